@@ -1,0 +1,1 @@
+"""The Broker actor and the handle-based clients: producer, consumer, admin."""

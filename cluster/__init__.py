@@ -1,0 +1,1 @@
+"""Configuration, topology, embedded start, supervisor and the command line."""

@@ -1,0 +1,1 @@
+"""A transactional message broker on Ray."""

@@ -1,0 +1,1 @@
+"""Asking back: what became of transactions that nobody resolved."""

@@ -1,0 +1,185 @@
+"""The error tree: one small set of types, each of which says what the caller can do.
+
+Every error crosses process borders (Ray pickles it), so all constructor arguments are kept in
+``args`` and each class can be rebuilt from them. Retryable errors carry ``retry_after_s``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class EscrowMQError(Exception):
+    """Base of everything EscrowMQ raises on purpose."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), self.args
+
+
+class NotLeader(EscrowMQError):
+    """This replica does not lead its group; clients follow ``leader`` (replica number or None)."""
+
+    def __init__(self, leader: int | None = None, term: int = 0) -> None:
+        super().__init__(leader, term)
+        self.leader, self.term = leader, term
+
+    def __str__(self) -> str:
+        return f"not the leader (leader: {self.leader}, term {self.term}); send to the leader instead"
+
+
+class _Retryable(EscrowMQError):
+    def __init__(self, message: str, retry_after_s: float = 0.1) -> None:
+        super().__init__(message, retry_after_s)
+        self.message, self.retry_after_s = message, retry_after_s
+
+    def __str__(self) -> str:
+        return f"{self.message}; retry after {self.retry_after_s:g} s"
+
+
+class Unavailable(_Retryable):
+    """No majority or no leader right now. Nothing was done."""
+
+
+class Overloaded(_Retryable):
+    """A bounded queue is full. Nothing was done; come back after ``retry_after_s``."""
+
+
+class UnknownTopic(EscrowMQError):
+    """The topic, or the partition of it, does not exist."""
+
+    def __init__(self, topic: str, partition: int | None = None, partitions: int | None = None) -> None:
+        super().__init__(topic, partition, partitions)
+        self.topic, self.partition, self.partitions = topic, partition, partitions
+
+    def __str__(self) -> str:
+        if self.partition is None:
+            return f"unknown topic {self.topic!r}; create it with admin.create_topic({self.topic!r}, partitions=...)"
+        return f"topic {self.topic!r} has no partition {self.partition} (it has {self.partitions})"
+
+
+class TopicExists(EscrowMQError):
+    """A topic of that name exists with other settings."""
+
+
+class InvalidMessage(EscrowMQError, TypeError):
+    """A message, header, key or option has a wrong type or value; the text names it."""
+
+
+class MessageTooLarge(EscrowMQError):
+    """One message, or one transaction's part, exceeds the configured limit."""
+
+    def __init__(self, size_bytes: int, limit_bytes: int) -> None:
+        super().__init__(size_bytes, limit_bytes)
+        self.size_bytes, self.limit_bytes = size_bytes, limit_bytes
+
+    def __str__(self) -> str:
+        return (
+            f"message of {self.size_bytes} bytes exceeds the limit of {self.limit_bytes}; "
+            "store large bodies elsewhere and send a reference, or raise limits.message_bytes_max"
+        )
+
+
+class TransactionConflict(EscrowMQError):
+    """The id is taken by other content, or the transaction was already decided the other way."""
+
+    def __init__(self, tx_id: str, recorded_state: str) -> None:
+        super().__init__(tx_id, recorded_state)
+        self.tx_id, self.recorded_state = tx_id, recorded_state
+
+    def __str__(self) -> str:
+        return f"transaction {self.tx_id!r} is already recorded as {self.recorded_state}; that stands"
+
+
+class UnknownTransaction(EscrowMQError):
+    """No open transaction of that id, and none among those the broker still remembers."""
+
+    def __init__(self, tx_id: str) -> None:
+        super().__init__(tx_id)
+        self.tx_id = tx_id
+
+    def __str__(self) -> str:
+        return f"unknown transaction {self.tx_id!r}: never prepared here, or settled too long ago to remember"
+
+
+class TooManyOpenTransactions(_Retryable):
+    """The limit of open transactions of this app and topic is reached: slow down."""
+
+
+class OutcomeUnknown(EscrowMQError):
+    """The call may or may not have taken effect; the check (or a retry with the same id) decides."""
+
+    def __init__(self, tx_id: str) -> None:
+        super().__init__(tx_id)
+        self.tx_id = tx_id
+
+    def __str__(self) -> str:
+        return (
+            f"the outcome of {self.tx_id!r} is not known here; retry with the same id, or leave it to the "
+            "transaction check"
+        )
+
+
+class ProducerFenced(EscrowMQError):
+    """Another producer with this id and a newer epoch is alive; this one must stop."""
+
+
+class OutOfSequence(EscrowMQError):
+    """A batch arrived ahead of an earlier one of the same producer (internal: clients resend in order)."""
+
+
+class OffsetOutOfRange(EscrowMQError):
+    """The offset lies before the log's start or after its end."""
+
+    def __init__(self, topic: str, partition: int, offset: int, start: int, end: int) -> None:
+        super().__init__(topic, partition, offset, start, end)
+        self.topic, self.partition, self.offset, self.start, self.end = topic, partition, offset, start, end
+
+    def __str__(self) -> str:
+        return (
+            f"offset {self.offset} of {self.topic}/{self.partition} is outside [{self.start}, {self.end}]; "
+            "seek inside it, or set auto_offset_reset"
+        )
+
+
+class StaleMember(EscrowMQError):
+    """The consumer is no longer a member of this generation of its group: join again."""
+
+
+class Closed(EscrowMQError):
+    """The producer, consumer or cluster object was closed."""
+
+
+class CorruptLog(EscrowMQError):
+    """A record failed its checksum, or a file is damaged. Never repaired by cutting it off."""
+
+
+class UnknownVersion(EscrowMQError):
+    """Written by a newer version of EscrowMQ (or not by EscrowMQ at all)."""
+
+
+class DataDirMismatch(EscrowMQError):
+    """The data directory belongs to another cluster, group or replica."""
+
+
+class DataDirLocked(EscrowMQError):
+    """Another live replica holds the data directory."""
+
+
+class DiskFull(EscrowMQError):
+    """The replica cannot write; it refuses new work until there is room."""
+
+
+class NotAuthorized(EscrowMQError):
+    """Wrong or missing cluster secret."""
+
+
+class ConfigError(EscrowMQError, ValueError):
+    """A configuration value is unknown or out of range; the text names it and says what is allowed."""
+
+
+class ClusterNotFound(EscrowMQError):
+    """No Ray cluster, or no EscrowMQ on it, at the given address."""
+
+
+class JavaNotFound(EscrowMQError):
+    """Spark needs Java and none was found."""

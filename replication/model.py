@@ -1,0 +1,133 @@
+"""Values that every layer shares: messages, records, results, transaction states.
+
+Frozen and small. Nothing here does I/O; validation happens in ``Message`` itself, so that a wrong
+type is reported where the caller wrote it and never after a network hop.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from escrowmq.replication.errors import InvalidMessage
+
+
+class TransactionState(enum.Enum):
+    """What became of a transaction (SPEC: the exchange)."""
+
+    PREPARE = "PREPARE"
+    COMMITTED = "COMMITTED"
+    ROLLBACK = "ROLLBACK"
+    UNKNOWN = "UNKNOWN"
+
+
+class ResultCode(enum.IntEnum):
+    """Result of one operation (or of one transaction inside an operation), as applied on every replica."""
+
+    OK = 0
+    PARTIAL = 1  # info = list of [position, code, info] for those that are not OK
+    DUPLICATE = 2  # already done with the same outcome; callers treat it as success
+    UNKNOWN_TOPIC = 3
+    BAD_PARTITION = 4
+    TX_CONFLICT = 5  # info = name of the recorded TransactionState
+    UNKNOWN_TX = 6
+    TOO_MANY_OPEN = 7
+    OUT_OF_SEQUENCE = 8  # info = the sequence number expected next
+    FENCED = 9
+    TOPIC_EXISTS = 10
+    MALFORMED = 11
+    STALE_MEMBER = 12
+    TOO_LARGE = 13
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """A message to send.
+
+    ``value`` and ``key`` are bytes (key may be None); ``headers`` maps str to bytes. ``partition``
+    overrides the choice by key (``crc32c(key) % partitions``; without a key, sticky round robin).
+    """
+
+    topic: str
+    value: bytes = b""
+    key: bytes | None = None
+    headers: Mapping[str, bytes] = field(default_factory=dict)
+    partition: int | None = None
+
+    def __post_init__(self) -> None:
+        if type(self.topic) is not str or not self.topic:
+            raise InvalidMessage(f"topic must be a non-empty str, not {self.topic!r}")
+        if type(self.value) is not bytes:
+            raise InvalidMessage(f"value must be bytes, not {type(self.value).__name__}; encode it first")
+        if self.key is not None and type(self.key) is not bytes:
+            raise InvalidMessage(f"key must be bytes or None, not {type(self.key).__name__}; encode it first")
+        if self.headers:
+            for name, value in self.headers.items():
+                if type(name) is not str:
+                    raise InvalidMessage(f"header name must be str, not {type(name).__name__}")
+                if type(value) is not bytes:
+                    raise InvalidMessage(f"header {name!r} must be bytes, not {type(value).__name__}")
+        if self.partition is not None and (type(self.partition) is not int or self.partition < 0):
+            raise InvalidMessage(f"partition must be a non-negative int or None, not {self.partition!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class RecordMetadata:
+    """Where a plain message was stored. ``timestamp`` is the broker's, in ms since the epoch."""
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp: int
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerRecord:
+    """A committed message as a consumer sees it. ``tx_id`` is None for plain messages."""
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp: int
+    key: bytes | None
+    value: bytes
+    headers: Mapping[str, bytes]
+    tx_id: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class OpenTransaction:
+    """An open transaction as operators and feedback see it. Times in ms since the epoch."""
+
+    app: str
+    tx_id: str
+    query_id: str
+    topic: str
+    prepared_ms: int
+    timeout_ms: int
+    checks: int
+    parked: bool
+    messages: int
+    home_group: int  # group that holds the decision; -1 = this one
+
+
+@dataclass(frozen=True, slots=True)
+class TopicInfo:
+    """A topic's replicated settings."""
+
+    name: str
+    partitions: int
+    on_check_exhausted: str = "hold"  # "hold": stays open, parked; "rollback": rolled back
+    check_max: int = 15
+    transaction_timeout_ms: int = 6000
+    retention_ms: int = -1  # -1: unlimited
+    retention_bytes: int = -1
+
+
+def group_of(topic: str, partition: int, groups: int) -> int:
+    """The broker group that hosts a partition: fixed by name and number, so no table can disagree."""
+    if groups == 1:
+        return 0
+    return (sum(topic.encode()) + partition) % groups
+

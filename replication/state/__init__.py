@@ -1,0 +1,1 @@
+"""What the log means: topics, transactions, partition indexes, deduplication, consumer groups."""

@@ -1,0 +1,1 @@
+"""EscrowMQ as a Spark data source, and Spark sessions on Ray."""
