@@ -57,6 +57,24 @@ class Op(NamedTuple):
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder().decode
+
+#: Shape of each operation's metadata (see ops.py for the meaning). The typed decoders refuse any
+#: other shape in C, so whatever passes them can be applied without further type checks.
+META_TYPES: dict[int, Any] = {
+    OpType.MESSAGE: tuple[str, int, str, int, int, int],
+    OpType.PREPARE: tuple[str, str, list[str], list[str] | None, int, int, list[int], int, int],
+    OpType.PRE_MESSAGE: tuple[str, int, list[int], list[int]],
+    OpType.REF_MESSAGE: tuple[str, int, list[int]],
+    OpType.TX_MESSAGE: tuple[str, int, int],
+    OpType.COMMIT: tuple[str, list[str], str, int],
+    OpType.ROLLBACK: tuple[str, list[str], str],
+    OpType.CREATE_TOPIC: tuple[str, dict[str, int | str]],
+    OpType.DELETE_TOPIC: tuple[str],
+    OpType.GROUP_OFFSETS: tuple[str, str, list[int]],
+    OpType.CHECKED: tuple[str, list[str]],
+    OpType.RETAIN: tuple[int],
+}
+_decode_meta = {int(kind): msgspec.msgpack.Decoder(shape).decode for kind, shape in META_TYPES.items()}
 Row = tuple[bytes | None, bytes, dict[str, bytes] | None, str | None]
 _decode_rows = msgspec.msgpack.Decoder(list[Row]).decode
 
@@ -97,12 +115,15 @@ def decode_ops(buffer: bytes | memoryview, start: int = 0) -> list[Op]:
             raise CorruptLog(f"operation header cut off at byte {at} of {end}")
         kind, version, _, meta_size, body_size = FRAME.unpack_from(view, at)
         if version > FORMAT_VERSION or version == 0:
-            raise UnknownVersion(f"operation of format version {version}; this software reads up to {FORMAT_VERSION}")
+            raise UnknownVersion(f"operation of format version {version}; known: up to {FORMAT_VERSION}")
         body_pos = at + head + meta_size
         if body_pos + body_size > end:
             raise CorruptLog(f"operation of type {kind} at byte {at} is cut off")
+        decode_meta = _decode_meta.get(kind)
+        if decode_meta is None:
+            raise UnknownVersion(f"operation of type {kind} is not known to this software; upgrade it")
         try:
-            meta = _decode(view[at + head : body_pos])
+            meta = decode_meta(view[at + head : body_pos])
         except msgspec.DecodeError as error:
             raise CorruptLog(f"operation of type {kind} at byte {at}: {error}") from error
         ops.append(Op(kind, meta, body_pos, body_size))

@@ -88,3 +88,24 @@ def group_offsets(group: str, topic: str, offsets: Mapping[int, int]) -> bytes:
 def retain(first_index: int) -> bytes:
     """RETAIN ``[first_index]``: forget everything that lies in log entries before ``first_index``."""
     return encode_op(OpType.RETAIN, (first_index,))
+
+
+# ------------------------------------------------------------------ written by leaders only
+
+
+def reference(topic: str, partition: int, flat_refs: Sequence[int]) -> bytes:
+    """REF_MESSAGE ``[topic, partition, [log index, position, bytes, messages, ...]]``, no body.
+
+    Each quadruple points to messages of a PRE_MESSAGE; neighbours that commit together share one.
+    """
+    return encode_op(OpType.REF_MESSAGE, (topic, partition, flat_refs))
+
+
+def copied(topic: str, partition: int, count: int, rows: bytes) -> bytes:
+    """TX_MESSAGE ``[topic, partition, count]`` + rows: bodies copied because they lie in another segment."""
+    return encode_op(OpType.TX_MESSAGE, (topic, partition, count), (rows,))
+
+
+def decided_commit(app: str, tx_ids: Sequence[str], by: str, references: int) -> bytes:
+    """COMMIT as it stands in the log: behind its ``references`` REF_MESSAGEs and TX_MESSAGEs."""
+    return encode_op(OpType.COMMIT, (app, tx_ids, by, references))

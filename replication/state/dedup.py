@@ -1,0 +1,54 @@
+"""Bounded memory of what was done, identical on every replica.
+
+Two generations of a dict instead of an LRU list: when the young one is full it becomes the old one
+and the old one is forgotten. Every key is remembered for at least one full generation, look-ups are
+two dict probes, there is no per-key bookkeeping, and the rule depends on nothing but the order of
+operations, so all replicas forget the same keys at the same entry.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Generic, TypeVar
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+class TwoGenerations(Generic[K, V]):
+    """Remembers at least the last ``generation`` keys set, at most twice as many."""
+
+    __slots__ = ("generation", "old", "young")
+
+    def __init__(self, generation: int) -> None:
+        assert generation > 0
+        self.generation = generation
+        self.young: dict[K, V] = {}
+        self.old: dict[K, V] = {}
+
+    def get(self, key: K) -> V | None:
+        """The remembered value, or None."""
+        value = self.young.get(key)
+        return self.old.get(key) if value is None else value
+
+    def set(self, key: K, value: V) -> None:
+        """Remember ``value``; may forget the old generation."""
+        self.young[key] = value
+        if len(self.young) >= self.generation:
+            self.turn()
+
+    def turn(self) -> None:
+        """Forget the old generation; the young one takes its place."""
+        self.old, self.young = self.young, {}
+
+    def discard_where(self, doomed: Any) -> None:
+        """Forget every key for which ``doomed(key)`` holds (rare: a deleted topic)."""
+        for table in (self.young, self.old):
+            for key in [key for key in table if doomed(key)]:
+                del table[key]
+
+    def copy(self) -> tuple[dict[K, V], dict[K, V]]:
+        """Shallow copies (old, young) for a snapshot."""
+        return self.old.copy(), self.young.copy()
+
+    def __len__(self) -> int:
+        return len(self.old) + len(self.young)

@@ -1,0 +1,165 @@
+"""Partition index: dense offset -> place in the log, as runs.
+
+A *run* is a stretch of messages that lie behind each other in one log entry and have consecutive
+offsets: a batch of a thousand plain messages is one run, and so are a thousand transactions that
+were prepared and committed together. A run costs 40 bytes in columns of unsigned 64-bit integers,
+never an object per message. Runs of sealed segments live in memory-mapped files (see runs_file.py);
+only those of the segment being written are on the heap.
+
+Offsets are assigned when an entry is applied, so at commit: an open transaction leaves no hole.
+One thread appends; any number of threads read.
+"""
+
+from __future__ import annotations
+
+import threading
+from array import array
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+#: Columns of a run table: first offset, log index, byte position in the command, bytes, messages,
+#: timestamp in ms.
+COLUMNS = 6
+BASE, INDEX, POS, SIZE, COUNT, TIME = range(COLUMNS)
+Columns = tuple[Sequence[int], ...]
+
+
+class Run(NamedTuple):
+    """``messages`` messages from offset ``base``: ``size`` bytes at ``pos`` of log entry ``log_index``."""
+
+    base: int
+    log_index: int
+    pos: int
+    size: int
+    messages: int
+    time_ms: int
+
+
+class PartitionIndex:
+    """Offsets ``[start, end)`` of one partition. ``end`` is the next offset to be assigned."""
+
+    __slots__ = ("_active", "_lock", "_sealed", "_sealed_bases", "end", "last_time_ms", "start")
+
+    def __init__(self, start: int = 0, end: int = 0, last_time_ms: int = 0) -> None:
+        self.start, self.end, self.last_time_ms = start, end, last_time_ms
+        self._active: tuple[array[int], ...] = _empty()
+        self._sealed: list[Columns] = []
+        self._sealed_bases: list[int] = []  # first offset of each sealed table, for bisect
+        self._lock = threading.Lock()
+
+    def append(self, index: int, pos: int, size: int, count: int, time_ms: int) -> int:
+        """Assign the next ``count`` offsets to messages at a place in the log; returns the first of them."""
+        base = self.end
+        active = self._active
+        with self._lock:
+            if (
+                active[INDEX]
+                and active[INDEX][-1] == index
+                and active[POS][-1] + active[SIZE][-1] == pos
+                and active[TIME][-1] == time_ms
+            ):
+                active[SIZE][-1] += size
+                active[COUNT][-1] += count
+            else:
+                for column, value in zip(active, (base, index, pos, size, count, time_ms), strict=True):
+                    column.append(value)
+            self.last_time_ms = time_ms
+            self.end = base + count
+        return base
+
+    def runs_from(self, offset: int, limit: int = 256) -> list[Run]:
+        """Runs from the one that holds ``offset`` on, at most ``limit``, in order of offsets."""
+        with self._lock:
+            if not self.start <= offset < self.end:
+                return []
+            runs: list[Run] = []
+            for columns in self._tables_from(offset):
+                at = max(bisect_right(columns[BASE], offset) - 1, 0)
+                stop = min(len(columns[BASE]), at + limit - len(runs))
+                runs.extend(Run(*(column[i] for column in columns)) for i in range(at, stop))
+                if len(runs) >= limit:
+                    break
+            return runs
+
+    def _tables_from(self, offset: int) -> Iterator[Columns]:
+        first = max(bisect_right(self._sealed_bases, offset) - 1, 0)
+        for columns in self._sealed[first:]:
+            if columns[BASE][-1] + columns[COUNT][-1] > offset:
+                yield columns
+        if self._active[BASE]:
+            yield self._active
+
+    def offset_at_time(self, time_ms: int) -> int:
+        """First offset whose timestamp is at or after ``time_ms``; ``end`` if there is none."""
+        with self._lock:
+            for columns in (*self._sealed, self._active):
+                times = columns[TIME]
+                if len(times) and times[-1] >= time_ms:
+                    at = _bisect_left(times, time_ms)
+                    return max(columns[BASE][at], self.start)
+            return self.end
+
+    def seal(self) -> Columns | None:
+        """Take the active runs out, to be written to a file; the caller gives them back with ``adopt``."""
+        with self._lock:
+            if not self._active[BASE]:
+                return None
+            columns: Columns = self._active
+            self._active = _empty()
+            self._sealed.append(columns)
+            self._sealed_bases.append(columns[BASE][0])
+            return columns
+
+    def adopt(self, columns: Columns) -> None:
+        """Put a sealed table (memory-mapped) in place: instead of the one on the heap, or at recovery."""
+        base = columns[BASE][0]
+        with self._lock:
+            at = bisect_right(self._sealed_bases, base) - 1
+            if at >= 0 and self._sealed_bases[at] == base:
+                self._sealed[at] = columns
+            else:
+                self._sealed.insert(at + 1, columns)
+                self._sealed_bases.insert(at + 1, base)
+
+    def forget_before(self, log_index: int) -> None:
+        """Retention: everything up to the last run that lies in an entry before ``log_index`` is gone."""
+        with self._lock:
+            keep = self.start
+            tables: list[Columns] = [*self._sealed, self._active]
+            for columns in tables:
+                for i in range(len(columns[BASE]) - 1, -1, -1):
+                    if columns[INDEX][i] < log_index:
+                        keep = max(keep, columns[BASE][i] + columns[COUNT][i])
+                        break
+            self.start = keep
+            dropped = 0
+            for columns in self._sealed:
+                if columns[BASE][-1] + columns[COUNT][-1] > keep:
+                    break
+                dropped += 1
+            del self._sealed[:dropped], self._sealed_bases[:dropped]
+
+    def live_bytes(self) -> int:
+        """Bytes of messages between start and end (approximate at the start's run)."""
+        with self._lock:
+            return sum(sum(columns[SIZE]) for columns in (*self._sealed, self._active))
+
+    def runs_on_heap(self) -> int:
+        """How many runs are held on the heap (for status and tests)."""
+        return len(self._active[BASE])
+
+
+def _empty() -> tuple[array[int], ...]:
+    return tuple(array("Q") for _ in range(COLUMNS))
+
+
+def _bisect_left(column: Sequence[int], value: int) -> int:
+    low, high = 0, len(column)
+    while low < high:
+        middle = (low + high) // 2
+        if column[middle] < value:
+            low = middle + 1
+        else:
+            high = middle
+    return low

@@ -1,0 +1,307 @@
+"""The replicated state: applies the operations of committed entries, the same way on every replica.
+
+Deterministic by construction: no clock, no randomness, no configuration; time comes from the entry.
+An operation that cannot be done is applied as a refused one with a result code. ``apply`` raises only
+for an entry that cannot be decoded, which means that this replica must stop, not that the others will
+agree.
+
+Work per entry is small tables and runs of partition indexes; bodies are never touched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from escrowmq.replication.codec import Op, OpType, decode_command
+from escrowmq.replication.model import ResultCode
+from escrowmq.replication.state.checks import DueQueue, next_due_ms
+from escrowmq.replication.state.dedup import TwoGenerations
+from escrowmq.replication.state.topics import Partition, TopicTable
+from escrowmq.replication.state.transactions import (
+    COMMITTED,
+    ROLLED_BACK,
+    STATE_OF,
+    AppTransactions,
+    OpenTx,
+    TransactionTable,
+    decide_result,
+)
+
+Result = list[Any]
+OK: Result = [int(ResultCode.OK)]
+
+#: (producer, partition) pairs whose sequence numbers are remembered: at least this many, at most
+#: twice (part of the log format, as replicas must forget alike).
+PRODUCERS_GENERATION = 20_000
+#: Batches per producer and partition whose offsets are remembered; clients keep at most this many
+#: unacknowledged, as in Kafka's idempotent producer.
+SEQUENCES_KEPT = 5
+
+
+class StateMachine:
+    """Topics, transactions, deduplication, partition indexes and group offsets of one broker group."""
+
+    def __init__(self, gid: int, groups: int) -> None:
+        self.gid, self.groups = gid, groups
+        self.topics = TopicTable(gid, groups)
+        self.transactions = TransactionTable()
+        self.due = DueQueue(self.transactions)
+        #: (producer, slot) -> epoch, next sequence, ((sequence, base offset, time), ...)
+        self.producers: TwoGenerations[
+            tuple[str, int], tuple[int, int, tuple[tuple[int, int, int], ...]]
+        ] = TwoGenerations(PRODUCERS_GENERATION)
+        self.group_offsets: dict[str, dict[str, dict[int, int]]] = {}
+        self.applied_index = 0
+        self.now_ms = 0
+        self.first_index = 1  # what retention has left
+        self._pending_refs: list[tuple[int, int, int, int, int]] = []
+        self._handlers: dict[int, Callable[[int, Op], Result | None]] = {
+            OpType.MESSAGE: self._message,
+            OpType.REF_MESSAGE: self._ref_message,
+            OpType.TX_MESSAGE: self._tx_message,
+            OpType.COMMIT: self._commit,
+            OpType.ROLLBACK: self._rollback,
+            OpType.CHECKED: self._checked,
+            OpType.CREATE_TOPIC: self._create_topic,
+            OpType.DELETE_TOPIC: self._delete_topic,
+            OpType.GROUP_OFFSETS: self._group_offsets,
+            OpType.RETAIN: self._retain,
+        }
+
+    # -------------------------------------------------------------- entries
+
+    def apply(self, index: int, command: bytes) -> list[Result]:
+        """Apply a committed entry; one result per client-visible operation (see ``apply_ops``)."""
+        assert index == self.applied_index + 1 or self.applied_index == 0, (index, self.applied_index)
+        if not command:  # a leader's no-op
+            self.applied_index = index
+            return []
+        now_ms, ops = decode_command(command)
+        return self.apply_ops(index, now_ms, ops)
+
+    def apply_ops(self, index: int, now_ms: int, ops: Sequence[Op]) -> list[Result]:
+        """As ``apply`` for an entry that is decoded already (the leader's own).
+
+        REF_MESSAGE, TX_MESSAGE and PRE_MESSAGE have no result of their own; their COMMIT or PREPARE has.
+        """
+        self.now_ms = max(self.now_ms, now_ms)
+        results: list[Result] = []
+        at, end = 0, len(ops)
+        self._pending_refs.clear()
+        while at < end:
+            op = ops[at]
+            if op.type == OpType.PREPARE:
+                attached = op.meta[8]
+                results.append(self._prepare(index, op, ops[at + 1 : at + 1 + attached]))
+                at += attached
+            else:
+                result = self._handlers[op.type](index, op)
+                if result is not None:
+                    results.append(result)
+            at += 1
+        self.applied_index = index
+        return results
+
+    # -------------------------------------------------------------- plain messages
+
+    def _message(self, index: int, op: Op) -> Result:
+        topic, number, producer, epoch, seq, count = op.meta
+        partition = self.topics.find(topic, number)
+        if not isinstance(partition, Partition):
+            return [int(partition)]
+        if seq < 0:
+            base = partition.index.append(index, op.body_pos, op.body_size, count, self.now_ms)
+            return [0, [base, self.now_ms]]
+        key = (producer, partition.slot)
+        known = self.producers.get(key)
+        expected = 0
+        recent: tuple[tuple[int, int, int], ...] = ()
+        if known is not None:
+            if epoch < known[0]:
+                return [int(ResultCode.FENCED), known[0]]
+            if epoch == known[0]:
+                expected, recent = known[1], known[2]
+        if seq != expected:
+            for done, base, time_ms in recent:
+                if done == seq:
+                    return [int(ResultCode.DUPLICATE), [base, time_ms]]
+            return [int(ResultCode.OUT_OF_SEQUENCE), expected]
+        base = partition.index.append(index, op.body_pos, op.body_size, count, self.now_ms)
+        self.producers.set(key, (epoch, seq + 1, (*recent[1 - SEQUENCES_KEPT :], (seq, base, self.now_ms))))
+        return [0, [base, self.now_ms]]
+
+    # -------------------------------------------------------------- prepare
+
+    def _prepare(self, index: int, op: Op, attached: Sequence[Op]) -> Result:
+        app, topic, tx_ids, query_ids, timeout_ms, part, digests, home_group, _ = op.meta
+        refs: list[tuple[int, ...] | None] = [None] * len(tx_ids)
+        for pre in attached:
+            partition = self.topics.find(pre.meta[0], pre.meta[1])
+            if not isinstance(partition, Partition):
+                return [int(partition), [pre.meta[0], pre.meta[1]]]
+            _collect_refs(refs, partition.slot, index, pre)
+        known = self.topics.topics.get(topic)
+        if known is None:
+            return [int(ResultCode.UNKNOWN_TOPIC), [topic]]
+        table = self.transactions.app(app)
+        now, timeout = self.now_ms, timeout_ms or known.info.transaction_timeout_ms
+        due = now + timeout
+        opened, settled = table.open, table.settled
+        old, young = settled.old, settled.young
+        problems: list[list[Any]] = []
+        fresh: list[str] = []
+        for i, tx_id in enumerate(tx_ids):
+            if part == 0 and tx_id not in opened and tx_id not in young and tx_id not in old:
+                opened[tx_id] = OpenTx(
+                    index,
+                    topic,
+                    tx_id if query_ids is None else query_ids[i],
+                    now,
+                    timeout,
+                    home_group,
+                    0,
+                    due,
+                    (digests[i],),
+                    refs[i] or (),
+                )
+                fresh.append(tx_id)
+            else:
+                problem = self._prepare_again(table, tx_id, part, digests[i], refs[i] or ())
+                if problem is not None:
+                    problems.append([i, *problem])
+        if fresh:
+            table.open_by_topic[topic] = table.open_by_topic.get(topic, 0) + len(fresh)
+            self.due.schedule(app, fresh, due)
+        return [int(ResultCode.PARTIAL), problems] if problems else OK
+
+    def _prepare_again(
+        self, table: AppTransactions, tx_id: str, part: int, digest: int, refs: tuple[int, ...]
+    ) -> Result | None:
+        """A part that is not the first of a new transaction: next part, repetition, or conflict."""
+        record = table.open.get(tx_id)
+        if record is None:
+            mark = table.settled.get(tx_id)
+            if mark is None:
+                return [int(ResultCode.UNKNOWN_TX), None]  # a later part of a transaction nobody knows
+            state = STATE_OF[mark & 3].value
+            same = part > 0 or mark >> 2 == digest
+            return [int(ResultCode.DUPLICATE if same else ResultCode.TX_CONFLICT), state]
+        if part == len(record.digests):
+            table.open[tx_id] = record._replace(
+                digests=(*record.digests, digest), refs=(*record.refs, *refs)
+            )
+            return None
+        if part < len(record.digests) and record.digests[part] == digest:
+            return None  # the same part again: its first copy counts, this one's bytes are never referred to
+        return [int(ResultCode.TX_CONFLICT), "PREPARE"]
+
+    # -------------------------------------------------------------- commit and rollback
+
+    def _ref_message(self, index: int, op: Op) -> None:
+        topic, number, flat = op.meta
+        partition = self.topics.find(topic, number)
+        slot = partition.slot if isinstance(partition, Partition) else -1
+        it = iter(flat)
+        self._pending_refs.extend((slot, *ref) for ref in zip(it, it, it, it, strict=True))
+
+    def _tx_message(self, index: int, op: Op) -> None:
+        topic, number, count = op.meta
+        partition = self.topics.find(topic, number)
+        slot = partition.slot if isinstance(partition, Partition) else -1
+        self._pending_refs.append((slot, index, op.body_pos, op.body_size, count))
+
+    def _commit(self, index: int, op: Op) -> Result:
+        """All of it or nothing: every id is open (the leader saw to that), or the whole entry is refused."""
+        app, tx_ids, by, _ = op.meta
+        table = self.transactions.app(app)
+        refs, self._pending_refs = self._pending_refs, []
+        result = self._settle(table, app, tx_ids, by, COMMITTED)
+        if result is OK:
+            slots = self.topics.slots
+            for slot, entry, pos, size, count in refs:
+                partition = slots.get(slot)
+                if partition is not None:  # else: the topic was deleted meanwhile
+                    partition.index.append(entry, pos, size, count, self.now_ms)
+        return result
+
+    def _rollback(self, index: int, op: Op) -> Result:
+        app, tx_ids, by = op.meta
+        return self._settle(self.transactions.app(app), app, tx_ids, by, ROLLED_BACK)
+
+    def _settle(
+        self, table: AppTransactions, app: str, tx_ids: Sequence[str], by: str, outcome: int
+    ) -> Result:
+        opened = table.open
+        if not all(map(opened.__contains__, tx_ids)) or len(set(tx_ids)) != len(tx_ids):
+            problems = [[i, *(decide_result(table, t, outcome) or OK)] for i, t in enumerate(tx_ids)]
+            return [int(ResultCode.PARTIAL), problems]
+        for tx_id in tx_ids:
+            table.settle(tx_id, outcome)
+        if self.due.has_leases():
+            for tx_id in tx_ids:
+                self.due.forget(app, tx_id)
+        self.transactions.record_decision(self.now_ms, by, app, tx_ids, outcome)
+        return OK
+
+    def _checked(self, index: int, op: Op) -> Result:
+        app, tx_ids = op.meta
+        table = self.transactions.app(app)
+        for tx_id in tx_ids:
+            record = table.open.get(tx_id)
+            if record is None:
+                continue  # settled meanwhile: nothing to count
+            topic = self.topics.topics.get(record.topic)
+            checks = record.checks + 1
+            due = next_due_ms(self.now_ms, checks, topic.info if topic else None)
+            table.open[tx_id] = record._replace(checks=checks, due_ms=due)
+            self.due.forget(app, tx_id)
+            self.due.schedule(app, (tx_id,), due)
+        return OK
+
+    # -------------------------------------------------------------- the rest
+
+    def _create_topic(self, index: int, op: Op) -> Result:
+        return self.topics.create(*op.meta)
+
+    def _delete_topic(self, index: int, op: Op) -> Result:
+        (name,) = op.meta
+        topic = self.topics.topics.get(name)
+        if topic is not None:
+            dead = {p.slot for p in topic.partitions.values()}
+            self.producers.discard_where(lambda key: key[1] in dead)
+            for offsets in self.group_offsets.values():
+                offsets.pop(name, None)
+        return self.topics.delete(name)
+
+    def _group_offsets(self, index: int, op: Op) -> Result:
+        group, topic, flat = op.meta
+        if topic not in self.topics.topics:
+            return [int(ResultCode.UNKNOWN_TOPIC), [topic]]
+        it = iter(flat)
+        self.group_offsets.setdefault(group, {}).setdefault(topic, {}).update(zip(it, it, strict=True))
+        return OK
+
+    def _retain(self, index: int, op: Op) -> Result:
+        (first,) = op.meta
+        oldest = self.transactions.oldest_index()
+        bound = min(first, index, oldest if oldest is not None else index)
+        if bound > self.first_index:
+            self.first_index = bound
+            for partition in self.topics.slots.values():
+                partition.index.forget_before(bound)
+        return [0, self.first_index]
+
+
+def _collect_refs(refs: list[tuple[int, ...] | None], slot: int, index: int, pre: Op) -> None:
+    """Add the places of one PRE_MESSAGE's rows to their transactions; neighbours become one reference."""
+    pos = pre.body_pos
+    for tx, size in zip(pre.meta[2], pre.meta[3], strict=True):
+        known = refs[tx]
+        if known is None:
+            refs[tx] = (slot, index, pos, size, 1)
+        elif known[-5] == slot and known[-3] + known[-2] == pos:
+            refs[tx] = (*known[:-2], known[-2] + size, known[-1] + 1)
+        else:
+            refs[tx] = (*known, slot, index, pos, size, 1)
+        pos += size

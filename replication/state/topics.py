@@ -1,0 +1,106 @@
+"""Topics and their partitions as replicated state.
+
+Every hosted or foreign partition of a topic gets a *slot*, a small integer that never is used
+again. References of open transactions name slots, so a topic that was deleted and created anew
+under the same name can never receive messages prepared for the old one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, fields, replace
+
+from escrowmq.replication.model import ResultCode, TopicInfo, group_of
+from escrowmq.replication.state.index import PartitionIndex
+
+PARTITIONS_MAX = 10_000
+_SETTINGS = {f.name: f.type for f in fields(TopicInfo) if f.name != "name"}
+
+
+class Partition:
+    """One partition hosted by this group."""
+
+    __slots__ = ("index", "number", "slot", "topic")
+
+    def __init__(self, slot: int, topic: str, number: int, index: PartitionIndex) -> None:
+        self.slot, self.topic, self.number, self.index = slot, topic, number, index
+
+
+class Topic:
+    """A topic's settings and those of its partitions that this group hosts, by number."""
+
+    __slots__ = ("info", "partitions")
+
+    def __init__(self, info: TopicInfo, partitions: dict[int, Partition]) -> None:
+        self.info, self.partitions = info, partitions
+
+
+class TopicTable:
+    """All topics by name, all live partitions by slot."""
+
+    def __init__(self, gid: int, groups: int) -> None:
+        self.gid, self.groups = gid, groups
+        self.topics: dict[str, Topic] = {}
+        self.slots: dict[int, Partition] = {}
+        self.next_slot = 0
+
+    def create(self, name: str, settings: Mapping[str, object]) -> list[object]:
+        """Apply CREATE_TOPIC; the same settings again are no error."""
+        problem = settings_problem(name, settings)
+        if problem is not None:
+            return [int(ResultCode.MALFORMED), problem]
+        info = replace(TopicInfo(name, 1), **settings)  # type: ignore[arg-type]
+        known = self.topics.get(name)
+        if known is not None:
+            if known.info == info:
+                return [int(ResultCode.DUPLICATE)]
+            return [int(ResultCode.TOPIC_EXISTS), asdict(known.info)]
+        partitions: dict[int, Partition] = {}
+        for number in range(info.partitions):
+            if group_of(name, number, self.groups) == self.gid:
+                self.next_slot += 1
+                partitions[number] = Partition(self.next_slot, name, number, PartitionIndex())
+                self.slots[self.next_slot] = partitions[number]
+        self.topics[name] = Topic(info, partitions)
+        return [int(ResultCode.OK)]
+
+    def delete(self, name: str) -> list[object]:
+        """Apply DELETE_TOPIC: its partitions' slots die, whatever still refers to them goes nowhere."""
+        topic = self.topics.pop(name, None)
+        if topic is None:
+            return [int(ResultCode.UNKNOWN_TOPIC)]
+        for partition in topic.partitions.values():
+            del self.slots[partition.slot]
+        return [int(ResultCode.OK)]
+
+    def find(self, name: str, number: int) -> Partition | int:
+        """The partition, or the ResultCode that says why there is none here."""
+        topic = self.topics.get(name)
+        if topic is None:
+            return ResultCode.UNKNOWN_TOPIC
+        partition = topic.partitions.get(number)
+        return ResultCode.BAD_PARTITION if partition is None else partition
+
+
+def settings_problem(name: str, settings: Mapping[str, object]) -> str | None:
+    """Why these settings cannot be applied, or None. Used at admission and again when applied."""
+    if not name or len(name) > 200 or not all(c.isalnum() or c in "._-" for c in name):
+        return f"topic name {name!r}: 1 to 200 letters, digits, '.', '_' or '-'"
+    for key, value in settings.items():
+        if key not in _SETTINGS:
+            return f"unknown topic setting {key!r}; known: {', '.join(sorted(_SETTINGS))}"
+        wanted = str if key == "on_check_exhausted" else int
+        if type(value) is not wanted:
+            return f"topic setting {key!r} must be {wanted.__name__}, not {value!r}"
+    partitions = settings.get("partitions", 1)
+    if not 1 <= partitions <= PARTITIONS_MAX:  # type: ignore[operator]
+        return f"partitions must be 1 to {PARTITIONS_MAX}, not {partitions}"
+    if settings.get("on_check_exhausted", "hold") not in ("hold", "rollback"):
+        return "on_check_exhausted must be 'hold' or 'rollback'"
+    for key in ("check_max", "transaction_timeout_ms"):
+        if settings.get(key, 1) < 1:  # type: ignore[operator]
+            return f"topic setting {key!r} must be at least 1"
+    for key in ("retention_ms", "retention_bytes"):
+        if settings.get(key, -1) < -1:  # type: ignore[operator]
+            return f"topic setting {key!r} must be -1 (unlimited) or more"
+    return None

@@ -1,0 +1,126 @@
+"""The transaction table: who is open, where its messages lie, and what became of the settled ones.
+
+One transition table: absent -> open -> settled (committed or rolled back); a settled transaction
+never changes. Records are immutable tuples, so a snapshot is a shallow copy of the dicts and never
+sees half a change. Everything here is applied identically on every replica: no clock (``now_ms``
+comes from the entry), no randomness, no configuration that could differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from escrowmq.replication.model import ResultCode, TransactionState
+from escrowmq.replication.state.dedup import TwoGenerations
+
+#: Settled transactions remembered per app: at least this many, at most twice (part of the log
+#: format: replicas must forget alike). 125,000 are six seconds at 20,000/s, far beyond any client's
+#: retry deadline at that rate, and cost about 25 MB at the most.
+SETTLED_GENERATION = 125_000
+#: Operator decisions kept for audit in the state (the log itself keeps them until retention).
+AUDIT_KEPT = 1_000
+
+COMMITTED, ROLLED_BACK = 1, 2
+STATE_OF = {COMMITTED: TransactionState.COMMITTED, ROLLED_BACK: TransactionState.ROLLBACK}
+
+
+class OpenTx(NamedTuple):
+    """One open transaction. ``refs`` is flat: slot, log index, position, bytes, messages, and again.
+
+    ``log_index`` is that of its PREPARE; ``due_ms`` the time of the next check, -1 when parked;
+    ``digests`` has one CRC32C per part.
+    """
+
+    log_index: int
+    topic: str
+    query_id: str
+    prepared_ms: int
+    timeout_ms: int
+    home_group: int
+    checks: int
+    due_ms: int
+    digests: tuple[int, ...]
+    refs: tuple[int, ...]
+
+
+class AppTransactions:
+    """Transactions of one app: open ones by id, settled ones as ``digest << 2 | outcome``."""
+
+    __slots__ = ("open", "open_by_topic", "settled")
+
+    def __init__(self) -> None:
+        self.open: dict[str, OpenTx] = {}
+        self.settled: TwoGenerations[str, int] = TwoGenerations(SETTLED_GENERATION)
+        self.open_by_topic: dict[str, int] = {}
+
+    def outcome(self, tx_id: str) -> int | None:
+        """COMMITTED, ROLLED_BACK, or None when it is open, unknown or forgotten."""
+        mark = self.settled.get(tx_id)
+        return None if mark is None else mark & 3
+
+    def settle(self, tx_id: str, outcome: int) -> OpenTx:
+        """The one way out of the table. The transaction must be open."""
+        record = self.open.pop(tx_id)
+        self.settled.set(tx_id, record.digests[0] << 2 | outcome)
+        self.open_by_topic[record.topic] -= 1
+        return record
+
+    def insert(self, tx_id: str, record: OpenTx) -> None:
+        """The one way into the table."""
+        self.open[tx_id] = record
+        self.open_by_topic[record.topic] = self.open_by_topic.get(record.topic, 0) + 1
+
+
+class TransactionTable:
+    """All apps' transactions, and the audit trail of decisions that no producer made."""
+
+    def __init__(self) -> None:
+        self.apps: dict[str, AppTransactions] = {}
+        self.audit: list[tuple[int, str, str, str, str]] = []  # now_ms, by, app, tx_id, outcome
+
+    def app(self, name: str) -> AppTransactions:
+        """The app's transactions; created on first use."""
+        table = self.apps.get(name)
+        if table is None:
+            table = self.apps[name] = AppTransactions()
+        return table
+
+    def record_decision(self, now_ms: int, by: str, app: str, tx_ids: Sequence[str], outcome: int) -> None:
+        """Keep who decided, for all but producers and feedback (they are the rule, not news)."""
+        if by in ("producer", "feedback"):
+            return
+        name = STATE_OF[outcome].value
+        self.audit.extend((now_ms, by, app, tx_id, name) for tx_id in tx_ids)
+        del self.audit[:-AUDIT_KEPT]
+
+    def oldest_index(self) -> int | None:
+        """Log index of the oldest open transaction's PREPARE: retention must not pass it.
+
+        Transactions enter the table in log order and keep their place, so each app's first is its oldest.
+        """
+        firsts = [next(iter(table.open.values())).log_index for table in self.apps.values() if table.open]
+        return min(firsts, default=None)
+
+    def open_count(self) -> int:
+        """Open transactions of all apps."""
+        return sum(len(table.open) for table in self.apps.values())
+
+    def iterate_open(self) -> Iterator[tuple[str, str, OpenTx]]:
+        """(app, tx_id, record) of every open transaction; only in the applying thread."""
+        for app, table in self.apps.items():
+            for tx_id, record in table.open.items():
+                yield app, tx_id, record
+
+
+def decide_result(table: AppTransactions, tx_id: str, wanted: int) -> list[object] | None:
+    """Result of a decision that found ``tx_id`` not open: None = it already stands as wanted.
+
+    The first durable decision wins; the other side is told what is recorded (SPEC promise 5).
+    """
+    outcome = table.outcome(tx_id)
+    if outcome is None:
+        return [int(ResultCode.UNKNOWN_TX), None]
+    if outcome == wanted:
+        return None
+    return [int(ResultCode.TX_CONFLICT), STATE_OF[outcome].value]

@@ -1,0 +1,107 @@
+"""Admission of a client's request: everything that could make ``apply`` stumble is refused here.
+
+The typed decoders of codec.py have checked shapes; this checks what they cannot: that columns are of
+equal length, ordinals in range, sizes add up, PRE_MESSAGEs follow their PREPARE, and that clients send
+no operations that only a leader may write.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from escrowmq.replication.codec import Op, OpType, decode_ops
+from escrowmq.replication.errors import CorruptLog, InvalidMessage, UnknownVersion
+from escrowmq.replication.state.topics import settings_problem
+
+_FROM_CLIENTS = frozenset(
+    (
+        OpType.MESSAGE,
+        OpType.PREPARE,
+        OpType.PRE_MESSAGE,
+        OpType.COMMIT,
+        OpType.ROLLBACK,
+        OpType.CREATE_TOPIC,
+        OpType.DELETE_TOPIC,
+        OpType.GROUP_OFFSETS,
+        OpType.CHECKED,
+    )
+)
+NAME_BYTES_MAX = 512
+IDS_PER_OPERATION_MAX = 20_000
+
+
+def parse_request(request: bytes) -> list[Op]:
+    """Decode and check a request; raises InvalidMessage that names the operation and what is wrong."""
+    try:
+        ops = decode_ops(request)
+    except (CorruptLog, UnknownVersion) as error:
+        raise InvalidMessage(f"request cannot be decoded: {error}") from error
+    at = 0
+    while at < len(ops):
+        op = ops[at]
+        problem = _problem(op)
+        if op.type == OpType.PREPARE and problem is None:
+            attached = ops[at + 1 : at + 1 + op.meta[8]]
+            problem = _prepare_problem(op, attached)
+            at += len(attached)
+        elif op.type == OpType.PRE_MESSAGE:
+            problem = "PRE_MESSAGE without its PREPARE before it"
+        if problem is not None:
+            raise InvalidMessage(f"operation {at} of the request: {problem}")
+        at += 1
+    return ops
+
+
+def _problem(op: Op) -> str | None:
+    if op.type not in _FROM_CLIENTS:
+        return f"operations of type {op.type} are written by leaders only"
+    meta = op.meta
+    if op.type == OpType.MESSAGE:
+        if meta[5] < 1 or op.body_size < meta[5] or meta[1] < 0:
+            return "MESSAGE needs at least one row and a partition of 0 or more"
+        return _name_problem("producer", meta[2])
+    if op.type in (OpType.COMMIT, OpType.ROLLBACK, OpType.CHECKED):
+        return _ids_problem(meta[0], meta[1])
+    if op.type == OpType.CREATE_TOPIC:
+        return settings_problem(*meta)
+    if op.type == OpType.GROUP_OFFSETS:
+        if len(meta[2]) % 2 or any(n < 0 for n in meta[2]):
+            return "GROUP_OFFSETS needs pairs of partition and offset, both 0 or more"
+        return _name_problem("group", meta[0])
+    return None
+
+
+def _prepare_problem(op: Op, attached: Sequence[Op]) -> str | None:
+    app, _, tx_ids, query_ids, timeout_ms, part, digests, _, announced = op.meta
+    if announced < 0 or len(attached) != announced:
+        return f"PREPARE announces {announced} PRE_MESSAGEs and {len(attached)} follow"
+    if len(digests) != len(tx_ids) or (query_ids is not None and len(query_ids) != len(tx_ids)):
+        return "PREPARE's columns differ in length"
+    if timeout_ms < 0 or part < 0 or (digests and min(digests) < 0):
+        return "PREPARE's timeout, part and digests must be 0 or more"
+    if len(set(tx_ids)) != len(tx_ids):
+        return "PREPARE names a transaction twice"
+    for pre in attached:
+        if pre.type != OpType.PRE_MESSAGE:
+            return f"PREPARE is followed by an operation of type {pre.type} instead of PRE_MESSAGE"
+        _, number, txs, sizes = pre.meta
+        if number < 0 or not txs or len(txs) != len(sizes) or sum(sizes) != pre.body_size:
+            return "PRE_MESSAGE's columns do not fit its body"
+        if min(txs) < 0 or max(txs) >= len(tx_ids) or min(sizes) < 1:
+            return "PRE_MESSAGE refers to a transaction that its PREPARE does not name"
+    return _ids_problem(app, tx_ids)
+
+
+def _ids_problem(app: str, tx_ids: Sequence[str]) -> str | None:
+    if not tx_ids or len(tx_ids) > IDS_PER_OPERATION_MAX:
+        return f"1 to {IDS_PER_OPERATION_MAX} transaction ids per operation, not {len(tx_ids)}"
+    longest = max(map(len, tx_ids))
+    if longest > NAME_BYTES_MAX or not all(tx_ids):
+        return f"a transaction id has 1 to {NAME_BYTES_MAX} characters"
+    return _name_problem("app", app)
+
+
+def _name_problem(what: str, name: str) -> str | None:
+    if not 0 < len(name) <= NAME_BYTES_MAX:
+        return f"{what} must have 1 to {NAME_BYTES_MAX} characters"
+    return None

@@ -1,0 +1,180 @@
+"""The replicated state, entry by entry: what each operation does, and what it refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from escrowmq.replication import ops
+from escrowmq.replication.codec import decode_ops, encode_command, encode_row
+from escrowmq.replication.model import ResultCode
+from escrowmq.replication.state.machine import StateMachine
+
+
+class Log:
+    """A state machine fed as a leader would feed it: one entry per call, one second apart."""
+
+    def __init__(self) -> None:
+        self.state = StateMachine(0, 1)
+        self.index = 1
+        self.now_ms = 1_000_000
+        self.state.apply(1, b"")
+        assert self.add(ops.create_topic("t", {"partitions": 2, "check_max": 3})) == [[0]]
+
+    def add(self, *frames: bytes) -> list[list[object]]:
+        self.index += 1
+        self.now_ms += 1_000
+        count = sum(len(decode_ops(frame)) for frame in frames)
+        return self.state.apply(self.index, encode_command(frames, count, self.now_ms))
+
+    def prepare(self, tx_ids: Sequence[str], part: int = 0, digest: int = 7) -> list[list[object]]:
+        rows = [encode_row(None, tx.encode(), None, tx) for tx in tx_ids]
+        return self.add(
+            ops.prepare("app", "t", tx_ids, None, 0, part, [digest] * len(tx_ids), -1, 1),
+            ops.pre_message("t", 0, list(range(len(tx_ids))), [len(r) for r in rows], rows),
+        )
+
+    def commit(self, tx_ids: Sequence[str]) -> list[list[object]]:
+        """References and COMMIT as a leader writes them."""
+        table = self.state.transactions.app("app")
+        flat = [n for tx in tx_ids if tx in table.open for n in table.open[tx].refs]
+        refs = [n for i, n in enumerate(flat) if i % 5]
+        return self.add(ops.reference("t", 0, refs), ops.decided_commit("app", tx_ids, "producer", 1))
+
+    def end(self, partition: int = 0) -> int:
+        return self.state.topics.topics["t"].partitions[partition].index.end
+
+
+def test_messages_get_dense_offsets_and_a_batch_is_one_run() -> None:
+    log = Log()
+    rows = [encode_row(b"k", b"v", None, None)] * 5
+    assert log.add(ops.message("t", 1, "p", 0, 0, rows)) == [[0, [0, log.now_ms]]]
+    assert log.add(ops.message("t", 1, "p", 0, 1, rows)) == [[0, [5, log.now_ms]]]
+    runs = log.state.topics.topics["t"].partitions[1].index.runs_from(6)
+    assert [(r.base, r.messages) for r in runs] == [(5, 5)]
+
+
+def test_a_repeated_batch_is_a_duplicate_with_its_first_offset_and_a_gap_is_refused() -> None:
+    log = Log()
+    rows = [encode_row(None, b"v", None, None)]
+    log.add(ops.message("t", 0, "p", 0, 0, rows))
+    (again,) = log.add(ops.message("t", 0, "p", 0, 0, rows))
+    assert again[0] == ResultCode.DUPLICATE and again[1][0] == 0  # type: ignore[index]
+    assert log.add(ops.message("t", 0, "p", 0, 2, rows)) == [[ResultCode.OUT_OF_SEQUENCE, 1]]
+    assert log.end() == 1
+
+
+def test_a_newer_epoch_starts_at_zero_and_fences_the_older() -> None:
+    log = Log()
+    rows = [encode_row(None, b"v", None, None)]
+    log.add(ops.message("t", 0, "p", 0, 0, rows))
+    assert log.add(ops.message("t", 0, "p", 1, 0, rows))[0][0] == ResultCode.OK
+    assert log.add(ops.message("t", 0, "p", 0, 1, rows)) == [[ResultCode.FENCED, 1]]
+
+
+def test_prepared_messages_are_unreadable_until_commit_and_then_all_there() -> None:
+    log = Log()
+    assert log.prepare(["a", "b", "c"]) == [[0]]
+    assert log.end() == 0
+    assert log.commit(["a", "b", "c"]) == [[0]]
+    runs = log.state.topics.topics["t"].partitions[0].index.runs_from(0)
+    assert [(r.base, r.messages) for r in runs] == [(0, 3)], "neighbours in one entry are one run"
+
+
+def test_rollback_leaves_nothing_behind() -> None:
+    log = Log()
+    log.prepare(["a"])
+    assert log.add(ops.rollback("app", ["a"])) == [[0]]
+    assert log.end() == 0 and log.state.transactions.open_count() == 0
+
+
+def test_the_first_decision_wins_and_the_other_is_told() -> None:
+    log = Log()
+    log.prepare(["a", "b"])
+    log.commit(["a"])
+    (result,) = log.add(ops.rollback("app", ["a"]))
+    assert result == [ResultCode.PARTIAL, [[0, ResultCode.TX_CONFLICT, "COMMITTED"]]]
+    assert log.commit(["nobody"]) == [[ResultCode.PARTIAL, [[0, ResultCode.UNKNOWN_TX, None]]]]
+
+
+def test_a_commit_with_one_bad_id_is_refused_whole() -> None:
+    log = Log()
+    log.prepare(["a", "b"])
+    log.add(ops.rollback("app", ["b"]))
+    assert log.commit(["a", "b"])[0][0] == ResultCode.PARTIAL
+    assert log.end() == 0 and "a" in log.state.transactions.app("app").open
+
+
+def test_prepare_again_with_the_same_content_is_accepted_once() -> None:
+    log = Log()
+    log.prepare(["a"])
+    assert log.prepare(["a"]) == [[0]]
+    log.commit(["a"])
+    assert log.end() == 1
+    (again,) = log.prepare(["a"])
+    assert again == [ResultCode.PARTIAL, [[0, ResultCode.DUPLICATE, "COMMITTED"]]]
+    (other,) = log.prepare(["a"], digest=8)
+    assert other == [ResultCode.PARTIAL, [[0, ResultCode.TX_CONFLICT, "COMMITTED"]]]
+
+
+def test_prepare_with_other_content_conflicts() -> None:
+    log = Log()
+    log.prepare(["a"])
+    assert log.prepare(["a"], digest=8) == [[ResultCode.PARTIAL, [[0, ResultCode.TX_CONFLICT, "PREPARE"]]]]
+
+
+def test_later_parts_add_messages_and_may_be_repeated() -> None:
+    log = Log()
+    log.prepare(["a"])
+    assert log.prepare(["a"], part=1, digest=9) == [[0]]
+    assert log.prepare(["a"], part=1, digest=9) == [[0]]
+    log.commit(["a"])
+    assert log.end() == 2
+
+
+def test_checks_come_due_back_off_and_park() -> None:
+    log = Log()
+    log.prepare(["a"])
+    due = log.state.due
+    due.advance(log.now_ms + 5_000)
+    assert due.lock("app", "t", 10, "me", 5_000, log.now_ms + 5_000) == []
+    for check in (1, 2, 3):
+        now = log.state.transactions.app("app").open["a"].due_ms + 500
+        due.advance(now)
+        assert [tx for tx, _ in due.lock("app", "t", 10, "me", 5_000, now)] == ["a"]
+        assert due.lock("app", "t", 10, "other", 5_000, now) == [], "leased"
+        log.now_ms = now
+        assert log.add(ops.checked("app", ["a"])) == [[0]]
+        assert log.state.transactions.app("app").open["a"].checks == check
+    assert log.state.transactions.app("app").open["a"].due_ms == -1, "parked, not lost"
+    assert log.commit(["a"]) == [[0]]
+
+
+def test_a_lease_that_ends_unanswered_is_handed_out_again() -> None:
+    log = Log()
+    log.prepare(["a"])
+    due, now = log.state.due, log.now_ms + 7_000
+    due.advance(now)
+    assert due.lock("app", "t", 1, "one", 1_000, now)
+    due.advance(now + 1_500)
+    assert due.lock("app", "t", 1, "two", 1_000, now + 1_500)
+
+
+def test_messages_of_a_deleted_topic_go_nowhere_even_if_it_is_created_anew() -> None:
+    log = Log()
+    log.prepare(["a"])
+    log.add(ops.delete_topic("t"))
+    log.add(ops.create_topic("t", {"partitions": 2}))
+    slot = log.state.transactions.app("app").open["a"].refs[0]
+    assert slot not in log.state.topics.slots
+
+
+def test_retention_never_passes_an_open_transaction() -> None:
+    log = Log()
+    log.prepare(["a"])
+    opened_at = log.index
+    for seq in range(5):
+        log.add(ops.message("t", 0, "p", 0, seq, [encode_row(None, b"v", None, None)]))
+    assert log.add(ops.retain(log.index)) == [[0, opened_at]]
+    log.add(ops.rollback("app", ["a"]))
+    assert log.add(ops.retain(log.index)) == [[0, log.index - 1]]
+    assert log.state.topics.topics["t"].partitions[0].index.start == 5
