@@ -1,0 +1,140 @@
+"""The broker's side of consumer groups: the coordinator behind a lock, with leadership and the log.
+
+Answers what the Broker actor's ``group_*`` and ``commit_offsets`` calls answer, as plain tuples.
+Membership is decided in memory; offsets go through the log like every other operation. A commit
+is checked first and replicated then, so one whose member expires in those few milliseconds still
+lands: the new reader then starts behind it, which at-least-once delivery allows.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from escrowmq.actors.coordinator import GroupCoordinator, Reply
+from escrowmq.replication import ops
+from escrowmq.replication.model import ResultCode
+
+#: Longest name of a group: it stands in every offset commit.
+GROUP_NAME_BYTES_MAX = 255
+
+
+class GroupService:
+    """Consumer groups of one broker. Thread-safe; only ``commit`` waits (for the log)."""
+
+    def __init__(
+        self,
+        *,
+        leadership: Callable[[], tuple[bool, int | None, int]],
+        partitions: Callable[[str], int | None],
+        committed: Callable[[str], Mapping[str, Mapping[int, int]]],
+        group_names: Callable[[], Sequence[str]],
+        submit: Callable[[bytes], Reply],
+        clock: Callable[[], float],
+    ) -> None:
+        """``leadership()``: (ready leader?, leader's replica number, term), as ``whoami`` answers.
+
+        ``partitions(topic)``: how many, None for an unknown topic. ``committed(group)``: its offsets
+        of all topics; ``group_names()``: groups that have any. ``submit``: as the actor's call.
+        """
+        self._leadership, self._partitions, self._committed = leadership, partitions, committed
+        self._group_names, self._submit, self._clock = group_names, submit, clock
+        self._lock = threading.Lock()
+        self._coordinator = GroupCoordinator()
+
+    def join(
+        self,
+        group: str,
+        member: str,
+        topics: Sequence[str],
+        session_timeout_s: float,
+        owned: Sequence[tuple[str, int]] = (),
+    ) -> Reply:
+        """See :meth:`GroupCoordinator.join`; also ``("unknown_topic", name)``."""
+        size = len(group.encode())
+        if not 0 < size <= GROUP_NAME_BYTES_MAX:
+            return "refused", f"a group's name has 1 to {GROUP_NAME_BYTES_MAX} bytes, not {size}"
+        for topic in topics:
+            if self._partitions(topic) is None and self._leadership()[0]:
+                return "unknown_topic", topic
+        had_offsets = bool(self._committed(group))
+        return self._led(
+            lambda coordinator, now: coordinator.join(
+                group,
+                member,
+                topics,
+                session_timeout_s,
+                now,
+                partitions=self._partitions,
+                had_offsets=had_offsets,
+                owned=owned,
+            )
+        )
+
+    def heartbeat(self, group: str, member: str, generation: int) -> Reply:
+        """See :meth:`GroupCoordinator.heartbeat`."""
+        return self._led(
+            lambda coordinator, now: coordinator.heartbeat(
+                group, member, generation, now, partitions=self._partitions
+            )
+        )
+
+    def leave(self, group: str, member: str) -> Reply:
+        """``("ok",)``, known or not."""
+        return self._led(lambda coordinator, now: coordinator.leave(group, member))
+
+    def commit(
+        self, group: str, member: str, generation: int, offsets: Mapping[str, Mapping[int, int]]
+    ) -> Reply:
+        """``("ok",)`` once replicated; ``("stale", text)``; ``("unknown_topic", name)``; else as submit."""
+
+        def check(coordinator: GroupCoordinator, now: float) -> Reply:
+            wanted = [(topic, partition) for topic, by in offsets.items() for partition in by]
+            refusal = coordinator.check_commit(group, member, generation, wanted, now)
+            return ("ok",) if refusal is None else ("stale", refusal)
+
+        checked = self._led(check)
+        if checked[0] != "ok" or not offsets:
+            return checked
+        topics = list(offsets)
+        answer = self._submit(b"".join(ops.group_offsets(group, topic, offsets[topic]) for topic in topics))
+        if answer[0] != "ok":
+            return answer
+        for topic, result in zip(topics, answer[1], strict=True):
+            if result[0] in (ResultCode.UNKNOWN_TOPIC, ResultCode.BAD_PARTITION):
+                return "unknown_topic", topic
+            if result[0] not in (ResultCode.OK, ResultCode.DUPLICATE):
+                return "refused", f"offsets of {topic!r} were refused: {ResultCode(result[0]).name}"
+        return ("ok",)
+
+    def names(self) -> Reply:
+        """``("ok", [name, ...])``: groups with members or with offsets."""
+
+        def every_name(coordinator: GroupCoordinator, now: float) -> Reply:
+            coordinator.expire(now)
+            return "ok", sorted({*coordinator.names(), *self._group_names()})
+
+        return self._led(every_name)
+
+    def describe(self, group: str) -> Reply:
+        """``("ok", members, {topic: {partition: next_offset}})``; members as the coordinator describes."""
+        offsets = self._committed(group)
+
+        def members(coordinator: GroupCoordinator, now: float) -> Reply:
+            coordinator.expire(now)
+            return "ok", coordinator.describe(group, now), {t: dict(by) for t, by in offsets.items()}
+
+        return self._led(members)
+
+    def _led(self, do: Callable[[GroupCoordinator, float], Any]) -> Reply:
+        """Runs ``do`` under the lock if this replica leads; else ``("not_leader", leader, term)``."""
+        ready, leader, term = self._leadership()
+        if not ready:
+            return "not_leader", leader, term
+        with self._lock:
+            now = self._clock()
+            if not self._coordinator.lead(term, now):
+                return "not_leader", None, term
+            answer: Reply = do(self._coordinator, now)
+            return answer

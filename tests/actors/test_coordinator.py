@@ -1,0 +1,220 @@
+"""Consumer-group membership as one leader keeps it: the whole life of a group under a hand-moved clock."""
+
+import random
+
+import pytest
+
+from escrowmq.actors.coordinator import (
+    GENERATION_BITS,
+    MEMBERS_MAX,
+    REJOIN_GRACE_S,
+    GroupCoordinator,
+    coordinator_group,
+)
+
+TOPICS = {"orders": 4, "items": 2}
+
+
+class Group:
+    """One group's calls with the clock and the topics filled in."""
+
+    def __init__(self, term=1, had_offsets=False):
+        self.now, self.had_offsets, self.topics = 100.0, had_offsets, dict(TOPICS)
+        self.coordinator = GroupCoordinator()
+        self.coordinator.lead(term, self.now)
+
+    def join(self, member, topics=("orders",), session_s=6.0, owned=()):
+        return self.coordinator.join(
+            "g", member, list(topics), session_s, self.now,
+            partitions=self.topics.get, had_offsets=self.had_offsets, owned=owned,
+        )  # fmt: skip
+
+    def beat(self, member, generation):
+        return self.coordinator.heartbeat("g", member, generation, self.now, partitions=self.topics.get)
+
+    def may_commit(self, member, generation, *partitions):
+        wanted = [("orders", p) for p in partitions]
+        return self.coordinator.check_commit("g", member, generation, wanted, self.now) is None
+
+
+def test_the_first_member_gets_everything_at_once():
+    group = Group()
+    status, _, assignment, pending, _ = group.join("a")
+    assert (status, assignment, pending) == ("ok", {"orders": [0, 1, 2, 3]}, False)
+
+
+def test_a_partition_is_given_on_only_after_its_reader_let_go():
+    group = Group()
+    _, first, *_ = group.join("a")
+    _, generation_b, assignment, pending, _ = group.join("b")
+    assert (assignment, pending) == ({}, True)
+
+    _, second, keeps, _ = group.beat("a", first)
+    assert second > first
+    assert keeps == {"orders": [0, 1]}
+    assert group.beat("b", generation_b)[2] == {}, "a was told, and has not confirmed yet"
+    assert group.may_commit("a", first, 0, 1, 2, 3), "until it confirms it may commit what it read"
+
+    group.beat("a", second)
+    assert not group.may_commit("a", second, 2)
+    _, generation_b, assignment, pending = group.beat("b", generation_b)
+    assert (assignment, pending) == ({"orders": [2, 3]}, False)
+    assert group.may_commit("b", generation_b, 2, 3)
+
+
+def test_a_dead_members_partitions_move_on_and_its_commits_are_refused():
+    group = Group()
+    _, generation_a, *_ = group.join("a", session_s=6.0)
+    _, generation_b, *_ = group.join("b", session_s=60.0)
+    group.now += 5.9
+    assert group.beat("b", generation_b)[2] == {}
+    group.now += 0.2
+    _, generation_b, assignment, _ = group.beat("b", generation_b)
+    assert assignment == {"orders": [0, 1, 2, 3]}
+    assert not group.may_commit("a", generation_a, 0)
+    assert group.beat("a", generation_a)[0] == "stale"
+    assert group.may_commit("b", generation_b, 0)
+
+
+def test_leaving_frees_partitions_at_once_and_twice_is_fine():
+    group = Group()
+    _, _, *_ = group.join("a")
+    _, generation, *_ = group.join("b")
+    assert group.coordinator.leave("g", "a") == ("ok",)
+    assert group.coordinator.leave("g", "a") == ("ok",)
+    assert group.beat("b", generation)[2] == {"orders": [0, 1, 2, 3]}
+
+
+def test_a_lost_answer_is_given_again():
+    group = Group()
+    _, first, *_ = group.join("a")
+    group.join("b")
+    lost = group.beat("a", first)
+    assert group.beat("a", first) == lost
+
+
+def test_generations_rise_over_a_fail_over():
+    group = Group(term=7)
+    _, before, *_ = group.join("a")
+    assert before >> GENERATION_BITS == 7
+    assert group.coordinator.lead(8, group.now)
+    assert not group.coordinator.lead(7, group.now), "a past term cannot come back"
+    _, after, *_ = group.join("a")
+    assert after > before
+
+
+def test_after_a_fail_over_members_keep_what_they_claim():
+    group = Group(term=2, had_offsets=True)
+    _, generation, assignment, pending, kept = group.join("b", owned=[("orders", 2), ("orders", 3)])
+    assert (assignment, pending, kept) == ({"orders": [2, 3]}, True, {"orders": [2, 3]})
+    _, _, assignment, _, kept = group.join("a", owned=[("orders", 0), ("orders", 1)])
+    assert assignment == kept == {"orders": [0, 1]}
+    assert group.beat("b", generation)[2] == {"orders": [2, 3]}
+
+
+def test_after_a_fail_over_the_unclaimed_wait_for_the_grace():
+    group = Group(term=2, had_offsets=True)
+    _, generation, assignment, pending, _ = group.join("a", owned=[("orders", 0)])
+    assert (assignment, pending) == ({"orders": [0]}, True)
+    group.now += REJOIN_GRACE_S
+    assert group.beat("a", generation)[2] == {"orders": [0, 1, 2, 3]}
+
+
+def test_a_claim_on_what_somebody_else_was_given_is_void():
+    group = Group()
+    group.join("a", session_s=1.0)
+    group.now += 2.0
+    group.join("b")
+    group.coordinator.leave("g", "b")
+    _, _, assignment, _, kept = group.join("a", owned=[("orders", p) for p in range(4)])
+    assert assignment == {"orders": [0, 1, 2, 3]}
+    assert kept == {}, "b may have read and committed since: positions must come from the log again"
+
+
+def test_an_expired_member_that_nobody_replaced_keeps_its_place():
+    group = Group()
+    group.join("a", session_s=1.0)
+    group.now += 5.0
+    assert group.join("a", owned=[("orders", 1)])[4] == {"orders": [1]}
+
+
+def test_new_partitions_and_deleted_topics_are_noticed():
+    group = Group()
+    _, generation, *_ = group.join("a", topics=("orders", "later"))
+    group.topics["later"] = 1
+    _, generation, assignment, _ = group.beat("a", generation)
+    assert assignment == {"orders": [0, 1, 2, 3], "later": [0]}
+    del group.topics["orders"]
+    assert group.beat("a", generation)[2] == {"later": [0]}
+
+
+def test_other_topics_at_a_second_join():
+    group = Group()
+    group.join("a", topics=("orders",))
+    _, generation, assignment, _, _ = group.join("a", topics=("items",))
+    assert assignment == {}
+    assert group.beat("a", generation)[2] == {"items": [0, 1]}
+
+
+def test_a_tool_commits_only_for_an_empty_group():
+    group = Group()
+    assert group.may_commit("", 0, 0)
+    group.join("a")
+    assert not group.may_commit("", 0, 0)
+
+
+def test_bounds_are_refused_by_name():
+    group = Group()
+    status, text = group.join("a", session_s=0.01)
+    assert status == "refused"
+    assert "session_timeout_s" in text
+    for i in range(MEMBERS_MAX):
+        group.join(f"m{i}", topics=())
+    assert group.join("one-too-many")[0] == "refused"
+
+
+def test_groups_spread_over_broker_groups():
+    assert {coordinator_group(f"g{i}", 3) for i in range(9)} == {0, 1, 2}
+
+
+@pytest.mark.parametrize("seed", range(150))
+def test_no_partition_has_two_readers_and_all_get_one_in_the_end(seed):
+    """Random joins, heartbeats, deaths, lost answers, late confirmations."""
+    rng = random.Random(seed)
+    group = Group()
+    #: what each live client believes: generation and the partitions it reads
+    clients: dict[str, tuple[int, set]] = {}
+
+    def adopt(name, answer):
+        clients[name] = (answer[1], {(t, p) for t, ps in answer[2].items() for p in ps})
+
+    for step in range(120):
+        group.now += rng.random() * 0.4
+        action = rng.random()
+        if action < 0.15:
+            name = f"c{step}"
+            adopt(name, group.join(name, topics=rng.choice([("orders",), ("items",), ("orders", "items")])))
+        elif action < 0.25 and clients:
+            name = rng.choice(sorted(clients))
+            del clients[name]  # dies without a word
+            if rng.random() < 0.5:
+                group.coordinator.leave("g", name)
+        for name in sorted(clients):
+            answer = group.beat(name, clients[name][0])
+            if answer[0] == "stale":
+                del clients[name]  # it waited too long
+            elif rng.random() < 0.7:  # else: the answer is lost, or adopted later
+                adopt(name, answer)
+        reading = [tp for _, mine in clients.values() for tp in mine]
+        assert len(reading) == len(set(reading)), f"two readers; seed {seed} step {step}"
+
+    group.now += 7.0
+    adopt("last", group.join("last", topics=("orders", "items")))
+    for _ in range(10):
+        group.now += 0.5
+        answers = {name: group.beat(name, clients[name][0]) for name in sorted(clients)}
+        clients = {name: clients[name] for name, answer in answers.items() if answer[0] == "ok"}
+        for name in clients:
+            adopt(name, answers[name])
+    reading = sorted(tp for _, mine in clients.values() for tp in mine)
+    assert reading == sorted((t, p) for t, n in TOPICS.items() for p in range(n)), f"seed {seed}"
