@@ -44,6 +44,7 @@ class OpType(enum.IntEnum):
     GROUP_OFFSETS = 18
     CHECKED = 19
     RETAIN = 20
+    TRIM = 21
 
 
 class Op(NamedTuple):
@@ -73,6 +74,7 @@ META_TYPES: dict[int, Any] = {
     OpType.GROUP_OFFSETS: tuple[str, str, list[int]],
     OpType.CHECKED: tuple[str, list[str]],
     OpType.RETAIN: tuple[int],
+    OpType.TRIM: tuple[str, list[int]],
 }
 _decode_meta = {int(kind): msgspec.msgpack.Decoder(shape).decode for kind, shape in META_TYPES.items()}
 Row = tuple[bytes | None, bytes, dict[str, bytes] | None, str | None]

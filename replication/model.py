@@ -121,8 +121,8 @@ class TopicInfo:
     on_check_exhausted: str = "hold"  # "hold": stays open, parked; "rollback": rolled back
     check_max: int = 15
     transaction_timeout_ms: int = 6000
-    retention_ms: int = -1  # -1: unlimited
-    retention_bytes: int = -1
+    retention_ms: int = 604_800_000  # seven days, as Kafka; -1: unlimited
+    retention_bytes: int = -1  # per partition; -1: unlimited
 
 
 def group_of(topic: str, partition: int, groups: int) -> int:

@@ -90,6 +90,11 @@ def retain(first_index: int) -> bytes:
     return encode_op(OpType.RETAIN, (first_index,))
 
 
+def trim(topic: str, starts: Mapping[int, int]) -> bytes:
+    """TRIM ``[topic, [partition, first offset, ...]]``: retention by time or size; offsets below are gone."""
+    return encode_op(OpType.TRIM, (topic, [n for pair in starts.items() for n in pair]))
+
+
 # ------------------------------------------------------------------ written by leaders only
 
 

@@ -111,6 +111,16 @@ class PartitionIndex:
             self._sealed_bases.append(columns[BASE][0])
             return columns
 
+    def unseal(self, columns: Columns) -> None:
+        """Undo ``seal`` (the file could not be written): the table goes back in front of the active runs."""
+        with self._lock:
+            at = self._sealed_bases.index(columns[BASE][0])
+            del self._sealed[at], self._sealed_bases[at]
+            joined = tuple(array("Q", column) for column in columns)
+            for column, newer in zip(joined, self._active, strict=True):
+                column.extend(newer)
+            self._active = joined
+
     def adopt(self, columns: Columns) -> None:
         """Put a sealed table (memory-mapped) in place: instead of the one on the heap, or at recovery."""
         base = columns[BASE][0]
@@ -122,23 +132,50 @@ class PartitionIndex:
                 self._sealed.insert(at + 1, columns)
                 self._sealed_bases.insert(at + 1, base)
 
-    def forget_before(self, log_index: int) -> None:
-        """Retention: everything up to the last run that lies in an entry before ``log_index`` is gone."""
+    def trim(self, start: int) -> None:
+        """Retention by time or size: offsets below ``start`` are gone."""
         with self._lock:
-            keep = self.start
-            tables: list[Columns] = [*self._sealed, self._active]
-            for columns in tables:
-                for i in range(len(columns[BASE]) - 1, -1, -1):
-                    if columns[INDEX][i] < log_index:
-                        keep = max(keep, columns[BASE][i] + columns[COUNT][i])
-                        break
-            self.start = keep
+            self.start = min(max(self.start, start), self.end)
             dropped = 0
             for columns in self._sealed:
-                if columns[BASE][-1] + columns[COUNT][-1] > keep:
+                if columns[BASE][-1] + columns[COUNT][-1] > self.start:
                     break
                 dropped += 1
             del self._sealed[:dropped], self._sealed_bases[:dropped]
+
+    def forget_before(self, log_index: int) -> None:
+        """Retention: everything up to the last run that lies in an entry before ``log_index`` is gone."""
+        keep = self.start
+        for columns in (*self._sealed, self._active):
+            for i in range(len(columns[BASE]) - 1, -1, -1):
+                if columns[INDEX][i] < log_index:
+                    keep = max(keep, columns[BASE][i] + columns[COUNT][i])
+                    break
+        self.trim(keep)
+
+    def oldest_log_index(self) -> int | None:
+        """Lowest log index that a live run points to: the segment that holds it is still needed."""
+        with self._lock:
+            oldest: int | None = None
+            for columns in (*self._sealed, self._active):
+                bases = columns[BASE]
+                first = max(bisect_right(bases, self.start) - 1, 0)
+                if first < len(bases) and bases[-1] + columns[COUNT][-1] > self.start:
+                    lowest = min(columns[INDEX][first:])
+                    oldest = lowest if oldest is None else min(oldest, lowest)
+            return oldest
+
+    def start_for_bytes(self, limit: int) -> int:
+        """The lowest offset such that what follows holds at most ``limit`` bytes (whole runs)."""
+        with self._lock:
+            total, keep = 0, self.end
+            for columns in reversed((*self._sealed, self._active)):
+                for i in range(len(columns[BASE]) - 1, -1, -1):
+                    total += columns[SIZE][i]
+                    if total > limit:
+                        return max(keep, self.start)
+                    keep = columns[BASE][i]
+            return self.start
 
     def live_bytes(self) -> int:
         """Bytes of messages between start and end (approximate at the start's run)."""

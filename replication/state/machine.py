@@ -67,6 +67,7 @@ class StateMachine:
             OpType.DELETE_TOPIC: self._delete_topic,
             OpType.GROUP_OFFSETS: self._group_offsets,
             OpType.RETAIN: self._retain,
+            OpType.TRIM: self._trim,
         }
 
     # -------------------------------------------------------------- entries
@@ -280,6 +281,15 @@ class StateMachine:
             return [int(ResultCode.UNKNOWN_TOPIC), [topic]]
         it = iter(flat)
         self.group_offsets.setdefault(group, {}).setdefault(topic, {}).update(zip(it, it, strict=True))
+        return OK
+
+    def _trim(self, index: int, op: Op) -> Result:
+        topic, flat = op.meta
+        it = iter(flat)
+        for number, start in zip(it, it, strict=True):
+            partition = self.topics.find(topic, number)
+            if isinstance(partition, Partition):
+                partition.index.trim(start)
         return OK
 
     def _retain(self, index: int, op: Op) -> Result:

@@ -1,0 +1,252 @@
+"""What the leader decides before an entry is written: group commit, references, limits.
+
+Requests wait in one bounded queue. ``compose`` takes as many as fit into one entry; frames of clients
+go in as they came, only COMMIT and ROLLBACK are rewritten: the leader looks up where the transactions'
+messages lie and writes REF_MESSAGEs (or TX_MESSAGEs, where the body lies in another segment than the
+one being written) and the COMMIT into the same entry, so that it is all or nothing.
+
+A decision is only taken over transactions that are open in the applied state and have no other
+decision in flight, so an entry that is applied never meets one that is already settled. Ids that do not
+qualify are answered after the entry was applied, when the state holds what became of them.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from escrowmq.replication import ops as build
+from escrowmq.replication.codec import ENVELOPE, Op, OpType, decode_ops, encode_command
+from escrowmq.replication.model import ResultCode
+from escrowmq.replication.state.machine import Result, StateMachine
+from escrowmq.replication.state.transactions import COMMITTED, ROLLED_BACK, OpenTx, decide_result
+
+#: One entry holds at most this many bytes of requests: beyond it latency grows and throughput does not
+#: (PYSYNCOBJ.md: 256 KB to 1 MB per entry is the plateau).
+ENTRY_BYTES_MAX = 1 << 20
+
+
+class LogReader(Protocol):
+    """What admission needs of the journal."""
+
+    last_index: int
+
+    def segment_start(self, index: int) -> int: ...
+    def read_range(self, index: int, pos: int, size: int) -> bytes: ...
+
+
+@dataclass(slots=True)
+class Unit:
+    """One client-visible operation: ``ops`` (a PREPARE with its PRE_MESSAGEs) at ``[start, end)``."""
+
+    ops: Sequence[Op]
+    start: int
+    end: int
+
+
+class Submission:
+    """One client request on its way through the log."""
+
+    __slots__ = ("done", "left_out", "results", "size", "units", "view")
+
+    def __init__(self, request: bytes, ops: Sequence[Op], done: Callable[[tuple[Any, ...]], None]) -> None:
+        self.view = memoryview(request)
+        self.size = len(request)
+        self.done = done
+        self.units: list[Unit] = []
+        at, start = 0, 0
+        while at < len(ops):
+            count = 1 + (ops[at].meta[8] if ops[at].type == OpType.PREPARE else 0)
+            last = ops[at + count - 1]
+            end = last.body_pos + last.body_size
+            self.units.append(Unit(ops[at : at + count], start, end))
+            at, start = at + count, end
+        self.results: list[Result | None] = [None] * len(self.units)
+        #: unit -> (app, wanted outcome, all ids, ids that went into the entry)
+        self.left_out: dict[int, tuple[str, int, Sequence[str], set[str]]] = {}
+
+
+@dataclass(slots=True)
+class Entry:
+    """A composed entry and whom it answers: ``slots`` has (submission, unit) per result, in order."""
+
+    command: bytes
+    now_ms: int
+    ops: list[Op]
+    slots: list[tuple[Submission, int]]
+    submissions: list[Submission]
+    deciding: list[tuple[str, Sequence[str]]]
+
+
+class Admission:
+    """The leader's queue and its decisions. One thread."""
+
+    def __init__(
+        self, state: StateMachine, log: LogReader, *, open_max: int, queue_bytes_max: int, copy_bytes: int
+    ) -> None:
+        self._state, self._log = state, log
+        self._open_max, self._queue_bytes_max, self._copy_bytes = open_max, queue_bytes_max, copy_bytes
+        self._queue: deque[Submission] = deque()
+        self._queued_bytes = 0
+        self._deciding: dict[str, set[str]] = {}
+        self._last_ms = 0
+
+    def offer(self, submission: Submission) -> bool:
+        """Queue it; False when the queue is full (nothing was done)."""
+        if self._queued_bytes + submission.size > self._queue_bytes_max and self._queue:
+            return False
+        self._queue.append(submission)
+        self._queued_bytes += submission.size
+        return True
+
+    def waiting(self) -> int:
+        """Requests not yet in an entry."""
+        return len(self._queue)
+
+    def fail_all(self, status: tuple[Any, ...]) -> None:
+        """Answer everything that waits; none of it was done."""
+        queue, self._queue = self._queue, deque()
+        self._queued_bytes = 0
+        for submission in queue:
+            submission.done(status)
+
+    def compose(self, now_ms: int) -> Entry | None:
+        """The next entry, from as many waiting requests as fit; None when nothing waits."""
+        if not self._queue:
+            return None
+        self._last_ms = now_ms = max(now_ms, self._last_ms, self._state.now_ms)
+        writer = _EntryWriter(now_ms)
+        while self._queue and (not writer.submissions or writer.size + self._queue[0].size <= ENTRY_BYTES_MAX):
+            submission = self._queue.popleft()
+            self._queued_bytes -= submission.size
+            writer.submissions.append(submission)
+            for number, unit in enumerate(submission.units):
+                kind = unit.ops[0].type
+                if kind == OpType.COMMIT:
+                    self._write_decision(writer, submission, number, COMMITTED)
+                elif kind == OpType.ROLLBACK:
+                    self._write_decision(writer, submission, number, ROLLED_BACK)
+                elif kind == OpType.PREPARE and self._over_limit(unit.ops[0]):
+                    submission.results[number] = [int(ResultCode.TOO_MANY_OPEN), self._open_max]
+                else:
+                    writer.verbatim(submission, number, unit)
+        return writer.finish()
+
+    def _over_limit(self, op: Op) -> bool:
+        if op.meta[5]:  # a later part opens nothing
+            return False
+        table = self._state.transactions.app(op.meta[0])
+        return table.open_by_topic.get(op.meta[1], 0) + len(op.meta[2]) > self._open_max
+
+    def _write_decision(self, writer: _EntryWriter, submission: Submission, number: int, outcome: int) -> None:
+        meta = submission.units[number].ops[0].meta
+        app, tx_ids, by = meta[0], meta[1], meta[2]
+        opened = self._state.transactions.app(app).open
+        deciding = self._deciding.setdefault(app, set())
+        valid: Sequence[str] = tx_ids
+        if (
+            not all(map(opened.__contains__, tx_ids))
+            or not deciding.isdisjoint(tx_ids)
+            or len(set(tx_ids)) != len(tx_ids)
+        ):
+            valid = [t for t in dict.fromkeys(tx_ids) if t in opened and t not in deciding]
+            submission.left_out[number] = (app, outcome, tx_ids, set(valid))
+        deciding.update(valid)
+        writer.deciding.append((app, valid))
+        if outcome == ROLLED_BACK:
+            writer.own(submission, number, build.rollback(app, valid, by))
+            return
+        frames = self._references([opened[t] for t in valid])
+        frames.append(build.decided_commit(app, valid, by, len(frames)))
+        writer.own(submission, number, *frames)
+
+    def _references(self, records: Sequence[OpenTx]) -> list[bytes]:
+        """REF_MESSAGE and TX_MESSAGE frames, one REF_MESSAGE per partition, neighbours joined."""
+        segment = self._log.segment_start(self._log.last_index + 1)
+        flat_by_slot: dict[int, list[int]] = {}
+        copies: dict[int, list[tuple[int, int, int, int]]] = {}
+        for record in records:
+            refs = record.refs
+            for at in range(0, len(refs), 5):
+                slot, entry, pos, size, count = refs[at : at + 5]
+                if entry < segment or size < self._copy_bytes:
+                    copies.setdefault(slot, []).append((entry, pos, size, count))
+                    continue
+                flat = flat_by_slot.get(slot)
+                if flat is None:
+                    flat_by_slot[slot] = [entry, pos, size, count]
+                elif flat[-4] == entry and flat[-3] + flat[-2] == pos:
+                    flat[-2] += size
+                    flat[-1] += count
+                else:
+                    flat += (entry, pos, size, count)
+        slots = self._state.topics.slots
+        frames = []
+        for slot, places in copies.items():
+            if slot in slots:  # else the topic was deleted: its messages go nowhere
+                rows = b"".join(self._log.read_range(e, p, s) for e, p, s, _ in places)
+                total = sum(count for *_, count in places)
+                frames.append(build.copied(slots[slot].topic, slots[slot].number, total, rows))
+        for slot, flat in flat_by_slot.items():
+            if slot in slots:
+                frames.append(build.reference(slots[slot].topic, slots[slot].number, flat))
+        return frames
+
+    def applied(self, entry: Entry, results: Sequence[Result] | None) -> None:
+        """The entry is applied (or, with None, its fate is not known): answer its requests."""
+        for app, tx_ids in entry.deciding:
+            self._deciding[app].difference_update(tx_ids)
+        if results is None:
+            return
+        for (submission, number), result in zip(entry.slots, results, strict=True):
+            if number in submission.left_out:
+                result = self._with_left_out(submission, number, result)
+            submission.results[number] = result
+        for submission in entry.submissions:
+            submission.done(("ok", submission.results))
+
+    def _with_left_out(self, submission: Submission, number: int, result: Result) -> Result:
+        app, outcome, tx_ids, included = submission.left_out[number]
+        table = self._state.transactions.app(app)
+        problems = []
+        for i, tx_id in enumerate(tx_ids):
+            if tx_id not in included:
+                problem = decide_result(table, tx_id, outcome)
+                if problem is not None:
+                    problems.append([i, *problem])
+        if result[0] != ResultCode.OK and included:
+            problems.extend([i, ResultCode.UNKNOWN_TX, None] for i, t in enumerate(tx_ids) if t in included)
+        return [int(ResultCode.PARTIAL), problems] if problems else [int(ResultCode.OK)]
+
+
+class _EntryWriter:
+    """Collects frames and, at the same time, the decoded operations that ``apply`` will be given."""
+
+    def __init__(self, now_ms: int) -> None:
+        self.now_ms, self.size = now_ms, ENVELOPE.size
+        self.frames: list[bytes] = []
+        self.ops: list[Op] = []
+        self.slots: list[tuple[Submission, int]] = []
+        self.submissions: list[Submission] = []
+        self.deciding: list[tuple[str, Sequence[str]]] = []
+
+    def verbatim(self, submission: Submission, number: int, unit: Unit) -> None:
+        shift = self.size - unit.start
+        self.ops.extend([Op(o.type, o.meta, o.body_pos + shift, o.body_size) for o in unit.ops])
+        self.frames.append(submission.view[unit.start : unit.end])  # type: ignore[arg-type]
+        self.size += unit.end - unit.start
+        self.slots.append((submission, number))
+
+    def own(self, submission: Submission, number: int, *frames: bytes) -> None:
+        for frame in frames:
+            (op,) = decode_ops(frame)
+            self.ops.append(Op(op.type, op.meta, op.body_pos + self.size, op.body_size))
+            self.frames.append(frame)
+            self.size += len(frame)
+        self.slots.append((submission, number))
+
+    def finish(self) -> Entry:
+        command = encode_command(self.frames, len(self.ops), self.now_ms)
+        return Entry(command, self.now_ms, self.ops, self.slots, self.submissions, self.deciding)

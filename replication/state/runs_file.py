@@ -1,0 +1,63 @@
+"""Sealed runs of partition indexes in one memory-mapped file per snapshot interval.
+
+Layout: magic, u32 version, u32 CRC32C of what follows, u32 directory bytes, the directory (msgpack:
+``[[slot, runs], ...]``), zero padding to a multiple of 8, then per slot six columns of little-endian
+unsigned 64-bit integers. The file is written once, whole, and never changed.
+"""
+
+from __future__ import annotations
+
+import struct
+import sys
+from array import array
+from collections.abc import Iterator, Mapping
+
+from google_crc32c import extend
+
+from escrowmq.replication.codec import pack, unpack
+from escrowmq.replication.errors import CorruptLog, UnknownVersion
+from escrowmq.replication.state.index import COLUMNS, Columns
+
+_HEAD = struct.Struct("<4sIII")
+_MAGIC, _VERSION = b"EMQR", 1
+assert sys.byteorder == "little", "run files are mapped as they stand; a big-endian machine needs a converter"
+
+
+def encode_runs(tables: Mapping[int, Columns]) -> Iterator[bytes]:
+    """The file's parts for ``slot -> columns``."""
+    directory = pack([[slot, len(columns[0])] for slot, columns in tables.items()])
+    parts = [directory, b"\0" * _padding(len(directory))]
+    for columns in tables.values():
+        parts.extend(column.tobytes() if isinstance(column, array) else bytes(column) for column in columns)
+    crc = 0
+    for part in parts:
+        crc = extend(crc, part)
+    yield _HEAD.pack(_MAGIC, _VERSION, crc, len(directory))
+    yield from parts
+
+
+def map_runs(name: str, view: memoryview) -> dict[int, Columns]:
+    """``slot -> columns`` over a mapped file, without copying. Raises CorruptLog or UnknownVersion."""
+    if len(view) < _HEAD.size:
+        raise CorruptLog(f"{name}: shorter than its header")
+    magic, version, crc, directory_size = _HEAD.unpack_from(view)
+    if magic != _MAGIC:
+        raise CorruptLog(f"{name}: not a run file")
+    if version != _VERSION:
+        raise UnknownVersion(f"{name}: run file version {version}; this software reads {_VERSION}")
+    if extend(0, bytes(view[_HEAD.size :])) != crc:
+        raise CorruptLog(f"{name}: checksum does not match")
+    tables: dict[int, Columns] = {}
+    directory = view[_HEAD.size : _HEAD.size + directory_size]
+    at = _HEAD.size + directory_size + _padding(directory_size)
+    for slot, runs in unpack(directory):
+        columns = []
+        for _ in range(COLUMNS):
+            columns.append(view[at : at + 8 * runs].cast("Q"))
+            at += 8 * runs
+        tables[slot] = tuple(columns)
+    return tables
+
+
+def _padding(directory_size: int) -> int:
+    return -(directory_size + _HEAD.size) % 8

@@ -1,0 +1,186 @@
+"""Snapshots of the replicated state, so that recovery reads only the log that follows.
+
+Taken at a segment roll. ``capture`` runs in the applying thread and only makes shallow copies (the
+values are immutable), which takes milliseconds for a million open transactions; ``encode`` may run in
+any thread, chunk by chunk, so the interpreter lock is never held for long. Runs of partition indexes
+go to run files of their own, one per interval, and are not written again.
+
+File: magic and version, then chunks of u32 length, u32 CRC32C, msgpack; the last chunk is ``["end", n]``.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from itertools import islice
+from typing import Any
+
+from google_crc32c import value as crc32c
+
+from escrowmq.replication.codec import pack, unpack
+from escrowmq.replication.errors import CorruptLog, UnknownVersion
+from escrowmq.replication.model import TopicInfo
+from escrowmq.replication.state.index import Columns, PartitionIndex
+from escrowmq.replication.state.machine import StateMachine
+from escrowmq.replication.state.topics import Partition, Topic
+from escrowmq.replication.state.transactions import OpenTx
+
+_MAGIC = b"EMQS\x01\0\0\0"
+_CHUNK = struct.Struct("<II")
+ITEMS_PER_CHUNK = 2_000
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A consistent copy of the state after ``index``; ``tables`` are the runs since the last snapshot."""
+
+    index: int
+    term: int
+    meta: dict[str, Any]
+    open: list[tuple[str, dict[str, OpenTx]]]
+    settled: list[tuple[str, int, dict[str, int]]]  # app, generation (0 old, 1 young)
+    producers: list[tuple[int, dict[Any, Any]]]
+    tables: dict[int, Columns]
+
+
+def capture(state: StateMachine, term: int, run_files: Iterable[str]) -> Snapshot:
+    """Copy the state. ``run_files`` are those that hold the runs before ``tables``."""
+    topics = [
+        [asdict(t.info), [[p.slot, p.number, *_bounds(p.index)] for p in t.partitions.values()]]
+        for t in state.topics.topics.values()
+    ]
+    tables = {slot: columns for slot, p in state.topics.slots.items() if (columns := p.index.seal())}
+    meta = {
+        "gid": state.gid,
+        "groups": state.groups,
+        "now_ms": state.now_ms,
+        "first_index": state.first_index,
+        "next_slot": state.topics.next_slot,
+        "topics": topics,
+        "group_offsets": [
+            [g, t, [n for pair in offsets.items() for n in pair]]
+            for g, by_topic in state.group_offsets.items()
+            for t, offsets in by_topic.items()
+        ],
+        "audit": list(state.transactions.audit),
+        "run_files": list(run_files),
+    }
+    apps = state.transactions.apps.items()
+    return Snapshot(
+        state.applied_index,
+        term,
+        meta,
+        [(app, table.open.copy()) for app, table in apps],
+        [(app, age, copy) for app, table in apps for age, copy in enumerate(table.settled.copy())],
+        list(enumerate(state.producers.copy())),
+        tables,
+    )
+
+
+def encode(snapshot: Snapshot) -> Iterator[bytes]:
+    """The file's parts."""
+    yield _MAGIC
+    count = 0
+    for chunk in _chunks(snapshot):
+        packed = pack(chunk)
+        count += 1
+        yield _CHUNK.pack(len(packed), crc32c(packed))
+        yield packed
+    packed = pack(["end", count])
+    yield _CHUNK.pack(len(packed), crc32c(packed))
+    yield packed
+
+
+def _chunks(snapshot: Snapshot) -> Iterator[list[Any]]:
+    yield ["meta", snapshot.index, snapshot.term, snapshot.meta]
+    for app, opened in snapshot.open:
+        yield from (["open", app, part] for part in _pieces(opened))
+    for app, age, settled in snapshot.settled:
+        yield from (["settled", app, age, part] for part in _pieces(settled))
+    for age, producers in snapshot.producers:
+        yield from (["producers", age, part] for part in _pieces(producers))
+
+
+def _pieces(table: dict[Any, Any]) -> Iterator[list[Any]]:
+    items = iter(table.items())
+    while piece := list(islice(items, ITEMS_PER_CHUNK)):
+        yield piece
+
+
+def decode(name: str, data: bytes | memoryview) -> Iterator[list[Any]]:
+    """The chunks of a file, checked; raises CorruptLog unless it is whole, UnknownVersion if newer."""
+    view = memoryview(data)
+    if bytes(view[:4]) != _MAGIC[:4]:
+        raise CorruptLog(f"{name}: not a snapshot")
+    if bytes(view[:8]) != _MAGIC:
+        raise UnknownVersion(f"{name}: snapshot version {view[4]}; this software reads {_MAGIC[4]}")
+    at, count = len(_MAGIC), 0
+    while True:
+        if at + _CHUNK.size > len(view):
+            raise CorruptLog(f"{name}: cut off at byte {at}")
+        size, crc = _CHUNK.unpack_from(view, at)
+        body = bytes(view[at + _CHUNK.size : at + _CHUNK.size + size])
+        if len(body) != size or crc32c(body) != crc:
+            raise CorruptLog(f"{name}: bad chunk at byte {at}")
+        chunk = unpack(body)
+        if chunk[0] == "end":
+            if chunk[1] != count:
+                raise CorruptLog(f"{name}: {count} chunks instead of {chunk[1]}")
+            return
+        yield chunk
+        at, count = at + _CHUNK.size + size, count + 1
+
+
+def restore(state: StateMachine, name: str, data: bytes | memoryview) -> tuple[int, list[str]]:
+    """Fill an empty state from a snapshot; returns (term of the last entry in it, run files to map)."""
+    term, run_files = 0, []
+    for chunk in decode(name, data):
+        kind = chunk[0]
+        if kind == "meta":
+            _, state.applied_index, term, meta = chunk
+            _restore_meta(state, name, meta)
+            run_files = meta["run_files"]
+        elif kind == "open":
+            table = state.transactions.app(chunk[1])
+            for tx_id, fields in chunk[2]:
+                fields[-2:] = tuple(fields[-2]), tuple(fields[-1])  # digests, refs
+                table.insert(tx_id, OpenTx._make(fields))
+        elif kind == "settled":
+            remembered = state.transactions.app(chunk[1]).settled
+            (remembered.young if chunk[2] else remembered.old).update(chunk[3])
+        elif kind == "producers":
+            generation = state.producers.young if chunk[1] else state.producers.old
+            for (producer, slot), (epoch, seq, recent) in chunk[2]:
+                generation[producer, slot] = (epoch, seq, tuple(tuple(r) for r in recent))
+    state.due.rebuild()
+    return term, run_files
+
+
+def _restore_meta(state: StateMachine, name: str, meta: dict[str, Any]) -> None:
+    if (meta["gid"], meta["groups"]) != (state.gid, state.groups):
+        raise CorruptLog(f"{name}: snapshot of group {meta['gid']} of {meta['groups']}, not of this one")
+    state.now_ms, state.first_index = meta["now_ms"], meta["first_index"]
+    state.topics.next_slot = meta["next_slot"]
+    for info, partitions in meta["topics"]:
+        topic = Topic(TopicInfo(**info), {})
+        for slot, number, start, end, last_time in partitions:
+            partition = Partition(slot, topic.info.name, number, PartitionIndex(start, end, last_time))
+            topic.partitions[number] = state.topics.slots[slot] = partition
+        state.topics.topics[topic.info.name] = topic
+    for group, topic_name, flat in meta["group_offsets"]:
+        it = iter(flat)
+        state.group_offsets.setdefault(group, {})[topic_name] = dict(zip(it, it, strict=True))
+    state.transactions.audit = [tuple(item) for item in meta["audit"]]
+
+
+def _bounds(index: PartitionIndex) -> tuple[int, int, int]:
+    return index.start, index.end, index.last_time_ms
+
+
+def adopt_runs(state: StateMachine, tables: dict[int, Columns]) -> None:
+    """Put mapped runs into their partitions; runs of dead slots and trimmed offsets are skipped."""
+    for slot, columns in tables.items():
+        partition = state.topics.slots.get(slot)
+        if partition is not None and columns[0][-1] + columns[4][-1] > partition.index.start:
+            partition.index.adopt(columns)
