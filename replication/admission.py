@@ -31,8 +31,8 @@ ENTRY_BYTES_MAX = 1 << 20
 class LogReader(Protocol):
     """What admission needs of the journal."""
 
-    last_index: int
-
+    @property
+    def last_index(self) -> int: ...
     def segment_start(self, index: int) -> int: ...
     def read_range(self, index: int, pos: int, size: int) -> bytes: ...
 
@@ -68,7 +68,7 @@ class Submission:
         self.left_out: dict[int, tuple[str, int, Sequence[str], set[str]]] = {}
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Entry:
     """A composed entry and whom it answers: ``slots`` has (submission, unit) per result, in order."""
 
@@ -164,7 +164,7 @@ class Admission:
 
     def _references(self, records: Sequence[OpenTx]) -> list[bytes]:
         """REF_MESSAGE and TX_MESSAGE frames, one REF_MESSAGE per partition, neighbours joined."""
-        segment = self._log.segment_start(self._log.last_index + 1)
+        segment = self._log.segment_start(self._log.last_index)
         flat_by_slot: dict[int, list[int]] = {}
         copies: dict[int, list[tuple[int, int, int, int]]] = {}
         for record in records:

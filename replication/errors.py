@@ -165,6 +165,18 @@ class DataDirLocked(EscrowMQError):
     """Another live replica holds the data directory."""
 
 
+class DiskFailed(EscrowMQError):
+    """The disk failed to read or write. The process must end: restart it, or replace the disk."""
+
+
+class FsyncFailed(DiskFailed):
+    """fdatasync or fsync failed: the page cache can no longer be believed, so the process must end."""
+
+
+class OffsetGone(EscrowMQError, LookupError):
+    """The log entry is not held here: retention dropped it, or it was never written. Read on later."""
+
+
 class DiskFull(EscrowMQError):
     """The replica cannot write; it refuses new work until there is room."""
 
@@ -183,3 +195,15 @@ class ClusterNotFound(EscrowMQError):
 
 class JavaNotFound(EscrowMQError):
     """Spark needs Java and none was found."""
+
+
+class SafetyViolation(EscrowMQError):
+    """A promise of the replicated log was about to be broken. The process must end; report it with its log."""
+
+
+class ApplyFailed(EscrowMQError):
+    """Applying a committed entry raised, which is a bug: the process must end rather than skip or repeat it."""
+
+
+class WireError(EscrowMQError):
+    """A peer sent bytes that are not a message of this protocol, or more than the limit. Its connection is closed."""

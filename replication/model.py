@@ -39,6 +39,7 @@ class ResultCode(enum.IntEnum):
     MALFORMED = 11
     STALE_MEMBER = 12
     TOO_LARGE = 13
+    OUT_OF_RANGE = 20  # of fetch: the offset is before the log's start or after its end
 
 
 @dataclass(frozen=True, slots=True)

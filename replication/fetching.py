@@ -1,0 +1,102 @@
+"""Reading committed messages: partition index -> places in the log -> bytes. Any replica, any thread.
+
+Returns whole runs: the first may start before the wanted offset and the client trims it, as a Kafka
+client trims a batch. Neighbouring runs of one entry are read at once. Bodies are never decoded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from escrowmq.replication.errors import OffsetGone
+from escrowmq.replication.model import ResultCode
+from escrowmq.replication.state.index import Run
+from escrowmq.replication.state.machine import StateMachine
+from escrowmq.replication.state.topics import Partition
+
+#: Runs looked up per partition and call: bounds the work of one call over many tiny runs.
+RUNS_MAX = 4_096
+
+FetchRequest = tuple[str, int, int]  # topic, partition, offset
+FetchResult = tuple[str, int, int, int, int, list[tuple[int, int, int, int]], bytes]
+
+
+class RangeReader(Protocol):
+    """What fetching needs of the journal. Thread-safe."""
+
+    def read_range(self, index: int, pos: int, size: int) -> bytes: ...
+
+
+def fetch(
+    state: StateMachine, log: RangeReader, requests: Sequence[FetchRequest], max_bytes: int
+) -> list[FetchResult]:
+    """``(topic, partition, code, log start, end, [(base, count, ts_ms, bytes), ...], blob)`` per request.
+
+    ``max_bytes`` bounds the whole answer, except that every partition with data gives at least one run.
+    """
+    results: list[FetchResult] = []
+    left = max_bytes
+    for topic, number, offset in requests:
+        partition = state.topics.find(topic, number)
+        if not isinstance(partition, Partition):
+            results.append((topic, number, int(partition), 0, 0, [], b""))
+            continue
+        result = _fetch_partition(partition, log, offset, max(left, 1))
+        left -= len(result[6])
+        results.append(result)
+    return results
+
+
+def _fetch_partition(partition: Partition, log: RangeReader, offset: int, max_bytes: int) -> FetchResult:
+    index = partition.index
+    topic, number = partition.topic, partition.number
+    start, end = index.start, index.end
+    if not start <= offset <= end:
+        return topic, number, int(ResultCode.OUT_OF_RANGE), start, end, [], b""
+    runs = _within(index.runs_from(offset, RUNS_MAX), max_bytes)
+    try:
+        blob = read_runs(log, runs)
+    except OffsetGone:  # retention overtook this read
+        return topic, number, int(ResultCode.OUT_OF_RANGE), index.start, index.end, [], b""
+    return topic, number, 0, start, end, [(r.base, r.messages, r.time_ms, r.size) for r in runs], blob
+
+
+def _within(runs: list[Run], max_bytes: int) -> list[Run]:
+    total = 0
+    for i, run in enumerate(runs):
+        total += run.size
+        if total > max_bytes and i > 0:
+            return runs[:i]
+    return runs
+
+
+def read_runs(log: RangeReader, runs: Sequence[Run]) -> bytes:
+    """The runs' rows, one behind the other; neighbours in the log are one read."""
+    parts: list[bytes] = []
+    at = 0
+    while at < len(runs):
+        first = runs[at]
+        size = first.size
+        at += 1
+        while (
+            at < len(runs)
+            and runs[at].log_index == first.log_index
+            and runs[at].pos == first.pos + size
+        ):
+            size += runs[at].size
+            at += 1
+        parts.append(log.read_range(first.log_index, first.pos, size))
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def offset_for_time(state: StateMachine, topic: str, number: int, time_ms: int) -> tuple[int, int]:
+    """``(code, offset)``: first offset at or after ``time_ms``; -1 = end, -2 = start."""
+    partition = state.topics.find(topic, number)
+    if not isinstance(partition, Partition):
+        return int(partition), 0
+    if time_ms == -1:
+        return 0, partition.index.end
+    if time_ms == -2:
+        return 0, partition.index.start
+    return 0, partition.index.offset_at_time(time_ms)
