@@ -1,0 +1,273 @@
+"""The disk as the log sees it: flat names in one directory, append-only files, explicit syncs.
+
+Everything that must survive a power cut goes through these few calls, so that a simulated disk
+(tests/sim/disk.py) can lose exactly what a real one may lose: bytes that were not synced, and names
+whose directory was not synced. Failures come out as three types only: DiskFull (nothing was
+written, try again when there is room), FsyncFailed and DiskFailed (the process must end). A failed
+sync must never be retried: the kernel forgets the dirty pages and the second try lies.
+"""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Final, NoReturn, Protocol
+
+from escrowmq.replication.errors import DiskFailed, DiskFull, FsyncFailed
+
+#: Buffers per system call; Linux refuses more than 1024 (IOV_MAX).
+_IOV_MAX: Final = 1024
+_NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT)
+
+
+class File(Protocol):
+    """An append-only file that any thread may read while one thread appends."""
+
+    def append(self, buffers: Sequence[bytes]) -> None:
+        """Write all buffers at the end, or none of them (DiskFull, DiskFailed)."""
+
+    def write_at(self, pos: int, data: bytes) -> None:
+        """Overwrite bytes that the file already has (fixed-size slots only)."""
+
+    def read(self, pos: int, size: int) -> bytes:
+        """``size`` bytes from ``pos``; fewer only at the end of the file."""
+
+    def size(self) -> int:
+        """Bytes in the file, synced or not."""
+
+    def truncate(self, size: int) -> None:
+        """Cut the file back to ``size`` bytes. Durable after the next sync."""
+
+    def sync(self) -> None:
+        """Make everything written so far durable; FsyncFailed means: end the process."""
+
+    def close(self) -> None:
+        """Give the descriptor back once the last read in progress has returned."""
+
+
+class Disk(Protocol):
+    """One directory of files without sub-directories."""
+
+    def open(self, name: str, create: bool = False) -> File:
+        """Open for reading and appending. ``create``: make it if missing (durable after sync_dir)."""
+
+    def names(self) -> list[str]:
+        """File names, sorted."""
+
+    def exists(self, name: str) -> bool: ...
+
+    def remove(self, name: str) -> None:
+        """Remove if there. Durable after sync_dir; open files stay readable."""
+
+    def rename(self, old: str, new: str) -> None:
+        """Rename, replacing ``new``. Durable after sync_dir."""
+
+    def sync_dir(self) -> None:
+        """Make creations, renames and removals durable."""
+
+    def free_bytes(self) -> int: ...
+
+    def write_atomic(self, name: str, parts: Iterable[bytes]) -> None:
+        """Replace a whole file: after a crash it is the old one or the new one, durable at return."""
+
+    def read_all(self, name: str) -> bytes: ...
+
+    def mmap(self, name: str) -> memoryview:
+        """Read-only view of a file that nobody changes any more."""
+
+
+class _Descriptor:
+    """A file descriptor that closes with its last reference.
+
+    A reader takes a local reference before it reads, so close() in another thread can neither pull
+    the descriptor away under it nor let its number be reused. CPython frees it at once.
+    """
+
+    __slots__ = ("number",)
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __del__(self) -> None:
+        os.close(self.number)
+
+
+class RealFile:
+    """A file of :class:`RealDisk`. One writer thread; reads from any thread need no lock."""
+
+    __slots__ = ("_descriptor", "_path", "_shrunk", "_size")
+
+    def __init__(self, path: Path, create: bool) -> None:
+        flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
+        try:
+            number = os.open(path, flags, 0o644)
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            _raise(error, f"cannot open {path}")
+        self._descriptor: _Descriptor | None = _Descriptor(number)
+        self._path = path
+        self._size = os.fstat(number).st_size
+        self._shrunk = False
+
+    def _held(self) -> _Descriptor:
+        descriptor = self._descriptor
+        if descriptor is None:
+            raise FileNotFoundError(errno.ENOENT, "file is closed", str(self._path))
+        return descriptor
+
+    def append(self, buffers: Sequence[bytes]) -> None:
+        descriptor, end = self._held(), self._size
+        try:
+            for at in range(0, len(buffers), _IOV_MAX):
+                end = _write_all(descriptor.number, buffers[at : at + _IOV_MAX], end)
+        except OSError as error:
+            self._cut_back(error)
+        self._size = end
+
+    def _cut_back(self, error: OSError) -> NoReturn:
+        """Leave no half-written record behind: the next append starts where this one did."""
+        try:
+            os.ftruncate(self._held().number, self._size)
+        except OSError as second:
+            raise DiskFailed(f"cannot cut {self._path} back to {self._size} bytes: {second}") from error
+        _raise(error, f"cannot append to {self._path}")
+
+    def write_at(self, pos: int, data: bytes) -> None:
+        assert pos + len(data) <= self._size, "write_at never grows a file"
+        try:
+            _write_all(self._held().number, (data,), pos)
+        except OSError as error:
+            _raise(error, f"cannot write to {self._path}")
+
+    def read(self, pos: int, size: int) -> bytes:
+        descriptor = self._held()
+        try:
+            data = os.pread(descriptor.number, size, pos)
+            if len(data) == size:
+                return data
+            parts = [data]
+            while data and (size := size - len(data)):
+                pos += len(data)
+                data = os.pread(descriptor.number, size, pos)
+                parts.append(data)
+            return b"".join(parts)
+        except OSError as error:
+            raise DiskFailed(f"cannot read {self._path} at byte {pos}: {error}") from error
+
+    def size(self) -> int:
+        return self._size
+
+    def truncate(self, size: int) -> None:
+        try:
+            os.ftruncate(self._held().number, size)
+        except OSError as error:
+            _raise(error, f"cannot truncate {self._path}")
+        self._size = size
+        self._shrunk = True
+
+    def sync(self) -> None:
+        number = self._held().number
+        try:
+            # fdatasync need not write a smaller size to the inode; fsync must.
+            os.fsync(number) if self._shrunk else os.fdatasync(number)
+        except OSError as error:
+            raise FsyncFailed(f"cannot sync {self._path}: {error}") from error
+        self._shrunk = False
+
+    def close(self) -> None:
+        self._descriptor = None
+
+
+class RealDisk:
+    """A directory of the file system. Creates it if missing."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = Path(path)
+        self.path.mkdir(parents=True, exist_ok=True)
+
+    def open(self, name: str, create: bool = False) -> File:
+        return RealFile(self.path / name, create)
+
+    def names(self) -> list[str]:
+        with os.scandir(self.path) as entries:
+            return sorted(entry.name for entry in entries if entry.is_file(follow_symlinks=False))
+
+    def exists(self, name: str) -> bool:
+        return (self.path / name).exists()
+
+    def remove(self, name: str) -> None:
+        try:
+            (self.path / name).unlink(missing_ok=True)
+        except OSError as error:
+            _raise(error, f"cannot remove {self.path / name}")
+
+    def rename(self, old: str, new: str) -> None:
+        try:
+            os.replace(self.path / old, self.path / new)
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            _raise(error, f"cannot rename {self.path / old}")
+
+    def sync_dir(self) -> None:
+        try:
+            number = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                os.fsync(number)
+            finally:
+                os.close(number)
+        except OSError as error:
+            raise FsyncFailed(f"cannot sync directory {self.path}: {error}") from error
+
+    def free_bytes(self) -> int:
+        state = os.statvfs(self.path)
+        return state.f_bavail * state.f_frsize
+
+    def write_atomic(self, name: str, parts: Iterable[bytes]) -> None:
+        temporary = name + ".tmp"
+        self.remove(temporary)
+        file = self.open(temporary, create=True)
+        try:
+            for part in parts:
+                file.append((part,))
+        except DiskFull:
+            self.remove(temporary)
+            raise
+        file.sync()
+        file.close()
+        self.rename(temporary, name)
+        self.sync_dir()
+
+    def read_all(self, name: str) -> bytes:
+        file = RealFile(self.path / name, create=False)
+        return file.read(0, file.size())
+
+    def mmap(self, name: str) -> memoryview:
+        with open(self.path / name, "rb") as file:
+            if os.fstat(file.fileno()).st_size == 0:
+                return memoryview(b"")
+            return memoryview(mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ))
+
+
+def _write_all(number: int, buffers: Sequence[bytes], pos: int) -> int:
+    """pwritev until everything is written; returns the position after the last byte."""
+    wanted = sum(map(len, buffers))
+    written = os.pwritev(number, buffers, pos)
+    if written == wanted:
+        return pos + wanted
+    rest = memoryview(b"".join(buffers))[written:]  # rare: a signal, or the disk is nearly full
+    pos += written
+    while rest:
+        written = os.pwrite(number, rest, pos)
+        pos, rest = pos + written, rest[written:]
+    return pos
+
+
+def _raise(error: OSError, what: str) -> NoReturn:
+    if error.errno in _NO_ROOM:
+        raise DiskFull(f"{what}: {error.strerror}; free some space, nothing was lost") from error
+    raise DiskFailed(f"{what}: {error.strerror or error}; restart the replica, or replace the disk") from error
