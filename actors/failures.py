@@ -1,0 +1,60 @@
+"""How a call can end other than by an answer, and which error that is for the caller.
+
+The line that matters runs between *nothing was done* and *nobody knows*: the first may be reported
+as a failure, the second never.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from escrowmq.replication.errors import (
+    Closed,
+    DiskFull,
+    EscrowMQError,
+    InvalidMessage,
+    OutcomeUnknown,
+    Overloaded,
+    Unavailable,
+)
+
+
+class FailureKind(enum.Enum):
+    """Why there is no answer. All but UNKNOWN mean that nothing was done."""
+
+    UNKNOWN = "unknown"
+    UNAVAILABLE = "unavailable"
+    OVERLOADED = "overloaded"
+    DISK_FULL = "disk_full"
+    MALFORMED = "malformed"
+    CLOSED = "closed"
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """The end of a request without an answer; ``detail`` says what was seen last."""
+
+    kind: FailureKind
+    detail: str = ""
+    retry_after_s: float = 0.1
+
+    @property
+    def nothing_done(self) -> bool:
+        """True if the request surely had no effect."""
+        return self.kind is not FailureKind.UNKNOWN
+
+    def error(self, subject: str) -> EscrowMQError:
+        """The typed error for a caller; ``subject``: the transaction id, or what was being done."""
+        kind, detail = self.kind, self.detail
+        if kind is FailureKind.UNKNOWN:
+            return OutcomeUnknown(subject)
+        if kind is FailureKind.OVERLOADED:
+            return Overloaded(detail or "the broker's queue is full", self.retry_after_s)
+        if kind is FailureKind.DISK_FULL:
+            return DiskFull(detail or "the broker's disk is full; free space on its node, then retry")
+        if kind is FailureKind.MALFORMED:
+            return InvalidMessage(f"the broker refused the request: {detail}")
+        if kind is FailureKind.CLOSED:
+            return Closed(detail or "closed; create a new one")
+        return Unavailable(detail or "the broker group has no leader or no majority", self.retry_after_s)
