@@ -270,4 +270,4 @@ def _write_all(number: int, buffers: Sequence[bytes], pos: int) -> int:
 def _raise(error: OSError, what: str) -> NoReturn:
     if error.errno in _NO_ROOM:
         raise DiskFull(f"{what}: {error.strerror}; free some space, nothing was lost") from error
-    raise DiskFailed(f"{what}: {error.strerror or error}; restart the replica, or replace the disk") from error
+    raise DiskFailed(f"{what}: {error.strerror}; restart the replica, or replace the disk") from error

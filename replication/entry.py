@@ -1,0 +1,126 @@
+"""One log entry on disk: a 32-byte header and the Raft command. docs/log-format.md has the bytes.
+
+The checksum covers the header too, so a wrong length, index or term is found like a wrong body. It
+is verified wherever an entry is read whole from disk; nothing here decides what a bad entry means
+(torn.py does for the tail, everywhere else it is corruption).
+"""
+
+from __future__ import annotations
+
+import struct
+from array import array
+from dataclasses import dataclass, field
+from typing import Final
+
+from google_crc32c import extend, value
+
+from escrowmq.replication.errors import CorruptLog, UnknownVersion
+
+MAGIC: Final = b"EMQ1"
+VERSION: Final = 1
+#: The only kind of version 1: a Raft entry.
+KIND_ENTRY: Final = 0
+#: magic, version, kind, unsynced, command bytes, checksum, term, index.
+HEADER: Final = struct.Struct("<IBBHIIQQ")
+HEADER_SIZE: Final = HEADER.size
+#: The header without its checksum field: what the checksum covers before the command.
+_COVERED: Final = struct.Struct("<IBBHIQQ")
+_MAGIC: Final = int.from_bytes(MAGIC, "little")
+#: ``unsynced`` is 16 bits wide and stops counting here.
+UNSYNCED_MAX: Final = 0xFFFF
+
+_pack_covered, _pack = _COVERED.pack, HEADER.pack
+
+
+def encode_header(command: bytes, index: int, term: int, unsynced: int) -> bytes:
+    """The 32 bytes before ``command``; ``unsynced`` = entries before it that the same sync covers."""
+    size = len(command)
+    crc = extend(value(_pack_covered(_MAGIC, VERSION, KIND_ENTRY, unsynced, size, term, index)), command)
+    return _pack(_MAGIC, VERSION, KIND_ENTRY, unsynced, size, crc, term, index)
+
+
+@dataclass(frozen=True, slots=True)
+class EntryHeader:
+    """A header whose checksum was right."""
+
+    index: int
+    term: int
+    unsynced: int
+    size: int
+
+    @property
+    def batch_first(self) -> int:
+        """First entry that the sync of this one covers; everything before was durable already."""
+        return self.index - self.unsynced
+
+
+def read_entry(data: memoryview, at: int) -> EntryHeader | None:
+    """The header of the entry at ``at`` if the whole entry is there and its checksum is right.
+
+    Raises UnknownVersion for a sound entry of a newer version: magic, version, length and checksum
+    keep their places in every version.
+    """
+    body = at + HEADER_SIZE
+    if body > len(data):
+        return None
+    magic, version, kind, unsynced, size, crc, term, index = HEADER.unpack_from(data, at)
+    if magic != _MAGIC or body + size > len(data):
+        return None
+    covered = bytes(data[at : at + 12]) + bytes(data[at + 16 : body])
+    if extend(value(covered), bytes(data[body : body + size])) != crc:
+        return None
+    if version != VERSION or kind != KIND_ENTRY:
+        raise UnknownVersion(
+            f"entry of format version {version}, kind {kind}; this software reads {VERSION}: upgrade it"
+        )
+    return EntryHeader(index, term, unsynced, size)
+
+
+def checked_command(raw: bytes, index: int, where: str) -> bytes:
+    """The command of the whole entry ``raw``, which must be entry ``index``; else CorruptLog."""
+    header = read_entry(memoryview(raw), 0)
+    if header is None or header.index != index or header.size != len(raw) - HEADER_SIZE:
+        raise CorruptLog(f"entry {index} in {where} fails its checksum; repair this replica from a peer")
+    return raw[HEADER_SIZE:]
+
+
+@dataclass(slots=True)
+class Scan:
+    """What a run of entries holds. ``positions`` has one more element: where the good part ends."""
+
+    positions: array[int]
+    terms: list[tuple[int, int]] = field(default_factory=list)  # (first index, term), one per change
+    #: Why the scan stopped before the end of the data, or None.
+    problem: str | None = None
+
+    @property
+    def end(self) -> int:
+        return self.positions[-1]
+
+
+def scan(data: memoryview, start: int, first: int) -> Scan:
+    """Read entries from byte ``start`` on; the first has index ``first``. Verifies every checksum.
+
+    A sound entry in the wrong place (index not in sequence, term falling) is corruption and raises;
+    the caller decides about an unsound one, at ``Scan.end``.
+    """
+    positions = array("I", [start])
+    result = Scan(positions)
+    at, index, term, end = start, first, -1, len(data)
+    while at < end:
+        header = read_entry(data, at)
+        if header is None:
+            result.problem = f"no sound entry at byte {at}"
+            break
+        if header.index != index or header.term < term:
+            raise CorruptLog(
+                f"byte {at}: entry {header.index} of term {header.term} "
+                f"where entry {index} of term >= {term} belongs"
+            )
+        if header.term != term:
+            term = header.term
+            result.terms.append((index, term))
+        at += HEADER_SIZE + header.size
+        index += 1
+        positions.append(at)
+    return result
