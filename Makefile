@@ -1,0 +1,47 @@
+# EscrowMQ. Every target works on a fresh clone: the first one makes .venv and installs into it.
+# Everything that is installed is pinned in constraints.txt.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint simulate bench
+
+BIN := .venv/bin
+STAMP := .venv/.installed
+
+# The pins were taken with 3.11, so that comes first. A shim that names no real interpreter fails the probe.
+PYTHON ?= $(shell for p in python3.11 python3.12 python3 /usr/bin/python3.11 /usr/bin/python3.12; do \
+	"$$p" -c 'import ensurepip, sys, venv; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 13))' 2>/dev/null \
+	&& echo "$$p" && break; done)
+
+SEEDS ?= 200
+SEED ?= 1
+
+help: ## this list
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 18
+
+demo: $(STAMP) ## orders through escrow while things are being killed; Spark checks the result (4 minutes)
+	$(BIN)/escrowmq demo
+
+test: lint ## everything: lint, types, layers, then the fast tests, then real Ray and Spark (< 15 minutes)
+	$(BIN)/python -m pytest -m "not ray and not spark and not slow"
+	$(BIN)/python -m pytest -m "ray or spark or slow"
+
+lint: $(STAMP) ## ruff, mypy --strict, and the direction of imports
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+simulate: $(STAMP) ## random schedules of faults against a whole broker group: SEEDS=<how many> SEED=<first>
+	$(BIN)/python -m tests.sim --seeds $(SEEDS) --seed $(SEED)
+
+bench: $(STAMP) ## figures and their ratio to a ceiling measured in the same run (5 minutes; ARGS=--help)
+	$(BIN)/python -m benchmarks $(ARGS)
+
+# --no-build-isolation: what builds the package (and pyspark, which comes as source) is pinned too.
+$(STAMP): pyproject.toml constraints.txt
+	@test -n "$(PYTHON)" || { echo "No Python 3.11 or 3.12 with venv found: install one, or run make PYTHON=/path/to/python"; exit 1; }
+	test -x $(BIN)/python || "$(PYTHON)" -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt pip setuptools wheel
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation -c constraints.txt -e '.[dev]'
+	touch $(STAMP)
