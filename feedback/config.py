@@ -1,0 +1,114 @@
+"""Timings and bounds of both sides of feedback, each with its reason. Frozen; seconds everywhere."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from escrowmq.replication.errors import ConfigError
+
+
+def _all_positive(owner: LeaderTiming | FeedbackConfig | AnswererConfig) -> None:
+    for item in fields(owner):
+        value = getattr(owner, item.name)
+        if isinstance(value, LeaderTiming):
+            continue
+        if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+            raise ConfigError(f"{item.name} must be a number above 0, not {value!r}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaderTiming:
+    """How a group's leader is found and followed."""
+
+    #: With a call outstanding, one of the other replicas is asked this often who leads. A new leader is
+    #: there 0.3 to 0.6 s after a death, and Ray reports the death only after 1 to 64 s. At this rate an
+    #: idle feedback actor costs 0.2 % of a core.
+    probe_every_s: float = 0.4
+    #: Without a known leader all replicas are asked this often: an election is under way.
+    search_every_s: float = 0.1
+    #: A replica that does not answer a question this long is asked again: it may have been restarted.
+    probe_timeout_s: float = 2.0
+
+    def __post_init__(self) -> None:
+        _all_positive(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FeedbackConfig:
+    """One feedback actor (one app and topic)."""
+
+    #: Long poll at the leader, as in FMQ.
+    lock_wait_s: float = 5.0
+    #: Nobody else gets a locked transaction for so long. It is also the longest time a check is delayed
+    #: by the loss of a feedback actor, so it is short; a check that takes longer is locked again.
+    lock_lease_s: float = 10.0
+    #: Transactions per lock call: a call costs 0.5 ms, so 64 make it small beside the checks themselves.
+    lock_batch: int = 64
+    #: Checks on hand per broker group (queued, handed out, being settled); bounds memory and the number
+    #: of leases that are lost with the actor.
+    checks_per_group_max: int = 512
+    #: A producer shows in its next poll that it got a check. One that does not within this time has died
+    #: with its poll still parked here; a live one polls again within milliseconds.
+    confirm_s: float = 1.5
+    #: From hand-out to answer. Three times a producer's default time-out for its querier, since checks
+    #: wait for each other there.
+    answer_s: float = 15.0
+    #: A producer without a parked poll is offline after this: it polls again within milliseconds.
+    silent_s: float = 2.0
+    #: Longest long poll of a producer. Randomised downwards by a fifth, so that the polls of producers
+    #: that all lost one actor do not stay in step.
+    poll_wait_max_s: float = 5.0
+    #: Parked polls. At max_concurrency an async actor cannot even run the call that wakes the others, so
+    #: polls beyond this bound are sent away with a hint when to come back (56 KB each).
+    polls_parked_max: int = 500
+    #: Producers remembered at a time: parked ones and those that were sent away.
+    producers_max: int = 2_000
+    #: Answers per submit.
+    settle_batch: int = 512
+    #: Answers waiting for their submit, per broker group. Beyond it producers are told to come back.
+    settle_queue_max: int = 2_048
+    #: An answer that could not be submitted for so long (no leader) is dropped: the check is repeated.
+    settle_keep_s: float = 60.0
+    #: How often deadlines are looked at.
+    tick_s: float = 0.2
+    #: Without any producer online, branch transactions still follow their home group's decision; they are
+    #: then looked for this often.
+    branch_sweep_s: float = 5.0
+    #: Nobody polled for so long: the actor ends (64 MB); the next producer starts it again.
+    idle_exit_s: float = 600.0
+    leader: LeaderTiming = LeaderTiming()
+
+    def __post_init__(self) -> None:
+        _all_positive(self)
+        if self.confirm_s >= self.lock_lease_s:
+            raise ConfigError("confirm_s must be below lock_lease_s: else no check survives a dead producer")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswererConfig:
+    """The producer's side."""
+
+    poll_wait_s: float = 5.0
+    #: While checks are being worked on, polls are short, so that a death is noticed soon.
+    working_wait_s: float = 1.0
+    #: Time the querier has for one check.
+    query_timeout_s: float = 5.0
+    #: Threads that run the querier. Queries wait for a database, so a few suffice for hundreds a second.
+    query_threads: int = 4
+    #: A thread whose query timed out is written off and replaced, since Python cannot end it; so many may
+    #: hang at a time before the producer stops taking checks and says so in its log.
+    stuck_threads_max: int = 16
+    #: Checks taken per querier thread: enough to keep it busy for the time of a poll.
+    checks_per_thread: int = 16
+    #: How often the leaders are asked in which topics this app has open transactions (FMQ: a restarted
+    #: producer keeps no state; the server holds all of it).
+    discover_every_s: float = 5.0
+    #: A topic found that way is left again after so long without open transactions.
+    topic_linger_s: float = 60.0
+    #: Reconnecting to a lost feedback actor: first and longest pause.
+    reconnect_min_s: float = 0.1
+    reconnect_max_s: float = 2.0
+    leader: LeaderTiming = LeaderTiming()
+
+    def __post_init__(self) -> None:
+        _all_positive(self)

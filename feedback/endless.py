@@ -1,0 +1,34 @@
+"""A loop that survives its errors: one failing step costs a pause, never the loop.
+
+RocketMQ's scanner dies, or stalls every topic, at one exception; here each loop serves one app and
+topic at one group, and goes on. It must never swallow a cancellation.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Awaitable, Callable
+
+from escrowmq.feedback.policy import retry_pause_s
+from escrowmq.replication.errors import Unavailable
+
+log = logging.getLogger(__name__)
+
+
+async def endless(step: Callable[[], Awaitable[None]], counts: Counter[str], what: str) -> None:
+    """``step`` after ``step`` until cancelled; after a failure a pause of 0.1 s that doubles to 2 s."""
+    failures = 0
+    while True:
+        try:
+            await step()
+            failures = 0
+            continue
+        except Unavailable:
+            counts["unavailable"] += 1
+        except Exception:
+            counts["errors"] += 1
+            log.exception("%s: an error, which the loop survives", what)
+        failures += 1
+        await asyncio.sleep(retry_pause_s(failures))

@@ -1,0 +1,37 @@
+"""Names under which actors find each other in the Ray namespace.
+
+Whoever needs an actor looks it up by name, so the names are part of the protocol between the parts
+and stand in one place. A name must be unambiguous: two different (app, topic) pairs never share one.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+from urllib.parse import quote
+
+SUPERVISOR = "supervisor"
+
+
+class ClusterShape(Protocol):
+    """What feedback needs to know of a cluster: where its brokers are to be looked up."""
+
+    @property
+    def namespace(self) -> str: ...
+    @property
+    def groups(self) -> int: ...
+    @property
+    def replicas(self) -> int: ...
+
+
+def broker_name(gid: int, rid: int) -> str:
+    """Ray name of replica ``rid`` of broker group ``gid``."""
+    return f"broker-g{gid}-r{rid}"
+
+
+def feedback_name(app: str, topic: str) -> str:
+    """Ray name of the feedback actor that asks ``app`` about its transactions of ``topic``.
+
+    Dashes of the app are escaped: else app ``a-b`` with topic ``c`` would share an actor with app ``a``
+    and topic ``b-c``, and be asked about transactions it has never heard of.
+    """
+    return f"feedback-{quote(app, safe='').replace('-', '%2D')}-{topic}"

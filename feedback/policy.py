@@ -1,0 +1,128 @@
+"""Every decision of feedback that is a rule: whom to ask, what an answer means, how long to pause.
+
+Pure functions of their arguments. The broker side of the rules is replicated and stands in
+``replication.state.checks``: when a transaction is due, its back-off, and when it is parked. Nothing
+here may turn silence into a commit or a rollback: only an answer, the home group's decision, or the
+topic's explicit policy ``rollback`` does that.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Set
+from typing import NamedTuple, Protocol, TypeVar
+
+from escrowmq.replication.model import TransactionState
+
+
+class LockedRow(NamedTuple):
+    """One due transaction as ``lock_due`` returns it. ``exhausted``: the topic says rollback now."""
+
+    tx_id: str
+    query_id: str
+    prepared_ms: int
+    checks: int
+    home_group: int = -1
+    exhausted: bool = False
+
+
+class Route(enum.Enum):
+    """Who can say what became of a locked transaction."""
+
+    PRODUCER = "producer"
+    HOME_GROUP = "home group"
+    TOPIC_POLICY = "topic policy"
+
+
+class Trouble(enum.Enum):
+    """Why an UNKNOWN is not the application's own word."""
+
+    NONE = ""
+    RAISED = "raised"  # the querier raised, or returned something else than a state
+    TIMED_OUT = "timed out"  # the querier hung, or the producer did not answer in time
+    BUSY = "busy"  # the querier was never called: all its threads were taken
+
+
+class Verdict(enum.Enum):
+    """What happens to a check."""
+
+    COMMIT = "commit"
+    ROLLBACK = "rollback"
+    EXPIRE = "expire"  # rollback by the topic's policy
+    COUNT = "count"  # still open: counted, asked again after a back-off, parked in the end
+    ASK_ANOTHER = "ask another"
+    RELEASE = "release"  # nobody was asked: not counted, due again
+
+
+class Candidate(Protocol):
+    """What the choice of a producer looks at."""
+
+    instance: str
+    room: int
+    parked: bool
+    last_seen: float
+
+    @property
+    def load(self) -> int: ...
+
+
+C = TypeVar("C", bound=Candidate)
+
+
+def route(row: LockedRow) -> Route:
+    """A branch follows its home group, which alone holds the decision; its producer is never asked."""
+    if row.home_group != -1:
+        return Route.HOME_GROUP
+    return Route.TOPIC_POLICY if row.exhausted else Route.PRODUCER
+
+
+def judge(state: TransactionState, trouble: Trouble, *, others: bool) -> Verdict:
+    """What a producer's answer means. ``others``: a producer that was not asked yet is online.
+
+    PREPARE is not an answer ("it is open" is known), so it counts as UNKNOWN. An honest UNKNOWN is the
+    application's word; a querier that raised or hung says nothing about the transaction, and another
+    process may well know. BUSY never counts, since nobody was asked.
+    """
+    if state is TransactionState.COMMITTED:
+        return Verdict.COMMIT
+    if state is TransactionState.ROLLBACK:
+        return Verdict.ROLLBACK
+    if trouble is Trouble.BUSY:
+        return Verdict.ASK_ANOTHER if others else Verdict.RELEASE
+    if trouble is not Trouble.NONE and others:
+        return Verdict.ASK_ANOTHER
+    return Verdict.COUNT
+
+
+def judge_home(state: TransactionState) -> Verdict:
+    """What the home group's record means for a branch; undecided or forgotten: leave it and ask again."""
+    if state is TransactionState.COMMITTED:
+        return Verdict.COMMIT
+    if state is TransactionState.ROLLBACK:
+        return Verdict.ROLLBACK
+    return Verdict.RELEASE
+
+
+def pick(online: Iterable[C], tried: Set[str]) -> C | None:
+    """The producer to ask: parked, least loaded, then most recently seen (the dead are seen least).
+
+    One that was tried for this check is asked again only when no other one that takes checks is online,
+    parked or about to park.
+    """
+    taking = [seat for seat in online if seat.room > 0]
+    fresh = [seat for seat in taking if seat.instance not in tried]
+    parked = [seat for seat in fresh or taking if seat.parked]
+    return min(parked, key=lambda seat: (seat.load, -seat.last_seen), default=None)
+
+
+def lock_pause_s(empty_in_a_row: int, waited_s: float, wait_s: float) -> float:
+    """Pause before the next lock call. A leader that has no room for another long poll answers empty at
+    once; then the pause grows from 0.1 s (FMQ's) to 2 s, and it is 0 while polls wait or find work."""
+    if empty_in_a_row == 0 or waited_s >= wait_s / 2:
+        return 0.0
+    return float(min(0.1 * 2 ** min(empty_in_a_row - 1, 8), 2.0))
+
+
+def retry_pause_s(failures: int) -> float:
+    """Pause after a failed call or an unexpected error: 0.1 s doubling to 2 s."""
+    return float(min(0.1 * 2 ** min(max(failures - 1, 0), 8), 2.0))

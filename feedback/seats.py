@@ -1,0 +1,76 @@
+"""The producers of an app that can be asked right now. Pure: takes ``now`` in seconds.
+
+A producer has a seat while it polls. Being online is an observation about polls, never a claim of the
+producer or of Ray: a parked poll, or one that ended a moment ago. A producer that died with its poll
+parked looks online until its poll ends or a hand-out to it is not confirmed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Set
+from dataclasses import dataclass, field
+
+Key = tuple[int, str]  # broker group, transaction id
+
+
+@dataclass(slots=True)
+class Seat:
+    """One producer instance. ``room``: checks it takes now; it never exceeds what its last poll said."""
+
+    instance: str
+    last_seen: float
+    room: int = 0
+    parked: bool = False
+    holding: set[Key] = field(default_factory=set)
+
+    @property
+    def load(self) -> int:
+        return len(self.holding)
+
+    def online(self, now: float, silent_s: float) -> bool:
+        """Whether it can be asked, as far as its polls tell."""
+        return self.parked or now - self.last_seen < silent_s
+
+
+class Seats:
+    """All seats of one app and topic, at most ``limit``."""
+
+    def __init__(self, limit: int, silent_s: float) -> None:
+        self._limit, self._silent_s = limit, silent_s
+        self._seats: dict[str, Seat] = {}
+
+    def get(self, instance: str) -> Seat | None:
+        return self._seats.get(instance)
+
+    def arrive(self, instance: str, room: int, now: float) -> Seat | None:
+        """A poll came in; None when there is no seat left."""
+        seat = self._seats.get(instance)
+        if seat is None:
+            if len(self._seats) >= self._limit:
+                return None
+            seat = self._seats[instance] = Seat(instance, now)
+        seat.last_seen, seat.room = now, room
+        return seat
+
+    def remove(self, instance: str) -> Seat | None:
+        """It left, or it is dead."""
+        return self._seats.pop(instance, None)
+
+    def online(self, now: float) -> Iterator[Seat]:
+        """Those that can be asked."""
+        return (seat for seat in self._seats.values() if seat.online(now, self._silent_s))
+
+    def silent(self, now: float) -> list[str]:
+        """Those that can no longer be asked."""
+        return [name for name, seat in self._seats.items() if not seat.online(now, self._silent_s)]
+
+    def room(self, now: float) -> int:
+        """Checks that all of them together take now."""
+        return sum(seat.room for seat in self.online(now))
+
+    def others(self, now: float, tried: Set[str]) -> bool:
+        """Whether one that was not tried yet takes checks."""
+        return any(seat.room > 0 and seat.instance not in tried for seat in self.online(now))
+
+    def __len__(self) -> int:
+        return len(self._seats)

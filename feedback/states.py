@@ -1,0 +1,31 @@
+"""What an application implements to be asked back: the states, and the querier.
+
+The querier lives in the producer's process and is never sent anywhere, so it may hold connections,
+caches and locks. It is asked about transactions whose decision the broker never got.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+from escrowmq.replication.model import TransactionState
+
+__all__ = ["TransactionState", "TxStatusQuerier"]
+
+
+class TxStatusQuerier(ABC):
+    """Looks up what became of a local transaction. Any producer instance of the app may be asked.
+
+    Called from several threads at once (``AnswererConfig.query_threads``, 4 by default): open the
+    database connection per call or per thread. It should answer within a few seconds; one that raises,
+    hangs or returns something else counts as UNKNOWN, and the check is repeated later.
+    """
+
+    @abstractmethod
+    def query_status(self, tx_id: str, query_id: str) -> TransactionState:
+        """COMMITTED or ROLLBACK if the local transaction is settled for good, UNKNOWN to be asked again.
+
+        ``query_id`` is the application's own key, given when the transaction was prepared (the
+        transaction id if none was given). Answer ROLLBACK only if the local transaction can no longer
+        commit: "no such row" may just mean "not yet".
+        """
