@@ -1,0 +1,110 @@
+"""Which offsets are read, and how ranges are cut into tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from escrowmq.replication.errors import ConfigError, OffsetOutOfRange, UnknownTopic
+from escrowmq.spark_integration.options import parse_options
+from escrowmq.spark_integration.planning import OffsetRange, plan, select_partitions, split
+
+
+class Log:
+    """Topics with (log start, end) by partition; the message at offset n was stored at n seconds."""
+
+    def __init__(self, table: Mapping[str, Sequence[tuple[int, int]]]) -> None:
+        self.table = table
+
+    def topics(self) -> Mapping[str, int]:
+        return {topic: len(partitions) for topic, partitions in self.table.items()}
+
+    def offsets(self, wanted: Sequence[tuple[str, int, int]]) -> list[int]:
+        found = []
+        for topic, partition, moment in wanted:
+            start, end = self.table[topic][partition]
+            seconds = -(-moment // 1000)
+            found.append({-2: start, -1: end}.get(moment, max(start, min(end, seconds))))
+        return found
+
+
+LOG = Log({"a": [(0, 10), (5, 5)], "b": [(3, 20)], "other": [(0, 1)]})
+
+
+def planned(**options: str) -> list[OffsetRange]:
+    return plan(parse_options(options, default_address="127.0.0.1:6379"), LOG)
+
+
+def test_everything_committed_is_read_and_empty_partitions_cost_no_task() -> None:
+    assert planned(subscribe="b,a") == [OffsetRange("a", 0, 0, 10), OffsetRange("b", 0, 3, 20)]
+
+
+def test_a_pattern_matches_whole_names() -> None:
+    assert planned(subscribePattern="[ab]") == planned(subscribe="a,b")
+    assert planned(subscribePattern="oth") == []
+
+
+def test_assigned_partitions_only() -> None:
+    assert planned(assign='{"a": [0]}') == [OffsetRange("a", 0, 0, 10)]
+
+
+def test_explicit_offsets_are_inclusive_then_exclusive() -> None:
+    found = planned(assign='{"a": [0]}', startingOffsets='{"a": {"0": 2}}', endingOffsets='{"a": {"0": 7}}')
+    assert found == [OffsetRange("a", 0, 2, 7)]
+
+
+def test_timestamps_mean_the_first_message_then_or_later() -> None:
+    assert planned(subscribe="b", startingTimestamp="4500", endingTimestamp="9000") == [
+        OffsetRange("b", 0, 5, 9)
+    ]
+    assert planned(subscribe="b", startingTimestamp="99000000") == []
+
+
+def test_unknown_topics_and_partitions_are_errors() -> None:
+    for options in ({"subscribe": "a,nope"}, {"assign": '{"nope": [0]}'}, {"assign": '{"a": [2]}'}):
+        with pytest.raises(UnknownTopic):
+            planned(**options)
+
+
+def test_offsets_must_name_exactly_what_is_read() -> None:
+    with pytest.raises(ConfigError, match=r"startingOffsets.*missing a/1, not read b/0"):
+        planned(subscribe="a", startingOffsets='{"a": {"0": 1}, "b": {"0": 1}}')
+
+
+def test_offsets_outside_of_the_log_are_errors() -> None:
+    with pytest.raises(OffsetOutOfRange):
+        planned(subscribe="b", endingOffsets='{"b": {"0": 21}}')
+    with pytest.raises(OffsetOutOfRange):
+        planned(subscribe="b", startingOffsets='{"b": {"0": 2}}')
+    assert planned(subscribe="b", startingOffsets='{"b": {"0": 2}}', failOnDataLoss="false") == [
+        OffsetRange("b", 0, 3, 20)
+    ]
+
+
+def test_partitions_are_sorted_however_they_were_named() -> None:
+    options = parse_options({"subscribe": "b,a"}, default_address="h:1")
+    assert select_partitions(options.subscription, LOG.topics()) == [("a", 0), ("a", 1), ("b", 0)]
+
+
+sizes = st.lists(st.integers(1, 500), min_size=1, max_size=6)
+limits = st.one_of(st.none(), st.integers(1, 60))
+
+
+@given(sizes, limits, limits)
+def test_pieces_cover_every_record_once(
+    lengths: list[int], min_partitions: int | None, max_records: int | None
+) -> None:
+    ranges = [OffsetRange("t", i, 10 * i, 10 * i + n) for i, n in enumerate(lengths)]
+    pieces = split(ranges, min_partitions, max_records)
+    covered = [(p.partition, offset) for p in pieces for offset in range(p.start, p.end)]
+    assert covered == [(r.partition, offset) for r in ranges for offset in range(r.start, r.end)]
+    assert all(p.start < p.end for p in pieces)
+    if max_records is not None:
+        assert max(p.end - p.start for p in pieces) <= max_records
+    if min_partitions is not None:
+        assert len(pieces) >= min(min_partitions, sum(lengths))
+    if min_partitions is None and max_records is None:
+        assert pieces == ranges
