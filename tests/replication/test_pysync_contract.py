@@ -1,0 +1,54 @@
+"""pysyncobj's private names, as ``replication/pysync.py`` uses them, are those of the pinned version.
+
+When this fails, pysyncobj was changed: read its new source against docs/decisions.md before moving the pin.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import re
+from pathlib import Path
+
+import pysyncobj
+import pysyncobj.syncobj
+from pysyncobj.version import VERSION
+
+from escrowmq.replication import pysync
+
+#: sha256 of pysyncobj 0.3.17's syncobj.py: the guards were derived from exactly this text.
+SYNCOBJ_SHA256 = "e8bdf06797085d734df86e24ab4802fe87893dff77268565ec036f7ad4a1cfe4"
+
+
+def test_the_pinned_version_is_installed() -> None:
+    assert VERSION == pysync.SUPPORTED_VERSION == "0.3.17"
+    source = inspect.getsource(pysyncobj.syncobj).encode()
+    assert hashlib.sha256(source).hexdigest() == SYNCOBJ_SHA256
+
+
+def test_every_private_name_exists() -> None:
+    names = dict(pysync.PRIVATE_NAMES)
+    node = pysyncobj.SyncObj(None, [], pysyncobj.SyncObjConf(autoTick=False), transport=pysync._Link(lambda *_: True))
+    for name in names["methods"]:
+        assert f"_SyncObj__{name}" in vars(pysyncobj.SyncObj), name
+    for name in names["attributes"]:
+        assert f"_SyncObj__{name}" in vars(node), name
+
+
+def test_no_private_name_is_used_without_being_listed() -> None:
+    source = inspect.getsource(pysync)
+    listed = {name for _, group in pysync.PRIVATE_NAMES for name in group}
+    assert set(re.findall(r"_SyncObj__(\w+)", source)) == listed
+
+
+def test_private_access_stays_in_one_file() -> None:
+    folder = Path(inspect.getfile(pysync)).parent
+    users = {path.name for path in folder.rglob("*.py") if "_SyncObj__" in path.read_text()}
+    assert users == {"pysync.py"}
+
+
+def test_stock_users_of_pysyncobj_see_no_change() -> None:
+    """The two wrapped globals behave as before outside a Core."""
+    assert isinstance(pysyncobj.syncobj.createJournal(None), pysyncobj.journal.MemoryJournal)
+    before = pysync._ThreadClock.read()
+    assert 0 <= pysyncobj.syncobj.monotonicTime() - before < 60
