@@ -13,10 +13,9 @@ from dataclasses import dataclass, field
 from escrowmq.replication.disk import Disk, File
 from escrowmq.replication.entry import Scan, read_entry, scan
 from escrowmq.replication.errors import CorruptLog, UnknownVersion
-from escrowmq.replication.segment import (
+from escrowmq.replication.segment import OpenSegment, Segment
+from escrowmq.replication.segment_format import (
     FILE_HEADER_SIZE,
-    OpenSegment,
-    Segment,
     file_header_is_sound,
     first_of_name,
     load_sealed,
@@ -46,12 +45,14 @@ def recover(disk: Disk) -> RecoveredLog:
     """Open the log of ``disk``. Raises CorruptLog or UnknownVersion, naming file and byte."""
     log = RecoveredLog()
     firsts = segment_firsts(disk)
-    newest: tuple[int, File, Scan] | None = None
-    while firsts and newest is None:
-        # A segment whose creation was torn holds nothing; the one before it is then the newest.
-        newest = _open_newest(disk, firsts[-1], log)
-        if newest is None:
-            del firsts[-1]
+    newest = _open_newest(disk, firsts[-1], log) if firsts else None
+    if firsts and newest is None:
+        # Its creation was torn, so it holds nothing. The one before it is the newest, and has no torn
+        # tail: a segment is synced before the next one is created.
+        del firsts[-1]
+        if firsts:
+            file = disk.open(log_name(firsts[-1]))
+            newest = firsts[-1], file, load_sealed(disk, firsts[-1], file)
     for first in firsts[:-1]:
         found = load_sealed(disk, first, disk.open(log_name(first)))
         segment = _add(log, first, found)

@@ -1,38 +1,23 @@
-"""Segment files: ``<first index>.log`` holds entries, ``<first index>.pos`` where they begin.
+"""Segments in memory: a table of them, and reading entries from them in any thread.
 
 A segment is written by one sync job after the other until it is full, then *sealed*: it never
-changes again, and a sidecar with its positions and terms is written so that a restart need not read
-the entries. The sidecar is derived data: it carries a checksum, and a missing or bad one is built
-again by scanning. At most a bounded number of sealed segments is open at a time, so neither
-descriptors nor memory grow with the log.
+changes again. At most a bounded number of sealed segments is open at a time, so neither descriptors
+nor memory grow with the log. A reader never needs a lock: the table is replaced as a whole, and a
+file closes only when the last reader that holds it has finished.
 """
 
 from __future__ import annotations
 
-import struct
-import sys
 import threading
 from array import array
 from bisect import bisect_right
 from collections import deque
-from typing import Final, NamedTuple
-
-from google_crc32c import value
+from typing import NamedTuple
 
 from escrowmq.replication.disk import Disk, File
-from escrowmq.replication.entry import HEADER_SIZE, Scan, checked_command, read_entry, scan
-from escrowmq.replication.errors import CorruptLog, DiskFull, OffsetGone, UnknownVersion
-
-assert sys.byteorder == "little", "positions are stored as the little-endian machine holds them"
-
-FILE_VERSION: Final = 1
-#: magic "EMQS", version, 3 reserved, first index, 12 reserved, CRC32C of the 28 bytes before.
-FILE_HEADER: Final = struct.Struct("<4sB3xQ12xI")
-FILE_HEADER_SIZE: Final = FILE_HEADER.size
-FILE_MAGIC: Final = b"EMQS"
-#: magic "EMQP", version, 3 reserved, first index, entries, term runs, CRC32C of everything else.
-SIDECAR_HEADER: Final = struct.Struct("<4sB3xQIII")
-SIDECAR_MAGIC: Final = b"EMQP"
+from escrowmq.replication.entry import HEADER_SIZE, checked_command
+from escrowmq.replication.errors import CorruptLog, OffsetGone
+from escrowmq.replication.segment_format import load_sealed, log_name
 
 
 class SegmentInfo(NamedTuple):
@@ -71,116 +56,6 @@ class Segment:
         return log_name(self.first)
 
 
-def log_name(first: int) -> str:
-    return f"{first:016x}.log"
-
-
-def sidecar_name(first: int) -> str:
-    return f"{first:016x}.pos"
-
-
-def first_of_name(name: str) -> int | None:
-    """First index of a segment file's name; None for any other file."""
-    stem, dot, kind = name.partition(".")
-    if kind != "log" or not dot or len(stem) != 16:
-        return None
-    try:
-        return int(stem, 16)
-    except ValueError:
-        return None
-
-
-def encode_file_header(first: int) -> bytes:
-    head = FILE_HEADER.pack(FILE_MAGIC, FILE_VERSION, first, 0)[:-4]
-    crc: int = value(head)
-    return head + crc.to_bytes(4, "little")
-
-
-def file_header_is_sound(data: memoryview, first: int, name: str) -> bool:
-    """False if torn or damaged; UnknownVersion or CorruptLog if sound but not what belongs here."""
-    if len(data) < FILE_HEADER_SIZE:
-        return False
-    magic, version, found, crc = FILE_HEADER.unpack_from(data)
-    if magic != FILE_MAGIC or value(bytes(data[: FILE_HEADER_SIZE - 4])) != crc:
-        return False
-    if version != FILE_VERSION:
-        raise UnknownVersion(
-            f"{name} has format version {version}; this software reads {FILE_VERSION}: upgrade it"
-        )
-    if found != first:
-        raise CorruptLog(f"{name} says its first entry is {found}: the file was renamed or copied over")
-    return True
-
-
-def encode_sidecar(first: int, positions: array[int], terms: list[tuple[int, int]]) -> bytes:
-    body = positions.tobytes() + array("Q", [n for run in terms for n in run]).tobytes()
-    fields = (SIDECAR_MAGIC, FILE_VERSION, first, len(positions) - 1, len(terms))
-    crc = value(SIDECAR_HEADER.pack(*fields, 0)[:-4] + body)
-    return SIDECAR_HEADER.pack(*fields, crc) + body
-
-
-def decode_sidecar(data: bytes, first: int) -> Scan | None:
-    """Positions and terms, or None if the sidecar is damaged, of another version or another segment."""
-    head = SIDECAR_HEADER.size
-    if len(data) < head:
-        return None
-    magic, version, found, entries, runs, crc = SIDECAR_HEADER.unpack_from(data)
-    border = head + 4 * (entries + 1)
-    if (magic, version, found) != (SIDECAR_MAGIC, FILE_VERSION, first) or len(data) != border + 16 * runs:
-        return None
-    if value(data[: head - 4] + data[head:]) != crc:
-        return None
-    positions, flat = array("I"), array("Q")
-    positions.frombytes(data[head:border])
-    flat.frombytes(data[border:])
-    return Scan(positions, list(zip(flat[::2], flat[1::2], strict=True)))
-
-
-def write_sidecar(disk: Disk, first: int, positions: array[int], terms: list[tuple[int, int]]) -> None:
-    """Not synced: losing it costs a scan. A full disk is no reason to fail, the next restart scans."""
-    name = sidecar_name(first)
-    try:
-        disk.remove(name)
-        file = disk.open(name, create=True)
-        file.append((encode_sidecar(first, positions, terms),))
-        file.close()
-    except DiskFull:
-        disk.remove(name)
-
-
-def load_sealed(disk: Disk, first: int, file: File) -> Scan:
-    """Positions and terms of a sealed segment: from its sidecar, else by a scan that rebuilds it.
-
-    Raises CorruptLog, naming file and byte, if an entry is unsound: nothing of a sealed segment may be.
-    """
-    name, sidecar = log_name(first), sidecar_name(first)
-    found = decode_sidecar(disk.read_all(sidecar), first) if disk.exists(sidecar) else None
-    if found is not None and _sidecar_fits(file, found, first):
-        return found
-    data = memoryview(file.read(0, file.size()))
-    if not file_header_is_sound(data, first, name):
-        raise CorruptLog(f"{name} has a damaged file header at byte 0; repair this replica from a peer")
-    try:
-        found = scan(data, FILE_HEADER_SIZE, first)
-    except (CorruptLog, UnknownVersion) as error:
-        raise type(error)(f"{name}: {error}") from error
-    if found.problem is not None:
-        raise CorruptLog(f"{name}: {found.problem} of {len(data)}; repair this replica from a peer")
-    write_sidecar(disk, first, found.positions, found.terms)
-    return found
-
-
-def _sidecar_fits(file: File, found: Scan, first: int) -> bool:
-    """The sidecar speaks of this file: same size, and its last entry is where and what it says."""
-    if found.end != file.size() or len(found.positions) < 2:
-        return False
-    at = found.positions[-2]
-    header = read_entry(memoryview(file.read(at, found.end - at)), 0)
-    if header is None:
-        return False
-    return header.index == first + len(found.positions) - 2 and header.term == found.terms[-1][1]
-
-
 class SegmentTable(NamedTuple):
     """All segments, replaced as a whole when one is added or dropped, so that readers need no lock."""
 
@@ -191,6 +66,14 @@ class SegmentTable(NamedTuple):
         k = bisect_right(self.firsts, index) - 1
         return self.segments[k] if k >= 0 else None
 
+    def infos(self, last_index: int) -> list[SegmentInfo]:
+        """All rows for others, the log ending at ``last_index``."""
+        lasts = [first - 1 for first in self.firsts[1:]] + [last_index]
+        return [
+            SegmentInfo(row.name, row.first, last, row.durable_size, row.sealed)
+            for row, last in zip(self.segments, lasts, strict=False)
+        ]
+
 
 class SegmentReader:
     """Reads entries of any segment from any thread; opens sealed segments on demand, ``limit`` at a time."""
@@ -199,6 +82,7 @@ class SegmentReader:
         assert limit >= 1
         self._disk, self._limit = disk, limit
         self._lock = threading.Lock()
+        self._closed = False
         self._clock: deque[Segment] = deque()
 
     def admit(self, segment: Segment) -> None:
@@ -215,6 +99,8 @@ class SegmentReader:
         with self._lock:
             opened = segment.opened
             if opened is None:
+                if self._closed:
+                    raise OffsetGone("the log is closed")
                 file = self._disk.open(segment.name)
                 opened = OpenSegment(file, load_sealed(self._disk, segment.first, file).positions)
                 segment.opened = opened
@@ -222,10 +108,11 @@ class SegmentReader:
                 self._evict()
         return opened
 
-    def forget(self) -> None:
-        """Close everything (the journal closes)."""
+    def close(self, segments: list[Segment]) -> None:
+        """Close all files; reads in progress finish, later ones find nothing."""
         with self._lock:
-            for segment in self._clock:
+            self._closed = True
+            for segment in [*self._clock, *segments]:
                 segment.opened = None
             self._clock.clear()
 
@@ -268,6 +155,14 @@ class SegmentReader:
                 raise CorruptLog(f"{segment.name} ends inside entry {index} at byte {start}")
             return data
         return self._checked(segment, opened, index, start, end)[pos : pos + size]
+
+    def run_within(self, segment: Segment, index: int, max_bytes: int, durable: int) -> int:
+        """Last entry of a run from ``index`` on: in this segment, on disk, at most ``max_bytes``."""
+        positions = self.open(segment).positions
+        first = index - segment.first
+        stop = min(len(positions) - 1, durable + 1 - segment.first)  # one past the last candidate
+        fits = bisect_right(positions, positions[first] + max_bytes, first + 1, stop + 1) - 1
+        return segment.first + max(first, fits - 1)
 
     def read_run(self, segment: Segment, first: int, last: int) -> list[bytes]:
         """Commands of neighbouring entries with one read, checksums verified."""

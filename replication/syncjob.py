@@ -16,14 +16,8 @@ from typing import Final
 
 from escrowmq.replication.disk import Disk, File
 from escrowmq.replication.errors import DiskFull
-from escrowmq.replication.segment import (
-    OpenSegment,
-    Segment,
-    encode_file_header,
-    log_name,
-    sidecar_name,
-    write_sidecar,
-)
+from escrowmq.replication.segment import OpenSegment, Segment
+from escrowmq.replication.segment_format import encode_file_header, log_name, sidecar_name, write_sidecar
 
 #: Entries per append call; each has two buffers, and one system call takes 1024.
 _ENTRIES_PER_APPEND: Final = 512
@@ -35,19 +29,16 @@ class Write:
 
     segment: Segment
     opened: OpenSegment
-    first: int
+    first: int  # index of the first entry in ``buffers``; grows as they are written
     buffers: list[bytes] = field(default_factory=list)
     #: Set when the segment is full: its positions and term runs, for the sidecar.
     seal: tuple[array[int], list[tuple[int, int]]] | None = None
 
 
 class SyncJob:
-    """One trip to the disk. After :meth:`run`: ``durable``, ``disk_full``, ``rest``, ``sealed``."""
+    """One trip to the disk. The results may be read once :meth:`run` has returned."""
 
-    def __init__(
-        self, disk: Disk, writes: list[Write], removals: Sequence[int], durable: int, generation: int
-    ) -> None:
-        self.generation = generation
+    def __init__(self, disk: Disk, writes: list[Write], removals: Sequence[int], durable: int) -> None:
         #: Highest index that is durable, with everything before it.
         self.durable = durable
         #: Whether an append found no room. Nothing is lost: ``rest`` holds what was not written.
@@ -60,7 +51,7 @@ class SyncJob:
         self._error: BaseException | None = None
 
     def run(self) -> None:
-        """Do it, or wait for the thread that is doing it. DiskFailed/FsyncFailed: end the process."""
+        """Do it, or wait for the thread that is doing it. DiskFailed, FsyncFailed: end the process."""
         with self._lock:
             if self._settled:
                 if self._error is not None:
@@ -90,11 +81,10 @@ class SyncJob:
 
     def _perform(self, write: Write) -> None:
         opened, segment = write.opened, write.segment
-        file = opened.file
-        created = file is None
+        file, created = opened.file, False
         if file is None:
-            file = self._create(segment)
-            opened.file = file
+            file = opened.file = self._create(segment)
+            created = True
         try:
             while write.buffers:
                 part = write.buffers[: 2 * _ENTRIES_PER_APPEND]
@@ -116,7 +106,7 @@ class SyncJob:
 
     def _create(self, segment: Segment) -> File:
         file = self._disk.open(segment.name, create=True)
-        if file.size():  # left by a creation that found no room, or whose removal a power cut undid
+        if file.size():  # a removal that a power cut undid
             file.truncate(0)
         try:
             file.append((encode_file_header(segment.first),))
@@ -124,18 +114,3 @@ class SyncJob:
             self._disk.remove(segment.name)  # a conflict may drop the segment before there is room
             raise
         return file
-
-
-def drop_after(writes: list[Write], last: int) -> None:
-    """Forget queued entries after ``last`` (a conflict); what is left of the list stays in order."""
-    for write in writes:
-        keep = max(0, last + 1 - write.first)
-        del write.buffers[2 * keep :]
-        if write.segment.last >= last:
-            write.seal = None
-    writes[:] = [w for w in writes if w.segment.first <= last and (w.buffers or w.seal is not None)]
-
-
-def queued_bytes(writes: Sequence[Write]) -> int:
-    """Bytes of these writes that are not on disk."""
-    return sum(len(part) for write in writes for part in write.buffers)

@@ -29,6 +29,11 @@ class TermRuns:
         """Term of an entry that is in the log."""
         return self._terms[bisect_right(self._starts, index) - 1]
 
+    def run_at(self, index: int) -> tuple[int, int]:
+        """(term, last index of its run) of an entry that is in the log; the newest run has no end."""
+        k = bisect_right(self._starts, index)
+        return self._terms[k - 1], self._starts[k] - 1 if k < len(self._starts) else 1 << 63
+
     def start_of(self, index: int) -> int:
         """First index of the run that ``index`` belongs to."""
         return self._starts[bisect_right(self._starts, index) - 1]
