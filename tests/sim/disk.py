@@ -1,0 +1,271 @@
+"""A disk in memory that keeps what a real one must keep, and loses all that a real one may lose.
+
+``kill()`` ends the process only: the page cache survives. ``power_cut()`` loses, at random but
+reproducibly (``rng``), what was not synced: each file keeps a prefix of its unsynced writes with the
+last one torn at any byte, or all of them with some sectors reading as zeros (pages reach the disk in
+any order); each creation, rename or removal since the last ``sync_dir`` survives or does not, on its
+own or as a prefix. A failed sync loses the dirty bytes for good, and says so only once, as Linux does.
+Faults: ``capacity`` (ENOSPC), ``fail_next`` (EIO on append, read or sync), ``stop_after`` (power goes at
+the n-th operation from now).
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from escrowmq.replication.disk import File
+from escrowmq.replication.errors import DiskFailed, DiskFull, FsyncFailed
+
+SECTOR = 512
+
+
+class PowerCut(BaseException):
+    """The machine stops here. Not an Exception: no handler of the code under test may survive it."""
+
+
+@dataclass
+class _Inode:
+    """``data`` is the page cache, ``durable`` the platter, ``pending`` the writes between them."""
+
+    data: bytearray = field(default_factory=bytearray)
+    durable: bytearray = field(default_factory=bytearray)
+    pending: list[tuple[int, bytes | None]] = field(default_factory=list)  # (pos, bytes); None: truncate
+
+    def write(self, pos: int, data: bytes) -> None:
+        self.data[pos : pos + len(data)] = data
+        self.pending.append((pos, data))
+
+    def truncate(self, size: int) -> None:
+        del self.data[size:]
+        self.pending.append((size, None))
+
+    def sync(self) -> None:
+        for pos, data in self.pending:
+            _apply(self.durable, pos, data)
+        self.pending.clear()
+
+    def power_cut(self, rng: random.Random) -> None:
+        pending, self.pending = self.pending, []
+        synced = len(self.durable)
+        only_writes = all(data is not None for _, data in pending)
+        if pending and only_writes and rng.random() < 0.4:
+            for pos, data in pending:
+                _apply(self.durable, pos, data)
+            self._lose_sectors(rng, synced)
+        elif pending:
+            survived = rng.randrange(len(pending) + 1)
+            for pos, data in pending[:survived]:
+                _apply(self.durable, pos, data)
+            if survived < len(pending):
+                pos, data = pending[survived]
+                if data is not None:
+                    _apply(self.durable, pos, data[: rng.randrange(len(data) + 1)])
+        self.data = bytearray(self.durable)
+
+    def _lose_sectors(self, rng: random.Random, synced: int) -> None:
+        share = rng.choice((0.0, 0.2, 0.6))
+        end = len(self.durable)
+        for start in range(synced - synced % SECTOR, end, SECTOR):
+            if rng.random() < share:
+                low, high = max(start, synced), min(start + SECTOR, end)
+                self.durable[low:high] = bytes(high - low)
+
+
+def _apply(content: bytearray, pos: int, data: bytes | None) -> None:
+    if data is None:
+        del content[pos:]
+    else:
+        content.extend(bytes(max(0, pos - len(content))))
+        content[pos : pos + len(data)] = data
+
+
+class SimDisk:
+    """See the module's text. One machine's disk; survives power cuts, its open files do not."""
+
+    def __init__(self, rng: random.Random, *, capacity: int | None = None) -> None:
+        self.rng, self.capacity = rng, capacity
+        self.operations = 0  # all that change something, counted for ``stop_after``
+        self.syncs = 0
+        self.epoch = 0
+        self._stop_at: int | None = None
+        self._failures: list[str] = []
+        self._names: dict[str, _Inode] = {}
+        self._durable_names: dict[str, _Inode] = {}
+        self._pending_names: list[tuple[str, str, _Inode | None]] = []  # (kind, name, inode)
+
+    # ------------------------------------------------------------ faults
+
+    def power_cut(self) -> None:
+        """Lose what was not synced; every open file is gone."""
+        self.epoch += 1
+        self._stop_at = None
+        self._failures.clear()
+        ordered = self.rng.random() < 0.5
+        for kind, name, inode in self._pending_names:
+            if self.rng.random() < 0.5:
+                if ordered:
+                    break
+                continue
+            if kind == "remove":
+                self._durable_names.pop(name, None)
+            else:
+                assert inode is not None
+                self._durable_names[name] = inode
+        self._pending_names.clear()
+        self._names = dict(self._durable_names)
+        for inode in {id(i): i for i in self._names.values()}.values():
+            inode.power_cut(self.rng)
+
+    def kill(self) -> None:
+        """The process ends, the machine goes on: open files are gone, the page cache is not."""
+        self.epoch += 1
+        self._stop_at = None
+        self._failures.clear()
+
+    def stop_after(self, operations: int) -> None:
+        """Raise PowerCut at the n-th changing operation from now (0: the next); then call power_cut()."""
+        self._stop_at = self.operations + operations
+
+    def fail_next(self, kind: str) -> None:
+        """The next ``append``, ``read``, ``sync`` or ``sync_dir`` fails with EIO."""
+        self._failures.append(kind)
+
+    def flip(self, name: str, pos: int, mask: int = 1) -> None:
+        """Damage one byte where it lies, synced or not."""
+        inode = self._names[name]
+        inode.data[pos] ^= mask
+        if pos < len(inode.durable):
+            inode.durable[pos] ^= mask
+
+    def used_bytes(self) -> int:
+        """Bytes of all files that have a name."""
+        return sum(len(inode.data) for inode in self._names.values())
+
+    def step(self, kind: str) -> None:
+        """One operation: counted, and stopped or failed if that was asked for."""
+        if kind in self._failures:
+            self._failures.remove(kind)
+            error = FsyncFailed if kind.startswith("sync") else DiskFailed
+            raise error(f"injected EIO on {kind}")
+        if kind != "read":
+            if self._stop_at is not None and self.operations >= self._stop_at:
+                raise PowerCut(f"at operation {self.operations} ({kind})")
+            self.operations += 1
+
+    # ------------------------------------------------------------ the Disk protocol
+
+    def open(self, name: str, create: bool = False) -> File:
+        inode = self._names.get(name)
+        if inode is None:
+            if not create:
+                raise FileNotFoundError(name)
+            self.step("create")
+            inode = self._names[name] = _Inode()
+            self._pending_names.append(("create", name, inode))
+        return SimFile(self, inode, name)
+
+    def names(self) -> list[str]:
+        return sorted(self._names)
+
+    def exists(self, name: str) -> bool:
+        return name in self._names
+
+    def remove(self, name: str) -> None:
+        if name in self._names:
+            self.step("remove")
+            del self._names[name]
+            self._pending_names.append(("remove", name, None))
+
+    def rename(self, old: str, new: str) -> None:
+        if old not in self._names:
+            raise FileNotFoundError(old)
+        self.step("rename")
+        inode = self._names[new] = self._names.pop(old)
+        # Not atomic across the two names on every file system: the old one may linger.
+        self._pending_names += [("create", new, inode), ("remove", old, None)]
+
+    def sync_dir(self) -> None:
+        self.step("sync_dir")
+        self.syncs += 1
+        self._durable_names = dict(self._names)
+        self._pending_names.clear()
+
+    def free_bytes(self) -> int:
+        return 1 << 40 if self.capacity is None else max(0, self.capacity - self.used_bytes())
+
+    def write_atomic(self, name: str, parts: Iterable[bytes]) -> None:
+        temporary = name + ".tmp"
+        self.remove(temporary)
+        file = self.open(temporary, create=True)
+        try:
+            for part in parts:
+                file.append((part,))
+        except DiskFull:
+            self.remove(temporary)
+            raise
+        file.sync()
+        self.rename(temporary, name)
+        self.sync_dir()
+
+    def read_all(self, name: str) -> bytes:
+        file = self.open(name)
+        return file.read(0, file.size())
+
+    def mmap(self, name: str) -> memoryview:
+        return memoryview(self.read_all(name))
+
+
+class SimFile:
+    """A file of :class:`SimDisk`; useless after the next power cut or kill."""
+
+    def __init__(self, disk: SimDisk, inode: _Inode, name: str) -> None:
+        self._disk, self._inode, self._name = disk, inode, name
+        self._epoch, self._open = disk.epoch, True
+
+    def _check(self, kind: str) -> None:
+        assert self._epoch == self._disk.epoch, f"{self._name} was opened before the crash"
+        if not self._open:
+            raise FileNotFoundError(f"{self._name} is closed")
+        self._disk.step(kind)
+
+    def append(self, buffers: Sequence[bytes]) -> None:
+        self._check("append")
+        assert len(buffers) <= 4096
+        inode, data = self._inode, b"".join(buffers)
+        end, free = len(inode.data), self._disk.free_bytes()
+        if len(data) > free:
+            if free:  # a real append fails half-way, and the file cuts it back
+                inode.write(end, data[:free])
+                inode.truncate(end)
+            raise DiskFull(f"{self._name}: no room for {len(data)} bytes")
+        inode.write(end, data)
+
+    def write_at(self, pos: int, data: bytes) -> None:
+        self._check("write_at")
+        assert pos + len(data) <= len(self._inode.data), "write_at never grows a file"
+        self._inode.write(pos, bytes(data))
+
+    def read(self, pos: int, size: int) -> bytes:
+        self._check("read")
+        return bytes(self._inode.data[pos : pos + size])
+
+    def size(self) -> int:
+        return len(self._inode.data)
+
+    def truncate(self, size: int) -> None:
+        self._check("truncate")
+        self._inode.truncate(size)
+
+    def sync(self) -> None:
+        try:
+            self._check("sync")
+        except FsyncFailed:
+            self._inode.pending.clear()  # the kernel believes it is clean now; the platter knows better
+            raise
+        self._disk.syncs += 1
+        self._inode.sync()
+
+    def close(self) -> None:
+        self._open = False
