@@ -99,12 +99,13 @@ class GroupCoordinator:
         had_offsets: bool,
         owned: Sequence[tuple[str, int]] = (),
     ) -> Reply:
-        """Joins, or joins again: ``("ok", generation, {topic: [p, ...]}, pending, kept)``.
+        """Joins, or joins again: ``("ok", generation, {topic: [p, ...]}, pending, kept, base)``.
 
-        ``owned``: what the member still reads, from before a fail-over or an expiry; ``kept``, of
-        the same shape as the assignment, is what of that nobody else was given since. ``pending``:
-        more is coming once others have let go; ask again soon. ``had_offsets``: the replicated
-        state knows the group.
+        The member works and commits under generation ``base`` until it has let go of all but the
+        assignment, and confirms it with a heartbeat of ``generation``. ``owned``: what it still
+        reads, from before a fail-over or an expiry; ``kept``, of the same shape as the assignment,
+        is what of that nobody else was given since. ``pending``: more is coming once others have let
+        go; ask again soon. ``had_offsets``: the replicated state knows the group.
         """
         if not (SESSION_S_MIN <= session_timeout_s <= SESSION_S_MAX):
             return (
@@ -129,14 +130,14 @@ class GroupCoordinator:
         known.topics, known.session_timeout_s = frozenset(topics), session_timeout_s
         known.expires = now + session_timeout_s
         self._assign(state, partitions)
-        known.generation = known.confirmed = self._next_generation()
+        base = known.generation = known.confirmed = self._next_generation()
         self._reconcile(state, member, known, now)
         kept = known.granted & claims
         pending = self._pending(state, member, known)
-        return "ok", known.generation, _by_topic(known.granted), pending, _by_topic(kept)
+        return "ok", known.generation, _by_topic(known.granted), pending, _by_topic(kept), base
 
     def heartbeat(self, group: str, member: str, generation: int, now: float, *, partitions: Topics) -> Reply:
-        """Stays a member, and confirms the assignment of ``generation``: as :meth:`join` but no ``kept``."""
+        """Stays a member, and confirms the assignment of ``generation``: ``join``'s first four values."""
         state = self._groups.get(group)
         known = None if state is None else state.members.get(member)
         if state is None or known is None:

@@ -51,13 +51,10 @@ class GroupService:
         session_timeout_s: float,
         owned: Sequence[tuple[str, int]] = (),
     ) -> Reply:
-        """See :meth:`GroupCoordinator.join`; also ``("unknown_topic", name)``."""
+        """See :meth:`GroupCoordinator.join`. Topics that do not exist (yet, any more) give nothing."""
         size = len(group.encode())
         if not 0 < size <= GROUP_NAME_BYTES_MAX:
             return "refused", f"a group's name has 1 to {GROUP_NAME_BYTES_MAX} bytes, not {size}"
-        for topic in topics:
-            if self._partitions(topic) is None and self._leadership()[0]:
-                return "unknown_topic", topic
         had_offsets = bool(self._committed(group))
         return self._led(
             lambda coordinator, now: coordinator.join(

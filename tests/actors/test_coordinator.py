@@ -39,14 +39,14 @@ class Group:
 
 def test_the_first_member_gets_everything_at_once():
     group = Group()
-    status, _, assignment, pending, _ = group.join("a")
+    status, _, assignment, pending, *_ = group.join("a")
     assert (status, assignment, pending) == ("ok", {"orders": [0, 1, 2, 3]}, False)
 
 
 def test_a_partition_is_given_on_only_after_its_reader_let_go():
     group = Group()
     _, first, *_ = group.join("a")
-    _, generation_b, assignment, pending, _ = group.join("b")
+    _, generation_b, assignment, pending, *_ = group.join("b")
     assert (assignment, pending) == ({}, True)
 
     _, second, keeps, _ = group.beat("a", first)
@@ -105,16 +105,16 @@ def test_generations_rise_over_a_fail_over():
 
 def test_after_a_fail_over_members_keep_what_they_claim():
     group = Group(term=2, had_offsets=True)
-    _, generation, assignment, pending, kept = group.join("b", owned=[("orders", 2), ("orders", 3)])
+    _, generation, assignment, pending, kept, _ = group.join("b", owned=[("orders", 2), ("orders", 3)])
     assert (assignment, pending, kept) == ({"orders": [2, 3]}, True, {"orders": [2, 3]})
-    _, _, assignment, _, kept = group.join("a", owned=[("orders", 0), ("orders", 1)])
+    _, _, assignment, _, kept, _ = group.join("a", owned=[("orders", 0), ("orders", 1)])
     assert assignment == kept == {"orders": [0, 1]}
     assert group.beat("b", generation)[2] == {"orders": [2, 3]}
 
 
 def test_after_a_fail_over_the_unclaimed_wait_for_the_grace():
     group = Group(term=2, had_offsets=True)
-    _, generation, assignment, pending, _ = group.join("a", owned=[("orders", 0)])
+    _, generation, assignment, pending, *_ = group.join("a", owned=[("orders", 0)])
     assert (assignment, pending) == ({"orders": [0]}, True)
     group.now += REJOIN_GRACE_S
     assert group.beat("a", generation)[2] == {"orders": [0, 1, 2, 3]}
@@ -126,7 +126,7 @@ def test_a_claim_on_what_somebody_else_was_given_is_void():
     group.now += 2.0
     group.join("b")
     group.coordinator.leave("g", "b")
-    _, _, assignment, _, kept = group.join("a", owned=[("orders", p) for p in range(4)])
+    _, _, assignment, _, kept, _ = group.join("a", owned=[("orders", p) for p in range(4)])
     assert assignment == {"orders": [0, 1, 2, 3]}
     assert kept == {}, "b may have read and committed since: positions must come from the log again"
 
@@ -151,7 +151,7 @@ def test_new_partitions_and_deleted_topics_are_noticed():
 def test_other_topics_at_a_second_join():
     group = Group()
     group.join("a", topics=("orders",))
-    _, generation, assignment, _, _ = group.join("a", topics=("items",))
+    _, generation, assignment, *_ = group.join("a", topics=("items",))
     assert assignment == {}
     assert group.beat("a", generation)[2] == {"items": [0, 1]}
 

@@ -1,0 +1,86 @@
+"""What a fetch brought, and the records made of it.
+
+A chunk is one partition's part of one fetch: runs of messages whose rows stand one behind the other
+in one blob. The rows of a whole chunk are decoded by one C call, when the application gets to it and
+not before, so that what waits in memory is as compact as on the wire. (Measured: decoding costs
+0.06 us a row, a record object 0.6 us; a decode call per message would cost as much again.)
+
+Never skips or invents an offset: runs that do not join are an error, not a gap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgpack  # type: ignore[import-untyped]
+
+from escrowmq.replication.codec import Row, decode_rows
+from escrowmq.replication.errors import CorruptLog
+from escrowmq.replication.model import ConsumerRecord
+
+#: ``(base_offset, count, ts_ms, nbytes)`` as the broker's fetch answers.
+Run = tuple[int, int, int, int]
+
+
+def check_dense(runs: Sequence[Run], offset: int, size: int) -> None:
+    """Raises CorruptLog unless the runs join, hold ``offset`` in the first, and fill ``size`` bytes."""
+    expected = runs[0][0]
+    for base, count, _, _ in runs:
+        if base != expected or count <= 0:
+            raise CorruptLog(f"fetched runs do not join at offset {expected}: got one of {count} at {base}")
+        expected = base + count
+    if not runs[0][0] <= offset < runs[0][0] + runs[0][1] or sum(run[3] for run in runs) != size:
+        raise CorruptLog(f"a fetch at offset {offset} was answered with {size} bytes of {runs[:3]}")
+
+
+class Chunk:
+    """Messages ``[next, end)`` of one partition, not yet handed out."""
+
+    __slots__ = ("_blob", "_rows", "_run", "_runs", "end", "next", "size")
+
+    def __init__(self, runs: Sequence[Run], blob: bytes, offset: int) -> None:
+        check_dense(runs, offset, len(blob))
+        self._runs, self._blob, self._run = runs, blob, 0
+        self._rows: list[Row] | None = None
+        self.next, self.end, self.size = offset, runs[-1][0] + runs[-1][1], len(blob)
+
+    def take(self, topic: str, partition: int, limit: int) -> list[ConsumerRecord]:
+        """The next records, at most ``limit``. Raises CorruptLog if the rows cannot be decoded."""
+        first = self._runs[0][0]
+        if self._rows is None:
+            self._rows = decode_rows(self._blob, self.end - first)
+            self._blob = b""
+        records: list[ConsumerRecord] = []
+        stop = min(self.end, self.next + limit)
+        while self.next < stop:
+            base, count, timestamp, _ = self._runs[self._run]
+            upto = min(stop, base + count)
+            start = self.next
+            records += [
+                ConsumerRecord(
+                    topic, partition, offset, timestamp, key, value, {} if headers is None else headers, tx_id
+                )
+                for offset, (key, value, headers, tx_id) in enumerate(
+                    self._rows[start - first : upto - first], start
+                )
+            ]
+            self.next = upto
+            if upto == base + count:
+                self._run += 1
+        return records
+
+
+def trim_run(run: Run, rows: memoryview, start: int, end: int) -> tuple[int, int, int, bytes]:
+    """The part of a run inside ``[start, end)`` as ``(base, count, ts_ms, rows)``; nothing is decoded."""
+    base, count, timestamp, size = run
+    if base >= start and base + count <= end:
+        return base, count, timestamp, bytes(rows)
+    first, last = max(base, start), min(base + count, end)
+    unpacker = msgpack.Unpacker(max_buffer_size=max(size, 1))
+    unpacker.feed(rows)
+    for _ in range(first - base):
+        unpacker.skip()
+    head = unpacker.tell()
+    for _ in range(last - first):
+        unpacker.skip()
+    return first, last - first, timestamp, bytes(rows[head : unpacker.tell()])

@@ -1,0 +1,49 @@
+"""Which replica to read from.
+
+Any replica serves reads. A consumer spreads its partitions over the replicas of a group (and
+consumers differ by a salt), leaves a replica that stays silent or fails at once, and comes back to
+it after a penalty that doubles. Pure: takes ``now``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+#: First and longest time a replica that failed is left alone. The first covers an actor's restart;
+#: the longest keeps a cluster that healed from being avoided for more than this.
+PENALTY_S_MIN, PENALTY_S_MAX = 1.0, 10.0
+
+
+@dataclass(slots=True)
+class _Health:
+    failures: int = 0
+    avoid_until: float = 0.0
+
+
+class ReplicaChoice:
+    """Penalties of every replica of every group, and the pick among them."""
+
+    def __init__(self, replicas: int, salt: int = 0) -> None:
+        self._replicas, self._salt = replicas, salt
+        self._health: dict[tuple[int, int], _Health] = {}
+
+    def pick(self, gid: int, turn: int, now: float) -> int:
+        """The replica for this turn: the first not avoided, else the one whose penalty ends first."""
+        order = [(self._salt + turn + i) % self._replicas for i in range(self._replicas)]
+        for rid in order:
+            health = self._health.get((gid, rid))
+            if health is None or health.avoid_until <= now:
+                return rid
+        return min(order, key=lambda rid: self._health[gid, rid].avoid_until)
+
+    def failed(self, gid: int, rid: int, now: float) -> None:
+        """It was silent too long, or its actor is gone."""
+        health = self._health.setdefault((gid, rid), _Health())
+        if health.avoid_until > now:
+            return  # several calls were under way to it: one failure
+        health.avoid_until = now + min(PENALTY_S_MAX, PENALTY_S_MIN * 2**health.failures)
+        health.failures = min(health.failures + 1, 10)
+
+    def answered(self, gid: int, rid: int) -> None:
+        """It answered: forgiven."""
+        self._health.pop((gid, rid), None)
