@@ -1,0 +1,48 @@
+"""What goes wrong in the demo, planned from its seed: the same seed goes wrong in the same places."""
+
+from __future__ import annotations
+
+import enum
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+class Mishap(enum.Enum):
+    """What befalls one order's transaction. The value is how the demo's table calls it."""
+
+    FAILS = "local transaction failed"
+    STOPS_BEFORE_LOCAL = "producer stopped before its local commit"
+    STOPS_AFTER_LOCAL = "producer stopped after its local commit"
+    UNSURE = "producer unsure, first check answered UNKNOWN"
+
+
+#: Shares of all orders: enough of each to be seen even at scale 0.001 (1,500 orders), and few enough that
+#: the feedback resolves them in seconds.
+SHARES = {
+    Mishap.FAILS: 0.02,
+    Mishap.STOPS_BEFORE_LOCAL: 0.005,
+    Mishap.STOPS_AFTER_LOCAL: 0.005,
+    Mishap.UNSURE: 0.004,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class MishapPlan:
+    """``orders``: mishap by order key. The two kills come when that share of the orders is through."""
+
+    orders: dict[int, Mishap]
+    producer_killed_at: float
+    leader_killed_at: float
+
+
+def plan_mishaps(seed: int, keys: Sequence[int]) -> MishapPlan:
+    """The plan for these orders; the same in every process."""
+    rng = random.Random(seed)
+    producer_at, leader_at = rng.uniform(0.25, 0.4), rng.uniform(0.5, 0.7)
+    kinds = list(SHARES)
+    drawn = rng.choices([*kinds, None], [*SHARES.values(), 1 - sum(SHARES.values())], k=len(keys))
+    orders = {key: mishap for key, mishap in zip(keys, drawn, strict=True) if mishap is not None}
+    for mishap, key in zip(kinds, rng.sample(list(keys), min(len(kinds), len(keys))), strict=False):
+        orders[key] = mishap  # however small the scale, each kind happens
+    return MishapPlan(orders, producer_at, leader_at)

@@ -1,0 +1,53 @@
+"""What a run of the demo can be told, and the fixed numbers of its story with their reasons."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from escrowmq.replication.errors import ConfigError
+
+APP = "demo-shop"
+ORDERS, LINEITEMS = "orders", "lineitems"
+PARTITIONS = 4
+
+#: An unresolved transaction is first asked about after this long. The default (6 s) suits services;
+#: the audience of a demo waits for it.
+TRANSACTION_TIMEOUT_S = 3.0
+#: Everything the feedback has to resolve should be resolved in seconds; after this the demo has failed.
+RESOLVE_DEADLINE_S = 90.0
+#: No order for this long, fail-over included, and the demo has failed.
+STALL_DEADLINE_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class DemoOptions:
+    """Options of one run; a bad value raises ConfigError that names it."""
+
+    scale: float = 0.01
+    seed: int = 7
+    replicas: int = 3
+    producers: int = 3
+    threads: int = 16
+    spark: bool = True
+    keep: bool = False
+    directory: Path | None = None
+
+    def __post_init__(self) -> None:
+        limits = {
+            "scale": (0.001, 1.0),
+            "seed": (0, 2**31),
+            "replicas": (3, 7),
+            "producers": (2, 8),
+            "threads": (1, 64),
+        }
+        for name, (low, high) in limits.items():
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
+                raise ConfigError(
+                    f"demo option {name!r} must lie between {low:g} and {high:g}, not {value!r}"
+                )
+        if self.replicas % 2 == 0:
+            raise ConfigError(
+                f"demo option 'replicas' must be odd: {self.replicas} survive no more losses than one less"
+            )
