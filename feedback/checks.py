@@ -161,7 +161,7 @@ class CheckTable:
         check.tried.add(instance)
         verdict = judge(state, trouble, others=self.seats.others(now, check.tried))
         self._apply(check, verdict)
-        return None if verdict is Verdict.ASK_ANOTHER else verdict
+        return None if verdict in (Verdict.ASK_ANOTHER, Verdict.LEAVE) else verdict
 
     # ---------------------------------------------------------------- time
 
@@ -220,10 +220,10 @@ class CheckTable:
         seat.holding.add(check.key)
 
     def _apply(self, check: Check, verdict: Verdict) -> None:
-        if verdict is Verdict.ASK_ANOTHER or verdict is Verdict.RELEASE:
+        if verdict in (Verdict.ASK_ANOTHER, Verdict.RELEASE, Verdict.LEAVE):
             if check.stage is not Stage.QUEUED:
                 self._move(check, Stage.QUEUED)
-            if verdict is Verdict.RELEASE:
+            if verdict is not Verdict.ASK_ANOTHER:
                 self._drop(check)
         else:
             self._move(check, Stage.SETTLING)

@@ -1,8 +1,8 @@
 """One app and topic at one broker group: locks what is due there, and settles what was answered.
 
 Two endless loops beside that of ``Branches``: locking (long poll at the leader) and settling (answers
-become COMMIT, ROLLBACK or CHECKED in the log). Nothing is locked while no producer could answer, so checks are not used up. It
-must never submit a decision that nobody took.
+become COMMIT, ROLLBACK or CHECKED in the log). Nothing is locked while no producer could answer, so
+checks are not used up. It must never submit a decision that nobody took.
 """
 
 from __future__ import annotations
@@ -127,9 +127,13 @@ class GroupFeedback:
 
     # ---------------------------------------------------------------- settling
 
+    def has_room(self) -> bool:
+        """Whether ``settle`` takes another answer."""
+        return len(self._outbox) < self._config.settle_queue_max
+
     def settle(self, tx_id: str, verdict: Verdict) -> bool:
         """Queue an answer; False when the queue is full (the caller comes back)."""
-        if len(self._outbox) >= self._config.settle_queue_max:
+        if not self.has_room():
             return False
         self._outbox.append(Resolution(tx_id, verdict, _now() + self._config.settle_keep_s))
         self._to_settle.set()

@@ -41,6 +41,7 @@ class Trouble(enum.Enum):
     RAISED = "raised"  # the querier raised, or returned something else than a state
     TIMED_OUT = "timed out"  # the querier hung, or the producer did not answer in time
     BUSY = "busy"  # the querier was never called: all its threads were taken
+    RUNNING = "running"  # the local transaction still runs in this very process
 
 
 class Verdict(enum.Enum):
@@ -52,6 +53,7 @@ class Verdict(enum.Enum):
     COUNT = "count"  # still open: counted, asked again after a back-off, parked in the end
     ASK_ANOTHER = "ask another"
     RELEASE = "release"  # nobody was asked: not counted, due again
+    LEAVE = "leave"  # not counted either, and left to its lease: no use to ask again at once
 
 
 class Candidate(Protocol):
@@ -81,12 +83,15 @@ def judge(state: TransactionState, trouble: Trouble, *, others: bool) -> Verdict
 
     PREPARE is not an answer ("it is open" is known), so it counts as UNKNOWN. An honest UNKNOWN is the
     application's word; a querier that raised or hung says nothing about the transaction, and another
-    process may well know. BUSY never counts, since nobody was asked.
+    process may well know. BUSY never counts, since nobody was asked; nor does RUNNING, since a slow local
+    transaction must not use up its checks (nor be rolled back by the topic's policy meanwhile).
     """
     if state is TransactionState.COMMITTED:
         return Verdict.COMMIT
     if state is TransactionState.ROLLBACK:
         return Verdict.ROLLBACK
+    if trouble is Trouble.RUNNING:
+        return Verdict.LEAVE
     if trouble is Trouble.BUSY:
         return Verdict.ASK_ANOTHER if others else Verdict.RELEASE
     if trouble is not Trouble.NONE and others:

@@ -1,0 +1,131 @@
+"""The check answerer of a producer: a background thread that lets this process be asked.
+
+The thread runs an event loop with all links; the querier runs in a pool of further threads and never
+leaves this process. It must never disturb sending: no lock, queue or thread is shared with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from escrowmq.feedback.actor import start_feedback
+from escrowmq.feedback.answering import Answering
+from escrowmq.feedback.config import AnswererConfig, FeedbackConfig
+from escrowmq.feedback.names import ClusterShape
+from escrowmq.feedback.query_pool import QueryPool
+from escrowmq.feedback.ray_calls import RayBrokers, connector
+from escrowmq.feedback.states import TxStatusQuerier
+from escrowmq.replication.errors import InvalidMessage
+
+log = logging.getLogger(__name__)
+
+
+def _never(tx_id: str) -> bool:
+    return False
+
+
+class CheckAnswerer:
+    """Answers checks for ``app`` with ``querier`` from ``start`` to ``close``. Thread-safe.
+
+    ``instance_id`` is unique per producer object. ``still_running(tx_id)``: whether this process is just
+    running the local transaction of ``tx_id``; such a check is put off without asking the querier, whose
+    "not there" would only mean "not yet".
+    """
+
+    def __init__(
+        self,
+        app: str,
+        querier: TxStatusQuerier,
+        instance_id: str,
+        info: ClusterShape,
+        *,
+        still_running: Callable[[str], bool] = _never,
+        config: AnswererConfig | None = None,
+        feedback_config: FeedbackConfig | None = None,
+    ) -> None:
+        if not isinstance(querier, TxStatusQuerier):
+            raise InvalidMessage(
+                f"tx_status_querier must be an instance of escrowmq.TxStatusQuerier, not {querier!r}"
+            )
+        self._app, self._instance, self._info = app, instance_id, info
+        self._config = config or AnswererConfig()
+        self._feedback_config = feedback_config or FeedbackConfig()
+        self._still_running = still_running
+        self._pool = QueryPool(querier, self._config)
+        self._lock = threading.Lock()
+        self._topics: set[str] = set()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._answering: Answering | None = None
+        self._main: asyncio.Task[None] | None = None
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name=f"escrowmq-checks-{app}", daemon=True)
+
+    def start(self) -> None:
+        """Be ready to be asked, also about what earlier producers of this app left open."""
+        self._thread.start()
+
+    def add_topic(self, topic: str) -> None:
+        """This producer opens transactions of ``topic``. Cheap when repeated."""
+        if topic in self._topics:
+            return
+        with self._lock:
+            self._topics.add(topic)
+            if self._loop is not None and self._answering is not None and not self._closed:
+                self._loop.call_soon_threadsafe(self._answering.add_topic, topic)
+
+    def close(self, timeout_s: float = 3.0) -> None:
+        """Be asked no more; checks that were taken go to other producers. Safe to call twice."""
+        with self._lock:
+            self._closed = True
+            if self._loop is not None and self._main is not None:
+                self._loop.call_soon_threadsafe(self._main.cancel)
+        self._pool.close()
+        if self._thread.ident is not None and self._thread is not threading.current_thread():
+            self._thread.join(timeout_s)
+
+    def status(self) -> dict[str, Any]:
+        """Topics, what was asked and answered, and queries that hang."""
+        answering = self._answering
+        return {} if answering is None else answering.status()
+
+    def _run(self) -> None:
+        try:
+            asyncio.run(self._serve())
+        except asyncio.CancelledError:
+            return
+        except Exception:
+            log.exception("checks of app %r are no longer answered by this producer", self._app)
+
+    async def _serve(self) -> None:
+        def start(topic: str) -> Any:
+            return start_feedback(self._app, topic, self._info, self._feedback_config)
+
+        answering = Answering(
+            self._app,
+            self._instance,
+            self._info.groups,
+            self._info.replicas,
+            RayBrokers(self._info.namespace),
+            connector(start),
+            self._pool,
+            self._still_running,
+            self._config,
+            random.Random(),
+        )
+        with self._lock:
+            if self._closed:
+                return
+            self._loop, self._main = asyncio.get_running_loop(), asyncio.current_task()
+            self._answering = answering
+            for topic in self._topics:
+                answering.add_topic(topic)
+        try:
+            await answering.run()
+        finally:
+            with self._lock:
+                self._loop = None

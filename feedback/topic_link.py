@@ -1,0 +1,199 @@
+"""A producer's link to one feedback actor: takes checks, has them answered, sends the answers.
+
+It always has a poll parked there: that is how the actor knows that the producer is alive, and what it
+works on. The actor may die at any time; the link connects again, and what it was working on is
+answered to the actor's successor. It must never hold up another topic's link.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Protocol
+
+from escrowmq.feedback.config import AnswererConfig
+from escrowmq.feedback.policy import Trouble
+from escrowmq.feedback.query_pool import QueryPool
+from escrowmq.feedback.states import TransactionState
+from escrowmq.replication.errors import EscrowMQError
+
+log = logging.getLogger(__name__)
+
+#: An actor that answers nothing so long after a poll should have ended is given up, and looked for anew.
+POLL_GRACE_S = 3.0
+ANSWERS_PER_CALL = 256
+#: Answers waiting for the actor; beyond it the oldest are dropped, and their checks repeated.
+ANSWERS_MAX = 4_096
+
+
+class FeedbackLost(EscrowMQError):
+    """The feedback actor did not answer; it may be restarting."""
+
+
+class FeedbackPort(Protocol):
+    """The feedback actor, as a producer sees it (see ``TopicFeedback``). Failures are FeedbackLost."""
+
+    async def poll(
+        self, instance: str, room: int, working: Sequence[tuple[int, str]], wait_s: float
+    ) -> tuple[str, Any]: ...
+    async def answer(
+        self, instance: str, answers: Sequence[tuple[int, str, str, str]]
+    ) -> tuple[str, Any]: ...
+    async def leave(self, instance: str) -> None: ...
+
+
+class TopicLink:
+    """One event loop. ``run`` until cancelled, then ``leave``."""
+
+    def __init__(
+        self,
+        topic: str,
+        instance: str,
+        connect: Callable[[str], Awaitable[FeedbackPort]],
+        pool: QueryPool,
+        still_running: Callable[[str], bool],
+        config: AnswererConfig,
+        rng: random.Random,
+    ) -> None:
+        self.topic, self.counts = topic, Counter[str]()
+        self._instance, self._connect, self._pool = instance, connect, pool
+        self._still_running, self._config, self._rng = still_running, config, rng
+        self._port: FeedbackPort | None = None
+        self._working: dict[tuple[int, str], asyncio.Task[None]] = {}
+        self._answers: dict[tuple[int, str], tuple[TransactionState, Trouble]] = {}
+        self._to_send = asyncio.Event()
+        self._room_again = asyncio.Event()
+        self._polls: set[asyncio.Task[None]] = set()
+
+    async def run(self) -> None:
+        """Poll and answer for ever."""
+        try:
+            async with asyncio.TaskGroup() as loops:
+                loops.create_task(self._poll_loop())
+                loops.create_task(self._send_loop())
+        finally:
+            for task in [*self._working.values(), *self._polls]:
+                task.cancel()
+            self._working.clear()
+
+    async def leave(self) -> None:
+        """Tell the actor that this producer closes, so that others get its checks at once."""
+        if self._port is not None:
+            await self._port.leave(self._instance)
+
+    # ---------------------------------------------------------------- polling
+
+    async def _poll_loop(self) -> None:
+        failures = 0
+        while True:
+            try:
+                if self._port is None:
+                    self._port = await self._connect(self.topic)
+                await self._poll_once(self._port)
+                failures = 0
+            except FeedbackLost as error:
+                self._port = None
+                failures += 1
+                self.counts["lost"] += 1
+                log.info("feedback for topic %r: %s; connecting again", self.topic, error)
+                pause = self._config.reconnect_min_s * 2 ** min(failures - 1, 8)
+                await asyncio.sleep(min(pause, self._config.reconnect_max_s) * self._rng.uniform(0.7, 1.0))
+
+    async def _poll_once(self, port: FeedbackPort) -> None:
+        """One poll; given up early when checks were answered meanwhile and there is room again (the next
+        poll ends it at the actor)."""
+        room, much = self._pool.room, self._pool.full_room // 2
+        busy = self._working or room < much
+        wait_s = self._config.working_wait_s if busy else self._config.poll_wait_s
+        self._room_again.clear()
+        poll = asyncio.create_task(self._take_from(port, room, wait_s))
+        self._polls.add(poll)
+        poll.add_done_callback(self._polls.discard)
+        waiting: set[asyncio.Task[Any]] = {poll}
+        if room < much:
+            waiting.add(asyncio.create_task(self._room_again.wait()))
+        try:
+            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in waiting - {poll}:
+                task.cancel()
+        if poll.done():
+            poll.result()
+        else:
+            poll.add_done_callback(_look_at)
+
+    async def _take_from(self, port: FeedbackPort, room: int, wait_s: float) -> None:
+        try:
+            async with asyncio.timeout(wait_s + POLL_GRACE_S):
+                status, value = await port.poll(self._instance, room, list(self._working), wait_s)
+        except TimeoutError:
+            raise FeedbackLost("no answer to a poll") from None
+        if status != "ok":
+            self.counts["sent_away"] += 1
+            await asyncio.sleep(float(value))
+            return
+        for gid, tx_id, query_id, _, answer_s in value:
+            if (gid, tx_id) not in self._working:
+                self.counts["taken"] += 1
+                task = asyncio.create_task(self._work(gid, tx_id, query_id, answer_s))
+                self._working[gid, tx_id] = task
+
+    # ---------------------------------------------------------------- answering
+
+    async def _work(self, gid: int, tx_id: str, query_id: str, answer_s: float) -> None:
+        if self._still_running(tx_id):
+            return self._say(gid, tx_id, TransactionState.UNKNOWN, Trouble.RUNNING)
+        start_within_s = max(answer_s - 2 * self._config.query_timeout_s, answer_s / 4)
+
+        def late(state: TransactionState) -> None:
+            if state in (TransactionState.COMMITTED, TransactionState.ROLLBACK):
+                self._say(gid, tx_id, state, Trouble.NONE)
+
+        state, trouble = await self._pool.ask(tx_id, query_id, start_within_s, late)
+        return self._say(gid, tx_id, state, trouble)
+
+    def _say(self, gid: int, tx_id: str, state: TransactionState, trouble: Trouble) -> None:
+        self.counts[trouble.value or state.value] += 1
+        while len(self._answers) >= ANSWERS_MAX:
+            self._done(next(iter(self._answers)))
+        self._answers[gid, tx_id] = (state, trouble)
+        self._to_send.set()
+
+    def _done(self, key: tuple[int, str]) -> None:
+        self._answers.pop(key, None)
+        self._working.pop(key, None)
+        if self._pool.room >= self._pool.full_room // 2:
+            self._room_again.set()
+
+    async def _send_loop(self) -> None:
+        while True:
+            if not self._answers:
+                self._to_send.clear()
+                await self._to_send.wait()
+            port = self._port
+            if port is None:
+                await asyncio.sleep(self._config.reconnect_min_s)
+                continue
+            batch = list(self._answers.items())[:ANSWERS_PER_CALL]
+            flat = [(gid, tx, state.value, trouble.value) for (gid, tx), (state, trouble) in batch]
+            try:
+                async with asyncio.timeout(POLL_GRACE_S):
+                    status, value = await port.answer(self._instance, flat)
+            except (FeedbackLost, TimeoutError):
+                await asyncio.sleep(self._config.reconnect_min_s)  # the poll loop connects again
+                continue
+            if status != "ok":
+                await asyncio.sleep(float(value))
+                continue
+            for key, said in batch:
+                if self._answers.get(key) == said:  # else a late answer took its place: it goes next
+                    self._done(key)
+
+
+def _look_at(poll: asyncio.Task[None]) -> None:
+    """A poll that was given up; what it still brought was taken, and its failure the next one will see."""
+    if not poll.cancelled():
+        poll.exception()
