@@ -26,6 +26,9 @@ from escrowmq.replication.state.transactions import COMMITTED, ROLLED_BACK, Open
 #: One entry holds at most this many bytes of requests: beyond it latency grows and throughput does not
 #: (PYSYNCOBJ.md: 256 KB to 1 MB per entry is the plateau).
 ENTRY_BYTES_MAX = 1 << 20
+#: Bodies copied into one entry. Copying only serves locality and early retention, so what exceeds this
+#: is referred to across segments instead; an entry stays far below what Raft accepts.
+COPY_BYTES_MAX = 4 << 20
 
 
 class LogReader(Protocol):
@@ -118,7 +121,9 @@ class Admission:
             return None
         self._last_ms = now_ms = max(now_ms, self._last_ms, self._state.now_ms)
         writer = _EntryWriter(now_ms)
-        while self._queue and (not writer.submissions or writer.size + self._queue[0].size <= ENTRY_BYTES_MAX):
+        while self._queue and (
+            not writer.submissions or writer.size + self._queue[0].size <= ENTRY_BYTES_MAX
+        ):
             submission = self._queue.popleft()
             self._queued_bytes -= submission.size
             writer.submissions.append(submission)
@@ -140,7 +145,9 @@ class Admission:
         table = self._state.transactions.app(op.meta[0])
         return table.open_by_topic.get(op.meta[1], 0) + len(op.meta[2]) > self._open_max
 
-    def _write_decision(self, writer: _EntryWriter, submission: Submission, number: int, outcome: int) -> None:
+    def _write_decision(
+        self, writer: _EntryWriter, submission: Submission, number: int, outcome: int
+    ) -> None:
         meta = submission.units[number].ops[0].meta
         app, tx_ids, by = meta[0], meta[1], meta[2]
         opened = self._state.transactions.app(app).open
@@ -165,13 +172,15 @@ class Admission:
     def _references(self, records: Sequence[OpenTx]) -> list[bytes]:
         """REF_MESSAGE and TX_MESSAGE frames, one REF_MESSAGE per partition, neighbours joined."""
         segment = self._log.segment_start(self._log.last_index)
+        budget = COPY_BYTES_MAX
         flat_by_slot: dict[int, list[int]] = {}
         copies: dict[int, list[tuple[int, int, int, int]]] = {}
         for record in records:
             refs = record.refs
             for at in range(0, len(refs), 5):
                 slot, entry, pos, size, count = refs[at : at + 5]
-                if entry < segment or size < self._copy_bytes:
+                if (entry < segment or size <= self._copy_bytes) and size <= budget:
+                    budget -= size
                     copies.setdefault(slot, []).append((entry, pos, size, count))
                     continue
                 flat = flat_by_slot.get(slot)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from escrowmq.replication.disk import Disk
-from escrowmq.replication.errors import CorruptLog
+from escrowmq.replication.errors import CorruptLog, DiskFull
 from escrowmq.replication.state import snapshot as snapshots
 from escrowmq.replication.state.index import Columns
 from escrowmq.replication.state.machine import StateMachine
@@ -27,7 +27,7 @@ class CheckpointJob:
     disk: Disk
     snapshot: snapshots.Snapshot
     run_file: str | None
-    error: OSError | None = field(default=None)
+    error: DiskFull | None = field(default=None)
 
     def run(self) -> None:
         """Write the run file, then the snapshot that names it; each appears whole or not at all."""
@@ -35,7 +35,7 @@ class CheckpointJob:
             if self.run_file is not None:
                 self.disk.write_atomic(self.run_file, encode_runs(self.snapshot.tables))
             self.disk.write_atomic(snapshot_name(self.snapshot.index), snapshots.encode(self.snapshot))
-        except OSError as error:  # a full disk: the log still has everything, the next roll tries again
+        except DiskFull as error:  # the log still has everything, the next roll tries again
             self.error = error
 
 

@@ -79,11 +79,7 @@ def read_runs(log: RangeReader, runs: Sequence[Run]) -> bytes:
         first = runs[at]
         size = first.size
         at += 1
-        while (
-            at < len(runs)
-            and runs[at].log_index == first.log_index
-            and runs[at].pos == first.pos + size
-        ):
+        while at < len(runs) and runs[at].log_index == first.log_index and runs[at].pos == first.pos + size:
             size += runs[at].size
             at += 1
         parts.append(log.read_range(first.log_index, first.pos, size))

@@ -131,4 +131,3 @@ def group_of(topic: str, partition: int, groups: int) -> int:
     if groups == 1:
         return 0
     return (sum(topic.encode()) + partition) % groups
-

@@ -46,7 +46,9 @@ def prepare(
     )
 
 
-def pre_message(topic: str, partition: int, txs: Sequence[int], sizes: Sequence[int], rows: Sequence[bytes]) -> bytes:
+def pre_message(
+    topic: str, partition: int, txs: Sequence[int], sizes: Sequence[int], rows: Sequence[bytes]
+) -> bytes:
     """PRE_MESSAGE ``[topic, partition, txs, sizes]`` + rows: held-back messages of one partition.
 
     ``txs[i]`` is the place of message i's transaction in the PREPARE before; ``sizes[i]`` its bytes.

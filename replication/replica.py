@@ -31,7 +31,7 @@ class Limits:
     open_transactions_max: int = 2_000_000  # per app and topic: about 1 GB on each replica
     queue_bytes_max: int = 64 << 20  # requests waiting for an entry: 0.2 s of work at full speed
     entries_in_flight: int = 4  # more adds latency, not throughput: what waits goes into bigger entries
-    copy_bytes: int = 0  # messages smaller than this are copied at commit even within the segment
+    copy_bytes: int = 0  # messages of at most this many bytes are copied at commit even within the segment
     retention_interval_ms: int = 10_000
 
 
@@ -122,7 +122,7 @@ class Replica:
         """The status that sends a client elsewhere."""
         assert self._raft is not None
         leader = None if self._raft.is_leader else self._raft.leader_id
-        return ("not_leader", leader, self._raft.term)
+        return ("not_leader", None if leader is None else int(leader), self._raft.term)
 
     def pump(self, now_ms: int) -> None:
         """Propose what waits, as far as the window of entries in flight allows."""
@@ -177,8 +177,6 @@ class Replica:
 
     # -------------------------------------------------------------- reads
 
-    def fetch(
-        self, requests: Sequence[fetching.FetchRequest], max_bytes: int
-    ) -> list[fetching.FetchResult]:
+    def fetch(self, requests: Sequence[fetching.FetchRequest], max_bytes: int) -> list[fetching.FetchResult]:
         """Committed messages (see fetching.py). Any thread."""
         return fetching.fetch(self.state, self.journal, requests, max_bytes)

@@ -48,9 +48,9 @@ class StateMachine:
         self.transactions = TransactionTable()
         self.due = DueQueue(self.transactions)
         #: (producer, slot) -> epoch, next sequence, ((sequence, base offset, time), ...)
-        self.producers: TwoGenerations[
-            tuple[str, int], tuple[int, int, tuple[tuple[int, int, int], ...]]
-        ] = TwoGenerations(PRODUCERS_GENERATION)
+        self.producers: TwoGenerations[tuple[str, int], tuple[int, int, tuple[tuple[int, int, int], ...]]] = (
+            TwoGenerations(PRODUCERS_GENERATION)
+        )
         self.group_offsets: dict[str, dict[str, dict[int, int]]] = {}
         self.applied_index = 0
         self.now_ms = 0
@@ -189,9 +189,7 @@ class StateMachine:
             same = part > 0 or mark >> 2 == digest
             return [int(ResultCode.DUPLICATE if same else ResultCode.TX_CONFLICT), state]
         if part == len(record.digests):
-            table.open[tx_id] = record._replace(
-                digests=(*record.digests, digest), refs=(*record.refs, *refs)
-            )
+            table.open[tx_id] = record._replace(digests=(*record.digests, digest), refs=(*record.refs, *refs))
             return None
         if part < len(record.digests) and record.digests[part] == digest:
             return None  # the same part again: its first copy counts, this one's bytes are never referred to

@@ -98,7 +98,9 @@ def test_a_restored_state_equals_the_one_that_was_captured_and_behaves_alike_fro
     log = busy_log()
     before = dump(log.state)
     other = restored(log)
-    assert {k: v for k, v in dump(other).items() if k != "counts"} == {k: v for k, v in before.items() if k != "counts"}
+    assert {k: v for k, v in dump(other).items() if k != "counts"} == {
+        k: v for k, v in before.items() if k != "counts"
+    }
     assert other.transactions.app("app").open_by_topic == {"t": 1}
     twin = Log()
     twin.state, twin.index, twin.now_ms = other, log.index, log.now_ms

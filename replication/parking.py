@@ -1,0 +1,61 @@
+"""Long polls: callers wait for news, bounded in number, so that they never hold every thread.
+
+A parked call holds one thread of its concurrency group. Half of them may park; further callers are
+answered at once with what there is, and come back.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+class ParkingLot:
+    """Bounded waiting room around one kind of news."""
+
+    def __init__(self, places: int, monotonic: Callable[[], float]) -> None:
+        self._condition = threading.Condition()
+        self._places, self._parked, self._monotonic = places, 0, monotonic
+        self._closed = False
+        self._sequence = 0
+
+    def wait_for(self, attempt: Callable[[], T | None], wait_s: float) -> T | None:
+        """``attempt()`` until it gives something, at each piece of news, for at most ``wait_s``."""
+        deadline = self._monotonic() + wait_s
+        parked = False
+        try:
+            while True:
+                seen = self._sequence  # before the attempt: news that comes during it is not missed
+                found = attempt()
+                left = deadline - self._monotonic()
+                if found is not None or left <= 0:
+                    return found
+                with self._condition:
+                    if not parked:
+                        if self._parked >= self._places:
+                            return None
+                        self._parked, parked = self._parked + 1, True
+                    if self._closed:
+                        return None
+                    if seen == self._sequence:
+                        self._condition.wait(left)
+        finally:
+            if parked:
+                with self._condition:
+                    self._parked -= 1
+
+    def news(self) -> None:
+        """Something changed: wake whoever waits. Cheap when nobody does; never waits for an attempt."""
+        self._sequence += 1
+        if self._parked:
+            with self._condition:
+                self._condition.notify_all()
+
+    def close(self) -> None:
+        """Let everybody go."""
+        with self._condition:
+            self._closed = True
+            self._condition.notify_all()

@@ -1,0 +1,166 @@
+"""A replica without a usable log takes a copy from the group's leader before it takes part again.
+
+Needed when the directory is empty though the group has a history (a new or wiped disk), when the log
+is damaged, and when the leader's log no longer reaches back to where ours ends. Such a replica may have
+voted for, and acknowledged, things that it no longer knows. So it stays silent until it holds all that
+the leader had when asked, and starts in the leader's term with its vote given to that leader.
+
+A group whose replicas are all new is founded without this: when this replica and the peers that say
+that they are new make a majority, nothing can have been acknowledged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from escrowmq.replication.disk import Disk
+from escrowmq.replication.entry import HEADER_SIZE
+from escrowmq.replication.errors import CorruptLog, Unavailable
+from escrowmq.replication.install import PREFIX as STAGED_PREFIX
+from escrowmq.replication.install import staged_name, switch_files
+from escrowmq.replication.segment_format import FILE_HEADER_SIZE
+from escrowmq.replication.vote import NAME as VOTE_FILE
+from escrowmq.replication.vote import VoteFile
+
+READ_BYTES = 4 << 20
+ASK_INTERVAL_S = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """What a leader offers: (name, bytes) of its files, and where it stood."""
+
+    leader: str
+    term: int
+    commit_index: int
+    files: Sequence[tuple[str, int]]
+
+
+class PeerSource(Protocol):
+    """The other replicas, however they are reached. None: no answer just now."""
+
+    def founded(self, peer: str) -> bool | None: ...
+    def manifest(self, peer: str) -> Manifest | None: ...
+    def read(self, peer: str, name: str, pos: int, size: int) -> bytes: ...
+
+
+class NoPeers:
+    """For a group of one, and for tests without peers."""
+
+    def founded(self, peer: str) -> bool | None:
+        return None
+
+    def manifest(self, peer: str) -> Manifest | None:
+        return None
+
+    def read(self, peer: str, name: str, pos: int, size: int) -> bytes:
+        raise Unavailable("there is no peer to read from", 1.0)
+
+
+def has_history(disk: Disk) -> bool:
+    """Whether the log holds more than the no-op that every log begins with: a leader has been here."""
+    bare = FILE_HEADER_SIZE + HEADER_SIZE + 1
+    logs = [name for name in disk.names() if name.endswith(".log")]
+    return len(logs) > 1 or any(int(name[:-4], 16) > 1 or disk.open(name).size() > bare for name in logs)
+
+
+def must_copy(
+    peers: Sequence[str], source: PeerSource, sleep: Callable[[float], None], patience_s: float
+) -> bool:
+    """For an empty directory: True if the group has a history, False if it is to be founded now.
+
+    Raises Unavailable when too few peers answer to know.
+    """
+    waited = 0.0
+    while True:
+        answers = [source.founded(peer) for peer in peers]
+        if any(answers):
+            return True
+        if (1 + answers.count(False)) * 2 > len(peers) + 1:
+            return False
+        if waited >= patience_s:
+            raise Unavailable(
+                "this replica's directory is empty and too few peers answer to know whether the group is new",
+                patience_s,
+            )
+        sleep(ASK_INTERVAL_S)
+        waited += ASK_INTERVAL_S
+
+
+def copy_from_leader(
+    disk: Disk,
+    peers: Sequence[str],
+    source: PeerSource,
+    sleep: Callable[[float], None],
+    patience_s: float,
+    report: Callable[[str], None],
+) -> None:
+    """Replace the log, snapshots and run files by the leader's, all or nothing. Retries other leaders.
+
+    Raises Unavailable when no leader was found in time; the old files then still stand.
+    """
+    waited = 0.0
+    while True:
+        for peer in peers:
+            offer = source.manifest(peer)
+            if offer is None:
+                continue
+            try:
+                _copy(disk, peer, offer, source)
+            except (Unavailable, FileNotFoundError) as error:  # retention or a crash overtook it
+                report(f"copying from replica {peer} broke off: {error}; trying again")
+                continue
+            report(f"copied {sum(size for _, size in offer.files)} bytes from replica {peer}")
+            return
+        if waited >= patience_s:
+            raise Unavailable("no leader to copy the log from", patience_s)
+        sleep(ASK_INTERVAL_S)
+        waited += ASK_INTERVAL_S
+
+
+def _copy(disk: Disk, peer: str, offer: Manifest, source: PeerSource) -> None:
+    for name, size in offer.files:
+        if "/" in name or name.startswith("."):
+            raise CorruptLog(f"replica {peer} offers a file named {name!r}")
+        disk.remove(staged_name(name))
+        file = disk.open(staged_name(name), create=True)
+        try:
+            at = 0
+            while at < size:
+                part = source.read(peer, name, at, min(READ_BYTES, size - at))
+                if not part:
+                    raise Unavailable(f"{name} ended at byte {at} of {size}", ASK_INTERVAL_S)
+                file.append([part])
+                at += len(part)
+            file.sync()
+        finally:
+            file.close()
+    _pledge(disk, offer)
+    ours = [name for name in disk.names() if not name.startswith(STAGED_PREFIX)]
+    old = [name for name in ours if name.endswith((".log", ".pos", ".snap", ".runs"))]
+    switch_files(disk, [name for name, _ in offer.files], remove=old)
+
+
+def _pledge(disk: Disk, offer: Manifest) -> None:
+    """In the leader's term our vote is the leader's, so that a vote we may have forgotten cannot count twice."""
+    try:
+        vote = VoteFile(disk)
+    except CorruptLog:
+        disk.remove(VOTE_FILE)
+        vote = VoteFile(disk)
+    if vote.term < offer.term:
+        vote.set(offer.term, offer.leader)
+    vote.close()
+
+
+def offered_files(
+    disk: Disk, segments: Sequence[tuple[str, int]], snapshot: str | None
+) -> list[tuple[str, int]]:
+    """What a leader offers: whole segments up to their durable sizes, the newest snapshot, all run files."""
+    files = list(segments)
+    for name in disk.names():
+        if name.endswith(".runs") or name == snapshot:
+            files.append((name, len(disk.read_all(name))))
+    return files

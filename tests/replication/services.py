@@ -1,0 +1,96 @@
+"""Three real replicas in one process: real files, real fsync, real TCP on loopback; no Ray.
+
+A killed replica's driver is stopped without a goodbye, which is what its peers see of a SIGKILL; real
+kills of real processes are in tests/integration.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+from escrowmq.actors.config import BrokerConfig
+from escrowmq.replication import ops
+from escrowmq.replication.datadir import Identity
+from escrowmq.replication.errors import Unavailable
+from escrowmq.replication.repair import Manifest
+from escrowmq.replication.service import BrokerService
+
+
+class Trio:
+    """A group of three; also the PeerSource and the resolver of its members."""
+
+    def __init__(self, path: Path, config: BrokerConfig | None = None, replicas: int = 3) -> None:
+        self.path, self.config, self.replicas = path, config or BrokerConfig(), replicas
+        self.alive: dict[int, BrokerService] = {}
+        self.ended: dict[int, BaseException] = {}
+
+    def create(self, rid: int) -> BrokerService:
+        service = BrokerService(
+            self.config,
+            Identity("c", 0, rid),
+            groups=1,
+            replicas=self.replicas,
+            data_dir=self.path / f"r{rid}",
+            listen_host="127.0.0.1",
+            secret=b"s" * 32,
+            resolve=self.resolve,
+            source=self,
+            fatal=lambda error: self.ended.__setitem__(rid, error),
+        )
+        self.alive[rid] = service
+        return service
+
+    def start(self, *rids: int) -> None:
+        for service in [self.create(rid) for rid in rids or range(self.replicas)]:
+            service.start(10.0)
+
+    def stop(self, rid: int) -> None:
+        self.alive.pop(rid).stop()
+
+    def close(self) -> None:
+        for rid in list(self.alive):
+            self.stop(rid)
+
+    def resolve(self, peer: str) -> tuple[str, int] | None:
+        service = self.alive.get(int(peer))
+        try:
+            return None if service is None else service.raft_address()
+        except Unavailable:
+            return None
+
+    def founded(self, peer: str) -> bool | None:
+        service = self.alive.get(int(peer))
+        return None if service is None else service.founded()
+
+    def manifest(self, peer: str) -> Manifest | None:
+        service = self.alive.get(int(peer))
+        answer = service.checkpoint_manifest() if service else ("gone",)
+        return Manifest(*answer[1]) if answer[0] == "ok" else None
+
+    def read(self, peer: str, name: str, pos: int, size: int) -> bytes:
+        return self.alive[int(peer)].checkpoint_read(name, pos, size)
+
+    def leader(self, timeout_s: float = 10.0) -> BrokerService:
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline:
+            for service in list(self.alive.values()):
+                if service.whoami()[0]:
+                    return service
+            time.sleep(0.01)
+        raise AssertionError("no leader")
+
+    def submit(self, *frames: bytes, timeout_s: float = 10.0) -> list[Any]:
+        """As a client: follow the leader, send the same bytes again until there is an answer."""
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline:
+            answer = self.leader().submit(b"".join(frames))
+            if answer[0] == "ok":
+                results: list[Any] = answer[1]
+                return results
+            time.sleep(0.02)
+        raise AssertionError(answer)
+
+    def topic(self, **settings: Any) -> None:
+        assert self.submit(ops.create_topic("t", {"partitions": 1, **settings}))[0][0] in (0, 2)

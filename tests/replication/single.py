@@ -1,0 +1,95 @@
+"""A group of one replica without Raft: entries are durable and applied as soon as they are proposed.
+
+For tests of what a leader decides; Raft itself has its own tests and the simulator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from escrowmq.replication.checkpoints import CheckpointJob, Checkpoints
+from escrowmq.replication.disk import RealDisk
+from escrowmq.replication.journal import SegmentJournal
+from escrowmq.replication.replica import Limits, Replica
+from escrowmq.replication.state.machine import StateMachine
+from escrowmq.replication.validation import parse_request
+
+
+class SingleNode:
+    """Stands where the Raft node stands."""
+
+    def __init__(self, journal: SegmentJournal, replica: Replica) -> None:
+        self.journal, self.replica = journal, replica
+        self.ready = self.is_leader = True
+        self.leader_id: str | None = "0"
+        self.term = 1
+        self.held: list[tuple[bytes, Callable[[Any, bool | None], None]]] | None = None
+
+    def propose(self, command: bytes, done: Callable[[Any, bool | None], None]) -> None:
+        if self.held is not None:
+            self.held.append((command, done))
+            return
+        index = self.journal.last_index + 1
+        self.journal.add(command, index, self.term)
+        self.journal.sync()
+        done(self.replica.apply(index, self.term, self.journal.read(index)), True)
+
+    def release(self) -> None:
+        held, self.held = self.held or [], None
+        for command, done in held:
+            self.propose(command, done)
+
+
+class Single:
+    """A replica over real files in ``path``; ``submit`` answers at once."""
+
+    def __init__(self, path: Path, *, segment_bytes: int = 1 << 20, limits: Limits | None = None) -> None:
+        disk = RealDisk(path)
+        self.checkpoints = Checkpoints(disk)
+        self.journal = SegmentJournal(
+            disk, segment_bytes=segment_bytes, on_roll=lambda first: self.checkpoints.want(first - 1)
+        )
+        state, _ = self.checkpoints.recover(lambda: StateMachine(0, 1))
+        self.replica = Replica(
+            state=state,
+            journal=self.journal,
+            checkpoints=self.checkpoints,
+            limits=limits or Limits(),
+            start_job=self._run,
+        )
+        self.node = SingleNode(self.journal, self.replica)
+        self.replica.attach(self.node)
+        self.redone = 0
+        if not len(self.journal):
+            self.journal.add(b"\x01", 1, 1)
+            self.journal.sync()
+        for index in range(state.applied_index + 1, self.journal.last_index + 1):
+            command = self.journal.read(index)
+            self.replica.apply(index, self.journal.term_at(index) or 0, command if command[0] == 0 else b"")
+            self.redone += 1
+        self.now_ms = max(1_000_000, state.now_ms)
+
+    def _run(self, job: CheckpointJob, done: Callable[[], None]) -> None:
+        job.run()
+        done()
+
+    def send(self, *frames: bytes) -> list[tuple[Any, ...]]:
+        """Queue requests, one per frame group, then propose; the list fills as they are answered."""
+        answers: list[tuple[Any, ...]] = []
+        for frame in frames:
+            self.replica.submit(frame, parse_request(frame), answers.append)
+        self.now_ms += 1
+        self.replica.pump(self.now_ms)
+        return answers
+
+    def submit(self, *frames: bytes) -> list[Any]:
+        """One request; its results."""
+        (answer,) = self.send(b"".join(frames))
+        assert answer[0] == "ok", answer
+        results: list[Any] = answer[1]
+        return results
+
+    def close(self) -> None:
+        self.journal.close()
