@@ -1,0 +1,68 @@
+"""Ray inside the user's own process tree, with the settings that a broker needs.
+
+Ray's defaults suit batch jobs: a dead node is noticed after 14 to 64 s, and arguments over 100 KiB
+take the slow way through shared memory. Both can only be set when a cluster starts, so the values
+stand here (for ``start_local`` and the tests) and in ray_cluster.yaml (for deployed clusters), and a
+test compares the two. Nothing here may print: an embedded broker is a guest in somebody's program.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import ray
+
+from escrowmq.cluster.settings import RaySettings
+
+
+def system_config(settings: RaySettings) -> dict[str, Any]:
+    """What ``ray.init(_system_config=...)`` and ``ray start --system-config`` take."""
+    period_ms = int(settings.health_check_period_s * 1000)
+    return {
+        "health_check_initial_delay_ms": period_ms,
+        "health_check_period_ms": period_ms,
+        "health_check_timeout_ms": period_ms,
+        "health_check_failure_threshold": settings.health_check_failures,
+        "max_direct_call_object_size": settings.direct_call_bytes,
+    }
+
+
+def start_ray(settings: RaySettings, namespace: str) -> str:
+    """Start a Ray of our own in this process, quietly; returns its address.
+
+    Always a new one (``address="local"``): a machine may run several clusters, and none of them
+    asked for our brokers.
+    """
+    options: dict[str, Any] = {}
+    if settings.temp_dir is not None:
+        options["_temp_dir"] = str(settings.temp_dir)
+    if settings.object_store_bytes is not None:
+        options["object_store_memory"] = settings.object_store_bytes
+    with quiet_ray():
+        context = ray.init(
+            address="local",
+            namespace=namespace,
+            num_cpus=settings.num_cpus,
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            configure_logging=False,
+            _system_config=system_config(settings),
+            **options,
+        )
+    return str(context.address_info["gcs_address"])
+
+
+@contextmanager
+def quiet_ray() -> Iterator[None]:
+    """Ray announces its token authentication and its addresses by warnings; errors still pass."""
+    logger = logging.getLogger("ray")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)

@@ -1,0 +1,51 @@
+"""One Ray and one EscrowMQ cluster for all integration tests of a run.
+
+Starting Ray takes seconds and a cluster a few more, so both are session-scoped and shared: use topic,
+group and app names of your own (``unique``), and leave the brokers as you found them. A test that
+kills or stops something starts what it kills by itself.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from escrowmq import Cluster
+
+
+@pytest.fixture(scope="session")
+def ray_local() -> Iterator[str]:
+    """A running Ray with 8 logical CPUs that this process is connected to; yields its address."""
+    import ray
+
+    from escrowmq.cluster.embedded_ray import start_ray
+    from escrowmq.cluster.settings import RaySettings
+
+    # Ray's Unix sockets allow no long path, so not pytest's own temporary directory.
+    directory = Path(tempfile.mkdtemp(prefix="emq-", dir="/tmp"))
+    address = start_ray(RaySettings(num_cpus=8, temp_dir=directory), namespace="escrowmq")
+    yield address
+    ray.shutdown()
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def cluster(ray_local: str) -> Iterator[Cluster]:
+    """One broker group of three replicas on ``ray_local``, in a temporary data directory."""
+    import escrowmq
+
+    with escrowmq.start_local(groups=1, replicas=3) as running:
+        yield running
+
+
+@pytest.fixture
+def unique() -> Callable[[str], str]:
+    """``unique("orders")``: a name that no other test uses."""
+    return lambda name: f"{name}-{uuid.uuid4().hex[:8]}"

@@ -1,0 +1,28 @@
+"""The embedded Ray: the settings that matter have reached it, and it prints nothing."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import ray
+
+pytestmark = pytest.mark.ray
+
+
+def test_the_shared_ray_has_eight_logical_cpus(ray_local: str) -> None:
+    assert ray.cluster_resources()["CPU"] == 8
+    assert ray.get_runtime_context().gcs_address == ray_local
+
+
+def test_an_embedded_ray_says_nothing() -> None:
+    program = (
+        "import ray\n"
+        "from escrowmq.cluster.embedded_ray import start_ray\n"
+        "from escrowmq.cluster.settings import RaySettings\n"
+        "start_ray(RaySettings(), 'quiet')\n"
+        "ray.shutdown()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert (done.stdout, done.stderr) == ("", "")
