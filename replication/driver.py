@@ -168,13 +168,17 @@ class Driver:
     async def _shut_down(self) -> None:
         node, deadline = self.node, time.monotonic() + 2 * self.node.config.transfer_timeout_s
         node.transfer_leadership()
-        while node.transferring and time.monotonic() < deadline:
-            await asyncio.sleep(0.005)
+        await self._until(lambda: not node.transferring, deadline)
         node.close()
-        while self._syncing and time.monotonic() < deadline:
-            await asyncio.sleep(0.005)
+        await self._until(lambda: not self._syncing, deadline)
         assert self._done is not None
         self._done.set()
+
+    async def _until(self, condition: Callable[[], bool], deadline: float) -> None:
+        for _ in range(10_000):
+            if condition() or time.monotonic() >= deadline:
+                return
+            await asyncio.sleep(0.005)
 
     def kick(self) -> None:
         """One tick at the end of this turn of the loop."""

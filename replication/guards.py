@@ -12,18 +12,20 @@ way of votes. The leader's half of flow control is in ``progress``.
 from __future__ import annotations
 
 import enum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from escrowmq.replication.raft_types import Message
 
 if TYPE_CHECKING:
     from escrowmq.replication.journal import SegmentJournal
-
-Message = dict[str, Any]
 
 
 class Guard(enum.Enum):
     """The guards by name; ``python -m tests.sim --drop NAME`` runs without one."""
 
-    LOG_MATCHING = "log-matching"  # A: entries already held are skipped, so nothing is truncated without a conflict
+    LOG_MATCHING = (
+        "log-matching"  # A: entries already held are skipped, so nothing is truncated without a conflict
+    )
     COMMIT_CAP = "commit-cap"  # A: a message commits only what this very message proved to match
     ACK_CAP = "ack-cap"  # A: an acknowledgement claims only what this very message proved
     SNAPSHOT_COMMIT = "snapshot-commit"  # B: a message without a previous index commits nothing

@@ -132,8 +132,8 @@ class Listener:
         me = self._me
         if (hello.cluster_id, hello.group, hello.receiver) != (me.cluster_id, me.group, me.replica):
             raise NotAuthorized(
-                f"a replica of cluster {hello.cluster_id!r}, group {hello.group} looked for {hello.receiver!r} "
-                f"and found {me.replica!r} of cluster {me.cluster_id!r}, group {me.group}"
+                f"a replica of cluster {hello.cluster_id!r}, group {hello.group} looked for "
+                f"{hello.receiver!r} and found {me.replica!r} of cluster {me.cluster_id!r}, group {me.group}"
             )
         if hello.sender not in self._peers:
             raise NotAuthorized(f"{hello.sender!r} is not a replica of this group")

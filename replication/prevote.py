@@ -12,7 +12,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from escrowmq.replication.pysync import LEADER, Clock, Core, Message
+from escrowmq.replication.pysync import LEADER, Core
+from escrowmq.replication.raft_types import Clock, Message
 
 if TYPE_CHECKING:
     from escrowmq.replication.journal import SegmentJournal

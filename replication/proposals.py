@@ -10,13 +10,15 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 #: ``done(result, True)`` applied; ``done(None, False)`` surely not logged; ``done(None, None)`` unknown.
 Done = Callable[[Any, bool | None], None]
 
 
-class _Proposal(NamedTuple):
+@dataclass(slots=True)
+class _Proposal:
     index: int
     term: int
     deadline: float

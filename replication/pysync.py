@@ -3,7 +3,7 @@
 pysyncobj 0.3.17 stays unforked. ``Core`` subclasses ``SyncObj`` and replaces, by their mangled
 names, the steps that are slow or unsafe: sending, applying, compaction, forwarding. Elections,
 votes, terms, the follower's append and the leader's commit rule are pysyncobj's own. Everything
-private that we touch is named in ``PRIVATE_NAMES``; ``tests/replication/test_pysync_contract.py``
+private that we touch is named in ``PRIVATE_...``; ``tests/replication/test_pysync_contract.py``
 holds it against the installed version.
 
 Two module globals of pysyncobj are wrapped, both so that other users of it in the same process
@@ -18,8 +18,7 @@ from __future__ import annotations
 
 import random
 import threading
-import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
@@ -27,11 +26,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 import pysyncobj.syncobj as stock
 from pysyncobj import SyncObj, SyncObjConf
 from pysyncobj.journal import Journal
-from pysyncobj.node import Node
-from pysyncobj.transport import Transport
 from pysyncobj.version import VERSION
 
+from escrowmq.replication.core_parts import CappedMatch, CoreLink, NoPoll, PeerNode
 from escrowmq.replication.errors import SafetyViolation
+from escrowmq.replication.raft_types import Clock, Message, RaftConfig
 
 if TYPE_CHECKING:
     from escrowmq.replication.journal import SegmentJournal
@@ -43,19 +42,18 @@ if VERSION != SUPPORTED_VERSION:
         f"install pysyncobj=={SUPPORTED_VERSION}"
     )
 
-Message = dict[str, Any]
-Clock = Callable[[], float]
-
 FOLLOWER, CANDIDATE, LEADER = 0, 1, 2
 NEVER_S = float(1 << 40)
 
 #: Methods of SyncObj that Core replaces or calls, then attributes that it reads or writes.
-PRIVATE_NAMES = (
-    ("methods", ("applyLogEntries", "deleteEntriesFrom", "generateRaftTimeout", "getCurrentLogIndex",
-                 "getCurrentLogTerm", "sendAppendEntries", "setCurrentTerm", "setState", "tryLogCompaction")),
-    ("attributes", ("newAppendEntriesTime", "noopIDx", "raftCommitIndex", "raftCurrentTerm", "raftElectionDeadline",
-                    "raftLastApplied", "raftLeader", "raftMatchIndex", "raftState", "transferInProgress")),
-)  # fmt: skip
+PRIVATE_METHODS = [
+    "applyLogEntries", "deleteEntriesFrom", "generateRaftTimeout", "getCurrentLogIndex", "getCurrentLogTerm",
+    "sendAppendEntries", "setCurrentTerm", "setState", "tryLogCompaction",
+]  # fmt: skip
+PRIVATE_ATTRIBUTES = [
+    "newAppendEntriesTime", "noopIDx", "raftCommitIndex", "raftCurrentTerm", "raftElectionDeadline",
+    "raftLastApplied", "raftLeader", "raftMatchIndex", "raftState", "transferInProgress",
+]  # fmt: skip
 
 
 # ------------------------------------------------------------------ the two wrapped module globals
@@ -92,59 +90,6 @@ def thread_clock(clock: Clock) -> Iterator[None]:
         _thread_clock.read = before
 
 
-# ------------------------------------------------------------------ small parts
-class PeerNode(Node):  # type: ignore[misc]
-    """A member by its plain id. Its hash does not depend on PYTHONHASHSEED: sets iterate the same in every run."""
-
-    def __init__(self, id: str, **info: Any) -> None:
-        super().__init__(id, **info)
-        self._hash = zlib.crc32(id.encode())
-
-    def __hash__(self) -> int:
-        return self._hash
-
-    @property
-    def address(self) -> str:
-        return str(self._id)
-
-
-class _Link(Transport):  # type: ignore[misc]
-    """pysyncobj's transport seam: outgoing messages go to the owner, incoming ones come through ``Core.receive``."""
-
-    def __init__(self, send: Callable[[str, Message], bool]) -> None:
-        super().__init__(None, None, None)
-        self._send = send
-
-    def send(self, node: Node, message: Message) -> bool:
-        return self._send(node.id, message)
-
-
-class _NoPoll:
-    """Stock ticks poll sockets; ours are the driver's."""
-
-    def poll(self, timeout: float) -> None: ...
-    def subscribe(self, *_: Any) -> None: ...
-    def unsubscribe(self, *_: Any) -> None: ...
-
-
-class CappedMatch(dict[Node, int]):
-    """matchIndex as the commit step sees it: never above ``cap``, the highest index a quorum holds durably.
-
-    Stock counts the leader itself for every entry it has in memory. The cap is only set while the
-    commit step runs; otherwise the true values show.
-    """
-
-    __slots__ = ("cap",)
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.cap: int | None = None
-
-    def __getitem__(self, node: Node) -> int:
-        match, cap = dict.__getitem__(self, node), self.cap
-        return match if cap is None or match < cap else cap
-
-
 class CoreOwner(Protocol):
     """What the core asks of the node around it."""
 
@@ -170,6 +115,17 @@ class CoreTiming:
     apply_chunk: int
     apply_budget_s: float
 
+    @classmethod
+    def of(cls, config: RaftConfig) -> CoreTiming:
+        return cls(
+            config.election_min_s,
+            config.election_max_s,
+            config.heartbeat_s,
+            config.leader_fallback_s,
+            config.apply_chunk,
+            config.apply_budget_s,
+        )
+
 
 # ------------------------------------------------------------------ the core
 class Core(SyncObj):  # type: ignore[misc]
@@ -192,7 +148,7 @@ class Core(SyncObj):  # type: ignore[misc]
     ) -> None:
         self._owner, self._timing, self._journal, self._clock, self._rng = owner, timing, journal, clock, rng
         self._peer_nodes = {peer: PeerNode(peer) for peer in peers}
-        self._link = _Link(owner.send)
+        self._link = CoreLink(owner.send)
         conf = SyncObjConf(
             autoTick=False,
             appendEntriesUseBatch=True,  # False sends once per command, and needs the leaking pipe notifier
@@ -210,8 +166,10 @@ class Core(SyncObj):  # type: ignore[misc]
             onStateChanged=owner.role_changed,
         )
         _thread_clock.read = clock
-        super().__init__(PeerNode(self_id), list(self._peer_nodes.values()), conf, nodeClass=PeerNode, transport=self._link)
-        self._poller = _NoPoll()
+        super().__init__(
+            PeerNode(self_id), list(self._peer_nodes.values()), conf, nodeClass=PeerNode, transport=self._link
+        )
+        self._poller = NoPoll()
         self._match = CappedMatch()
         self._SyncObj__raftMatchIndex = self._match
         self._SyncObj__raftLastApplied = applied_index
@@ -229,13 +187,13 @@ class Core(SyncObj):  # type: ignore[misc]
 
     def receive(self, peer: str, message: Message) -> None:
         _thread_clock.read = self._clock
-        self._link._onMessageReceived(self._peer_nodes[peer], message)
+        self._link.receive(self._peer_nodes[peer], message)
 
     def connected(self, peer: str) -> None:
-        self._link._onNodeConnected(self._peer_nodes[peer])
+        self._link.connected(self._peer_nodes[peer])
 
     def disconnected(self, peer: str) -> None:
-        self._link._onNodeDisconnected(self._peer_nodes[peer])
+        self._link.disconnected(self._peer_nodes[peer])
 
     def append(self, command: bytes) -> int:
         """Append a command of the current term (leader only); its index."""
@@ -245,7 +203,9 @@ class Core(SyncObj):  # type: ignore[misc]
 
     def send_timeout_now(self, peer: str) -> None:
         """Hand leadership over: the peer starts an election at once (it must hold our whole log)."""
-        self._link.send(self._peer_nodes[peer], {"type": "timeout_now", "term": self._SyncObj__raftCurrentTerm})
+        self._link.send(
+            self._peer_nodes[peer], {"type": "timeout_now", "term": self._SyncObj__raftCurrentTerm}
+        )
 
     def step_down(self, term: int) -> None:
         """Follow; a higher term is adopted first (durably, as a vote is)."""
@@ -275,7 +235,7 @@ class Core(SyncObj):  # type: ignore[misc]
         return int(self._SyncObj__raftLastApplied)
 
     def leader_id(self) -> str | None:
-        node = self._SyncObj__raftLeader
+        node: PeerNode | None = self._SyncObj__raftLeader
         return None if node is None else str(node.id)
 
     def noop_index(self) -> int | None:
@@ -313,7 +273,9 @@ class Core(SyncObj):  # type: ignore[misc]
     def _SyncObj__applyLogEntries(self) -> bool:
         """Stock applies the whole backlog in one tick, and repeats a command that raised for ever."""
         index = self._SyncObj__raftLastApplied
-        stop = min(self._SyncObj__raftCommitIndex, self._owner.apply_limit(), index + self._timing.apply_chunk)
+        stop = min(
+            self._SyncObj__raftCommitIndex, self._owner.apply_limit(), index + self._timing.apply_chunk
+        )
         if index >= stop:
             return False
         deadline = self._clock() + self._timing.apply_budget_s
@@ -327,7 +289,9 @@ class Core(SyncObj):  # type: ignore[misc]
 
     def _SyncObj__deleteEntriesFrom(self, index: int) -> None:
         if index <= self._SyncObj__raftCommitIndex:
-            raise SafetyViolation(f"asked to cut the log at {index}, which is committed up to {self._SyncObj__raftCommitIndex}")
+            raise SafetyViolation(
+                f"asked to cut the log at {index}, which is committed up to {self._SyncObj__raftCommitIndex}"
+            )
         self._journal.deleteEntriesFrom(index - self._journal.first_index)
 
     def _SyncObj__tryLogCompaction(self) -> None:
@@ -337,6 +301,6 @@ class Core(SyncObj):  # type: ignore[misc]
         """Proposals are appended by ``append``: no queue, and nothing is ever forwarded to another node."""
 
     def _applyCommand(self, command: bytes, callback: Any, commandType: int | None = None) -> None:
-        """All stock ways to put something into the log (membership, code version, utility messages) are closed."""
+        """All stock ways into the log (membership, code version, utility messages) are closed."""
         if callable(callback):
             callback(None, stock.FAIL_REASON.REQUEST_DENIED)

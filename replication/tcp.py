@@ -18,6 +18,7 @@ import socket
 from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol, cast
 
 from escrowmq.replication import wire
@@ -212,7 +213,12 @@ class Connection(asyncio.BufferedProtocol):
 def _tune(sock: socket.socket) -> None:
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, value in (("TCP_KEEPIDLE", 2), ("TCP_KEEPINTVL", 1), ("TCP_KEEPCNT", 3), ("TCP_USER_TIMEOUT", DEAD_PEER_MS)):
+    for option, value in (
+        ("TCP_KEEPIDLE", 2),
+        ("TCP_KEEPINTVL", 1),
+        ("TCP_KEEPCNT", 3),
+        ("TCP_USER_TIMEOUT", DEAD_PEER_MS),
+    ):
         if hasattr(socket, option):  # Linux has all four
             sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
     for buffer in (socket.SO_SNDBUF, socket.SO_RCVBUF):
@@ -234,9 +240,17 @@ class TcpTransport:
         handshake_timeout_s: float = HANDSHAKE_TIMEOUT_S,
     ) -> None:
         if not secret:
-            raise NotAuthorized("the cluster has no secret; configure one (any random string, the same everywhere)")
+            raise NotAuthorized(
+                "the cluster has no secret; configure one (any random string, the same everywhere)"
+            )
         self.counters, self.events, self.handshake_timeout_s = LinkCounters(), events, handshake_timeout_s
-        self._me, self._peers, self._secret, self._resolve, self._helpers = me, peers, secret, resolve, helpers
+        self._me, self._peers, self._secret, self._resolve, self._helpers = (
+            me,
+            peers,
+            secret,
+            resolve,
+            helpers,
+        )
         self._links: dict[str, Connection] = {}
         self._strangers: set[Connection] = set()
         self._server: asyncio.Server | None = None
@@ -246,9 +260,11 @@ class TcpTransport:
     async def start(self, host: str, port: int) -> tuple[str, int]:
         """Listen on exactly this address (port 0: any free one) and begin to dial; the bound address."""
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(lambda: Connection(self, self._listener()), host, port, backlog=128)
+        self._server = await loop.create_server(self._listening, host, port, backlog=128)
         bound = self._server.sockets[0].getsockname()
-        self._dialers = [loop.create_task(self._keep_dialing(p)) for p in sorted(self._peers) if self._me.replica > p]
+        self._dialers = [
+            loop.create_task(self._keep_dialing(p)) for p in sorted(self._peers) if self._me.replica > p
+        ]
         return str(bound[0]), int(bound[1])
 
     async def stop(self) -> None:
@@ -271,8 +287,11 @@ class TcpTransport:
         return link is not None and link.unwritten_bytes() < ROOM_BYTES
 
     # -------------------------------------------------------------- connections
-    def _listener(self) -> Listener:
-        return Listener(self._me, self._peers, self._secret, os.urandom(NONCE_BYTES))
+    def _listening(self) -> Connection:
+        return Connection(self, Listener(self._me, self._peers, self._secret, os.urandom(NONCE_BYTES)))
+
+    def _dialing(self, peer: str) -> Connection:
+        return Connection(self, Dialer(self._me, peer, self._secret, os.urandom(NONCE_BYTES)))
 
     async def _keep_dialing(self, peer: str) -> None:
         loop, pause = asyncio.get_running_loop(), DIAL_PAUSE_S
@@ -282,11 +301,8 @@ class TcpTransport:
                     lookup = loop.run_in_executor(self._helpers, self._resolve, peer)
                     address = await asyncio.wait_for(lookup, RESOLVE_TIMEOUT_S)
                     if address is not None:
-                        dialer = Dialer(self._me, peer, self._secret, os.urandom(NONCE_BYTES))
-                        await asyncio.wait_for(
-                            loop.create_connection(lambda d=dialer: Connection(self, d), *address),
-                            self.handshake_timeout_s,
-                        )
+                        dial = loop.create_connection(partial(self._dialing, peer), *address)
+                        await asyncio.wait_for(dial, self.handshake_timeout_s)
                     pause = DIAL_PAUSE_S
                 except (OSError, TimeoutError):
                     pause = min(2 * pause, DIAL_PAUSE_MAX_S)

@@ -88,10 +88,18 @@ def encode(message: Message) -> list[bytes]:
             bodies = [entry[0] for entry in entries]
             terms = _one_term(entries)
             frame = _Append(
-                term, commit, message["prevLogIdx"], message["prevLogTerm"], seq, terms, [len(b) for b in bodies]
+                term,
+                commit,
+                message["prevLogIdx"],
+                message["prevLogTerm"],
+                seq,
+                terms,
+                [len(b) for b in bodies],
             )
     elif kind == "next_node_idx":
-        frame = _Ack(message["term"], message["seq"], message["next_node_idx"], message["reset"], message["success"])
+        frame = _Ack(
+            message["term"], message["seq"], message["next_node_idx"], message["reset"], message["success"]
+        )
     elif kind in ("request_vote", "pre_vote"):
         frame = _Ask(kind == "pre_vote", message["term"], message["last_log_index"], message["last_log_term"])
     else:
@@ -134,7 +142,12 @@ def decode(header: memoryview | bytes, bodies: memoryview) -> Message:
         }  # fmt: skip
     if isinstance(frame, _Ask):
         kind = "pre_vote" if frame.pre else "request_vote"
-        return {"type": kind, "term": frame.term, "last_log_index": frame.last_index, "last_log_term": frame.last_term}
+        return {
+            "type": kind,
+            "term": frame.term,
+            "last_log_index": frame.last_index,
+            "last_log_term": frame.last_term,
+        }
     if isinstance(frame, _LogStart):
         return {
             "type": "append_entries", "term": frame.term, "commit_index": frame.commit, "seq": frame.seq,

@@ -34,4 +34,6 @@ def test_a_stopped_leader_hands_over_and_nothing_is_lost(tmp_path: Path) -> None
         assert second.commands() == [b"\0before", b"\0after"]
 
         returned = group.start(first.name)
-        wait_until(lambda: returned.commands() == [b"\0before", b"\0after"], what="the returned replica's catch-up")
+        wait_until(
+            lambda: returned.commands() == [b"\0before", b"\0after"], what="the returned replica's catch-up"
+        )

@@ -27,17 +27,18 @@ def test_the_pinned_version_is_installed() -> None:
 
 
 def test_every_private_name_exists() -> None:
-    names = dict(pysync.PRIVATE_NAMES)
-    node = pysyncobj.SyncObj(None, [], pysyncobj.SyncObjConf(autoTick=False), transport=pysync._Link(lambda *_: True))
-    for name in names["methods"]:
+    node = pysyncobj.SyncObj(
+        None, [], pysyncobj.SyncObjConf(autoTick=False), transport=pysync.CoreLink(lambda *_: True)
+    )
+    for name in pysync.PRIVATE_METHODS:
         assert f"_SyncObj__{name}" in vars(pysyncobj.SyncObj), name
-    for name in names["attributes"]:
+    for name in pysync.PRIVATE_ATTRIBUTES:
         assert f"_SyncObj__{name}" in vars(node), name
 
 
 def test_no_private_name_is_used_without_being_listed() -> None:
     source = inspect.getsource(pysync)
-    listed = {name for _, group in pysync.PRIVATE_NAMES for name in group}
+    listed = {*pysync.PRIVATE_METHODS, *pysync.PRIVATE_ATTRIBUTES}
     assert set(re.findall(r"_SyncObj__(\w+)", source)) == listed
 
 

@@ -1,0 +1,51 @@
+"""Settings of a Raft group, and the shapes that its parts share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+#: A Raft message as pysyncobj makes it: a plain dict with a ``type``.
+Message = dict[str, Any]
+Clock = Callable[[], float]
+
+
+@dataclass(frozen=True, slots=True)
+class RaftConfig:
+    """Timing and limits of one group; the same on all of its replicas."""
+
+    election_min_s: float = (
+        0.3  # 6 heartbeats: fail-over in about half a second, no election for a short stall
+    )
+    election_max_s: float = 0.6  # spread of a whole minimum, so that split votes are rare
+    heartbeat_s: float = 0.05  # must stay below election_min_s / 3 (pysyncobj checks it)
+    leader_fallback_s: float = 1.0  # stock: 30 s, for which an isolated leader would keep its clients waiting
+    send_batch_bytes: int = 1 << 20  # one AppendEntries; larger only delays the first ack
+    window_bytes: int = 4 << 20  # per peer, not yet acknowledged; more only adds latency (measured)
+    apply_chunk: int = 256  # entries per tick: messages are served in between
+    apply_budget_s: float = 0.02  # and time per tick, well below an election time-out
+    commit_notify_s: float = 0.004  # an idle leader tells followers the commit index after this
+    proposal_timeout_s: float = 10.0  # then the outcome is unknown to the proposer
+    outstanding_entries_max: int = 16_384  # proposals not yet applied; beyond: Overloaded
+    outstanding_bytes_max: int = 64 << 20
+    transfer_timeout_s: float = 1.0  # a handover that takes longer is given up, and proposals flow again
+
+
+class PeerLink(Protocol):
+    """How messages leave. ``send`` may drop; ``room`` is False while a peer's buffer is full."""
+
+    def send(self, peer: str, message: Message) -> bool: ...
+    def room(self, peer: str) -> bool: ...
+
+
+@dataclass(frozen=True, slots=True)
+class PeerStatus:
+    """A follower as its leader sees it."""
+
+    peer: str
+    connected: bool
+    match_index: int
+    next_index: int
+    in_flight_bytes: int
+    too_far_behind: bool
