@@ -57,7 +57,7 @@ def pre_message(
 
 
 def commit(app: str, tx_ids: Sequence[str], by: str = "producer") -> bytes:
-    """COMMIT as a client sends it ``[app, tx_ids, by, 0]``; ``by``: producer, feedback, or ``operator:<name>``."""
+    """COMMIT as clients send it ``[app, tx_ids, by, 0]``; by: producer, feedback, or ``operator:<name>``."""
     return encode_op(OpType.COMMIT, (app, tx_ids, by, 0))
 
 

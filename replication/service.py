@@ -147,7 +147,7 @@ class BrokerService(ReplicaHost):
         check_max = known.info.check_max if known else 0
         return [
             (tx, r.query_id, r.prepared_ms, r.checks, r.home_group, rolls_back and r.checks >= check_max)
-            for tx, r in state.due.lock(app, topic, limit, owner, int(lease_s * 1000), now_ms)
+            for tx, r in state.due.lock(app, topic, max_n, owner, int(lease_s * 1000), now_ms)
         ]
 
     def release_locks(self, app: str, topic: str, tx_ids: Sequence[str], owner: str) -> Status:
@@ -227,7 +227,7 @@ class BrokerService(ReplicaHost):
     # -------------------------------------------------------------- repair of a peer
 
     def checkpoint_manifest(self) -> Status:
-        """``("ok", (leader, term, commit index, [(file, bytes), ...]))``: a peer may copy these; leader only."""
+        """``("ok", (leader, term, commit index, [(file, bytes), ...]))``: may be copied; leader only."""
 
         def read() -> tuple[str, int, int, list[tuple[str, int]]]:
             segments = [(s.name, s.size) for s in self.journal.segments()]
