@@ -1,1 +1,24 @@
-"""EscrowMQ as a Spark data source, and Spark sessions on Ray."""
+"""Spark over EscrowMQ: sessions on Ray, and the data source ``escrowmq``. Reached as ``escrowmq.spark``."""
+
+from escrowmq.spark_integration.java import Java, find_java, provide_java
+from escrowmq.spark_integration.session import SessionFactory, SessionRequest, spark_session, stop_session
+
+__all__ = [
+    "Java",
+    "SessionFactory",
+    "SessionRequest",
+    "find_java",
+    "provide_java",
+    "register",
+    "spark_session",
+    "stop_session",
+]
+
+
+def __getattr__(name: str) -> object:
+    # The source needs pyspark; Java must be found (and Ray started) on machines without it as well.
+    if name == "register":
+        from escrowmq.spark_integration.source import register
+
+        return register
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -9,14 +9,19 @@ from __future__ import annotations
 
 import logging
 import socket
+from dataclasses import fields
+from typing import Any
 
 import ray
 
+from escrowmq.actors.topology import SUPERVISOR, ClusterInfo
 from escrowmq.replication.errors import ClusterNotFound, ConfigError
 from escrowmq.spark_integration.options import parse_address
 
 #: A live port answers within a network's round trip; a firewall that swallows packets never does.
 CONNECT_TIMEOUT_S = 3.0
+#: The supervisor answers in milliseconds; it may just be restarting.
+INFO_TIMEOUT_S = 30.0
 
 
 def check_reachable(address: str) -> None:
@@ -69,3 +74,16 @@ def _addresses(host: str) -> set[str]:
     if any(address.startswith("127.") or address == "::1" for address in found):
         found.add(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
     return found
+
+
+def cluster_info(namespace: str, address: str) -> ClusterInfo:
+    """The shape of the EscrowMQ cluster in a namespace. Raises ClusterNotFound."""
+    try:
+        supervisor: Any = ray.get_actor(SUPERVISOR, namespace=namespace)
+        answer: Any = ray.get(supervisor.info.remote(), timeout=INFO_TIMEOUT_S)
+    except (ValueError, ray.exceptions.RayError) as error:
+        raise ClusterNotFound(
+            f"no EscrowMQ cluster in namespace {namespace!r} of the Ray cluster at {address!r} ({error}); "
+            "start one with 'escrowmq up', or set the option escrowmq.namespace"
+        ) from error
+    return ClusterInfo(**{field.name: answer[field.name] for field in fields(ClusterInfo)})

@@ -7,18 +7,19 @@ nothing is done per message that can be done per run.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 import pyarrow as pa
 
+from escrowmq.actors.reader import Block
 from escrowmq.replication.codec import decode_rows
-
-#: (base offset, messages, timestamp in ms, bytes) of messages that stand together in the log.
-Run = tuple[int, int, int, int]
 
 #: Timestamps are the broker's, set when the message became readable; Kafka calls that LogAppendTime = 1.
 LOG_APPEND_TIME = 1
+#: Spark's own default for Arrow batches is 10,000 rows; the bytes bound memory when messages are large.
+BATCH_ROWS = 10_000
+BATCH_BYTES = 4 << 20
 
 COLUMNS_DDL = (
     "key BINARY, value BINARY, topic STRING, partition INT, offset BIGINT, "
@@ -51,41 +52,42 @@ def arrow_schema(include_headers: bool) -> pa.Schema:
     return pa.schema(fields)
 
 
-def record_batch(
-    topic: str,
-    partition: int,
-    runs: Sequence[Run],
-    blob: bytes | memoryview,
-    *,
-    start: int,
-    end: int,
-    schema: pa.Schema,
-) -> pa.RecordBatch:
-    """The messages of ``runs`` whose offsets lie in [start, end); ``blob`` holds the rows of all of them.
-
-    The first run may begin before ``start`` and the last may end after ``end``. Raises CorruptLog
-    when the blob is not what the runs say.
-    """
-    counts = np.array([run[1] for run in runs], dtype=np.int64)
+def record_batch(topic: str, partition: int, blocks: Sequence[Block], schema: pa.Schema) -> pa.RecordBatch:
+    """The messages of ``blocks``, in order. Raises CorruptLog when the rows are not what the blocks say."""
+    counts = np.array([block.messages for block in blocks], dtype=np.int64)
     total = int(counts.sum())
-    rows = decode_rows(blob, total)
-    bases = np.array([run[0] for run in runs], dtype=np.int64)
-    firsts = np.cumsum(counts) - counts
-    offsets = np.arange(total, dtype=np.int64) + np.repeat(bases - firsts, counts)
-    times = np.repeat(np.array([run[2] for run in runs], dtype=np.int64) * 1000, counts)
-    low, high = np.searchsorted(offsets, (start, end))
-    size = int(high - low)
-    keys, values, headers, tx_ids = zip(*rows[low:high], strict=True) if size else ((), (), (), ())
+    rows = decode_rows(b"".join([block.rows for block in blocks]), total)
+    bases = np.array([block.base_offset for block in blocks], dtype=np.int64)
+    firsts = np.cumsum(counts) - counts  # place of each block's first message in the batch
+    times_ms = np.array([block.ts_ms for block in blocks], dtype=np.int64)
+    keys, values, headers, tx_ids = zip(*rows, strict=True)
     columns = [
         pa.array(keys, pa.binary()),
         pa.array(values, pa.binary()),
-        pa.repeat(pa.scalar(topic, pa.string()), size),
-        pa.repeat(pa.scalar(partition, pa.int32()), size),
-        pa.array(offsets[low:high]),
-        pa.array(times[low:high]).view(pa.timestamp("us", tz="UTC")),
-        pa.repeat(pa.scalar(LOG_APPEND_TIME, pa.int32()), size),
+        pa.repeat(pa.scalar(topic, pa.string()), total),
+        pa.repeat(pa.scalar(partition, pa.int32()), total),
+        pa.array(np.arange(total, dtype=np.int64) + np.repeat(bases - firsts, counts)),
+        pa.array(np.repeat(times_ms * 1000, counts)).view(pa.timestamp("us", tz="UTC")),
+        pa.repeat(pa.scalar(LOG_APPEND_TIME, pa.int32()), total),
     ]
     if "headers" in schema.names:
         columns.append(pa.array([list(h.items()) if h else [] for h in headers], _HEADERS))
     columns.append(pa.array(tx_ids, pa.string()))
     return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def record_batches(
+    topic: str, partition: int, blocks: Iterable[Block], schema: pa.Schema
+) -> Iterator[pa.RecordBatch]:
+    """Batches of about BATCH_ROWS messages or BATCH_BYTES, whichever comes first."""
+    waiting: list[Block] = []
+    rows = size = 0
+    for block in blocks:
+        waiting.append(block)
+        rows += block.messages
+        size += len(block.rows)
+        if rows >= BATCH_ROWS or size >= BATCH_BYTES:
+            yield record_batch(topic, partition, waiting, schema)
+            waiting, rows, size = [], 0, 0
+    if waiting:
+        yield record_batch(topic, partition, waiting, schema)

@@ -6,9 +6,11 @@ from datetime import UTC, datetime
 
 import pytest
 
+from escrowmq.actors.reader import Block
 from escrowmq.replication.codec import encode_row
 from escrowmq.replication.errors import CorruptLog
-from escrowmq.spark_integration.records import Run, arrow_schema, record_batch, schema_ddl
+from escrowmq.spark_integration import records
+from escrowmq.spark_integration.records import arrow_schema, record_batch, record_batches, schema_ddl
 
 ROWS = [
     encode_row(b"k0", b"v0", None, None),
@@ -17,15 +19,14 @@ ROWS = [
     encode_row(b"k3", b"v3", {"h": b"3"}, "tx-2"),
 ]
 #: Two entries of the log: one message at offset 7, then three at 8 to 10.
-RUNS: list[Run] = [
-    (7, 1, 1_700_000_000_123, len(ROWS[0])),
-    (8, 3, 1_700_000_001_000, sum(map(len, ROWS[1:]))),
+BLOCKS = [
+    Block(7, 1, 1_700_000_000_123, ROWS[0]),
+    Block(8, 3, 1_700_000_001_000, b"".join(ROWS[1:])),
 ]
-BLOB = b"".join(ROWS)
 
 
 def test_columns_hold_what_was_sent() -> None:
-    batch = record_batch("t", 3, RUNS, BLOB, start=7, end=11, schema=arrow_schema(True))
+    batch = record_batch("t", 3, BLOCKS, arrow_schema(True))
     assert batch.column("key").to_pylist() == [b"k0", None, b"", b"k3"]
     assert batch.column("value").to_pylist() == [b"v0", b"", b"v2", b"v3"]
     assert batch.column("offset").to_pylist() == [7, 8, 9, 10]
@@ -45,12 +46,19 @@ def test_columns_hold_what_was_sent() -> None:
     ]
 
 
-def test_what_lies_outside_of_the_range_is_cut_off() -> None:
-    batch = record_batch("t", 0, RUNS, BLOB, start=8, end=10, schema=arrow_schema(False))
-    assert batch.column("value").to_pylist() == [b"", b"v2"]
-    assert batch.column("offset").to_pylist() == [8, 9]
-    empty = record_batch("t", 0, RUNS, BLOB, start=11, end=20, schema=arrow_schema(True))
-    assert empty.num_rows == 0
+def test_batches_are_bounded_by_rows_and_by_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    blocks = [Block(i, 1, 0, encode_row(b"k", bytes(100), None, None)) for i in range(10)]
+    schema = arrow_schema(False)
+
+    def sizes() -> list[int]:
+        return [batch.num_rows for batch in record_batches("t", 0, blocks, schema)]
+
+    assert sizes() == [10]
+    monkeypatch.setattr(records, "BATCH_ROWS", 4)
+    assert sizes() == [4, 4, 2]
+    monkeypatch.setattr(records, "BATCH_BYTES", 200)
+    assert sizes() == [2] * 5
+    assert list(record_batches("t", 0, [], schema)) == []
 
 
 def test_headers_are_a_column_only_on_request() -> None:
@@ -61,6 +69,7 @@ def test_headers_are_a_column_only_on_request() -> None:
 
 
 def test_a_damaged_blob_is_refused() -> None:
-    for blob in (BLOB[:-1], BLOB + b"\x00", b"\xc1" + BLOB[1:]):
+    rows = BLOCKS[1].rows
+    for damaged in (rows[:-1], rows + b"\x00", b"\xc1" + rows[1:]):
         with pytest.raises(CorruptLog):
-            record_batch("t", 0, RUNS, blob, start=7, end=11, schema=arrow_schema(False))
+            record_batch("t", 0, [BLOCKS[1]._replace(rows=damaged)], arrow_schema(False))
