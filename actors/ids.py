@@ -13,6 +13,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from importlib import metadata
 
 _connections = itertools.count(1)
 _process_lock = threading.Lock()
@@ -25,6 +26,14 @@ def _start_ms() -> int:
         if _process_start is None or _process_start[0] != os.getpid():
             _process_start = (os.getpid(), int(time.time() * 1000))
         return _process_start[1]
+
+
+def client_version() -> str:
+    """Version of the installed package; 0.0.0 where only its files were copied (a Ray runtime env)."""
+    try:
+        return metadata.version("escrowmq")
+    except metadata.PackageNotFoundError:
+        return "0.0.0"
 
 
 def local_ip() -> str:

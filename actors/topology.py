@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-SUPERVISOR = "supervisor"
+from escrowmq.feedback.names import SUPERVISOR, broker_name, feedback_name
+
+__all__ = ["SUPERVISOR", "ClusterInfo", "broker_name", "feedback_name"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,13 +21,3 @@ class ClusterInfo:
     namespace: str
     groups: int
     replicas: int
-
-
-def broker_name(gid: int, rid: int) -> str:
-    """Ray name of replica ``rid`` of group ``gid``."""
-    return f"broker-g{gid}-r{rid}"
-
-
-def feedback_name(app: str, topic: str) -> str:
-    """Ray name of the feedback actor that asks ``app`` about its transactions of ``topic``."""
-    return f"feedback-{app}-{topic}"

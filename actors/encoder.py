@@ -1,0 +1,199 @@
+"""From messages to rows and blocks: validation, partitions, digests, sizes.
+
+Everything that is wrong with a caller's message is found here, in the caller's thread, before anything
+is sent. A transaction's content must always encode to the same bytes and the same partitions, or a
+repeated id would look like another transaction: so its keyless messages go where ``crc32c(tx_id)``
+says, and nothing here depends on time, load or earlier calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import google_crc32c
+
+from escrowmq.actors.blocks import Column, PrepareBlock
+from escrowmq.actors.config import ProducerConfig
+from escrowmq.replication.codec import FRAME, encode_row
+from escrowmq.replication.errors import InvalidMessage, MessageTooLarge, UnknownTopic
+from escrowmq.replication.model import Message, group_of
+from escrowmq.replication.validation import NAME_BYTES_MAX
+
+crc32c: Callable[[bytes], int] = google_crc32c.value
+_extend: Callable[[int, bytes], int] = google_crc32c.extend
+
+#: Encoded message of a transaction: topic, partition, row.
+Placed = tuple[str, int, bytes]
+
+
+@dataclass(slots=True)
+class TxPlan:
+    """One transaction, ready to be prepared: its blocks by broker group, each group's in order of parts.
+
+    The first group in ``parts`` is the home group: there it is opened first and decided first.
+    """
+
+    tx_id: str
+    query_id: str
+    home_group: int
+    home_topic: str
+    parts: dict[int, list[PrepareBlock]]
+    size: int
+    given_id: bool
+
+    @property
+    def simple(self) -> bool:
+        """One group, one part."""
+        return len(self.parts) == 1 and len(self.parts[self.home_group]) == 1
+
+
+class Encoder:
+    """Encodes for one producer. Thread-safe: it keeps nothing between calls.
+
+    ``partitions(topic)`` raises UnknownTopic; it may ask a broker, but only for a topic not seen before.
+    """
+
+    def __init__(self, config: ProducerConfig, groups: int, partitions: Callable[[str], int]) -> None:
+        self._config, self._groups, self._partitions = config, groups, partitions
+
+    def topics_of(self, messages: Iterable[Message]) -> set[str]:
+        """The topics of these messages; raises InvalidMessage for what is no message."""
+        return {message.topic for message in messages if _is_message(message)}
+
+    def plain(self, message: Message) -> tuple[int | None, bytes]:
+        """(partition, row) of a plain message; partition None: wherever there is company."""
+        _is_message(message)
+        count = self._partitions(message.topic)
+        key, partition = message.key, message.partition
+        if partition is not None:
+            if partition >= count:
+                raise UnknownTopic(message.topic, partition, count)
+        elif key is not None:
+            partition = crc32c(key) % count
+        row = _row(message, None)
+        if len(row) > self._config.message_bytes_max:
+            raise MessageTooLarge(len(row), self._config.message_bytes_max)
+        return partition, row
+
+    def place(self, messages: Sequence[Message], tx_id: str) -> tuple[list[Placed], int]:
+        """A transaction's messages with their partitions and rows, and their bytes together."""
+        placed: list[Placed] = []
+        total = 0
+        limit = self._config.message_bytes_max
+        for message in messages:
+            _is_message(message)
+            topic, partition, key = message.topic, message.partition, message.key
+            count = self._partitions(topic)
+            if partition is None:
+                partition = crc32c(tx_id.encode() if key is None else key) % count
+            elif partition >= count:
+                raise UnknownTopic(topic, partition, count)
+            row = _row(message, tx_id)
+            if len(row) > limit:
+                raise MessageTooLarge(len(row), limit)
+            total += len(row)
+            placed.append((topic, partition, row))
+        if total > self._config.transaction_bytes_max:
+            raise MessageTooLarge(total, self._config.transaction_bytes_max)
+        return placed, total
+
+    def plan(
+        self, tx_id: str, query_id: str, placed: Sequence[Placed], size: int, timeout_ms: int, given_id: bool
+    ) -> TxPlan:
+        """Blocks of one transaction, from :meth:`place`."""
+        home_topic = placed[0][0]
+        by_group: dict[int, list[Placed]] = {}
+        for item in placed:
+            by_group.setdefault(group_of(item[0], item[1], self._groups), []).append(item)
+        home = next(iter(by_group))
+        parts = {
+            gid: [
+                _block(home_topic, -1 if gid == home else home, timeout_ms, number, tx_id, query_id, part)
+                for number, part in enumerate(_split(items, self._config.part_bytes))
+            ]
+            for gid, items in by_group.items()
+        }
+        return TxPlan(tx_id, query_id, home, home_topic, parts, size, given_id)
+
+
+def check_id(tx_id: str) -> str:
+    """A caller's transaction id, or InvalidMessage."""
+    return _check_name("tx_id", tx_id)
+
+
+def check_query_id(query_id: str) -> str:
+    """A caller's query id, or InvalidMessage."""
+    return _check_name("query_id", query_id)
+
+
+def check_app(app: str) -> str:
+    """An app's name, or InvalidMessage."""
+    return _check_name("app", app)
+
+
+def _check_name(what: str, name: str) -> str:
+    if type(name) is not str or not 0 < len(name) <= NAME_BYTES_MAX:
+        raise InvalidMessage(f"{what} must be a str of 1 to {NAME_BYTES_MAX} characters, not {name!r:.80}")
+    try:
+        name.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidMessage(f"{what} {name!r:.80} is not valid Unicode: {error.reason}") from error
+    return name
+
+
+def _is_message(message: Message) -> bool:
+    if not isinstance(message, Message):
+        raise InvalidMessage(f"expected an escrowmq.Message, not {type(message).__name__}")
+    return True
+
+
+def _row(message: Message, tx_id: str | None) -> bytes:
+    try:
+        return encode_row(message.key, message.value, message.headers, tx_id)
+    except (UnicodeEncodeError, TypeError, ValueError, OverflowError) as error:
+        raise InvalidMessage(f"message to {message.topic!r} cannot be encoded: {error}") from error
+
+
+def _split(items: Sequence[Placed], part_bytes: int) -> Iterable[Sequence[Placed]]:
+    """Runs of messages of at most ``part_bytes`` (or one message); nearly always just one."""
+    start = size = 0
+    for at, (_, _, row) in enumerate(items):
+        if size and size + len(row) > part_bytes:
+            yield items[start:at]
+            start, size = at, 0
+        size += len(row) + FRAME.size
+    yield items[start:]
+
+
+def digest_of(rows: Iterable[bytes]) -> int:
+    """CRC32C over rows, one behind the other."""
+    digest = 0
+    for row in rows:
+        digest = _extend(digest, row)
+    return digest
+
+
+def _block(
+    home_topic: str,
+    home_group: int,
+    timeout_ms: int,
+    part: int,
+    tx_id: str,
+    query_id: str,
+    items: Sequence[Placed],
+) -> PrepareBlock:
+    columns: dict[tuple[str, int], Column] = {}
+    size = 0
+    for topic, partition, row in items:
+        column = columns.get((topic, partition))
+        if column is None:
+            column = columns[topic, partition] = ([], [], [])
+        column[0].append(0)
+        column[1].append(len(row))
+        column[2].append(row)
+        size += len(row)
+    digest = digest_of(item[2] for item in items)
+    return PrepareBlock(
+        home_topic, home_group, timeout_ms, part, [tx_id], [query_id], [digest], columns, size
+    )
