@@ -77,7 +77,7 @@ class CheckTable:
         self._checks: dict[Key, Check] = {}
         self._queue: OrderedDict[Key, None] = OrderedDict()
         self._on_hand: Counter[int] = Counter()
-        self.seats = Seats(config.producers_max, config.silent_s)
+        self.seats = Seats(config.producers_max, config.silent_s, config.answer_s)
 
     # ---------------------------------------------------------------- in and out
 
@@ -131,12 +131,14 @@ class CheckTable:
     def assign(self, now: float) -> dict[str, list[Check]]:
         """Hand queued checks to parked producers; whom and what."""
         handed: dict[str, list[Check]] = {}
-        online = [seat for seat in self.seats.online(now) if seat.room > 0]
+        if not self._queue:
+            return handed
+        taking = self.seats.taking(now)
         for key in list(self._queue):
-            if not any(seat.parked and seat.room > 0 for seat in online):
+            if not any(seat.parked and seat.room > 0 for seat in taking):
                 break
             check = self._checks[key]
-            seat = pick(online, check.tried)
+            seat = pick(taking, check.tried)
             if seat is None:
                 continue
             self._hand(check, seat, now)

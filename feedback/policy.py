@@ -9,7 +9,7 @@ topic's explicit policy ``rollback`` does that.
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Set
+from collections.abc import Sequence, Set
 from typing import NamedTuple, Protocol, TypeVar
 
 from escrowmq.replication.model import TransactionState
@@ -108,15 +108,14 @@ def judge_home(state: TransactionState) -> Verdict:
     return Verdict.RELEASE
 
 
-def pick(online: Iterable[C], tried: Set[str]) -> C | None:
+def pick(taking: Sequence[C], tried: Set[str]) -> C | None:
     """The producer to ask: parked, least loaded, then most recently seen (the dead are seen least).
 
-    One that was tried for this check is asked again only when no other one that takes checks is online,
-    parked or about to park.
+    ``taking``: those online that take checks, now or in a moment. One that was tried for this check is
+    asked again only when there is no other.
     """
-    taking = [seat for seat in online if seat.room > 0]
     fresh = [seat for seat in taking if seat.instance not in tried]
-    parked = [seat for seat in fresh or taking if seat.parked]
+    parked = [seat for seat in fresh or taking if seat.parked and seat.room > 0]
     return min(parked, key=lambda seat: (seat.load, -seat.last_seen), default=None)
 
 

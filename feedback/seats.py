@@ -20,6 +20,7 @@ class Seat:
     instance: str
     last_seen: float
     room: int = 0
+    had_room_at: float = 0.0
     parked: bool = False
     holding: set[Key] = field(default_factory=set)
 
@@ -33,10 +34,14 @@ class Seat:
 
 
 class Seats:
-    """All seats of one app and topic, at most ``limit``."""
+    """All seats of one app and topic, at most ``limit``.
 
-    def __init__(self, limit: int, silent_s: float) -> None:
-        self._limit, self._silent_s = limit, silent_s
+    ``silent_s``: without a poll for so long it is offline. ``full_s``: without room for so long it is
+    not waited for any more (all its queries hang); a busy one has room again within moments.
+    """
+
+    def __init__(self, limit: int, silent_s: float, full_s: float) -> None:
+        self._limit, self._silent_s, self._full_s = limit, silent_s, full_s
         self._seats: dict[str, Seat] = {}
 
     def get(self, instance: str) -> Seat | None:
@@ -50,6 +55,8 @@ class Seats:
                 return None
             seat = self._seats[instance] = Seat(instance, now)
         seat.last_seen, seat.room = now, room
+        if room > 0:
+            seat.had_room_at = now
         return seat
 
     def remove(self, instance: str) -> Seat | None:
@@ -59,6 +66,10 @@ class Seats:
     def online(self, now: float) -> Iterator[Seat]:
         """Those that can be asked."""
         return (seat for seat in self._seats.values() if seat.online(now, self._silent_s))
+
+    def taking(self, now: float) -> list[Seat]:
+        """Those that can be asked and take checks, now or in a moment."""
+        return [seat for seat in self.online(now) if seat.room > 0 or now - seat.had_room_at < self._full_s]
 
     def silent(self, now: float) -> list[str]:
         """Those that can no longer be asked."""
@@ -70,7 +81,7 @@ class Seats:
 
     def others(self, now: float, tried: Set[str]) -> bool:
         """Whether one that was not tried yet takes checks."""
-        return any(seat.room > 0 and seat.instance not in tried for seat in self.online(now))
+        return any(seat.instance not in tried for seat in self.taking(now))
 
     def __len__(self) -> int:
         return len(self._seats)
