@@ -119,8 +119,8 @@ class Broker:
     # -------------------------------------------------------------- control
 
     @ray.method(concurrency_group="control")
-    def offsets(self, requests: Sequence[tuple[str, int, int]]) -> list[tuple[int, int]]:
-        return self._service.offsets(requests)
+    def offsets(self, requests: Sequence[tuple[str, int, int]], leader: bool = False) -> Any:
+        return self._service.offsets(requests, leader)
 
     @ray.method(concurrency_group="control")
     def topics(self, leader: bool = False) -> Answer:
@@ -249,5 +249,6 @@ def start_broker(
         "control": config.control_threads,
         "peer": 8,
     }
-    actor = ray.remote(concurrency_groups=groups)(Broker).options(**settings)
+    remote: Any = ray.remote  # its type stubs know no concurrency_groups
+    actor = remote(concurrency_groups=groups)(Broker).options(**settings)
     return actor.remote(info, gid, rid, config, data_dir, listen_host, secret)
