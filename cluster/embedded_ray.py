@@ -42,7 +42,7 @@ def start_ray(settings: RaySettings, namespace: str) -> str:
     if settings.object_store_bytes is not None:
         options["object_store_memory"] = settings.object_store_bytes
     with quiet_ray():
-        context = ray.init(
+        ray.init(
             address="local",
             namespace=namespace,
             num_cpus=settings.num_cpus,
@@ -53,7 +53,7 @@ def start_ray(settings: RaySettings, namespace: str) -> str:
             _system_config=system_config(settings),
             **options,
         )
-    return str(context.address_info["gcs_address"])
+    return str(ray.get_runtime_context().gcs_address)
 
 
 @contextmanager

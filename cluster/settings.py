@@ -119,7 +119,9 @@ class SupervisorSettings:
     #: up` give up. A cold machine needs 5 s; recovery after a power cut can take longer.
     start_timeout_s: float = 60.0
     #: A replica whose node stays away this long is built anew on another node, from its peers. Ten
-    #: minutes outlast a reboot: copying a large log for nothing would cost more than waiting.
+    #: minutes outlast a reboot: copying a large log for nothing would cost more than waiting. Keep it well
+    #: above the minute after which a node that is merely cut off ends its own processes: the old replica
+    #: must be gone before a new one takes its number.
     replace_after_s: float = 600.0
     #: First pause before a replica that failed to start is tried again; doubled each time ...
     retry_min_s: float = 1.0

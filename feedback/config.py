@@ -88,6 +88,7 @@ class FeedbackConfig:
 class AnswererConfig:
     """The producer's side."""
 
+    #: One long poll at a feedback actor, as in FMQ; the actor answers within it at the latest.
     poll_wait_s: float = 5.0
     #: While checks are being worked on, polls are short, so that a death is noticed soon.
     working_wait_s: float = 1.0

@@ -1,0 +1,173 @@
+"""One typed configuration tree: defaults, then a YAML file, then ``ESCROWMQ_…`` variables, then arguments.
+
+A key that nobody knows is an error that names the nearest known one: a misspelt limit that silently
+stays at its default is found in production. Values are checked by the frozen dataclasses that the
+tree is made of. Secrets are never part of an error's text.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, cast
+
+import yaml
+from pydantic import Field, TypeAdapter, ValidationError
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+
+from escrowmq.actors.config import BrokerConfig, ConsumerConfig, ProducerConfig
+from escrowmq.cluster.config_tree import Leaf, leaves, nearest
+from escrowmq.cluster.settings import (
+    ClusterSettings,
+    RaySettings,
+    SecuritySettings,
+    StorageSettings,
+    SupervisorSettings,
+)
+from escrowmq.feedback.config import AnswererConfig, FeedbackConfig
+from escrowmq.replication.errors import ConfigError
+
+PREFIX, DELIMITER = "ESCROWMQ_", "__"
+#: Names the YAML file; not a setting itself.
+FILE_VARIABLE = PREFIX + "CONFIG"
+
+
+class Config(BaseSettings):
+    """The whole tree. ``load_config`` builds it; the fields are what the parts are given."""
+
+    model_config = SettingsConfigDict(
+        env_prefix=PREFIX, env_nested_delimiter=DELIMITER, extra="forbid", frozen=True, validate_default=False
+    )
+
+    cluster: ClusterSettings = Field(default_factory=ClusterSettings)
+    storage: StorageSettings = Field(default_factory=StorageSettings)
+    security: SecuritySettings = Field(default_factory=SecuritySettings)
+    ray: RaySettings = Field(default_factory=RaySettings)
+    supervisor: SupervisorSettings = Field(default_factory=SupervisorSettings)
+    broker: BrokerConfig = Field(default_factory=BrokerConfig)
+    producer: ProducerConfig = Field(default_factory=ProducerConfig)
+    consumer: ConsumerConfig = Field(default_factory=ConsumerConfig)
+    feedback: FeedbackConfig = Field(default_factory=FeedbackConfig)
+    answerer: AnswererConfig = Field(default_factory=AnswererConfig)
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Variables beat what ``load_config`` passes in, which is the file; arguments come after both."""
+        return env_settings, init_settings
+
+
+def sections() -> dict[str, type[Any]]:
+    """Section name -> its dataclass, in the order of the tree."""
+    return {name: cast(type[Any], info.annotation) for name, info in Config.model_fields.items()}
+
+
+@functools.cache
+def all_leaves() -> tuple[Leaf, ...]:
+    """Every setting with its path from the root."""
+    return tuple(leaf.under(name) for name, section in sections().items() for leaf in leaves(section))
+
+
+def load_config(
+    file: Path | str | None = None, overrides: Mapping[str, Mapping[str, Any]] | None = None
+) -> Config:
+    """The configuration of this process. ``file`` defaults to what ESCROWMQ_CONFIG names, if set.
+
+    ``overrides``: ``{section: {key: value}}``, stronger than everything else; None values are left out.
+    Raises ConfigError, naming the key and what is allowed.
+    """
+    _refuse_unknown_variables()
+    named = file if file is not None else os.environ.get(FILE_VARIABLE)
+    content = _read_yaml(Path(named)) if named else {}
+    _refuse_unknown_keys(content, str(named))
+    try:
+        config = Config(**content)
+    except ValidationError as error:
+        raise ConfigError(_explain(error)) from None
+    return override(config, overrides or {})
+
+
+def override(config: Config, changes: Mapping[str, Mapping[str, Any]]) -> Config:
+    """A copy with ``{section: {key: value}}`` put in; None values are left out."""
+    _refuse_unknown_keys(changes, "arguments")
+    wanted = {name: {k: v for k, v in values.items() if v is not None} for name, values in changes.items()}
+    updated = {}
+    for name, values in wanted.items():
+        if values:
+            updated[name] = change_section(name, getattr(config, name), values)
+    return config.model_copy(update=updated) if updated else config
+
+
+def change_section(name: str, section: Any, values: Mapping[str, Any]) -> Any:
+    """One section with some values replaced and checked. Raises ConfigError for what does not fit."""
+    _refuse_unknown_keys({name: values}, "arguments")
+    kept = {field.name: getattr(section, field.name) for field in dataclasses.fields(section)}
+    try:
+        return TypeAdapter(type(section)).validate_python({**kept, **values})
+    except ValidationError as error:
+        raise ConfigError(_explain(error, name)) from None
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    try:
+        content = yaml.safe_load(path.read_text())
+    except OSError as error:
+        raise ConfigError(f"cannot read the configuration file {path}: {error.strerror}") from None
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path} is not YAML: {error}") from None
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        expected = ", ".join(sections())
+        raise ConfigError(f"{path} must hold sections ({expected}), not a {type(content).__name__}")
+    return content
+
+
+def _refuse_unknown_keys(content: Mapping[str, Any], where: str) -> None:
+    known = [leaf.path for leaf in all_leaves()]
+    groups = {path.rsplit(".", n)[0] for path in known for n in range(1, path.count(".") + 1)}
+
+    def walk(node: Mapping[Any, Any], prefix: str) -> None:
+        for key, value in node.items():
+            path = f"{prefix}{key}"
+            if path in known:
+                continue
+            if path not in groups:
+                raise ConfigError(f"unknown key {path!r} in {where}; {nearest(path, known, groups)}")
+            if value is None:
+                raise ConfigError(f"{path!r} in {where} is empty; give its keys, or leave it out")
+            if isinstance(value, Mapping):
+                walk(value, path + ".")
+
+    walk(content, "")
+
+
+def _refuse_unknown_variables() -> None:
+    known = {variable_of(leaf.path) for leaf in all_leaves()} | {FILE_VARIABLE}
+    for name in os.environ:
+        if name.upper().startswith(PREFIX) and name.upper() not in known:
+            raise ConfigError(f"unknown variable {name}; {nearest(name.upper(), known)}")
+
+
+def variable_of(path: str) -> str:
+    """``broker.segment_bytes`` -> ``ESCROWMQ_BROKER__SEGMENT_BYTES``."""
+    return PREFIX + path.replace(".", DELIMITER).upper()
+
+
+def _explain(error: ValidationError, *above: str) -> str:
+    """One line per problem: the key and what is wrong; never the value, which may be a secret."""
+    lines = []
+    for problem in error.errors(include_url=False, include_input=False):
+        path = ".".join(str(part) for part in (*above, *problem["loc"]))
+        text = problem["msg"].removeprefix("Value error, ")
+        lines.append(f"{path}: {text[:1].lower()}{text[1:]}")
+    return "; ".join(lines)

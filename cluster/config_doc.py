@@ -1,0 +1,102 @@
+"""docs/configuration.md, made from the configuration tree.
+
+``python -m escrowmq.cluster.config_doc`` prints the page; with a file name it writes it there. A test
+compares the page with what this makes, so a changed default without its page fails.
+"""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import sys
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from escrowmq.cluster.config import FILE_VARIABLE, all_leaves, sections, variable_of
+from escrowmq.cluster.config_tree import Leaf, reason
+
+#: Defaults that depend on the machine, and how the page shows them.
+COMPUTED = {"ray.num_cpus": "the machine's cores, at least 8"}
+
+INTRODUCTION = f"""# Configuration
+
+*Made from the code by `python -m escrowmq.cluster.config_doc docs/configuration.md`; a test keeps it
+current.*
+
+Every setting has a default, and most clusters need no more than these:
+
+```yaml
+# escrowmq.yaml
+cluster:
+  groups: 2
+storage:
+  data_dir: /data/escrowmq
+```
+
+Four sources, the later ones stronger:
+
+1. the defaults below;
+2. a YAML file: `escrowmq up --config escrowmq.yaml`, `start_local(config="escrowmq.yaml")`, or the
+   variable `{FILE_VARIABLE}`;
+3. environment variables, two underscores between the levels: `{variable_of("broker.segment_bytes")}`;
+4. arguments of commands and functions (`--groups 2`, `start_local(groups=2)`,
+   `cluster.producer(app="shop", linger_ms=0)`).
+
+A key or an `ESCROWMQ_` variable that is not listed here is an error that names the nearest one, and
+so is a value of the wrong type or out of range. Names end in their unit: `_s` seconds, `_ms`
+milliseconds, `_bytes` bytes.
+
+`broker`, `feedback` and `supervisor` count where the cluster is started (`escrowmq up`, `start_local`);
+`producer`, `consumer` and `answerer` in the process that produces or consumes. `cluster.groups` and
+`cluster.replicas` are fixed when the cluster is founded.
+"""
+
+
+def page() -> str:
+    """The whole page."""
+    parts = [INTRODUCTION]
+    for name, section in sections().items():
+        own = [leaf for leaf in all_leaves() if leaf.path.split(".")[0] == name]
+        entries = "\n".join(_entry(list(shared)) for _, shared in itertools.groupby(own, key=reason))
+        parts.append(f"## `{name}`\n\n{_wrap(_summary(section))}\n\n{entries}\n")
+    return "\n".join(parts)
+
+
+def _summary(section: type[Any]) -> str:
+    text = inspect.getdoc(section) or ""
+    return text.split("\n\n")[0].replace("\n", " ")
+
+
+def _entry(leaves: Sequence[Leaf]) -> str:
+    """Settings that share one reason, as one item of a list."""
+    names = ",\n  ".join(
+        f"**`{leaf.path}`** ({leaf.type_name}, default {COMPUTED.get(leaf.path) or _shown(leaf.default)})"
+        for leaf in leaves
+    )
+    return f"- {names}\\\n{textwrap.indent(_wrap(reason(leaves[0])), '  ')}"
+
+
+def _wrap(text: str) -> str:
+    return textwrap.fill(text, 100, break_long_words=False, break_on_hyphens=False)
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 1024 and value % 1024 == 0:
+        for size, unit in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
+            if value % size == 0:
+                return f"`{value}` = {value // size} {unit}"
+    return f"`{value}`"
+
+
+def main() -> None:
+    """Print the page, or write it to the file named on the command line."""
+    if len(sys.argv) > 1:
+        Path(sys.argv[1]).write_text(page())
+    else:
+        print(page(), end="")
+
+
+if __name__ == "__main__":
+    main()
