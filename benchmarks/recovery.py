@@ -1,0 +1,119 @@
+"""Recovery: how much of a log a replica reads when it starts, and how long that takes.
+
+A replica of a group of one writes a log of many segments with one message of 1 KiB after the other, is
+stopped, and is started again. It must read what follows its newest snapshot, however long the log is: so
+the same is done with a log of twice the size. No Ray; this is the replica alone, in this process.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from escrowmq.actors.config import BrokerConfig
+from escrowmq.replication import ops
+from escrowmq.replication.codec import encode_row
+from escrowmq.replication.datadir import Identity
+from escrowmq.replication.service import BrokerService
+
+MESSAGE_BYTES, MESSAGES_PER_CALL = 1024, 64
+SEGMENT_BYTES = 16 << 20
+
+
+@dataclass(frozen=True)
+class RecoveryFigure:
+    """One restart."""
+
+    log_mb: float
+    entries: int
+    messages: int
+    entries_redone: int
+    read_mb: float
+    seconds: float
+
+
+def measure_recovery(folder: Path, log_megabytes: int) -> RecoveryFigure:
+    """Writes a log of that size into ``folder``, restarts the replica, and removes the folder."""
+    shutil.rmtree(folder, ignore_errors=True)
+    try:
+        written = _fill(folder, log_megabytes * 1_000_000)
+        return _restart(folder, written)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def results(figures: list[RecoveryFigure]) -> list[dict[str, Any]]:
+    """For the artefact."""
+    return [asdict(figure) for figure in figures]
+
+
+def _service(folder: Path) -> BrokerService:
+    return BrokerService(
+        BrokerConfig(segment_bytes=SEGMENT_BYTES),
+        Identity(cluster_id="bench", group=0, replica=0),
+        groups=1,
+        replicas=1,
+        data_dir=folder,
+        listen_host="127.0.0.1",
+        secret=b"only for this benchmark",
+        resolve=lambda peer: None,
+    )
+
+
+def _await_leader(service: BrokerService) -> None:
+    deadline = time.monotonic() + 60
+    while not service.whoami()[0]:
+        if time.monotonic() > deadline:
+            raise TimeoutError("the replica does not become the leader of its group of one")
+        time.sleep(0.002)
+
+
+def _fill(folder: Path, wanted_bytes: int) -> int:
+    service = _service(folder)
+    service.start()
+    _await_leader(service)
+    service.submit(ops.create_topic("bench", {"partitions": 4}))
+    rows = [encode_row(b"key", os.urandom(MESSAGE_BYTES), None, None) for _ in range(MESSAGES_PER_CALL)]
+    requests = [ops.message("bench", p, "bench", 0, -1, rows) for p in range(4)]
+    calls = wanted_bytes // len(requests[0])
+    with ThreadPoolExecutor(8) as pool:
+        for status in pool.map(lambda n: service.submit(requests[n % 4]), range(calls)):
+            if status[0] != "ok" or any(result[0] for result in status[1]):
+                raise RuntimeError(f"the replica answered {status}")
+    service.stop()
+    return calls * MESSAGES_PER_CALL
+
+
+def _restart(folder: Path, written: int) -> RecoveryFigure:
+    log_bytes = sum(path.stat().st_size for path in (folder / "log").glob("*.log"))
+    before, begin = _bytes_read(), time.perf_counter()
+    service = _service(folder)
+    service.start()
+    _await_leader(service)
+    seconds, read = time.perf_counter() - begin, _bytes_read() - before
+    status = service.status()
+    ends = [service.partition_bounds("bench")[p][1] for p in range(4)]
+    service.stop()
+    if sum(ends) != written:
+        raise RuntimeError(f"{written} messages were written and {sum(ends)} recovered")
+    return RecoveryFigure(
+        log_bytes / 1e6,
+        status["last_index"],
+        written,
+        status["last_index"] - status["recovered_index"],
+        read / 1e6,
+        seconds,
+    )
+
+
+def _bytes_read() -> int:
+    """By system calls of this process; mapped files are not read at start."""
+    for line in Path("/proc/self/io").read_text().splitlines():
+        if line.startswith("rchar:"):
+            return int(line.split()[1])
+    return 0
