@@ -21,7 +21,7 @@ from escrowmq.replication.model import OpenTransaction
 from escrowmq.replication.repair import (
     offered_files,
 )
-from escrowmq.replication.state.transactions import STATE_OF
+from escrowmq.replication.state.transactions import STATE_OF, OpenTx
 from escrowmq.replication.validation import parse_request
 
 #: A request is answered within this time or its outcome is unknown to the caller (it may still happen).
@@ -76,11 +76,22 @@ class BrokerService(ReplicaHost):
 
         return self._fetch_lot.wait_for(attempt, wait_s) or self.replica.fetch(requests, max_bytes)
 
-    def offsets(self, requests: Sequence[tuple[str, int, int]]) -> list[tuple[int, int]]:
-        """Per (topic, partition, ts_ms): (code, first offset at or after it); -1 = end, -2 = start."""
+    def offsets(
+        self, requests: Sequence[tuple[str, int, int]], leader: bool = False
+    ) -> list[tuple[int, int]] | Status:
+        """Per (topic, partition, ts_ms): (code, first offset at or after it); -1 = end, -2 = start.
+
+        ``leader``: only if this replica leads, as ``("ok", [...])``: another one's end may lag.
+        """
         self._check_started()
         state = self.replica.state
-        return [fetching.offset_for_time(state, *request) for request in requests]
+
+        def read() -> list[tuple[int, int]]:
+            return [fetching.offset_for_time(state, *request) for request in requests]
+
+        if not leader:
+            return read()
+        return ("ok", read()) if self.node.ready else self.replica.not_leader()
 
     # -------------------------------------------------------------- topics and groups
 
@@ -195,14 +206,27 @@ class BrokerService(ReplicaHost):
             for tx_id, r in list(table.open.items()):
                 if topic not in (None, r.topic) or (state == "PARKED" and r.due_ms >= 0):
                     continue
-                shown = OpenTransaction(
-                    name, tx_id, r.query_id, r.topic, r.prepared_ms, r.timeout_ms, r.checks,
-                    r.due_ms < 0, sum(r.refs[4::5]), r.home_group,
-                )  # fmt: skip
-                found.append(tuple(getattr(shown, f) for f in OpenTransaction.__slots__))
+                found.append(_open_row(name, tx_id, r))
                 if len(found) >= limit:
                     return ("ok", found)
         return ("ok", found)
+
+    def find_transaction(self, tx_id: str, app: str | None = None) -> Status:
+        """``("ok", [(app, state, OpenTransaction as a tuple | None), ...])``: whose id it is; leader only."""
+
+        def read() -> list[tuple[str, str, tuple[Any, ...] | None]]:
+            found: list[tuple[str, str, tuple[Any, ...] | None]] = []
+            for name, table in self.replica.state.transactions.apps.items():
+                if app not in (None, name):
+                    continue
+                opened, outcome = table.open.get(tx_id), table.outcome(tx_id)
+                if opened is not None:
+                    found.append((name, "PREPARE", _open_row(name, tx_id, opened)))
+                elif outcome is not None:
+                    found.append((name, STATE_OF[outcome].value, None))
+            return found
+
+        return self._led(read)
 
     def audit(self) -> Status:
         """``("ok", [(now_ms, by, app, tx_id, outcome), ...])``: decisions made by hand or by policy."""
@@ -280,3 +304,12 @@ class BrokerService(ReplicaHost):
 
         result: dict[str, Any] = self.driver.call(read)
         return result
+
+
+def _open_row(app: str, tx_id: str, r: OpenTx) -> tuple[Any, ...]:
+    """The fields of ``OpenTransaction``, in their order."""
+    shown = OpenTransaction(
+        app, tx_id, r.query_id, r.topic, r.prepared_ms, r.timeout_ms, r.checks,
+        r.due_ms < 0, sum(r.refs[4::5]), r.home_group,
+    )  # fmt: skip
+    return tuple(getattr(shown, f) for f in OpenTransaction.__slots__)
