@@ -61,10 +61,9 @@ class DueQueue:
                 self._next_bucket = bucket
                 break
             entries = self._buckets[bucket]
-            take, rest = entries[:budget], entries[budget:]
-            if rest:
-                self._buckets[bucket] = rest
-            else:
+            take = entries[-budget:]
+            del entries[-budget:]  # from the end: a bucket of a million is not copied for every step
+            if not entries:
                 del self._buckets[bucket]
             moved += self._enqueue(take, now_ms)
         return moved > 0
