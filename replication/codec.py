@@ -56,6 +56,8 @@ class Op(NamedTuple):
     body_size: int
 
 
+#: What decoding of foreign bytes may raise: damage, invalid UTF-8, nesting without end.
+_NOT_MSGPACK = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder().decode
 
@@ -92,7 +94,7 @@ def decode_rows(blob: bytes | memoryview, count: int) -> list[Row]:
     """Rows of ``count`` messages that stand one behind the other in ``blob``: one C call for all of them."""
     try:
         return _decode_rows(b"\xdd" + count.to_bytes(4, "big") + bytes(blob))
-    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+    except _NOT_MSGPACK as error:
         raise CorruptLog(f"message rows cannot be decoded: {error}") from error
 
 
@@ -126,7 +128,7 @@ def decode_ops(buffer: bytes | memoryview, start: int = 0) -> list[Op]:
             raise UnknownVersion(f"operation of type {kind} is not known to this software; upgrade it")
         try:
             meta = decode_meta(view[at + head : body_pos])
-        except msgspec.DecodeError as error:
+        except _NOT_MSGPACK as error:
             raise CorruptLog(f"operation of type {kind} at byte {at}: {error}") from error
         ops.append(Op(kind, meta, body_pos, body_size))
         at = body_pos + body_size
@@ -160,5 +162,5 @@ def unpack(data: bytes | memoryview) -> Any:
     """Inverse of :func:`pack`; raises CorruptLog for anything that is not msgpack."""
     try:
         return _decode(data)
-    except msgspec.DecodeError as error:
+    except _NOT_MSGPACK as error:
         raise CorruptLog(f"not msgpack: {error}") from error
