@@ -18,6 +18,7 @@ from typing import Self
 
 from escrowmq.actors import consumer_args as args
 from escrowmq.actors.assignment import TopicPartition
+from escrowmq.actors.calls import ReplicaCalls
 from escrowmq.actors.config import ConsumerConfig
 from escrowmq.actors.consumer_core import ConsumerCore
 from escrowmq.actors.topology import ClusterInfo
@@ -36,10 +37,12 @@ class Consumer:
         topics: Sequence[str] = (),
         auto_offset_reset: str | None = None,
         config: ConsumerConfig | None = None,
+        calls: ReplicaCalls | None = None,
     ) -> None:
         """Subscribes at once if ``topics`` are given, which needs a ``group``. Raises UnknownTopic.
 
         ``auto_offset_reset`` overrides ``config``'s: "earliest", "latest" or "none" (OffsetOutOfRange).
+        ``calls``: how replicas are reached; None: by Ray.
         """
         config = config or ConsumerConfig()
         if auto_offset_reset is not None:
@@ -48,7 +51,8 @@ class Consumer:
         args.check_topics(topics)
         if topics and group is None:
             raise ConfigError("subscribing to topics needs group=...; without a group, call assign(...)")
-        self._core = ConsumerCore(info, group, config)
+        #: The parts at work; for the faces over them (this one, asyncio's), not for applications.
+        self.core = ConsumerCore(info, group, config, calls)
         try:
             if topics:
                 self.subscribe(topics)
@@ -64,7 +68,7 @@ class Consumer:
         Returns before partitions are assigned; ``poll`` brings them. Raises UnknownTopic.
         """
         args.check_topics(topics)
-        core = self._core
+        core = self.core
         member = core.membership
         if member is None:
             raise ConfigError("subscribe needs a group; create the consumer with group=...")
@@ -83,7 +87,7 @@ class Consumer:
 
         Partitions that were assigned before go on where they are.
         """
-        core = self._core
+        core = self.core
         if core.group is not None:
             raise ConfigError("assign is for consumers without a group; create one with group=None")
         core.check_open()
@@ -101,9 +105,9 @@ class Consumer:
 
     def assignment(self) -> list[TopicPartition]:
         """The partitions this consumer reads now, as of the last ``poll``."""
-        with self._core.condition:
-            self._core.check_open()
-            return self._core.positions.assigned()
+        with self.core.condition:
+            self.core.check_open()
+            return self.core.positions.assigned()
 
     # ------------------------------------------------------------ reading
 
@@ -115,24 +119,24 @@ class Consumer:
         read on, Unavailable when no replica has answered for ``call_timeout_s``, Closed.
         """
         args.check_poll(max_records, timeout_s)
-        return self._core.poll(max_records, timeout_s)
+        return self.core.poll(max_records, timeout_s)
 
     def __iter__(self) -> Iterator[ConsumerRecord]:
         """Records one by one, until ``close``. ``commit()`` covers the one in hand (so finish it first)."""
         while True:
             try:
-                records = self._core.poll(1, 1.0)
+                records = self.core.poll(1, 1.0)
             except Closed:
                 return
             yield from records
 
     def pause(self, *partitions: TopicPartition) -> None:
         """``poll`` leaves these (all, if none is named) out until ``resume``; they stay assigned."""
-        self._core.set_paused(partitions, True)
+        self.core.set_paused(partitions, True)
 
     def resume(self, *partitions: TopicPartition) -> None:
         """Undoes ``pause``."""
-        self._core.set_paused(partitions, False)
+        self.core.set_paused(partitions, False)
 
     # ------------------------------------------------------------ positions
 
@@ -141,12 +145,12 @@ class Consumer:
 
         Waits for the look-up of a fresh partition; raises Unavailable after ``call_timeout_s``.
         """
-        return self._core.position(topic, partition)
+        return self.core.position(topic, partition)
 
     def seek(self, topic: str, partition: int, offset: int) -> None:
         """``poll`` goes on from ``offset``. Out of range shows at ``poll``, as auto_offset_reset says."""
         args.check_offset(offset)
-        self._core.move(topic, partition, offset)
+        self.core.move(topic, partition, offset)
 
     def seek_to_time(self, topic: str, partition: int, ts: int | datetime) -> int:
         """To the first message at or after ``ts`` (ms since the epoch, or a datetime); its offset.
@@ -154,7 +158,7 @@ class Consumer:
         The end of the partition if there is none. Timestamps are the broker's.
         """
         ts_ms = args.check_time(ts)
-        core = self._core
+        core = self.core
         with core.condition:
             core.assigned(topic, partition)
         (found,) = core.offsets.offsets([(topic, partition, ts_ms)], core.config.call_timeout_s)
@@ -165,11 +169,11 @@ class Consumer:
 
     def seek_to_beginning(self, *partitions: TopicPartition) -> None:
         """To the oldest message there is; of all assigned partitions if none is named."""
-        self._core.look_up(partitions, "earliest")
+        self.core.look_up(partitions, "earliest")
 
     def seek_to_end(self, *partitions: TopicPartition) -> None:
         """Behind the newest message; of all assigned partitions if none is named."""
-        self._core.look_up(partitions, "latest")
+        self.core.look_up(partitions, "latest")
 
     # ------------------------------------------------------------ committing
 
@@ -181,8 +185,8 @@ class Consumer:
         member (what was not committed is delivered again there); OutcomeUnknown if no answer came in
         time: committing again is safe.
         """
-        committer = self._core.committer
-        self._core.check_open()
+        committer = self.core.committer
+        self.core.check_open()
         if committer is None:
             raise ConfigError("a consumer without a group commits nothing; keep position() yourself")
         for tp, offset in (offsets or {}).items():
@@ -192,7 +196,7 @@ class Consumer:
 
     def committed(self, topic: str, partition: int) -> int | None:
         """What the group has committed: the next offset to read. None: nothing yet."""
-        core = self._core
+        core = self.core
         core.check_open()
         if core.group is None:
             raise ConfigError("a consumer without a group commits nothing; keep position() yourself")
@@ -207,7 +211,7 @@ class Consumer:
         order of this record's key; does not count attempts. Raises Overloaded at 10,000 such records.
         """
         args.check_delay(delay_s)
-        core = self._core
+        core = self.core
         with core.condition:
             state = core.assigned(record.topic, record.partition)
             args.check_returned(record, state.position)
@@ -218,7 +222,7 @@ class Consumer:
 
     def close(self) -> None:
         """Leaves the group (its partitions move on at once) and stops. Commits nothing. Idempotent."""
-        self._core.close()
+        self.core.close()
 
     def __enter__(self) -> Self:
         return self

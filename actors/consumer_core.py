@@ -8,18 +8,18 @@ the application's threads is under one condition, which also wakes ``poll`` when
 from __future__ import annotations
 
 import random
-import threading
 import uuid
 from collections.abc import Sequence
 
 from escrowmq.actors import consumer_args as args
 from escrowmq.actors.assignment import TopicPartition
-from escrowmq.actors.calls import RayCalls
+from escrowmq.actors.calls import RayCalls, ReplicaCalls
 from escrowmq.actors.catalog import TopicCatalog
 from escrowmq.actors.committer import Committer
 from escrowmq.actors.config import ConsumerConfig
 from escrowmq.actors.fetcher import FetchThread
 from escrowmq.actors.membership import Membership
+from escrowmq.actors.news import News
 from escrowmq.actors.offsets import OffsetReader
 from escrowmq.actors.positions import PartitionState, Positions
 from escrowmq.actors.redelivery import Redelivery
@@ -40,9 +40,15 @@ from escrowmq.replication.model import ConsumerRecord, group_of
 class ConsumerCore:
     """The parts of one consumer. Methods marked *locked* are called under ``condition``."""
 
-    def __init__(self, info: ClusterInfo, group: str | None, config: ConsumerConfig) -> None:
+    def __init__(
+        self,
+        info: ClusterInfo,
+        group: str | None,
+        config: ConsumerConfig,
+        calls: ReplicaCalls | None = None,
+    ) -> None:
         self.info, self.config, self.group = info, config, group
-        self.condition = threading.Condition()
+        self.condition = News()
         self.closed = False
         self.positions = Positions(
             fetch_bytes=config.fetch_bytes,
@@ -50,11 +56,11 @@ class ConsumerCore:
             linger_s=config.fetch_linger_ms / 1000,
         )
         self.redelivery = Redelivery()
-        self.router = Router(info, config.channel, name="escrowmq-consumer")
+        self._calls = calls or RayCalls(info)
+        self.router = Router(info, config.channel, self._calls, name="escrowmq-consumer")
         self.clock = self.router.clock
         self.catalog = TopicCatalog(self.router, config.call_timeout_s)
         self.offsets = OffsetReader(self.router)
-        self._calls = RayCalls(info)
         # The salt only spreads load: no outcome depends on it.
         choice = ReplicaChoice(info.replicas, salt=random.randrange(info.replicas))
         self.fetch = FetchThread(self.positions, choice, config, self._calls, self.condition, self.clock)
@@ -94,19 +100,26 @@ class ConsumerCore:
         with self.condition:
             deadline = self.clock() + timeout_s
             while True:
-                self.check_open()
-                now = self.clock()
-                self._take_over(now)
-                self._raise_error()
-                records = self._take(max_records, now)
+                records, look_again = self.take(max_records)
                 if records:
                     return records
+                now = self.clock()
                 if now >= deadline:
-                    self._raise_trouble(now)
+                    self.raise_trouble()
                     return []
-                due = self.redelivery.next_due()
-                until = deadline if due is None or due <= now else min(deadline, due)
-                self.condition.wait(until - now)
+                self.condition.wait(min(deadline, look_again) - now)
+
+    def take(self, max_records: int) -> tuple[list[ConsumerRecord], float]:
+        """Records that are there, without waiting, and when to look again if no news comes before."""
+        with self.condition:
+            self.check_open()
+            now = self.clock()
+            self._take_over(now)
+            self._raise_error()
+            records = self._take(max_records, now)
+            due = self.redelivery.next_due()
+            # A due record that was not taken waits in a paused partition: resuming is news.
+            return records, float("inf") if due is None or due <= now else due
 
     def _take(self, max_records: int, now: float) -> list[ConsumerRecord]:
         records: list[ConsumerRecord] = []
@@ -148,13 +161,14 @@ class ConsumerCore:
         if self.session.trouble_since is not None and error is not None and not _passing(error):
             raise type(error)(*error.args)
 
-    def _raise_trouble(self, now: float) -> None:
+    def raise_trouble(self) -> None:
         """Nothing came for longer than a fail-over explains: say so."""
-        patience_s = self.config.call_timeout_s
-        trouble = self.fetch.fetches.trouble(now, patience_s)
-        since = self.session.trouble_since
-        if trouble is None and since is not None and now - since >= patience_s:
-            trouble = f"the coordinator of group {self.group!r} does not answer ({self.session.error})"
+        with self.condition:
+            now, patience_s = self.clock(), self.config.call_timeout_s
+            trouble = self.fetch.fetches.trouble(now, patience_s)
+            since = self.session.trouble_since
+            if trouble is None and since is not None and now - since >= patience_s:
+                trouble = f"the coordinator of group {self.group!r} does not answer ({self.session.error})"
         if isinstance(trouble, EscrowMQError):
             raise type(trouble)(*trouble.args)
         if trouble is not None:
@@ -232,8 +246,7 @@ class ConsumerCore:
             self.condition.notify_all()
         self.session.close()
         self.fetch.close()
-        self.router.close()
-        self._calls.close()
+        self.router.close()  # closes the calls, too
         self.session.join_thread()
 
 

@@ -45,7 +45,9 @@ class OffsetReader:
         for i, (topic, partition, _) in enumerate(requests):
             by_group.setdefault(group_of(topic, partition, groups), []).append(i)
         futures = {
-            gid: self._router.leader_call(gid, "offsets", [requests[i] for i in places], timeout_s=timeout_s)
+            gid: self._router.leader_call(
+                gid, "offsets", [requests[i] for i in places], True, timeout_s=timeout_s
+            )
             for gid, places in by_group.items()
         }
         found: list[int | UnknownTopic] = [0] * len(requests)

@@ -1,0 +1,20 @@
+"""A condition that also tells listeners: for waiters that are no threads, such as an event loop."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+
+class News(threading.Condition):
+    """``notify_all`` also calls every listener: under the lock, so listeners must neither block nor raise."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.listeners: list[Callable[[], None]] = []
+
+    def notify_all(self) -> None:
+        """Wakes threads that wait, and calls the listeners."""
+        super().notify_all()
+        for listener in tuple(self.listeners):
+            listener()

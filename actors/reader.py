@@ -1,0 +1,193 @@
+"""Reading a fixed range of one partition in large blobs, for jobs: Spark splits, exports, repairs.
+
+No group, no thread, no state to keep: a loop over fetch calls to any replica, the next one under way
+while the caller deals with what came. Gives exactly ``[start, end)``: runs that stick out are cut at
+message borders without decoding them. Every end is a typed error; data that is not there is never
+skipped in silence.
+"""
+
+from __future__ import annotations
+
+import queue
+import random
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from escrowmq.actors.calls import RayCalls, ReplicaCalls
+from escrowmq.actors.records import check_dense, trim_run
+from escrowmq.actors.replica_choice import ReplicaChoice
+from escrowmq.actors.topology import ClusterInfo
+from escrowmq.replication.errors import (
+    ConfigError,
+    CorruptLog,
+    EscrowMQError,
+    OffsetOutOfRange,
+    Unavailable,
+    UnknownTopic,
+)
+from escrowmq.replication.model import ResultCode, group_of
+
+#: Bytes of one fetch: Ray moves large answers through shared memory, cheap per byte from 1 MiB on.
+FETCH_BYTES = 2 << 20
+#: How long the broker may wait for news that this replica has not got yet.
+FETCH_WAIT_S = 0.25
+#: Silence beyond that wait after which another replica is asked; doubles while nobody answers.
+SILENCE_S, SILENCE_S_MAX = 0.25, 4.0
+#: Between two questions about data that nobody seems to have.
+RETRY_S = 0.05
+#: How long replicas may lag behind an offset that the caller knows to exist.
+LAG_PATIENCE_S = 5.0
+
+
+class Block(NamedTuple):
+    """``messages`` many from ``base_offset`` on, all of one time; ``rows`` is for ``codec.decode_rows``."""
+
+    base_offset: int
+    messages: int
+    ts_ms: int
+    rows: bytes
+
+
+@dataclass(slots=True)
+class _Asked:
+    """The question under way; ``rid`` is whom it was put to last."""
+
+    offset: int
+    tokens: dict[int, int]  # token -> replica: a silent one may still answer first
+    rid: int
+    ask_again_at: float
+
+
+class PartitionReader:
+    """Iterates over the ``Block``s of ``[start, end)``. One pass, one thread; ``close`` when done.
+
+    Raises UnknownTopic; OffsetOutOfRange for data that retention has removed, or that no replica has
+    after 5 s; Unavailable if no replica answers for ``timeout_s``; CorruptLog if all copies are damaged.
+    """
+
+    def __init__(
+        self,
+        info: ClusterInfo,
+        topic: str,
+        partition: int,
+        start: int,
+        end: int,
+        *,
+        fetch_bytes: int = FETCH_BYTES,
+        timeout_s: float = 60.0,
+        calls: ReplicaCalls | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        if not 0 <= start <= end:
+            raise ConfigError(f"need 0 <= start <= end, not start={start}, end={end}")
+        self.topic, self.partition, self.start, self.end = topic, partition, start, end
+        self._gid = group_of(topic, partition, info.groups)
+        self._fetch_bytes, self._timeout_s, self._clock = fetch_bytes, timeout_s, clock
+        self._own_calls = RayCalls(info) if calls is None else None
+        self._calls: ReplicaCalls = calls if self._own_calls is None else self._own_calls  # type: ignore[assignment]
+        self._choice = ReplicaChoice(info.replicas, salt=random.randrange(info.replicas))  # spreads load only
+        self._turn, self._token, self._silence_s = partition, 0, SILENCE_S
+        self._inbox: queue.SimpleQueue[tuple[int, Any, BaseException | None]] = queue.SimpleQueue()
+
+    def close(self) -> None:
+        """Drops what is under way. Safe to call twice."""
+        if self._own_calls is not None:
+            self._own_calls.close()
+
+    def __enter__(self) -> PartitionReader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __iter__(self) -> Iterator[Block]:
+        offset = self.start
+        asked = self._ask(offset) if offset < self.end else None
+        while asked is not None:
+            runs, blob = self._receive(asked)
+            offset = runs[-1][0] + runs[-1][1]
+            asked = self._ask(offset) if offset < self.end else None
+            view, at = memoryview(blob), 0
+            for run in runs:
+                base, count, _, size = run
+                if base + count > self.start and base < self.end:
+                    yield Block(*trim_run(run, view[at : at + size], self.start, self.end))
+                at += size
+
+    def _ask(self, offset: int, before: _Asked | None = None) -> _Asked:
+        now = self._clock()
+        rid = self._choice.pick(self._gid, self._turn, now)
+        self._token += 1
+        token = self._token
+        asked = before or _Asked(offset, {}, rid, 0.0)
+        asked.tokens[token] = asked.rid = rid
+        asked.ask_again_at = now + FETCH_WAIT_S + self._silence_s
+
+        def done(answer: Any, error: BaseException | None) -> None:
+            self._inbox.put((token, answer, error))
+
+        request = [(self.topic, self.partition, offset)]
+        self._calls.call(self._gid, rid, "fetch", (request, self._fetch_bytes, FETCH_WAIT_S), done)
+        return asked
+
+    def _receive(self, asked: _Asked) -> tuple[list[tuple[int, int, int, int]], bytes]:
+        """The answer to ``asked`` with at least one run; asks others as needed."""
+        since = self._clock()
+        answered = False
+        refusal: EscrowMQError | None = None
+        while True:
+            part, error, rid = self._next_answer(asked)
+            now = self._clock()
+            if part is not None:
+                self._choice.answered(self._gid, rid)
+                self._silence_s, answered = SILENCE_S, True
+                code, log_start, log_end, runs, blob = part[2:]
+                if code == ResultCode.OK and runs:
+                    try:
+                        check_dense(runs, asked.offset, len(blob))
+                        return runs, blob
+                    except CorruptLog as damage:
+                        refusal = damage
+                else:
+                    refusal = self._refusal(code, asked.offset, log_start, log_end, refusal)
+            else:
+                self._choice.failed(self._gid, rid, now)
+                cause = getattr(error, "cause", error)  # Ray wraps what an actor raised
+                refusal = cause if isinstance(cause, EscrowMQError) else refusal
+            if now - since >= (LAG_PATIENCE_S if answered and refusal is not None else self._timeout_s):
+                raise refusal or Unavailable(
+                    f"no replica of group {self._gid} serves {self.topic}/{self.partition}", 1.0
+                )
+            self._turn += 1
+            time.sleep(RETRY_S)
+            self._ask(asked.offset, asked)
+
+    def _next_answer(self, asked: _Asked) -> tuple[Any, BaseException | None, int]:
+        """(part, None, replica) or (None, error or None for silence, replica)."""
+        while True:
+            left_s = asked.ask_again_at - self._clock()
+            try:
+                token, answer, error = self._inbox.get(timeout=max(left_s, 0.001))
+            except queue.Empty:
+                self._silence_s = min(self._silence_s * 2, SILENCE_S_MAX)
+                return None, None, asked.rid
+            if token in asked.tokens:  # else: a late answer to an earlier question
+                return (None if error is not None else answer[0]), error, asked.tokens.pop(token)
+
+    def _refusal(
+        self, code: int, offset: int, log_start: int, log_end: int, before: EscrowMQError | None
+    ) -> EscrowMQError:
+        """What it means that this replica has nothing here; raises what cannot get better."""
+        if code == ResultCode.OUT_OF_RANGE or code == ResultCode.OK:
+            error = OffsetOutOfRange(self.topic, self.partition, offset, log_start, log_end)
+            if offset < log_start:
+                raise error
+            # Behind the end, this replica may lag. The most that any of them has is the best excuse.
+            if isinstance(before, OffsetOutOfRange) and before.end > log_end:
+                return before
+            return error
+        if code == ResultCode.BAD_PARTITION:
+            return UnknownTopic(self.topic, self.partition)
+        return UnknownTopic(self.topic)

@@ -1,0 +1,145 @@
+"""Real broker services behind a network that obeys the test: no Ray, so no seconds of start-up.
+
+Only the way of a call is a double: it runs in a thread pool, and calls to a replica that is *silent*
+get no answer, as with a killed process whose death Ray has not noticed yet.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from escrowmq.actors.calls import Done
+from escrowmq.actors.group_service import GroupService
+from escrowmq.actors.topology import ClusterInfo
+from escrowmq.replication import codec, ops
+from escrowmq.replication.datadir import Identity
+from escrowmq.replication.model import group_of
+from escrowmq.replication.service import BrokerService
+from tests.replication.services import Trio
+
+_GROUP_CALLS = {
+    "group_join": "join",
+    "group_heartbeat": "heartbeat",
+    "group_leave": "leave",
+    "commit_offsets": "commit",
+    "group_list": "names",
+    "group_describe": "describe",
+}
+
+
+class _Group(Trio):
+    """One broker group of a cluster of several."""
+
+    def __init__(self, path: Path, gid: int, groups: int, replicas: int) -> None:
+        super().__init__(path, replicas=replicas)
+        self.gid, self.groups = gid, groups
+
+    def create(self, rid: int) -> BrokerService:
+        service = BrokerService(
+            self.config,
+            Identity("c", self.gid, rid),
+            groups=self.groups,
+            replicas=self.replicas,
+            data_dir=self.path / f"g{self.gid}r{rid}",
+            listen_host="127.0.0.1",
+            secret=b"s" * 32,
+            resolve=self.resolve,
+            source=self,
+            fatal=lambda error: self.ended.__setitem__(rid, error),
+        )
+        self.alive[rid] = service
+        return service
+
+
+class Brokers:
+    """A cluster in this process, and the ``ReplicaCalls`` of its clients."""
+
+    def __init__(self, path: Path, groups: int = 1, replicas: int = 3) -> None:
+        self.info = ClusterInfo("c", "test", groups, replicas)
+        self.groups = [_Group(path, gid, groups, replicas) for gid in range(groups)]
+        self.silent: set[tuple[int, int]] = set()
+        #: Calls by replica and method, to see who was asked.
+        self.asked: list[tuple[int, int, str]] = []
+        self._services: dict[tuple[int, int], GroupService] = {}
+        self._threads = ThreadPoolExecutor(64)
+        self._lock = threading.Lock()
+        for group in self.groups:
+            group.start()
+        for group in self.groups:
+            group.leader()
+
+    def close(self) -> None:
+        for group in self.groups:
+            group.close()
+        self._threads.shutdown(wait=False)
+
+    def call(self, gid: int, rid: int, method: str, args: tuple[Any, ...], done: Done) -> None:
+        self.asked.append((gid, rid, method))
+        if (gid, rid) not in self.silent:
+            self._threads.submit(self._run, gid, rid, method, args, done)
+
+    def _run(self, gid: int, rid: int, method: str, args: tuple[Any, ...], done: Done) -> None:
+        try:
+            service = self.groups[gid].alive[rid]
+            target: Any = service
+            if method in _GROUP_CALLS:
+                target, method = self._group_service(gid, rid, service), _GROUP_CALLS[method]
+            answer = getattr(target, method)(*args)
+        except Exception as error:
+            answer, failure = None, error
+        else:
+            failure = None
+        if (gid, rid) not in self.silent:  # it may have died meanwhile
+            done(answer, failure)
+
+    def _group_service(self, gid: int, rid: int, service: BrokerService) -> GroupService:
+        with self._lock:
+            known = self._services.get((gid, rid))
+            if known is None:
+                known = self._services[gid, rid] = GroupService(
+                    leadership=service.whoami,
+                    partitions=service.partition_count,
+                    committed=service.group_offsets,
+                    group_names=service.group_names,
+                    submit=service.submit,
+                    clock=time.monotonic,
+                )
+            return known
+
+    def leader(self, gid: int = 0) -> int:
+        return self.groups[gid].leader().rid
+
+    def topic(self, name: str, partitions: int = 1, **settings: Any) -> None:
+        for group in self.groups:
+            group.submit(ops.create_topic(name, {"partitions": partitions, **settings}))
+
+    def produce(self, topic: str, partition: int, values: Iterable[bytes], tx_id: str | None = None) -> None:
+        rows = [codec.encode_row(None, value, None, tx_id) for value in values]
+        gid = group_of(topic, partition, self.info.groups)
+        (result,) = self.groups[gid].submit(ops.message(topic, partition, "test", 0, -1, rows))
+        assert result[0] == 0, result
+
+    def lose(self, gid: int, rid: int) -> None:
+        """The replica's process dies; nobody is told."""
+        self.silent.add((gid, rid))
+        self.groups[gid].stop(rid)
+        self._services.pop((gid, rid), None)
+
+
+class ClientCalls:
+    """One client's calls: closing it leaves the brokers to the others."""
+
+    def __init__(self, brokers: Brokers) -> None:
+        self._brokers, self._closed = brokers, False
+
+    def call(self, gid: int, rid: int, method: str, args: tuple[Any, ...], done: Done) -> None:
+        if not self._closed:
+            self._brokers.call(gid, rid, method, args, done)
+
+    def close(self) -> None:
+        self._closed = True

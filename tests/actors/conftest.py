@@ -1,0 +1,63 @@
+"""Shared by the client tests: one in-process cluster per module, for tests that leave it whole."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from escrowmq.actors.admin import Admin
+from escrowmq.actors.config import ConsumerConfig
+from escrowmq.actors.consumer import Consumer
+from tests.actors.brokers import Brokers, ClientCalls
+
+
+@pytest.fixture(scope="module")
+def brokers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Brokers]:
+    """One group of three replicas."""
+    running = Brokers(tmp_path_factory.mktemp("brokers"))
+    yield running
+    running.close()
+
+
+@pytest.fixture
+def unique() -> Callable[[str], str]:
+    """``unique("orders")``: a name that no other test uses."""
+    return lambda name: f"{name}-{uuid.uuid4().hex[:8]}"
+
+
+@pytest.fixture
+def consumer_of() -> Iterator[Callable[..., Consumer]]:
+    """``consumer_of(brokers, group=..., topics=..., config={...})``; closed at the end."""
+    made: list[Consumer] = []
+
+    def make(brokers: Brokers, *, config: dict[str, Any] | None = None, **options: Any) -> Consumer:
+        settings = {"auto_offset_reset": "earliest", "heartbeat_interval_s": 0.2, "call_timeout_s": 10.0}
+        consumer = Consumer(
+            brokers.info,
+            config=ConsumerConfig(**{**settings, **(config or {})}),
+            calls=ClientCalls(brokers),
+            **options,
+        )
+        made.append(consumer)
+        return consumer
+
+    yield make
+    for consumer in made:
+        consumer.close()
+
+
+@pytest.fixture
+def admin_of() -> Iterator[Callable[[Brokers], Admin]]:
+    """``admin_of(brokers)``; closed at the end."""
+    made: list[Admin] = []
+
+    def make(brokers: Brokers) -> Admin:
+        made.append(Admin(brokers.info, timeout_s=10.0, calls=ClientCalls(brokers)))
+        return made[-1]
+
+    yield make
+    for admin in made:
+        admin.close()
