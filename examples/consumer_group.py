@@ -20,6 +20,7 @@ SCHEMA = """
 create table inbox (topic text, partition int, offset int, primary key (topic, partition, offset));
 create table totals (customer text primary key, amount int not null);
 """
+ADD = "insert into totals values (?, ?) on conflict do update set amount = amount + excluded.amount"
 
 
 class Billing:
@@ -35,10 +36,7 @@ class Billing:
         with self._lock, self._db:
             place = (record.topic, record.partition, record.offset)
             if self._db.execute("insert or ignore into inbox values (?, ?, ?)", place).rowcount:
-                self._db.execute(
-                    "insert into totals values (?, ?) on conflict do update set amount = amount + excluded.amount",
-                    ((record.key or b"").decode(), int(record.value)),
-                )
+                self._db.execute(ADD, ((record.key or b"").decode(), int(record.value)))
 
     def handled(self) -> int:
         with self._lock:

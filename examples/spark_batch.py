@@ -41,7 +41,9 @@ def run(cluster: Cluster, topic: str = "sales", mode: str = "raydp") -> dict[str
         answer = spark.sql(
             """
             select value.customer, sum(value.amount) as revenue, count(*) as sales
-            from (select from_json(cast(value as string), 'customer string, amount double') as value from sales)
+            from (
+                select from_json(cast(value as string), 'customer string, amount double') as value from sales
+            )
             group by 1 order by 1
             """
         )
