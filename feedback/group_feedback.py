@@ -96,7 +96,7 @@ class GroupFeedback:
             config.lock_lease_s,
             config.lock_wait_s,
             self.owner,
-            patience_s=config.lock_wait_s + 2.0,
+            patience_s=2 * config.lock_wait_s + 2.0,  # a poll may start anew at another leader
         )
         if status != "ok":
             raise Unavailable(f"group {self.gid} answers {status} to lock_due")

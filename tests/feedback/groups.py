@@ -15,8 +15,8 @@ from typing import Any
 from escrowmq.feedback.brokers import BrokerUnreachable
 from escrowmq.replication import ops
 from escrowmq.replication.admission import Admission, Submission
-from escrowmq.replication.codec import OpType, decode_ops, encode_row
-from escrowmq.replication.model import OpenTransaction
+from escrowmq.replication.codec import OpType, encode_row
+from escrowmq.replication.model import OpenTransaction, group_of
 from escrowmq.replication.state.machine import StateMachine
 from escrowmq.replication.state.transactions import STATE_OF
 from escrowmq.replication.validation import parse_request
@@ -46,7 +46,7 @@ class GroupDouble:
     """One broker group."""
 
     def __init__(self, gid: int, groups: int, replicas: int = 3) -> None:
-        self.gid, self.replicas = gid, replicas
+        self.gid, self.groups, self.replicas = gid, groups, replicas
         self.leader: int | None = 0
         self.term = 1
         self.dead: set[int] = set()
@@ -85,7 +85,7 @@ class GroupDouble:
         return results
 
     def create_topic(self, name: str, **settings: object) -> None:
-        self.apply(ops.create_topic(name, {"partitions": 1, **settings}))
+        self.apply(ops.create_topic(name, {"partitions": self.groups, **settings}))
 
     def prepare(
         self,
@@ -98,10 +98,11 @@ class GroupDouble:
         home_group: int = -1,
     ) -> None:
         """A transaction of one message, as a producer that then vanished left it behind."""
+        here = next(n for n in range(self.groups) if group_of(topic, n, self.groups) == self.gid)
         row = encode_row(None, tx_id.encode(), None, tx_id)
         request = ops.prepare(
             app, topic, [tx_id], [query_id or tx_id], timeout_ms, 0, [zlib.crc32(row)], home_group, 1
-        ) + ops.pre_message(topic, 0, [0], [len(row)], [row])
+        ) + ops.pre_message(topic, here, [0], [len(row)], [row])
         assert self.apply(request) == [[0]]
 
     def outcome(self, tx_id: str, app: str = "shop") -> str:
@@ -197,9 +198,10 @@ class GroupDouble:
     async def _transactions(
         self, rid: int, state: str | None, app: str, topic: str, limit: int
     ) -> tuple[Any, ...]:
+        opened = self.state.transactions.app(app).open.items()
         rows = [
-            (app, tx_id, r.query_id, r.topic, r.prepared_ms, r.timeout_ms, r.checks, r.due_ms < 0, 1, r.home_group)
-            for tx_id, r in self.state.transactions.app(app).open.items()
+            (app, tx, r.query_id, topic, r.prepared_ms, r.timeout_ms, r.checks, r.due_ms < 0, 1, r.home_group)
+            for tx, r in opened
             if r.topic == topic
         ]
         assert all(OpenTransaction(*row) for row in rows)
@@ -214,10 +216,3 @@ class BrokersDouble:
 
     async def call(self, gid: int, rid: int, method: str, *args: Any) -> Any:
         return await self.groups[gid].call(rid, method, *args)
-
-
-def frames_of(command: bytes) -> list[int]:
-    """Operation types of an entry."""
-    from escrowmq.replication.codec import ENVELOPE
-
-    return [op.type for op in decode_ops(command, ENVELOPE.size)]

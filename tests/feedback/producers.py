@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import Any, AsyncIterator
+from typing import Any
 
 from escrowmq.feedback.config import FeedbackConfig
 from escrowmq.feedback.topic_feedback import TopicFeedback
@@ -79,7 +79,9 @@ class World:
             app, topic, len(self.brokers.groups), 3, self.brokers, self.config, random.Random(self.seed)
         )
 
-    def producer(self, name: str, says: Says, *, feedback: TopicFeedback | None = None, room: int = 64) -> Producer:
+    def producer(
+        self, name: str, says: Says, *, feedback: TopicFeedback | None = None, room: int = 64
+    ) -> Producer:
         producer = Producer(feedback or self.feedback, name, says, room=room)
         self.producers.append(producer)
         return producer

@@ -1,0 +1,183 @@
+"""The pure parts: rules, and the table of checks under random histories."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from escrowmq.feedback.checks import CheckTable, Stage
+from escrowmq.feedback.config import AnswererConfig, FeedbackConfig
+from escrowmq.feedback.names import feedback_name
+from escrowmq.feedback.policy import (
+    LockedRow,
+    Route,
+    Trouble,
+    Verdict,
+    judge,
+    judge_home,
+    lock_pause_s,
+    pick,
+    retry_pause_s,
+    route,
+)
+from escrowmq.feedback.states import TransactionState
+from escrowmq.replication.errors import ConfigError
+
+COMMITTED, ROLLBACK = TransactionState.COMMITTED, TransactionState.ROLLBACK
+UNKNOWN, PREPARE = TransactionState.UNKNOWN, TransactionState.PREPARE
+
+
+@pytest.mark.parametrize("trouble", list(Trouble))
+@pytest.mark.parametrize("others", [True, False])
+def test_only_an_answer_decides(trouble: Trouble, others: bool) -> None:
+    assert judge(COMMITTED, trouble, others=others) is Verdict.COMMIT
+    assert judge(ROLLBACK, trouble, others=others) is Verdict.ROLLBACK
+    for state in (UNKNOWN, PREPARE):
+        verdict = judge(state, trouble, others=others)
+        assert verdict in (Verdict.COUNT, Verdict.ASK_ANOTHER, Verdict.RELEASE, Verdict.LEAVE)
+
+
+def test_an_honest_unknown_counts_and_trouble_is_taken_elsewhere_first() -> None:
+    assert judge(UNKNOWN, Trouble.NONE, others=True) is Verdict.COUNT
+    assert judge(UNKNOWN, Trouble.RAISED, others=True) is Verdict.ASK_ANOTHER
+    assert judge(UNKNOWN, Trouble.TIMED_OUT, others=False) is Verdict.COUNT
+    assert judge(UNKNOWN, Trouble.BUSY, others=False) is Verdict.RELEASE
+    assert judge(UNKNOWN, Trouble.RUNNING, others=True) is Verdict.LEAVE
+
+
+def test_branches_follow_their_home_and_policies_are_for_homes_only() -> None:
+    assert route(LockedRow("t", "q", 0, 99, -1, False)) is Route.PRODUCER
+    assert route(LockedRow("t", "q", 0, 15, -1, True)) is Route.TOPIC_POLICY
+    assert route(LockedRow("t", "q", 0, 15, 3, True)) is Route.HOME_GROUP
+    assert [judge_home(s) for s in (COMMITTED, ROLLBACK, PREPARE, UNKNOWN)] == [
+        Verdict.COMMIT,
+        Verdict.ROLLBACK,
+        Verdict.RELEASE,
+        Verdict.RELEASE,
+    ]
+
+
+@dataclass
+class Somebody:
+    instance: str
+    room: int = 1
+    parked: bool = True
+    last_seen: float = 0.0
+    load: int = 0
+
+
+def test_the_least_loaded_and_latest_seen_producer_is_picked() -> None:
+    a, b = Somebody("a", load=3), Somebody("b", last_seen=1.0)
+    c = Somebody("c", last_seen=2.0)
+    assert pick([a, b, c], set()) is c
+    assert pick([a, b, c], {"c"}) is b
+    assert pick([a, b, c], {"b", "c"}) is a
+    assert pick([a, b, c], {"a", "b", "c"}) is c, "all were tried: begin again"
+
+
+def test_a_fresh_producer_that_is_about_to_park_is_waited_for() -> None:
+    tried, fresh = Somebody("tried"), Somebody("fresh", parked=False)
+    assert pick([tried, fresh], {"tried"}) is None
+    assert pick([], set()) is None
+
+
+def test_pauses_grow_and_end() -> None:
+    assert lock_pause_s(0, 0.0, 5.0) == 0 and lock_pause_s(3, 4.9, 5.0) == 0
+    pauses = [lock_pause_s(n, 0.0, 5.0) for n in range(1, 100)]
+    assert pauses[0] == 0.1 and pauses == sorted(pauses) and pauses[-1] == 2.0
+    assert retry_pause_s(1) == 0.1 and retry_pause_s(1000) == 2.0
+
+
+def test_names_are_unambiguous() -> None:
+    pairs = [("a-b", "c"), ("a", "b-c"), ("a%2Db", "c"), ("a", "-b-c"), ("a-", "b-c"), ("é/ ", "x")]
+    assert len({feedback_name(*pair) for pair in pairs}) == len(pairs)
+    assert feedback_name("shop", "orders") == "feedback-shop-orders"
+
+
+@pytest.mark.parametrize("bad", [0, -1.0, "5", True, None])
+def test_a_nonsensical_setting_is_refused_where_it_is_written(bad: object) -> None:
+    with pytest.raises(ConfigError, match="answer_s"):
+        FeedbackConfig(answer_s=bad)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="query_threads"):
+        AnswererConfig(query_threads=bad)  # type: ignore[arg-type]
+
+
+# -------------------------------------------------------------------- random histories
+
+
+class Model:
+    """What must hold, checked the dumb way after every step."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = random.Random(seed)
+        self.config = FeedbackConfig(checks_per_group_max=12, lock_batch=5, producers_max=4)
+        self.table = CheckTable(self.config)
+        self.now = 0.0
+        self.dead: set[str] = set()
+
+    def step(self) -> None:
+        rng, table, now = self.rng, self.table, self.now
+        name = f"p{rng.randrange(6)}"
+        match rng.randrange(8):
+            case 0 | 1:
+                gid = rng.randrange(2)
+                room = table.room(gid, now)
+                rows = [LockedRow(f"t{rng.randrange(30)}", "q", 0, 0) for _ in range(room)]
+                table.locked(gid, {row.tx_id: row for row in rows}.values(), now)
+            case 2 | 3 if name not in self.dead:
+                seat = table.seats.get(name)
+                holding = list(seat.holding) if seat else []
+                working = rng.sample(holding, rng.randint(0, len(holding)))
+                seat = table.arrive(name, rng.randrange(5), working, now)
+                if seat is not None:
+                    seat.parked = True
+            case 4:
+                for instance, checks in table.assign(now).items():
+                    seat = table.seats.get(instance)
+                    assert seat is not None and seat.parked and checks
+                    seat.parked = False
+            case 5:
+                key = (rng.randrange(2), f"t{rng.randrange(30)}")
+                table.answer(name, key, rng.choice(list(TransactionState)), rng.choice(list(Trouble)), now)
+            case 6:
+                seat = table.seats.get(name)
+                if seat is not None:
+                    seat.parked = False
+                rng.choice([table.leave, self.dead.add, self.dead.discard])(name)
+            case _:
+                self.now += rng.choice([0.01, 0.5, 3.0, 20.0])
+                table.expire(self.now)
+                table.settled(rng.randrange(2), [f"t{n}" for n in range(rng.randrange(30))])
+
+    def check(self) -> None:
+        table = self.table
+        on_hand = {0: 0, 1: 0}
+        for key, check in table._checks.items():
+            on_hand[key[0]] += 1
+            assert (key in table._queue) == (check.stage is Stage.QUEUED)
+            assert (check.instance is not None) == (check.stage is Stage.HANDED)
+            if check.instance is not None:
+                seat = table.seats.get(check.instance)
+                assert seat is not None and key in seat.holding, "held by whom it was handed to"
+        held = [key for n in range(6) if (s := table.seats.get(f"p{n}")) for key in s.holding]
+        assert len(held) == len(set(held)), "held by one producer at most"
+        assert all(table._checks[key].stage is Stage.HANDED for key in held)
+        assert {gid: table._on_hand[gid] for gid in on_hand} == on_hand
+        assert max(on_hand.values()) <= self.config.checks_per_group_max
+        assert len(table.seats) <= self.config.producers_max
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.integers(0, 2**32))
+def test_invariants_hold_after_every_step_of_any_history(seed: int) -> None:
+    model = Model(seed)
+    for step in range(120):
+        try:
+            model.step()
+            model.check()
+        except AssertionError as error:
+            raise AssertionError(f"seed {seed}, step {step}: {error}") from error

@@ -1,0 +1,135 @@
+"""Following a group's leader: by asking its peers, never by waiting for Ray."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import pytest
+
+from escrowmq.feedback.brokers import GroupLeader
+from escrowmq.feedback.config import LeaderTiming
+from escrowmq.replication.errors import Unavailable
+from tests.feedback.clock import now, run
+from tests.feedback.groups import BrokersDouble, GroupDouble
+
+
+def leader_of(brokers: BrokersDouble) -> GroupLeader:
+    return GroupLeader(0, 3, brokers, LeaderTiming(), random.Random(1))
+
+
+async def timed(leader: GroupLeader, patience_s: float = 5.0, *, repeatable: bool = True) -> float:
+    start = now()
+    status, _ = await leader.ask("open_topics", "shop", patience_s=patience_s, repeatable=repeatable)
+    assert status == "ok"
+    return now() - start
+
+
+def test_the_leader_is_found_wherever_it_is() -> None:
+    async def main() -> None:
+        for rid in range(3):
+            brokers = BrokersDouble()
+            brokers.groups[0].leader = rid
+            assert await timed(leader_of(brokers)) < 0.2
+
+    run(main())
+
+
+@pytest.mark.parametrize("how", ["dead", "frozen"])
+def test_a_leader_lost_between_calls_is_left_for_its_successor_within_a_second(how: str) -> None:
+    async def main() -> None:
+        brokers = BrokersDouble()
+        group = brokers.groups[0]
+        leader = leader_of(brokers)
+        await timed(leader)
+        getattr(group, how).add(0)
+        group.fail_over(2)
+        assert await timed(leader) < 1.0, "Ray says so after 1.5 s, or never"
+        assert await timed(leader) < 0.01
+
+    run(main())
+
+
+@pytest.mark.parametrize("how", ["dead", "frozen"])
+def test_a_leader_lost_during_a_long_poll_is_left_too(how: str) -> None:
+    async def main() -> None:
+        brokers = BrokersDouble()
+        group = brokers.groups[0]
+        leader = leader_of(brokers)
+        poll = asyncio.create_task(
+            leader.ask("lock_due", "shop", "orders", 10, 10.0, 5.0, "me", patience_s=12.0)
+        )
+        await asyncio.sleep(1)
+        getattr(group, how).add(0)
+        await asyncio.sleep(0.5)
+        group.fail_over(1)
+        await asyncio.sleep(1.0)
+        assert leader.leader == 1 and not poll.done()
+        assert (await poll)[0] == "ok"
+
+    run(main())
+
+
+def test_a_deposed_leader_sends_us_on() -> None:
+    async def main() -> None:
+        brokers = BrokersDouble()
+        leader = leader_of(brokers)
+        await timed(leader)
+        brokers.groups[0].fail_over(1)
+        assert await timed(leader) < 0.2
+
+    run(main())
+
+
+def test_without_a_leader_the_caller_gets_an_error_in_time() -> None:
+    async def main() -> None:
+        brokers = BrokersDouble()
+        group = brokers.groups[0]
+        group.leader = None
+        leader = leader_of(brokers)
+        start = now()
+        with pytest.raises(Unavailable) as refused:
+            await leader.ask("open_topics", "shop", patience_s=2.0)
+        assert 1.9 < now() - start < 2.3 and refused.value.retry_after_s > 0
+        assert group.calls["whoami"] < 100
+        group.fail_over(2)
+        assert await timed(leader) < 0.5
+
+    run(main())
+
+
+def test_what_must_not_be_repeated_is_not() -> None:
+    async def main() -> None:
+        brokers = BrokersDouble()
+        group = brokers.groups[0]
+        leader = leader_of(brokers)
+        await timed(leader)
+        group.frozen.add(0)
+        group.fail_over(1)
+        with pytest.raises(Unavailable):
+            await timed(leader, repeatable=False)
+        assert group.calls["open_topics"] == 2
+
+    run(main())
+
+
+def test_a_frozen_replica_collects_few_calls() -> None:
+    async def main() -> None:
+        brokers = BrokersDouble()
+        group = brokers.groups[0]
+        group.frozen.add(2)
+        leader = leader_of(brokers)
+        to_frozen = 0
+        original = GroupDouble.call
+
+        async def counting(self: GroupDouble, rid: int, method: str, *args: object) -> object:
+            nonlocal to_frozen
+            to_frozen += rid == 2
+            return await original(self, rid, method, *args)
+
+        group.call = counting.__get__(group)  # type: ignore[method-assign]
+        for _ in range(120):
+            await leader.ask("lock_due", "shop", "orders", 1, 10.0, 5.0, "me", patience_s=7.0)
+        assert to_frozen < 30, "ten minutes"
+
+    run(main())
