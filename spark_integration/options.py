@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from escrowmq.cluster.address import AUTO, parse_address
 from escrowmq.replication.errors import ConfigError
 
 EARLIEST, LATEST = -2, -1
@@ -99,6 +100,8 @@ def parse_options(
             "option 'escrowmq.address' is missing: give the address of the Ray cluster (host:port), or "
             "register the source with escrowmq.spark.register(spark, address=...)"
         )
+    if address == AUTO:
+        raise ConfigError("option 'escrowmq.address' must be host:port: Spark's processes cannot guess it")
     try:
         parse_address(address)
     except ConfigError as error:
@@ -114,17 +117,6 @@ def parse_options(
         include_headers=_boolean(options, "includeHeaders", False),
         fail_on_data_loss=_boolean(options, "failOnDataLoss", True),
     )
-
-
-def parse_address(address: str) -> tuple[str, int]:
-    """``"host:port"`` as a pair. Raises ConfigError for anything else ("auto", a ray:// client address)."""
-    host, colon, port = address.rpartition(":")
-    if not colon or not host or "/" in host or not port.isdigit() or not 0 < int(port) < 65536:
-        raise ConfigError(
-            f"Ray address {address!r} must be host:port, as 'ray status' or cluster.address shows it: "
-            "Spark's processes cannot guess which cluster is meant"
-        )
-    return host.strip("[]"), int(port)
 
 
 def _subscription(options: Mapping[str, str]) -> Subscription:

@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, cast
 
 import ray
 
+from escrowmq.cluster.address import current_address, find_address, join_ray
 from escrowmq.replication.errors import ClusterNotFound, ConfigError, JavaNotFound, Unavailable
 from escrowmq.spark_integration.java import VECTOR_MODULE, probe, provide_java
-from escrowmq.spark_integration.ray_link import join_ray
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -134,9 +134,8 @@ def _connect(address: str | None, app_name: str, needed: bool) -> str:
         return ""
     if address is not None:
         # RayDP's actors have fixed names: a namespace of its own for each session keeps them apart.
-        join_ray(address, namespace=f"spark-{app_name}-{uuid.uuid4().hex[:8]}")
-    here: str = ray.get_runtime_context().gcs_address
-    return here
+        join_ray(find_address(address), namespace=f"spark-{app_name}-{uuid.uuid4().hex[:8]}")
+    return current_address()
 
 
 def _local(request: SessionRequest) -> SparkSession:

@@ -24,7 +24,7 @@ from escrowmq.actors.topology import ClusterInfo
 from escrowmq.replication.errors import ConfigError, OffsetOutOfRange, UnknownTopic
 from escrowmq.spark_integration.options import SourceOptions, parse_options
 from escrowmq.spark_integration.planning import OffsetRange, plan
-from escrowmq.spark_integration.ray_link import cluster_info, join_ray
+from escrowmq.spark_integration.ray_link import cluster_info, join_from_worker
 from escrowmq.spark_integration.records import arrow_schema, record_batches, schema_ddl
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ class EscrowMQReader(DataSourceReader):
 
     def partitions(self) -> Sequence[Split]:
         """One split per task. Raises ClusterNotFound, UnknownTopic, ConfigError, OffsetOutOfRange."""
-        join_ray(self._options.address, self._options.namespace)
+        join_from_worker(self._options.address, self._options.namespace)
         info = cluster_info(self._options.namespace, self._options.address)
         router = Router(info, name="escrowmq-spark")
         try:
@@ -96,7 +96,7 @@ class EscrowMQReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The records of one split as Arrow batches."""
         assert isinstance(partition, Split)
-        join_ray(self._options.address, self._options.namespace)
+        join_from_worker(self._options.address, self._options.namespace)
         part = partition.range
         schema = arrow_schema(self._options.include_headers)
         yield from record_batches(part.topic, part.partition, self._blocks(partition.info, part), schema)

@@ -1,0 +1,84 @@
+"""One order's business transaction: rows into the database and messages through the broker, or neither.
+
+The plan's mishaps happen here. "The producer stopped" is played by leaving the transaction undecided, as a
+process does that dies at that point; one process is really killed, elsewhere.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+
+from escrowmq.actors.producer import Producer
+
+from escrowmq.cluster.demo.database import FenceTaken, LocalTransactionFailed, ShopDatabase
+from escrowmq.cluster.demo.events import COMMITTED, LEFT_OPEN, ROLLED_BACK, Checked, Done, EventWriter
+from escrowmq.cluster.demo.mishaps import Mishap
+from escrowmq.cluster.demo.options import LINEITEMS, ORDERS
+from escrowmq.cluster.demo.tpch import LINEITEM_COLUMNS, ORDER_COLUMNS, Order, encode
+from escrowmq.feedback.states import TransactionState, TxStatusQuerier
+from escrowmq.replication.errors import OutcomeUnknown
+from escrowmq.replication.model import Message
+
+
+class ShopQuerier(TxStatusQuerier):
+    """Answers checks from the fence; some first ones, as planned, with UNKNOWN."""
+
+    def __init__(self, shop: ShopDatabase, mishaps: Mapping[int, Mishap], events: EventWriter) -> None:
+        self._shop, self._mishaps, self._events = shop, mishaps, events
+
+    def query_status(self, tx_id: str, query_id: str) -> TransactionState:
+        """What became of the local transaction; ``query_id`` is the order key."""
+        if self._mishaps.get(int(query_id)) is Mishap.UNSURE and self._shop.first_time_asked(tx_id):
+            answer = TransactionState.UNKNOWN
+        else:
+            answer = self._shop.outcome(tx_id)
+        self._events.write(Checked(tx_id, answer.value))
+        return answer
+
+
+class OrderDesk:
+    """Places orders. Thread-safe."""
+
+    def __init__(
+        self,
+        producer: Producer,
+        shop: ShopDatabase,
+        mishaps: Mapping[int, Mishap],
+        run: str,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._producer, self._shop, self._mishaps, self._run = producer, shop, mishaps, run
+        self._clock = clock
+
+    def place(self, order: Order) -> Done:
+        """One transaction from prepare to its end."""
+        # Of this process's run: an order that a killed process left halfway is tried again as another
+        # transaction, and the fence keeps the two apart.
+        tx_id = f"order-{order.key}-{self._run}"
+        mishap = self._mishaps.get(order.key)
+        try:
+            with self._producer.transaction(query_id=str(order.key), tx_id=tx_id) as tx:
+                for message in messages_of(order):
+                    tx.send(message)
+                tx.prepare()
+                if mishap is Mishap.STOPS_BEFORE_LOCAL:
+                    tx.unknown()
+                    return Done(order.key, LEFT_OPEN)
+                self._shop.place_order(tx_id, order, fails=mishap is Mishap.FAILS)
+                if mishap in (Mishap.STOPS_AFTER_LOCAL, Mishap.UNSURE):
+                    tx.unknown()
+                    return Done(order.key, LEFT_OPEN)
+                requested = self._clock()
+        except (LocalTransactionFailed, FenceTaken):
+            return Done(order.key, ROLLED_BACK)
+        except OutcomeUnknown:
+            return Done(order.key, LEFT_OPEN)
+        return Done(order.key, COMMITTED, requested, self._clock())
+
+
+def messages_of(order: Order) -> list[Message]:
+    """The order, keyed by customer, and its lines, keyed by order."""
+    customer, key = str(order.row[1]).encode(), str(order.key).encode()
+    lines = [Message(LINEITEMS, encode(LINEITEM_COLUMNS, line), key) for line in order.lines]
+    return [Message(ORDERS, encode(ORDER_COLUMNS, order.row), customer), *lines]

@@ -1,0 +1,97 @@
+"""The busy part of the demo: producers at work, one of them killed, then the leader killed."""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import time
+from collections.abc import Callable, Sequence
+
+from escrowmq.actors.admin import Admin
+from escrowmq.cluster.demo.events import Finished
+from escrowmq.cluster.demo.fleet import Fleet
+from escrowmq.cluster.demo.mishaps import MishapPlan
+from escrowmq.cluster.demo.options import APP, RESOLVE_DEADLINE_S, STALL_DEADLINE_S
+from escrowmq.cluster.demo.tally import DemoFailed, Tally
+
+#: How often the list of open transactions is asked for while it shrinks.
+POLL_S = 0.25
+#: More open ones than this are not counted exactly: the bar is full anyway.
+OPEN_SHOWN_MAX = 100_000
+#: The process that is killed; any would do.
+VICTIM = 1
+
+Note = Callable[[str], None]
+
+
+def produce(
+    fleet: Fleet,
+    admin: Admin,
+    plan: MishapPlan,
+    shares: Sequence[Sequence[int]],
+    tally: Tally,
+    moved: Callable[[int], None],
+    note: Note,
+) -> None:
+    """Place all orders, with the two kills. ``moved(orders through)`` is for a progress bar.
+
+    Raises DemoFailed when a producer fails or nothing happens for STALL_DEADLINE_S.
+    """
+    total = sum(map(len, shares))
+    for number, share in enumerate(shares):
+        fleet.start(number, share)
+    busy = set(range(len(shares)))
+    victim_killed = False
+    while busy:
+        try:
+            number, event = fleet.events.get(timeout=STALL_DEADLINE_S)
+        except queue.Empty:
+            raise DemoFailed(f"no order came through for {STALL_DEADLINE_S:g} s") from None
+        tally.add(event)
+        if isinstance(event, Finished):
+            busy.discard(number)
+        moved(tally.through)
+        if not victim_killed and tally.through >= plan.producer_killed_at * total:
+            victim_killed = True
+            left = fleet.kill(VICTIM)
+            busy.add(VICTIM)
+            fleet.start(VICTIM, left)
+            note(
+                f"producer {VICTIM} killed with SIGKILL; another process takes over its {len(left):,} orders"
+            )
+        if tally.leader_killed_s is None and tally.through >= plan.leader_killed_at * total:
+            replica = kill_leader(admin)
+            tally.leader_killed_s = time.monotonic()
+            note(f"leader broker (replica {replica}) killed with SIGKILL")
+
+
+def kill_leader(admin: Admin) -> int:
+    """SIGKILL the process that leads group 0; returns its replica number."""
+    deadline = time.monotonic() + STALL_DEADLINE_S
+    while time.monotonic() < deadline:
+        group = admin.status().groups[0]
+        leading = [r for r in group.replicas if r.reachable and r.replica == group.leader]
+        if leading:
+            os.kill(int(leading[0].details["pid"]), signal.SIGKILL)
+            return leading[0].replica
+        time.sleep(POLL_S)
+    raise DemoFailed("the broker group has no leader to kill")
+
+
+def wait_until_resolved(fleet: Fleet, admin: Admin, tally: Tally, shown: Callable[[int], None]) -> float:
+    """Wait until no transaction is open; returns how long it took. ``shown(open ones)`` is for a bar."""
+    started = time.monotonic()
+    while True:
+        while not fleet.events.empty():
+            tally.add(fleet.events.get()[1])
+        open_ones = len(admin.list_transactions(app=APP, limit=OPEN_SHOWN_MAX))
+        shown(open_ones)
+        took = time.monotonic() - started
+        if open_ones == 0:
+            return took
+        if took > RESOLVE_DEADLINE_S:
+            raise DemoFailed(
+                f"{open_ones} transactions are still open after {RESOLVE_DEADLINE_S:g} s of checks"
+            )
+        time.sleep(POLL_S)
