@@ -1,0 +1,107 @@
+"""What must hold at every moment of a simulation, whatever the world does.
+
+* One leader per term (Election Safety).
+* A leader's log holds every entry acknowledged in an earlier term (Leader Completeness).
+* An index is applied with one term and one command, everywhere and for ever (State Machine Safety),
+  and the state after it has one hash.
+* What is acknowledged is durable on a majority at that moment.
+* A replica's commit index never falls, and what it applied its own disk holds.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from typing import Protocol
+
+from escrowmq.replication.journal import SegmentJournal
+from escrowmq.replication.raft import RaftNode
+from tests.sim.world import Violation
+
+
+class Observed(Protocol):
+    """A replica as the checker sees it."""
+
+    name: str
+    up: bool
+    incarnation: int
+
+    @property
+    def node(self) -> RaftNode: ...
+    @property
+    def journal(self) -> SegmentJournal: ...
+
+
+class Checker:
+    """Collects what was promised and raises Violation as soon as something contradicts it."""
+
+    def __init__(self, size: int) -> None:
+        self.elections = 0
+        self.acknowledged: dict[int, int] = {}  # index -> term of the entry
+        self._majority = size // 2 + 1
+        self._leaders: dict[int, str] = {}
+        self._applied: dict[int, bytes] = {}
+        self._digests: dict[int, bytes] = {}
+        self._seen: dict[str, tuple[int, int, int]] = {}  # replica -> incarnation, term led, commit index
+
+    # -------------------------------------------------------------- as it happens
+    def applied(
+        self, replica: Observed, index: int, term: int, command: bytes, digest: bytes | None
+    ) -> None:
+        entry = hashlib.sha1(b"%d " % term + command).digest()
+        if self._applied.setdefault(index, entry) != entry:
+            raise Violation(f"{replica.name} applies another entry at {index} than was applied there before")
+        if digest is not None and self._digests.setdefault(index, digest) != digest:
+            raise Violation(f"the state of {replica.name} after entry {index} differs from another replica's")
+
+    def acknowledge(self, replicas: Iterable[Observed], index: int, term: int) -> None:
+        if self.acknowledged.setdefault(index, term) != term:
+            raise Violation(f"two different entries were acknowledged at {index}")
+        holders = sum(not r.up or _holds_durably(r.journal, index, term) for r in replicas)
+        if holders < self._majority:
+            raise Violation(f"entry {index} was acknowledged while only {holders} replicas hold it durably")
+
+    def look(self, replica: Observed) -> None:
+        """After every step of ``replica``."""
+        node = replica.node
+        commit, leads = node.commit_index, node.term if node.is_leader else 0
+        seen = self._seen.get(replica.name)
+        if seen is not None and seen[0] == replica.incarnation:
+            if commit < seen[2]:
+                raise Violation(f"the commit index of {replica.name} fell from {seen[2]} to {commit}")
+            if leads and leads != seen[1]:
+                self._elected(replica, leads)
+        elif leads:
+            self._elected(replica, leads)
+        self._seen[replica.name] = (replica.incarnation, leads, commit)
+
+    def _elected(self, replica: Observed, term: int) -> None:
+        self.elections += 1
+        if self._leaders.setdefault(term, replica.name) != replica.name:
+            raise Violation(f"{self._leaders[term]} and {replica.name} both lead term {term}")
+        journal = replica.journal
+        for index, entry_term in self.acknowledged.items():
+            if entry_term < term and index >= journal.first_index and journal.term_at(index) != entry_term:
+                raise Violation(
+                    f"acknowledged entry {index} is lost: {replica.name}, elected in term {term}, lacks it"
+                )
+
+    # -------------------------------------------------------------- at the end
+    def end(self, replicas: list[Observed]) -> None:
+        """After the calm, with every replica up: nothing acknowledged is missing anywhere, one leads."""
+        for replica in replicas:
+            journal = replica.journal
+            for index, term in self.acknowledged.items():
+                if index >= journal.first_index and journal.term_at(index) != term:
+                    raise Violation(f"acknowledged entry {index} is missing on {replica.name} at the end")
+        if not any(r.node.ready for r in replicas):
+            raise Violation("no leader after the calm: the group is stuck")
+        positions = {r.name: r.node.applied_index for r in replicas}
+        if len(set(positions.values())) != 1:
+            raise Violation(f"the replicas did not converge after the calm: {positions}")
+
+
+def _holds_durably(journal: SegmentJournal, index: int, term: int) -> bool:
+    return index < journal.first_index or (
+        index <= journal.durable_index and journal.term_at(index) == term
+    )

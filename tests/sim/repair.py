@@ -1,0 +1,47 @@
+"""How a simulated replica that is too far behind takes a peer's log: what the broker's repair does."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from escrowmq.replication.install import staged_name
+from escrowmq.replication.journal import SegmentJournal
+from escrowmq.replication.segment_format import sidecar_name
+
+if TYPE_CHECKING:
+    from tests.sim.replica import SimReplica
+
+
+def repair(replica: SimReplica, peers: list[SimReplica]) -> int:
+    """Stop ``replica``, copy sealed segments and state files of a peer, start again; 1 if it was done.
+
+    The copied log must be at least as up to date as the replica's own, in the sense of a vote: else
+    the replica could forget an entry that it helped to commit.
+    """
+    source = next((p for p in peers if p.up and p.node.ready), None)
+    if source is None or source is replica:
+        return 0
+    applied = source.app.applied_index
+    sealed = [s for s in source.journal.segments() if s.sealed and s.last <= applied]
+    if not sealed:
+        return 0
+    last = sealed[-1].last
+    state_files = source.app.repair_files(last)
+    if state_files is None:
+        return 0
+    last_term = source.journal.term_at(last) or 0
+    journal = replica.journal
+    if (last_term, last) < (journal.last_term, journal.last_index):
+        return 0
+    files = {s.name for s in sealed} | {sidecar_name(s.first) for s in sealed}
+    names = sorted(name for name in files if source.disk.exists(name)) + state_files
+    replica.crash(power=False)
+    log = SegmentJournal(replica.disk)
+    for name in names:
+        file = replica.disk.open(staged_name(name), create=True)
+        file.append([source.disk.read_all(name)])
+        file.sync()
+    log.install(names)
+    replica.disk.kill()
+    replica.start()
+    return 1

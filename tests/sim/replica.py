@@ -1,0 +1,194 @@
+"""One simulated replica: the real node, journal and wire format over a simulated disk and network.
+
+It does under virtual time what ``replication.driver`` does under real time: coalesced ticks, one
+sync at a time beside them, retries when the disk is full, an end of the process when a sync fails.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from escrowmq.replication import wire
+from escrowmq.replication.errors import DiskFailed, FsyncFailed
+from escrowmq.replication.journal import SegmentJournal
+from escrowmq.replication.raft import RaftNode
+from escrowmq.replication.syncjob import SyncJob
+from tests.sim.disk import PowerCut, SimDisk
+from tests.sim.workload import Application, ReplicaContext
+
+if TYPE_CHECKING:
+    from tests.sim.simulation import Simulation
+
+TICK_S = 0.02
+STEP_S = 0.0002  # from an event to the tick it causes
+DISK_FULL_RETRY_S = 0.2
+
+
+class SimReplica:
+    """A machine with a disk, on which a process starts, runs, and dies."""
+
+    def __init__(self, simulation: Simulation, name: str) -> None:
+        self.name, self.up, self.incarnation = name, False, 0
+        self._sim, self._world = simulation, simulation.world
+        self.rng = random.Random(f"{name}-{simulation.world.seed}")
+        self.disk = SimDisk(random.Random(f"disk-{name}-{simulation.world.seed}"))
+        self.paused_until = 0.0
+        self._drift = 1 + 0.02 * (self.rng.random() - 0.5)  # clocks do not run alike
+        self._inbox: list[tuple[str, bytes]] = []
+
+    # -------------------------------------------------------------- the process
+    def start(self) -> None:
+        if self.up:
+            return
+        sim = self._sim
+        self.up, self.incarnation, self.paused_until = True, self.incarnation + 1, 0.0
+        self._tick_queued = self._wake_queued = False
+        self._job: SyncJob | None = None
+        self._inbox.clear()
+        self.journal = SegmentJournal(self.disk, segment_bytes=sim.plan.segment_bytes, cache_bytes=4096)
+        self.app: Application = sim.workload.open(
+            ReplicaContext(self.name, self.disk, self.journal, self.rng, self.clock, self.later)
+        )
+        self.node = RaftNode(
+            self.name,
+            [name for name in sim.names if name != self.name],
+            self.journal,
+            self,
+            self._apply,
+            clock=self.clock,
+            rng=self.rng,
+            config=sim.plan.raft,
+            applied_index=self.app.applied_index,
+            guards=sim.guards,
+        )
+        self.app.attach(self.node)
+        sim.network.host_up(self.name)
+        self.later(self.rng.random() * TICK_S, self._regular_tick)
+        self._begin_sync()
+
+    def crash(self, power: bool) -> None:
+        """End the process; with ``power``, the machine too: what was not synced may be lost."""
+        if not self.up:
+            return
+        self.up = False
+        if self._job is not None and self.rng.random() < 0.5:
+            self.disk.stop_after(self.rng.randrange(4))
+            try:
+                self._job.run()
+            except (PowerCut, DiskFailed, FsyncFailed):
+                pass
+        if power:
+            self.disk.power_cut()
+        else:
+            self.disk.kill()
+        self._sim.network.host_down(self.name)
+
+    def clock(self) -> float:
+        return self._world.now * self._drift
+
+    def later(self, delay_s: float, fn: Callable[[], None]) -> None:
+        """Run ``fn`` after ``delay_s``, unless the process has died by then; a paused one runs it late."""
+        self._world.later(delay_s, self._if_alive, self.incarnation, fn)
+
+    def _if_alive(self, incarnation: int, fn: Callable[[], None]) -> None:
+        if incarnation != self.incarnation or not self.up:
+            return
+        if self._world.now < self.paused_until:
+            self._world.later(self.paused_until - self._world.now + 1e-6, self._if_alive, incarnation, fn)
+            return
+        try:
+            fn()
+        except (FsyncFailed, DiskFailed):
+            self._sim.disk_failures += 1
+            self._sim.crash(self, power=True)
+
+    # -------------------------------------------------------------- ticking
+    def kick(self) -> None:
+        if not self._tick_queued:
+            self._tick_queued = True
+            self.later(STEP_S, self._tick)
+
+    def _regular_tick(self) -> None:
+        self.later(TICK_S, self._regular_tick)
+        self.kick()
+
+    def _tick(self) -> None:
+        self._tick_queued = False
+        node = self.node
+        node.tick()
+        self.app.after_tick(self._world.now)
+        node.flush()
+        self._begin_sync()
+        self._sim.checker.look(self)
+        if node.more_to_apply():
+            self.kick()
+        delay = node.wake_in_s()
+        if delay is not None and not self._wake_queued:
+            self._wake_queued = True
+            self.later(delay, self._woken_up)
+        if node.too_far_behind:
+            self._sim.repair_soon(self)
+
+    def _woken_up(self) -> None:
+        self._wake_queued = False
+        self.kick()
+
+    def _apply(self, index: int, term: int, command: bytes) -> Any:
+        result = self.app.apply(index, term, command)
+        self._sim.checker.applied(self, index, term, command, self.app.digest())
+        return result
+
+    # -------------------------------------------------------------- disk
+    def _begin_sync(self) -> None:
+        if self._job is None and (job := self.journal.begin_sync()) is not None:
+            self._job = job
+            self.later(self._sim.sync_latency_s(), lambda: self._synced(job))
+
+    def _synced(self, job: SyncJob) -> None:
+        job.run()
+        self.journal.end_sync(job)
+        self.node.disk_full = job.disk_full
+        self.node.after_sync()
+        self._sim.checker.look(self)
+        if job.disk_full:
+            self.later(DISK_FULL_RETRY_S, self._sync_again)
+        else:
+            self._sync_again()
+
+    def _sync_again(self) -> None:
+        self._job = None
+        self.kick()
+
+    # -------------------------------------------------------------- network
+    def send(self, peer: str, message: wire.Message) -> bool:
+        self._sim.network.send(self.name, peer, b"".join(wire.encode(message)))
+        return True
+
+    def room(self, peer: str) -> bool:
+        return self._sim.plan.room == 1.0 or self.rng.random() < self._sim.plan.room
+
+    def link_up(self, peer: str) -> None:
+        self.later(0, lambda: self.node.connected(peer))
+
+    def link_down(self, peer: str) -> None:
+        self.later(0, lambda: self.node.disconnected(peer))
+
+    def arrive(self, peer: str, frame: bytes) -> None:
+        """Bytes arrived; a paused process finds them, in order, when it goes on."""
+        self._inbox.append((peer, frame))
+        self.later(0, self._read)
+
+    def _read(self) -> None:
+        if not self._inbox:
+            return
+        peer, frame = self._inbox.pop(0)
+        total, header = wire.PREFIX.unpack_from(frame)
+        wire.check_prefix(total, header)
+        begin, view = wire.PREFIX.size, memoryview(frame)
+        message = wire.decode(view[begin : begin + header], view[begin + header :])
+        self._sim.traced(self.name, peer, message)
+        self.node.deliver(peer, message)
+        self._sim.checker.look(self)
+        self.kick()

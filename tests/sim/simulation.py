@@ -1,0 +1,224 @@
+"""A whole broker group in one thread: a plan from the seed, faults from the plan, checks at every step.
+
+A schedule is some seconds of chaos (crashes, power cuts, partitions, pauses, full and failing
+disks, hand-overs), then a calm in which every replica is up and the network is whole. The real
+``RaftNode``, guards, journal and wire format run over ``SimDisk`` and ``SimNetwork``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from escrowmq.replication.guards import ALL_GUARDS, Guard
+from escrowmq.replication.raft import RaftConfig, RaftNode
+from escrowmq.replication.wire import Message
+from tests.sim.checks import Checker
+from tests.sim.faults import Faults
+from tests.sim.network import SimNetwork, Weather
+from tests.sim.repair import repair
+from tests.sim.replica import SimReplica
+from tests.sim.workload import Application, RawWorkload, Workload
+from tests.sim.world import START_S, Violation, World
+
+SETTLE_S = 4.0
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a seed chose. Every field can be read in a failing seed's report."""
+
+    size: int
+    weather: Weather
+    raft: RaftConfig
+    segment_bytes: int
+    sync_mean_s: float
+    room: float
+    act_every_s: float
+
+    @staticmethod
+    def of(seed: int, *, size: int | None = None, kind: str | None = None) -> Plan:
+        rng = random.Random(f"plan-{seed}")
+        batch = rng.choice((120, 400, 4000))
+        return Plan(
+            size=size or rng.choice((3, 3, 3, 5)),
+            weather=Weather(
+                kind or rng.choice(("fifo", "fifo", "wild")),
+                rng.choice((0.0, 0.0, 0.01, 0.1)),
+                rng.choice((0.0, 0.02, 0.1)),
+                rng.choice((0.0005, 0.002, 0.01, 0.03)),
+            ),
+            raft=RaftConfig(
+                send_batch_bytes=batch,
+                window_bytes=max(4 * batch, 4000),
+                apply_chunk=rng.choice((3, 256)),
+                proposal_timeout_s=rng.choice((0.5, 10.0)),
+                outstanding_bytes_max=rng.choice((2000, 1 << 20)),
+            ),
+            segment_bytes=rng.choice((1000, 5000, 1 << 20)),
+            sync_mean_s=1 / rng.choice((500, 500, 60, 12)),
+            room=rng.choice((1.0, 1.0, 0.6)),
+            act_every_s=rng.choice((0.01, 0.03, 0.1)),
+        )
+
+
+@dataclass(slots=True)
+class Figures:
+    """What happened in one schedule."""
+
+    virtual_s: float = 0.0
+    events: int = 0
+    elections: int = 0
+    crashes: int = 0
+    acknowledged: int = 0
+    repairs: int = 0
+    disk_failures: int = 0
+    trace: str = ""
+
+
+@dataclass
+class Simulation:
+    """One schedule. ``run`` returns its figures or raises Violation."""
+
+    seed: int
+    plan: Plan
+    workload: Workload = field(default_factory=RawWorkload)
+    guards: frozenset[Guard] = ALL_GUARDS
+    chaos_s: float = 10.0
+    trace: bool = False
+
+    def __post_init__(self) -> None:
+        self.world = World(self.seed)
+        self.rng = self.world.rng
+        self.names = [f"r{n}" for n in range(self.plan.size)]
+        self.checker = Checker(self.plan.size)
+        self.network = SimNetwork(self.world, self.plan.weather)
+        self.replicas = [SimReplica(self, name) for name in self.names]
+        self.network.hosts.update((r.name, r) for r in self.replicas)
+        self.crashes = self.repairs = self.disk_failures = 0
+        self._repairing: set[str] = set()
+        self._calm_at = START_S + self.chaos_s
+        self._hash = hashlib.sha1() if self.trace else None
+
+    # -------------------------------------------------------------- the schedule
+    def run(self) -> Figures:
+        world = self.world
+        for replica in self.replicas:
+            world.later(self.rng.random() * 0.1, replica.start)
+        world.later(0.5, self._act)
+        faults = Faults(self)
+        world.later(0.8, faults.strike)
+        world.later(self.chaos_s, self._calm_down)
+        world.later(self.chaos_s + 1.5, self._calm_down)
+        world.later(self.chaos_s + 2.0, self._act)
+        world.run(self._calm_at + SETTLE_S)
+        before = len(self.checker.acknowledged)
+        self._prove_alive(before)
+        self.checker.end(list(self.replicas))
+        self.workload.check_end([r.app for r in self.replicas])
+        return self.figures()
+
+    def _prove_alive(self, before: int) -> None:
+        """A group that is stuck must not pass: something is acknowledged after the calm."""
+        world = self.world
+        for _ in range(40):
+            self.workload.act(self)
+            for replica in self.replicas:
+                replica.kick()
+            world.run(world.now + 0.5)
+            positions = {r.node.applied_index for r in self.replicas}
+            if len(self.checker.acknowledged) > before and len(positions) == 1:
+                return
+
+    def figures(self) -> Figures:
+        return Figures(
+            self.world.now - START_S,
+            self.world.events,
+            self.checker.elections,
+            self.crashes,
+            len(self.checker.acknowledged),
+            self.repairs,
+            self.disk_failures,
+            self._hash.hexdigest() if self._hash is not None else "",
+        )
+
+    @property
+    def calm(self) -> bool:
+        return self.world.now >= self._calm_at
+
+    def _act(self) -> None:
+        if not self.calm:
+            self.world.later(self.rng.expovariate(1 / self.plan.act_every_s), self._act)
+        self.workload.act(self)
+        for replica in self.replicas:
+            if replica.up:
+                replica.kick()
+
+    def _calm_down(self) -> None:
+        self.network.heal()
+        for replica in self.replicas:
+            replica.disk.capacity = None
+            replica.start()
+
+    # -------------------------------------------------------------- what the parts ask
+    def leaders(self) -> Sequence[tuple[RaftNode, Application]]:
+        return [
+            (r.node, r.app)
+            for r in self.replicas
+            if r.up and r.node.is_leader and self.world.now >= r.paused_until
+        ]
+
+    def acknowledged(self, index: int, term: int, command: bytes) -> None:
+        self.checker.acknowledge(self.replicas, index, term)
+
+    def sync_latency_s(self) -> float:
+        stall = self.rng.random() * 0.4 if self.rng.random() < 0.03 else 0.0
+        return self.rng.expovariate(1 / self.plan.sync_mean_s) + stall
+
+    def crash(self, replica: SimReplica, power: bool) -> None:
+        self.crashes += 1
+        replica.crash(power)
+        self.world.later(self.rng.choice((0.02, 0.3, 1.0)) * (0.5 + self.rng.random()), replica.start)
+
+    def repair_soon(self, replica: SimReplica) -> None:
+        """A replica too far behind stops, takes a peer's files, and starts again."""
+        if replica.name not in self._repairing:
+            self._repairing.add(replica.name)
+            self.world.later(0.1, self._repair, replica)
+
+    def _repair(self, replica: SimReplica) -> None:
+        self._repairing.discard(replica.name)
+        if replica.up and replica.node.too_far_behind:
+            self.repairs += repair(replica, self.replicas)
+
+    def traced(self, receiver: str, sender: str, message: Message) -> None:
+        if self._hash is not None:
+            seen = (round(self.world.now, 6), receiver, sender, message["type"], message.get("term"))
+            self._hash.update(repr(seen).encode())
+
+
+def run_seed(
+    seed: int,
+    *,
+    size: int | None = None,
+    kind: str | None = None,
+    guards: frozenset[Guard] = ALL_GUARDS,
+    chaos_s: float = 10.0,
+    trace: bool = False,
+    workload: Callable[[], Workload] = RawWorkload,
+) -> tuple[Figures, str | None]:
+    """One schedule: its figures, and what was broken (None: nothing)."""
+    simulation = Simulation(
+        seed,
+        Plan.of(seed, size=size, kind=kind),
+        workload=workload(),
+        guards=guards,
+        chaos_s=chaos_s,
+        trace=trace,
+    )
+    try:
+        return simulation.run(), None
+    except Violation as violation:
+        return simulation.figures(), str(violation)
