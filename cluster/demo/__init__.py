@@ -1,1 +1,1 @@
-"""The main job, end to end, in one command."""
+"""``escrowmq demo``: TPC-H orders through escrow while producers and brokers are killed, checked by Spark."""
