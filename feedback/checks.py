@@ -182,8 +182,8 @@ class CheckTable:
             if nobody:
                 expired.released.append(key)
                 self._drop(check)
-            elif now >= check.lease_until:
-                self._drop(check)  # due again at the broker by itself
+            elif now >= check.lease_until + self._config.confirm_s:
+                self._drop(check)  # nobody locked it again: it is settled, or will come back
         return expired
 
     def _expire_handed(self, check: Check, now: float, expired: Expired) -> None:

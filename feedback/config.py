@@ -39,9 +39,10 @@ class FeedbackConfig:
 
     #: Long poll at the leader, as in FMQ.
     lock_wait_s: float = 5.0
-    #: Nobody else gets a locked transaction for so long. It is also the longest time a check is delayed
-    #: by the loss of a feedback actor, so it is short; a check that takes longer is locked again.
-    lock_lease_s: float = 10.0
+    #: Nobody else gets a locked transaction for so long. It is also how long a check is delayed by the
+    #: loss of a feedback actor (its parked call at the leader still locks for it), so it is short; a check
+    #: that takes longer is simply locked again, which renews it.
+    lock_lease_s: float = 4.0
     #: Transactions per lock call: a call costs 0.5 ms, so 64 make it small beside the checks themselves.
     lock_batch: int = 64
     #: Checks on hand per broker group (queued, handed out, being settled); bounds memory and the number
