@@ -1,0 +1,286 @@
+"""The producer, asyncio face: the same core, the same meaning, ``await`` instead of blocking.
+
+A thousand coroutines may run their transactions at once; they share calls like threads do, at a tenth of
+a thread's cost. Nothing here blocks the event loop, but for a topic that is seen for the first time
+(asked for in a helper thread) and what the application's own callbacks do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from escrowmq.actors import bulk
+from escrowmq.actors.blocks import Outcome
+from escrowmq.actors.bulk_requests import LocalBatch, Requested
+from escrowmq.actors.core import ProducerCore
+from escrowmq.actors.local import call_local, decision_of
+from escrowmq.actors.loop_bridge import AsyncPromise, LoopBridge
+from escrowmq.actors.results import TransactionResult
+from escrowmq.actors.transaction_base import Phase, TransactionBase, unconfirmed
+from escrowmq.replication.errors import (
+    EscrowMQError,
+    InvalidMessage,
+    OutcomeUnknown,
+    TransactionConflict,
+    UnknownTopic,
+)
+from escrowmq.replication.model import Message, RecordMetadata, TransactionState
+
+if TYPE_CHECKING:
+    from escrowmq.actors.producer import Producer
+
+#: While the producer's buffer is full, look again this often.
+ROOM_POLL_S = 0.005
+
+
+class AsyncProducer:
+    """``producer.aio``. Usable from any event loop, several at once too. Errors are those of Producer."""
+
+    def __init__(self, producer: Producer) -> None:
+        self._producer = producer
+        self._core: ProducerCore = producer._core
+        self._bridges: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, LoopBridge]
+        self._bridges = weakref.WeakKeyDictionary()
+
+    def _bridge(self) -> LoopBridge:
+        loop = asyncio.get_running_loop()
+        bridge = self._bridges.get(loop)
+        if bridge is None:
+            bridge = self._bridges[loop] = LoopBridge(loop)
+        return bridge
+
+    async def send(self, message: Message) -> RecordMetadata:
+        """Send a plain message and wait until it is stored; see ``Producer.send``."""
+        return await (await self.send_nowait(message))
+
+    async def send_nowait(self, message: Message) -> asyncio.Future[RecordMetadata]:
+        """Hand a plain message over; ``await`` the returned future for its metadata.
+
+        Messages handed over one after the other keep their order.
+        """
+        await self._learn((message,))
+        core = self._core
+        partition, row = core.encoder.plain(message)
+        promise = AsyncPromise(self._bridge())
+        if not core.send(message.topic, partition, row, promise):
+            await self._until(lambda: core.send(message.topic, partition, row, promise))
+        return promise.future
+
+    def transaction(
+        self,
+        query_id: str | None = None,
+        tx_id: str | None = None,
+        *,
+        transaction_timeout_s: float | None = None,
+        one_way_commit: bool | None = None,
+    ) -> AsyncTransaction:
+        """A transaction for an ``async with`` block; see ``Producer.transaction``."""
+        return AsyncTransaction(
+            self,
+            self._core,
+            query_id,
+            tx_id,
+            transaction_timeout_s,
+            one_way_commit,
+            self._producer._topic_used,
+        )
+
+    async def send_message_in_transaction(
+        self,
+        messages: Message | Sequence[Message],
+        local_transaction: Callable[..., Any],
+        tx_id: str | None = None,
+        query_id: str | None = None,
+        *,
+        transaction_timeout_s: float | None = None,
+        one_way_commit: bool | None = None,
+    ) -> TransactionResult:
+        """As ``Producer.send_message_in_transaction``; what the callback returns is awaited if it can be.
+
+        A plain function runs in the event loop's thread and should not block it. A cancelled task leaves
+        the transaction to the check, since its local part may have been cut off anywhere.
+        """
+        if not callable(local_transaction):
+            raise InvalidMessage(f"local_transaction must be callable, not {local_transaction!r:.80}")
+        tx = self.transaction(
+            query_id, tx_id, transaction_timeout_s=transaction_timeout_s, one_way_commit=one_way_commit
+        )
+        await tx.send(*([messages] if isinstance(messages, Message) else messages))
+        if not tx._placed:
+            raise InvalidMessage("a transaction needs at least one message")
+        async with tx:
+            recorded = await tx._prepare()
+            if recorded is not None:
+                return TransactionResult(tx.tx_id, recorded)
+            returned = call_local(local_transaction, tx)
+            if inspect.isawaitable(returned):
+                returned = await returned
+            try:
+                decision = decision_of(returned)
+            except InvalidMessage:
+                tx.unknown()
+                raise
+            if decision is TransactionState.UNKNOWN:
+                tx.unknown()
+            else:
+                await tx._decide(decision is TransactionState.COMMITTED)
+        return tx.result
+
+    async def send_transactions(
+        self,
+        batch: Iterable[Requested],
+        local_transaction: LocalBatch | None = None,
+        *,
+        transaction_timeout_s: float | None = None,
+    ) -> list[TransactionResult]:
+        """As ``Producer.send_transactions``, encoded in a helper thread; the callback runs in the loop.
+
+        The callback may be a coroutine function.
+        """
+        self._core.check_open()
+        loop = asyncio.get_running_loop()
+
+        async def run(prepared: Any) -> Any:
+            assert local_transaction is not None
+            returned = local_transaction(prepared)
+            return await returned if inspect.isawaitable(returned) else returned
+
+        def run_in_loop(prepared: Any) -> Any:
+            return asyncio.run_coroutine_threadsafe(run(prepared), loop).result()
+
+        return await asyncio.to_thread(
+            bulk.send_transactions,
+            self._core,
+            batch,
+            None if local_transaction is None else run_in_loop,
+            transaction_timeout_s,
+            self._producer._topic_used,
+        )
+
+    async def flush(self, timeout_s: float | None = None) -> bool:
+        """See ``Producer.flush``."""
+        return await asyncio.to_thread(self._producer.flush, timeout_s)
+
+    async def close(self, timeout_s: float | None = None) -> None:
+        """Close the whole producer, its blocking face too."""
+        await asyncio.to_thread(self._producer.close, timeout_s)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    # ------------------------------------------------------------ waiting without blocking
+
+    async def _learn(self, messages: Iterable[Message]) -> None:
+        """Ask for topics that this producer has not heard of, so that encoding need not."""
+        catalog = self._core.catalog
+        unknown = [t for t in self._core.encoder.topics_of(messages) if catalog.known(t) is None]
+        if unknown:
+            catalog.learn(await asyncio.wrap_future(catalog.ask()))
+            for topic in unknown:
+                if catalog.known(topic) is None:
+                    raise UnknownTopic(topic)
+
+    async def _until(self, attempt: Callable[[], bool]) -> None:
+        """Until there is room in the producer's buffer; Overloaded after ``buffer_wait_s``."""
+        deadline = self._core.clock() + self._core.config.buffer_wait_s
+        while not attempt():
+            if self._core.clock() >= deadline:
+                raise self._core.overloaded()
+            await asyncio.sleep(ROOM_POLL_S)
+
+
+class AsyncTransaction(TransactionBase):
+    """As :class:`escrowmq.actors.transaction.Transaction`, for ``async with``."""
+
+    def __init__(self, face: AsyncProducer, *args: Any) -> None:
+        super().__init__(*args)
+        self._face = face
+
+    async def send(self, *messages: Message) -> None:
+        """Add messages. They are checked now and sent by ``prepare``."""
+        await self._face._learn(messages)
+        self._add(list(messages))
+
+    async def prepare(self) -> None:
+        """Make the messages durable; when this returns, run the local transaction."""
+        recorded = await self._prepare()
+        if recorded is not None:
+            raise TransactionConflict(self.tx_id, recorded.value)
+
+    async def _prepare(self) -> TransactionState | None:
+        if self._phase is Phase.PREPARED:
+            return None
+        if self._phase is not Phase.COLLECTING:
+            raise InvalidMessage(f"transaction {self.tx_id!r} is {self._phase.value}: it cannot be prepared")
+        plan = self._plan()
+        if plan is None:
+            return None
+        try:
+            await self._face._until(lambda: self._core.try_reserve(plan.size))
+        except EscrowMQError:
+            self._not_prepared()
+            raise
+        future, done = self._face._bridge().waiter()
+        self._start_prepare(plan, done)
+        outcome: Outcome = await future
+        problem = self._after_prepare(plan, outcome)
+        if isinstance(problem, EscrowMQError):
+            raise problem
+        return problem
+
+    async def commit(self) -> None:
+        """Commit now instead of at the end of the block. Repeating it is fine."""
+        await self._decide(True)
+
+    async def rollback(self) -> None:
+        """Roll back now: none of the messages will ever be read."""
+        if self._phase is Phase.COLLECTING:
+            self._to(Phase.FAILED)
+            return
+        await self._decide(False)
+
+    async def _decide(self, commit: bool) -> None:
+        if self._phase is Phase.COLLECTING:
+            await self.prepare()
+        if self._is_decided(commit):
+            return
+        if commit and self._one_way_commit:
+            self._start_decision(True, self._log_one_way)
+            self._sent_one_way()
+            return
+        future, done = self._face._bridge().waiter()
+        if self._start_decision(commit, done):
+            self._after_decision(await future)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if error is None:
+            if self._phase in (Phase.COLLECTING, Phase.PREPARED):
+                await self._decide(True)
+        elif self._must_roll_back(error):
+            try:
+                await self._decide(False)
+            except OutcomeUnknown:
+                error.add_note(unconfirmed(self.tx_id))
+            except TransactionConflict as conflict:
+                raise conflict from error

@@ -1,0 +1,78 @@
+"""Calling the application's local transaction, and what its return value means.
+
+One place for the rule, since everything depends on it: returning means commit, raising means roll back,
+and whoever cannot know says so.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from types import FunctionType, MethodType
+from typing import Any
+
+from escrowmq.replication.errors import InvalidMessage, OutcomeUnknown
+from escrowmq.replication.model import TransactionState
+
+#: Returned value -> decision. None is what a function without a return statement says: it came to its
+#: end, so its work is done, as in a ``with`` block.
+_DECISIONS: dict[Any, TransactionState] = {
+    None: TransactionState.COMMITTED,
+    True: TransactionState.COMMITTED,
+    False: TransactionState.ROLLBACK,
+    TransactionState.COMMITTED: TransactionState.COMMITTED,
+    TransactionState.ROLLBACK: TransactionState.ROLLBACK,
+    TransactionState.UNKNOWN: TransactionState.UNKNOWN,
+}
+
+
+def decision_of(returned: Any) -> TransactionState:
+    """The decision that a local transaction's return value stands for.
+
+    Raises InvalidMessage for anything but None, a bool, COMMITTED, ROLLBACK or UNKNOWN; the local
+    transaction has run then, so the caller must leave the decision to the check.
+    """
+    if returned is None or type(returned) is bool or type(returned) is TransactionState:
+        decision = _DECISIONS.get(returned)
+        if decision is not None:
+            return decision
+    raise InvalidMessage(
+        "a local transaction returns TransactionState.COMMITTED, ROLLBACK or UNKNOWN (or None or True to "
+        f"commit, False to roll back), not {returned!r:.80}; the check decides this one"
+    )
+
+
+def leaves_open(error: BaseException) -> bool:
+    """Whether an exception out of a local transaction says nothing about its outcome.
+
+    OutcomeUnknown says so itself. What is no ``Exception`` (KeyboardInterrupt, SystemExit, a cancelled
+    task) hits at any point, also in the middle of a database's commit.
+    """
+    return isinstance(error, OutcomeUnknown) or not isinstance(error, Exception)
+
+
+def call_local(function: Callable[..., Any], tx: Any) -> Any:
+    """``function()``, ``function(tx)`` or ``function(tx_id, query_id)``: by its required arguments.
+
+    Arguments with a default are left alone (``lambda order=order: ...`` captures a variable by one).
+    """
+    count = required_arguments(function)
+    if count == 0:
+        return function()
+    if count == 1:
+        return function(tx)
+    return function(tx.tx_id, tx.query_id)
+
+
+def required_arguments(function: Callable[..., Any]) -> int:
+    """How many positional arguments a callable insists on."""
+    if type(function) is FunctionType:  # 0.1 us; inspect.signature takes 10
+        return function.__code__.co_argcount - len(function.__defaults__ or ())
+    if type(function) is MethodType and type(function.__func__) is FunctionType:
+        return required_arguments(function.__func__) - 1
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # some built-ins have no signature
+        return 0
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return sum(1 for p in parameters if p.kind in positional and p.default is p.empty)

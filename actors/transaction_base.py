@@ -1,0 +1,239 @@
+"""One transaction of a producer, from its first message to its decision, without any waiting.
+
+States: collecting -> prepared -> decided; from any of them -> left (to the check). Shared by the blocking
+and the asyncio face, which add the waiting. The one rule behind all of it: once the local transaction
+may have run, nothing but its own outcome decides.
+"""
+
+from __future__ import annotations
+
+import enum
+import logging
+from collections.abc import Callable
+
+from escrowmq.actors import flows
+from escrowmq.actors.blocks import Outcome
+from escrowmq.actors.core import ProducerCore
+from escrowmq.actors.encoder import Placed, TxPlan, check_id, check_query_id
+from escrowmq.actors.local import leaves_open
+from escrowmq.actors.results import TransactionResult, decided, prepared
+from escrowmq.replication.errors import (
+    EscrowMQError,
+    InvalidMessage,
+    MessageTooLarge,
+    OutcomeUnknown,
+    TransactionConflict,
+)
+from escrowmq.replication.model import Message, TransactionState
+
+log = logging.getLogger(__name__)
+
+
+class Phase(enum.Enum):
+    """Where a transaction stands for its producer."""
+
+    COLLECTING = "collecting"
+    PREPARING = "preparing"
+    PREPARED = "prepared"
+    DECIDING = "deciding"
+    DECIDED = "decided"
+    FAILED = "failed"  # not prepared: nothing of it will ever be read
+    LEFT = "left to the check"
+
+
+_NEXT: dict[Phase, tuple[Phase, ...]] = {
+    Phase.COLLECTING: (Phase.PREPARING, Phase.FAILED, Phase.LEFT),
+    Phase.PREPARING: (Phase.PREPARED, Phase.FAILED, Phase.LEFT),
+    Phase.PREPARED: (Phase.DECIDING, Phase.LEFT),
+    Phase.DECIDING: (Phase.DECIDED, Phase.LEFT),
+    Phase.DECIDED: (),
+    Phase.FAILED: (),
+    Phase.LEFT: (),
+}
+
+
+class TransactionBase:
+    """What both faces share. Not thread-safe: a transaction belongs to one thread or task."""
+
+    def __init__(
+        self,
+        core: ProducerCore,
+        query_id: str | None,
+        tx_id: str | None,
+        transaction_timeout_s: float | None,
+        one_way_commit: bool | None,
+        topic_used: Callable[[str], None],
+    ) -> None:
+        core.check_open()
+        self._core, self._topic_used = core, topic_used
+        self._given_id = tx_id is not None
+        self.tx_id = next(core.ids) if tx_id is None else check_id(tx_id)
+        self.query_id = self.tx_id if query_id is None else check_query_id(query_id)
+        self._timeout_ms = timeout_ms(transaction_timeout_s, core.config.transaction_timeout_s)
+        one_way = core.config.one_way_commit if one_way_commit is None else one_way_commit
+        self._one_way_commit = one_way
+        self._phase = Phase.COLLECTING
+        self._decision: TransactionState | None = None
+        self._placed: list[Placed] = []
+        self._size = 0
+        self._groups: list[int] = []  # home group first, once prepared
+
+    # ------------------------------------------------------------ for users
+
+    @property
+    def state(self) -> TransactionState:
+        """COMMITTED or ROLLBACK once decided here; UNKNOWN when left to the check; else PREPARE."""
+        if self._decision is not None and self._phase in (Phase.DECIDED, Phase.FAILED):
+            return self._decision
+        if self._phase is Phase.FAILED:
+            return TransactionState.ROLLBACK
+        return TransactionState.UNKNOWN if self._phase is Phase.LEFT else TransactionState.PREPARE
+
+    @property
+    def result(self) -> TransactionResult:
+        """Id and state."""
+        return TransactionResult(self.tx_id, self.state)
+
+    def unknown(self) -> None:
+        """Say that nobody here knows whether the local transaction took place: the check will decide."""
+        if self._phase not in (Phase.DECIDED, Phase.FAILED, Phase.LEFT):
+            self._leave()
+
+    # ------------------------------------------------------------ steps
+
+    def _to(self, phase: Phase) -> None:
+        assert phase in _NEXT[self._phase], f"{self._phase} -> {phase}"
+        self._phase = phase
+
+    def _add(self, messages: list[Message]) -> None:
+        if self._phase is not Phase.COLLECTING:
+            raise InvalidMessage(
+                f"transaction {self.tx_id!r} is {self._phase.value}: messages are added before prepare()"
+            )
+        placed, size = self._core.encoder.place(messages, self.tx_id)
+        limit = self._core.config.transaction_bytes_max
+        if self._size + size > limit:
+            raise MessageTooLarge(self._size + size, limit)
+        self._placed += placed
+        self._size += size
+
+    def _plan(self) -> TxPlan | None:
+        """What is to be prepared; None when there is no message (then nothing is to be decided either)."""
+        self._to(Phase.PREPARING)
+        if not self._placed:
+            self._to(Phase.PREPARED)
+            return None
+        plan = self._core.encoder.plan(
+            self.tx_id, self.query_id, self._placed, self._size, self._timeout_ms, self._given_id
+        )
+        self._placed = []
+        self._topic_used(plan.home_topic)
+        self._groups = list(plan.parts)
+        self._core.running.add(self.tx_id)
+        return plan
+
+    def _start_prepare(self, plan: TxPlan, done: Callable[[Outcome], None]) -> None:
+        """Room for the plan's bytes must have been reserved; given back with the answer."""
+
+        def finished(outcome: Outcome) -> None:
+            self._core.release(plan.size)
+            done(outcome)
+
+        flows.prepare(self._core, plan, finished, self._core.config.open_limit_wait_s)
+
+    def _not_prepared(self) -> None:
+        self._core.running.discard(self.tx_id)
+        self._to(Phase.FAILED)
+
+    def _after_prepare(self, plan: TxPlan, outcome: Outcome) -> EscrowMQError | TransactionState | None:
+        """None: prepared. Else why not; see ``results.prepared``."""
+        problem = prepared(plan, outcome)
+        if problem is None:
+            self._to(Phase.PREPARED)
+            return None
+        self._core.running.discard(self.tx_id)
+        if isinstance(problem, TransactionState):
+            self._decision = problem
+            self._to(Phase.FAILED)
+        else:
+            self._forget_topic(problem)
+            self._to(Phase.LEFT if isinstance(problem, OutcomeUnknown) else Phase.FAILED)
+        return problem
+
+    def _forget_topic(self, problem: EscrowMQError) -> None:
+        topic = getattr(problem, "topic", None)
+        if topic is not None:
+            self._core.catalog.forget(topic)
+
+    def _leave(self) -> None:
+        self._core.running.discard(self.tx_id)
+        self._to(Phase.LEFT)
+
+    def _start_decision(self, commit: bool, done: Callable[[Outcome], None]) -> bool:
+        """Send the decision; False if there is nothing to send (no message was prepared)."""
+        self._to(Phase.DECIDING)
+        self._decision = TransactionState.COMMITTED if commit else TransactionState.ROLLBACK
+        if not self._groups:
+            self._to(Phase.DECIDED)
+            return False
+        flows.settle(self._core, self.tx_id, self._groups, commit, done)
+        return True
+
+    def _after_decision(self, outcome: Outcome) -> None:
+        self._core.running.discard(self.tx_id)
+        problem = decided(self.tx_id, outcome)
+        if problem is None:
+            self._to(Phase.DECIDED)
+            return
+        if isinstance(problem, TransactionConflict):
+            self._decision = TransactionState(problem.recorded_state)
+            self._to(Phase.DECIDED)
+        else:
+            self._to(Phase.LEFT)
+        raise problem
+
+    def _is_decided(self, commit: bool) -> bool:
+        """True: it was decided so before. Raises TransactionConflict or OutcomeUnknown if otherwise."""
+        if self._phase in (Phase.DECIDED, Phase.FAILED):
+            if self.state is not (TransactionState.COMMITTED if commit else TransactionState.ROLLBACK):
+                raise TransactionConflict(self.tx_id, self.state.value)
+            return True
+        if self._phase is not Phase.PREPARED:
+            raise OutcomeUnknown(self.tx_id)
+        return False
+
+    def _must_roll_back(self, error: BaseException) -> bool:
+        """An exception came out of the local transaction (or of what surrounds it): what follows?"""
+        if self._phase is Phase.COLLECTING:
+            self._to(Phase.FAILED)  # nothing was sent
+        elif self._phase in (Phase.PREPARING, Phase.DECIDING):
+            self._leave()  # interrupted while waiting
+        elif self._phase is Phase.PREPARED:
+            if not leaves_open(error):
+                return True
+            self._leave()
+        return False
+
+    def _sent_one_way(self) -> None:
+        """Nobody waits for the answer: what matters now is that the check will not find it running."""
+        self._core.running.discard(self.tx_id)
+        self._to(Phase.DECIDED)
+
+    def _log_one_way(self, outcome: Outcome) -> None:
+        if outcome:
+            log.warning("one-way commit of %s: %s; the check will decide", self.tx_id, outcome)
+
+
+def timeout_ms(given_s: object, configured_s: object) -> int:
+    """Time to the first check in ms; 0 = what the topic says. Raises InvalidMessage."""
+    chosen = configured_s if given_s is None else given_s
+    if chosen is None:
+        return 0
+    if isinstance(chosen, bool) or not isinstance(chosen, int | float) or not 0 < chosen < 1e9:
+        raise InvalidMessage(f"transaction_timeout_s must be a number of seconds above 0, not {chosen!r}")
+    return max(int(chosen * 1000), 1)
+
+
+def unconfirmed(tx_id: str) -> str:
+    """Note on an application's exception whose roll-back has no answer."""
+    return f"(escrowmq: the roll-back of transaction {tx_id!r} could not be confirmed; the check will decide)"
