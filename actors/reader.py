@@ -64,7 +64,8 @@ class PartitionReader:
     """Iterates over the ``Block``s of ``[start, end)``. One pass, one thread; ``close`` when done.
 
     Raises UnknownTopic; OffsetOutOfRange for data that retention has removed, or that no replica has
-    after 5 s; Unavailable if no replica answers for ``timeout_s``; CorruptLog if all copies are damaged.
+    got after ``lag_patience_s``; Unavailable if no replica answers for ``timeout_s``; CorruptLog if all
+    copies are damaged.
     """
 
     def __init__(
@@ -77,6 +78,7 @@ class PartitionReader:
         *,
         fetch_bytes: int = FETCH_BYTES,
         timeout_s: float = 60.0,
+        lag_patience_s: float = LAG_PATIENCE_S,
         calls: ReplicaCalls | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -85,6 +87,7 @@ class PartitionReader:
         self.topic, self.partition, self.start, self.end = topic, partition, start, end
         self._gid = group_of(topic, partition, info.groups)
         self._fetch_bytes, self._timeout_s, self._clock = fetch_bytes, timeout_s, clock
+        self._lag_patience_s = lag_patience_s
         self._own_calls = RayCalls(info) if calls is None else None
         self._calls: ReplicaCalls = calls if self._own_calls is None else self._own_calls  # type: ignore[assignment]
         self._choice = ReplicaChoice(info.replicas, salt=random.randrange(info.replicas))  # spreads load only
@@ -156,7 +159,7 @@ class PartitionReader:
                 self._choice.failed(self._gid, rid, now)
                 cause = getattr(error, "cause", error)  # Ray wraps what an actor raised
                 refusal = cause if isinstance(cause, EscrowMQError) else refusal
-            if now - since >= (LAG_PATIENCE_S if answered and refusal is not None else self._timeout_s):
+            if now - since >= (self._lag_patience_s if answered and refusal is not None else self._timeout_s):
                 raise refusal or Unavailable(
                     f"no replica of group {self._gid} serves {self.topic}/{self.partition}", 1.0
                 )

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from escrowmq.actors.calls import Done
 from escrowmq.actors.group_service import GroupService
 from escrowmq.actors.topology import ClusterInfo
 from escrowmq.replication import codec, ops
+from escrowmq.replication.admission import Submission
 from escrowmq.replication.datadir import Identity
 from escrowmq.replication.model import group_of
 from escrowmq.replication.service import BrokerService
@@ -123,6 +124,18 @@ class Brokers:
         gid = group_of(topic, partition, self.info.groups)
         (result,) = self.groups[gid].submit(ops.message(topic, partition, "test", 0, -1, rows))
         assert result[0] == 0, result
+
+    def trim(self, topic: str, starts: Mapping[int, int], gid: int = 0) -> None:
+        """What the leader's retention does when messages are too old; on every replica on return."""
+        service = self.groups[gid].leader()
+        frame = ops.trim(topic, starts)
+        answer: Future[Any] = Future()
+        submission = Submission(frame, codec.decode_ops(frame), answer.set_result)
+        service.driver.submit(lambda: service.replica.admission.offer(submission) and None)
+        assert answer.result(10.0)[0] == "ok"
+        for replica in self.groups[gid].alive.values():
+            while any(replica.partition_bounds(topic)[p][0] < start for p, start in starts.items()):
+                time.sleep(0.01)
 
     def lose(self, gid: int, rid: int) -> None:
         """The replica's process dies; nobody is told."""

@@ -1,0 +1,237 @@
+"""What is fetched ahead, under random networks: order, no gaps, no doubles, bounded memory. No threads."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from escrowmq.actors.config import ConsumerConfig
+from escrowmq.actors.fetcher import Fetches
+from escrowmq.actors.positions import Positions
+from escrowmq.actors.records import Chunk
+from escrowmq.actors.replica_choice import PENALTY_S_MAX, ReplicaChoice
+from escrowmq.replication.codec import encode_row
+from escrowmq.replication.errors import CorruptLog
+from escrowmq.replication.model import ResultCode
+
+REPLICAS = 3
+
+
+class Log:
+    """One partition: runs of messages, of which each replica has applied some."""
+
+    def __init__(self, rng):
+        self.runs, self.applied = [], [0] * REPLICAS
+        self.rng = rng
+
+    @property
+    def end(self):
+        return self.runs[-1][0] + self.runs[-1][1] if self.runs else 0
+
+    def append(self):
+        count = self.rng.randrange(1, 30)
+        rows = b"".join(encode_row(None, b"%d" % (self.end + i), None, None) for i in range(count))
+        self.runs.append((self.end, count, 1_000 + self.end, rows))
+
+    def fetch(self, rid, offset, max_bytes):
+        known = self.runs[: self.applied[rid]]
+        end = known[-1][0] + known[-1][1] if known else 0
+        if offset > end:
+            return int(ResultCode.OUT_OF_RANGE), 0, end, [], b""
+        picked, size = [], 0
+        for run in known:
+            if run[0] + run[1] > offset:
+                if picked and size + len(run[3]) > max_bytes:
+                    break
+                picked.append(run)
+                size += len(run[3])
+        return 0, 0, end, [(b, c, ts, len(r)) for b, c, ts, r in picked], b"".join(r[3] for r in picked)
+
+
+class Network:
+    """Calls under way, answered in any order, late, twice as errors, or never."""
+
+    def __init__(self, logs, rng):
+        self.logs, self.rng, self.under_way, self.dead = logs, rng, {}, set()
+        self.asked = []
+
+    def start(self, gid, rid, args, token):
+        self.asked.append(rid)
+        requests, max_bytes, _ = args
+        if rid not in self.dead:
+            self.under_way[token] = rid, requests, max_bytes
+
+    def answer(self, token):
+        rid, requests, max_bytes = self.under_way.pop(token)
+        return [(t, p, *self.logs[p].fetch(rid, offset, max_bytes)) for t, p, offset in requests]
+
+
+def consumer(network, partitions, **settings):
+    config = ConsumerConfig(**{"fetch_bytes": 500, "buffer_bytes": 4_000, **settings})
+    positions = Positions(fetch_bytes=config.fetch_bytes, buffer_bytes=config.buffer_bytes, linger_s=0.001)
+    positions.assign({("t", p): 0 for p in range(partitions)}, ())
+    for state in positions.states():
+        positions.resolve(state.tp, state.epoch, 0)
+    return positions, Fetches(positions, ReplicaChoice(REPLICAS), config, network.start)
+
+
+@pytest.mark.parametrize("seed", range(120))
+def test_every_record_once_in_order_whatever_the_network_does(seed):
+    rng = random.Random(seed)
+    logs = [Log(rng) for _ in range(3)]
+    network = Network(logs, rng)
+    positions, fetches = consumer(network, 3)
+    now, expected = 0.0, [0, 0, 0]
+
+    def take():
+        for record in positions.take(rng.randrange(1, 40)):
+            assert record.offset == expected[record.partition], f"seed {seed}"
+            assert record.value == b"%d" % record.offset
+            expected[record.partition] += 1
+
+    def step(chaos):
+        nonlocal now
+        now += rng.random() * 0.1
+        fetches.advance(now)
+        for token in list(network.under_way):
+            if chaos and rng.random() < 0.1:
+                del network.under_way[token]  # lost
+            elif chaos and rng.random() < 0.1:
+                network.under_way.pop(token)
+                fetches.answered(token, None, ConnectionError("dead"), now)
+            elif rng.random() < 0.6:
+                fetches.answered(token, network.answer(token), None, now)
+        if rng.random() < 0.7:
+            take()
+        if chaos and rng.random() < 0.05:
+            partition = rng.randrange(3)
+            state = positions.get(("t", partition))
+            if state.position is not None:
+                expected[partition] = rng.randrange(expected[partition] + 1)
+                state.restart(expected[partition])
+        for state in positions.unresolved():  # the session would ask the leader
+            positions.resolve(state.tp, state.epoch, state.suspect)
+        buffered = sum(state.buffered for state in positions.states())
+        assert buffered <= 4_000 + 3 * 500 * 2, f"seed {seed}: {buffered} bytes"
+
+    for _ in range(150):
+        for log in logs:
+            if rng.random() < 0.3:
+                log.append()
+            for rid in range(REPLICAS):
+                log.applied[rid] = rng.randrange(log.applied[rid], len(log.runs) + 1)
+        if rng.random() < 0.05:
+            network.dead = {rid for rid in range(REPLICAS) if rng.random() < 0.4}
+        step(chaos=True)
+    network.dead = set()
+    for log in logs:
+        log.applied = [len(log.runs)] * REPLICAS
+    for _ in range(2_000):
+        step(chaos=False)
+        if expected == [log.end for log in logs]:
+            return
+    pytest.fail(f"seed {seed}: read {expected} of {[log.end for log in logs]}")
+
+
+def test_a_silent_replica_is_left_after_the_wait_and_a_quarter_second():
+    log = Log(random.Random(1))
+    network = Network([log], random.Random(1))
+    positions, fetches = consumer(network, 1, fetch_wait_s=0.25)
+    log.append()
+    log.applied = [1] * REPLICAS
+    network.dead = {0}
+    wake = fetches.advance(0.0)
+    assert network.asked == [0]
+    assert wake == pytest.approx(0.5)
+    wake = fetches.advance(0.5)
+    fetches.advance(wake)
+    assert network.asked == [0, 1]
+    (token,) = network.under_way
+    assert fetches.answered(token, network.answer(token), None, 0.6)
+    assert len(positions.take(100)) == log.end
+    fetches.advance(0.7)
+    assert network.asked[-1] == 1, "it is not asked again while its penalty lasts"
+
+
+def test_a_late_answer_counts_if_it_is_the_first():
+    log = Log(random.Random(2))
+    network = Network([log], random.Random(2))
+    positions, fetches = consumer(network, 1)
+    log.append()
+    log.applied = [1] * REPLICAS
+    fetches.advance(0.0)
+    (late,) = network.under_way
+    fetches.advance(fetches.advance(0.5))
+    (second,) = set(network.under_way) - {late}
+    answers = network.answer(late), network.answer(second)
+    assert fetches.answered(late, answers[0], None, 0.7)
+    assert not fetches.answered(second, answers[1], None, 0.8)
+    assert len(positions.take(100)) == log.end
+
+
+def test_damaged_answers_are_asked_of_another_replica():
+    log = Log(random.Random(3))
+    network = Network([log], random.Random(3))
+    positions, fetches = consumer(network, 1)
+    log.append()
+    log.applied = [1] * REPLICAS
+    fetches.advance(0.0)
+    (token,) = network.under_way
+    ((topic, partition, code, start, end, runs, blob),) = network.answer(token)
+    fetches.answered(token, [(topic, partition, code, start, end, runs, blob[:-1])], None, 0.1)
+    assert isinstance(fetches.last_error, CorruptLog)
+    fetches.advance(0.2)
+    (token,) = network.under_way
+    fetches.answered(token, network.answer(token), None, 0.3)
+    assert len(positions.take(100)) == log.end
+    assert network.asked == [0, 1]
+
+
+def test_rows_that_cannot_be_decoded_raise_and_are_fetched_anew():
+    log = Log(random.Random(4))
+    network = Network([log], random.Random(4))
+    positions, fetches = consumer(network, 1)
+    log.append()
+    log.applied = [1] * REPLICAS
+    fetches.advance(0.0)
+    (token,) = network.under_way
+    ((*head, runs, blob),) = network.answer(token)
+    fetches.answered(token, [(*head, runs, b"\xc1" * len(blob))], None, 0.1)
+    with pytest.raises(CorruptLog, match="t/0 at offset 0"):
+        positions.take(10)
+    fetches.advance(0.2)
+    (token,) = network.under_way
+    fetches.answered(token, network.answer(token), None, 0.3)
+    assert len(positions.take(100)) == log.end
+
+
+def test_runs_must_join():
+    rows = encode_row(None, b"x", None, None)
+    n = len(rows)
+    for runs, blob, offset in (
+        ([(0, 1, 5, n), (2, 1, 5, n)], rows * 2, 0),
+        ([(0, 1, 5, n)], rows, 1),
+        ([(3, 1, 5, n)], rows, 2),
+        ([(0, 1, 5, n)], rows * 2, 0),
+        ([(0, 0, 5, 0)], b"", 0),
+    ):
+        with pytest.raises(CorruptLog):
+            Chunk(runs, blob, offset)
+
+
+def test_penalties_double_and_end():
+    choice = ReplicaChoice(2)
+    assert [choice.pick(0, turn, 0.0) for turn in range(3)] == [0, 1, 0]
+    choice.failed(0, 0, 0.0)
+    assert choice.pick(0, 0, 0.5) == 1
+    assert choice.pick(0, 0, 1.5) == 0
+    choice.failed(0, 0, 1.5)
+    assert choice.pick(0, 0, 3.0) == 1
+    choice.failed(0, 1, 3.0)
+    assert choice.pick(0, 0, 3.1) == 0, "all are bad: the one that is due first"
+    for _ in range(20):
+        choice.failed(0, 0, 1e6)
+    assert choice.pick(0, 0, 1e6 + PENALTY_S_MAX) == 0
+    choice.answered(0, 1)
+    assert choice.pick(0, 1, 3.1) == 1

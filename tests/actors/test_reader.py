@@ -1,0 +1,106 @@
+"""The range reader: exactly [start, end), from any replica, and a typed error for what is not there."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from escrowmq.actors.reader import PartitionReader
+from escrowmq.replication.codec import decode_rows
+from escrowmq.replication.errors import ConfigError, OffsetOutOfRange, Unavailable, UnknownTopic
+from tests.actors.brokers import Brokers, ClientCalls
+
+
+def rows_of(reader):
+    """(offset, value) of all its blocks, and the number of blocks."""
+    found, blocks = [], 0
+    for base, count, ts_ms, blob in reader:
+        assert ts_ms > 1_600_000_000_000
+        found += [(base + i, row[1]) for i, row in enumerate(decode_rows(blob, count))]
+        blocks += 1
+    return found, blocks
+
+
+@pytest.fixture(scope="module")
+def topic(brokers):
+    brokers.topic("ranges", partitions=1)
+    for start in range(0, 5_000, 500):
+        brokers.produce("ranges", 0, [b"%d" % i for i in range(start, start + 500)])
+    return "ranges"
+
+
+def reader_of(brokers, topic, start, end, partition=0, **options):
+    options = {"lag_patience_s": 0.5, **options}
+    return PartitionReader(brokers.info, topic, partition, start, end, calls=ClientCalls(brokers), **options)
+
+
+@pytest.mark.parametrize(
+    ("start", "end"), [(0, 5000), (0, 1), (499, 501), (250, 260), (1000, 1500), (4999, 5000), (7, 7)]
+)
+@pytest.mark.parametrize("fetch_bytes", [1, 3_000, 1 << 20])
+def test_exactly_the_range_whatever_the_borders_of_runs(brokers, topic, start, end, fetch_bytes):
+    found, _ = rows_of(reader_of(brokers, topic, start, end, fetch_bytes=fetch_bytes))
+    assert found == [(i, b"%d" % i) for i in range(start, end)]
+
+
+def test_large_fetches_make_few_calls(brokers, topic):
+    brokers.asked.clear()
+    rows_of(reader_of(brokers, topic, 0, 5000, fetch_bytes=1 << 20))
+    assert len(brokers.asked) <= 2
+
+
+def test_bad_ranges_and_topics(brokers, topic):
+    with pytest.raises(ConfigError, match="start <= end"):
+        reader_of(brokers, topic, 5, 4)
+    with pytest.raises(UnknownTopic):
+        rows_of(reader_of(brokers, "nowhere", 0, 1, timeout_s=1.0))
+    with pytest.raises(UnknownTopic, match="no partition 9"):
+        rows_of(reader_of(brokers, topic, 0, 1, partition=9))
+
+
+def test_an_offset_that_nobody_has_is_out_of_range_in_the_end(brokers, topic):
+    with pytest.raises(OffsetOutOfRange) as caught:
+        rows_of(reader_of(brokers, topic, 4_990, 5_010))
+    assert (caught.value.offset, caught.value.end) == (5_000, 5_000)
+
+
+def test_what_retention_removed_is_out_of_range_at_once(brokers, unique):
+    topic = unique("trimmed")
+    brokers.topic(topic)
+    brokers.produce(topic, 0, [b"x"] * 10)
+    brokers.trim(topic, {0: 5})
+    started = time.monotonic()
+    with pytest.raises(OffsetOutOfRange) as caught:
+        rows_of(reader_of(brokers, topic, 0, 10))
+    assert caught.value.start == 5
+    assert time.monotonic() - started < 2.0
+
+
+def test_an_offset_that_a_replica_has_not_got_yet_is_waited_for(brokers, unique):
+    topic = unique("fresh")
+    brokers.topic(topic)
+    reader = reader_of(brokers, topic, 0, 3)
+    blocks = iter(reader)
+    brokers.produce(topic, 0, [b"a", b"b", b"c"])
+    assert next(blocks).messages == 3
+
+
+def test_replicas_may_die_while_it_reads(tmp_path):
+    brokers = Brokers(tmp_path)
+    try:
+        brokers.topic("t")
+        for start in range(0, 1_000, 50):
+            brokers.produce("t", 0, [b"%d" % i for i in range(start, start + 50)])
+        time.sleep(0.3)
+        found = []
+        for at, (base, count, _, blob) in enumerate(reader_of(brokers, "t", 0, 1_000, fetch_bytes=100)):
+            found += [(base + i, row[1]) for i, row in enumerate(decode_rows(blob, count))]
+            if at in (3, 9):
+                brokers.lose(0, at // 4)
+        assert found == [(i, b"%d" % i) for i in range(1_000)]
+        brokers.lose(0, next(iter(brokers.groups[0].alive)))
+        with pytest.raises(Unavailable, match="no replica"):
+            rows_of(reader_of(brokers, "t", 0, 1_000, timeout_s=1.0))
+    finally:
+        brokers.close()
