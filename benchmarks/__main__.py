@@ -1,0 +1,130 @@
+"""``make bench``: one broker group of three replicas against the ceiling of the same machine.
+
+Prints figures and ratios and writes them to a JSON file. It passes or fails nothing.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+from statistics import median
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+import escrowmq
+from benchmarks import workload
+from benchmarks.ceiling import Ceiling, CeilingFigure
+from benchmarks.group import GroupUnderTest
+from benchmarks.measure import machine
+from benchmarks.open_transactions import HOUR_MS, measure_open
+from benchmarks.recovery import measure_recovery
+from benchmarks.report import Report
+from escrowmq.actors.config import ProducerConfig
+
+PARTS = ("transactions", "plain", "open", "recovery")
+#: What a lone transaction sends: PREPARE with its message, then COMMIT.
+LONE_CALL_BYTES = 256
+RECOVERY_LOG_MB = (128, 256)
+
+
+def main(
+    seconds: Annotated[float, typer.Option(help="length of one measurement")] = 4.0,
+    repeat: Annotated[int, typer.Option(help="runs of each, the median counts")] = 3,
+    open_transactions: Annotated[int, typer.Option("--open", help="transactions to leave open")] = 1_000_000,
+    only: Annotated[list[str] | None, typer.Option(help="one of " + ", ".join(PARTS))] = None,
+    directory: Annotated[Path | None, typer.Option("--dir", help="on the disk to measure")] = None,
+    output: Annotated[Path, typer.Option(help="JSON file")] = Path("artifacts/bench.json"),
+) -> None:
+    """One broker group of three replicas, beside the ceiling of this machine."""
+    parts = only or list(PARTS)
+    for part in parts:
+        if part not in PARTS:
+            raise typer.BadParameter(f"{part!r} is none of {', '.join(PARTS)}")
+    console = Console(width=130)
+    report = Report(console)
+    folder = Path(tempfile.mkdtemp(prefix="escrowmq-bench-", dir=directory))
+    try:
+        report.machine(machine(folder))
+        if "recovery" in parts:
+            report.recovery([measure_recovery(folder / "recovery", size) for size in RECOVERY_LOG_MB])
+        if set(parts) - {"recovery"}:
+            with escrowmq.start_local(groups=1, replicas=3, data_dir=folder / "cluster") as cluster:
+                _against_the_cluster(GroupUnderTest(cluster), parts, folder, report, seconds, repeat)
+                if "open" in parts:
+                    _with_open_ones(GroupUnderTest(cluster), report, open_transactions, seconds, repeat)
+        report.save(output)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _against_the_cluster(
+    group: GroupUnderTest, parts: list[str], folder: Path, report: Report, seconds: float, repeat: int
+) -> None:
+    if not {"transactions", "plain"} & set(parts):
+        return
+    ceiling = Ceiling(folder / "ceiling")
+    try:
+        rows, best = _ceiling(ceiling, seconds)
+        report.ceiling(rows)
+        if "transactions" in parts:
+            _transactions(group, report, best, seconds, repeat)
+        if "plain" in parts:
+            _plain(group, report, best, seconds, repeat)
+    finally:
+        ceiling.close()
+
+
+def _ceiling(ceiling: Ceiling, seconds: float) -> tuple[list[CeilingFigure], float]:
+    """The lone call, and the calls of a producer at work: its request size, its calls in flight."""
+    config = ProducerConfig()
+    lone = ceiling.measure(LONE_CALL_BYTES, 1, seconds)
+    full = [ceiling.measure(config.request_bytes, config.channel.calls_in_flight, seconds) for _ in range(3)]
+    best = median(figure.bytes_per_s for figure in full)
+    return [lone, *full], best
+
+
+def _transactions(group: GroupUnderTest, report: Report, best: float, seconds: float, repeat: int) -> None:
+    topic = "transactions"
+    group.cluster.admin.create_topic(topic, partitions=workload.PARTITIONS, transaction_timeout_ms=HOUR_MS)
+    with group.producer() as producer:
+        workload.lone_transactions(group, producer, topic, 0.5)  # warm
+        rows = {"1 in flight": workload.lone_transactions(group, producer, topic, seconds)}
+        for count in (64, 1024):
+            rows[f"{count:,} asyncio tasks"] = workload.repeated(
+                repeat, lambda n=count: workload.tasks(group, producer, topic, n, seconds)
+            )
+        half = rows["1,024 asyncio tasks"].traffic.per_s / 2
+        rows[f"asyncio, {half:,.0f}/s arriving"] = workload.paced_tasks(group, producer, topic, half, seconds)
+        for count in (64, 1024):
+            rows[f"{count:,} in bulk"] = workload.repeated(
+                repeat, lambda n=count: workload.bulk_transactions(group, producer, topic, n, seconds)
+            )
+    report.traffic("Transactions: prepare + commit, one message of 256 B each", "transaction", rows, best)
+
+
+def _plain(group: GroupUnderTest, report: Report, best: float, seconds: float, repeat: int) -> None:
+    rows = {}
+    with group.producer() as producer:
+        for size in (256, 1024):
+            topic = f"plain-{size}"
+            group.cluster.admin.create_topic(topic, partitions=workload.PARTITIONS)
+            rows[f"{size:,} B"] = workload.repeated(
+                repeat,
+                lambda t=topic, s=size: workload.plain_messages(group, producer, t, s, seconds),
+            )
+    report.traffic("Plain messages", "message", rows, best)
+    report.reading(workload.reading(group, "plain-256", 3 * seconds), 256)
+
+
+def _with_open_ones(group: GroupUnderTest, report: Report, opened: int, seconds: float, repeat: int) -> None:
+    topic = "open"
+    group.cluster.admin.create_topic(topic, partitions=workload.PARTITIONS, transaction_timeout_ms=HOUR_MS)
+    with group.producer(app="bench-open") as producer:
+        report.open_transactions(measure_open(group, producer, topic, opened, seconds, repeat))
+
+
+if __name__ == "__main__":
+    typer.run(main)

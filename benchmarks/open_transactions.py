@@ -1,0 +1,97 @@
+"""Do open transactions slow the others down? The same work with none open, and with a million.
+
+They are opened by whole requests of a thousand, as a producer's own encoder would write them, under the
+app and topic that the measured transactions use: that is the hardest case, one table and one counter.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import deque
+from dataclasses import dataclass
+from statistics import median
+
+import google_crc32c
+import psutil
+
+from benchmarks.group import GROUP, GroupUnderTest
+from benchmarks.workload import PARTITIONS, TX_BYTES, bulk_transactions
+from escrowmq.actors.producer import Producer
+from escrowmq.actors.router import Router, result_of
+from escrowmq.replication import ops
+from escrowmq.replication.codec import encode_row
+
+PER_REQUEST = 1_000
+REQUESTS_UNDER_WAY = 4
+IN_FLIGHT = 1_024
+HOUR_MS = 3_600_000
+
+
+@dataclass(frozen=True)
+class OpenFigure:
+    """Committed transactions per second with none and with ``opened`` transactions open."""
+
+    opened: int
+    per_s_without: float
+    per_s_with: float
+    opening_s: float
+    leader_memory_mb: float
+
+    @property
+    def ratio(self) -> float:
+        return self.per_s_with / self.per_s_without
+
+
+def measure_open(
+    group: GroupUnderTest, producer: Producer, topic: str, opened: int, seconds: float, times: int
+) -> OpenFigure:
+    """Leaves the transactions open: throw the cluster away afterwards."""
+
+    def rate() -> float:
+        runs = [bulk_transactions(group, producer, topic, IN_FLIGHT, seconds) for _ in range(times)]
+        return median(run.traffic.per_s for run in runs)
+
+    without = rate()
+    before, begin = _leader_memory(group), time.perf_counter()
+    _open(group, producer.app, topic, opened)
+    opening_s = time.perf_counter() - begin
+    memory = _leader_memory(group) - before
+    return OpenFigure(opened, without, rate(), opening_s, memory / 1e6)
+
+
+def _open(group: GroupUnderTest, app: str, topic: str, wanted: int) -> None:
+    router = Router(group.cluster.info, name="bench-open")
+    waiting: deque[object] = deque()
+    try:
+        for first in range(0, wanted, PER_REQUEST):
+            if len(waiting) >= REQUESTS_UNDER_WAY:
+                _check(result_of(waiting.popleft(), 60.0))
+            request = _request(app, topic, first, min(PER_REQUEST, wanted - first))
+            waiting.append(router.submit(GROUP, request, 60.0))
+        while waiting:
+            _check(result_of(waiting.popleft(), 60.0))
+    finally:
+        router.close()
+
+
+def _request(app: str, topic: str, first: int, count: int) -> bytes:
+    ids = [f"open-{first + n}" for n in range(count)]
+    rows = [encode_row(b"key", os.urandom(TX_BYTES), None, tx_id) for tx_id in ids]
+    frames = []
+    for partition in range(PARTITIONS):
+        mine = list(range(partition, count, PARTITIONS))
+        if mine:
+            sizes = [len(rows[n]) for n in mine]
+            frames.append(ops.pre_message(topic, partition, mine, sizes, [rows[n] for n in mine]))
+    digests = [google_crc32c.value(row) for row in rows]
+    return ops.prepare(app, topic, ids, None, HOUR_MS, 0, digests, -1, len(frames)) + b"".join(frames)
+
+
+def _check(results: list[list[object]]) -> None:
+    if any(result[0] for result in results):
+        raise RuntimeError(f"opening transactions was refused: {results}")
+
+
+def _leader_memory(group: GroupUnderTest) -> int:
+    return int(psutil.Process(group.pids()["leader"]).memory_info().rss)

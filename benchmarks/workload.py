@@ -1,0 +1,202 @@
+"""What is measured: transactions one by one, side by side and in bulk, plain messages, reading.
+
+Every function returns figures only. One message of 256 bytes per transaction, with a key, over four
+partitions; the values are random, so nothing compresses.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from benchmarks.group import GroupUnderTest, Traffic, side_by_side
+from benchmarks.measure import Latencies
+from escrowmq import Message, TransactionState
+from escrowmq.actors.producer import Producer
+
+TX_BYTES = 256
+PARTITIONS = 4
+#: Threads that hand in bulk transactions, so that one's batch is under way while the other's is built.
+BULK_THREADS = 2
+
+
+@dataclass(frozen=True)
+class Timed:
+    """Traffic and the latencies of single items (empty where items have none of their own)."""
+
+    traffic: Traffic
+    latency: dict[str, float]
+
+
+def messages(topic: str, size: int, count: int = 1024) -> Iterator[Message]:
+    """Messages without end. They are made beforehand: making them is not what is measured."""
+    ready = [Message(topic, os.urandom(size), key=b"%08d" % n) for n in range(count)]
+    while True:
+        yield from ready
+
+
+def lone_transactions(group: GroupUnderTest, producer: Producer, topic: str, seconds: float) -> Timed:
+    """One after the other, each prepared and committed before the next."""
+    source = messages(topic, TX_BYTES)
+    latency = Latencies()
+
+    def work() -> tuple[int, float]:
+        count, begin = 0, time.perf_counter()
+        while (sent := time.perf_counter()) - begin < seconds:
+            producer.send_message_in_transaction(next(source), _commit)
+            latency.add(time.perf_counter() - sent)
+            count += 1
+        return count, time.perf_counter() - begin
+
+    return Timed(group.measure(work), latency.summary())
+
+
+def _commit() -> TransactionState:
+    return TransactionState.COMMITTED
+
+
+def tasks(group: GroupUnderTest, producer: Producer, topic: str, in_flight: int, seconds: float) -> Timed:
+    """``in_flight`` asyncio tasks, each with one transaction at a time."""
+    source = messages(topic, TX_BYTES)
+    latency = Latencies()
+
+    async def one(end: float) -> int:
+        count = 0
+        while (sent := time.perf_counter()) < end:
+            await producer.aio.send_message_in_transaction(next(source), _commit)
+            latency.add(time.perf_counter() - sent)
+            count += 1
+        return count
+
+    async def all_of_them() -> int:
+        end = time.perf_counter() + seconds
+        return sum(await asyncio.gather(*(one(end) for _ in range(in_flight))))
+
+    def work() -> tuple[int, float]:
+        begin = time.perf_counter()
+        count = asyncio.run(all_of_them())
+        return count, time.perf_counter() - begin
+
+    return Timed(group.measure(work), latency.summary())
+
+
+def paced_tasks(
+    group: GroupUnderTest, producer: Producer, topic: str, rate_per_s: float, seconds: float
+) -> Timed:
+    """Transactions that arrive at a fixed rate whatever happens; latency counts from their arrival."""
+    source = messages(topic, TX_BYTES)
+    latency = Latencies()
+
+    async def one(due: float) -> None:
+        await producer.aio.send_message_in_transaction(next(source), _commit)
+        latency.add(time.perf_counter() - due)
+
+    async def all_of_them() -> int:
+        begin = time.perf_counter()
+        wanted = int(rate_per_s * seconds)
+        running: set[asyncio.Task[None]] = set()
+        for number in range(wanted):
+            due = begin + number / rate_per_s
+            ahead = due - time.perf_counter()
+            if ahead > 0:
+                await asyncio.sleep(ahead)
+            task = asyncio.create_task(one(due))
+            running.add(task)
+            task.add_done_callback(running.discard)
+            if number % 64 == 0:
+                await asyncio.sleep(0)  # let the others run while behind
+        await asyncio.gather(*running)
+        return wanted
+
+    def work() -> tuple[int, float]:
+        begin = time.perf_counter()
+        count = asyncio.run(all_of_them())
+        return count, time.perf_counter() - begin
+
+    return Timed(group.measure(work), latency.summary())
+
+
+def bulk_transactions(
+    group: GroupUnderTest, producer: Producer, topic: str, in_flight: int, seconds: float
+) -> Timed:
+    """``send_transactions`` in batches, two threads with half of ``in_flight`` each."""
+    workers = min(BULK_THREADS, in_flight)
+    size = max(1, in_flight // workers)
+    latency = Latencies()
+
+    def work() -> tuple[int, float]:
+        begin = time.perf_counter()
+
+        def one(_: int) -> int:
+            source = messages(topic, TX_BYTES)
+            count = 0
+            while (sent := time.perf_counter()) - begin < seconds:
+                results = producer.send_transactions([(next(source), None) for _ in range(size)])
+                latency.add(time.perf_counter() - sent)
+                check_committed(results)
+                count += size
+            return count
+
+        count = side_by_side(workers, one)
+        return count, time.perf_counter() - begin
+
+    return Timed(group.measure(work), latency.summary())
+
+
+def check_committed(results: list[object]) -> None:
+    """A figure that counts failures as work would lie."""
+    wrong = [r for r in results if getattr(r, "state", None) is not TransactionState.COMMITTED]
+    if wrong:
+        raise RuntimeError(f"{len(wrong)} of {len(results)} transactions were not committed: {wrong[0]}")
+
+
+def plain_messages(group: GroupUnderTest, producer: Producer, topic: str, size: int, seconds: float) -> Timed:
+    """``send`` as fast as one thread can, waiting for the last answer at the end."""
+    source = messages(topic, size)
+
+    def work() -> tuple[int, float]:
+        count, begin = 0, time.perf_counter()
+        last = None
+        while time.perf_counter() - begin < seconds:
+            for _ in range(256):
+                last = producer.send(next(source))
+            count += 256
+        producer.flush()
+        assert last is not None
+        last.result(timeout=30)
+        return count, time.perf_counter() - begin
+
+    return Timed(group.measure(work), {})
+
+
+def reading(group: GroupUnderTest, topic: str, limit_s: float) -> Traffic:
+    """One consumer reads the topic from its beginning, in a group, committing once a second."""
+    with group.cluster.consumer(
+        group=f"reading-{time.time_ns()}", topics=[topic], auto_offset_reset="earliest"
+    ) as consumer:
+        while not (first := consumer.poll(max_records=1, timeout_s=10.0)):
+            pass
+
+        def work() -> tuple[int, float]:
+            count, begin = len(first), time.perf_counter()
+            committed = begin
+            while (now := time.perf_counter()) - begin < limit_s:
+                records = consumer.poll(max_records=5000, timeout_s=1.0)
+                if not records:
+                    break
+                count += len(records)
+                if now - committed > 1:
+                    consumer.commit()
+                    committed = now
+            return count, now - begin
+
+        return group.measure(work)
+
+
+def repeated(times: int, measure: Callable[[], Timed]) -> Timed:
+    """The run with the median rate: one on a shared machine says little."""
+    runs = sorted((measure() for _ in range(times)), key=lambda run: run.traffic.per_s)
+    return runs[len(runs) // 2]
