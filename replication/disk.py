@@ -130,6 +130,7 @@ class RealFile:
 
     def _cut_back(self, error: OSError) -> NoReturn:
         """Leave no half-written record behind: the next append starts where this one did."""
+        self._shrunk = True
         try:
             os.ftruncate(self._held().number, self._size)
         except OSError as second:

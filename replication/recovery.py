@@ -64,7 +64,7 @@ def recover(disk: Disk) -> RecoveredLog:
         file.sync()
         if disk.exists(sidecar_name(first)):  # it will grow again
             disk.remove(sidecar_name(first))
-        disk.sync_dir()
+    disk.sync_dir()  # without segments too: a removal that only the page cache knows may be undone
     return log
 
 

@@ -85,6 +85,7 @@ class SyncJob:
         if file is None:
             file = opened.file = self._create(segment)
             created = True
+        changed = created or bool(write.buffers)
         try:
             while write.buffers:
                 part = write.buffers[: 2 * _ENTRIES_PER_APPEND]
@@ -92,8 +93,9 @@ class SyncJob:
                 del write.buffers[: len(part)]
                 write.first += len(part) // 2
         finally:
-            # On a full disk too: what did find room becomes durable and need not be written again.
-            if created or write.first > self.durable + 1:
+            # On a full disk too: what did find room becomes durable and need not be written again, and
+            # what was cut back must not reappear.
+            if changed:
                 file.sync()
                 if created:
                     self._disk.sync_dir()
