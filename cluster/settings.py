@@ -112,6 +112,9 @@ class RaySettings:
 class SupervisorSettings:
     """How replicas are watched and restarted."""
 
+    #: A new cluster is founded when so many nodes are there. 1, since a machine alone is the common first
+    #: try; on several nodes give the number of replicas, else all of them are placed on the first node.
+    nodes_min: int = 1
     #: One look at all replicas and nodes. Ray itself restarts a process that died on a living node
     #: within 2 to 4 s; this is for nodes that went and came back.
     check_every_s: float = 1.0

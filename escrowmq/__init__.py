@@ -1,1 +1,149 @@
-"""A transactional message broker on Ray."""
+"""EscrowMQ: a transactional message broker made of Ray actors.
+
+This is the public face: everything that applications import, and nothing else. Names are loaded when
+they are first used, so that ``import escrowmq`` costs milliseconds and needs neither Ray nor Spark.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from escrowmq.actors.admin import Admin
+    from escrowmq.actors.async_consumer import AsyncConsumer
+    from escrowmq.actors.config import BrokerConfig, ChannelConfig, ConsumerConfig, ProducerConfig
+    from escrowmq.actors.consumer import Consumer
+    from escrowmq.actors.producer import Producer
+    from escrowmq.actors.results import TransactionResult
+    from escrowmq.cluster.config import Config, load_config
+    from escrowmq.cluster.connecting import connect
+    from escrowmq.cluster.handle import Cluster, LocalCluster
+    from escrowmq.cluster.local import start_local
+    from escrowmq.feedback.states import TxStatusQuerier
+    from escrowmq.replication.errors import (
+        Closed,
+        ClusterNotFound,
+        ConfigError,
+        CorruptLog,
+        DataDirLocked,
+        DataDirMismatch,
+        DiskFull,
+        EscrowMQError,
+        InvalidMessage,
+        JavaNotFound,
+        MessageTooLarge,
+        NotAuthorized,
+        NotLeader,
+        OffsetOutOfRange,
+        OutcomeUnknown,
+        Overloaded,
+        ProducerFenced,
+        StaleMember,
+        TooManyOpenTransactions,
+        TopicExists,
+        TransactionConflict,
+        Unavailable,
+        UnknownTopic,
+        UnknownTransaction,
+        UnknownVersion,
+    )
+    from escrowmq.replication.model import (
+        ConsumerRecord,
+        Message,
+        OpenTransaction,
+        RecordMetadata,
+        TopicInfo,
+        TransactionState,
+    )
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Admin",
+    "AsyncConsumer",
+    "BrokerConfig",
+    "ChannelConfig",
+    "Closed",
+    "Cluster",
+    "ClusterNotFound",
+    "Config",
+    "ConfigError",
+    "Consumer",
+    "ConsumerConfig",
+    "ConsumerRecord",
+    "CorruptLog",
+    "DataDirLocked",
+    "DataDirMismatch",
+    "DiskFull",
+    "EscrowMQError",
+    "InvalidMessage",
+    "JavaNotFound",
+    "LocalCluster",
+    "Message",
+    "MessageTooLarge",
+    "NotAuthorized",
+    "NotLeader",
+    "OffsetOutOfRange",
+    "OpenTransaction",
+    "OutcomeUnknown",
+    "Overloaded",
+    "Producer",
+    "ProducerConfig",
+    "ProducerFenced",
+    "RecordMetadata",
+    "StaleMember",
+    "TooManyOpenTransactions",
+    "TopicExists",
+    "TopicInfo",
+    "TransactionConflict",
+    "TransactionResult",
+    "TransactionState",
+    "TxStatusQuerier",
+    "Unavailable",
+    "UnknownTopic",
+    "UnknownTransaction",
+    "UnknownVersion",
+    "__version__",
+    "connect",
+    "load_config",
+    "start_local",
+]
+
+_ERRORS = (
+    "ClusterNotFound Closed ConfigError CorruptLog DataDirLocked DataDirMismatch DiskFull EscrowMQError "
+    "InvalidMessage JavaNotFound MessageTooLarge NotAuthorized NotLeader OffsetOutOfRange OutcomeUnknown "
+    "Overloaded ProducerFenced StaleMember TooManyOpenTransactions TopicExists TransactionConflict "
+    "Unavailable UnknownTopic UnknownTransaction UnknownVersion"
+)
+_VALUES = "ConsumerRecord Message OpenTransaction RecordMetadata TopicInfo TransactionState"
+#: Module -> the names it gives to the public face.
+_SOURCES = {
+    "actors.admin": "Admin",
+    "actors.async_consumer": "AsyncConsumer",
+    "actors.config": "BrokerConfig ChannelConfig ConsumerConfig ProducerConfig",
+    "actors.consumer": "Consumer",
+    "actors.producer": "Producer",
+    "actors.results": "TransactionResult",
+    "cluster.config": "Config load_config",
+    "cluster.connecting": "connect",
+    "cluster.handle": "Cluster LocalCluster",
+    "cluster.local": "start_local",
+    "feedback.states": "TxStatusQuerier",
+    "replication.errors": _ERRORS,
+    "replication.model": _VALUES,
+}
+_MODULE_OF = {name: module for module, names in _SOURCES.items() for name in names.split()}
+
+
+def __getattr__(name: str) -> Any:
+    module = _MODULE_OF.get(name)
+    if module is None:
+        raise AttributeError(f"module 'escrowmq' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"escrowmq.{module}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,156 @@
+"""Finding a Ray cluster, and joining it without ever hanging at an address where there is none.
+
+Ray itself waits for minutes at a wrong address and may end the process then, so the port is tried
+first: a live one answers within a round trip, and a gRPC server (which Ray's is) says so in its first
+bytes. Several Ray clusters may run on a machine: where the address is not clear, this asks for it
+instead of joining one of them.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+
+import ray
+
+from escrowmq.cluster.embedded_ray import quiet_ray
+from escrowmq.replication.errors import ClusterNotFound, ConfigError, NotAuthorized
+
+AUTO = "auto"
+#: A live port answers within a network's round trip; a firewall that swallows packets never does.
+CONNECT_TIMEOUT_S = 3.0
+#: What an HTTP/2 client says first (RFC 9113, 3.4), followed by an empty SETTINGS frame.
+_HTTP2_HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
+_FRAME_HEADER_BYTES, _SETTINGS = 9, 4
+_HOW_TO_START = "start one with 'ray start --head' or escrowmq.start_local()"
+
+
+def find_address(address: str = AUTO) -> str:
+    """``host:port`` of the Ray cluster meant. "auto": this process's own, RAY_ADDRESS, the only one here.
+
+    Raises ClusterNotFound, ConfigError. Says nothing about whether anybody listens there.
+    """
+    if address != AUTO:
+        parse_address(address)
+        return address
+    if ray.is_initialized():
+        return current_address()
+    named = os.environ.get("RAY_ADDRESS", "")
+    if named not in ("", AUTO):
+        parse_address(named)
+        return named
+    running = _running_here()
+    if not running:
+        raise ClusterNotFound(f"no Ray cluster runs on this machine; {_HOW_TO_START}, or give its address")
+    if len(running) > 1:
+        raise ClusterNotFound(
+            f"several Ray clusters run on this machine ({', '.join(running)}): say which with address=... "
+            "(--address)"
+        )
+    return running[0]
+
+
+def current_address() -> str:
+    """The Ray cluster that this process is connected to."""
+    return str(ray.get_runtime_context().gcs_address)
+
+
+def _running_here() -> list[str]:
+    """Addresses of Ray's control stores on this machine, from the list of processes."""
+    from ray._private import services  # Ray's own commands do the same; there is no public way
+
+    services.find_gcs_addresses.cache_clear()  # type: ignore[attr-defined]
+    return sorted(services.find_gcs_addresses())  # type: ignore[no-untyped-call]
+
+
+def parse_address(address: str) -> tuple[str, int]:
+    """``host:port`` as a pair. Raises ConfigError."""
+    host, separator, port = address.rpartition(":")
+    if "://" in address:
+        raise ConfigError(
+            f"address {address!r}: EscrowMQ needs a direct connection, not Ray Client; run on a node of the "
+            "cluster and give host:port"
+        )
+    if not separator or not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise ConfigError(f"address must be 'auto' or host:port, not {address!r}")
+    return host.strip("[]"), int(port)
+
+
+def check_reachable(address: str) -> None:
+    """Raise ClusterNotFound unless something that speaks as Ray does listens at ``address``."""
+    host, port = parse_address(address)
+    try:
+        with socket.create_connection((host, port), timeout=CONNECT_TIMEOUT_S) as link:
+            if os.environ.get("RAY_USE_TLS", "0") in ("", "0") and not _greets(link):
+                raise ClusterNotFound(
+                    f"what listens at {address!r} is not Ray; give what 'ray start --head' printed"
+                )
+    except OSError as error:
+        why = error.strerror or error
+        raise ClusterNotFound(
+            f"no Ray cluster at {address!r} ({why}); {_HOW_TO_START}, or correct the address"
+        ) from error
+
+
+def _greets(link: socket.socket) -> bool:
+    link.sendall(_HTTP2_HELLO)
+    answer = b""
+    while len(answer) < _FRAME_HEADER_BYTES:
+        part = link.recv(_FRAME_HEADER_BYTES - len(answer))
+        if not part:
+            return False
+        answer += part
+    return answer[3] == _SETTINGS
+
+
+def join_ray(address: str, namespace: str) -> bool:
+    """Connect this process to the Ray cluster at ``host:port``; False if it was connected already.
+
+    Raises ClusterNotFound, NotAuthorized, and ConfigError when this process is connected elsewhere.
+    """
+    if ray.is_initialized():
+        here = current_address()
+        if not same_address(here, address):
+            raise ConfigError(
+                f"address {address!r}: this process is connected to the Ray cluster at {here}; "
+                "use that one, or connect from another process"
+            )
+        return False
+    check_reachable(address)
+    try:
+        with quiet_ray():
+            # Logging and output belong to the application.
+            ray.init(
+                address=address,
+                namespace=namespace,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+                configure_logging=False,
+            )
+    except ray.exceptions.AuthenticationError as error:
+        raise NotAuthorized(
+            f"the Ray cluster at {address!r} wants its token: copy ~/.ray/auth_token from its head node, "
+            "or set RAY_AUTH_TOKEN"
+        ) from error
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        raise ClusterNotFound(f"cannot join the Ray cluster at {address!r}: {error}") from error
+    return True
+
+
+def same_address(one: str, other: str) -> bool:
+    """Whether two host:port mean the same place (``localhost`` and the node's own address may)."""
+    (host_a, port_a), (host_b, port_b) = parse_address(one), parse_address(other)
+    if port_a != port_b:
+        return False
+    try:
+        return host_a == host_b or bool(_ips(host_a) & _ips(host_b))
+    except OSError:
+        return False
+
+
+def _ips(host: str) -> set[str]:
+    found = {str(info[4][0]) for info in socket.getaddrinfo(host, None, proto=socket.IPPROTO_TCP)}
+    if any(ip.startswith("127.") or ip == "::1" for ip in found):
+        found.add(str(ray.util.get_node_ip_address()))  # type: ignore[no-untyped-call]
+    return found

@@ -1,0 +1,153 @@
+"""The supervisor's directory: which cluster this is, where its replicas live, its secret, its lock.
+
+``cluster.json`` is written when the cluster is founded and at every move of a replica, before the move
+is made: a supervisor that starts anew must never send a replica to where it was before. The lock keeps
+a second cluster from being started over the same data.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import uuid
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final
+
+from escrowmq.cluster.placement import Key, Seat
+from escrowmq.cluster.secret import Secret, kept_secret
+from escrowmq.cluster.settings import ClusterSettings
+from escrowmq.replication.disk import RealDisk
+from escrowmq.replication.errors import (
+    ConfigError,
+    CorruptLog,
+    DataDirLocked,
+    DataDirMismatch,
+    NotAuthorized,
+    UnknownVersion,
+)
+
+FORMAT_VERSION: Final = 1
+CLUSTER_FILE, LOCK_FILE = "cluster.json", "supervisor.lock"
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterRecord:
+    """The content of ``cluster.json``. No seats: not founded yet."""
+
+    cluster_id: str
+    namespace: str
+    groups: int
+    replicas: int
+    secret_fingerprint: str
+    seats: dict[Key, Seat] = field(default_factory=dict)
+
+    def with_seats(self, seats: Sequence[Seat]) -> ClusterRecord:
+        """A copy with these seats put in."""
+        return replace(self, seats={**self.seats, **{seat.key: seat for seat in seats}})
+
+
+class ClusterDir:
+    """Opens and locks the directory; ``record`` is what it says, or a new cluster's.
+
+    Raises DataDirLocked, DataDirMismatch (another namespace), UnknownVersion, CorruptLog, ConfigError
+    (another shape), NotAuthorized (another secret).
+    """
+
+    def __init__(self, path: Path, shape: ClusterSettings, secret: Secret | None) -> None:
+        self.path = Path(path)
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._lock = _lock(self.path / LOCK_FILE)
+        except OSError as error:
+            raise ConfigError(
+                f"cannot use the data directory {path}: {error.strerror}; set storage.data_dir (--data-dir)"
+            ) from None
+        try:
+            self._disk = RealDisk(self.path)
+            found = self._read()
+            self.secret = secret or kept_secret(self.path)
+            if found is None:
+                cluster_id = uuid.uuid4().hex
+                found = ClusterRecord(
+                    cluster_id,
+                    shape.namespace,
+                    shape.groups,
+                    shape.replicas,
+                    self.secret.fingerprint(cluster_id),
+                )
+            self.record = found
+            self._check(shape)
+        except BaseException:
+            self.close()
+            raise
+
+    def keep(self, record: ClusterRecord) -> None:
+        """Write the record; durable when this returns."""
+        content: dict[str, Any] = {"format_version": FORMAT_VERSION, **asdict(record)}
+        content["seats"] = [asdict(seat) for seat in record.seats.values()]
+        self._disk.write_atomic(CLUSTER_FILE, (json.dumps(content, indent=1).encode() + b"\n",))
+        self.record = record
+
+    def close(self) -> None:
+        """Let go of the lock."""
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+    def _read(self) -> ClusterRecord | None:
+        if not self._disk.exists(CLUSTER_FILE):
+            return None
+        where = self.path / CLUSTER_FILE
+        try:
+            content = json.loads(self._disk.read_all(CLUSTER_FILE))
+            version = content.pop("format_version")
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise CorruptLog(f"{where} is damaged: {error}; restore it from a backup") from None
+        if version != FORMAT_VERSION:
+            raise UnknownVersion(
+                f"{where} has format version {version!r}; this software reads {FORMAT_VERSION}: upgrade"
+            )
+        try:
+            seats = [Seat(**seat) for seat in content.pop("seats")]
+            return ClusterRecord(**content).with_seats(seats)
+        except (KeyError, TypeError) as error:
+            raise CorruptLog(f"{where} is damaged: {error}; restore it from a backup") from None
+
+    def _check(self, shape: ClusterSettings) -> None:
+        found = self.record
+        if found.namespace != shape.namespace:
+            raise DataDirMismatch(
+                f"{self.path} belongs to the cluster of namespace {found.namespace!r}, and this is "
+                f"{shape.namespace!r}; give each cluster a data directory of its own"
+            )
+        for name in ("groups", "replicas"):
+            there, wanted = getattr(found, name), getattr(shape, name)
+            if there != wanted:
+                raise ConfigError(
+                    f"the cluster in {self.path} was founded with {name}={there}, which cannot become "
+                    f"{wanted}; say {name}={there}, or start a new cluster in another directory"
+                )
+        if self.secret.fingerprint(found.cluster_id) != found.secret_fingerprint:
+            raise NotAuthorized(
+                f"the cluster secret is not the one that the cluster in {self.path} was founded with; give "
+                "that one (security.secret, security.secret_file), or none to use the kept one"
+            )
+
+
+def _lock(path: Path) -> int:
+    number = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        holder = os.pread(number, 32, 0).decode(errors="replace").strip() or "unknown"
+        os.close(number)
+        raise DataDirLocked(
+            f"{path.parent} is in use by a running cluster (process {holder}); connect to that one, stop it "
+            "first, or use another directory"
+        ) from None
+    os.ftruncate(number, 0)
+    os.pwrite(number, f"{os.getpid()}\n".encode(), 0)
+    return number

@@ -1,0 +1,147 @@
+"""The Cluster object: what ``start_local`` and ``connect`` return, and where clients come from.
+
+It holds the configuration and the cluster's shape, and knows the clients it made, so that closing it
+closes them: a producer's thread must not outlive the cluster it sends to.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import ray
+
+from escrowmq.actors.admin import Admin
+from escrowmq.actors.admin_types import ClusterStatus
+from escrowmq.actors.config import ConsumerConfig, ProducerConfig
+from escrowmq.actors.consumer import Consumer
+from escrowmq.actors.producer import Producer
+from escrowmq.actors.topology import ClusterInfo
+from escrowmq.cluster.config import Config, change_section
+from escrowmq.cluster.launch import ANSWER_TIMEOUT_S, find_supervisor
+from escrowmq.feedback.states import TxStatusQuerier
+from escrowmq.replication.errors import Closed, Unavailable
+
+C = TypeVar("C")
+
+
+class Cluster:
+    """A running cluster. Thread-safe. A context manager: ``close`` closes its clients and disconnects."""
+
+    def __init__(self, info: ClusterInfo, address: str, config: Config, on_close: Callable[[], None]) -> None:
+        #: Id, namespace and shape.
+        self.info = info
+        #: host:port of the Ray cluster; other processes connect to it.
+        self.address = address
+        #: The configuration that clients made here start from.
+        self.config = config
+        self._on_close = on_close
+        self._clients: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._lock = threading.Lock()
+        self._closed = False
+
+    # ------------------------------------------------------------ clients
+
+    @cached_property
+    def admin(self) -> Admin:
+        """Topics, open transactions, consumer groups, status."""
+        return self._made(Admin(self._open_info()))
+
+    def producer(
+        self,
+        app: str,
+        *,
+        tx_status_querier: TxStatusQuerier | None = None,
+        config: ProducerConfig | None = None,
+        **options: Any,
+    ) -> Producer:
+        """A producer of ``app``; ``options`` are settings of ``ProducerConfig``: ``linger_ms=0``."""
+        settings = self._settings("producer", config, options)
+        info = self._open_info()
+        return self._made(Producer(info, app=app, tx_status_querier=tx_status_querier, config=settings))
+
+    def consumer(
+        self,
+        group: str | None = None,
+        topics: Sequence[str] = (),
+        *,
+        auto_offset_reset: str | None = None,
+        config: ConsumerConfig | None = None,
+        **options: Any,
+    ) -> Consumer:
+        """A member of consumer group ``group``; ``options`` are settings of ``ConsumerConfig``."""
+        settings = self._settings("consumer", config, options)
+        info = self._open_info()
+        return self._made(
+            Consumer(info, group=group, topics=topics, auto_offset_reset=auto_offset_reset, config=settings)
+        )
+
+    # ------------------------------------------------------------ the cluster
+
+    def status(self) -> ClusterStatus:
+        """Leaders, terms and positions, from the replicas themselves."""
+        return self.admin.status()
+
+    def health(self) -> dict[str, Any]:
+        """Nodes and replicas as the supervisor sees them. Raises ClusterNotFound, Unavailable."""
+        self._open_info()
+        handle = find_supervisor(self.info.namespace, self.address)
+        try:
+            health: dict[str, Any] = ray.get(handle.health.remote(), timeout=ANSWER_TIMEOUT_S)
+        except (ray.exceptions.RayError, ray.exceptions.GetTimeoutError) as error:
+            raise Unavailable(f"the supervisor does not answer: {error}", 1.0) from error
+        return health
+
+    # ------------------------------------------------------------ end
+
+    def close(self) -> None:
+        """Close the clients made here, and let go of the cluster. Idempotent."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+        for client in list(self._clients):
+            with contextlib.suppress(Exception):  # one that cannot flush must not keep the others open
+                client.close()
+        self._on_close()
+
+    def _open_info(self) -> ClusterInfo:
+        if self._closed:
+            raise Closed("this cluster object was closed; connect again")
+        return self.info
+
+    def _made(self, client: C) -> C:
+        self._clients.add(client)
+        return client
+
+    def _settings(self, section: str, config: Any, options: dict[str, Any]) -> Any:
+        base = getattr(self.config, section) if config is None else config
+        return change_section(section, base, options) if options else base
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        info = self.info
+        return (
+            f"<{type(self).__name__} {info.namespace!r} at {self.address}, {info.groups} groups of "
+            f"{info.replicas} replicas{', closed' if self._closed else ''}>"
+        )
+
+
+class LocalCluster(Cluster):
+    """A cluster that this process started, on this machine: closing it stops it."""
+
+    def stop(self) -> None:
+        """Stop the brokers gracefully, then Ray if this started it. Data stay, unless temporary."""
+        self.close()

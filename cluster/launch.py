@@ -1,0 +1,152 @@
+"""Starting and stopping a cluster on the Ray that this process is connected to.
+
+Shared by ``start_local`` and ``escrowmq up``. A start that fails leaves nothing running and ends in the
+typed error of whatever refused. Stopping goes through the supervisor; what does not answer is killed,
+since the log is durable at every moment.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import ray
+
+from escrowmq.actors.topology import SUPERVISOR, ClusterInfo
+from escrowmq.cluster.supervisor import Plan, create_supervisor
+from escrowmq.replication import errors
+from escrowmq.replication.errors import ClusterNotFound, ConfigError, EscrowMQError, Unavailable
+
+log = logging.getLogger(__name__)
+
+#: The supervisor's process starts in a second or two; on a cold, busy machine in ten.
+OPEN_TIMEOUT_S = 60.0
+ANSWER_TIMEOUT_S = 10.0
+GONE_TIMEOUT_S = 10.0
+
+
+@contextlib.contextmanager
+def typed_errors() -> Iterator[None]:
+    """Let an error that an actor raised appear as what it was, without Ray's wrapping."""
+    try:
+        yield
+    except ray.exceptions.RayTaskError as error:
+        if isinstance(error.cause, EscrowMQError):
+            raise error.cause from None
+        raise
+
+
+def launch(plan: Plan, node_id: str, *, wait_s: float) -> ClusterInfo:
+    """Create the supervisor on a node and wait until every group is led.
+
+    Raises ConfigError if the namespace has a cluster, the typed errors of its data directory, and
+    Unavailable if it is not ready in time. In each case nothing is left running.
+    """
+    namespace = plan.shape.namespace
+    try:
+        handle = create_supervisor(plan, node_id)
+    except ValueError as error:
+        raise ConfigError(
+            f"an EscrowMQ cluster runs already in namespace {namespace!r}; connect to it with "
+            "escrowmq.connect(...), or give another namespace"
+        ) from error
+    try:
+        with typed_errors():
+            info = ClusterInfo(**ray.get(handle.open.remote(), timeout=OPEN_TIMEOUT_S))
+            if wait_s > 0:
+                health = ray.get(handle.wait_ready.remote(wait_s), timeout=wait_s + ANSWER_TIMEOUT_S)
+                require_ready(health, wait_s)
+    except ray.exceptions.RayError as error:
+        stop_cluster(namespace)
+        raise Unavailable(f"the supervisor did not start: {error}", 1.0) from error
+    except BaseException:
+        stop_cluster(namespace)
+        raise
+    return info
+
+
+def require_ready(health: dict[str, Any], waited_s: float) -> None:
+    """Raise what keeps a cluster from being ready."""
+    refusal = health["refusal"]
+    if refusal is not None:
+        kind = getattr(errors, refusal["type_name"], EscrowMQError)
+        raise kind(refusal["text"])
+    if not health["ready"]:
+        raise Unavailable(f"not ready after {waited_s:g} s: {describe(health)}", 1.0)
+
+
+def describe(health: dict[str, Any]) -> str:
+    """What is missing, in a sentence."""
+    if not health["founded"]:
+        if health["problem"]:
+            return str(health["problem"]["text"])
+        return f"{len(health['nodes'])} of {health['nodes_min']} nodes are there"
+    late = [r for r in health["replicas"] if r["condition"] != "running"]
+    if not late:
+        return f"groups {health['groups_led']} have a leader, the others have none"
+    return "; ".join(
+        f"replica {r['replica']} of group {r['group']} on {r['node']} is {r['condition']}"
+        + (f" ({r['failure']['text']})" if r["failure"] else "")
+        for r in late
+    )
+
+
+def find_supervisor(namespace: str, address: str) -> Any:
+    """The supervisor's handle. Raises ClusterNotFound, naming the namespaces that have one."""
+    try:
+        return ray.get_actor(SUPERVISOR, namespace=namespace)
+    except ValueError:
+        others = sorted({name["namespace"] for name in named_actors() if name["name"] == SUPERVISOR})
+        hint = (
+            f"there is one in namespace {', '.join(map(repr, others))}" if others else "none is running there"
+        )
+        raise ClusterNotFound(
+            f"Ray runs at {address}, but no EscrowMQ cluster in namespace {namespace!r} ({hint}); start one "
+            "with 'escrowmq up', or name its namespace"
+        ) from None
+
+
+def cluster_info(handle: Any, timeout_s: float = ANSWER_TIMEOUT_S) -> ClusterInfo:
+    """The shape, from a supervisor that may just be restarting. Raises Unavailable."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        try:
+            left = max(deadline - time.monotonic(), 0.1)
+            return ClusterInfo(**ray.get(handle.info.remote(), timeout=left))
+        except (ray.exceptions.RayError, ray.exceptions.GetTimeoutError) as error:
+            if time.monotonic() >= deadline:
+                raise Unavailable(f"the supervisor does not answer: {error}", 1.0) from error
+            time.sleep(0.1)
+
+
+def named_actors() -> list[dict[str, str]]:
+    """Named actors of all namespaces."""
+    found: list[dict[str, str]] = ray.util.list_named_actors(all_namespaces=True)
+    return found
+
+
+def stop_cluster(namespace: str, timeout_s: float = 30.0) -> None:
+    """End the cluster of this namespace: brokers gracefully, then every actor. Data stay on disk."""
+    with contextlib.suppress(ValueError):
+        supervisor = ray.get_actor(SUPERVISOR, namespace=namespace)
+        try:
+            ray.get(supervisor.shut_down.remote(), timeout=timeout_s)
+        except (ray.exceptions.RayError, ray.exceptions.GetTimeoutError) as error:
+            log.warning("the supervisor did not stop by itself: %s", error)
+        with contextlib.suppress(Exception):
+            ray.kill(supervisor, no_restart=True)
+    deadline = time.monotonic() + GONE_TIMEOUT_S
+    while (left := _ours(namespace)) and time.monotonic() < deadline:
+        for name in left:
+            with contextlib.suppress(Exception):
+                ray.kill(ray.get_actor(name, namespace=namespace), no_restart=True)
+        time.sleep(0.05)
+
+
+def _ours(namespace: str) -> list[str]:
+    """Names of this cluster's actors: the supervisor, brokers, feedback."""
+    names = [entry["name"] for entry in named_actors() if entry["namespace"] == namespace]
+    return [name for name in names if name == SUPERVISOR or name.startswith(("broker-", "feedback-"))]

@@ -1,0 +1,96 @@
+"""``start_local``: a whole cluster inside one program, for tries, tests, and small services.
+
+Brokers are processes of their own on this machine, and their data survive: opening the same directory
+again finds every acknowledged message. It must leave nothing behind: no process after ``stop`` or at
+the interpreter's end, no temporary directory.
+"""
+
+from __future__ import annotations
+
+import atexit
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from escrowmq.cluster.address import current_address
+from escrowmq.cluster.config import Config, load_config, override
+from escrowmq.cluster.embedded_ray import quiet_ray, start_ray
+from escrowmq.cluster.handle import Cluster, LocalCluster
+from escrowmq.cluster.launch import launch, stop_cluster
+from escrowmq.cluster.secret import given_secret
+from escrowmq.cluster.supervisor import Plan
+
+__all__ = ["Cluster", "LocalCluster", "start_local"]
+
+
+def start_local(
+    groups: int | None = None,
+    replicas: int | None = None,
+    data_dir: Path | str | None = None,
+    *,
+    namespace: str | None = None,
+    config: Config | Path | str | None = None,
+    **sections: Mapping[str, Any],
+) -> LocalCluster:
+    """Start ``groups`` (1) broker groups of ``replicas`` (3) each on this machine, and wait for leaders.
+
+    Uses the Ray that this process is connected to, else starts one that ends with the cluster.
+    ``data_dir`` None: temporary. ``config``: a Config, or a YAML file; ``sections`` override single
+    settings: ``broker={"segment_bytes": 1 << 20}``. A context manager.
+
+    Raises ConfigError (a setting; a cluster in this namespace already; other numbers than the directory
+    was founded with), DataDirLocked, DataDirMismatch, UnknownVersion, NotAuthorized, Unavailable.
+    """
+    shape = {"groups": groups, "replicas": replicas, "namespace": namespace}
+    changes = {
+        **sections,
+        "cluster": {**sections.get("cluster", {}), **{k: v for k, v in shape.items() if v is not None}},
+    }
+    if data_dir is not None:
+        changes["storage"] = {**sections.get("storage", {}), "data_dir": Path(data_dir)}
+    settings = override(config, changes) if isinstance(config, Config) else load_config(config, changes)
+    secret = given_secret(settings.security)
+
+    ours = not ray.is_initialized()
+    if ours:
+        start_ray(settings.ray, settings.cluster.namespace)
+    temporary = None
+    if settings.storage.data_dir is None:
+        temporary = Path(tempfile.mkdtemp(prefix="escrowmq-"))
+    where = (temporary or settings.storage.data_dir or Path()).absolute()
+
+    def clean_up() -> None:
+        if ours:
+            with quiet_ray():
+                ray.shutdown()
+        if temporary is not None:
+            shutil.rmtree(temporary, ignore_errors=True)
+
+    plan = Plan(
+        shape=settings.cluster,
+        data_dir=where,
+        secret=secret,
+        broker=settings.broker,
+        settings=settings.supervisor,
+        here_only=True,
+    )
+    try:
+        here = ray.get_runtime_context().get_node_id()
+        info = launch(plan, here, wait_s=settings.supervisor.start_timeout_s)
+    except BaseException:
+        clean_up()
+        raise
+
+    def on_close() -> None:
+        atexit.unregister(cluster.close)
+        if ray.is_initialized():
+            stop_cluster(info.namespace)
+        clean_up()
+
+    cluster = LocalCluster(info, current_address(), settings, on_close)
+    atexit.register(cluster.close)
+    return cluster

@@ -1,0 +1,135 @@
+"""Which replica lives on which node: pure decisions over what the supervisor has seen.
+
+A replica belongs to the node that holds its data, known by the node's name, since Ray's node ids
+change with every restart of a node. It moves only when its node stays away for long and the rest of
+its group is well; then it starts empty, as a new incarnation with a directory of its own name, so
+that data left behind on the old node can never be taken for current.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+Key = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A live Ray node. ``name`` is what ``ray start --node-name`` gave it; by default its IP address."""
+
+    name: str
+    node_id: str
+    ip: str
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """Where a replica lives. ``incarnation`` grows with every move to another node."""
+
+    gid: int
+    rid: int
+    node: str
+    incarnation: int = 0
+
+    @property
+    def key(self) -> Key:
+        """(group, replica)."""
+        return self.gid, self.rid
+
+    @property
+    def directory(self) -> str:
+        """Name of its directory below the node's data directory."""
+        suffix = f"-i{self.incarnation}" if self.incarnation else ""
+        return f"g{self.gid}-r{self.rid}{suffix}"
+
+
+class Condition(enum.Enum):
+    """What the supervisor last saw of a replica's process."""
+
+    RUNNING = "running"
+    STARTING = "starting"  # answers, but recovers or copies a log
+    SILENT = "silent"  # exists, but does not answer: busy, or being restarted by Ray
+    GONE = "gone"  # does not exist (any more)
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A replica as last seen, and since when its node is missing; not to be started before ``retry_at``."""
+
+    condition: Condition
+    node_missing_since: float | None = None
+    retry_at: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Start the replica of ``seat`` on ``node``; ``moved`` if the seat is new and must be kept first."""
+
+    seat: Seat
+    node: Node
+    moved: bool = False
+
+
+def unique_names(nodes: Sequence[Node]) -> list[Node]:
+    """Nodes that share a name get their id added: they can be told apart, but not be known again."""
+    count = Counter(node.name for node in nodes)
+    return [n if count[n.name] == 1 else replace(n, name=f"{n.name}/{n.node_id[:8]}") for n in nodes]
+
+
+def found_seats(groups: int, replicas: int, nodes: Sequence[Node]) -> list[Seat]:
+    """First placement: the replicas of a group on different nodes where there are as many."""
+    seats: list[Seat] = []
+    for gid in range(groups):
+        for rid in range(replicas):
+            seats.append(Seat(gid, rid, _emptiest(gid, seats, nodes).name))
+    return seats
+
+
+def _emptiest(gid: int, seats: Collection[Seat], nodes: Sequence[Node]) -> Node:
+    """The node with fewest replicas of this group, then fewest of all, then first by name."""
+    of_group = Counter(seat.node for seat in seats if seat.gid == gid)
+    of_all = Counter(seat.node for seat in seats)
+    return min(nodes, key=lambda node: (of_group[node.name], of_all[node.name], node.name))
+
+
+def decide(
+    seats: Mapping[Key, Seat],
+    seen: Mapping[Key, Seen],
+    nodes: Sequence[Node],
+    now: float,
+    replace_after_s: float,
+) -> list[Start]:
+    """What to start now. At most one move per group at a time."""
+    by_name = {node.name: node for node in nodes}
+    starts: list[Start] = []
+    for key, seat in seats.items():
+        state = seen[key]
+        if state.condition is not Condition.GONE or now < state.retry_at:
+            continue
+        home = by_name.get(seat.node)
+        if home is not None:
+            starts.append(Start(seat, home))
+            continue
+        missing = state.node_missing_since
+        if missing is None or now - missing < replace_after_s or not _others_are_well(seat, seats, seen):
+            continue
+        free = [node for node in nodes if not _sits_at(seat.gid, node.name, seats)]
+        if free and not any(start.moved and start.seat.gid == seat.gid for start in starts):
+            target = _emptiest(seat.gid, seats.values(), free)
+            moved = replace(seat, node=target.name, incarnation=seat.incarnation + 1)
+            starts.append(Start(moved, target, moved=True))
+    return starts
+
+
+def _others_are_well(seat: Seat, seats: Mapping[Key, Seat], seen: Mapping[Key, Seen]) -> bool:
+    """Whether the others alone are a running majority, so that nothing acknowledged is lost with this one."""
+    group = [key for key in seats if key[0] == seat.gid]
+    running = sum(seen[key].condition is Condition.RUNNING for key in group if key != seat.key)
+    return running * 2 > len(group)
+
+
+def _sits_at(gid: int, node: str, seats: Mapping[Key, Seat]) -> bool:
+    return any(seat.gid == gid and seat.node == node for seat in seats.values())

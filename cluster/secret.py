@@ -1,0 +1,77 @@
+"""The cluster secret: by it replicas know each other on their Raft links.
+
+Given by a variable or a file, or made at the first start and kept in a file that only its owner can
+read. It travels to brokers as an argument inside Ray, which has its own token. It must never reach a
+log, an error's text or a command line, so it is wrapped in a class that does not show it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import secrets
+import stat
+from pathlib import Path
+
+from escrowmq.cluster.settings import SECRET_BYTES_MIN, SecuritySettings
+from escrowmq.replication.errors import ConfigError
+
+SECRET_FILE = "secret"
+
+
+class Secret:
+    """Bytes that show themselves only when asked by name."""
+
+    __slots__ = ("_value",)
+
+    def __init__(self, value: bytes) -> None:
+        self._value = value
+
+    def reveal(self) -> bytes:
+        """The bytes."""
+        return self._value
+
+    def fingerprint(self, cluster_id: str) -> str:
+        """What may be kept to recognise the secret later: it cannot be turned back."""
+        return hmac.new(self._value, f"escrowmq:{cluster_id}".encode(), hashlib.sha256).hexdigest()
+
+    def __repr__(self) -> str:
+        return "Secret(...)"
+
+
+def given_secret(settings: SecuritySettings) -> Secret | None:
+    """The secret that the configuration gives, if any. Raises ConfigError for an unfit file."""
+    if settings.secret is not None:
+        return Secret(settings.secret.get_secret_value().encode())
+    if settings.secret_file is not None:
+        return read_secret(settings.secret_file)
+    return None
+
+
+def kept_secret(data_dir: Path) -> Secret:
+    """The secret in ``data_dir``; made there if there is none yet."""
+    path = data_dir / SECRET_FILE
+    if not path.exists():
+        fresh = f"{path}.{os.getpid()}.tmp"
+        number = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(number, "w") as file:
+            file.write(secrets.token_hex(32) + "\n")
+            file.flush()
+            os.fsync(number)
+        os.rename(fresh, path)
+    return read_secret(path)
+
+
+def read_secret(path: Path) -> Secret:
+    """The content of a secret file, without white space at its ends."""
+    try:
+        mode = path.stat().st_mode
+        value = path.read_bytes().strip()
+    except OSError as error:
+        raise ConfigError(f"cannot read the secret file {path}: {error.strerror}") from None
+    if mode & (stat.S_IROTH | stat.S_IWOTH):
+        raise ConfigError(f"everybody can read or write the secret file {path}; chmod 600 it")
+    if len(value) < SECRET_BYTES_MIN:
+        raise ConfigError(f"the secret file {path} must hold at least {SECRET_BYTES_MIN} bytes")
+    return Secret(value)

@@ -1,0 +1,279 @@
+"""The supervisor: one detached actor that founds the cluster, watches the replicas, and brings them back.
+
+It decides nothing about messages: with it dead, brokers elect leaders and commit as before, and Ray
+still restarts their processes. It is needed when nodes go and come. Its own state is a small file
+(cluster_dir), so that it can be restarted at any time; its decisions are pure functions (placement).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from escrowmq.actors.broker import Broker  # noqa: F401  (so that a worker has it imported when brokers start)
+from escrowmq.actors.config import BrokerConfig
+from escrowmq.actors.topology import SUPERVISOR, ClusterInfo
+from escrowmq.cluster.cluster_dir import ClusterDir
+from escrowmq.cluster.placement import Condition, Key, Node, decide, found_seats
+from escrowmq.cluster.secret import Secret
+from escrowmq.cluster.settings import ClusterSettings, SupervisorSettings
+from escrowmq.cluster.survey import adopted, refuse_existing, survey
+from escrowmq.cluster.watch import Failure, Track, Watch, live_nodes
+from escrowmq.replication.errors import Unavailable
+
+log = logging.getLogger(__name__)
+
+#: While replicas are starting there is something new to see every moment.
+BUSY_PAUSE_S = 0.1
+#: A restarted process may find its directory held by its dying predecessor for so long.
+LOCK_PATIENCE_S = 5.0
+#: Errors that waiting will not mend.
+_REFUSALS = ("DataDirMismatch", "UnknownVersion", "ConfigError", "NotAuthorized")
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What the supervisor is to run. ``here_only``: all replicas on its own node, on the loopback."""
+
+    shape: ClusterSettings
+    data_dir: Path
+    secret: Secret | None
+    broker: BrokerConfig
+    settings: SupervisorSettings
+    here_only: bool = False
+    adopt: bool = False
+
+
+class Supervisor:
+    """See the module's text. Build it, ``open()``, ask ``health()``, ``shut_down()``."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._here = ray.get_runtime_context().get_node_id()
+        self._lock = threading.Lock()
+        self._news = threading.Condition(self._lock)
+        self._tracks: dict[Key, Track] = {}
+        self._nodes: list[Node] = []
+        self._dir: ClusterDir | None = None
+        self._watch: Watch | None = None
+        self._problem: Failure | None = None
+        self._opened_at = time.monotonic()
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="supervise", daemon=True)
+        if ray.get_runtime_context().was_current_actor_reconstructed:
+            log.warning("the supervisor was restarted")
+            self.open()
+
+    # -------------------------------------------------------------- calls
+
+    def open(self) -> dict[str, Any]:
+        """Take the data directory and begin. Answers as ``info``. Raises what ClusterDir raises."""
+        plan = self._plan
+        with self._lock:
+            if self._dir is None:
+                self._dir = _patiently(plan)
+                self._thread.start()
+        return self.info()
+
+    def info(self) -> dict[str, Any]:
+        """The cluster's id and shape: the fields of ClusterInfo."""
+        if self._dir is None:
+            raise Unavailable("the supervisor is starting", 0.5)
+        record = self._dir.record
+        return {
+            "cluster_id": record.cluster_id,
+            "namespace": record.namespace,
+            "groups": record.groups,
+            "replicas": record.replicas,
+        }
+
+    def health(self) -> dict[str, Any]:
+        """Nodes and replicas as last seen, and what stands in the way, if anything."""
+        with self._lock:
+            return self._health()
+
+    def wait_ready(self, timeout_s: float) -> dict[str, Any]:
+        """``health`` once every replica runs and every group is led, something refuses, or time is up."""
+        deadline = time.monotonic() + timeout_s
+        with self._news:
+            while True:
+                health = self._health()
+                left = deadline - time.monotonic()
+                if health["ready"] or health["refusal"] or left <= 0 or self._stopping.is_set():
+                    return health
+                self._news.wait(min(left, 1.0))
+
+    def shut_down(self) -> None:
+        """Stop all brokers gracefully and end their processes; only the supervisor's own is left."""
+        self._stopping.set()
+        if self._thread.is_alive():
+            self._thread.join(self._plan.settings.check_every_s + 30.0)
+        with self._lock:
+            handles = [track.handle for track in self._tracks.values() if track.handle is not None]
+            stops = [handle.stop.remote() for handle in handles]
+            if stops:
+                ray.wait(stops, num_returns=len(stops), timeout=self._plan.settings.stop_timeout_s)
+            for handle in handles:
+                with contextlib.suppress(Exception):  # gone already
+                    ray.kill(handle, no_restart=True)
+            if self._dir is not None:
+                self._dir.close()
+
+    # -------------------------------------------------------------- the loop
+
+    def _run(self) -> None:
+        while not self._stopping.is_set():
+            try:
+                self._pass()
+                self._problem = None
+            except Exception as error:
+                log.warning("the supervisor's look failed and is repeated: %s", error)
+                self._problem = Failure(type(error).__name__, str(error))
+            with self._news:
+                self._news.notify_all()
+                busy = not self._tracks or any(
+                    t.condition is not Condition.RUNNING for t in self._tracks.values()
+                )
+            busy = busy and time.monotonic() - self._opened_at < self._plan.settings.start_timeout_s
+            self._stopping.wait(BUSY_PAUSE_S if busy else self._plan.settings.check_every_s)
+
+    def _pass(self) -> None:
+        assert self._dir is not None
+        nodes = live_nodes(only=self._here if self._plan.here_only else None)
+        with self._lock:
+            self._nodes = nodes
+        if not self._dir.record.seats and not self._found(nodes):
+            return
+        watch = self._watch = self._watch or self._begin_watch(self._dir)
+        if not self._tracks:
+            with self._lock:
+                self._tracks = {key: Track(seat) for key, seat in self._dir.record.seats.items()}
+        # Without the lock: questions take up to a second, and health() must not wait for them.
+        watch.look(list(self._tracks.values()), nodes)
+        seats = {key: track.seat for key, track in self._tracks.items()}
+        seen = {key: track.seen() for key, track in self._tracks.items()}
+        for start in decide(seats, seen, nodes, time.monotonic(), self._plan.settings.replace_after_s):
+            if self._stopping.is_set():
+                return
+            if start.moved:
+                log.warning(
+                    "replica %s moves to node %s: its own stays away", start.seat.key, start.node.name
+                )
+                self._dir.keep(self._dir.record.with_seats([start.seat]))
+            watch.start(self._tracks[start.seat.key], start)
+
+    def _found(self, nodes: list[Node]) -> bool:
+        """Place the replicas of a new cluster, once there are enough nodes; False if there are not."""
+        assert self._dir is not None
+        plan, record = self._plan, self._dir.record
+        if len(nodes) < plan.settings.nodes_min and not plan.here_only:
+            return False
+        finds = survey(plan.data_dir, nodes, self._here)
+        if plan.adopt and finds:
+            cluster_id, seats = adopted(finds, record.groups, record.replicas)
+            fingerprint = self._dir.secret.fingerprint(cluster_id)
+            record = replace(record, cluster_id=cluster_id, secret_fingerprint=fingerprint)
+        else:
+            refuse_existing(finds, plan.data_dir)
+            seats = found_seats(record.groups, record.replicas, nodes)
+        self._dir.keep(record.with_seats(seats))
+        return True
+
+    def _begin_watch(self, directory: ClusterDir) -> Watch:
+        plan, record = self._plan, directory.record
+        return Watch(
+            ClusterInfo(record.cluster_id, record.namespace, record.groups, record.replicas),
+            plan.broker,
+            plan.settings,
+            plan.data_dir,
+            directory.secret,
+            listen_host="127.0.0.1" if plan.here_only else None,
+        )
+
+    # -------------------------------------------------------------- answers
+
+    def _health(self) -> dict[str, Any]:
+        replicas = [_shown(track) for track in self._tracks.values()]
+        led = {replica["group"] for replica in replicas if replica["ready"]}
+        running = bool(replicas) and all(r["condition"] == Condition.RUNNING.value for r in replicas)
+        return {
+            "ready": running and len(led) == self._plan.shape.groups,
+            "groups_led": sorted(led),
+            "founded": bool(replicas),
+            "nodes": [asdict(node) for node in self._nodes],
+            "nodes_min": self._plan.settings.nodes_min,
+            "data_dir": str(self._plan.data_dir),
+            "replicas": replicas,
+            "refusal": self._refusal(),
+            "problem": None if self._problem is None else asdict(self._problem),
+        }
+
+    def _refusal(self) -> dict[str, Any] | None:
+        """An error that will not go away by itself."""
+        failures = [track.failure for track in self._tracks.values() if track.failure is not None]
+        if self._problem is not None:
+            failures.append(self._problem)
+        patience_over = time.monotonic() - self._opened_at > LOCK_PATIENCE_S
+        for failure in failures:
+            locked = failure.type_name == "DataDirLocked" and patience_over
+            if failure.type_name in _REFUSALS or locked:
+                return asdict(failure)
+        return None
+
+
+def _shown(track: Track) -> dict[str, Any]:
+    status = track.status or {}
+    return {
+        "group": track.seat.gid,
+        "replica": track.seat.rid,
+        "node": track.seat.node,
+        "incarnation": track.seat.incarnation,
+        "condition": track.condition.value,
+        "node_missing": track.node_missing_since is not None,
+        "ready": bool(status.get("ready")) and track.condition is Condition.RUNNING,
+        "role": status.get("role"),
+        "pid": status.get("pid"),
+        "starts": track.starts,
+        "failure": None if track.failure is None else asdict(track.failure),
+    }
+
+
+def _patiently(plan: Plan) -> ClusterDir:
+    """Open the directory; a predecessor that was killed a moment ago may still hold the lock."""
+    from escrowmq.replication.errors import DataDirLocked
+
+    deadline = time.monotonic() + LOCK_PATIENCE_S / 2
+    while True:
+        try:
+            return ClusterDir(plan.data_dir, plan.shape, plan.secret)
+        except DataDirLocked:
+            if time.monotonic() >= deadline:
+                raise
+            time.sleep(0.1)
+
+
+def create_supervisor(plan: Plan, node_id: str) -> Any:
+    """The named, detached actor on the given node; its handle. Raises ValueError if the name is taken."""
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    return (
+        ray.remote(Supervisor)
+        .options(
+            name=SUPERVISOR,
+            namespace=plan.shape.namespace,
+            lifetime="detached",
+            max_restarts=-1,
+            max_task_retries=0,
+            max_concurrency=16,
+            num_cpus=0,
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False),
+        )
+        .remote(plan)
+    )

@@ -1,0 +1,181 @@
+"""The supervisor's eyes and hands: what Ray's nodes and the replicas' processes are doing, and starting one.
+
+Every look is bounded: all replicas are asked at once, and one that does not answer in time is silent,
+not dead. Only Ray may say that an actor is gone for good, and only then is it created anew: two
+processes for one replica would fight for its directory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import re
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from escrowmq.actors.broker import start_broker
+from escrowmq.actors.config import BrokerConfig
+from escrowmq.actors.topology import ClusterInfo, broker_name
+from escrowmq.cluster.placement import Condition, Node, Seat, Seen, Start, unique_names
+from escrowmq.cluster.secret import Secret
+from escrowmq.cluster.settings import SupervisorSettings
+
+log = logging.getLogger(__name__)
+
+ANSWER_TIMEOUT_S = 1.0
+#: A question to a process that died and came back is never answered: ask anew.
+ASK_AGAIN_S = 5.0
+#: Ray's reasons for which an actor will not come back by itself.
+_GONE = (ray.exceptions.ActorDiedError, ray.exceptions.ActorUnschedulableError)
+_TYPED = re.compile(r"escrowmq\.replication\.errors\.(\w+): (.*)")
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why a replica did not start: the name of the error's type, and its text."""
+
+    type_name: str
+    text: str
+
+
+@dataclass(slots=True, eq=False)
+class Track:
+    """One replica as followed over time."""
+
+    seat: Seat
+    handle: Any = None
+    condition: Condition = Condition.GONE
+    status: dict[str, Any] | None = None
+    failure: Failure | None = None
+    starts: int = 0
+    pause_s: float = 0.0
+    retry_at: float = 0.0
+    node_missing_since: float | None = None
+    question: Any = None
+    asked_at: float = 0.0
+
+    def seen(self) -> Seen:
+        """For ``placement.decide``."""
+        return Seen(self.condition, self.node_missing_since, self.retry_at)
+
+
+def live_nodes(only: str | None = None) -> list[Node]:
+    """Ray's live nodes, by name; ``only``: that node id alone."""
+    nodes = [
+        Node(str(entry["NodeName"]), str(entry["NodeID"]), str(entry["NodeManagerAddress"]))
+        for entry in ray.nodes()  # type: ignore[no-untyped-call]
+        if entry["Alive"] and only in (None, entry["NodeID"])
+    ]
+    return sorted(unique_names(nodes), key=lambda node: node.name)
+
+
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """Looks at replicas and starts them, for one cluster."""
+
+    info: ClusterInfo
+    broker: BrokerConfig
+    settings: SupervisorSettings
+    data_dir: Path
+    secret: Secret
+    #: Bind Raft links to this address instead of the node's; for replicas that are all on one machine.
+    listen_host: str | None = None
+
+    def look(self, tracks: Sequence[Track], nodes: Sequence[Node]) -> None:
+        """Ask every replica for its status and note what came of it."""
+        now = time.monotonic()
+        names = {node.name for node in nodes}
+        for track in tracks:
+            if track.seat.node in names:
+                track.node_missing_since = None
+            elif track.node_missing_since is None:
+                track.node_missing_since = now
+            self._ask(track, now)
+        asked = [track.question for track in tracks if track.question is not None]
+        if asked:
+            ray.wait(asked, num_returns=len(asked), timeout=ANSWER_TIMEOUT_S, fetch_local=False)
+        for track in tracks:
+            self._note(track, now)
+
+    def _ask(self, track: Track, now: float) -> None:
+        if track.handle is None:
+            name = broker_name(track.seat.gid, track.seat.rid)
+            with contextlib.suppress(ValueError):  # there is none
+                track.handle = ray.get_actor(name, namespace=self.info.namespace)
+        if track.handle is None:
+            track.condition, track.status = Condition.GONE, None
+        elif track.question is None or now - track.asked_at > ASK_AGAIN_S:
+            track.question, track.asked_at = track.handle.status.remote(), now
+
+    def _note(self, track: Track, now: float) -> None:
+        if track.question is None:
+            return
+        try:
+            status: dict[str, Any] = ray.get(track.question, timeout=0)
+        except ray.exceptions.GetTimeoutError:
+            track.condition = Condition.SILENT
+            return
+        except _GONE as error:
+            self._lost(track, error, now)
+        except ray.exceptions.RayError as error:  # being restarted, or it stumbled over the question
+            track.condition = Condition.SILENT
+            log.info("%s does not answer: %s", broker_name(*track.seat.key), first_line(error))
+        else:
+            track.status = status
+            starting = status.get("role") == "starting"
+            track.condition = Condition.STARTING if starting else Condition.RUNNING
+            track.failure = failure_in(status.get("failure") or "") if starting else None
+            if not starting:
+                track.pause_s = 0.0
+        track.question = None
+
+    def _lost(self, track: Track, error: BaseException, now: float) -> None:
+        """Ray has given the actor up: its node is dead, or its constructor raised."""
+        track.handle, track.condition, track.status = None, Condition.GONE, None
+        track.failure = failure_in(str(error))
+        if track.failure is not None:
+            track.pause_s = min(max(2 * track.pause_s, self.settings.retry_min_s), self.settings.retry_max_s)
+            track.retry_at = now + track.pause_s
+            log.warning("%s cannot start: %s", broker_name(*track.seat.key), track.failure.text)
+
+    def start(self, track: Track, start: Start) -> None:
+        """Create the replica on its node, by hard affinity: its data are there and nowhere else."""
+        seat, node = start.seat, start.node
+        track.seat, track.starts = seat, track.starts + 1
+        directory = self.data_dir / seat.directory
+        try:
+            track.handle = start_broker(
+                self.info,
+                seat.gid,
+                seat.rid,
+                self.broker,
+                str(directory),
+                self.listen_host or node.ip,
+                self.secret.reveal(),
+                scheduling_strategy=NodeAffinitySchedulingStrategy(node.node_id, soft=False),
+            )
+        except ValueError:  # the name is still taken: found by the next look
+            track.handle = None
+            return
+        track.condition, track.question = Condition.STARTING, None
+        log.info("starting %s on node %s", broker_name(seat.gid, seat.rid), node.name)
+
+
+def failure_in(text: str) -> Failure | None:
+    """The typed error in what Ray says of a failed constructor, or in an error's ``repr``."""
+    found = _TYPED.findall(text)
+    if found:
+        return Failure(*found[-1])
+    shown = re.match(r"(\w+)\((.*)\)", text, re.DOTALL)
+    return Failure(shown[1], shown[2].strip("'\",")) if shown else None
+
+
+def first_line(error: BaseException) -> str:
+    """An error without Ray's stack traces."""
+    return str(error).strip().splitlines()[0][:300] if str(error).strip() else type(error).__name__
