@@ -22,7 +22,7 @@ class LeaderTiming:
 
     #: With a call outstanding, one of the other replicas is asked this often who leads. A new leader is
     #: there 0.3 to 0.6 s after a death, and Ray reports the death only after 1 to 64 s. At this rate an
-    #: idle feedback actor costs 0.2 % of a core.
+    #: idle feedback actor costs 1 % of a core, all in all.
     probe_every_s: float = 0.4
     #: Without a known leader all replicas are asked this often: an election is under way.
     search_every_s: float = 0.1

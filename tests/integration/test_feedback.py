@@ -197,7 +197,9 @@ def test_what_exceeds_check_max_is_parked_visible_and_decidable_by_hand(
         cluster.admin.resolve_transaction(ids["pay"], ROLLBACK)
 
 
-def test_the_policy_rollback_is_carried_out_when_a_topic_asks_for_it(cluster: Cluster, unique: Unique) -> None:
+def test_the_policy_rollback_is_carried_out_when_a_topic_asks_for_it(
+    cluster: Cluster, unique: Unique
+) -> None:
     app = App(cluster, unique, check_max=2, on_check_exhausted="rollback")
     ids = app.leave_open("order-1")
     with app.answers(Calls(lambda query_id: UNKNOWN)) as answerer:
