@@ -11,10 +11,10 @@ from dataclasses import dataclass
 class Mishap(enum.Enum):
     """What befalls one order's transaction. The value is how the demo's table calls it."""
 
-    FAILS = "local transaction failed"
-    STOPS_BEFORE_LOCAL = "producer stopped before its local commit"
-    STOPS_AFTER_LOCAL = "producer stopped after its local commit"
-    UNSURE = "producer unsure, first check answered UNKNOWN"
+    FAILS = "local transaction fails"
+    STOPS_BEFORE_LOCAL = "producer stops before its local commit"
+    STOPS_AFTER_LOCAL = "producer stops after its local commit"
+    UNSURE = "producer unsure, answers UNKNOWN at first"
 
 
 #: Shares of all orders: enough of each to be seen even at scale 0.001 (1,500 orders), and few enough that

@@ -18,6 +18,8 @@ TRANSACTION_TIMEOUT_S = 3.0
 RESOLVE_DEADLINE_S = 90.0
 #: No order for this long, fail-over included, and the demo has failed.
 STALL_DEADLINE_S = 60.0
+#: The killed broker is restarted by Ray in 2 to 4 s and catches up from its own log and its leader.
+AGREE_DEADLINE_S = 45.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from escrowmq.actors.admin import Admin
 from escrowmq.cluster.demo.events import Finished
 from escrowmq.cluster.demo.fleet import Fleet
 from escrowmq.cluster.demo.mishaps import MishapPlan
-from escrowmq.cluster.demo.options import APP, RESOLVE_DEADLINE_S, STALL_DEADLINE_S
+from escrowmq.cluster.demo.options import AGREE_DEADLINE_S, APP, RESOLVE_DEADLINE_S, STALL_DEADLINE_S
 from escrowmq.cluster.demo.tally import DemoFailed, Tally
 
 #: How often the list of open transactions is asked for while it shrinks.
@@ -94,4 +94,17 @@ def wait_until_resolved(fleet: Fleet, admin: Admin, tally: Tally, shown: Callabl
             raise DemoFailed(
                 f"{open_ones} transactions are still open after {RESOLVE_DEADLINE_S:g} s of checks"
             )
+        time.sleep(POLL_S)
+
+
+def wait_until_replicas_agree(admin: Admin) -> None:
+    """Until every replica, the killed one too, has applied the same entries. Raises DemoFailed."""
+    deadline = time.monotonic() + AGREE_DEADLINE_S
+    while True:
+        replicas = [replica for group in admin.status().groups for replica in group.replicas]
+        if all(r.reachable for r in replicas) and len({r.applied_index for r in replicas}) == 1:
+            return
+        if time.monotonic() > deadline:
+            seen = ", ".join(f"{r.replica}: {r.applied_index if r.reachable else 'gone'}" for r in replicas)
+            raise DemoFailed(f"the replicas do not agree after {AGREE_DEADLINE_S:g} s (applied: {seen})")
         time.sleep(POLL_S)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from decimal import Decimal, InvalidOperation
+
 from rich.console import Console
 from rich.table import Table
 
@@ -24,18 +26,19 @@ def happened(
     planned = {kind: sum(mishap is kind for mishap in plan.orders.values()) for kind in Mishap}
     rows = [
         ("orders placed", f"{tally.through:,}"),
-        ("  in", f"{production_s:.1f} s, {tally.through / production_s:,.0f} a second"),
+        ("  in", f"{production_s:.1f} s, {tally.through / production_s:,.0f}/s"),
+        ("mishaps planned", f"{len(plan.orders):,}"),
+        *((f"  {kind.value}", f"{count:,}") for kind, count in planned.items()),
         ("committed by their producer", f"{tally.outcomes[COMMITTED]:,}"),
         ("rolled back by their producer", f"{tally.outcomes[ROLLED_BACK]:,}"),
-        ("left undecided by a producer that lived on", f"{tally.outcomes[LEFT_OPEN]:,}"),
-        ("left by the killed producer, found in the database", f"{tally.taken_over:,}"),
-        *((f"  planned: {kind.value}", f"{count:,}") for kind, count in planned.items()),
+        ("left undecided by their producer", f"{tally.outcomes[LEFT_OPEN]:,}"),
+        ("left by the killed producer after its local commit", f"{tally.taken_over:,}"),
         ("resolved by feedback", f"{len(tally.resolved):,}"),
         ("  as committed", f"{tally.resolved_as(committed):,}"),
         ("  as rolled back", f"{tally.resolved_as(rolled_back):,}"),
-        ("checks answered UNKNOWN, asked again", f"{tally.answers[TransactionState.UNKNOWN.value]:,}"),
-        ("  last one resolved", f"{resolve_s:.1f} s after the last order"),
-        ("leader killed: next commit acknowledged after", "-" if fail_over is None else f"{fail_over:.2f} s"),
+        ("  checks answered UNKNOWN and asked again", f"{tally.answers[TransactionState.UNKNOWN.value]:,}"),
+        ("  the last one, after the last order", f"{resolve_s:.1f} s"),
+        ("fail-over: leader killed to next commit", "-" if fail_over is None else f"{fail_over:.2f} s"),
         ("orders in the database", f"{orders:,}"),
         ("messages that consumers can read", f"{messages:,}"),
     ]
@@ -49,27 +52,35 @@ def side_by_side(title: str, spark: Answer | None, duck: Answer) -> tuple[Table,
     columns, duck_rows = duck
     names = QUESTIONS[title][0]
     table = Table(title=title, title_justify="left")
-    for heading in columns[:names]:
-        table.add_column(heading, style="bold")
+    table.add_column("", style="bold", no_wrap=True)
     table.add_column("")
-    table.add_column("Spark on Ray, committed messages", justify="right")
-    table.add_column("DuckDB, business database", justify="right")
+    table.add_column("Spark: messages", justify="right", no_wrap=True)
+    table.add_column("DuckDB: database", justify="right", no_wrap=True)
     table.add_column("")
     spark_rows = duck_rows if spark is None else spark[1]
     equal = spark is None or (spark[0] == columns and spark_rows == duck_rows)
+    nothing = ["-"] * len(columns)
     for i in range(max(len(spark_rows), len(duck_rows))):
-        ours = spark_rows[i] if i < len(spark_rows) else ["-"] * len(columns)
-        theirs = duck_rows[i] if i < len(duck_rows) else ["-"] * len(columns)
+        ours = spark_rows[i] if i < len(spark_rows) else nothing
+        theirs = duck_rows[i] if i < len(duck_rows) else nothing
         for j in range(names, len(columns)):
-            head = (theirs if theirs[0] != "-" else ours)[:names] if j == names else [""] * names
-            same = (
-                "[green]=[/]"
-                if ours[j] == theirs[j] and ours[:names] == theirs[:names]
-                else "[red]differs[/]"
-            )
-            left, mark = (ours[j], same) if spark is not None else ("not asked", "")
-            table.add_row(*head, columns[j], left, theirs[j], mark, end_section=j == len(columns) - 1)
+            head = " ".join((ours if theirs is nothing else theirs)[:names]) if j == names else ""
+            same = ours[j] == theirs[j] and ours[:names] == theirs[:names]
+            mark = "" if spark is None else "[green]=[/]" if same else "[red]differs[/]"
+            left = "not asked" if spark is None else _shown(ours[j])
+            table.add_row(head, columns[j], left, _shown(theirs[j]), mark, end_section=j == len(columns) - 1)
     return table, equal
+
+
+def _shown(text: str) -> str:
+    """A value for the eye: thousands apart, averages to six places. What is compared is the exact text."""
+    try:
+        number = Decimal(text)
+    except InvalidOperation:
+        return text
+    exponent = number.as_tuple().exponent
+    long = isinstance(exponent, int) and exponent < -6
+    return f"{number:,.6f}" if long else f"{number:,}"
 
 
 def show_problems(console: Console, problems: list[str]) -> None:

@@ -15,7 +15,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from escrowmq.cluster.local import Cluster, start_local
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -32,13 +31,14 @@ from escrowmq.cluster.demo.options import (
     TRANSACTION_TIMEOUT_S,
     DemoOptions,
 )
-from escrowmq.cluster.demo.production import produce, wait_until_resolved
+from escrowmq.cluster.demo.production import produce, wait_until_replicas_agree, wait_until_resolved
 from escrowmq.cluster.demo.queries import TABLES, Answer
 from escrowmq.cluster.demo.spark_step import SparkStep, prepare_java
 from escrowmq.cluster.demo.tally import DemoFailed, Tally
 from escrowmq.cluster.demo.tpch import generate, order_keys
 from escrowmq.cluster.demo.verify import find_problems
 from escrowmq.cluster.demo.worker import WorkerSettings
+from escrowmq.cluster.local import Cluster, start_local
 from escrowmq.replication.errors import EscrowMQError
 from escrowmq.replication.model import ConsumerRecord
 
@@ -52,7 +52,8 @@ def run_demo(options: DemoOptions, console: Console | None = None) -> int:
     directory.mkdir(parents=True, exist_ok=True)
     started = time.monotonic()
     try:
-        problems = _run(options, console, directory)
+        with _others_to(directory / "demo.log", console):
+            problems = _run(options, console, directory)
     except EscrowMQError as error:
         problems = [f"{type(error).__name__}: {error}"]
     report.show_problems(console, problems)
@@ -70,6 +71,14 @@ def run_demo(options: DemoOptions, console: Console | None = None) -> int:
         + f"[/] ({took:.0f} s, seed {options.seed})"
     )
     return 0
+
+
+@contextlib.contextmanager
+def _others_to(path: Path, console: Console) -> Iterator[None]:
+    """Ray announces on our output the deaths that this demo is about: only ``console`` may write there."""
+    console.file = console.file  # from now on this one, whatever sys.stdout is
+    with path.open("w") as log, contextlib.redirect_stdout(log), contextlib.redirect_stderr(log):
+        yield
 
 
 def _run(options: DemoOptions, console: Console, directory: Path) -> list[str]:
@@ -111,6 +120,7 @@ class _Run:
             spark = self._start_spark(stack)
             resolve_s = self._resolve(fleet, tally, progress)
             fleet.stop()
+            wait_until_replicas_agree(self.cluster.admin)
             ends = self._ends()
             records = self._read_everything(ends, progress)
             problems = find_problems(records, self._tables(), ends)
@@ -227,4 +237,6 @@ class _Run:
             MofNCompleteColumn(),
             TimeElapsedColumn(),
             console=self.console,
+            redirect_stdout=False,
+            redirect_stderr=False,
         )

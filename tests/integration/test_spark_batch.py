@@ -1,0 +1,198 @@
+"""Batch reads on Spark on Ray (RayDP) and a real cluster: what is committed, all of it, and nothing else."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from escrowmq.cluster.demo.tpch import generate, read_orders
+from escrowmq.replication.errors import ConfigError, Unavailable
+from escrowmq.replication.model import Message
+from escrowmq.spark_integration import spark_session, stop_session
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pyspark.sql import DataFrame, SparkSession
+
+    from escrowmq import Cluster
+
+pytestmark = [pytest.mark.spark, pytest.mark.ray, pytest.mark.timeout(240)]
+Name = Callable[[str], str]
+
+
+@pytest.fixture(scope="module")
+def spark(cluster: Cluster) -> Iterator[SparkSession]:
+    session = spark_session("test-batch", mode="raydp", executors=1, cores=1)
+    yield session
+    stop_session(session)
+
+
+def read(spark: SparkSession, **options: str) -> DataFrame:
+    return spark.read.format("escrowmq").options(**options).load()
+
+
+def test_committed_messages_come_with_all_their_columns(
+    spark: SparkSession, cluster: Cluster, unique: Name
+) -> None:
+    topic = unique("columns")
+    cluster.admin.create_topic(topic, partitions=1)
+    with cluster.producer(app=unique("app")) as producer:
+        stored = producer.send(Message(topic, b"plain", None)).result(30)
+        with producer.transaction(tx_id="committed") as tx:
+            tx.send(Message(topic, b"first", b"k", {"h": b"1"}), Message(topic, b"", b""))
+        left = producer.transaction(tx_id="open").__enter__()
+        left.send(Message(topic, b"never"))
+        left.prepare()
+        with pytest.raises(ValueError), producer.transaction(tx_id="rolled-back") as tx:
+            tx.send(Message(topic, b"never"))
+            tx.prepare()
+            raise ValueError
+        rows = read(spark, subscribe=topic, includeHeaders="true").orderBy("offset").collect()
+        left.rollback()
+    names = ["key", "value", "topic", "partition", "offset", "timestamp", "timestampType", "headers", "tx_id"]
+    assert rows[0].__fields__ == names
+    found = [(r.key, r.value, r.offset, [(h.key, h.value) for h in r.headers], r.tx_id) for r in rows]
+    assert found == [
+        (None, b"plain", 0, [], None),
+        (b"k", b"first", 1, [("h", b"1")], "committed"),
+        (b"", b"", 2, [], "committed"),
+    ]
+    assert {(r.topic, r.partition, r.timestampType) for r in rows} == {(topic, 0, 1)}
+    milliseconds = read(spark, subscribe=topic).where("offset = 0").selectExpr("unix_millis(timestamp) AS ms")
+    assert milliseconds.first().ms == stored.timestamp  # type: ignore[union-attr]
+
+
+def test_ranges_are_cut_into_tasks_and_cover_every_offset_once(
+    spark: SparkSession, cluster: Cluster, unique: Name
+) -> None:
+    topic = unique("ranges")
+    cluster.admin.create_topic(topic, partitions=2)
+    with cluster.producer(app=unique("app")) as producer:
+        for i in range(400):
+            producer.send(Message(topic, b"%d" % i, partition=0 if i < 300 else 1))
+    frame = read(
+        spark,
+        assign=json.dumps({topic: [0, 1]}),
+        startingOffsets=json.dumps({topic: {"0": 10, "1": -2}}),
+        endingOffsets=json.dumps({topic: {"0": 290, "1": -1}}),
+        minPartitions="6",
+        maxRecordsPerPartition="50",
+    )
+    tasks = frame.selectExpr(
+        "spark_partition_id() AS task", "partition", "offset", "CAST(value AS STRING) AS v"
+    )
+    rows = tasks.collect()
+    assert sorted((r.partition, r.offset, int(r.v)) for r in rows) == [
+        *((0, i, i) for i in range(10, 290)),
+        *((1, i, 300 + i) for i in range(100)),
+    ]
+    by_task: dict[int, int] = defaultdict(int)
+    for row in rows:
+        by_task[row.task] += 1
+    assert len(by_task) >= 6 and max(by_task.values()) <= 50
+
+
+def test_spark_arrives_at_the_sum_of_what_was_committed(
+    spark: SparkSession, cluster: Cluster, unique: Name, tmp_path: Path
+) -> None:
+    topic = unique("lines")
+    cluster.admin.create_topic(topic, partitions=4)
+    generate(0.001, tmp_path)
+    orders = [order for order in read_orders(tmp_path) if order.key < 1200]
+    expected: dict[str, Decimal] = defaultdict(Decimal)
+    with cluster.producer(app=unique("app")) as producer:
+        for order in orders:
+            kept = order.key % 5 != 0
+            tx = producer.transaction()
+            for line in order.lines:
+                text = json.dumps({"flag": line[8], "price": line[5]})
+                tx.send(Message(topic, text.encode(), str(order.key).encode()))
+                expected[line[8]] += Decimal(line[5]) if kept else 0
+            tx.prepare()
+            (tx.commit if kept else tx.rollback)()
+    answer = (
+        read(spark, subscribe=topic)
+        .selectExpr("from_json(CAST(value AS STRING), 'flag STRING, price DECIMAL(15,2)') AS line")
+        .groupBy("line.flag")
+        .agg({"line.price": "sum"})
+        .collect()
+    )
+    assert {row[0]: row[1] for row in answer} == dict(expected)
+
+
+def test_timestamps_choose_what_was_stored_then_or_later(
+    spark: SparkSession, cluster: Cluster, unique: Name
+) -> None:
+    topic = unique("times")
+    cluster.admin.create_topic(topic, partitions=1)
+    with cluster.producer(app=unique("app")) as producer:
+        times = [producer.send(Message(topic, b"%d" % i)).result(30).timestamp for i in range(20)]
+    moment = times[10]
+    later = read(spark, subscribe=topic, startingTimestamp=str(moment)).collect()
+    earlier = read(spark, subscribe=topic, endingTimestamp=str(moment)).collect()
+    assert [r.offset for r in later] == [i for i, t in enumerate(times) if t >= moment]
+    assert [r.offset for r in earlier] == [i for i, t in enumerate(times) if t < moment]
+
+
+@pytest.mark.parametrize(
+    ("said", "options"),
+    [
+        ("UnknownTopic: unknown topic 'no-such-topic'", {"subscribe": "no-such-topic"}),
+        ("ConfigError: .*minPartitions", {"subscribe": "t", "minPartitions": "none"}),
+        ("ClusterNotFound: .*'nowhere'", {"subscribe": "t", "escrowmq.namespace": "nowhere"}),
+        (
+            "ClusterNotFound: no Ray cluster at '127.0.0.1:1'",
+            {"subscribe": "t", "escrowmq.address": "127.0.0.1:1"},
+        ),
+    ],
+)
+def test_mistakes_are_told_by_name(spark: SparkSession, said: str, options: dict[str, str]) -> None:
+    from pyspark.errors import PySparkException
+
+    with pytest.raises(PySparkException, match=said):
+        read(spark, **options).count()
+
+
+def test_a_schema_of_one_s_own_is_refused(spark: SparkSession) -> None:
+    from pyspark.errors import PySparkException
+
+    with pytest.raises(PySparkException, match=r"schema of the escrowmq source is fixed"):
+        spark.read.format("escrowmq").schema("a INT").option("subscribe", "t").load().count()
+
+
+def test_executors_that_do_not_fit_are_refused_at_once(cluster: Cluster) -> None:
+    with pytest.raises(Unavailable, match="CPUs"):
+        spark_session("too-many", mode="raydp", executors=100)
+    with pytest.raises(ConfigError, match="cores"):
+        spark_session("too-large", mode="raydp", cores=1000)
+
+
+LOCAL = """
+import json, sys
+from escrowmq.spark_integration import spark_session, stop_session
+address, topic = sys.argv[1:]
+spark = spark_session("local", mode="local", address=address)
+frame = spark.read.format("escrowmq").option("subscribe", topic).load()
+print(json.dumps([bytes(row.value).decode() for row in frame.orderBy("offset").collect()]))
+stop_session(spark)
+"""
+
+
+def test_local_spark_reads_too(cluster: Cluster, unique: Name) -> None:
+    topic = unique("local")
+    cluster.admin.create_topic(topic, partitions=1)
+    with cluster.producer(app=unique("app")) as producer:
+        for value in (b"a", b"b"):
+            producer.send(Message(topic, value)).result(30)
+    command: list[Any] = [sys.executable, "-c", LOCAL, cluster.address, topic]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+    assert run.returncode == 0, run.stderr[-3000:]
+    assert json.loads(run.stdout.splitlines()[-1]) == ["a", "b"]
