@@ -14,6 +14,7 @@ from __future__ import annotations
 import enum
 from typing import TYPE_CHECKING
 
+from escrowmq.replication.errors import SafetyViolation
 from escrowmq.replication.raft_types import Message
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ class FollowerGuard:
         previous, entries = message["prevLogIdx"], message["entries"]
         last_new = previous + len(entries)
         if previous < journal.first_index:
-            self._skip_retained_away(message)
+            self._skip_retained_away(message, commit_index)
         elif journal.term_at(previous) != message["prevLogTerm"]:
             return  # the core refuses it; ``hint`` improves its answer
         elif self._match_log:
@@ -101,9 +102,14 @@ class FollowerGuard:
             message["prevLogTerm"] = entries[held - 1][2]
             message["entries"] = entries[held:]
 
-    def _skip_retained_away(self, message: Message) -> None:
-        """The message starts before our log does. What retention dropped was committed, so it matches."""
+    def _skip_retained_away(self, message: Message, commit_index: int) -> None:
+        """The message starts before our log does. What retention dropped was committed, so it matches.
+
+        So does our first entry, because retention keeps the last applied one: checked, since all rests on it.
+        """
         journal = self._journal
+        if journal.first_index > commit_index:
+            raise SafetyViolation(f"the log starts at {journal.first_index}, committed is only {commit_index}")
         first, previous, entries = journal.first_index, message["prevLogIdx"], message["entries"]
         if previous + len(entries) < first:
             message["entries"] = ()

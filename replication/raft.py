@@ -74,7 +74,7 @@ class RaftNode:
             clock,
             on_state,
         )
-        if len(journal) and not journal.first_index - 1 <= applied_index <= journal.last_index:
+        if len(journal) and not journal.first_index <= applied_index <= journal.last_index:
             raise CorruptLog(
                 f"the checkpoint stands at {applied_index}, but the log holds {journal.first_index} to "
                 f"{journal.last_index}; restore the replica from a peer"

@@ -27,6 +27,27 @@ from tests.sim.world import Violation
 PARTITIONS = 2
 DIGEST_EVERY = 16  # entries; the digest walks the whole state
 RETRY_LIMIT = 10_000
+RETRIES_PER_ACT = 10
+
+
+class _Telling:
+    """The Raft node, except that the checker hears of every entry that a client was answered for."""
+
+    def __init__(self, raft: RaftNode, app: BrokerApplication) -> None:
+        self._raft, self._app = raft, app
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._raft, name)
+
+    def propose(self, command: bytes, done: Callable[[Any, bool | None], None]) -> None:
+        term = self._raft.term
+
+        def told(result: Any, applied: bool | None) -> None:
+            if applied and self._app.cluster is not None:
+                self._app.cluster.acknowledged(self._app.applied_index, term, command)
+            done(result, applied)
+
+        self._raft.propose(command, told)
 
 
 class BrokerApplication:
@@ -34,6 +55,7 @@ class BrokerApplication:
 
     def __init__(self, context: ReplicaContext) -> None:
         self._context = context
+        self.cluster: Cluster | None = None
         self.checkpoints = Checkpoints(context.disk)
         state, _ = self.checkpoints.recover(lambda: StateMachine(0, 1))
         self.replica = Replica(
@@ -44,25 +66,20 @@ class BrokerApplication:
             start_job=self._start_job,
             number_of=lambda name: int(name[1:]),
         )
-        self._segment = context.journal.segment_start(context.journal.last_index)
+        context.journal.on_roll = lambda first: self.checkpoints.want(first - 1)
 
     @property
     def applied_index(self) -> int:
         return max(1, self.replica.state.applied_index)
 
     def attach(self, raft: RaftNode) -> None:
-        self.replica.attach(raft)
+        self.replica.attach(_Telling(raft, self))
 
     def apply(self, index: int, term: int, command: bytes) -> Any:
         return self.replica.apply(index, term, command)
 
     def after_tick(self, now_s: float) -> None:
         now_ms = int(now_s * 1000)
-        journal = self._context.journal
-        segment = journal.segment_start(journal.last_index)
-        if segment != self._segment:
-            self._segment = segment
-            self.checkpoints.want(segment - 1)
         self.replica.on_timer(now_ms)
         self.replica.pump(now_ms)
 
@@ -86,10 +103,13 @@ class BrokerApplication:
         parts.append(state.producers.copy())
         return hashlib.sha1(repr(parts).encode()).digest()
 
-    def repair_files(self) -> list[str]:
-        indexes = self.checkpoints.indexes
+    def repair_files(self, last: int) -> list[str] | None:
+        """The newest snapshot at or before entry ``last``, and all run files; None if there is none."""
+        fitting = [index for index in self.checkpoints.indexes if index <= last]
+        if not fitting:
+            return None
         runs = [name for name in self._context.disk.names() if name.endswith(".runs")]
-        return runs + ([snapshot_name(indexes[-1])] if indexes else [])
+        return [*runs, snapshot_name(fitting[-1])]
 
     def messages(self, number: int) -> list[bytes]:
         """All values of a partition, in order of offsets; offsets must be dense."""
@@ -147,7 +167,8 @@ class BrokerWorkload:
         rng = cluster.rng
         _, app = rng.choice(leaders)
         assert isinstance(app, BrokerApplication)
-        retry, self._retry = self._retry, []
+        app.cluster = cluster
+        retry, self._retry = self._retry[:RETRIES_PER_ACT], self._retry[RETRIES_PER_ACT:]
         for request, then in retry:
             self._submit(app, request, then)
         if not self._created:

@@ -36,6 +36,7 @@ def repair(replica: SimReplica, peers: list[SimReplica]) -> int:
     files = {s.name for s in sealed} | {sidecar_name(s.first) for s in sealed}
     names = sorted(name for name in files if source.disk.exists(name)) + state_files
     replica.crash(power=False)
+    replica.disk.capacity = None
     log = SegmentJournal(replica.disk)
     for name in names:
         file = replica.disk.open(staged_name(name), create=True)

@@ -118,7 +118,7 @@ class RawApplication:
         except DiskFull:
             self._schedule()
             return
-        context.journal.drop_before(context.rng.randint(context.journal.first_index, self.applied_index + 1))
+        context.journal.drop_before(context.rng.randint(context.journal.first_index, self.applied_index))
         self._schedule()
 
 
