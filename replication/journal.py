@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Sequence
+from typing import overload
 
 from pysyncobj.journal import Journal
 
@@ -288,6 +289,12 @@ class SegmentJournal(Journal):  # type: ignore[misc]  # pysyncobj has no types
 
     def __len__(self) -> int:
         return self.last_index - self.first_index + 1
+
+    @overload
+    def __getitem__(self, item: int) -> Entry: ...
+
+    @overload
+    def __getitem__(self, item: slice) -> EntryRange: ...
 
     def __getitem__(self, item: int | slice) -> Entry | EntryRange:
         return EntryRange(self, self.first_index, self.last_index + 1)[item]

@@ -4,7 +4,7 @@ until somebody asks for it: pysyncobj asks for the index or term of log[-1] and 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Protocol
+from typing import Protocol, overload
 
 
 class EntrySource(Protocol):
@@ -32,6 +32,9 @@ class Entry:
             return self._log.term_at(self._index)
         raise IndexError(field)
 
+    def __iter__(self) -> Iterator[bytes | int | None]:
+        return iter((self[0], self[1], self[2]))
+
     def __len__(self) -> int:
         return 3
 
@@ -56,6 +59,12 @@ class EntryRange:
 
     def __len__(self) -> int:
         return self._end - self._first
+
+    @overload
+    def __getitem__(self, item: int) -> Entry: ...
+
+    @overload
+    def __getitem__(self, item: slice) -> EntryRange: ...
 
     def __getitem__(self, item: int | slice) -> Entry | EntryRange:
         if isinstance(item, slice):

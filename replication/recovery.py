@@ -42,30 +42,41 @@ def segment_firsts(disk: Disk) -> list[int]:
 
 
 def recover(disk: Disk) -> RecoveredLog:
-    """Open the log of ``disk``. Raises CorruptLog or UnknownVersion, naming file and byte."""
+    """Open the log of ``disk``. Raises CorruptLog or UnknownVersion, naming file and byte.
+
+    Nothing is cut off or removed before everything was found sound: what a refused log holds is
+    evidence, and the next attempt must judge it the same way.
+    """
     log = RecoveredLog()
     firsts = segment_firsts(disk)
-    newest = _open_newest(disk, firsts[-1], log) if firsts else None
-    if firsts and newest is None:
-        # Its creation was torn, so it holds nothing. The one before it is the newest, and has no torn
-        # tail: a segment is synced before the next one is created.
+    torn_creation = firsts[-1] if firsts and _creation_is_torn(disk, firsts[-1]) else None
+    if torn_creation is not None:
         del firsts[-1]
-        if firsts:
-            file = disk.open(log_name(firsts[-1]))
-            newest = firsts[-1], file, load_sealed(disk, firsts[-1], file)
     for first in firsts[:-1]:
-        found = load_sealed(disk, first, disk.open(log_name(first)))
-        segment = _add(log, first, found)
-        segment.sealed, segment.opened = True, None
-    if newest is not None:
-        first, file, found = newest
-        segment = _add(log, first, found)
-        segment.opened = OpenSegment(file, found.positions)
+        segment = _add(log, first, load_sealed(disk, first, disk.open(log_name(first))))
+        segment.sealed = True
+    if firsts:
+        file = disk.open(log_name(firsts[-1]))
+        # A segment is synced before the next one is created: beside a torn creation no tail is torn.
+        whole = torn_creation is not None
+        found = load_sealed(disk, firsts[-1], file) if whole else _scan_newest(firsts[-1], file)
+        _add(log, firsts[-1], found).opened = OpenSegment(file, found.positions)
+        _drop_torn_creation(disk, torn_creation)
+        log.cut_bytes = file.size() - found.end
+        if log.cut_bytes:
+            file.truncate(found.end)
         file.sync()
-        if disk.exists(sidecar_name(first)):  # it will grow again
-            disk.remove(sidecar_name(first))
+        disk.remove(sidecar_name(firsts[-1]))  # it will grow again
+    else:
+        _drop_torn_creation(disk, torn_creation)
     disk.sync_dir()  # without segments too: a removal that only the page cache knows may be undone
     return log
+
+
+def _drop_torn_creation(disk: Disk, first: int | None) -> None:
+    if first is not None:
+        disk.remove(log_name(first))
+        disk.remove(sidecar_name(first))
 
 
 def _add(log: RecoveredLog, first: int, found: Scan) -> Segment:
@@ -87,35 +98,31 @@ def _add(log: RecoveredLog, first: int, found: Scan) -> Segment:
     return segment
 
 
-def _open_newest(disk: Disk, first: int, log: RecoveredLog) -> tuple[int, File, Scan] | None:
-    """Scan the newest segment and cut its torn tail; None if even its file header is torn."""
+def _scan_newest(first: int, file: File) -> Scan:
+    """The newest segment up to its torn tail, if it has one; every checksum is verified."""
     name = log_name(first)
-    file = disk.open(name)
-    size = file.size()
-    data = memoryview(file.read(0, size))
-    if not file_header_is_sound(data, first, name):
-        if not _header_is_torn(data, first):
-            raise CorruptLog(f"{name} has a damaged file header at byte 0; repair this replica from a peer")
-        log.cut_bytes += size
-        file.close()
-        disk.remove(name)
-        disk.remove(sidecar_name(first))
-        disk.sync_dir()
-        return None
+    data = memoryview(file.read(0, file.size()))
     try:
         found = scan(data, FILE_HEADER_SIZE, first)
         if found.problem is not None and not is_torn(data, found.end, first + len(found.positions) - 1):
             raise CorruptLog(
-                f"{found.problem} of {size}, and sound entries follow; repair this replica from a peer"
+                f"{found.problem} of {len(data)}, and sound entries follow; repair this replica from a peer"
             )
     except (CorruptLog, UnknownVersion) as error:
         raise type(error)(f"{name}: {error}") from error
-    if found.problem is not None:
-        log.cut_bytes += size - found.end
-        file.truncate(found.end)
-    return first, file, found
+    return found
 
 
-def _header_is_torn(data: memoryview, first: int) -> bool:
-    """Like any entry: torn if nothing sound follows, or if its sector is lost and no later sync is seen."""
-    return read_entry(data, FILE_HEADER_SIZE) is None and is_torn(data, 0, first)
+def _creation_is_torn(disk: Disk, first: int) -> bool:
+    """Whether the newest segment never got its file header. It holds nothing then.
+
+    The header is judged like an entry: torn if nothing sound follows it.
+    """
+    name = log_name(first)
+    file = disk.open(name)
+    if file_header_is_sound(memoryview(file.read(0, FILE_HEADER_SIZE)), first, name):
+        return False
+    data = memoryview(file.read(0, file.size()))
+    if read_entry(data, FILE_HEADER_SIZE) is not None or not is_torn(data, 0, first):
+        raise CorruptLog(f"{name} has a damaged file header at byte 0; repair this replica from a peer")
+    return True

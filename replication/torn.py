@@ -14,6 +14,7 @@ to serve the log and is repaired from a peer. The bytes themselves tell which it
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Final
 
 from escrowmq.replication.entry import HEADER_SIZE, MAGIC, EntryHeader, read_entry
@@ -27,19 +28,19 @@ _CHECKSUM_FACTOR_MAX: Final = 16
 
 def is_torn(data: memoryview, bad: int, index: int) -> bool:
     """Whether the unsound entry ``index`` at byte ``bad`` can be a write that was never synced."""
-    following = _next_sound(data, bad, index)
-    if following is None:
-        return True
-    at, header = following
-    if header is None or header.batch_first > index:
-        return False
-    return _lost_sector(data, bad, at)
+    first_sound = None
+    for at, header in _sound_entries_after(data, bad, index):
+        if header is None or header.batch_first > index:
+            return False
+        if first_sound is None:
+            first_sound = at
+    return first_sound is None or _lost_sector(data, bad, first_sound)
 
 
-def _next_sound(data: memoryview, bad: int, index: int) -> tuple[int, EntryHeader | None] | None:
-    """The next sound entry after ``bad`` with a later index: (position, header), or None.
+def _sound_entries_after(data: memoryview, bad: int, index: int) -> Iterator[tuple[int, EntryHeader | None]]:
+    """Sound entries after ``bad`` with later indexes, as (position, header).
 
-    A None header means that the search became too dear, which only forged input can cause; it
+    Ends with a None header if the search becomes too dear, which only forged input can cause; it
     counts as corruption, the answer that loses nothing.
     """
     raw = bytes(data[bad:])
@@ -47,15 +48,17 @@ def _next_sound(data: memoryview, bad: int, index: int) -> tuple[int, EntryHeade
     at = raw.find(MAGIC, 1)
     while at >= 0:
         found = int.from_bytes(raw[at + 24 : at + 32], "little")
+        after = at + 1
         if index < found <= index + len(raw) // HEADER_SIZE:
             budget -= min(int.from_bytes(raw[at + 8 : at + 12], "little"), len(raw))
             if budget < 0:
-                return bad + at, None
+                yield bad + at, None
+                return
             header = read_entry(data, bad + at)
             if header is not None:
-                return bad + at, header
-        at = raw.find(MAGIC, at + 1)
-    return None
+                yield bad + at, header
+                after = at + HEADER_SIZE + header.size
+        at = raw.find(MAGIC, after)
 
 
 def _lost_sector(data: memoryview, start: int, end: int) -> bool:
