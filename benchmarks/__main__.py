@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+from functools import partial
 from pathlib import Path
-from statistics import median
+from statistics import mean
 from typing import Annotated
 
 import typer
@@ -28,6 +29,10 @@ PARTS = ("transactions", "plain", "open", "recovery")
 #: What a lone transaction sends: PREPARE with its message, then COMMIT.
 LONE_CALL_BYTES = 256
 RECOVERY_LOG_MB = (128, 256)
+TITLES = {
+    "transaction": "Transactions: prepare + commit, one message of 256 B each",
+    "message": "Plain messages",
+}
 
 
 def main(
@@ -67,26 +72,34 @@ def _against_the_cluster(
         return
     ceiling = Ceiling(folder / "ceiling")
     try:
-        rows, best = _ceiling(ceiling, seconds)
-        report.ceiling(rows)
+        # Before, between and after: a machine that others use changes while it is measured.
+        figures = [ceiling.measure(LONE_CALL_BYTES, 1, seconds), _full(ceiling, seconds)]
+        rows: dict[str, dict[str, workload.Timed]] = {}
+        read = None
         if "transactions" in parts:
-            _transactions(group, report, best, seconds, repeat)
+            rows["transaction"] = _transactions(group, seconds, repeat)
+            figures.append(_full(ceiling, seconds))
         if "plain" in parts:
-            _plain(group, report, best, seconds, repeat)
+            rows["message"] = _plain(group, seconds, repeat)
+            figures.append(_full(ceiling, seconds))
+            read = workload.reading(group, "plain-256", 3 * seconds)
     finally:
         ceiling.close()
+    report.ceiling(figures)
+    best = mean(figure.bytes_per_s for figure in figures[1:])
+    for what, measured in rows.items():
+        report.traffic(TITLES[what], what, measured, best)
+    if read is not None:
+        report.reading(read, 256)
 
 
-def _ceiling(ceiling: Ceiling, seconds: float) -> tuple[list[CeilingFigure], float]:
-    """The lone call, and the calls of a producer at work: its request size, its calls in flight."""
+def _full(ceiling: Ceiling, seconds: float) -> CeilingFigure:
+    """The calls of a producer at work: its request size, its calls in flight."""
     config = ProducerConfig()
-    lone = ceiling.measure(LONE_CALL_BYTES, 1, seconds)
-    full = [ceiling.measure(config.request_bytes, config.channel.calls_in_flight, seconds) for _ in range(3)]
-    best = median(figure.bytes_per_s for figure in full)
-    return [lone, *full], best
+    return ceiling.measure(config.request_bytes, config.channel.calls_in_flight, seconds)
 
 
-def _transactions(group: GroupUnderTest, report: Report, best: float, seconds: float, repeat: int) -> None:
+def _transactions(group: GroupUnderTest, seconds: float, repeat: int) -> dict[str, workload.Timed]:
     topic = "transactions"
     group.cluster.admin.create_topic(topic, partitions=workload.PARTITIONS, transaction_timeout_ms=HOUR_MS)
     with group.producer() as producer:
@@ -94,18 +107,18 @@ def _transactions(group: GroupUnderTest, report: Report, best: float, seconds: f
         rows = {"1 in flight": workload.lone_transactions(group, producer, topic, seconds)}
         for count in (64, 1024):
             rows[f"{count:,} asyncio tasks"] = workload.repeated(
-                repeat, lambda n=count: workload.tasks(group, producer, topic, n, seconds)
+                repeat, partial(workload.tasks, group, producer, topic, count, seconds)
             )
         half = rows["1,024 asyncio tasks"].traffic.per_s / 2
         rows[f"asyncio, {half:,.0f}/s arriving"] = workload.paced_tasks(group, producer, topic, half, seconds)
         for count in (64, 1024):
             rows[f"{count:,} in bulk"] = workload.repeated(
-                repeat, lambda n=count: workload.bulk_transactions(group, producer, topic, n, seconds)
+                repeat, partial(workload.bulk_transactions, group, producer, topic, count, seconds)
             )
-    report.traffic("Transactions: prepare + commit, one message of 256 B each", "transaction", rows, best)
+    return rows
 
 
-def _plain(group: GroupUnderTest, report: Report, best: float, seconds: float, repeat: int) -> None:
+def _plain(group: GroupUnderTest, seconds: float, repeat: int) -> dict[str, workload.Timed]:
     rows = {}
     with group.producer() as producer:
         for size in (256, 1024):
@@ -113,10 +126,9 @@ def _plain(group: GroupUnderTest, report: Report, best: float, seconds: float, r
             group.cluster.admin.create_topic(topic, partitions=workload.PARTITIONS)
             rows[f"{size:,} B"] = workload.repeated(
                 repeat,
-                lambda t=topic, s=size: workload.plain_messages(group, producer, t, s, seconds),
+                partial(workload.plain_messages, group, producer, topic, size, seconds),
             )
-    report.traffic("Plain messages", "message", rows, best)
-    report.reading(workload.reading(group, "plain-256", 3 * seconds), 256)
+    return rows
 
 
 def _with_open_ones(group: GroupUnderTest, report: Report, opened: int, seconds: float, repeat: int) -> None:

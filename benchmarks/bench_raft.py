@@ -139,7 +139,11 @@ def propose(driver: Driver, size: int, outstanding: int, seconds: float) -> tupl
 
         node.propose(body, done)
 
-    driver.submit(lambda: [start() for _ in range(outstanding)] and None)
+    def start_all() -> None:
+        for _ in range(outstanding):
+            start()
+
+    driver.submit(start_all)
     assert finished.wait(seconds + 30)
     return len(latencies), clock() - begin, latencies
 

@@ -155,7 +155,7 @@ class Ceiling:
         follower = ray.remote(num_cpus=0)(CopyFollower)
         self._followers = [follower.remote(str(self.folder / f"copy-{n}")) for n in (1, 2)]
         where = ray.get([f.where.remote() for f in self._followers])
-        leader = ray.remote(num_cpus=0, max_concurrency=64)(CopyLeader)
+        leader: Any = ray.remote(CopyLeader).options(num_cpus=0, max_concurrency=64)
         self._leader = leader.remote(str(self.folder / "copy-0"), [port for port, _ in where])
         self._pids = {
             "leader": ray.get(self._leader.pid.remote()),

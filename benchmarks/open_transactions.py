@@ -9,8 +9,10 @@ from __future__ import annotations
 import os
 import time
 from collections import deque
+from concurrent.futures import Future
 from dataclasses import dataclass
 from statistics import median
+from typing import Any
 
 import google_crc32c
 import psutil
@@ -62,7 +64,7 @@ def measure_open(
 
 def _open(group: GroupUnderTest, app: str, topic: str, wanted: int) -> None:
     router = Router(group.cluster.info, name="bench-open")
-    waiting: deque[object] = deque()
+    waiting: deque[Future[Any]] = deque()
     try:
         for first in range(0, wanted, PER_REQUEST):
             if len(waiting) >= REQUESTS_UNDER_WAY:

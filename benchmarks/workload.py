@@ -9,13 +9,14 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from benchmarks.group import GroupUnderTest, Traffic, side_by_side
 from benchmarks.measure import Latencies
 from escrowmq import Message, TransactionState
 from escrowmq.actors.producer import Producer
+from escrowmq.actors.results import TransactionResult
 
 TX_BYTES = 256
 PARTITIONS = 4
@@ -146,9 +147,9 @@ def bulk_transactions(
     return Timed(group.measure(work), latency.summary())
 
 
-def check_committed(results: list[object]) -> None:
+def check_committed(results: Sequence[TransactionResult]) -> None:
     """A figure that counts failures as work would lie."""
-    wrong = [r for r in results if getattr(r, "state", None) is not TransactionState.COMMITTED]
+    wrong = [r for r in results if r.state is not TransactionState.COMMITTED]
     if wrong:
         raise RuntimeError(f"{len(wrong)} of {len(results)} transactions were not committed: {wrong[0]}")
 

@@ -21,10 +21,11 @@ def run(cluster: Cluster, topic: str = "sales", mode: str = "raydp") -> dict[str
     cluster.admin.create_topic(topic, partitions=4)
     with cluster.producer(app="till") as producer:
         for number in range(200):
-            sale = {"customer": f"c{number % 3}", "amount": number / 4}
+            customer = f"c{number % 3}"
+            sale = json.dumps({"customer": customer, "amount": number / 4})
             tx = producer.transaction()
             with tx:
-                tx.send(Message(topic, json.dumps(sale).encode(), key=sale["customer"].encode()))
+                tx.send(Message(topic, sale.encode(), key=customer.encode()))
                 tx.prepare()
                 if number % 5 == 0:
                     tx.rollback()
