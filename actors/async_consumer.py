@@ -8,31 +8,32 @@ run in a thread; a cancelled one still takes effect.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from datetime import datetime
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from escrowmq.actors import consumer_args as args
 from escrowmq.actors.assignment import TopicPartition
 from escrowmq.actors.config import ConsumerConfig
-from escrowmq.actors.consumer import Consumer
 from escrowmq.actors.topology import ClusterInfo
 from escrowmq.replication.errors import Closed
 from escrowmq.replication.model import ConsumerRecord
 
+if TYPE_CHECKING:
+    from escrowmq.actors.consumer import Consumer
+
 
 class AsyncConsumer:
-    """See :class:`Consumer`. Made by ``await AsyncConsumer.create(...)``; an async context manager.
+    """``consumer.aio``, or made by ``await AsyncConsumer.create(...)``. An async context manager.
 
-    Belongs to the event loop in which it was made.
+    Errors and meaning are those of :class:`Consumer`. Belongs to the event loop that polls it first.
     """
 
     def __init__(self, consumer: Consumer) -> None:
         self._consumer, self._core = consumer, consumer.core
-        self._loop = asyncio.get_running_loop()
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._news = asyncio.Event()
-        self._core.condition.listeners.append(self._on_news)
 
     @classmethod
     async def create(
@@ -45,6 +46,8 @@ class AsyncConsumer:
         config: ConsumerConfig | None = None,
     ) -> Self:
         """As ``Consumer(...)``, which asks the brokers for the topics."""
+        from escrowmq.actors.consumer import Consumer
+
         made = await asyncio.to_thread(
             Consumer, info, group=group, topics=topics, auto_offset_reset=auto_offset_reset, config=config
         )
@@ -54,6 +57,9 @@ class AsyncConsumer:
         """As :meth:`Consumer.poll`; safe to cancel."""
         args.check_poll(max_records, timeout_s)
         core = self._core
+        if self._loop is None:
+            self._loop = asyncio.get_running_loop()
+            core.condition.listeners.append(self._on_news)
         deadline = core.clock() + timeout_s
         while True:
             self._news.clear()
@@ -145,8 +151,8 @@ class AsyncConsumer:
 
     def _on_news(self) -> None:
         """In any thread, under the core's condition."""
-        wake: Callable[[], None] = self._news.set
+        assert self._loop is not None
         try:
-            self._loop.call_soon_threadsafe(wake)
+            self._loop.call_soon_threadsafe(self._news.set)
         except RuntimeError:  # the loop was closed before this consumer
             self._core.condition.listeners.remove(self._on_news)

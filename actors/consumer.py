@@ -13,11 +13,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
+from functools import cached_property
 from types import TracebackType
 from typing import Self
 
 from escrowmq.actors import consumer_args as args
 from escrowmq.actors.assignment import TopicPartition
+from escrowmq.actors.async_consumer import AsyncConsumer
 from escrowmq.actors.calls import ReplicaCalls
 from escrowmq.actors.config import ConsumerConfig
 from escrowmq.actors.consumer_core import ConsumerCore
@@ -59,6 +61,11 @@ class Consumer:
         except BaseException:
             self.close()
             raise
+
+    @cached_property
+    def aio(self) -> AsyncConsumer:
+        """The asyncio face of this consumer."""
+        return AsyncConsumer(self)
 
     # ------------------------------------------------------------ what to read
 

@@ -45,7 +45,7 @@ def test_poll_commit_position(brokers, topic, unique, consumer_of):
 
 def test_news_wakes_a_waiting_poll_and_the_loop_goes_on(brokers, topic, consumer_of):
     async def main():
-        async with AsyncConsumer(consumer_of(brokers)) as consumer:
+        async with consumer_of(brokers).aio as consumer:
             await consumer.assign([(topic, 0)])
             assert await consumer.poll(timeout_s=0.1) == []
             polling = asyncio.create_task(consumer.poll(timeout_s=10.0))
@@ -61,7 +61,7 @@ def test_news_wakes_a_waiting_poll_and_the_loop_goes_on(brokers, topic, consumer
 
 def test_a_cancelled_poll_loses_nothing(brokers, topic, consumer_of):
     async def main():
-        async with AsyncConsumer(consumer_of(brokers)) as consumer:
+        async with consumer_of(brokers).aio as consumer:
             await consumer.assign([(topic, 0)])
             for i in range(20):
                 polling = asyncio.create_task(consumer.poll(timeout_s=5.0))
