@@ -39,11 +39,12 @@ def typed_errors() -> Iterator[None]:
         raise
 
 
-def launch(plan: Plan, node_id: str, *, wait_s: float) -> ClusterInfo:
+def launch(plan: Plan, node_id: str, *, wait_s: float, keep_if_late: bool = False) -> ClusterInfo:
     """Create the supervisor on a node and wait until every group is led.
 
     Raises ConfigError if the namespace has a cluster, the typed errors of its data directory, and
-    Unavailable if it is not ready in time. In each case nothing is left running.
+    Unavailable if it is not ready in time. Nothing is left running then, but with ``keep_if_late`` a
+    cluster that is merely late goes on starting.
     """
     namespace = plan.shape.namespace
     try:
@@ -53,18 +54,24 @@ def launch(plan: Plan, node_id: str, *, wait_s: float) -> ClusterInfo:
             f"an EscrowMQ cluster runs already in namespace {namespace!r}; connect to it with "
             "escrowmq.connect(...), or give another namespace"
         ) from error
+    late: dict[str, Any] | None = None
     try:
         with typed_errors():
             info = ClusterInfo(**ray.get(handle.open.remote(), timeout=OPEN_TIMEOUT_S))
             if wait_s > 0:
                 health = ray.get(handle.wait_ready.remote(wait_s), timeout=wait_s + ANSWER_TIMEOUT_S)
-                require_ready(health, wait_s)
+                if keep_if_late and not health["refusal"]:
+                    late = health
+                else:
+                    require_ready(health, wait_s)
     except ray.exceptions.RayError as error:
         stop_cluster(namespace)
         raise Unavailable(f"the supervisor did not start: {error}", 1.0) from error
     except BaseException:
         stop_cluster(namespace)
         raise
+    if late is not None:
+        require_ready(late, wait_s)
     return info
 
 
@@ -75,7 +82,7 @@ def require_ready(health: dict[str, Any], waited_s: float) -> None:
         kind = getattr(errors, refusal["type_name"], EscrowMQError)
         raise kind(refusal["text"])
     if not health["ready"]:
-        raise Unavailable(f"not ready after {waited_s:g} s: {describe(health)}", 1.0)
+        raise Unavailable(f"the cluster is not ready after {waited_s:g} s: {describe(health)}", 5.0)
 
 
 def describe(health: dict[str, Any]) -> str:

@@ -1,0 +1,49 @@
+"""The commands put together."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from escrowmq.cluster.cli import consuming, groups, lifecycle, producing, topics, transactions
+from escrowmq.cluster.cli.failing import Commands
+
+app = typer.Typer(
+    name="escrowmq",
+    cls=Commands,
+    no_args_is_help=True,
+    pretty_exceptions_show_locals=False,  # locals may hold a secret
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="EscrowMQ: a transactional message broker on Ray.",
+    epilog="Exit codes: 0 done, 1 failed, 2 wrong usage or setting, 3 not available (try again), "
+    "4 unknown topic or transaction, 5 conflict, 6 outcome unknown.",
+)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        import escrowmq
+
+        print(escrowmq.__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def top(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """EscrowMQ: a transactional message broker on Ray."""
+
+
+app.command()(lifecycle.up)
+app.command()(lifecycle.down)
+app.command()(lifecycle.status)
+app.command()(lifecycle.demo)
+app.command()(producing.produce)
+app.command()(consuming.consume)
+app.add_typer(topics.app, name="topic")
+app.add_typer(transactions.app, name="txn")
+app.add_typer(groups.app, name="group")

@@ -1,0 +1,150 @@
+"""``escrowmq consume``: committed messages of topics, up to their end or for ever.
+
+Without a group it reads by itself and leaves no trace; with one it shares the partitions with the
+group's other members and commits what it has printed.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from escrowmq.cluster.cli.options import AUTO, Address, ConfigFile, Format, Namespace, Shown, joined
+from escrowmq.cluster.cli.output import note, text_or_base64, when
+
+if TYPE_CHECKING:
+    from escrowmq.cluster.handle import Cluster
+    from escrowmq.replication.model import ConsumerRecord
+
+POLL_S = 1.0
+#: Without --follow a group member ends when nothing has come for so long: others may read the rest.
+GROUP_IDLE_S = 5.0
+EARLIEST, LATEST = "earliest", "latest"
+
+
+def consume(
+    topics: Annotated[list[str], typer.Argument(help="Names of topics.", show_default=False)],
+    group: Annotated[str | None, typer.Option(help="Read as a member of this group, and commit.")] = None,
+    start: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            help="'earliest', 'latest', ms since the epoch, or a date like 2026-01-31T12:00Z. Default: "
+            "earliest; with --follow latest; with --group what the group has committed.",
+        ),
+    ] = None,
+    follow: Annotated[bool, typer.Option("--follow", help="Go on at the end, until interrupted.")] = False,
+    max_records: Annotated[
+        int | None, typer.Option("--max", min=1, help="End after so many messages.")
+    ] = None,
+    partition: Annotated[list[int] | None, typer.Option(help="Only these partitions; repeatable.")] = None,
+    address: Address = AUTO,
+    namespace: Namespace = None,
+    config: ConfigFile = None,
+    shown: Shown = Format.table,
+) -> None:
+    """Print committed messages: a line each, or with --format json an object a line."""
+    from escrowmq.replication.errors import ConfigError
+
+    if group is not None and (partition or start not in (None, EARLIEST, LATEST)):
+        raise ConfigError(
+            "with --group the group's places count: --from takes earliest or latest, no --partition"
+        )
+    since = _parse_start(start or (LATEST if follow else EARLIEST))
+    count = 0
+    with joined(address, namespace, config) as cluster:
+        if group is not None:
+            records = _as_member(cluster, group, topics, start or EARLIEST, follow, max_records)
+        else:
+            alone = _alone(cluster, topics, since, set(partition or ()), follow)
+            records = itertools.islice(alone, max_records)
+        for record in records:
+            print(_line(record, shown), flush=follow)
+            count += 1
+    note(f"{count} messages")
+
+
+def _parse_start(text: str) -> str | int:
+    from escrowmq.replication.errors import ConfigError
+
+    if text in (EARLIEST, LATEST):
+        return text
+    if text.isdecimal():
+        return int(text)
+    try:
+        date = datetime.fromisoformat(text)
+    except ValueError:
+        raise ConfigError(
+            "--from must be earliest, latest, ms since the epoch or a date like 2026-01-31T12:00Z, "
+            f"not {text!r}"
+        ) from None
+    return int((date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp() * 1000)
+
+
+def _alone(
+    cluster: Cluster, topics: list[str], since: str | int, only: set[int], follow: bool
+) -> Iterator[ConsumerRecord]:
+    """Without a group: every partition, from ``since``, up to the ends as they are now (or on and on)."""
+    ends = {
+        (topic, p.partition): p.end
+        for topic in topics
+        for p in cluster.admin.describe_topic(topic).partitions
+        if not only or p.partition in only
+    }
+    with cluster.consumer(auto_offset_reset=EARLIEST) as consumer:
+        consumer.assign(list(ends))
+        for topic, partition in ends:
+            if isinstance(since, int):
+                consumer.seek_to_time(topic, partition, since)
+        if since == LATEST:
+            consumer.seek_to_end()
+        while follow or any(consumer.position(*tp) < end for tp, end in ends.items()):
+            for record in consumer.poll(500, POLL_S):
+                if follow or record.offset < ends[record.topic, record.partition]:
+                    yield record
+
+
+def _as_member(
+    cluster: Cluster, group: str, topics: list[str], reset: str, follow: bool, limit: int | None
+) -> Iterator[ConsumerRecord]:
+    """As a member of a group; a batch is committed when the last of it has been printed."""
+    left = limit
+    with cluster.consumer(group, topics, auto_offset_reset=reset) as consumer:
+        quiet_since = time.monotonic()
+        while follow or time.monotonic() - quiet_since < GROUP_IDLE_S:
+            records = consumer.poll(500 if left is None else min(500, left), POLL_S)
+            if not records:
+                continue
+            yield from records
+            consumer.commit()
+            quiet_since = time.monotonic()
+            if left is not None:
+                left -= len(records)
+                if left <= 0:
+                    return
+
+
+def _line(record: ConsumerRecord, shown: Format) -> str:
+    if shown is Format.json:
+        return json.dumps(
+            {
+                "topic": record.topic,
+                "partition": record.partition,
+                "offset": record.offset,
+                "timestamp": record.timestamp,
+                "key": None if record.key is None else text_or_base64(record.key),
+                "value": text_or_base64(record.value),
+                "headers": {name: text_or_base64(value) for name, value in record.headers.items()},
+                "tx_id": record.tx_id,
+            },
+            ensure_ascii=False,
+        )
+    key = "" if record.key is None else f"{record.key.decode(errors='replace')}\t"
+    place = f"{record.topic}/{record.partition}@{record.offset}"
+    return f"{place}\t{when(record.timestamp)}\t{key}{record.value.decode(errors='replace')}"

@@ -1,0 +1,75 @@
+"""How commands fail: one line that says what is wrong, one that says what to do, and an exit code.
+
+Error texts of EscrowMQ have the form "what; what to do", which gives the two lines. Exit codes are
+few, so that scripts can tell "come back later" from "never".
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+
+from escrowmq.replication.errors import (
+    ClusterNotFound,
+    ConfigError,
+    EscrowMQError,
+    InvalidMessage,
+    NotLeader,
+    OutcomeUnknown,
+    Overloaded,
+    TopicExists,
+    TransactionConflict,
+    Unavailable,
+    UnknownTopic,
+    UnknownTransaction,
+)
+
+FAILED, USAGE, UNAVAILABLE, NOT_FOUND, CONFLICT, UNKNOWN_OUTCOME, INTERRUPTED = 1, 2, 3, 4, 5, 6, 130
+
+_CODES: tuple[tuple[type[EscrowMQError], int], ...] = (
+    (ConfigError, USAGE),
+    (InvalidMessage, USAGE),
+    (ClusterNotFound, UNAVAILABLE),
+    (Unavailable, UNAVAILABLE),
+    (Overloaded, UNAVAILABLE),
+    (NotLeader, UNAVAILABLE),
+    (UnknownTopic, NOT_FOUND),
+    (UnknownTransaction, NOT_FOUND),
+    (TransactionConflict, CONFLICT),
+    (TopicExists, CONFLICT),
+    (OutcomeUnknown, UNKNOWN_OUTCOME),
+)
+
+
+def exit_code(error: EscrowMQError) -> int:
+    """The exit code for an error; FAILED for those without one of their own."""
+    return next((code for kind, code in _CODES if isinstance(error, kind)), FAILED)
+
+
+def explain(error: EscrowMQError) -> str:
+    """``error: what`` and, where the text has it, ``hint: what to do``."""
+    what, _, todo = str(error).replace("\n", " ").partition("; ")
+    lines = [f"error: {what or type(error).__name__}"]
+    if todo:
+        lines.append(f"hint: {todo}")
+    return "\n".join(lines)
+
+
+class Commands(TyperGroup):
+    """The top group: turns EscrowMQ's errors into text and exit codes for every command below it."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command."""
+        try:
+            return super().invoke(ctx)
+        except EscrowMQError as error:
+            print(explain(error), file=sys.stderr)
+            raise typer.Exit(exit_code(error)) from None
+        except KeyboardInterrupt:
+            raise typer.Exit(INTERRUPTED) from None
+        except BrokenPipeError:  # `escrowmq consume ... | head`: the reader has had enough
+            sys.stderr.close()
+            raise typer.Exit(0) from None

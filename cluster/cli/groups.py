@@ -1,0 +1,59 @@
+"""``escrowmq group list|describe``: consumer groups, their members and their lag."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from escrowmq.cluster.cli.options import AUTO, Address, ConfigFile, Format, Namespace, Shown, joined
+from escrowmq.cluster.cli.output import plain, show_json, show_pairs, show_rows
+
+app = typer.Typer(no_args_is_help=True, help="List and describe consumer groups.")
+
+
+@app.command("list")
+def list_groups(
+    address: Address = AUTO,
+    namespace: Namespace = None,
+    config: ConfigFile = None,
+    shown: Shown = Format.table,
+) -> None:
+    """Groups with live members or committed offsets, and how far they are behind."""
+    with joined(address, namespace, config) as cluster:
+        found = [cluster.admin.describe_group(name) for name in cluster.admin.groups()]
+    rows = [
+        {"group": g.group, "members": len(g.members), "partitions": len(g.partitions), "lag": g.lag}
+        for g in found
+    ]
+    show_rows(shown, rows, ("group", "members", "partitions", "lag"), empty="no consumer groups yet")
+
+
+@app.command()
+def describe(
+    name: Annotated[str, typer.Argument(help="Name of the group.", show_default=False)],
+    address: Address = AUTO,
+    namespace: Namespace = None,
+    config: ConfigFile = None,
+    shown: Shown = Format.table,
+) -> None:
+    """A group's members, and per partition who reads it, its place and its lag."""
+    with joined(address, namespace, config) as cluster:
+        found = cluster.admin.describe_group(name)
+    if shown is Format.json:
+        show_json({**plain(found), "lag": found.lag})
+        return
+    show_pairs(shown, found, {"group": found.group, "coordinator": found.coordinator, "lag": found.lag})
+    members = [
+        {
+            "member": m.member,
+            "topics": ", ".join(m.topics),
+            "partitions": ", ".join(f"{topic}/{p}" for topic, p in m.partitions),
+            "expires_in_s": round(m.expires_in_s, 1),
+        }
+        for m in found.members
+    ]
+    show_rows(shown, members, ("member", "topics", "partitions", "expires_in_s"), empty="no live members")
+    places = [plain(place) for place in found.partitions]
+    columns = ("topic", "partition", "member", "committed", "end", "lag")
+    show_rows(shown, places, columns, empty="nothing committed")

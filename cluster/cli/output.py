@@ -1,0 +1,114 @@
+"""Showing results: tables or JSON on the standard output, notes and progress on the standard error.
+
+One function per kind of output, so that every command has both formats and none is forgotten. A table
+that goes into a pipe is not cut to the width of a screen.
+"""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import enum
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from escrowmq.cluster.cli.options import Format
+
+_PIPE_WIDTH = 500
+
+
+def console() -> Console:
+    """Where tables go. Made anew for each use, since tests replace the streams."""
+    return Console(file=sys.stdout, width=None if sys.stdout.isatty() else _PIPE_WIDTH, highlight=False)
+
+
+def note(text: str) -> None:
+    """A remark for the person at the keyboard; never part of the result."""
+    print(text, file=sys.stderr)
+
+
+def show_json(value: Any) -> None:
+    """Any result as one JSON document."""
+    print(json.dumps(plain(value), indent=2, ensure_ascii=False))
+
+
+def show_rows(
+    shown: Format,
+    rows: Sequence[Mapping[str, Any]],
+    columns: Sequence[str],
+    *,
+    title: str = "",
+    empty: str = "",
+) -> None:
+    """A list: a table of ``columns``, or JSON with every key."""
+    if shown is Format.json:
+        show_json(rows)
+        return
+    if not rows:
+        note(empty or "nothing to show")
+        return
+    table = Table(title=title or None, title_justify="left", header_style="bold")
+    for column in columns:
+        numbers = all(isinstance(row.get(column), int | float | None) for row in rows)
+        table.add_column(column.replace("_", " "), justify="right" if numbers else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*(cell(row.get(column)) for column in columns))
+    console().print(table)
+
+
+def show_pairs(shown: Format, value: Any, pairs: Mapping[str, Any]) -> None:
+    """One thing: its ``pairs`` line by line, or ``value`` as JSON."""
+    if shown is Format.json:
+        show_json(value)
+        return
+    table = Table(show_header=False, box=None, pad_edge=False)
+    table.add_column(style="bold")
+    table.add_column(overflow="fold")
+    for name, entry in pairs.items():
+        table.add_row(name.replace("_", " "), cell(entry))
+    console().print(table)
+
+
+def cell(value: Any) -> str:
+    """A value in a table."""
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, enum.Enum):
+        return str(value.value)
+    return str(value).replace("[", "\\[")
+
+
+def when(ts_ms: int) -> str:
+    """Milliseconds since the epoch as a date in UTC."""
+    return datetime.fromtimestamp(ts_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3] + "Z"
+
+
+def plain(value: Any) -> Any:
+    """Dataclasses, enums and bytes as what JSON has."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {item.name: plain(getattr(value, item.name)) for item in dataclasses.fields(value)}
+    if isinstance(value, enum.Enum):
+        return value.value
+    if isinstance(value, Mapping):
+        return {str(key): plain(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [plain(entry) for entry in value]
+    if isinstance(value, bytes):
+        return text_or_base64(value)
+    return value if isinstance(value, str | int | float | bool | None) else str(value)
+
+
+def text_or_base64(value: bytes) -> str | dict[str, str]:
+    """Bytes as text where they are UTF-8, else as ``{"base64": ...}``."""
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return {"base64": base64.b64encode(value).decode()}

@@ -1,0 +1,201 @@
+"""``escrowmq produce``: messages from arguments, a file, or the standard input.
+
+Reads ahead no further than the producer's buffer allows, so a file of any size can be sent; a message
+counts as sent when the broker has acknowledged it.
+"""
+
+from __future__ import annotations
+
+import collections
+import json
+import sys
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from escrowmq.cluster.cli.options import AUTO, Address, ConfigFile, Format, Namespace, Shown, joined
+from escrowmq.cluster.cli.output import show_pairs
+
+if TYPE_CHECKING:
+    from escrowmq.replication.model import Message, RecordMetadata
+
+#: Messages sent and not yet acknowledged; enough to fill the pipe, little to lose count of.
+IN_FLIGHT_MAX = 10_000
+
+
+def produce(
+    topic: Annotated[str, typer.Argument(help="Name of the topic.", show_default=False)],
+    values: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="Messages. None: one per line of --file, or of the standard input.", show_default=False
+        ),
+    ] = None,
+    file: Annotated[
+        Path | None, typer.Option("--file", "-f", help="Read lines from here ('-': standard input).")
+    ] = None,
+    key: Annotated[str | None, typer.Option(help="Key of every message.")] = None,
+    key_separator: Annotated[str | None, typer.Option(help="Each line is a key, this, and a value.")] = None,
+    header: Annotated[
+        list[str] | None, typer.Option(help="name=value, for every message; repeatable.")
+    ] = None,
+    partition: Annotated[int | None, typer.Option(help="Partition, instead of the choice by key.")] = None,
+    as_json: Annotated[
+        bool,
+        typer.Option(
+            "--json", help='Each line is JSON: {"value": "..", "key": "..", "headers": {..}, "partition": 0}.'
+        ),
+    ] = False,
+    transaction: Annotated[
+        bool, typer.Option("--transaction", help="All messages in one transaction: all of them or none.")
+    ] = False,
+    app: Annotated[str, typer.Option(help="App that the producer belongs to.")] = "escrowmq-cli",
+    address: Address = AUTO,
+    namespace: Namespace = None,
+    config: ConfigFile = None,
+    shown: Shown = Format.table,
+) -> None:
+    """Send messages to a topic."""
+    from escrowmq.replication.errors import ConfigError
+
+    if values and file:
+        raise ConfigError("give messages as arguments or --file, not both")
+    if as_json and (key_separator is not None or key is not None or header or partition is not None):
+        raise ConfigError("with --json every line says its own key, headers and partition")
+    parse = _Parser(topic, key, key_separator, _headers(header or []), partition, as_json)
+    with joined(address, namespace, config) as cluster, cluster.producer(app) as producer:
+        lines = [value.encode() for value in values] if values else _lines(file)
+        messages = (parse(number, line) for number, line in enumerate(lines, start=1))
+        if transaction:
+            with producer.transaction() as tx:
+                count = 0
+                for message in messages:
+                    tx.send(message)
+                    count += 1
+                tx_id = tx.tx_id
+            result: dict[str, Any] = {"topic": topic, "sent": count, "tx_id": tx_id}
+        else:
+            result = {"topic": topic, "sent": _send_all(producer, messages)}
+    show_pairs(shown, result, result)
+
+
+def _send_all(producer: Any, messages: Iterable[Message]) -> int:
+    """Send all, wait for all; how many. Raises the first error, after saying how far it got."""
+    waiting: collections.deque[Future[RecordMetadata]] = collections.deque()
+    done = 0
+    try:
+        for message in messages:
+            waiting.append(producer.send(message))
+            while len(waiting) >= IN_FLIGHT_MAX or (waiting and waiting[0].done()):
+                waiting.popleft().result()
+                done += 1
+        while waiting:
+            waiting.popleft().result()
+            done += 1
+    except BaseException:
+        if done:
+            print(f"{done} messages were acknowledged before this", file=sys.stderr)
+        raise
+    return done
+
+
+class _Parser:
+    """Line -> message."""
+
+    def __init__(
+        self,
+        topic: str,
+        key: str | None,
+        separator: str | None,
+        headers: dict[str, bytes],
+        partition: int | None,
+        as_json: bool,
+    ) -> None:
+        self.topic, self.partition, self.headers, self.as_json = topic, partition, headers, as_json
+        self.key = None if key is None else key.encode()
+        self.separator = None if separator is None else separator.encode()
+
+    def __call__(self, number: int, line: bytes) -> Message:
+        from escrowmq.replication.errors import InvalidMessage
+        from escrowmq.replication.model import Message
+
+        if self.as_json:
+            return self._from_json(number, line)
+        key, value = self.key, line
+        if self.separator is not None:
+            head, separator, tail = line.partition(self.separator)
+            if not separator:
+                raise InvalidMessage(
+                    f"line {number} has no {self.separator.decode()!r} between key and value"
+                )
+            key, value = head, tail
+        return Message(self.topic, value, key, self.headers, self.partition)
+
+    def _from_json(self, number: int, line: bytes) -> Message:
+        from escrowmq.replication.errors import InvalidMessage
+        from escrowmq.replication.model import Message
+
+        try:
+            entry = json.loads(line)
+        except ValueError as error:
+            raise InvalidMessage(f"line {number} is not JSON: {error}") from None
+        known = {"value", "key", "headers", "partition"}
+        if not isinstance(entry, dict) or not set(entry) <= known or not isinstance(entry.get("value"), str):
+            raise InvalidMessage(f"line {number} must be an object with 'value' and of {sorted(known)} only")
+        key, headers = entry.get("key"), entry.get("headers") or {}
+        texts = [*headers.values()] if isinstance(headers, dict) else [None]
+        if not isinstance(key, str | None) or not all(isinstance(text, str) for text in texts):
+            raise InvalidMessage(f"line {number}: key and headers must be strings")
+        return Message(
+            self.topic,
+            entry["value"].encode(),
+            None if key is None else key.encode(),
+            {name: text.encode() for name, text in headers.items()},
+            entry.get("partition"),
+        )
+
+
+def _headers(pairs: list[str]) -> dict[str, bytes]:
+    from escrowmq.replication.errors import ConfigError
+
+    found = {}
+    for pair in pairs:
+        name, separator, value = pair.partition("=")
+        if not separator or not name:
+            raise ConfigError(f"a header is name=value, not {pair!r}")
+        found[name] = value.encode()
+    return found
+
+
+def _lines(file: Path | None) -> Iterator[bytes]:
+    """Lines without their ends; with a progress bar when it is a file and somebody is watching."""
+    from escrowmq.replication.errors import ConfigError
+
+    if file is None or str(file) == "-":
+        yield from _split(sys.stdin.buffer)
+        return
+    try:
+        stream = file.open("rb")
+    except OSError as error:
+        raise ConfigError(f"cannot read {file}: {error.strerror}") from None
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.percentage:.0f} %"),
+        TimeElapsedColumn(),
+    )
+    with stream, Progress(*columns, console=Console(file=sys.stderr), transient=True) as progress:
+        task = progress.add_task("sending", total=file.stat().st_size)
+        for line in _split(stream):
+            progress.advance(task, len(line) + 1)
+            yield line
+
+
+def _split(stream: BinaryIO) -> Iterator[bytes]:
+    for line in stream:
+        yield line.rstrip(b"\r\n")

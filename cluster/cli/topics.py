@@ -1,0 +1,110 @@
+"""``escrowmq topic create|list|describe|delete``."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from escrowmq.cluster.cli.options import AUTO, Address, ConfigFile, Format, Namespace, Shown, joined
+from escrowmq.cluster.cli.output import note, plain, show_pairs, show_rows
+
+app = typer.Typer(no_args_is_help=True, help="Create, list, describe and delete topics.")
+Name = Annotated[str, typer.Argument(help="Name of the topic.", show_default=False)]
+
+
+def _settings(topic: Any) -> dict[str, Any]:
+    return {
+        **plain(topic),
+        "retention_ms": topic.retention_ms if topic.retention_ms >= 0 else None,
+        "retention_bytes": topic.retention_bytes if topic.retention_bytes >= 0 else None,
+    }
+
+
+@app.command()
+def create(
+    name: Name,
+    partitions: Annotated[int, typer.Option(help="Number of partitions; it cannot change later.")] = 1,
+    on_check_exhausted: Annotated[
+        str | None,
+        typer.Option(
+            help="'hold': a transaction that no check resolves stays open; 'rollback': it is rolled back."
+        ),
+    ] = None,
+    check_max: Annotated[int | None, typer.Option(help="Checks before that happens.")] = None,
+    transaction_timeout_ms: Annotated[int | None, typer.Option(help="Time to the first check.")] = None,
+    retention_ms: Annotated[
+        int | None, typer.Option(help="Messages older than this may go; -1: never.")
+    ] = None,
+    retention_bytes: Annotated[int | None, typer.Option(help="Bytes kept; -1: unlimited.")] = None,
+    address: Address = AUTO,
+    namespace: Namespace = None,
+    config: ConfigFile = None,
+    shown: Shown = Format.table,
+) -> None:
+    """Create a topic. Again with the same settings changes nothing."""
+    wanted: dict[str, int | str | None] = {
+        "on_check_exhausted": on_check_exhausted,
+        "check_max": check_max,
+        "transaction_timeout_ms": transaction_timeout_ms,
+        "retention_ms": retention_ms,
+        "retention_bytes": retention_bytes,
+    }
+    options = {key: value for key, value in wanted.items() if value is not None}
+    with joined(address, namespace, config) as cluster:
+        topic = cluster.admin.create_topic(name, partitions, **options)
+    show_pairs(shown, topic, _settings(topic))
+
+
+@app.command("list")
+def list_topics(
+    address: Address = AUTO,
+    namespace: Namespace = None,
+    config: ConfigFile = None,
+    shown: Shown = Format.table,
+) -> None:
+    """All topics and their settings."""
+    with joined(address, namespace, config) as cluster:
+        topics = cluster.admin.topics()
+    columns = (
+        "name",
+        "partitions",
+        "on_check_exhausted",
+        "check_max",
+        "transaction_timeout_ms",
+        "retention_ms",
+    )
+    show_rows(shown, [_settings(topic) for topic in topics], columns, empty="no topics yet")
+
+
+@app.command()
+def describe(
+    name: Name,
+    address: Address = AUTO,
+    namespace: Namespace = None,
+    config: ConfigFile = None,
+    shown: Shown = Format.table,
+) -> None:
+    """A topic's settings, and where its partitions are and what they hold."""
+    with joined(address, namespace, config) as cluster:
+        found = cluster.admin.describe_topic(name)
+    show_pairs(shown, found, {**_settings(found.info), "messages": found.messages})
+    if shown is Format.table:
+        rows = [{**plain(p), "messages": p.end - p.start} for p in found.partitions]
+        show_rows(shown, rows, ("partition", "group", "leader", "start", "end", "messages"))
+
+
+@app.command()
+def delete(
+    name: Name,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    address: Address = AUTO,
+    namespace: Namespace = None,
+    config: ConfigFile = None,
+) -> None:
+    """Delete a topic and all its messages."""
+    if not yes:
+        typer.confirm(f"Delete topic {name!r} and all its messages?", abort=True, err=True)
+    with joined(address, namespace, config) as cluster:
+        cluster.admin.delete_topic(name)
+    note(f"deleted topic {name!r}")

@@ -1,0 +1,114 @@
+"""``escrowmq txn list|show|commit|rollback``: open transactions, and deciding one by hand."""
+
+from __future__ import annotations
+
+import getpass
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from escrowmq.cluster.cli.options import AUTO, Address, App, ConfigFile, Format, Namespace, Shown, joined
+from escrowmq.cluster.cli.output import plain, show_pairs, show_rows, when
+
+app = typer.Typer(no_args_is_help=True, help="List open transactions, look at one, decide one by hand.")
+TxId = Annotated[str, typer.Argument(metavar="TX_ID", help="Id of the transaction.", show_default=False)]
+By = Annotated[str | None, typer.Option(help="Who decides, for the audit trail (default: the user's name).")]
+
+
+def _row(entry: Any) -> dict[str, Any]:
+    return {
+        **plain(entry),
+        "prepared": when(entry.prepared_ms),
+        "age_s": round(time.time() - entry.prepared_ms / 1000, 1),
+    }
+
+
+@app.command("list")
+def list_transactions(
+    state: Annotated[
+        str | None, typer.Option(help="'prepare': all open ones; 'parked': only those no longer checked.")
+    ] = None,
+    app_name: Annotated[str | None, typer.Option("--app", help="Only of this app.")] = None,
+    topic: Annotated[str | None, typer.Option(help="Only of this topic.")] = None,
+    limit: Annotated[int, typer.Option(help="At most so many, the oldest first.")] = 1000,
+    address: Address = AUTO,
+    namespace: Namespace = None,
+    config: ConfigFile = None,
+    shown: Shown = Format.table,
+) -> None:
+    """Open transactions, oldest first."""
+    with joined(address, namespace, config) as cluster:
+        found = cluster.admin.list_transactions(state.upper() if state else None, app_name, topic, limit)
+    columns = ("app", "tx_id", "query_id", "topic", "messages", "prepared", "age_s", "checks", "parked")
+    show_rows(shown, [_row(entry) for entry in found], columns, empty="no open transactions")
+
+
+def _show(shown: Format, found: Any) -> None:
+    show_pairs(shown, found, {"app": found.app, "tx_id": found.tx_id, "state": found.state.value})
+    if shown is Format.table and found.open:
+        rows = [{"group": gid, **_row(entry)} for gid, entry in found.open.items()]
+        show_rows(
+            shown, rows, ("group", "topic", "query_id", "messages", "prepared", "age_s", "checks", "parked")
+        )
+
+
+@app.command()
+def show(
+    tx_id: TxId,
+    app_name: App = None,
+    address: Address = AUTO,
+    namespace: Namespace = None,
+    config: ConfigFile = None,
+    shown: Shown = Format.table,
+) -> None:
+    """One transaction, open or still remembered."""
+    with joined(address, namespace, config) as cluster:
+        found = cluster.admin.show_transaction(tx_id, app_name)
+    _show(shown, found)
+
+
+def _decide(
+    state_name: str,
+    tx_id: str,
+    app_name: str | None,
+    by: str | None,
+    connection: tuple[str, str | None, Path | None],
+    shown: Format,
+) -> None:
+    from escrowmq.replication.model import TransactionState
+
+    with joined(*connection) as cluster:
+        found = cluster.admin.resolve_transaction(
+            tx_id, TransactionState[state_name], app_name, by or getpass.getuser()
+        )
+    _show(shown, found)
+
+
+@app.command()
+def commit(
+    tx_id: TxId,
+    app_name: App = None,
+    by: By = None,
+    address: Address = AUTO,
+    namespace: Namespace = None,
+    config: ConfigFile = None,
+    shown: Shown = Format.table,
+) -> None:
+    """Commit a transaction by hand: its messages become readable. Recorded with your name."""
+    _decide("COMMITTED", tx_id, app_name, by, (address, namespace, config), shown)
+
+
+@app.command()
+def rollback(
+    tx_id: TxId,
+    app_name: App = None,
+    by: By = None,
+    address: Address = AUTO,
+    namespace: Namespace = None,
+    config: ConfigFile = None,
+    shown: Shown = Format.table,
+) -> None:
+    """Roll a transaction back by hand: nobody will ever read its messages. Recorded with your name."""
+    _decide("ROLLBACK", tx_id, app_name, by, (address, namespace, config), shown)
