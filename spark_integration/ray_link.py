@@ -6,35 +6,25 @@ Ray clusters. A worker serves many reads and keeps its connection.
 
 from __future__ import annotations
 
-from dataclasses import fields
-from typing import Any
-
 import ray
 
-from escrowmq.actors.topology import SUPERVISOR, ClusterInfo
+from escrowmq.actors.topology import ClusterInfo
 from escrowmq.cluster.address import check_reachable, current_address, join_ray, same_address
-from escrowmq.replication.errors import ClusterNotFound
-
-#: The supervisor answers in milliseconds; it may just be restarting.
-INFO_TIMEOUT_S = 30.0
+from escrowmq.cluster.launch import cluster_info, find_supervisor
 
 
 def join_from_worker(address: str, namespace: str) -> None:
-    """Connect this worker of Spark to the Ray cluster at ``address``, leaving another if need be."""
+    """Connect this worker of Spark to the Ray cluster at ``address``, leaving another if need be.
+
+    Raises ClusterNotFound, NotAuthorized.
+    """
     if ray.is_initialized() and not same_address(current_address(), address):
         check_reachable(address)
         ray.shutdown()
     join_ray(address, namespace)
 
 
-def cluster_info(namespace: str, address: str) -> ClusterInfo:
-    """The shape of the EscrowMQ cluster in a namespace. Raises ClusterNotFound."""
-    try:
-        supervisor: Any = ray.get_actor(SUPERVISOR, namespace=namespace)
-        answer: Any = ray.get(supervisor.info.remote(), timeout=INFO_TIMEOUT_S)
-    except (ValueError, ray.exceptions.RayError) as error:
-        raise ClusterNotFound(
-            f"no EscrowMQ cluster in namespace {namespace!r} of the Ray cluster at {address!r} ({error}); "
-            "start one with 'escrowmq up', or set the option escrowmq.namespace"
-        ) from error
-    return ClusterInfo(**{field.name: answer[field.name] for field in fields(ClusterInfo)})
+def find_cluster(address: str, namespace: str) -> ClusterInfo:
+    """Join, and the shape of the EscrowMQ cluster there. Raises ClusterNotFound, Unavailable."""
+    join_from_worker(address, namespace)
+    return cluster_info(find_supervisor(namespace, address))

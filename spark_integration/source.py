@@ -24,7 +24,7 @@ from escrowmq.actors.topology import ClusterInfo
 from escrowmq.replication.errors import ConfigError, OffsetOutOfRange, UnknownTopic
 from escrowmq.spark_integration.options import SourceOptions, parse_options
 from escrowmq.spark_integration.planning import OffsetRange, plan
-from escrowmq.spark_integration.ray_link import cluster_info, join_from_worker
+from escrowmq.spark_integration.ray_link import find_cluster, join_from_worker
 from escrowmq.spark_integration.records import arrow_schema, record_batches, schema_ddl
 
 if TYPE_CHECKING:
@@ -85,8 +85,7 @@ class EscrowMQReader(DataSourceReader):
 
     def partitions(self) -> Sequence[Split]:
         """One split per task. Raises ClusterNotFound, UnknownTopic, ConfigError, OffsetOutOfRange."""
-        join_from_worker(self._options.address, self._options.namespace)
-        info = cluster_info(self._options.namespace, self._options.address)
+        info = find_cluster(self._options.address, self._options.namespace)
         router = Router(info, name="escrowmq-spark")
         try:
             return [Split(info, part) for part in plan(self._options, _LeaderCatalog(router))]

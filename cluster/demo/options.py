@@ -37,7 +37,7 @@ class DemoOptions:
 
     def __post_init__(self) -> None:
         limits = {
-            "scale": (0.001, 1.0),
+            "scale": (0.001, 0.1),
             "seed": (0, 2**31),
             "replicas": (3, 7),
             "producers": (2, 8),
@@ -49,6 +49,8 @@ class DemoOptions:
                 raise ConfigError(
                     f"demo option {name!r} must lie between {low:g} and {high:g}, not {value!r}"
                 )
+        if self.directory is not None and self.directory.exists() and any(self.directory.iterdir()):
+            raise ConfigError(f"demo option 'directory' must be new or empty: {self.directory} is not")
         if self.replicas % 2 == 0:
             raise ConfigError(
                 f"demo option 'replicas' must be odd: {self.replicas} survive no more losses than one less"

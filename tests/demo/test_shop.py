@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import threading
 from collections import Counter
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from escrowmq.cluster.demo import duck, tpch
 from escrowmq.cluster.demo.database import FenceTaken, LocalTransactionFailed, ShopDatabase
 from escrowmq.cluster.demo.mishaps import Mishap, plan_mishaps
 from escrowmq.cluster.demo.options import DemoOptions
+from escrowmq.cluster.demo.story import run_demo
 from escrowmq.feedback.states import TransactionState
 from escrowmq.replication.errors import ConfigError
 
@@ -137,7 +140,17 @@ def test_bad_options_are_named(named: str, options: dict[str, float]) -> None:
         DemoOptions(**options)  # type: ignore[arg-type]
 
 
+def test_a_directory_with_something_in_it_is_left_alone(tmp_path: Path) -> None:
+    DemoOptions(directory=tmp_path / "new")
+    (tmp_path / "precious").touch()
+    with pytest.raises(ConfigError, match="directory"):
+        DemoOptions(directory=tmp_path)
+
+
 def test_a_missing_generator_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tpch, "GENERATOR", "no-such-generator")
     with pytest.raises(ConfigError, match=r"escrowmq\[demo\]"):
         tpch.generate(0.001, tmp_path)
+    console = Console(file=io.StringIO(), width=200)
+    assert run_demo(DemoOptions(spark=False, directory=tmp_path / "run"), console) == 1
+    assert "no-such-generator is not installed" in console.file.getvalue()  # type: ignore[attr-defined]
