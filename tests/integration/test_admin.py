@@ -1,0 +1,86 @@
+"""Administration on a real cluster: what an operator does when a transaction hangs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import pytest
+
+from escrowmq.replication.errors import TopicExists, TransactionConflict, UnknownTopic, UnknownTransaction
+from escrowmq.replication.model import Message, TransactionState
+from tests.actors.polling import read, values
+
+if TYPE_CHECKING:
+    from escrowmq import Cluster
+
+pytestmark = pytest.mark.ray
+Unique = Callable[[str], str]
+COMMITTED, ROLLBACK = TransactionState.COMMITTED, TransactionState.ROLLBACK
+
+
+def test_topics(cluster: Cluster, unique: Unique) -> None:
+    admin, topic = cluster.admin, unique("orders")
+    made = admin.create_topic(topic, partitions=4, transaction_timeout_ms=60_000)
+    assert admin.create_topic(topic, partitions=4, transaction_timeout_ms=60_000) == made
+    with pytest.raises(TopicExists, match="other settings"):
+        admin.create_topic(topic, partitions=5)
+    assert made in admin.topics()
+    described = admin.describe_topic(topic)
+    assert [p.partition for p in described.partitions] == [0, 1, 2, 3]
+    assert described.partitions[0].leader in (0, 1, 2)
+    admin.delete_topic(topic)
+    with pytest.raises(UnknownTopic):
+        admin.describe_topic(topic)
+
+
+def test_hanging_transactions_are_listed_and_decided_by_hand(cluster: Cluster, unique: Unique) -> None:
+    admin, topic, app = cluster.admin, unique("orders"), unique("shop")
+    admin.create_topic(topic, transaction_timeout_ms=600_000)
+    with cluster.producer(app) as producer:
+        for name in ("keep", "drop"):
+            with producer.transaction(tx_id=name, query_id=f"order-{name}") as tx:
+                tx.send(Message(topic, name.encode()))
+                tx.prepare()
+                tx.unknown()
+    listed = admin.list_transactions(app=app)
+    assert [(t.tx_id, t.query_id, t.topic, t.messages) for t in listed] == [
+        ("keep", "order-keep", topic, 1),
+        ("drop", "order-drop", topic, 1),
+    ]
+    assert admin.resolve_transaction("keep", COMMITTED, app=app, by="ann").state is COMMITTED
+    assert admin.resolve_transaction("drop", ROLLBACK, app=app, by="ann").state is ROLLBACK
+    assert admin.list_transactions(app=app) == []
+    assert admin.show_transaction("keep", app).state is COMMITTED
+    with pytest.raises(TransactionConflict, match="ROLLBACK"):
+        admin.resolve_transaction("drop", COMMITTED, app=app)
+    with pytest.raises(UnknownTransaction):
+        admin.resolve_transaction(unique("never"), COMMITTED)
+    with cluster.consumer(unique("g"), [topic], auto_offset_reset="earliest") as consumer:
+        assert values(read(consumer, 1)) == [b"keep"]
+
+
+def test_groups_and_lag(cluster: Cluster, unique: Unique) -> None:
+    admin, topic, group = cluster.admin, unique("orders"), unique("g")
+    admin.create_topic(topic, partitions=2)
+    with cluster.producer(unique("shop")) as producer:
+        for future in [producer.send(Message(topic, b"x", partition=0)) for _ in range(10)]:
+            future.result(30)
+    with cluster.consumer(group, [topic], auto_offset_reset="earliest") as consumer:
+        read(consumer, 4)
+        consumer.commit()
+        described = admin.describe_group(group)
+        assert described.lag == 6
+        assert [m.partitions for m in described.members] == [((topic, 0), (topic, 1))]
+    assert group in admin.groups()
+    assert admin.describe_group(group).members == ()
+
+
+def test_status(cluster: Cluster) -> None:
+    status = cluster.admin.status()
+    assert status.healthy
+    assert status.cluster_id == cluster.info.cluster_id
+    for group in status.groups:
+        assert group.leader in range(cluster.info.replicas)
+        assert len({replica.details["pid"] for replica in group.replicas}) == cluster.info.replicas
+        assert all(replica.applied_index > 0 for replica in group.replicas)
