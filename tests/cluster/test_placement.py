@@ -1,0 +1,119 @@
+"""Where replicas go: spread at first, back to their own node, elsewhere only late and only safely."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from escrowmq.cluster.placement import (
+    Condition,
+    Key,
+    Node,
+    Seat,
+    Seen,
+    decide,
+    found_seats,
+    unique_names,
+)
+
+NODES = [Node(f"n{i}", f"id{i}", f"10.0.0.{i}") for i in range(4)]
+
+
+def seats_of(groups: int, replicas: int, nodes: list[Node]) -> dict[Key, Seat]:
+    return {seat.key: seat for seat in found_seats(groups, replicas, nodes)}
+
+
+def all_running(seats: dict[Key, Seat]) -> dict[Key, Seen]:
+    return {key: Seen(Condition.RUNNING) for key in seats}
+
+
+def test_replicas_of_a_group_go_to_different_nodes_where_there_are_as_many() -> None:
+    for seed in range(200):
+        rng = random.Random(seed)
+        groups, replicas = rng.randint(1, 6), rng.choice((1, 3, 5))
+        nodes = [Node(f"n{i}", str(i), "") for i in range(rng.randint(1, 9))]
+        seats = found_seats(groups, replicas, nodes)
+        for gid in range(groups):
+            used = {seat.node for seat in seats if seat.gid == gid}
+            assert len(used) == min(replicas, len(nodes)), f"seed {seed}"
+        load = [sum(seat.node == node.name for seat in seats) for node in nodes]
+        assert max(load) - min(load) <= 1, f"seed {seed}: {load}"
+
+
+def test_a_replica_that_runs_is_left_alone_and_so_is_one_that_is_merely_silent() -> None:
+    seats = seats_of(1, 3, NODES[:3])
+    seen = all_running(seats)
+    seen[0, 0], seen[0, 1] = Seen(Condition.SILENT), Seen(Condition.STARTING)
+    assert decide(seats, seen, NODES, 1000.0, 600.0) == []
+
+
+def test_a_replica_that_is_gone_starts_again_where_its_data_are() -> None:
+    seats = seats_of(1, 3, NODES[:3])
+    seen = {**all_running(seats), (0, 1): Seen(Condition.GONE)}
+    (start,) = decide(seats, seen, NODES, 0.0, 600.0)
+    assert (start.seat, start.node.name, start.moved) == (seats[0, 1], seats[0, 1].node, False)
+
+
+def test_the_same_node_under_a_new_ray_id_is_the_same_node() -> None:
+    seats = seats_of(1, 3, NODES[:3])
+    seen = {**all_running(seats), (0, 1): Seen(Condition.GONE)}
+    reborn = [Node("n1", "another-id", "10.0.0.99") if n.name == "n1" else n for n in NODES[:3]]
+    (start,) = decide(seats, seen, reborn, 0.0, 600.0)
+    assert start.node.node_id == "another-id"
+
+
+def test_a_failed_start_waits_for_its_pause() -> None:
+    seats = seats_of(1, 3, NODES[:3])
+    seen = {**all_running(seats), (0, 1): Seen(Condition.GONE, retry_at=5.0)}
+    assert decide(seats, seen, NODES, 4.9, 600.0) == []
+    assert len(decide(seats, seen, NODES, 5.0, 600.0)) == 1
+
+
+def test_a_replica_whose_node_stays_away_moves_late_to_a_node_without_its_group() -> None:
+    seats = seats_of(1, 3, NODES[:3])
+    home = seats[0, 1].node
+    nodes = [node for node in NODES if node.name != home]
+    seen = {**all_running(seats), (0, 1): Seen(Condition.GONE, node_missing_since=100.0)}
+
+    assert decide(seats, seen, nodes, 699.0, 600.0) == []
+    (start,) = decide(seats, seen, nodes, 700.0, 600.0)
+
+    assert start.moved and start.node.name == "n3" == start.seat.node
+    assert (start.seat.incarnation, start.seat.directory) == (1, "g0-r1-i1")
+
+
+def test_no_move_where_every_node_has_a_replica_of_the_group_already() -> None:
+    seats = seats_of(1, 3, NODES[:3])
+    nodes = [node for node in NODES[:3] if node.name != seats[0, 1].node]
+    seen = {**all_running(seats), (0, 1): Seen(Condition.GONE, node_missing_since=0.0)}
+    assert decide(seats, seen, nodes, 9999.0, 600.0) == []
+
+
+@pytest.mark.parametrize("other", [Condition.GONE, Condition.SILENT, Condition.STARTING])
+def test_no_move_unless_the_others_alone_are_a_running_majority(other: Condition) -> None:
+    seats = seats_of(1, 3, NODES[:3])
+    nodes = [node for node in NODES if node.name != seats[0, 1].node]
+    seen = {**all_running(seats), (0, 1): Seen(Condition.GONE, node_missing_since=0.0), (0, 2): Seen(other)}
+    assert not any(start.moved for start in decide(seats, seen, nodes, 9999.0, 600.0))
+
+
+def test_two_lost_replicas_of_five_move_one_after_the_other() -> None:
+    nodes = [Node(f"n{i}", str(i), "") for i in range(8)]
+    seats = seats_of(1, 5, nodes[:5])
+    away = {seats[0, 1].node, seats[0, 2].node}
+    seen = {key: Seen(Condition.GONE, node_missing_since=0.0) if s.node in away else Seen(Condition.RUNNING)
+            for key, s in seats.items()}  # fmt: skip
+    left = [node for node in nodes if node.name not in away]
+    starts = decide(seats, seen, left, 9999.0, 600.0)
+    assert len([start for start in starts if start.moved]) == 1
+
+
+def test_every_incarnation_has_a_directory_of_its_own() -> None:
+    names = {Seat(g, r, "n", i).directory for g in range(3) for r in range(3) for i in range(3)}
+    assert len(names) == 27
+
+
+def test_nodes_that_share_a_name_are_told_apart() -> None:
+    twins = [Node("a", "11111111x", ""), Node("a", "22222222x", ""), Node("b", "3", "")]
+    assert [node.name for node in unique_names(twins)] == ["a/11111111", "a/22222222", "b"]
