@@ -13,7 +13,7 @@ import sys
 
 import escrowmq
 from escrowmq import Cluster, Message
-from escrowmq.spark_integration import spark_session, stop_session
+from escrowmq.spark_integration import provide_java, spark_session, stop_session
 
 
 def run(cluster: Cluster, topic: str = "sales", mode: str = "raydp") -> dict[str, float]:
@@ -55,5 +55,6 @@ def run(cluster: Cluster, topic: str = "sales", mode: str = "raydp") -> dict[str
 
 
 if __name__ == "__main__":
+    provide_java()  # before Ray starts: its workers see the environment of that moment
     with escrowmq.start_local() as cluster:
         run(cluster, mode=sys.argv[1] if len(sys.argv) > 1 else "raydp")

@@ -32,7 +32,7 @@ def happened(
         ("committed by their producer", f"{tally.outcomes[COMMITTED]:,}"),
         ("rolled back by their producer", f"{tally.outcomes[ROLLED_BACK]:,}"),
         ("left undecided by their producer", f"{tally.outcomes[LEFT_OPEN]:,}"),
-        ("left by the killed producer after its local commit", f"{tally.taken_over:,}"),
+        ("done by the killed producer, never reported", f"{tally.taken_over:,}"),
         ("resolved by feedback", f"{len(tally.resolved):,}"),
         ("  as committed", f"{tally.resolved_as(committed):,}"),
         ("  as rolled back", f"{tally.resolved_as(rolled_back):,}"),
@@ -86,4 +86,5 @@ def _shown(text: str) -> str:
 def show_problems(console: Console, problems: list[str]) -> None:
     """Breaches of the promise, one a line."""
     for problem in problems:
-        console.print(f"[red]problem:[/] {problem}", highlight=False)
+        console.print("problem:", style="bold red")
+        console.print(problem, highlight=False, markup=False)

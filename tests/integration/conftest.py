@@ -7,6 +7,7 @@ kills or stops something starts what it kills by itself.
 
 from __future__ import annotations
 
+import importlib.util
 import shutil
 import tempfile
 import uuid
@@ -27,7 +28,10 @@ def ray_local() -> Iterator[str]:
 
     from escrowmq.cluster.embedded_ray import start_ray
     from escrowmq.cluster.settings import RaySettings
+    from escrowmq.spark_integration import provide_java
 
+    if importlib.util.find_spec("pyspark"):
+        provide_java()  # Spark's executors find Java in the environment that Ray was started with
     # Ray's Unix sockets allow no long path, so not pytest's own temporary directory.
     directory = Path(tempfile.mkdtemp(prefix="emq-", dir="/tmp"))
     address = start_ray(RaySettings(num_cpus=8, temp_dir=directory), namespace="escrowmq")
