@@ -72,6 +72,7 @@ class VoteFile:
         assert term >= self.term, f"term falls from {self.term} to {term}"
         if (term, voted_for) == (self._record.term, self._record.voted_for):
             return
+        assert term > self.term or self.voted_for is None, f"second vote in term {term}"
         record = _Record(self._record.sequence + 1, term, voted_for)
         self._store(record)
         self._record = record

@@ -113,6 +113,8 @@ class SimDisk:
             else:
                 assert inode is not None
                 self._durable_names[name] = inode
+                if kind.startswith("rename "):  # both names in one step, as journaled file systems do it
+                    self._durable_names.pop(kind.removeprefix("rename "), None)
         self._pending_names.clear()
         self._names = dict(self._durable_names)
         for inode in {id(i): i for i in self._names.values()}.values():
@@ -183,8 +185,7 @@ class SimDisk:
             raise FileNotFoundError(old)
         self.step("rename")
         inode = self._names[new] = self._names.pop(old)
-        # Not atomic across the two names on every file system: the old one may linger.
-        self._pending_names += [("create", new, inode), ("remove", old, None)]
+        self._pending_names.append((f"rename {old}", new, inode))
 
     def sync_dir(self) -> None:
         self.step("sync_dir")

@@ -1,0 +1,102 @@
+"""A data directory belongs to one replica, and one live process at a time."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from escrowmq.replication.datadir import DataDir, Identity
+from escrowmq.replication.errors import CorruptLog, DataDirLocked, DataDirMismatch, UnknownVersion
+from escrowmq.replication.journal import SegmentJournal
+
+ME = Identity("cluster-1", 0, 2)
+
+
+def test_a_new_directory_is_created_and_known_again(tmp_path: Path) -> None:
+    path = tmp_path / "g0" / "r2"
+    first = DataDir(path, ME)
+    assert first.fresh
+    SegmentJournal(first.disk).close()
+    first.close()
+    again = DataDir(path, ME)
+    assert not again.fresh
+    again.close()
+
+
+@pytest.mark.parametrize(
+    "other", [Identity("cluster-2", 0, 2), Identity("cluster-1", 1, 2), Identity("cluster-1", 0, 1)]
+)
+def test_the_directory_of_another_replica_is_refused(tmp_path: Path, other: Identity) -> None:
+    DataDir(tmp_path, ME).close()
+    with pytest.raises(DataDirMismatch, match="belongs to replica 2 of group 0 of cluster 'cluster-1'"):
+        DataDir(tmp_path, other)
+    DataDir(tmp_path, ME).close()
+
+
+def test_a_directory_of_unknown_origin_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "0000000000000001.log").write_bytes(b"?")
+    with pytest.raises(DataDirMismatch, match="not known whose"):
+        DataDir(tmp_path, ME)
+    assert not (tmp_path / "identity.json").exists()
+
+
+def test_a_newer_format_is_refused(tmp_path: Path) -> None:
+    DataDir(tmp_path, ME).close()
+    path = tmp_path / "identity.json"
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps({**content, "format_version": 2}))
+    with pytest.raises(UnknownVersion, match="format version 2"):
+        DataDir(tmp_path, ME)
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"[1]", b"\xff\x00"])
+def test_a_damaged_identity_is_refused(tmp_path: Path, content: bytes) -> None:
+    DataDir(tmp_path, ME).close()
+    (tmp_path / "identity.json").write_bytes(content)
+    with pytest.raises(CorruptLog, match=r"identity\.json is damaged"):
+        DataDir(tmp_path, ME)
+
+
+def test_what_an_interrupted_atomic_write_left_is_removed(tmp_path: Path) -> None:
+    (tmp_path / "identity.json.tmp").write_bytes(b"{")
+    DataDir(tmp_path, ME).close()
+    (tmp_path / "x.snap.tmp").write_bytes(b"half")
+    DataDir(tmp_path, ME).close()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["identity.json", "lock"]
+
+
+HOLDER = """
+import sys, time
+from pathlib import Path
+from escrowmq.replication.datadir import DataDir, Identity
+held = DataDir(Path(sys.argv[1]), Identity("cluster-1", 0, 2))
+print("held", flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_live_replica_keeps_others_out_and_a_dead_one_does_not(tmp_path: Path) -> None:
+    child = subprocess.Popen([sys.executable, "-c", HOLDER, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    try:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "held\n"
+        with pytest.raises(DataDirLocked, match=f"in use by process {child.pid}"):
+            DataDir(tmp_path, ME)
+    finally:
+        child.send_signal(signal.SIGKILL)
+        child.wait()
+        assert child.stdout is not None
+        child.stdout.close()
+    DataDir(tmp_path, ME).close()
+
+
+def test_the_same_process_cannot_hold_it_twice(tmp_path: Path) -> None:
+    held = DataDir(tmp_path, ME)
+    with pytest.raises(DataDirLocked):
+        DataDir(tmp_path, ME)
+    held.close()
