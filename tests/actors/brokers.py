@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from escrowmq.actors.calls import Done
+from escrowmq.actors.config import BrokerConfig
 from escrowmq.actors.group_service import GroupService
 from escrowmq.actors.topology import ClusterInfo
 from escrowmq.replication import codec, ops
@@ -36,8 +37,8 @@ _GROUP_CALLS = {
 class _Group(Trio):
     """One broker group of a cluster of several."""
 
-    def __init__(self, path: Path, gid: int, groups: int, replicas: int) -> None:
-        super().__init__(path, replicas=replicas)
+    def __init__(self, path: Path, gid: int, groups: int, replicas: int, config: BrokerConfig) -> None:
+        super().__init__(path, config, replicas)
         self.gid, self.groups = gid, groups
 
     def create(self, rid: int) -> BrokerService:
@@ -60,9 +61,10 @@ class _Group(Trio):
 class Brokers:
     """A cluster in this process, and the ``ReplicaCalls`` of its clients."""
 
-    def __init__(self, path: Path, groups: int = 1, replicas: int = 3) -> None:
+    def __init__(self, path: Path, groups: int = 1, replicas: int = 3, **settings: Any) -> None:
+        config = BrokerConfig(**settings)
         self.info = ClusterInfo("c", "test", groups, replicas)
-        self.groups = [_Group(path, gid, groups, replicas) for gid in range(groups)]
+        self.groups = [_Group(path, gid, groups, replicas, config) for gid in range(groups)]
         self.silent: set[tuple[int, int]] = set()
         #: Calls by replica and method, to see who was asked.
         self.asked: list[tuple[int, int, str]] = []
@@ -127,12 +129,14 @@ class Brokers:
 
     def trim(self, topic: str, starts: Mapping[int, int], gid: int = 0) -> None:
         """What the leader's retention does when messages are too old; on every replica on return."""
-        service = self.groups[gid].leader()
         frame = ops.trim(topic, starts)
-        answer: Future[Any] = Future()
-        submission = Submission(frame, codec.decode_ops(frame), answer.set_result)
-        service.driver.submit(lambda: service.replica.admission.offer(submission) and None)
-        assert answer.result(10.0)[0] == "ok"
+        done = False
+        while not done:  # a busy machine may elect anew in between
+            service = self.groups[gid].leader()
+            answer: Future[Any] = Future()
+            submission = Submission(frame, codec.decode_ops(frame), answer.set_result)
+            service.driver.submit(lambda s=service, sub=submission: s.replica.admission.offer(sub) and None)
+            done = answer.result(10.0)[0] == "ok"
         for replica in self.groups[gid].alive.values():
             while any(replica.partition_bounds(topic)[p][0] < start for p, start in starts.items()):
                 time.sleep(0.01)
