@@ -186,7 +186,7 @@ class AsyncProducer:
     async def _learn(self, messages: Iterable[Message]) -> None:
         """Ask for topics that this producer has not heard of, so that encoding need not."""
         catalog = self._core.catalog
-        unknown = [t for t in self._core.encoder.topics_of(messages) if catalog.known(t) is None]
+        unknown = {message.topic for message in messages} - catalog.names()
         if unknown:
             catalog.learn(await asyncio.wrap_future(catalog.ask()))
             for topic in unknown:
@@ -204,6 +204,8 @@ class AsyncProducer:
 
 class AsyncTransaction(TransactionBase):
     """As :class:`escrowmq.actors.transaction.Transaction`, for ``async with``."""
+
+    __slots__ = ("_face",)
 
     def __init__(self, face: AsyncProducer, *args: Any) -> None:
         super().__init__(*args)
@@ -224,7 +226,7 @@ class AsyncTransaction(TransactionBase):
         if self._phase is Phase.PREPARED:
             return None
         if self._phase is not Phase.COLLECTING:
-            raise InvalidMessage(f"transaction {self.tx_id!r} is {self._phase.value}: it cannot be prepared")
+            raise InvalidMessage(f"transaction {self.tx_id!r} is {self._phase.text}: it cannot be prepared")
         plan = self._plan()
         if plan is None:
             return None

@@ -18,6 +18,8 @@ from escrowmq.replication.model import ResultCode
 #: Position of a transaction in its block -> (code, info) for those that were refused.
 Problems = dict[int, tuple[int, Any]]
 Outcome = Problems | Failure
+#: A transaction's message: topic, partition, row.
+Placed = tuple[str, int, bytes]
 #: Messages of one partition: place of each one's transaction in the block, its bytes, its row.
 Column = tuple[list[int], list[int], list[bytes]]
 
@@ -30,11 +32,13 @@ class PrepareBlock:
     """Transactions with the same home topic, home group, time-out and part, all in one broker group.
 
     ``done`` is called once, in the router's thread. ``alone``: not to be merged with others (again).
+    A transaction of one message is kept as ``single``: ten objects fewer, which the garbage collector
+    would otherwise visit again and again while thousands of them are under way.
     """
 
     __slots__ = (
-        "alone", "columns", "deadline", "digests", "done", "home_group", "home_topic", "part", "query_ids",
-        "size", "timeout_ms", "tx_ids",
+        "_columns", "alone", "deadline", "digests", "done", "home_group", "home_topic", "part", "query_ids",
+        "single", "size", "timeout_ms", "tx_ids",
     )  # fmt: skip
 
     def __init__(
@@ -43,19 +47,34 @@ class PrepareBlock:
         home_group: int,
         timeout_ms: int,
         part: int,
-        tx_ids: list[str],
-        query_ids: list[str],
-        digests: list[int],
-        columns: dict[tuple[str, int], Column],
+        tx_ids: Sequence[str],
+        query_ids: Sequence[str],
+        digests: Sequence[int],
+        content: dict[tuple[str, int], Column] | Placed,
         size: int,
     ) -> None:
         self.home_topic, self.home_group = home_topic, home_group
         self.timeout_ms, self.part = timeout_ms, part
-        self.tx_ids, self.query_ids, self.digests, self.columns = tx_ids, query_ids, digests, columns
+        self.tx_ids, self.query_ids, self.digests = tx_ids, query_ids, digests
+        self.single: Placed | None = None
+        self._columns: dict[tuple[str, int], Column] | None = None
+        if type(content) is tuple:
+            self.single = content
+        else:
+            self._columns = content  # type: ignore[assignment]
         self.size = size
         self.alone = False
         self.deadline = 0.0
         self.done: Callable[[Outcome], None] = _nobody
+
+    @property
+    def columns(self) -> dict[tuple[str, int], Column]:
+        """The messages by partition."""
+        if self._columns is not None:
+            return self._columns
+        assert self.single is not None
+        topic, partition, row = self.single
+        return {(topic, partition): ([0], [len(row)], [row])}
 
     def key(self) -> tuple[str, int, int, int]:
         """Blocks of one key may share an operation."""
@@ -96,7 +115,7 @@ class DecisionBlock:
 
     __slots__ = ("commit", "deadline", "done", "tx_ids")
 
-    def __init__(self, commit: bool, tx_ids: list[str]) -> None:
+    def __init__(self, commit: bool, tx_ids: Sequence[str]) -> None:
         self.commit, self.tx_ids = commit, tx_ids
         self.deadline = 0.0
         self.done: Callable[[Outcome], None] = _nobody
@@ -112,9 +131,9 @@ def _nobody(_: Outcome) -> None:
 def encode_prepare(app: str, blocks: Sequence[PrepareBlock]) -> bytes:
     """PREPARE and its PRE_MESSAGEs for all transactions of ``blocks``, which have the same key."""
     first = blocks[0]
-    if len(blocks) == 1:
-        tx_ids, query_ids, digests, columns = first.tx_ids, first.query_ids, first.digests, first.columns
-    else:
+    tx_ids, query_ids, digests = first.tx_ids, first.query_ids, first.digests
+    columns = first.columns if len(blocks) == 1 else {}
+    if len(blocks) > 1:
         tx_ids, query_ids, digests, columns = _merge(blocks)
     frames = [
         ops.prepare(
@@ -146,6 +165,15 @@ def _merge(
         tx_ids += block.tx_ids
         query_ids += block.query_ids
         digests += block.digests
+        if block.single is not None:
+            topic, partition, row = block.single
+            column = columns.get((topic, partition))
+            if column is None:
+                column = columns[topic, partition] = ([], [], [])
+            column[0].append(start)
+            column[1].append(len(row))
+            column[2].append(row)
+            continue
         for name, (txs, sizes, rows) in block.columns.items():
             column = columns.get(name)
             if column is None:

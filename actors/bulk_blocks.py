@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from escrowmq.actors import flows
-from escrowmq.actors.blocks import Column, DecisionBlock, Outcome, PrepareBlock
+from escrowmq.actors.blocks import Column, DecisionBlock, Outcome, Placed, PrepareBlock
 from escrowmq.actors.core import ProducerCore
-from escrowmq.actors.encoder import Placed, TxPlan, crc32c, digest_of
+from escrowmq.actors.encoder import TxPlan, crc32c, digest_of
 from escrowmq.actors.failures import Failure
 from escrowmq.actors.results import TransactionResult, decided, prepare_problem, prepared, unprepared
 from escrowmq.replication.errors import (
@@ -98,7 +98,7 @@ class BlockUnit(Unit):
     def __init__(
         self, core: ProducerCore, gid: int, block: PrepareBlock, indexes: list[int], given: set[str]
     ) -> None:
-        super().__init__(core, block.tx_ids, block.query_ids, indexes)
+        super().__init__(core, list(block.tx_ids), list(block.query_ids), indexes)
         self.gid, self.size, self._given = gid, block.size, given
         self._block: PrepareBlock | None = block
 
@@ -169,7 +169,7 @@ class PlanUnit(Unit):
     def __init__(self, core: ProducerCore, plan: TxPlan, index: int, limit_wait_s: float) -> None:
         super().__init__(core, [plan.tx_id], [plan.query_id], [index])
         self.size, self._plan, self._limit_wait_s = plan.size, plan, limit_wait_s
-        self._groups = list(plan.parts)
+        self._groups = plan.groups
 
     def prepare(self, done: Report) -> None:
         """See Unit."""
@@ -179,7 +179,7 @@ class PlanUnit(Unit):
             problem = prepared(self._plan, outcome)
             if problem is not None:
                 self.refuse(0, problem)
-            self._plan.parts = {}
+            self._plan.parts = self._plan.single = None
             done(self)
 
         flows.prepare(self.core, self._plan, finished, self._limit_wait_s)

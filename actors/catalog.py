@@ -6,7 +6,7 @@ broker refuses is forgotten here, so a topic that was deleted and created anew i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import KeysView, Sequence
 from concurrent.futures import Future
 from dataclasses import fields
 from typing import Any
@@ -28,6 +28,10 @@ class TopicCatalog:
     def known(self, topic: str) -> TopicInfo | None:
         """The topic as last heard of, without asking."""
         return self._topics.get(topic)
+
+    def names(self) -> KeysView[str]:
+        """The topics heard of."""
+        return self._topics.keys()
 
     def partitions(self, topic: str) -> int:
         """Number of partitions; asks a leader if the topic is not known yet. Raises UnknownTopic."""

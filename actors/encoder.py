@@ -9,11 +9,10 @@ says, and nothing here depends on time, load or earlier calls.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 
 import google_crc32c
 
-from escrowmq.actors.blocks import Column, PrepareBlock
+from escrowmq.actors.blocks import Column, Placed, PrepareBlock
 from escrowmq.actors.config import ProducerConfig
 from escrowmq.replication.codec import FRAME, encode_row
 from escrowmq.replication.errors import InvalidMessage, MessageTooLarge, UnknownTopic
@@ -23,29 +22,29 @@ from escrowmq.replication.validation import NAME_BYTES_MAX
 crc32c: Callable[[bytes], int] = google_crc32c.value
 _extend: Callable[[int, bytes], int] = google_crc32c.extend
 
-#: Encoded message of a transaction: topic, partition, row.
-Placed = tuple[str, int, bytes]
 
-
-@dataclass(slots=True)
 class TxPlan:
     """One transaction, ready to be prepared: its blocks by broker group, each group's in order of parts.
 
-    The first group in ``parts`` is the home group: there it is opened first and decided first.
+    The first of ``groups`` is the home group: there it is opened first and decided first. ``single``: all
+    of it is one block (then ``parts`` is not used).
     """
 
-    tx_id: str
-    query_id: str
-    home_group: int
-    home_topic: str
-    parts: dict[int, list[PrepareBlock]]
-    size: int
-    given_id: bool
+    __slots__ = ("given_id", "groups", "home_topic", "parts", "query_id", "single", "size", "tx_id")
 
-    @property
-    def simple(self) -> bool:
-        """One group, one part."""
-        return len(self.parts) == 1 and len(self.parts[self.home_group]) == 1
+    def __init__(
+        self,
+        tx_id: str,
+        query_id: str,
+        home_topic: str,
+        groups: Sequence[int],
+        single: PrepareBlock | None,
+        parts: dict[int, list[PrepareBlock]] | None,
+        size: int,
+        given_id: bool,
+    ) -> None:
+        self.tx_id, self.query_id, self.home_topic, self.groups = tx_id, query_id, home_topic, groups
+        self.single, self.parts, self.size, self.given_id = single, parts, size, given_id
 
 
 class Encoder:
@@ -56,10 +55,6 @@ class Encoder:
 
     def __init__(self, config: ProducerConfig, groups: int, partitions: Callable[[str], int]) -> None:
         self._config, self._groups, self._partitions = config, groups, partitions
-
-    def topics_of(self, messages: Iterable[Message]) -> set[str]:
-        """The topics of these messages; raises InvalidMessage for what is no message."""
-        return {message.topic for message in messages if _is_message(message)}
 
     def plain(self, message: Message) -> tuple[int | None, bytes]:
         """(partition, row) of a plain message; partition None: wherever there is company."""
@@ -103,18 +98,30 @@ class Encoder:
     ) -> TxPlan:
         """Blocks of one transaction, from :meth:`place`."""
         home_topic = placed[0][0]
+        if len(placed) == 1:  # by far the most frequent
+            row = placed[0][2]
+            home = group_of(home_topic, placed[0][1], self._groups)
+            single = PrepareBlock(
+                home_topic, -1, timeout_ms, 0, (tx_id,), (query_id,), (crc32c(row),), placed[0], size
+            )
+            return TxPlan(tx_id, query_id, home_topic, (home,), single, None, size, given_id)
         by_group: dict[int, list[Placed]] = {}
         for item in placed:
             by_group.setdefault(group_of(item[0], item[1], self._groups), []).append(item)
-        home = next(iter(by_group))
-        parts = {
-            gid: [
-                _block(home_topic, -1 if gid == home else home, timeout_ms, number, tx_id, query_id, part)
+        groups = tuple(by_group)
+        header = (home_topic, timeout_ms, tx_id, query_id)
+        parts: dict[int, list[PrepareBlock]] = {}
+        for gid, items in by_group.items():
+            home_group = -1 if gid == groups[0] else groups[0]
+            parts[gid] = [
+                _block(header, home_group, number, part)
                 for number, part in enumerate(_split(items, self._config.part_bytes))
             ]
-            for gid, items in by_group.items()
-        }
-        return TxPlan(tx_id, query_id, home, home_topic, parts, size, given_id)
+        first = parts[groups[0]]
+        # What the home group remembers of the id stands for all of its content, also elsewhere.
+        first[0].digests = (digest_of(row for _, _, row in placed),)
+        whole = first[0] if len(groups) == len(first) == 1 else None
+        return TxPlan(tx_id, query_id, home_topic, groups, whole, parts, size, given_id)
 
 
 def check_id(tx_id: str) -> str:
@@ -175,14 +182,9 @@ def digest_of(rows: Iterable[bytes]) -> int:
 
 
 def _block(
-    home_topic: str,
-    home_group: int,
-    timeout_ms: int,
-    part: int,
-    tx_id: str,
-    query_id: str,
-    items: Sequence[Placed],
+    header: tuple[str, int, str, str], home_group: int, number: int, items: Sequence[Placed]
 ) -> PrepareBlock:
+    home_topic, timeout_ms, tx_id, query_id = header
     columns: dict[tuple[str, int], Column] = {}
     size = 0
     for topic, partition, row in items:
@@ -195,5 +197,5 @@ def _block(
         size += len(row)
     digest = digest_of(item[2] for item in items)
     return PrepareBlock(
-        home_topic, home_group, timeout_ms, part, [tx_id], [query_id], [digest], columns, size
+        home_topic, home_group, timeout_ms, number, (tx_id,), (query_id,), (digest,), columns, size
     )

@@ -41,23 +41,28 @@ def prepare(sender: Sender, plan: TxPlan, done: Done, limit_wait_s: float = 0.0)
     generated id it is being rolled back, with a caller's own id it may be open (the caller can come
     back with the same id, which a roll-back under way would thwart).
     """
-    if plan.simple:
-        (block,) = plan.parts[plan.home_group]
-        prepare_block(sender, plan.home_group, block, _simple_done(sender, plan, done), limit_wait_s)
-        return
-    _PrepareFlow(sender, plan, done, limit_wait_s).next_stage()
+    if plan.single is None:
+        _PrepareFlow(sender, plan, done, limit_wait_s).next_stage()
+    elif plan.given_id:
+        prepare_block(sender, plan.groups[0], plan.single, done, limit_wait_s)
+    else:
+        whole = _Whole(sender, plan, done)
+        prepare_block(sender, plan.groups[0], plan.single, whole.answered, limit_wait_s)
 
 
-def _simple_done(sender: Sender, plan: TxPlan, done: Done) -> Done:
-    if plan.given_id:
-        return done
+class _Whole:
+    """A transaction in one block under an id that nobody will ask for again."""
 
-    def finished(outcome: Outcome) -> None:
+    __slots__ = ("_done", "_plan", "_sender")
+
+    def __init__(self, sender: Sender, plan: TxPlan, done: Done) -> None:
+        self._sender, self._plan, self._done = sender, plan, done
+
+    def answered(self, outcome: Outcome) -> None:
+        """Without an answer it may be open: roll back."""
         if isinstance(outcome, Failure) and not outcome.nothing_done:
-            sender.enqueue(plan.home_group, DecisionBlock(False, [plan.tx_id]))
-        done(outcome)
-
-    return finished
+            self._sender.enqueue(self._plan.groups[0], DecisionBlock(False, (self._plan.tx_id,)))
+        self._done(outcome)
 
 
 def prepare_block(
@@ -104,13 +109,11 @@ class _PrepareFlow:
 
     def __init__(self, sender: Sender, plan: TxPlan, done: Done, limit_wait_s: float) -> None:
         self._sender, self._plan, self._done, self._limit_wait_s = sender, plan, done, limit_wait_s
-        home, others = plan.home_group, [gid for gid in plan.parts if gid != plan.home_group]
-        self._stages = [[(home, block)] for block in plan.parts[home]]
-        longest = max((len(plan.parts[gid]) for gid in others), default=0)
-        for number in range(longest):
-            self._stages.append(
-                [(gid, plan.parts[gid][number]) for gid in others if number < len(plan.parts[gid])]
-            )
+        parts, others = plan.parts, plan.groups[1:]
+        assert parts is not None
+        self._stages = [[(plan.groups[0], block)] for block in parts[plan.groups[0]]]
+        for number in range(max((len(parts[gid]) for gid in others), default=0)):
+            self._stages.append([(gid, parts[gid][number]) for gid in others if number < len(parts[gid])])
         self._touched: dict[int, None] = {}
         self._left = 0
         self._worst: Outcome = {}
@@ -155,7 +158,7 @@ def settle(sender: Sender, tx_id: str, gids: Sequence[int], commit: bool, done: 
     The other groups are told after it and waited for, but whatever they say changes nothing: the
     decision is made, and feedback brings it to any group that missed it.
     """
-    home = DecisionBlock(commit, [tx_id])
+    home = DecisionBlock(commit, (tx_id,))
     others = gids[1:]
     if not others:
         home.done = done
@@ -181,6 +184,6 @@ def _settle_others(
             done({})
 
     for gid in others:
-        branch = DecisionBlock(commit, [tx_id])
+        branch = DecisionBlock(commit, (tx_id,))
         branch.done = one_done
         sender.enqueue(gid, branch)

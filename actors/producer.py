@@ -19,7 +19,7 @@ from escrowmq.actors.config import ProducerConfig
 from escrowmq.actors.core import ProducerCore
 from escrowmq.actors.local import call_local, decision_of
 from escrowmq.actors.results import TransactionResult
-from escrowmq.actors.streams import SendFuture
+from escrowmq.actors.send_future import SendFuture
 from escrowmq.actors.topology import ClusterInfo
 from escrowmq.actors.transaction import Transaction
 from escrowmq.feedback.answerer import CheckAnswerer

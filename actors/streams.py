@@ -10,21 +10,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from typing import Any, Protocol
 
 from escrowmq.actors.failures import Failure, FailureKind
+from escrowmq.actors.send_future import SendFuture, settle
 from escrowmq.replication import ops
 from escrowmq.replication.errors import EscrowMQError, MessageTooLarge, ProducerFenced, UnknownTopic
 from escrowmq.replication.model import RecordMetadata, ResultCode
-
-
-class SendFuture(Future[RecordMetadata]):
-    """What ``send`` returns. A message that was handed over cannot be taken back."""
-
-    def cancel(self) -> bool:
-        """Always False: it may be on its way already."""
-        return False
 
 
 class Promise(Protocol):
@@ -187,8 +179,14 @@ class PartitionStream:
 
     def _succeed(self, batch: Batch, base: int, timestamp: int) -> None:
         topic, partition = self.topic, self.partition
-        for offset, (_, future) in enumerate(batch.pending, base):
-            future.set_result(RecordMetadata(topic, partition, offset, timestamp))
+        futures: list[tuple[SendFuture, RecordMetadata]] = []
+        for offset, (_, promise) in enumerate(batch.pending, base):
+            metadata = RecordMetadata(topic, partition, offset, timestamp)
+            if type(promise) is SendFuture:
+                futures.append((promise, metadata))
+            else:
+                promise.set_result(metadata)
+        settle(futures)
         self._released(batch.size)
 
     def _fail(self, batch: Batch, error: EscrowMQError) -> None:

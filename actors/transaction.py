@@ -35,6 +35,8 @@ class Transaction(TransactionBase):
     decided otherwise.
     """
 
+    __slots__ = ()
+
     def send(self, *messages: Message) -> None:
         """Add messages. They are checked now and sent by ``prepare``."""
         self._add(list(messages))
@@ -50,7 +52,7 @@ class Transaction(TransactionBase):
         if self._phase is Phase.PREPARED:
             return None
         if self._phase is not Phase.COLLECTING:
-            raise InvalidMessage(f"transaction {self.tx_id!r} is {self._phase.value}: it cannot be prepared")
+            raise InvalidMessage(f"transaction {self.tx_id!r} is {self._phase.text}: it cannot be prepared")
         plan = self._plan()
         if plan is None:
             return None

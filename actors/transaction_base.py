@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import enum
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from escrowmq.actors import flows
-from escrowmq.actors.blocks import Outcome
+from escrowmq.actors.blocks import Outcome, Placed
 from escrowmq.actors.core import ProducerCore
-from escrowmq.actors.encoder import Placed, TxPlan, check_id, check_query_id
+from escrowmq.actors.encoder import TxPlan, check_id, check_query_id
 from escrowmq.actors.local import leaves_open
 from escrowmq.actors.results import TransactionResult, decided, prepared
 from escrowmq.replication.errors import (
@@ -29,16 +29,21 @@ from escrowmq.replication.model import Message, TransactionState
 log = logging.getLogger(__name__)
 
 
-class Phase(enum.Enum):
-    """Where a transaction stands for its producer."""
+class Phase(enum.IntEnum):
+    """Where a transaction stands for its producer. (Integers: plain enums hash in Python, 0.3 us.)"""
 
-    COLLECTING = "collecting"
-    PREPARING = "preparing"
-    PREPARED = "prepared"
-    DECIDING = "deciding"
-    DECIDED = "decided"
-    FAILED = "failed"  # not prepared: nothing of it will ever be read
-    LEFT = "left to the check"
+    COLLECTING = 0
+    PREPARING = 1
+    PREPARED = 2
+    DECIDING = 3
+    DECIDED = 4
+    FAILED = 5  # not prepared: nothing of it will ever be read
+    LEFT = 6  # to the check
+
+    @property
+    def text(self) -> str:
+        """For error messages."""
+        return self.name.lower()
 
 
 _NEXT: dict[Phase, tuple[Phase, ...]] = {
@@ -54,6 +59,11 @@ _NEXT: dict[Phase, tuple[Phase, ...]] = {
 
 class TransactionBase:
     """What both faces share. Not thread-safe: a transaction belongs to one thread or task."""
+
+    __slots__ = (
+        "_answer", "_core", "_decision", "_given_id", "_groups", "_one_way_commit", "_phase", "_placed",
+        "_size", "_timeout_ms", "_topic_used", "query_id", "tx_id",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -76,7 +86,8 @@ class TransactionBase:
         self._decision: TransactionState | None = None
         self._placed: list[Placed] = []
         self._size = 0
-        self._groups: list[int] = []  # home group first, once prepared
+        self._groups: Sequence[int] = ()  # home group first, once prepared
+        self._answer: Callable[[Outcome], None] | None = None
 
     # ------------------------------------------------------------ for users
 
@@ -108,7 +119,7 @@ class TransactionBase:
     def _add(self, messages: list[Message]) -> None:
         if self._phase is not Phase.COLLECTING:
             raise InvalidMessage(
-                f"transaction {self.tx_id!r} is {self._phase.value}: messages are added before prepare()"
+                f"transaction {self.tx_id!r} is {self._phase.text}: messages are added before prepare()"
             )
         placed, size = self._core.encoder.place(messages, self.tx_id)
         limit = self._core.config.transaction_bytes_max
@@ -128,18 +139,21 @@ class TransactionBase:
         )
         self._placed = []
         self._topic_used(plan.home_topic)
-        self._groups = list(plan.parts)
+        self._groups = plan.groups
         self._core.running.add(self.tx_id)
         return plan
 
     def _start_prepare(self, plan: TxPlan, done: Callable[[Outcome], None]) -> None:
         """Room for the plan's bytes must have been reserved; given back with the answer."""
+        self._answer = done
+        flows.prepare(self._core, plan, self._prepare_answered, self._core.config.open_limit_wait_s)
 
-        def finished(outcome: Outcome) -> None:
-            self._core.release(plan.size)
-            done(outcome)
-
-        flows.prepare(self._core, plan, finished, self._core.config.open_limit_wait_s)
+    def _prepare_answered(self, outcome: Outcome) -> None:
+        """In the router's thread."""
+        self._core.release(self._size)
+        answer, self._answer = self._answer, None
+        assert answer is not None
+        answer(outcome)
 
     def _not_prepared(self) -> None:
         self._core.running.discard(self.tx_id)

@@ -81,6 +81,7 @@ class Entry:
     slots: list[tuple[Submission, int]]
     submissions: list[Submission]
     deciding: list[tuple[str, Sequence[str]]]
+    opening: list[tuple[tuple[str, str], int]]
 
 
 class Admission:
@@ -94,6 +95,7 @@ class Admission:
         self._queue: deque[Submission] = deque()
         self._queued_bytes = 0
         self._deciding: dict[str, set[str]] = {}
+        self._opening: dict[tuple[str, str], int] = {}  # (app, topic) -> in entries not yet applied
         self._last_ms = 0
 
     def offer(self, submission: Submission) -> bool:
@@ -133,17 +135,24 @@ class Admission:
                     self._write_decision(writer, submission, number, COMMITTED)
                 elif kind == OpType.ROLLBACK:
                     self._write_decision(writer, submission, number, ROLLED_BACK)
-                elif kind == OpType.PREPARE and self._over_limit(unit.ops[0]):
+                elif kind == OpType.PREPARE and not self._room_for(unit.ops[0], writer):
                     submission.results[number] = [int(ResultCode.TOO_MANY_OPEN), self._open_max]
                 else:
                     writer.verbatim(submission, number, unit)
         return writer.finish()
 
-    def _over_limit(self, op: Op) -> bool:
-        if op.meta[5]:  # a later part opens nothing
+    def _room_for(self, op: Op, writer: _EntryWriter) -> bool:
+        """Whether the limit lets this PREPARE in, with all that is on its way to being open."""
+        app, topic, tx_ids, part = op.meta[0], op.meta[1], op.meta[2], op.meta[5]
+        if part:  # opens nothing
+            return True
+        opened = self._state.transactions.app(app).open_by_topic.get(topic, 0)
+        opening = self._opening.get((app, topic), 0)
+        if opened + opening + len(tx_ids) > self._open_max:
             return False
-        table = self._state.transactions.app(op.meta[0])
-        return table.open_by_topic.get(op.meta[1], 0) + len(op.meta[2]) > self._open_max
+        self._opening[app, topic] = opening + len(tx_ids)
+        writer.opening.append(((app, topic), len(tx_ids)))
+        return True
 
     def _write_decision(
         self, writer: _EntryWriter, submission: Submission, number: int, outcome: int
@@ -207,6 +216,8 @@ class Admission:
         """The entry is applied (or, with None, its fate is not known): answer its requests."""
         for app, tx_ids in entry.deciding:
             self._deciding[app].difference_update(tx_ids)
+        for key, count in entry.opening:
+            self._opening[key] -= count
         if results is None:
             return
         for (submission, number), result in zip(entry.slots, results, strict=True):
@@ -240,6 +251,7 @@ class _EntryWriter:
         self.slots: list[tuple[Submission, int]] = []
         self.submissions: list[Submission] = []
         self.deciding: list[tuple[str, Sequence[str]]] = []
+        self.opening: list[tuple[tuple[str, str], int]] = []
 
     def verbatim(self, submission: Submission, number: int, unit: Unit) -> None:
         shift = self.size - unit.start
@@ -258,4 +270,6 @@ class _EntryWriter:
 
     def finish(self) -> Entry:
         command = encode_command(self.frames, len(self.ops), self.now_ms)
-        return Entry(command, self.now_ms, self.ops, self.slots, self.submissions, self.deciding)
+        return Entry(
+            command, self.now_ms, self.ops, self.slots, self.submissions, self.deciding, self.opening
+        )

@@ -1,0 +1,68 @@
+"""What the producer tests share: making producers, and reading what anybody could read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from escrowmq.actors.config import ChannelConfig, ProducerConfig
+from escrowmq.actors.producer import Producer
+from escrowmq.replication.codec import Row, decode_rows
+from escrowmq.replication.model import OpenTransaction, group_of
+from tests.actors.brokers import Brokers, ClientCalls
+
+ProducerOf = Callable[..., Producer]
+
+
+@pytest.fixture
+def producer_of() -> Iterator[ProducerOf]:
+    """``producer_of(brokers, app="shop", delivery_timeout_s=..., ...)``; closed at the end."""
+    made: list[Producer] = []
+
+    def make(brokers: Brokers, *, app: str = "shop", calls: Any = None, **settings: Any) -> Producer:
+        channel = {k: settings.pop(k) for k in list(settings) if k in ChannelConfig.__slots__}
+        config = ProducerConfig(**{"delivery_timeout_s": 10.0, **settings}, channel=ChannelConfig(**channel))
+        made.append(Producer(brokers.info, app=app, config=config, calls=calls or ClientCalls(brokers)))
+        return made[-1]
+
+    yield make
+    for producer in made:
+        producer.close(2.0)
+
+
+def rows(brokers: Brokers, topic: str, partitions: int = 1) -> list[tuple[int, int, Row]]:
+    """(partition, offset, row) of everything readable at the leaders."""
+    found: list[tuple[int, int, Row]] = []
+    for partition in range(partitions):
+        service = brokers.groups[group_of(topic, partition, brokers.info.groups)].leader()
+        offset = 0
+        while True:
+            ((_, _, code, _, end, runs, blob),) = service.fetch([(topic, partition, offset)], 1 << 20, 0.0)
+            assert code == 0, code
+            at = 0
+            for base, count, _, size in runs:
+                for i, row in enumerate(decode_rows(bytes(blob)[at : at + size], count)):
+                    if base + i >= offset:
+                        found.append((partition, base + i, row))
+                at += size
+                offset = base + count
+            if offset >= end:
+                break
+    return found
+
+
+def values(brokers: Brokers, topic: str, partitions: int = 1) -> list[bytes]:
+    """The readable values, partition by partition."""
+    return [row[1] for _, _, row in rows(brokers, topic, partitions)]
+
+
+def open_transactions(brokers: Brokers, topic: str | None = None) -> list[OpenTransaction]:
+    """What is open, by the leaders' tables."""
+    found: list[OpenTransaction] = []
+    for group in brokers.groups:
+        status, answer = group.leader().transactions(topic=topic)
+        assert status == "ok"
+        found += [OpenTransaction(*fields) for fields in answer]
+    return found
