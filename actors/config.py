@@ -112,7 +112,7 @@ class ConsumerConfig:
     #: Fetch calls under way per broker. Partitions with news must not wait for those without.
     fetch_calls_in_flight: int = 3
     #: At the end of a partition: pause before asking again, so that messages that trickle in come
-    #: together. 5 ms cost a third of the CPU of none (RAY.md) and are below what replication takes.
+    #: together. 5 ms cost a third of the CPU of none (measured) and are below what replication takes.
     fetch_linger_ms: float = 5.0
     #: Fetched but not yet polled. Bounds memory when the application is slower than the broker.
     buffer_bytes: int = 16 * MIB
