@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -25,7 +26,7 @@ class PowerWatch:
         for name in ("fsync", "fdatasync"):
             monkeypatch.setattr(os, name, self._watched(getattr(os, name)))
 
-    def _watched(self, sync):  # type: ignore[no-untyped-def]
+    def _watched(self, sync: Callable[[int], None]) -> Callable[[int], None]:
         def watched(number: int) -> None:
             sync(number)
             self.syncs += 1

@@ -46,3 +46,9 @@ def set_content(disk: SimDisk, name: str, data: bytes) -> None:
 
 def indexes(journal: SegmentJournal) -> list[int]:
     return list(range(journal.first_index, journal.last_index + 1))
+
+
+def sealed_log(disk: Disk, count: int = 10) -> SegmentJournal:
+    """Two entries a segment; opened afresh, so that everything is read from disk."""
+    synced_log(disk, count, segment_bytes=200)
+    return SegmentJournal(disk, segment_bytes=200)
