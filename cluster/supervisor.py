@@ -116,13 +116,17 @@ class Supervisor:
         if self._thread.is_alive():
             self._thread.join(self._plan.settings.check_every_s + 30.0)
         with self._lock:
-            handles = [track.handle for track in self._tracks.values() if track.handle is not None]
-            stops = [handle.stop.remote() for handle in handles]
-            if stops:
-                ray.wait(stops, num_returns=len(stops), timeout=self._plan.settings.stop_timeout_s)
-            for handle in handles:
+            tracks = [track for track in self._tracks.values() if track.handle is not None]
+            # Leaders last: a leader that stops looks for a successor, and finds none that is stopping too.
+            leading = [track.handle for track in tracks if (track.status or {}).get("role") == "leader"]
+            following = [track.handle for track in tracks if track.handle not in leading]
+            for handles in (following, leading):
+                stops = [handle.stop.remote() for handle in handles]
+                if stops:
+                    ray.wait(stops, num_returns=len(stops), timeout=self._plan.settings.stop_timeout_s)
+            for track in tracks:
                 with contextlib.suppress(Exception):  # gone already
-                    ray.kill(handle, no_restart=True)
+                    ray.kill(track.handle, no_restart=True)
             if self._dir is not None:
                 self._dir.close()
 
