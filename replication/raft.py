@@ -74,6 +74,7 @@ class RaftNode:
             clock,
             on_state,
         )
+        applied_index = max(1, applied_index)  # pysyncobj's first entry, index 1, is no command of anybody
         if len(journal) and not journal.first_index <= applied_index <= journal.last_index:
             raise CorruptLog(
                 f"the checkpoint stands at {applied_index}, but the log holds {journal.first_index} to "
@@ -99,7 +100,7 @@ class RaftNode:
             CoreTiming.of(self.config),
             clock=clock,
             rng=rng,
-            applied_index=max(1, applied_index),
+            applied_index=applied_index,
         )
         self._replicator = Replicator(
             self.peers, self._core, journal, link, self._send, self._connected, clock, self.config, guards

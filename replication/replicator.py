@@ -106,14 +106,24 @@ class Replicator:
         if message["success"]:
             advanced = state.accepted(index, self._keep_next)
         elif message["reset"]:
-            hint = min(index, self._journal.last_index) + 1
-            if state.refused(hint, message["seq"], self._seq):
+            if state.refused(self._next_try(state.next, index), message["seq"], self._seq):
                 self._replicate(peer, heartbeat=state.next > self._journal.first_index)
         # To the core every answer is a sign of life, and one that proved more a match too.
         answer = {"type": "next_node_idx", "next_node_idx": index + 1, "reset": False, "success": advanced}
         self._core.receive(peer, answer)
         if message["success"]:
             self._replicate(peer)
+
+    def _next_try(self, refused_next: int, hint: int) -> int:
+        """Where to try after a refusal. ``hint`` is the last index the follower proposes to match.
+
+        Its hint goes back a whole term, maybe to before our log's start although the logs do meet
+        behind it: only a follower that refuses our very first entry is too far behind.
+        """
+        first = self._journal.first_index
+        if hint < first < refused_next - 1:
+            return first + 1
+        return min(hint, self._journal.last_index) + 1
 
     # -------------------------------------------------------------- sending
     def _replicate(self, peer: str, heartbeat: bool = False) -> None:

@@ -138,6 +138,8 @@ class SimNetwork:
     def _fly(self, sender: str, receiver: str, connection: int, frame: bytes) -> None:
         rng, weather, world = self.world.rng, self.weather, self.world
         delay = weather.latency_s * (0.5 + rng.random()) + (rng.random() * 0.5 if rng.random() < 0.01 else 0.0)
+        if self.calm:
+            delay = 0.0005
         if weather.kind == "fifo":
             at = max(self._last_arrival.get((sender, receiver), 0.0), world.now + delay)
             self._last_arrival[sender, receiver] = at

@@ -174,6 +174,8 @@ class Simulation:
         self.checker.acknowledge(self.replicas, index, term)
 
     def sync_latency_s(self) -> float:
+        if self.calm:
+            return 0.001
         stall = self.rng.random() * 0.4 if self.rng.random() < 0.03 else 0.0
         return self.rng.expovariate(1 / self.plan.sync_mean_s) + stall
 
