@@ -21,6 +21,7 @@ from benchmarks.ceiling import Ceiling, CeilingFigure
 from benchmarks.group import GroupUnderTest
 from benchmarks.measure import machine
 from benchmarks.open_transactions import HOUR_MS, measure_open
+from benchmarks.page import write_page
 from benchmarks.recovery import measure_recovery
 from benchmarks.report import Report
 from escrowmq.actors.config import ProducerConfig
@@ -42,6 +43,7 @@ def main(
     only: Annotated[list[str] | None, typer.Option(help="one of " + ", ".join(PARTS))] = None,
     directory: Annotated[Path | None, typer.Option("--dir", help="on the disk to measure")] = None,
     output: Annotated[Path, typer.Option(help="JSON file")] = Path("artifacts/bench.json"),
+    page: Annotated[Path | None, typer.Option(help="Markdown file to put the figures into")] = None,
 ) -> None:
     """One broker group of three replicas, beside the ceiling of this machine."""
     parts = only or list(PARTS)
@@ -61,6 +63,8 @@ def main(
                 if "open" in parts:
                     _with_open_ones(GroupUnderTest(cluster), report, open_transactions, seconds, repeat)
         report.save(output)
+        if page is not None:
+            write_page(report.figures, page)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

@@ -1,0 +1,132 @@
+"""Puts the figures of a run into docs/performance.md, between two marks. The prose around is people's.
+
+``make bench ARGS="--page docs/performance.md"``, or later, from the artefact:
+``python -m benchmarks.page artifacts/bench.json docs/performance.md``.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+BEGIN, END = "<!-- figures: written by benchmarks/page.py -->", "<!-- end of figures -->"
+PROCESSES = ("client", "leader", "follower 1", "follower 2", "raylet", "gcs_server")
+
+
+def write_page(figures: dict[str, Any], page: Path) -> None:
+    """Replaces what stands between the marks."""
+    text = page.read_text()
+    before, mark, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not mark or not end:
+        raise ValueError(f"{page} lacks the marks {BEGIN!r} and {END!r}")
+    page.write_text(f"{before}{BEGIN}\n\n{render(figures)}\n{END}{after}")
+
+
+def render(figures: dict[str, Any]) -> str:
+    """All parts that the run measured, as Markdown."""
+    parts = [_machine(figures["machine"])]
+    if "ceiling" in figures:
+        parts.append(_ceiling(figures["ceiling"]))
+    for title in figures:
+        if title.startswith(("Transactions", "Plain")):
+            parts.append(_traffic(title, figures[title]))
+    if "reading" in figures:
+        parts.append(_reading(figures["reading"]))
+    if "open_transactions" in figures:
+        parts.append(_open(figures["open_transactions"]))
+    if "recovery" in figures:
+        parts.append(_recovery(figures["recovery"]))
+    return "\n".join(parts)
+
+
+def _machine(facts: dict[str, Any]) -> str:
+    probe = facts["fdatasync_4k"]
+    return (
+        "### Machine\n\n"
+        f"{facts['cpu']}, {facts['cores']} cores, {facts['memory_gib']} GiB; Linux {facts['kernel']}, Python "
+        f"{facts['python']}.\nEverything (client, three brokers, Ray) on this one machine. Append of 4 KiB + "
+        f"`fdatasync`:\np50 {probe['p50_ms']:.2f} ms, p99 {probe['p99_ms']:.2f} ms. Load average before: "
+        f"{facts['load_before']:.1f}.\n"
+    )
+
+
+def _ceiling(rows: list[dict[str, Any]]) -> str:
+    body = [
+        (
+            f"{row['call_bytes']:,}",
+            f"{row['in_flight']}",
+            f"{row['calls_per_s']:,.0f}",
+            f"{row['bytes_per_s'] / 1e6:.1f}",
+            f"{row['latency']['p50_ms']:.2f}",
+            f"{row['latency']['p99_ms']:.2f}",
+        )
+        for row in rows
+    ]
+    head = ("bytes per call", "calls in flight", "calls/s", "MB/s", "p50 ms", "p99 ms")
+    return "### Ceiling\n\n" + _table(head, body)
+
+
+def _traffic(title: str, figures: dict[str, Any]) -> str:
+    ceiling = figures["ceiling_bytes_per_s"]
+    rows = {name: row for name, row in figures.items() if isinstance(row, dict)}
+    speed, cost = [], []
+    for name, row in rows.items():
+        latency = row["latency"]
+        times = (f"{latency['p50_ms']:.2f}", f"{latency['p99_ms']:.2f}") if latency else ("", "")
+        share = f"{row['bytes_per_s'] / ceiling:.2f}"
+        speed.append((name, f"{row['per_s']:,.0f}", f"{row['bytes_per_s'] / 1e6:.1f}", share, *times))
+        used, busy = row["cpu_us_per_item"], row["cores_busy"]
+        cost.append((name, *(f"{used.get(p, 0):.1f} ({busy.get(p, 0):.2f})" for p in PROCESSES)))
+    head = ("", "per second", "MB/s", "of ceiling", "p50 ms", "p99 ms")
+    return (
+        f"### {title}\n\n"
+        + _table(head, speed)
+        + "\nProcessor time in µs for each, by process (cores kept busy):\n\n"
+        + _table(("", *PROCESSES), cost)
+    )
+
+
+def _reading(row: dict[str, Any]) -> str:
+    size = row["message_bytes"]
+    return (
+        "### Reading\n\n"
+        f"One consumer reads {row['per_s']:,.0f} messages of {size} B a second "
+        f"({row['per_s'] * size / 1e6:.0f} MB/s).\n"
+    )
+
+
+def _open(row: dict[str, Any]) -> str:
+    return (
+        "### Open transactions\n\n"
+        f"{row['per_s_without']:,.0f} transactions a second are committed with none open, and "
+        f"{row['per_s_with']:,.0f} with {row['opened']:,}\nopen: a ratio of {row['ratio']:.2f}. Opening them "
+        f"took {row['opening_s']:.0f} s and {row['leader_memory_mb']:,.0f} MB of the leader's memory.\n"
+    )
+
+
+def _recovery(rows: list[dict[str, Any]]) -> str:
+    body = [
+        (
+            f"{row['log_mb']:,.0f}",
+            f"{row['messages']:,}",
+            f"{row['entries']:,}",
+            f"{row['entries_redone']:,}",
+            f"{row['read_mb']:.1f}",
+            f"{row['seconds']:.2f}",
+        )
+        for row in rows
+    ]
+    head = ("log MB", "messages", "entries", "entries redone", "MB read", "seconds")
+    return "### Recovery\n\n" + _table(head, body)
+
+
+def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+    rule = ["---", *("---:" for _ in head[1:])]
+    return "".join("| " + " | ".join(line) + " |\n" for line in (head, rule, *rows))
+
+
+if __name__ == "__main__":
+    write_page(json.loads(Path(sys.argv[1]).read_text()), Path(sys.argv[2]))
