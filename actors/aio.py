@@ -183,10 +183,11 @@ class AsyncProducer:
 
     # ------------------------------------------------------------ waiting without blocking
 
-    async def _learn(self, messages: Iterable[Message]) -> None:
+    async def _learn(self, messages: Iterable[object]) -> None:
         """Ask for topics that this producer has not heard of, so that encoding need not."""
         catalog = self._core.catalog
-        unknown = {message.topic for message in messages} - catalog.names()
+        topics = {message.topic for message in messages if isinstance(message, Message)}
+        unknown = topics - catalog.names()  # what is no message is refused by the encoder
         if unknown:
             catalog.learn(await asyncio.wrap_future(catalog.ask()))
             for topic in unknown:
