@@ -24,6 +24,9 @@ log = logging.getLogger(__name__)
 #: process that has died may answer late or never; callers have their own clock.
 Done = Callable[[Any, BaseException | None], None]
 
+#: The second is what calls to an actor bound to a dead node end in; it is no RayActorError.
+_LOST = (ray.exceptions.RayActorError, ray.exceptions.ActorUnschedulableError)
+
 
 class ReplicaCalls(Protocol):
     """Calls to the replicas of a cluster."""
@@ -78,7 +81,7 @@ class RayCalls:
             if error is None:
                 done(answer.result(), None)
                 return
-            if isinstance(error, ray.exceptions.RayActorError):  # dead or restarting: ask for it anew
+            if isinstance(error, _LOST):  # dead, restarting, or its node is gone: ask for it anew
                 self._methods.pop((gid, rid), None)
             done(None, error)
 

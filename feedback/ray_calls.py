@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import ray
-from ray.exceptions import RayActorError, RayError
+from ray.exceptions import ActorUnschedulableError, RayActorError, RayError
 
 from escrowmq.feedback.brokers import BrokerUnreachable
 from escrowmq.feedback.names import broker_name
@@ -37,7 +37,7 @@ class RayBrokers:
         handle = self._handles.get((gid, rid)) or await self._look_up(gid, rid)
         try:
             return await getattr(handle, method).remote(*args)
-        except RayActorError as error:
+        except (RayActorError, ActorUnschedulableError) as error:  # the second: its node is dead
             self._handles.pop((gid, rid), None)
             raise BrokerUnreachable(f"{broker_name(gid, rid)} is gone or restarting") from error
         except RayError as error:
