@@ -75,7 +75,7 @@ class MessageTooLarge(EscrowMQError):
     def __str__(self) -> str:
         return (
             f"message of {self.size_bytes} bytes exceeds the limit of {self.limit_bytes}; "
-            "store large bodies elsewhere and send a reference, or raise limits.message_bytes_max"
+            "store large bodies elsewhere and send a reference, or raise producer.message_bytes_max"
         )
 
 
