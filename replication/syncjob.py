@@ -108,8 +108,7 @@ class SyncJob:
 
     def _create(self, segment: Segment) -> File:
         file = self._disk.open(segment.name, create=True)
-        if file.size():  # a removal that a power cut undid
-            file.truncate(0)
+        assert not file.size(), f"{segment.name} exists already"
         try:
             file.append((encode_file_header(segment.first),))
         except DiskFull:

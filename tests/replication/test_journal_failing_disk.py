@@ -59,12 +59,16 @@ def test_a_full_disk_at_a_roll_leaves_no_half_made_segment() -> None:
     fill(journal, [3, 4, 5])
     journal.sync()
     assert journal.disk_full
-    journal.deleteEntriesFrom(2)  # Raft gives up the entries that never found room
+    assert not disk.exists("0000000000000003.log")
+    journal.deleteEntriesFrom(1)  # Raft gives up entries, some of which never found room
     disk.capacity = None
-    fill(journal, [3], term=2)
+    for index, size in ((2, 100), (3, 1), (4, 100)):  # the segments begin elsewhere now: at 2 and 4
+        fill(journal, [index], term=2, size=size)
     journal.sync()
     disk.kill()
-    assert [(e[1], e[2]) for e in SegmentJournal(disk, segment_bytes=200)[:]] == [(1, 1), (2, 1), (3, 2)]
+    again = SegmentJournal(disk, segment_bytes=200)
+    assert [s.first for s in again.segments()] == [1, 2, 4]
+    assert [(e[1], e[2]) for e in again[:]] == [(1, 1), (2, 2), (3, 2), (4, 2)]
 
 
 def test_retention_makes_the_room_that_a_full_disk_lacks() -> None:
