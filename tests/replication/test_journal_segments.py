@@ -35,6 +35,22 @@ def test_rolling_reports_the_new_segment_and_seals_the_old_one(disk: Disk) -> No
     assert [journal.segment_start(i) for i in range(1, 6)] == [1, 1, 3, 3, 5]
 
 
+def test_headers_say_which_entries_of_their_segment_one_sync_covers() -> None:
+    """Not across segments: a segment is synced before the next one is created."""
+    disk = sim_disk()
+    journal = SegmentJournal(disk, segment_bytes=300)
+    for batch in ([1], [2, 3, 4, 5], [6]):
+        fill(journal, batch)
+        journal.sync()
+    unsynced = []
+    for index in indexes(journal):
+        info = next(s for s in journal.segments() if s.first <= index <= s.last)
+        at = 32 + (index - info.first) * 72
+        unsynced.append(int.from_bytes(disk.read_all(info.name)[at + 6 : at + 8], "little"))
+    assert [s.first for s in journal.segments()] == [1, 4]
+    assert unsynced == [0, 0, 1, 0, 1, 0]
+
+
 def test_an_entry_larger_than_a_segment_has_one_to_itself(disk: Disk) -> None:
     journal = SegmentJournal(disk, segment_bytes=200)
     for index, size in ((1, 1000), (2, 10), (3, 1000), (4, 10)):
