@@ -45,7 +45,11 @@ def main() -> int:
     """Run as a process; see the module."""
     settings = json.loads(sys.argv[1])
     spark = spark_session(
-        "escrowmq-demo", mode="raydp", address=settings["address"], namespace=settings["namespace"]
+        "escrowmq-demo",
+        mode="raydp",
+        address=settings["address"],
+        namespace=settings["namespace"],
+        quick_start=True,
     )
     print("ready", flush=True)
     if sys.stdin.readline():  # an end of input means that the demo is gone

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from decimal import Decimal
@@ -30,13 +31,27 @@ Name = Callable[[str], str]
 
 @pytest.fixture(scope="module")
 def spark(cluster: Cluster) -> Iterator[SparkSession]:
-    session = spark_session("test-batch", mode="raydp", executors=1, cores=1)
+    import ray
+
+    before = ray.available_resources()["CPU"]  # type: ignore[no-untyped-call]
+    session = spark_session("test-batch", mode="raydp", executors=1, cores=1, quick_start=True)
     yield session
     stop_session(session)
+    deadline = time.monotonic() + 20
+    while ray.available_resources().get("CPU", 0) < before:  # type: ignore[no-untyped-call]
+        assert time.monotonic() < deadline, "stop_session left executors behind"
+        time.sleep(0.2)
 
 
 def read(spark: SparkSession, **options: str) -> DataFrame:
     return spark.read.format("escrowmq").options(**options).load()
+
+
+def test_executors_that_do_not_fit_are_refused_at_once(cluster: Cluster) -> None:
+    with pytest.raises(Unavailable, match="CPUs"):
+        spark_session("too-many", mode="raydp", executors=100)
+    with pytest.raises(ConfigError, match="cores"):
+        spark_session("too-large", mode="raydp", cores=1000)
 
 
 def test_committed_messages_come_with_all_their_columns(
@@ -168,18 +183,16 @@ def test_a_schema_of_one_s_own_is_refused(spark: SparkSession) -> None:
         spark.read.format("escrowmq").schema("a INT").option("subscribe", "t").load().count()
 
 
-def test_executors_that_do_not_fit_are_refused_at_once(cluster: Cluster) -> None:
-    with pytest.raises(Unavailable, match="CPUs"):
-        spark_session("too-many", mode="raydp", executors=100)
-    with pytest.raises(ConfigError, match="cores"):
-        spark_session("too-large", mode="raydp", cores=1000)
+def test_a_second_session_is_refused_while_one_runs(spark: SparkSession) -> None:
+    with pytest.raises(ConfigError, match=r"already \(test-batch\)"):
+        spark_session("second", mode="raydp")
 
 
 LOCAL = """
 import json, sys
 from escrowmq.spark_integration import spark_session, stop_session
 address, topic = sys.argv[1:]
-spark = spark_session("local", mode="local", address=address)
+spark = spark_session("local", mode="local", address=address, quick_start=True)
 frame = spark.read.format("escrowmq").option("subscribe", topic).load()
 print(json.dumps([bytes(row.value).decode() for row in frame.orderBy("offset").collect()]))
 stop_session(spark)
