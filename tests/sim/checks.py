@@ -45,9 +45,7 @@ class Checker:
         self._seen: dict[str, tuple[int, int, int]] = {}  # replica -> incarnation, term led, commit index
 
     # -------------------------------------------------------------- as it happens
-    def applied(
-        self, replica: Observed, index: int, term: int, command: bytes, digest: bytes | None
-    ) -> None:
+    def applied(self, replica: Observed, index: int, term: int, command: bytes, digest: bytes | None) -> None:
         entry = hashlib.sha1(b"%d " % term + command).digest()
         if self._applied.setdefault(index, entry) != entry:
             raise Violation(f"{replica.name} applies another entry at {index} than was applied there before")
@@ -102,6 +100,4 @@ class Checker:
 
 
 def _holds_durably(journal: SegmentJournal, index: int, term: int) -> bool:
-    return index < journal.first_index or (
-        index <= journal.durable_index and journal.term_at(index) == term
-    )
+    return index < journal.first_index or (index <= journal.durable_index and journal.term_at(index) == term)

@@ -39,9 +39,7 @@ class Faults:
     def _victim(self) -> SimReplica:
         """Leaders more often than followers."""
         leading = [r for r in self._sim.replicas if r.up and r.node.is_leader]
-        return self._rng.choice(
-            leading if leading and self._rng.random() < 0.6 else self._sim.replicas
-        )
+        return self._rng.choice(leading if leading and self._rng.random() < 0.6 else self._sim.replicas)
 
     def _crash(self) -> None:
         victims = list(self._sim.replicas) if self._rng.random() < 0.1 else [self._victim()]

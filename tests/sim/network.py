@@ -137,7 +137,9 @@ class SimNetwork:
 
     def _fly(self, sender: str, receiver: str, connection: int, frame: bytes) -> None:
         rng, weather, world = self.world.rng, self.weather, self.world
-        delay = weather.latency_s * (0.5 + rng.random()) + (rng.random() * 0.5 if rng.random() < 0.01 else 0.0)
+        delay = weather.latency_s * (0.5 + rng.random()) + (
+            rng.random() * 0.5 if rng.random() < 0.01 else 0.0
+        )
         if self.calm:
             delay = 0.0005
         if weather.kind == "fifo":
