@@ -105,6 +105,7 @@ def _replica(replica: Any, seat: dict[str, Any]) -> dict[str, Any]:
 def demo(
     scale: Annotated[float, typer.Option(help="TPC-H scale factor: 0.01 is 15,000 orders.")] = 0.01,
     seed: Annotated[int, typer.Option(help="Seed of the mishaps.")] = 7,
+    replicas: Annotated[int, typer.Option(help="Replicas of the broker group.")] = 3,
     producers: Annotated[int, typer.Option(help="Producer processes; one of them is killed.")] = 3,
     spark: Annotated[bool, typer.Option(help="Let Spark on Ray compute the answers.")] = True,
     keep: Annotated[bool, typer.Option("--keep", help="Keep the data directory.")] = False,
@@ -115,6 +116,12 @@ def demo(
     from escrowmq.cluster.demo.story import run_demo
 
     options = DemoOptions(
-        scale=scale, seed=seed, producers=producers, spark=spark, keep=keep, directory=directory
+        scale=scale,
+        seed=seed,
+        replicas=replicas,
+        producers=producers,
+        spark=spark,
+        keep=keep,
+        directory=directory,
     )
     raise typer.Exit(run_demo(options, console() if not sys.stdout.isatty() else Console()))
