@@ -1,9 +1,9 @@
 """What waits for one broker group, and when it becomes a request.
 
-Plain messages wait for their linger or a full batch. Transactions go at once when nothing is under way;
-else they gather until an answer comes, their short linger ends, or a request is full: so a lone
-transaction never waits, and a thousand concurrent ones share a few calls (group commit on the client's
-side). One request carries decisions, prepares and plain messages together. Pure: ``now`` is passed in.
+Plain messages wait for their linger or a full batch. Transactions gather until those that were answered
+together are together again, their short linger ends, or a request is full: so a lone transaction never
+waits, and a thousand concurrent ones share a few calls (group commit on the client's side). One request
+carries decisions, prepares and plain messages together. Pure: ``now`` is passed in.
 """
 
 from __future__ import annotations
@@ -38,9 +38,10 @@ TX_OVERHEAD, ID_OVERHEAD = 64, 8
 class BuiltRequest:
     """Frames for one call, and who waits for each operation's result."""
 
-    __slots__ = ("deadline", "frames", "handlers", "size")
+    __slots__ = ("blocks", "deadline", "frames", "handlers", "size")
 
     def __init__(self) -> None:
+        self.blocks = 0  # of transactions
         self.frames: list[bytes] = []
         self.handlers: list[Handler] = []
         self.deadline = float("inf")
@@ -79,6 +80,9 @@ class GroupBatcher:
         self._messages_first = False
         self._tx_bytes = 0
         self._tx_since = float("inf")  # since when the oldest may have been waiting
+        # Callers come back with their next step as soon as they are answered, so as many as the last
+        # answer was for are expected together; a lone one expects nobody.
+        self._expected = 1
         self._linger_s = config.linger_ms / 1000
         self._tx_linger_s = config.transaction_linger_ms / 1000
 
@@ -124,7 +128,8 @@ class GroupBatcher:
         """When the next request should be built, given that the channel has room; infinity: nothing waits."""
         due = float("inf")
         if self._prepares or self._decisions:
-            if nothing_under_way or self._tx_bytes >= self._config.request_bytes:
+            together = len(self._prepares) + len(self._decisions) >= self._expected
+            if (nothing_under_way and together) or self._tx_bytes >= self._config.request_bytes:
                 return float("-inf")
             due = self._tx_since + self._tx_linger_s
         for stream in self._active.values():
@@ -182,6 +187,7 @@ class GroupBatcher:
             frame = encode_decision(self._app, commit, blocks)
             deadline = min(block.deadline for block in blocks)
             request.add(frame, partial(self._decided, blocks), deadline)
+            request.blocks += len(blocks)
 
     def _take_prepares(self, request: BuiltRequest) -> None:
         queue = self._prepares
@@ -205,6 +211,7 @@ class GroupBatcher:
         for blocks in operations.values():
             deadline = min(block.deadline for block in blocks)
             request.add(encode_prepare(self._app, blocks), partial(self._prepared, blocks), deadline)
+            request.blocks += len(blocks)
 
     def _take_messages(self, request: BuiltRequest, bytes_max: int) -> None:
         self._forget_idle()
@@ -218,6 +225,11 @@ class GroupBatcher:
             request.add(frame, partial(self._stored, stream, batch), batch.deadline)
 
     # ------------------------------------------------------------ answers
+
+    def answered(self, request: BuiltRequest) -> None:
+        """A request has its answer; call it before ``request.finish``."""
+        if request.blocks:
+            self._expected = request.blocks
 
     @staticmethod
     def _stored(

@@ -53,7 +53,8 @@ class ProducerConfig:
     #: Plain messages wait this long for company. 3 ms costs little beside a commit of 3 to 6 ms and
     #: makes calls of dozens of messages out of single sends (a call costs 0.2 ms CPU on each side).
     linger_ms: float = 3.0
-    #: Transactions are sent at once when nothing is under way; else they wait for company this long.
+    #: Transactions wait at most so long for those that were answered together with the ones before: their
+    #: callers come back at the same time, and can share a call. A lone transaction never waits.
     transaction_linger_ms: float = 1.0
     #: Bytes of one call. Below Ray's limit of 100 KiB arguments travel inside the call; just above it
     #: they go through shared memory at twice the cost.

@@ -215,7 +215,7 @@ class ProducerCore:
             if built is None:
                 break
             request = Request("submit", (b"".join(built.frames),), built.deadline, _nobody)
-            request.done = partial(_finish, built, request)
+            request.done = partial(_finish, batcher, built, request)
             built.frames.clear()
             channel.submit(request, now)
         return float("inf")
@@ -285,7 +285,8 @@ class ProducerCore:
             waiter.done(None)
 
 
-def _finish(built: BuiltRequest, request: Request, outcome: Any) -> None:
+def _finish(batcher: GroupBatcher, built: BuiltRequest, request: Request, outcome: Any) -> None:
+    batcher.answered(built)
     built.finish(outcome, request.maybe_done)
 
 

@@ -11,11 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from escrowmq.actors.admin import Admin
+    from escrowmq.actors.aio import AsyncProducer
     from escrowmq.actors.async_consumer import AsyncConsumer
+    from escrowmq.actors.bulk_requests import PreparedTransaction, TransactionRequest
     from escrowmq.actors.config import BrokerConfig, ChannelConfig, ConsumerConfig, ProducerConfig
     from escrowmq.actors.consumer import Consumer
     from escrowmq.actors.producer import Producer
     from escrowmq.actors.results import TransactionResult
+    from escrowmq.actors.transaction import Transaction
     from escrowmq.cluster.config import Config, load_config
     from escrowmq.cluster.connecting import connect
     from escrowmq.cluster.handle import Cluster, LocalCluster
@@ -62,6 +65,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Admin",
     "AsyncConsumer",
+    "AsyncProducer",
     "BrokerConfig",
     "ChannelConfig",
     "Closed",
@@ -88,6 +92,7 @@ __all__ = [
     "OpenTransaction",
     "OutcomeUnknown",
     "Overloaded",
+    "PreparedTransaction",
     "Producer",
     "ProducerConfig",
     "ProducerFenced",
@@ -96,7 +101,9 @@ __all__ = [
     "TooManyOpenTransactions",
     "TopicExists",
     "TopicInfo",
+    "Transaction",
     "TransactionConflict",
+    "TransactionRequest",
     "TransactionResult",
     "TransactionState",
     "TxStatusQuerier",
@@ -120,11 +127,14 @@ _VALUES = "ConsumerRecord Message OpenTransaction RecordMetadata TopicInfo Trans
 #: Module -> the names it gives to the public face.
 _SOURCES = {
     "actors.admin": "Admin",
+    "actors.aio": "AsyncProducer",
     "actors.async_consumer": "AsyncConsumer",
+    "actors.bulk_requests": "PreparedTransaction TransactionRequest",
     "actors.config": "BrokerConfig ChannelConfig ConsumerConfig ProducerConfig",
     "actors.consumer": "Consumer",
     "actors.producer": "Producer",
     "actors.results": "TransactionResult",
+    "actors.transaction": "Transaction",
     "cluster.config": "Config load_config",
     "cluster.connecting": "connect",
     "cluster.handle": "Cluster LocalCluster",

@@ -302,6 +302,20 @@ def test_a_lone_transaction_goes_at_once_and_others_gather_while_it_is_under_way
     assert batcher.due(nothing_under_way=False) == float("-inf"), "a request is full"
 
 
+def test_those_who_were_answered_together_are_waited_for_a_moment() -> None:
+    batcher = GroupBatcher("shop", CONFIG)
+    for number in range(3):
+        batcher.prepare(block(f"tx-{number}"), 0.0)
+    request = batcher.build()
+    assert request is not None
+    batcher.answered(request)
+    batcher.decide(DecisionBlock(True, ("tx-0",)), 5.0)
+    assert batcher.due(nothing_under_way=True) == pytest.approx(5.001)
+    batcher.decide(DecisionBlock(True, ("tx-1",)), 5.0)
+    batcher.decide(DecisionBlock(True, ("tx-2",)), 5.0)
+    assert batcher.due(nothing_under_way=True) == float("-inf")
+
+
 def test_what_waited_past_its_deadline_was_surely_not_sent() -> None:
     batcher = GroupBatcher("shop", CONFIG)
     one = block("a")
