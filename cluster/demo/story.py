@@ -56,6 +56,9 @@ def run_demo(options: DemoOptions, console: Console | None = None) -> int:
             problems = _run(options, console, directory)
     except EscrowMQError as error:
         problems = [f"{type(error).__name__}: {error}"]
+    except KeyboardInterrupt:
+        _remove(options, directory)
+        raise
     report.show_problems(console, problems)
     took = time.monotonic() - started
     if problems:
@@ -63,14 +66,18 @@ def run_demo(options: DemoOptions, console: Console | None = None) -> int:
             f"[bold red]The demo failed[/] after {took:.0f} s (seed {options.seed}); see {directory}"
         )
         return 1
-    if not options.keep and options.directory is None:
-        shutil.rmtree(directory, ignore_errors=True)
+    _remove(options, directory)
     console.print(
         "[bold green]Every transaction's messages are there exactly once or not at all"
         + (", and Spark and the database agree row for row" if options.spark else "")
         + f"[/] ({took:.0f} s, seed {options.seed})"
     )
     return 0
+
+
+def _remove(options: DemoOptions, directory: Path) -> None:
+    if not options.keep and options.directory is None:
+        shutil.rmtree(directory, ignore_errors=True)
 
 
 @contextlib.contextmanager
