@@ -26,7 +26,7 @@ from escrowmq.cluster.secret import Secret
 from escrowmq.cluster.settings import ClusterSettings, SupervisorSettings
 from escrowmq.cluster.survey import adopted, refuse_existing, survey
 from escrowmq.cluster.watch import Failure, Track, Watch, live_nodes
-from escrowmq.replication.errors import Unavailable
+from escrowmq.replication.errors import DataDirLocked, EscrowMQError, Unavailable
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ class Plan:
 
 
 class Supervisor:
-    """See the module's text. Build it, ``open()``, ask ``health()``, ``shut_down()``."""
+    """See the module's text. It begins when it is built; ``open()`` says whether it could."""
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
@@ -67,19 +67,19 @@ class Supervisor:
         self._opened_at = time.monotonic()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="supervise", daemon=True)
-        if ray.get_runtime_context().was_current_actor_reconstructed:
-            log.warning("the supervisor was restarted")
-            self.open()
+        #: Why the directory could not be opened. Kept, since an error in a constructor loses its type.
+        self._refused: EscrowMQError | None = None
+        try:  # here, and not in a call: after a restart by Ray nobody calls
+            self._open()
+        except EscrowMQError as error:
+            self._refused = error
 
     # -------------------------------------------------------------- calls
 
     def open(self) -> dict[str, Any]:
-        """Take the data directory and begin. Answers as ``info``. Raises what ClusterDir raises."""
-        plan = self._plan
-        with self._lock:
-            if self._dir is None:
-                self._dir = _patiently(plan)
-                self._thread.start()
+        """Answers as ``info``; raises what ClusterDir raised, if it did."""
+        if self._refused is not None:
+            raise self._refused
         return self.info()
 
     def info(self) -> dict[str, Any]:
@@ -131,6 +131,11 @@ class Supervisor:
                 self._dir.close()
 
     # -------------------------------------------------------------- the loop
+
+    def _open(self) -> None:
+        """Take the data directory and begin."""
+        self._dir = _patiently(self._plan)
+        self._thread.start()
 
     def _run(self) -> None:
         while not self._stopping.is_set():
@@ -251,8 +256,6 @@ def _shown(track: Track) -> dict[str, Any]:
 
 def _patiently(plan: Plan) -> ClusterDir:
     """Open the directory; a predecessor that was killed a moment ago may still hold the lock."""
-    from escrowmq.replication.errors import DataDirLocked
-
     deadline = time.monotonic() + LOCK_PATIENCE_S / 2
     while True:
         try:

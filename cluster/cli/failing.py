@@ -52,6 +52,8 @@ def exit_code(error: EscrowMQError) -> int:
 def explain(error: EscrowMQError) -> str:
     """``error: what`` and, where the text has it, ``hint: what to do``."""
     what, _, todo = str(error).replace("\n", " ").partition("; ")
+    if isinstance(error, UnknownTopic) and error.partition is None:
+        todo = f"escrowmq topic create {error.topic} --partitions 1; escrowmq topic list shows what there is"
     lines = [f"error: {what or type(error).__name__}"]
     if todo:
         lines.append(f"hint: {todo}")

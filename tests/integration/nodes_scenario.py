@@ -1,0 +1,227 @@
+"""The story of test_three_nodes.py, in a process of its own: a process can be connected to one Ray only.
+
+Three Ray nodes on this machine; they share a file system, so a node is known by its name alone, as it
+would be on machines of their own. Run by hand: ``python -m tests.integration.nodes_scenario DIRECTORY``.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import ray
+from ray.cluster_utils import Cluster as RayCluster
+
+import escrowmq
+from escrowmq import Cluster, Message
+from escrowmq.cluster.embedded_ray import system_config
+from escrowmq.cluster.settings import RaySettings
+
+NODES = ("n0", "n1", "n2")
+PATIENCE_S = 60.0
+
+
+def say(text: str) -> None:
+    print(f"{time.monotonic() - BEGAN:6.1f} s  {text}", flush=True)
+
+
+BEGAN = time.monotonic()
+
+
+def until(what: str, condition: Callable[[], Any], cluster: Cluster) -> Any:
+    """Wait until ``condition()`` gives something true, and give that."""
+    deadline = time.monotonic() + PATIENCE_S
+    last: object = None
+    while time.monotonic() < deadline:
+        try:
+            last = condition()
+        except escrowmq.EscrowMQError as error:
+            last = error
+        if last and not isinstance(last, Exception):
+            return last
+        time.sleep(0.2)
+    raise AssertionError(
+        f"not within {PATIENCE_S} s: {what}; last: {last!r}\n{cluster.health()}\n{cluster.status()}"
+    )
+
+
+def command(*arguments: str) -> Any:
+    """``escrowmq ... --format json`` in a process of its own; its result."""
+    done = subprocess.run(
+        [sys.executable, "-c", "from escrowmq.cluster.cli import main; main()", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, f"escrowmq {' '.join(arguments)}: {done.stdout}{done.stderr}"
+    return json.loads(done.stdout) if done.stdout.startswith(("{", "[")) else done.stderr
+
+
+def seats(cluster: Cluster) -> dict[int, dict[str, Any]]:
+    """Replica -> what the supervisor knows of it."""
+    return {entry["replica"]: entry for entry in cluster.health()["replicas"]}
+
+
+def settled(cluster: Cluster) -> bool:
+    """Every replica answers, and has applied the same."""
+    status = cluster.status()
+    applied = {replica.applied_index for replica in status.groups[0].replicas}
+    return bool(status.healthy and cluster.health()["ready"] and len(applied) == 1)
+
+
+def read_all(cluster: Cluster, count: int) -> list[bytes]:
+    """Values of topic ``t``, at least ``count``."""
+    found: list[bytes] = []
+    deadline = time.monotonic() + 30
+    with cluster.consumer(auto_offset_reset="earliest") as consumer:
+        consumer.assign([("t", 0)])
+        while len(found) < count and time.monotonic() < deadline:
+            found += [record.value for record in consumer.poll(timeout_s=0.5)]
+    return found
+
+
+class Story:
+    """Nodes and the cluster on them; each step leaves everything well for the next."""
+
+    def __init__(self, directory: Path) -> None:
+        settings = RaySettings()
+        self.data_dir = directory / "data"
+        self.machines = RayCluster(
+            initialize_head=True,
+            head_node_args={
+                "num_cpus": 1,
+                "node_name": "n0",
+                "include_dashboard": False,
+                "temp_dir": str(directory / "ray"),
+                "_system_config": system_config(settings),
+            },
+        )
+        self.nodes = {name: self.machines.add_node(num_cpus=1, node_name=name) for name in NODES[1:]}
+        self.sent = 0
+
+    def send(self, cluster: Cluster) -> None:
+        """Ten messages in a transaction."""
+        with cluster.producer(app="story") as producer, producer.transaction() as tx:
+            for _ in range(10):
+                tx.send(Message("t", b"%d" % self.sent))
+                self.sent += 1
+
+    def check_all_there(self, cluster: Cluster) -> None:
+        assert read_all(cluster, self.sent) == [b"%d" % n for n in range(self.sent)]
+
+    def comes_up_spread_over_the_nodes(self) -> Cluster:
+        address = self.machines.address
+        arguments = ("--address", address, "--data-dir", str(self.data_dir), "--nodes-min", "3")
+        first = command("up", *arguments, "--config", str(self.config()), "--format", "json")
+        again = command("up", *arguments, "--config", str(self.config()), "--format", "json")
+        assert first == again, "a second `up` must change nothing"
+        cluster = escrowmq.connect(address)
+        assert sorted(seat["node"] for seat in seats(cluster).values()) == list(NODES)
+        node_ids = {replica.details["node_id"] for replica in cluster.status().groups[0].replicas}
+        assert len(node_ids) == 3, "every replica really runs on a node of its own"
+        cluster.admin.create_topic("t")
+        self.send(cluster)
+        say("up, three replicas on three nodes")
+        return cluster
+
+    def config(self) -> Path:
+        """A short patience for lost nodes: these do not come back from a reboot."""
+        path = self.data_dir.parent / "escrowmq.yaml"
+        path.write_text("supervisor: {replace_after_s: 2}\n")
+        return path
+
+    def moves_the_leader_off_the_head_node(self, cluster: Cluster) -> str:
+        """Ray itself lives on the head node, so the leader's node can only be killed if it is another."""
+        leader = self.leader(cluster)
+        if leader["node"] == "n0":
+            psutil.Process(leader["pid"]).kill()
+            until("another leads", lambda: self.leader(cluster)["node"] != "n0", cluster)
+            until("the killed one is back", lambda: settled(cluster), cluster)
+            leader = self.leader(cluster)
+        return str(leader["node"])
+
+    def leader(self, cluster: Cluster) -> dict[str, Any]:
+        number = until("a leader", lambda: [cluster.status().groups[0].leader], cluster)[0]
+        return seats(cluster)[number or 0]
+
+    def survives_the_loss_of_the_leaders_node(self, cluster: Cluster) -> str:
+        victim = self.moves_the_leader_off_the_head_node(cluster)
+        replica = next(r for r, seat in seats(cluster).items() if seat["node"] == victim)
+        self.machines.remove_node(self.nodes.pop(victim), allow_graceful=False)
+        began = time.monotonic()
+        self.send(cluster)
+        say(f"committed {time.monotonic() - began:.1f} s after the leader's node {victim} was killed")
+        until("the supervisor misses the node", lambda: seats(cluster)[replica]["node_missing"], cluster)
+        self.check_all_there(cluster)
+        # No node is free of this group, so nothing moves, however long it stays away.
+        time.sleep(3.0)
+        assert seats(cluster)[replica]["node"] == victim
+        return victim
+
+    def takes_the_replica_back_with_the_node(self, cluster: Cluster, victim: str) -> None:
+        self.nodes[victim] = self.machines.add_node(num_cpus=1, node_name=victim)
+        until("the replica is back", lambda: settled(cluster), cluster)
+        (seat,) = (seat for seat in seats(cluster).values() if seat["node"] == victim)
+        assert seat["incarnation"] == 0, "it came back to its own data"
+        self.check_all_there(cluster)
+        say(f"node {victim} is back, and its replica with it")
+
+    def outlives_its_supervisor(self, cluster: Cluster) -> None:
+        ray.kill(ray.get_actor("supervisor", namespace="escrowmq"), no_restart=False)
+        self.send(cluster)
+        until("the supervisor is back", lambda: cluster.health()["ready"], cluster)
+        say("the supervisor was killed and is back")
+
+    def builds_a_replica_anew_elsewhere(self, cluster: Cluster) -> None:
+        lost = sorted(self.nodes)[0]
+        replica = next(r for r, seat in seats(cluster).items() if seat["node"] == lost)
+        self.machines.remove_node(self.nodes.pop(lost), allow_graceful=False)
+        self.nodes["n3"] = self.machines.add_node(num_cpus=1, node_name="n3")
+        until("the replica moves", lambda: seats(cluster)[replica]["node"] == "n3", cluster)
+        until("the replica has copied the log", lambda: settled(cluster), cluster)
+        assert seats(cluster)[replica]["incarnation"] == 1
+        assert (self.data_dir / f"g0-r{replica}-i1" / "identity.json").exists()
+        self.send(cluster)
+        self.check_all_there(cluster)
+        say(f"node {lost} is gone for good; its replica was built anew on n3")
+
+    def goes_down_and_comes_up_again(self, cluster: Cluster) -> None:
+        address = self.machines.address
+        cluster_id = cluster.info.cluster_id
+        cluster.close()
+        command("down", "--address", address)
+        arguments = ("--address", address, "--data-dir", str(self.data_dir), "--format", "json")
+        assert command("up", *arguments)["cluster_id"] == cluster_id
+        status = command("status", "--address", address, "--format", "json")
+        assert status["healthy"] and len(status["supervisor"]["nodes"]) == 3
+        with escrowmq.connect(address) as again:
+            self.check_all_there(again)
+        command("down", "--address", address)
+        say("down and up again with everything")
+
+
+def main() -> None:
+    """The whole story."""
+    story = Story(Path(sys.argv[1]))
+    try:
+        cluster = story.comes_up_spread_over_the_nodes()
+        victim = story.survives_the_loss_of_the_leaders_node(cluster)
+        story.takes_the_replica_back_with_the_node(cluster, victim)
+        story.outlives_its_supervisor(cluster)
+        story.builds_a_replica_anew_elsewhere(cluster)
+        story.goes_down_and_comes_up_again(cluster)
+    finally:
+        if ray.is_initialized():
+            ray.shutdown()
+        story.machines.shutdown()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,259 @@
+"""The command line against the real cluster: both formats, exit codes, errors of one line and a hint."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from escrowmq import Cluster, Message
+from escrowmq.cluster.cli.app import app
+
+pytestmark = pytest.mark.ray
+
+Unique = Callable[[str], str]
+
+
+@pytest.fixture(autouse=True)
+def running(cluster: Cluster) -> Iterator[Cluster]:
+    yield cluster
+    assert cluster.status().healthy, "a command must not hurt the shared cluster"
+
+
+def run(*arguments: str, stdin: str | None = None) -> Result:
+    return CliRunner().invoke(app, list(arguments), input=stdin)
+
+
+def good(*arguments: str, stdin: str | None = None) -> str:
+    """Standard output of a command that must succeed."""
+    done = run(*arguments, stdin=stdin)
+    assert done.exit_code == 0, f"{arguments}: {done.output}"
+    return done.stdout
+
+
+def as_json(*arguments: str) -> Any:
+    return json.loads(good(*arguments, "--format", "json"))
+
+
+def lines_of(*arguments: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in good(*arguments, "--format", "json").splitlines()]
+
+
+@pytest.fixture
+def topic(cluster: Cluster, unique: Unique) -> str:
+    name = unique("cli")
+    cluster.admin.create_topic(name, partitions=2)
+    return name
+
+
+def left_open(cluster: Cluster, topic: str, tx_id: str, app_name: str) -> None:
+    """A prepared transaction whose producer does not decide it."""
+    with cluster.producer(app=app_name) as producer, producer.transaction(tx_id=tx_id, query_id="q-7") as tx:
+        tx.send(Message(topic, b"held back", partition=0))
+        tx.prepare()
+        tx.unknown()
+
+
+# ------------------------------------------------------------ topics
+
+
+def test_a_topic_is_created_listed_described_and_deleted(unique: Unique) -> None:
+    name = unique("made")
+    created = as_json("topic", "create", name, "--partitions", "3", "--on-check-exhausted", "rollback")
+    assert (created["partitions"], created["on_check_exhausted"]) == (3, "rollback")
+    assert name in [entry["name"] for entry in as_json("topic", "list")]
+    assert name in good("topic", "list")
+    described = as_json("topic", "describe", name)
+    assert [p["partition"] for p in described["partitions"]] == [0, 1, 2]
+    assert "partition" in good("topic", "describe", name)
+    assert run("topic", "delete", name, stdin="n\n").exit_code == 1
+    good("topic", "delete", name, "--yes")
+    assert name not in [entry["name"] for entry in as_json("topic", "list")]
+
+
+def test_errors_are_one_line_and_a_hint_with_an_exit_code_of_their_own(topic: str, unique: Unique) -> None:
+    unknown = run("topic", "describe", unique("nowhere"))
+    assert unknown.exit_code == 4
+    assert unknown.stderr.startswith("error: unknown topic")
+    assert "\nhint: escrowmq topic create" in unknown.stderr
+    assert "Traceback" not in unknown.output
+
+    conflict = run("topic", "create", topic, "--partitions", "5")
+    assert conflict.exit_code == 5 and "exists with other settings" in conflict.stderr
+    assert run("topic", "create", unique("t"), "--partitions", "0").exit_code == 2
+    assert run("topic", "create").exit_code == 2
+    assert run("txn", "show", unique("nobody")).exit_code == 4
+
+
+def test_another_address_or_namespace_is_said_plainly(tmp_path: Path) -> None:
+    elsewhere = run("status", "--namespace", "elsewhere")
+    assert elsewhere.exit_code == 3 and "no EscrowMQ cluster in namespace 'elsewhere'" in elsewhere.stderr
+    assert run("status", "--address", "127.0.0.1:1").exit_code == 2  # this process is connected already
+    wrong = tmp_path / "wrong.yaml"
+    wrong.write_text("clustr: {}")
+    refused = run("status", "--config", str(wrong))
+    assert refused.exit_code == 2 and "did you mean 'cluster'" in refused.stderr
+
+
+# ------------------------------------------------------------ produce and consume
+
+
+def test_messages_go_in_as_arguments_and_come_out_in_order(topic: str) -> None:
+    assert "2" in good("produce", topic, "one", "two", "--key", "k", "--header", "from=cli")
+    found = lines_of("consume", topic)
+    assert [record["value"] for record in found] == ["one", "two"]
+    assert found[0]["key"] == "k" and found[0]["headers"] == {"from": "cli"} and found[0]["tx_id"] is None
+    assert [record["offset"] for record in found] == [0, 1]
+    assert "one" in good("consume", topic).splitlines()[0]
+
+
+def test_messages_come_from_the_standard_input_a_file_and_json_lines(topic: str, tmp_path: Path) -> None:
+    good("produce", topic, stdin="a\nb\n")
+    file = tmp_path / "lines"
+    file.write_text("k1:v1\nk2:v:2\n")
+    good("produce", topic, "--file", str(file), "--key-separator", ":")
+    entries = [{"value": "ü", "key": "j", "headers": {"h": "x"}}, {"value": "", "partition": 1}]
+    good("produce", topic, "--json", stdin="".join(json.dumps(entry) + "\n" for entry in entries))
+    found = {(record["key"], record["value"]) for record in lines_of("consume", topic)}
+    assert found == {(None, "a"), (None, "b"), ("k1", "v1"), ("k2", "v:2"), ("j", "ü"), (None, "")}
+
+
+def test_ten_thousand_lines_go_in_and_come_out(topic: str, tmp_path: Path) -> None:
+    file = tmp_path / "many"
+    file.write_text("".join(f"{n}\n" for n in range(10_000)))
+    assert "10000" in good("produce", topic, "--file", str(file))
+    assert sorted(int(record["value"]) for record in lines_of("consume", topic)) == list(range(10_000))
+
+
+def test_a_transaction_goes_in_whole_and_shows_its_id(topic: str) -> None:
+    sent = json.loads(good("produce", topic, "x", "y", "--transaction", "--format", "json"))
+    found = lines_of("consume", topic)
+    assert sorted(record["value"] for record in found) == ["x", "y"]
+    assert {record["tx_id"] for record in found} == {sent["tx_id"]}
+
+
+def test_bytes_that_are_no_text_come_out_as_base64(cluster: Cluster, topic: str) -> None:
+    with cluster.producer(app="bytes") as producer:
+        producer.send(Message(topic, b"\xff\x00")).result(20)
+    assert lines_of("consume", topic)[0]["value"] == {"base64": "/wA="}
+
+
+def test_where_to_begin_and_where_to_end_can_be_said(cluster: Cluster, topic: str) -> None:
+    with cluster.producer(app="bounds", linger_ms=0) as producer:
+        stored = [producer.send(Message(topic, b"%d" % n, partition=0)).result(20) for n in range(4)]
+    assert [r["value"] for r in lines_of("consume", topic, "--max", "2")] == ["0", "1"]
+    assert lines_of("consume", topic, "--from", "latest") == []
+    since = lines_of("consume", topic, "--from", str(stored[2].timestamp))
+    assert [r["value"] for r in since][-2:] == ["2", "3"]
+    assert lines_of("consume", topic, "--partition", "1") == []
+    followed = lines_of("consume", topic, "--follow", "--from", "earliest", "--max", "4")
+    assert [r["value"] for r in followed] == ["0", "1", "2", "3"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (("produce", "t", "x", "--file", "f"), "not both"),
+        (("produce", "t", "--file", "/no/such/file"), "cannot read"),
+        (("produce", "t", "x", "--header", "novalue"), "a header is name=value"),
+        (("produce", "t", "x", "--json", "--key", "k"), "with --json every line"),
+        (("consume", "t", "--from", "yesterday"), "--from must be"),
+        (("consume", "t", "--group", "g", "--partition", "0"), "with --group"),
+    ],
+)
+def test_a_wrong_argument_is_refused_by_name(arguments: tuple[str, ...], complaint: str) -> None:
+    done = run(*arguments)
+    assert done.exit_code in (2, 4) and complaint in done.stderr
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["{", '{"key": "k"}', '{"value": 3}', '{"value": "v", "topic": "t"}', '{"value": "v", "headers": 1}'],
+)
+def test_a_json_line_that_does_not_fit_is_refused_with_its_number(topic: str, line: str) -> None:
+    done = run("produce", topic, "--json", stdin='{"value": "fine"}\n' + line + "\n")
+    assert done.exit_code == 2 and "line 2" in done.stderr
+
+
+# ------------------------------------------------------------ groups
+
+
+def test_a_group_reads_once_commits_and_shows_its_lag(topic: str, unique: Unique) -> None:
+    group = unique("group")
+    good("produce", topic, "one", "two", "three")
+    assert len(lines_of("consume", topic, "--group", group, "--max", "2")) == 2
+    assert group in [entry["group"] for entry in as_json("group", "list")]
+    described = as_json("group", "describe", group)
+    assert sum(place["committed"] or 0 for place in described["partitions"]) == 2
+    assert len(lines_of("consume", topic, "--group", group, "--max", "1")) == 1
+    assert as_json("group", "describe", group)["lag"] == 0
+    assert "lag" in good("group", "describe", group)
+    assert group in good("group", "list")
+
+
+# ------------------------------------------------------------ transactions
+
+
+def test_an_open_transaction_is_listed_shown_and_committed_by_hand(
+    cluster: Cluster, topic: str, unique: Unique
+) -> None:
+    tx_id, app_name = unique("tx"), unique("app")
+    left_open(cluster, topic, tx_id, app_name)
+    (entry,) = as_json("txn", "list", "--app", app_name)
+    assert (entry["tx_id"], entry["query_id"], entry["parked"]) == (tx_id, "q-7", False)
+    assert tx_id in good("txn", "list", "--topic", topic)
+    assert as_json("txn", "list", "--app", app_name, "--state", "parked") == []
+    assert as_json("txn", "show", tx_id)["state"] == "PREPARE"
+    assert tx_id in good("txn", "show", tx_id)
+    assert lines_of("consume", topic) == []
+
+    assert as_json("txn", "commit", tx_id, "--by", "ops")["state"] == "COMMITTED"
+    assert [record["value"] for record in lines_of("consume", topic)] == ["held back"]
+    assert as_json("txn", "commit", tx_id)["state"] == "COMMITTED"  # again is harmless
+
+    refused = run("txn", "rollback", tx_id)
+    assert refused.exit_code == 5 and "already recorded as COMMITTED" in refused.stderr
+
+
+def test_a_transaction_rolled_back_by_hand_is_never_read(
+    cluster: Cluster, topic: str, unique: Unique
+) -> None:
+    tx_id, app_name = unique("tx"), unique("app")
+    left_open(cluster, topic, tx_id, app_name)
+    assert as_json("txn", "rollback", tx_id, "--app", app_name)["state"] == "ROLLBACK"
+    assert lines_of("consume", topic) == []
+    assert as_json("txn", "list", "--app", app_name) == []
+
+
+# ------------------------------------------------------------ the cluster
+
+
+def test_status_shows_every_replica(cluster: Cluster) -> None:
+    status = as_json("status")
+    assert status["healthy"] and status["cluster_id"] == cluster.info.cluster_id
+    assert [replica["replica"] for replica in status["groups"][0]["replicas"]] == [0, 1, 2]
+    shown = good("status")
+    assert "leader" in shown and "follower" in shown and cluster.info.cluster_id in shown
+
+
+def test_up_on_a_running_cluster_changes_nothing_and_refuses_another_shape(cluster: Cluster) -> None:
+    assert as_json("up")["cluster_id"] == cluster.info.cluster_id
+    refused = run("up", "--replicas", "5")
+    assert refused.exit_code == 2 and "has a running cluster of 1 groups of 3 replicas" in refused.stderr
+
+
+def test_every_command_explains_itself() -> None:
+    nouns = {
+        "topic": ("create", "list", "describe", "delete"),
+        "txn": ("list", "show", "commit", "rollback"),
+        "group": ("list", "describe"),
+    }
+    verbs = ("up", "down", "status", "demo", "produce", "consume")
+    pairs = [(noun, verb) for noun, actions in nouns.items() for verb in actions]
+    for command in [(), *((name,) for name in (*verbs, *nouns)), *pairs]:
+        assert "Usage" in good(*command, "--help")
+    assert good("--version").strip()

@@ -1,0 +1,133 @@
+"""ray_cluster.yaml: valid for Ray, every line explained, and its start commands really start EscrowMQ."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shlex
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import psutil
+import pytest
+import ray
+import yaml
+from ray.autoscaler._private.util import prepare_config, validate_config
+
+from escrowmq.cluster.embedded_ray import system_config
+from escrowmq.cluster.settings import RaySettings
+
+FILE = Path(__file__).parents[2] / "ray_cluster.yaml"
+BIN = Path(sys.executable).parent
+
+
+@pytest.fixture(scope="module")
+def content() -> dict[str, Any]:
+    loaded: dict[str, Any] = yaml.safe_load(FILE.read_text())
+    return loaded
+
+
+def head_commands(content: dict[str, Any]) -> tuple[list[str], list[str]]:
+    """(arguments of ``ray start``, arguments of ``escrowmq up``) of the head node."""
+    _, start, up = content["head_start_ray_commands"]
+    words = shlex.split(start)
+    return words[words.index("ray") + 1 :], shlex.split(up)[2:]
+
+
+def test_it_fits_rays_own_schema(content: dict[str, Any]) -> None:
+    schema = Path(ray.__file__).parent / "autoscaler" / "ray-schema.json"
+    jsonschema.validate(content, json.loads(schema.read_text()))
+
+
+def test_ray_takes_it_and_keeps_all_workers_up(content: dict[str, Any]) -> None:
+    prepared = prepare_config(content)
+    validate_config(prepared)
+    (kind,) = prepared["available_node_types"].values()
+    assert kind["min_workers"] == kind["max_workers"] == len(content["provider"]["worker_ips"]) == 2
+
+
+def test_its_ray_has_the_settings_of_the_embedded_one(content: dict[str, Any]) -> None:
+    start, _ = head_commands(content)
+    (given,) = [word.partition("=")[2] for word in start if word.startswith("--system-config=")]
+    assert json.loads(given) == system_config(RaySettings())
+
+
+def test_every_line_is_explained() -> None:
+    explained = False
+    for number, line in enumerate(FILE.read_text().splitlines(), start=1):
+        text = line.strip()
+        if text.startswith("#"):
+            explained = True
+        elif not text:
+            explained = False
+        elif not line.startswith(" " * 4):  # deeper lines go on with a command
+            assert explained, f"line {number} has no comment over it: {line}"
+            explained = False
+
+
+def test_every_file_it_names_is_there(content: dict[str, Any]) -> None:
+    checkout = FILE.parent / content["file_mounts"]["/tmp/escrowmq-checkout"]
+    assert (checkout / "pyproject.toml").exists() and (checkout / "constraints.txt").exists()
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_its_start_commands_start_ray_and_escrowmq(content: dict[str, Any]) -> None:
+    """The commands as they stand, but for what must differ on a test machine: port, directories, nodes."""
+    start, up = head_commands(content)
+    directory = Path(tempfile.mkdtemp(prefix="emq-", dir="/tmp"))
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    address = f"127.0.0.1:{port}"
+    replaced = [w for w in start if not w.startswith(("--port", "--autoscaling-config"))]
+    more = [f"--port={port}", f"--temp-dir={directory / 'ray'}", "--include-dashboard=false", "--num-cpus=1"]
+    up = [address if word == "127.0.0.1:6379" else word for word in up]
+    up[up.index("--nodes-min") + 1] = "1"
+    environment = {**os.environ, "RAY_AUTH_MODE": "token"}
+
+    def escrowmq(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [BIN / "escrowmq", *arguments],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=90,
+            check=False,
+        )
+
+    subprocess.run([BIN / "ray", "get-auth-token", "--generate"], capture_output=True, timeout=60, check=True)
+    raylet = subprocess.Popen(
+        [BIN / "ray", *replaced, *more, "--block"],
+        env=environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        deadline = time.monotonic() + 60
+        while (done := escrowmq(*up, "--data-dir", str(directory / "data"))).returncode == 3:
+            assert time.monotonic() < deadline and raylet.poll() is None, done.stderr
+            time.sleep(0.5)
+        assert done.returncode == 0, done.stderr
+        again = escrowmq("up", "--address", address, "--format", "json")  # waits until it is ready
+        assert again.returncode == 0, again.stderr
+        status = json.loads(escrowmq("status", "--address", address, "--format", "json").stdout)
+        assert status["healthy"] and status["cluster_id"] == json.loads(again.stdout)["cluster_id"]
+        assert (directory / "data" / "g0-r2" / "identity.json").exists()
+    finally:
+        parent = psutil.Process(raylet.pid)
+        family = [parent, *parent.children(recursive=True)]
+        for process in family:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        raylet.wait(10)
+        psutil.wait_procs(family, timeout=10)
+        shutil.rmtree(directory, ignore_errors=True)
