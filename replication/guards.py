@@ -105,7 +105,7 @@ class FollowerGuard:
     def _skip_retained_away(self, message: Message, commit_index: int) -> None:
         """The message starts before our log does. What retention dropped was committed, so it matches.
 
-        So does our first entry, because retention keeps the last applied one: checked, since all rests on it.
+        So does our first entry, because retention keeps the last applied one. All rests on it: checked.
         """
         journal = self._journal
         if journal.first_index > commit_index:

@@ -105,9 +105,10 @@ class Replicator:
         advanced = False
         if message["success"]:
             advanced = state.accepted(index, self._keep_next)
-        elif message["reset"]:
-            if state.refused(self._next_try(state.next, index), message["seq"], self._seq):
-                self._replicate(peer, heartbeat=state.next > self._journal.first_index)
+        elif message["reset"] and state.refused(
+            self._next_try(state.next, index), message["seq"], self._seq
+        ):
+            self._replicate(peer, heartbeat=state.next > self._journal.first_index)
         # To the core every answer is a sign of life, and one that proved more a match too.
         answer = {"type": "next_node_idx", "next_node_idx": index + 1, "reset": False, "success": advanced}
         self._core.receive(peer, answer)

@@ -224,3 +224,5 @@ def run_seed(
         return simulation.run(), None
     except Violation as violation:
         return simulation.figures(), str(violation)
+    except Exception as error:  # the code under test found out itself, or fell over
+        return simulation.figures(), f"{type(error).__name__}: {error}"
