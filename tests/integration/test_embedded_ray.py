@@ -24,5 +24,7 @@ def test_an_embedded_ray_says_nothing() -> None:
         "start_ray(RaySettings(), 'quiet')\n"
         "ray.shutdown()\n"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
+    )
     assert (done.stdout, done.stderr) == ("", "")
