@@ -23,6 +23,7 @@ from escrowmq.actors.send_future import SendFuture
 from escrowmq.actors.topology import ClusterInfo
 from escrowmq.actors.transaction import Transaction
 from escrowmq.feedback.answerer import CheckAnswerer
+from escrowmq.feedback.config import AnswererConfig, FeedbackConfig
 from escrowmq.feedback.states import TxStatusQuerier
 from escrowmq.replication.errors import InvalidMessage
 from escrowmq.replication.model import Message, RecordMetadata, TransactionState
@@ -49,8 +50,14 @@ class Producer:
         app: str,
         tx_status_querier: TxStatusQuerier | None = None,
         config: ProducerConfig | None = None,
+        answerer: AnswererConfig | None = None,
+        feedback: FeedbackConfig | None = None,
         calls: ReplicaCalls | None = None,
     ) -> None:
+        """``answerer``: how checks are answered here; ``feedback``: settings of the actors that ask.
+
+        The latter count where a feedback actor is started, by the first producer of its app and topic.
+        """
         self._config = config or ProducerConfig()
         self._core = ProducerCore(info, app, self._config, calls)
         self._answerer: CheckAnswerer | None = None
@@ -61,6 +68,8 @@ class Producer:
                     tx_status_querier,
                     self._core.instance,
                     info,
+                    config=answerer,
+                    feedback_config=feedback,
                     still_running=self._core.running.__contains__,
                 )
                 self._answerer.start()

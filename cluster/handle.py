@@ -62,8 +62,16 @@ class Cluster:
     ) -> Producer:
         """A producer of ``app``; ``options`` are settings of ``ProducerConfig``: ``linger_ms=0``."""
         settings = self._settings("producer", config, options)
-        info = self._open_info()
-        return self._made(Producer(info, app=app, tx_status_querier=tx_status_querier, config=settings))
+        return self._made(
+            Producer(
+                self._open_info(),
+                app=app,
+                tx_status_querier=tx_status_querier,
+                config=settings,
+                answerer=self.config.answerer,
+                feedback=self.config.feedback,
+            )
+        )
 
     def consumer(
         self,

@@ -6,8 +6,13 @@ from typing import Annotated
 
 import typer
 
-from escrowmq.cluster.cli import consuming, groups, lifecycle, producing, topics, transactions
+from escrowmq.cluster.cli.consuming import consume
 from escrowmq.cluster.cli.failing import Commands
+from escrowmq.cluster.cli.groups import app as groups
+from escrowmq.cluster.cli.lifecycle import demo, down, status, up
+from escrowmq.cluster.cli.producing import produce
+from escrowmq.cluster.cli.topics import app as topics
+from escrowmq.cluster.cli.transactions import app as transactions
 
 app = typer.Typer(
     name="escrowmq",
@@ -38,12 +43,8 @@ def top(
     """EscrowMQ: a transactional message broker on Ray."""
 
 
-app.command()(lifecycle.up)
-app.command()(lifecycle.down)
-app.command()(lifecycle.status)
-app.command()(lifecycle.demo)
-app.command()(producing.produce)
-app.command()(consuming.consume)
-app.add_typer(topics.app, name="topic")
-app.add_typer(transactions.app, name="txn")
-app.add_typer(groups.app, name="group")
+for command in (up, down, status, demo, produce, consume):
+    app.command()(command)
+app.add_typer(topics, name="topic")
+app.add_typer(transactions, name="txn")
+app.add_typer(groups, name="group")
