@@ -152,8 +152,6 @@ class BrokerConfig:
     segment_bytes: int = 64 * MIB
     #: Request bytes admitted and not yet answered; beyond that clients are told Overloaded.
     queue_bytes: int = 64 * MIB
-    #: Bytes of one group commit: at 100 MB/s of disk it bounds one fsync's work to about 10 ms.
-    group_commit_bytes: int = 1 * MIB
     #: Largest request taken; clients split well below it.
     request_bytes_max: int = 8 * MIB
     #: Open transactions per app and topic before TooManyOpenTransactions: memory is about 0.5 KB each.
@@ -161,8 +159,6 @@ class BrokerConfig:
     #: At commit, bodies of at most this many bytes are copied (TX_MESSAGE) instead of referred to: a
     #: reference costs about as much, and a copy lies where the reader reads anyway.
     copy_bytes_max: int = 64
-    #: A check handed to a feedback actor is nobody else's for this long.
-    check_lease_s: float = 15.0
     #: Raft: followers wait between these before they stand for election; heartbeats are six times
     #: as frequent as the shorter one, so a single late one topples nobody.
     election_min_s: float = 0.3
@@ -177,8 +173,8 @@ class BrokerConfig:
     feedback_threads: int = 16
 
     def __post_init__(self) -> None:
-        _positive(self, "segment_bytes", "queue_bytes", "group_commit_bytes", "request_bytes_max")
-        _positive(self, "open_transactions_max", "check_lease_s", "election_min_s", "election_max_s")
+        _positive(self, "segment_bytes", "queue_bytes", "request_bytes_max")
+        _positive(self, "open_transactions_max", "election_min_s", "election_max_s")
         _positive(self, "heartbeat_s", "produce_threads", "fetch_threads", "control_threads")
         _positive(self, "feedback_threads")
         _not_negative(self, "copy_bytes_max", "disk_reserve_bytes")

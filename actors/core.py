@@ -286,8 +286,10 @@ class ProducerCore:
 
 
 def _finish(batcher: GroupBatcher, built: BuiltRequest, request: Request, outcome: Any) -> None:
+    request.done = _nobody  # no cycle: what hangs on it is freed now, not at some collection
     batcher.answered(built)
     built.finish(outcome, request.maybe_done)
+    built.handlers.clear()
 
 
 def _nobody(_: Any) -> None:

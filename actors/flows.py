@@ -46,22 +46,25 @@ def prepare(sender: Sender, plan: TxPlan, done: Done, limit_wait_s: float = 0.0)
     elif plan.given_id:
         prepare_block(sender, plan.groups[0], plan.single, done, limit_wait_s)
     else:
-        whole = _Whole(sender, plan, done)
+        whole = _Whole(sender, plan.groups[0], plan.tx_id, done)
         prepare_block(sender, plan.groups[0], plan.single, whole.answered, limit_wait_s)
 
 
 class _Whole:
-    """A transaction in one block under an id that nobody will ask for again."""
+    """A transaction in one block under an id that nobody will ask for again.
 
-    __slots__ = ("_done", "_plan", "_sender")
+    Keeps no plan: that would be a cycle (plan, block, callback, plan), and cycles are left to the collector.
+    """
 
-    def __init__(self, sender: Sender, plan: TxPlan, done: Done) -> None:
-        self._sender, self._plan, self._done = sender, plan, done
+    __slots__ = ("_done", "_gid", "_sender", "_tx_id")
+
+    def __init__(self, sender: Sender, gid: int, tx_id: str, done: Done) -> None:
+        self._sender, self._gid, self._tx_id, self._done = sender, gid, tx_id, done
 
     def answered(self, outcome: Outcome) -> None:
         """Without an answer it may be open: roll back."""
         if isinstance(outcome, Failure) and not outcome.nothing_done:
-            self._sender.enqueue(self._plan.groups[0], DecisionBlock(False, (self._plan.tx_id,)))
+            self._sender.enqueue(self._gid, DecisionBlock(False, (self._tx_id,)))
         self._done(outcome)
 
 

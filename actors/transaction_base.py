@@ -110,6 +110,11 @@ class TransactionBase:
         if self._phase not in (Phase.DECIDED, Phase.FAILED, Phase.LEFT):
             self._leave()
 
+    def __del__(self) -> None:
+        # Forgotten without a decision: nobody runs its local transaction any more, so let it be checked.
+        if getattr(self, "_phase", None) in (Phase.PREPARING, Phase.PREPARED, Phase.DECIDING):
+            self._core.running.discard(self.tx_id)
+
     # ------------------------------------------------------------ steps
 
     def _to(self, phase: Phase) -> None:

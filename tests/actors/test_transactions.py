@@ -454,6 +454,18 @@ def test_a_check_finds_a_transaction_running_until_it_is_decided(
     assert not running
 
 
+def test_a_transaction_that_the_application_forgot_can_be_checked(
+    brokers: Brokers, topic: str, producer_of: ProducerOf
+) -> None:
+    producer = producer_of(brokers)
+    tx = producer.transaction()
+    tx.send(Message(topic, b"a"))
+    tx.prepare()
+    assert producer._core.running == {tx.tx_id}
+    del tx
+    assert not producer._core.running and len(open_transactions(brokers, topic)) == 1
+
+
 def test_a_closed_producer_says_so(brokers: Brokers, topic: str, producer_of: ProducerOf) -> None:
     producer = producer_of(brokers)
     producer.send(Message(topic, b"a"))
