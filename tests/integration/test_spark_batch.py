@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -209,3 +210,28 @@ def test_local_spark_reads_too(cluster: Cluster, unique: Name) -> None:
     run = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
     assert run.returncode == 0, run.stderr[-3000:]
     assert json.loads(run.stdout.splitlines()[-1]) == ["a", "b"]
+
+
+WITHOUT_JAVA = """
+import os, sys, tempfile
+from pathlib import Path
+path, os.environ["PATH"] = os.environ["PATH"], tempfile.mkdtemp()
+os.environ.pop("JAVA_HOME", None)
+from escrowmq.cluster.embedded_ray import start_ray
+from escrowmq.cluster.settings import RaySettings
+from escrowmq.replication.errors import JavaNotFound
+from escrowmq.spark_integration import spark_session
+start_ray(RaySettings(num_cpus=2, temp_dir=Path(sys.argv[1])), "no-java")
+os.environ["PATH"] = path
+try:
+    spark_session("no-java", mode="raydp")
+except JavaNotFound as error:
+    print(error)
+"""
+
+
+def test_a_ray_without_java_is_told_at_once_and_not_waited_for() -> None:
+    with tempfile.TemporaryDirectory(prefix="emq-", dir="/tmp") as directory:
+        command = [sys.executable, "-c", WITHOUT_JAVA, directory]
+        run = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert "Ray reads PATH when it starts" in run.stdout, run.stderr[-3000:]
