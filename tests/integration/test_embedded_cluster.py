@@ -238,12 +238,21 @@ def test_a_malformed_address_is_refused(address: str) -> None:
     assert said.startswith("ConfigError address")
 
 
-def test_a_cluster_of_a_process_that_ends_leaves_nothing_behind(tmp_path: Path) -> None:
-    """Also without stop(): a program that ends takes its brokers, its Ray and its temporary files with it."""
+def test_a_second_ray_on_the_machine_makes_auto_ask_and_leaves_nothing_behind(
+    ray_local: str, tmp_path: Path
+) -> None:
+    """A program that ends without stop() takes its brokers, its Ray and its temporary files with it."""
+    asking = (
+        "import escrowmq\\n"
+        "try:\\n    escrowmq.connect()\\n"
+        "except escrowmq.ClusterNotFound as error:\\n    print(error)"
+    )
     program = (
-        "import escrowmq, psutil, sys\n"
+        "import escrowmq, psutil, subprocess, sys\n"
         "cluster = escrowmq.start_local(replicas=1, ray={'temp_dir': sys.argv[1]})\n"
         "cluster.admin.create_topic('t')\n"
+        f"said = subprocess.run([sys.executable, '-c', '{asking}'], capture_output=True, text=True)\n"
+        "print(said.stdout.strip(), said.stderr, cluster.address)\n"
         "print(cluster.health()['data_dir'])\n"
         "print(*[child.pid for child in psutil.Process().children(recursive=True)])\n"
     )
@@ -252,7 +261,9 @@ def test_a_cluster_of_a_process_that_ends_leaves_nothing_behind(tmp_path: Path) 
         [sys.executable, "-c", program, str(short)], capture_output=True, text=True, timeout=110, check=True
     )
     shutil.rmtree(short, ignore_errors=True)
-    data_dir, pids = done.stdout.strip().split("\n")
+    said, data_dir, pids = done.stdout.strip().split("\n")
+    assert said.startswith("several Ray clusters run on this machine") and "--address" in said
+    assert ray_local in said and said.rpartition(" ")[2] in said.rpartition(" ")[0]
     assert done.stderr == ""
     assert not Path(data_dir).exists()
     deadline = time.monotonic() + 10

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +79,20 @@ def test_every_file_it_names_is_there(content: dict[str, Any]) -> None:
     assert (checkout / "pyproject.toml").exists() and (checkout / "constraints.txt").exists()
 
 
+def check_a_lost_record_is_not_founded_over(
+    escrowmq: Callable[..., subprocess.CompletedProcess[str]], address: str, data_dir: Path, cluster_id: str
+) -> None:
+    """Without cluster.json a new cluster is not started over the data; ``--adopt`` takes them over."""
+    assert escrowmq("down", "--address", address).returncode == 0
+    (data_dir / "cluster.json").unlink()
+    up = ("up", "--address", address, "--data-dir", str(data_dir))
+    refused = escrowmq(*up)
+    assert refused.returncode == 1 and "or take the data over with 'escrowmq up --adopt'" in refused.stderr
+    adopted = escrowmq(*up, "--adopt", "--format", "json")
+    assert adopted.returncode == 0, adopted.stderr
+    assert json.loads(adopted.stdout)["cluster_id"] == cluster_id
+
+
 @pytest.mark.ray
 @pytest.mark.slow
 @pytest.mark.timeout(180)
@@ -122,6 +137,7 @@ def test_its_start_commands_start_ray_and_escrowmq(content: dict[str, Any]) -> N
         status = json.loads(escrowmq("status", "--address", address, "--format", "json").stdout)
         assert status["healthy"] and status["cluster_id"] == json.loads(again.stdout)["cluster_id"]
         assert (directory / "data" / "g0-r2" / "identity.json").exists()
+        check_a_lost_record_is_not_founded_over(escrowmq, address, directory / "data", status["cluster_id"])
     finally:
         parent = psutil.Process(raylet.pid)
         family = [parent, *parent.children(recursive=True)]
