@@ -64,6 +64,7 @@ def launch(plan: Plan, node_id: str, *, wait_s: float, keep_if_late: bool = Fals
                     late = health
                 else:
                     require_ready(health, wait_s)
+                info = cluster_info(handle)  # adopting data changes the id
     except ray.exceptions.RayError as error:
         stop_cluster(namespace)
         raise Unavailable(f"the supervisor did not start: {error}", 1.0) from error
