@@ -64,6 +64,7 @@ class SimReplica:
             guards=sim.guards,
         )
         self.app.attach(self.node)
+        sim.happened(f"{self.name} starts with log {self.journal.first_index}..{self.journal.last_index}")
         sim.network.host_up(self.name)
         self.later(self.rng.random() * TICK_S, self._regular_tick)
         self._begin_sync()
@@ -73,6 +74,7 @@ class SimReplica:
         if not self.up:
             return
         self.up = False
+        self._sim.happened(f"{self.name} {'loses power' if power else 'is killed'}")
         if self._job is not None and self.rng.random() < 0.5:
             self.disk.stop_after(self.rng.randrange(4))
             try:

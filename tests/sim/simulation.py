@@ -75,6 +75,7 @@ class Figures:
     acknowledged: int = 0
     repairs: int = 0
     disk_failures: int = 0
+    wipes: int = 0
     trace: str = ""
 
 
@@ -97,7 +98,7 @@ class Simulation:
         self.network = SimNetwork(self.world, self.plan.weather)
         self.replicas = [SimReplica(self, name) for name in self.names]
         self.network.hosts.update((r.name, r) for r in self.replicas)
-        self.crashes = self.repairs = self.disk_failures = 0
+        self.crashes = self.repairs = self.disk_failures = self.wipes = 0
         self._repairing: set[str] = set()
         self._calm_at = START_S + self.chaos_s
         self._hash = hashlib.sha1() if self.trace else None
@@ -141,6 +142,7 @@ class Simulation:
             len(self.checker.acknowledged),
             self.repairs,
             self.disk_failures,
+            self.wipes,
             self._hash.hexdigest() if self._hash is not None else "",
         )
 
@@ -178,6 +180,9 @@ class Simulation:
             return 0.001
         stall = self.rng.random() * 0.4 if self.rng.random() < 0.03 else 0.0
         return self.rng.expovariate(1 / self.plan.sync_mean_s) + stall
+
+    def happened(self, text: str) -> None:
+        """A fault or a start; for whoever reads along."""
 
     def crash(self, replica: SimReplica, power: bool) -> None:
         self.crashes += 1

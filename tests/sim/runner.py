@@ -1,0 +1,122 @@
+"""What ``python -m tests.sim --seeds N --seed FIRST`` does: run schedules, stop at the first broken promise.
+
+A failing seed is printed with the one command that replays it, message by message if ``--trace`` is
+added. ``--drop GUARD`` takes one guard away: then a broken seed is what should happen.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import time
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from escrowmq.replication.guards import ALL_GUARDS, Guard
+from tests.sim.simulation import Figures, run_seed
+from tests.sim.trace import replay
+
+
+@dataclass(slots=True)
+class Options:
+    """What every schedule of a run has in common."""
+
+    size: int | None = None
+    kind: str | None = None
+    chaos_s: float = 10.0
+    dropped: list[str] = field(default_factory=list)
+
+    def keywords(self) -> dict[str, Any]:
+        guards = ALL_GUARDS - {Guard(name) for name in self.dropped}
+        return {"size": self.size, "kind": self.kind, "chaos_s": self.chaos_s, "guards": guards}
+
+    def command(self, seed: int) -> str:
+        """How to run one seed again."""
+        parts = [f"python -m tests.sim --seed {seed} --seeds 1"]
+        parts += [f"--nodes {self.size}"] * (self.size is not None)
+        parts += [f"--net {self.kind}"] * (self.kind is not None)
+        parts += [f"--chaos {self.chaos_s:g}"] * (self.chaos_s != 10.0)
+        parts += [f"--drop {name}" for name in self.dropped]
+        return " ".join(parts)
+
+
+def _one(job: tuple[int, Options]) -> tuple[int, Figures, str | None]:
+    seed, options = job
+    figures, broken = run_seed(seed, **options.keywords())
+    return seed, figures, broken
+
+
+@dataclass(slots=True)
+class Totals:
+    """Sums over schedules."""
+
+    seeds: int = 0
+    broken: int = 0
+    virtual_s: float = 0.0
+    elections: int = 0
+    crashes: int = 0
+    acknowledged: int = 0
+    repairs: int = 0
+    wipes: int = 0
+
+    def add(self, figures: Figures) -> None:
+        self.seeds += 1
+        for name in ("virtual_s", "elections", "crashes", "acknowledged", "repairs", "wipes"):
+            setattr(self, name, getattr(self, name) + getattr(figures, name))
+
+    def text(self, wall_s: float) -> str:
+        return (
+            f"{self.seeds:,} seeds, {self.broken} broken · {self.seeds / wall_s:.1f} seeds/s · "
+            f"{self.virtual_s:,.0f} virtual s · {self.elections:,} elections · {self.crashes:,} crashes · "
+            f"{self.repairs:,} repairs · {self.wipes:,} wiped disks · {self.acknowledged:,} acknowledged"
+        )
+
+
+def main(
+    seeds: Annotated[int, typer.Option(help="How many schedules.")] = 1000,
+    seed: Annotated[int, typer.Option(help="The first one's seed.")] = 0,
+    nodes: Annotated[int | None, typer.Option(help="Replicas; default: 3 or 5, by the seed.")] = None,
+    net: Annotated[str | None, typer.Option(help="fifo or wild; default: by the seed.")] = None,
+    chaos: Annotated[float, typer.Option(help="Virtual seconds of faults.")] = 10.0,
+    drop: Annotated[list[str] | None, typer.Option(help="A guard to take away; may be repeated.")] = None,
+    keep_going: Annotated[bool, typer.Option(help="Do not stop at the first broken seed.")] = False,
+    trace: Annotated[bool, typer.Option(help="Print every message and event of the (one) seed.")] = False,
+    jobs: Annotated[int, typer.Option(help="Processes; 0: one per core.")] = 0,
+) -> None:
+    known = {guard.value for guard in Guard}
+    dropped = drop or []
+    if unknown := set(dropped) - known:
+        raise typer.BadParameter(f"no guard {', '.join(unknown)}; there are {', '.join(sorted(known))}")
+    if net not in (None, "fifo", "wild"):
+        raise typer.BadParameter("--net is fifo or wild")
+    options = Options(nodes, net, chaos, dropped)
+    if trace:
+        raise typer.Exit(replay(seed, options.keywords()))
+    raise typer.Exit(run(range(seed, seed + seeds), options, keep_going, jobs or os.cpu_count() or 1))
+
+
+def run(seeds: range, options: Options, keep_going: bool, jobs: int) -> int:
+    """All seeds, on ``jobs`` processes; the number of broken ones."""
+    console, totals, started = Console(), Totals(), time.monotonic()
+    columns = (TextColumn("simulating"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with (
+        multiprocessing.get_context("spawn").Pool(min(jobs, len(seeds))) as pool,
+        Progress(*columns, TextColumn("{task.fields[figures]}"), console=console) as progress,
+    ):
+        task = progress.add_task("", total=len(seeds), figures="")
+        for number, figures, broken in pool.imap(_one, [(seed, options) for seed in seeds], chunksize=1):
+            totals.add(figures)
+            progress.update(task, advance=1, figures=f"{totals.acknowledged:,} acknowledged")
+            if broken is None:
+                continue
+            totals.broken += 1
+            console.print(f"[bold red]seed {number}: {broken}[/] (after {figures.virtual_s:.2f} virtual s)")
+            console.print(f"  again: {options.command(number)}   (--trace prints it message by message)")
+            if not keep_going:
+                break
+    console.print(totals.text(time.monotonic() - started))
+    return min(totals.broken, 100)
