@@ -109,7 +109,9 @@ class FollowerGuard:
         """
         journal = self._journal
         if journal.first_index > commit_index:
-            raise SafetyViolation(f"the log starts at {journal.first_index}, committed is only {commit_index}")
+            raise SafetyViolation(
+                f"the log starts at {journal.first_index}, committed is only {commit_index}"
+            )
         first, previous, entries = journal.first_index, message["prevLogIdx"], message["entries"]
         if previous + len(entries) < first:
             message["entries"] = ()
@@ -118,10 +120,10 @@ class FollowerGuard:
         message["prevLogIdx"], message["prevLogTerm"] = first, journal.term_at(first)
         self._skip_held(message)
 
-    def done(self) -> bool:
-        """The core has dealt with the message; whether it matched our log."""
-        matched, self._proved = self._proved is not None, None
-        return matched
+    def done(self) -> int | None:
+        """The core has dealt with the message; up to where it proved our log to match, if it did."""
+        proved, self._proved = self._proved, None
+        return proved
 
     # -------------------------------------------------------------- out
     def answer(self, peer: str, ack: Message, term: int, commit_index: int) -> Message | None:

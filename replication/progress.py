@@ -28,18 +28,15 @@ class PeerProgress:
         self._flights.append((last_index, size_bytes))
         self.in_flight_bytes += size_bytes
 
-    def accepted(self, index: int, keep_next: bool = True) -> bool:
-        """A success up to ``index``; whether it proved more than was known."""
+    def accepted(self, index: int, keep_next: bool = True) -> None:
+        """A success up to ``index``."""
         self.probing = False
         flights = self._flights
         while flights and flights[0][0] <= index:
             self.in_flight_bytes -= flights.popleft()[1]
         if index >= self.next or not keep_next:
             self.next = index + 1
-        if index <= self.match:
-            return False
-        self.match = index
-        return True
+        self.match = max(self.match, index)
 
     def refused(self, hint: int, seq: int, sent_seq: int) -> bool:
         """A refusal with the index to try next; False if it answers a message sent before the last rewind."""

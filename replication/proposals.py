@@ -2,8 +2,8 @@
 
 A proposal is known by the (index, term) of its entry. While its leadership lasts it is settled by
 being applied; when the leadership ends, or too much time has passed, or the node shuts down, its
-outcome is unknown here: the entry may still be committed by the next leader. The table is bounded
-by what the caller admits (``bytes``, ``len``).
+outcome is unknown here: the entry may still be committed by the next leader. How many entries and
+bytes may wait for a majority is bounded; an entry whose proposer has given up still counts.
 """
 
 from __future__ import annotations
@@ -13,8 +13,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-#: ``done(result, True)`` applied; ``done(None, False)`` surely not logged; ``done(None, None)`` unknown.
+from escrowmq.replication.errors import EscrowMQError, MessageTooLarge, Overloaded
+from escrowmq.replication.raft_types import RaftConfig
+
+#: ``done(result, True)`` applied; ``done(reason, False)`` surely not logged; ``done(None, None)`` unknown.
 Done = Callable[[Any, bool | None], None]
+#: Largest command: with its batch it stays far below a frame's 64 MiB (wire.FRAME_BYTES_MAX).
+COMMAND_BYTES_MAX = 32 << 20
 
 
 @dataclass(slots=True)
@@ -28,17 +33,31 @@ class _Proposal:
 class Proposals:
     """Proposals of one node, in index order."""
 
-    def __init__(self) -> None:
+    def __init__(self, config: RaftConfig) -> None:
+        self.outstanding_bytes = 0
+        self._config = config
         self._waiting: deque[_Proposal] = deque()
+        self._sizes: dict[int, int] = {}  # own entries not yet applied: index -> bytes
 
-    def __len__(self) -> int:
-        return len(self._waiting)
+    def refusal(self, size_bytes: int) -> EscrowMQError | None:
+        """Why no command of this size can be taken now."""
+        config = self._config
+        if size_bytes > COMMAND_BYTES_MAX:
+            return MessageTooLarge(size_bytes, COMMAND_BYTES_MAX)
+        if len(self._sizes) >= config.outstanding_entries_max or (
+            self.outstanding_bytes + size_bytes > config.outstanding_bytes_max
+        ):
+            return Overloaded("too many entries wait for a majority", 0.05)
+        return None
 
-    def add(self, index: int, term: int, deadline: float, done: Done) -> None:
+    def add(self, index: int, term: int, size_bytes: int, now: float, done: Done) -> None:
         assert not self._waiting or self._waiting[-1].index < index
-        self._waiting.append(_Proposal(index, term, deadline, done))
+        self._sizes[index] = size_bytes
+        self.outstanding_bytes += size_bytes
+        self._waiting.append(_Proposal(index, term, now + self._config.proposal_timeout_s, done))
 
     def applied(self, index: int, term: int, result: Any) -> None:
+        self.outstanding_bytes -= self._sizes.pop(index, 0)
         waiting = self._waiting
         while waiting and waiting[0].index <= index:
             proposal = waiting.popleft()
@@ -54,6 +73,8 @@ class Proposals:
 
     def abandon(self) -> None:
         """Leadership is lost, or the node stops: nobody here can tell any more."""
+        self._sizes.clear()
+        self.outstanding_bytes = 0
         waiting, self._waiting = self._waiting, deque()
         for proposal in waiting:
             proposal.done(None, None)

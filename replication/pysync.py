@@ -246,6 +246,9 @@ class Core(SyncObj):  # type: ignore[misc]
     def match_index(self, peer: str) -> int:
         return dict.get(self._match, self._peer_nodes[peer], 0)
 
+    def forget_match(self, peer: str) -> None:
+        self._match[self._peer_nodes[peer]] = 0
+
     def election_due(self) -> bool:
         return bool(
             self._SyncObj__raftState != LEADER and self._SyncObj__raftElectionDeadline < self._clock()

@@ -19,20 +19,15 @@ import random
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from escrowmq.replication.errors import (
-    ApplyFailed,
-    CorruptLog,
-    DiskFull,
-    EscrowMQError,
-    MessageTooLarge,
-    Overloaded,
-)
+from escrowmq.replication.errors import ApplyFailed, CorruptLog, DiskFull
 from escrowmq.replication.guards import ALL_GUARDS, FollowerGuard, Guard, VoteGuard
+from escrowmq.replication.handover import Handover
 from escrowmq.replication.prevote import PreVote
 from escrowmq.replication.progress import quorum_index
-from escrowmq.replication.proposals import Done, Proposals
+from escrowmq.replication.proposals import COMMAND_BYTES_MAX, Done, Proposals
 from escrowmq.replication.pysync import LEADER, Core, CoreTiming
 from escrowmq.replication.raft_types import Clock, Message, PeerLink, PeerStatus, RaftConfig
+from escrowmq.replication.rejoin import Rejoin
 from escrowmq.replication.replicator import Replicator
 
 if TYPE_CHECKING:
@@ -40,8 +35,7 @@ if TYPE_CHECKING:
 
 __all__ = ["COMMAND_BYTES_MAX", "PeerLink", "PeerStatus", "RaftConfig", "RaftNode"]
 
-#: Largest command: with its batch it stays far below a frame's 64 MiB (wire.FRAME_BYTES_MAX).
-COMMAND_BYTES_MAX = 32 << 20
+NOT_FOR_LEARNERS = frozenset(("request_vote", "pre_vote", "timeout_now"))
 
 
 class RaftNode:
@@ -60,20 +54,19 @@ class RaftNode:
         config: RaftConfig | None = None,
         applied_index: int = 1,
         on_state: Callable[[], None] | None = None,
+        no_vote_until_caught_up: bool = False,
         guards: frozenset[Guard] = ALL_GUARDS,
     ) -> None:
-        self.id, self.peers, self.config = (
-            self_id,
-            tuple(p for p in peers if p != self_id),
-            config or RaftConfig(),
-        )
-        self._journal, self._link, self._apply, self._clock, self._on_state = (
-            journal,
-            link,
-            apply,
-            clock,
-            on_state,
-        )
+        """``applied_index``: where the recovered state stands. ``on_state`` is called when leader, term,
+        readiness or the like changed. ``no_vote_until_caught_up``: this replica lost what it had on disk;
+        see ``rejoin``, and remember it on disk until ``rejoining`` is False.
+
+        Raises CorruptLog if state and log do not fit together.
+        """
+        self.id, self.peers = self_id, tuple(p for p in peers if p != self_id)
+        self.config = config or RaftConfig()
+        self._journal, self._link, self._apply = journal, link, apply
+        self._clock, self._on_state = clock, on_state
         applied_index = max(1, applied_index)  # pysyncobj's first entry, index 1, is no command of anybody
         if len(journal) and not journal.first_index <= applied_index <= journal.last_index:
             raise CorruptLog(
@@ -84,10 +77,7 @@ class RaftNode:
         self._ack_term = Guard.ACK_TERM in guards
         self._self_durable = Guard.SELF_DURABLE in guards
         self._connected: set[str] = set()
-        self._proposals = Proposals()
-        self._sizes: dict[int, int] = {}  # own entries not yet applied: index -> bytes
-        self.outstanding_bytes = 0
-        self._transfer: tuple[str | None, float] | None = None
+        self._proposals = Proposals(self.config)
         self._closed = False
         self.too_far_behind = False  # the leader's log starts after ours ends: copy a checkpoint from a peer
         self.disk_full = False  # set by the caller while its syncs find no room
@@ -105,8 +95,20 @@ class RaftNode:
         self._replicator = Replicator(
             self.peers, self._core, journal, link, self._send, self._connected, clock, self.config, guards
         )
+        self._handover = Handover(
+            self._core, journal, self._replicator, self._connected, self.config.transfer_timeout_s
+        )
         self._prevote = PreVote(
             self.peers, self._core, journal, self._send, clock, self.config.election_min_s
+        )
+        self._rejoin = Rejoin(
+            no_vote_until_caught_up,
+            rng.getrandbits(63),
+            self.peers,
+            self._core,
+            journal,
+            self._send,
+            self._replicator.forget_match,
         )
         self._handlers: dict[str, Callable[[str, Message], None]] = {
             "append_entries": self._on_append,
@@ -117,6 +119,8 @@ class RaftNode:
             "pre_vote": self._prevote.asked,
             "pre_vote_granted": self._prevote.granted,
             "stale_term": self._on_stale_term,
+            "rejoin": self._rejoin.asked,
+            "rejoin_answer": self._rejoin.answered,
         }
 
     # -------------------------------------------------------------- what is
@@ -146,6 +150,16 @@ class RaftNode:
     def applied_index(self) -> int:
         return self._core.applied_index()
 
+    @property
+    def outstanding_bytes(self) -> int:
+        """Bytes of own proposals that are not applied yet."""
+        return self._proposals.outstanding_bytes
+
+    @property
+    def rejoining(self) -> bool:
+        """Still a learner, because its disk was lost (see ``rejoin``)."""
+        return self._rejoin.active
+
     def progress(self) -> list[PeerStatus]:
         """The followers, for status pages; empty unless leader."""
         return self._replicator.status()
@@ -159,46 +173,34 @@ class RaftNode:
         ``done(None, None)``: unknown.
         """
         assert command[0] == 0, "a command starts with its type byte, REGULAR"
-        if self._closed or self._core.role() != LEADER or self._transfer is not None:
+        if self._closed or self._core.role() != LEADER or self._handover.under_way:
             done(None, False)
             return
-        refusal = self._refusal(len(command))
+        refusal = self._proposals.refusal(len(command))
+        if self.disk_full:
+            refusal = DiskFull("the leader's disk is full; free some space, nothing is lost")
         if refusal is not None:
             done(refusal, False)
             return
         index = self._core.append(command)
-        self._sizes[index] = len(command)
-        self.outstanding_bytes += len(command)
-        self._proposals.add(index, self._core.term(), self._clock() + self.config.proposal_timeout_s, done)
-
-    def _refusal(self, size: int) -> EscrowMQError | None:
-        cfg = self.config
-        if size > COMMAND_BYTES_MAX:
-            return MessageTooLarge(size, COMMAND_BYTES_MAX)
-        if self.disk_full:
-            return DiskFull("the leader's disk is full; free some space, nothing is lost")
-        if len(self._sizes) >= cfg.outstanding_entries_max or (
-            self.outstanding_bytes + size > cfg.outstanding_bytes_max
-        ):
-            return Overloaded("too many entries wait for a majority", 0.05)
-        return None
+        self._proposals.add(index, self._core.term(), len(command), self._clock(), done)
 
     def transfer_leadership(self, to: str | None = None) -> None:
         """Hand over to ``to`` (default: the most advanced peer), as soon as it holds the whole log.
 
         Until then proposals are refused as to a follower; after ``transfer_timeout_s`` they flow again.
         """
-        if self.is_leader and self._transfer is None:
-            self._transfer = (to, self._clock() + self.config.transfer_timeout_s)
+        if self.is_leader:
+            self._handover.begin(to, self._clock())
 
     @property
     def transferring(self) -> bool:
-        return self._transfer is not None
+        return self._handover.under_way
 
     def close(self) -> None:
         """Settle every proposal as unknown; nothing more is sent or applied."""
         self._closed = True
-        self._forget_proposals()
+        self._proposals.abandon()
 
     # -------------------------------------------------------------- being driven
     def tick(self) -> None:
@@ -206,11 +208,11 @@ class RaftNode:
         if self._closed:
             return
         now = self._clock()
+        self._rejoin.tick(now)
         self._prevote.tick(now, self._connected)
         self._core.tick(self._commit_cap())
         self.flush()
-        if self._transfer is not None:
-            self._advance_transfer(now)
+        self._handover.tick(now, self._core.send_timeout_now)
         self._proposals.expire(now)
         self._report()
 
@@ -231,8 +233,9 @@ class RaftNode:
         """A message from ``peer``, decoded. Unknown types and senders are ignored."""
         if self._closed or peer not in self.peers:
             return
-        handler = self._handlers.get(message["type"])
-        if handler is not None:
+        kind = message["type"]
+        handler = self._handlers.get(kind)
+        if handler is not None and not (self._rejoin.active and kind in NOT_FOR_LEARNERS):
             handler(peer, message)
             self._report()
 
@@ -263,8 +266,10 @@ class RaftNode:
         self._prevote.leader_seen()
         self._guard.admit(message, core.commit_index())
         core.receive(peer, message)
-        if self._guard.done():
+        proved = self._guard.done()
+        if proved is not None:
             self.too_far_behind = False
+            self._rejoin.proved(message["term"], proved)
         elif "log_start" in message:
             self.too_far_behind = True
             last = self._journal.last_index
@@ -291,6 +296,7 @@ class RaftNode:
     def send(self, peer: str, message: Message) -> bool:
         """The core's own messages: votes, acknowledgements."""
         if message["type"] == "next_node_idx":
+            message["counts"] = not self._rejoin.active
             answer = self._guard.answer(peer, message, self._core.term(), self._core.commit_index())
             return answer is None or self._send(peer, answer)
         return self._send(peer, message)
@@ -310,9 +316,6 @@ class RaftNode:
         except Exception as error:
             self._closed = True
             raise ApplyFailed(f"entry {index} of term {term} could not be applied: {error!r}") from error
-        size = self._sizes.pop(index, None)
-        if size is not None:
-            self.outstanding_bytes -= size
         self._proposals.applied(index, term, result)
 
     def role_changed(self, before: int, after: int) -> None:
@@ -320,9 +323,9 @@ class RaftNode:
             self.too_far_behind = False
             self._replicator.begin()
         elif before == LEADER:
-            self._transfer = None
+            self._handover.end()
             self._replicator.end()
-            self._forget_proposals()
+            self._proposals.abandon()
 
     # -------------------------------------------------------------- the rest
     def _send(self, peer: str, message: Message) -> bool:
@@ -334,23 +337,8 @@ class RaftNode:
         own = self._journal.durable_index if self._self_durable else self._journal.last_index
         return quorum_index(own, [self._core.match_index(peer) for peer in self.peers])
 
-    def _advance_transfer(self, now: float) -> None:
-        assert self._transfer is not None
-        target, deadline = self._transfer
-        if now >= deadline or not self.peers:
-            self._transfer = None
-            return
-        best = self._replicator.most_advanced(self._connected if target is None else {target})
-        if best is not None and best[1] == self._journal.last_index:
-            self._core.send_timeout_now(best[0])
-
-    def _forget_proposals(self) -> None:
-        self._sizes.clear()
-        self.outstanding_bytes = 0
-        self._proposals.abandon()
-
     def _report(self) -> None:
-        state = (self.is_leader, self.ready, self.leader_id, self.term, self.too_far_behind)
+        state = (self.is_leader, self.ready, self.leader_id, self.term, self.too_far_behind, self.rejoining)
         if state != self._reported:
             self._reported = state
             if self._on_state is not None:

@@ -62,7 +62,7 @@ class Replicator:
 
     def most_advanced(self, among: set[str]) -> tuple[str, int] | None:
         """The peer of ``among`` with the greatest match, and that match."""
-        matches = [(state.match, peer) for peer, state in self._progress.items() if peer in among]
+        matches = [(self._core.match_index(peer), peer) for peer in self._progress if peer in among]
         if not matches:
             return None
         match, peer = max(matches)
@@ -99,19 +99,30 @@ class Replicator:
             state.rewind(state.match + 1)
             self._replicate(peer, heartbeat=True)
 
+    def forget_match(self, peer: str) -> None:
+        """The peer lost its disk: what it acknowledged counts no longer."""
+        state = self._progress.get(peer)
+        if state is not None:
+            state.match = 0
+            self._core.forget_match(peer)
+
     def answered(self, peer: str, message: Message) -> None:
         """A follower's ``next_node_idx`` of this leadership."""
         state, index = self._progress[peer], message["next_node_idx"] - 1
         advanced = False
         if message["success"]:
-            advanced = state.accepted(index, self._keep_next)
-        elif message["reset"] and state.refused(
-            self._next_try(state.next, index), message["seq"], self._seq
-        ):
+            state.accepted(index, self._keep_next)
+            advanced = index > self._core.match_index(peer)
+        elif message["reset"] and state.refused(self._next_try(state.next, index), message["seq"], self._seq):
             self._replicate(peer, heartbeat=state.next > self._journal.first_index)
-        # To the core every answer is a sign of life, and one that proved more a match too.
-        answer = {"type": "next_node_idx", "next_node_idx": index + 1, "reset": False, "success": advanced}
-        self._core.receive(peer, answer)
+        if message["counts"]:  # to the core every answer is a sign of life, and one that proved more a match
+            answer = {
+                "type": "next_node_idx",
+                "next_node_idx": index + 1,
+                "reset": False,
+                "success": advanced,
+            }
+            self._core.receive(peer, answer)
         if message["success"]:
             self._replicate(peer)
 

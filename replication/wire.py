@@ -53,6 +53,7 @@ class _Ack(_Frame, tag=3):
     next: Index
     reset: bool
     success: bool
+    counts: bool  # False: from a replica that lost its disk and only learns for now
 
 
 class _Ask(_Frame, tag=4):
@@ -60,6 +61,13 @@ class _Ask(_Frame, tag=4):
     term: Index
     last_index: Index
     last_term: Index
+
+
+class _Rejoin(_Frame, tag=6):
+    answer: bool
+    nonce: Index
+    term: Index
+    last_index: Index
 
 
 class _Plain(_Frame, tag=5):
@@ -72,7 +80,7 @@ _PLAIN = ("response_vote", "pre_vote_granted", "timeout_now", "stale_term")
 _PLAIN_NUMBER = {kind: number for number, kind in enumerate(_PLAIN)}
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(_Append | _LogStart | _Ack | _Ask | _Plain).decode
+_decode = msgspec.msgpack.Decoder(_Append | _LogStart | _Ack | _Ask | _Plain | _Rejoin).decode
 
 
 def encode(message: Message) -> list[bytes]:
@@ -97,11 +105,13 @@ def encode(message: Message) -> list[bytes]:
                 [len(b) for b in bodies],
             )
     elif kind == "next_node_idx":
-        frame = _Ack(
-            message["term"], message["seq"], message["next_node_idx"], message["reset"], message["success"]
-        )
+        index, reset, success = message["next_node_idx"], message["reset"], message["success"]
+        frame = _Ack(message["term"], message["seq"], index, reset, success, message["counts"])
     elif kind in ("request_vote", "pre_vote"):
         frame = _Ask(kind == "pre_vote", message["term"], message["last_log_index"], message["last_log_term"])
+    elif kind in ("rejoin", "rejoin_answer"):
+        last = message.get("last_index", 0)
+        frame = _Rejoin(kind == "rejoin_answer", message["nonce"], message["term"], last)
     else:
         frame = _Plain(_PLAIN_NUMBER[kind], message["term"])
     header = _encode(frame)
@@ -138,7 +148,7 @@ def decode(header: memoryview | bytes, bodies: memoryview) -> Message:
     if isinstance(frame, _Ack):
         return {
             "type": "next_node_idx", "term": frame.term, "seq": frame.seq, "next_node_idx": frame.next,
-            "reset": frame.reset, "success": frame.success,
+            "reset": frame.reset, "success": frame.success, "counts": frame.counts,
         }  # fmt: skip
     if isinstance(frame, _Ask):
         kind = "pre_vote" if frame.pre else "request_vote"
@@ -153,6 +163,9 @@ def decode(header: memoryview | bytes, bodies: memoryview) -> Message:
             "type": "append_entries", "term": frame.term, "commit_index": frame.commit, "seq": frame.seq,
             "serialized": None, "log_start": frame.log_start,
         }  # fmt: skip
+    if isinstance(frame, _Rejoin):
+        kind = "rejoin_answer" if frame.answer else "rejoin"
+        return {"type": kind, "nonce": frame.nonce, "term": frame.term, "last_index": frame.last_index}
     if frame.kind >= len(_PLAIN):
         raise WireError(f"message of unknown kind {frame.kind}")
     return {"type": _PLAIN[frame.kind], "term": frame.term}

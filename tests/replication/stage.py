@@ -197,6 +197,7 @@ class OurMember:
         config: RaftConfig | None = None,
         disk: SimDisk | None = None,
         segment_bytes: int = 64 << 20,
+        learner: bool = False,
     ) -> None:
         self.name, self._stage = name, stage
         self.applied: list[bytes] = []
@@ -213,6 +214,7 @@ class OurMember:
             rng=random.Random(name),
             config=config,
             guards=guards,
+            no_vote_until_caught_up=learner,
         )
 
     def _apply(self, index: int, term: int, command: bytes) -> bytes:

@@ -62,7 +62,9 @@ class BrokerApplication:
             state=state,
             journal=context.journal,
             checkpoints=self.checkpoints,
-            limits=Limits(entries_in_flight=4, queue_bytes_max=20_000, copy_bytes=context.rng.choice((0, 40))),
+            limits=Limits(
+                entries_in_flight=4, queue_bytes_max=20_000, copy_bytes=context.rng.choice((0, 40))
+            ),
             start_job=self._start_job,
             number_of=lambda name: int(name[1:]),
         )
@@ -264,7 +266,9 @@ class BrokerWorkload:
             elif code not in (ResultCode.UNKNOWN_TOPIC,):
                 raise Violation(f"batch {seq} of partition {number} was answered {results}")
 
-        self._submit(app, ops.message("t", number, "p", 0, seq, [encode_row(None, value, None, None)]), stored)
+        self._submit(
+            app, ops.message("t", number, "p", 0, seq, [encode_row(None, value, None, None)]), stored
+        )
 
     def _look(self, cluster: Cluster, app: BrokerApplication) -> None:
         """A reader at this replica: what stands at an offset never changes, not even on deposed leaders."""
@@ -280,7 +284,9 @@ class BrokerWorkload:
             for at, row in enumerate(decode_rows(result[6][:size], count)):
                 before = self.observed.setdefault((number, base + at), row[1])
                 if before != row[1]:
-                    raise Violation(f"offset {base + at} of partition {number} changed: {before!r}, {row[1]!r}")
+                    raise Violation(
+                        f"offset {base + at} of partition {number} changed: {before!r}, {row[1]!r}"
+                    )
 
     # -------------------------------------------------------------- the end
 
@@ -301,7 +307,9 @@ class BrokerWorkload:
         for (number, seq), offset in self.stored.items():
             found = content[number][offset] if offset < len(content[number]) else None
             if found != self.sent[number, seq]:
-                raise Violation(f"plain message {seq} of partition {number} is not at offset {offset}: {found!r}")
+                raise Violation(
+                    f"plain message {seq} of partition {number} is not at offset {offset}: {found!r}"
+                )
 
     def _check_transactions(self, content: list[list[bytes]]) -> None:
         counts = Counter(value for partition in content for value in partition)

@@ -94,6 +94,9 @@ class Checker:
                     raise Violation(f"acknowledged entry {index} is missing on {replica.name} at the end")
         if not any(r.node.ready for r in replicas):
             raise Violation("no leader after the calm: the group is stuck")
+        learners = [r.name for r in replicas if r.node.rejoining]
+        if learners:
+            raise Violation(f"still learning after the calm: {', '.join(learners)}")
         positions = {r.name: r.node.applied_index for r in replicas}
         if len(set(positions.values())) != 1:
             raise Violation(f"the replicas did not converge after the calm: {positions}")

@@ -25,6 +25,7 @@ class Faults:
             (4, self._fill_disk),
             (3, self._fail_disk),
             (3, self._hand_over),
+            (3, self._lose_disk),
         )
 
     def strike(self) -> None:
@@ -70,6 +71,18 @@ class Faults:
         victim = self._victim()
         if victim.up:
             victim.disk.fail_next(self._rng.choice(("append", "sync")))
+
+    def _lose_disk(self) -> None:
+        """One at a time: two lost disks of three are more than any group survives.
+
+        Only with connections: a message of the lost replica that arrives after its successor has
+        introduced itself cannot come out of a TCP connection, but it does come out of ``wild``.
+        """
+        sim, victim = self._sim, self._victim()
+        if sim.plan.weather.kind == "fifo" and not any(r.learner for r in sim.replicas):
+            sim.wipes += 1
+            victim.lose_disk()
+            sim.world.later(self._rng.random(), victim.start)
 
     # -------------------------------------------------------------- network
     def _cut(self) -> None:

@@ -18,11 +18,11 @@ def repair(replica: SimReplica, peers: list[SimReplica]) -> int:
     The copied log must be at least as up to date as the replica's own, in the sense of a vote: else
     the replica could forget an entry that it helped to commit.
     """
-    source = next((p for p in peers if p.up and p.node.ready), None)
+    # Any leader will do, ready or not: where both others are too far behind, none becomes ready before.
+    source = next((p for p in peers if p.up and p.node.is_leader), None)
     if source is None or source is replica:
         return 0
-    applied = source.app.applied_index
-    sealed = [s for s in source.journal.segments() if s.sealed and s.last <= applied]
+    sealed = [s for s in source.journal.segments() if s.sealed]
     if not sealed:
         return 0
     last = sealed[-1].last

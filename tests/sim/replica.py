@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from escrowmq.replication import wire
-from escrowmq.replication.errors import DiskFailed, FsyncFailed
+from escrowmq.replication.errors import DiskFailed, DiskFull, FsyncFailed
 from escrowmq.replication.journal import SegmentJournal
 from escrowmq.replication.raft import RaftNode
 from escrowmq.replication.syncjob import SyncJob
@@ -34,14 +34,24 @@ class SimReplica:
         self._sim, self._world = simulation, simulation.world
         self.rng = random.Random(f"{name}-{simulation.world.seed}")
         self.disk = SimDisk(random.Random(f"disk-{name}-{simulation.world.seed}"))
+        self.learner = False  # lost its disk, and is not a full member yet (a file, in the broker)
         self.paused_until = 0.0
         self._drift = 1 + 0.02 * (self.rng.random() - 0.5)  # clocks do not run alike
         self._inbox: list[tuple[str, bytes]] = []
 
     # -------------------------------------------------------------- the process
     def start(self) -> None:
+        """Start the process; on a full disk it cannot, and is tried again."""
         if self.up:
             return
+        try:
+            self._start()
+        except DiskFull:
+            self.up = False
+            self.disk.kill()
+            self._world.later(DISK_FULL_RETRY_S, self.start)
+
+    def _start(self) -> None:
         sim = self._sim
         self.up, self.incarnation, self.paused_until = True, self.incarnation + 1, 0.0
         self._tick_queued = self._wake_queued = False
@@ -62,6 +72,7 @@ class SimReplica:
             config=sim.plan.raft,
             applied_index=self.app.applied_index,
             guards=sim.guards,
+            no_vote_until_caught_up=self.learner,
         )
         self.app.attach(self.node)
         sim.happened(f"{self.name} starts with log {self.journal.first_index}..{self.journal.last_index}")
@@ -86,6 +97,13 @@ class SimReplica:
         else:
             self.disk.kill()
         self._sim.network.host_down(self.name)
+
+    def lose_disk(self) -> None:
+        """The machine burns down; another one, empty, takes its name."""
+        self.crash(power=True)
+        self.disk = SimDisk(random.Random(f"disk-{self.name}-{self._world.seed}-{self.incarnation}"))
+        self.learner = True
+        self._sim.happened(f"{self.name} loses its disk")
 
     def clock(self) -> float:
         return self._world.now * self._drift
@@ -123,6 +141,7 @@ class SimReplica:
         self.app.after_tick(self._world.now)
         node.flush()
         self._begin_sync()
+        self.learner = node.rejoining
         self._sim.checker.look(self)
         if node.more_to_apply():
             self.kick()

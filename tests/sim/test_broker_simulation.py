@@ -1,0 +1,88 @@
+"""Transactions under simulated faults: nothing lost, nothing twice, nothing torn, replicas agree.
+
+Any failing seed is run again by ``make simulate SEEDS=1 SEED=<seed>``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from escrowmq.replication import admission
+from escrowmq.replication.errors import ApplyFailed
+from escrowmq.replication.state.machine import StateMachine
+from escrowmq.replication.state.transactions import OpenTx
+from tests.sim.broker_workload import BrokerWorkload
+from tests.sim.simulation import Plan, Simulation
+from tests.sim.world import Violation
+
+SEEDS = 60
+
+
+def run(seed: int) -> BrokerWorkload:
+    workload = BrokerWorkload()
+    try:
+        Simulation(seed, Plan.of(seed), workload=workload).run()
+    except Violation as error:
+        raise AssertionError(f"seed {seed}: {error}; replay: make simulate SEEDS=1 SEED={seed}") from error
+    return workload
+
+
+@pytest.mark.timeout(300)
+def test_promises_hold_over_many_schedules() -> None:
+    committed = rolled_back = stored = 0
+    for seed in range(SEEDS):
+        workload = run(seed)
+        told = [transaction.told for transaction in workload.transactions.values()]
+        committed += told.count({"COMMITTED"})
+        rolled_back += told.count({"ROLLBACK"})
+        stored += len(workload.stored)
+    assert committed > 20 * SEEDS and rolled_back > 5 * SEEDS and stored > 5 * SEEDS, "too little happened"
+
+
+def fails_within(seeds: int) -> str:
+    for seed in range(seeds):
+        try:
+            Simulation(seed, Plan.of(seed), workload=BrokerWorkload()).run()
+        except (Violation, AssertionError, ApplyFailed) as error:
+            return str(error)
+    return ""
+
+
+def test_control_a_commit_that_drops_a_reference_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = admission.Admission._references
+
+    def without_last(self: admission.Admission, records: Sequence[OpenTx]) -> list[bytes]:
+        return whole(self, records)[:-1]
+
+    monkeypatch.setattr(admission.Admission, "_references", without_last)
+    assert "torn" in fails_within(3)
+
+
+def test_control_deduplication_of_batches_switched_off_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = StateMachine._message
+
+    def forgetful(self: StateMachine, index: int, op: object) -> object:
+        result = plain(self, index, op)  # type: ignore[arg-type]
+        self.producers.young.clear()
+        self.producers.old.clear()
+        return result
+
+    monkeypatch.setattr(StateMachine, "_message", forgetful)
+    assert fails_within(20)
+
+
+def test_control_a_state_that_depends_on_the_replica_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = StateMachine._rollback
+    seen: list[StateMachine] = []
+
+    def different(self: StateMachine, index: int, op: object) -> object:
+        if self not in seen:
+            seen.append(self)
+        if seen.index(self) % 2:
+            self.now_ms += 1
+        return plain(self, index, op)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(StateMachine, "_rollback", different)
+    assert fails_within(10)
