@@ -167,10 +167,11 @@ class Driver:
 
     async def _shut_down(self) -> None:
         node, deadline = self.node, time.monotonic() + 2 * self.node.config.transfer_timeout_s
-        node.transfer_leadership()
-        await self._until(lambda: not node.transferring, deadline)
+        if not self._failed:
+            node.transfer_leadership()
+            await self._until(lambda: not node.transferring, deadline)
         node.close()
-        await self._until(lambda: not self._syncing, deadline)
+        await self._until(lambda: not self._syncing or self._failed, deadline)
         assert self._done is not None
         self._done.set()
 

@@ -114,6 +114,7 @@ class Group:
         self.secrets = secrets or {}
         self.addresses: dict[str, tuple[str, int]] = {}
         self.members: dict[str, Member] = {}
+        self._killed: list[Member] = []
 
     def __enter__(self) -> Group:
         for name in self.names:
@@ -132,6 +133,15 @@ class Group:
 
     def stop(self, name: str) -> None:
         self.members.pop(name).stop()
+
+    def kill(self, name: str) -> None:
+        """End a replica as SIGKILL would: no handover, no sync; its links break."""
+        member = self.members.pop(name)
+        self._killed.append(member)
+        member.driver._failed = True
+        assert member.driver._loop is not None
+        member.driver._loop.call_soon_threadsafe(member.driver._done.set)
+        member.driver._thread.join(10)
 
     def leader(self, timeout_s: float = 10.0) -> Member:
         def find() -> Member | None:

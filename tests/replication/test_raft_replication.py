@@ -16,7 +16,7 @@ from tests.sim.disk import SimDisk
 
 
 def divergent(entries: int, **config: Any) -> Stage:
-    """r0 has a long uncommitted tail of its own; r1 leads the others in a later term, with as many entries."""
+    """r0 has a long uncommitted tail of its own; r1 leads the others later, with as many entries."""
     stage = our_group(config=RaftConfig(**config))
     old = stage.elect("r0")
     stage.isolate("r0")
@@ -137,7 +137,7 @@ def test_a_group_of_one_commits_what_its_disk_holds() -> None:
 
 # ------------------------------------------------------------------ where logs no longer connect
 def short_of_log(drop_to: int, tail: bytes | None) -> Stage:
-    """r2 missed entries 3..40 (``tail``: and has one of its own instead); the others dropped up to ``drop_to``."""
+    """r2 missed most entries (``tail``: and has one of its own); the others dropped up to ``drop_to``."""
     stage = Stage(["r0", "r1", "r2"])
     for name in stage.names:
         stage.add(OurMember(stage, name, segment_bytes=200))
