@@ -90,8 +90,10 @@ class SimReplica:
             self.disk.stop_after(self.rng.randrange(4))
             try:
                 self._job.run()
-            except (PowerCut, DiskFailed, FsyncFailed):
+            except PowerCut:
                 pass
+            except (DiskFailed, FsyncFailed):
+                power = True  # see _if_alive
         if power:
             self.disk.power_cut()
         else:
@@ -121,6 +123,8 @@ class SimReplica:
         try:
             fn()
         except (FsyncFailed, DiskFailed):
+            # After a failed sync the page cache holds what the disk does not, and calls it clean: a new
+            # process on the same boot would believe it. So the machine reboots too.
             self._sim.disk_failures += 1
             self._sim.crash(self, power=True)
 
