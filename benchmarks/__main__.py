@@ -20,7 +20,7 @@ from benchmarks import workload
 from benchmarks.ceiling import Ceiling, CeilingFigure
 from benchmarks.group import GroupUnderTest
 from benchmarks.measure import machine
-from benchmarks.open_transactions import HOUR_MS, measure_open
+from benchmarks.open_transactions import measure_open
 from benchmarks.page import write_page
 from benchmarks.recovery import measure_recovery
 from benchmarks.report import Report
@@ -105,7 +105,7 @@ def _full(ceiling: Ceiling, seconds: float) -> CeilingFigure:
 
 def _transactions(group: GroupUnderTest, seconds: float, repeat: int) -> dict[str, workload.Timed]:
     topic = "transactions"
-    group.cluster.admin.create_topic(topic, partitions=workload.PARTITIONS, transaction_timeout_ms=HOUR_MS)
+    group.cluster.admin.create_topic(topic, partitions=workload.PARTITIONS)
     with group.producer() as producer:
         workload.lone_transactions(group, producer, topic, 0.5)  # warm
         rows = {"1 in flight": workload.lone_transactions(group, producer, topic, seconds)}
@@ -137,7 +137,7 @@ def _plain(group: GroupUnderTest, seconds: float, repeat: int) -> dict[str, work
 
 def _with_open_ones(group: GroupUnderTest, report: Report, opened: int, seconds: float, repeat: int) -> None:
     topic = "open"
-    group.cluster.admin.create_topic(topic, partitions=workload.PARTITIONS, transaction_timeout_ms=HOUR_MS)
+    group.cluster.admin.create_topic(topic, partitions=workload.PARTITIONS)
     with group.producer(app="bench-open") as producer:
         report.open_transactions(measure_open(group, producer, topic, opened, seconds, repeat))
 

@@ -11,14 +11,14 @@ import time
 from collections import deque
 from concurrent.futures import Future
 from dataclasses import dataclass
-from statistics import median
+from functools import partial
 from typing import Any
 
 import google_crc32c
 import psutil
 
-from benchmarks.group import GROUP, GroupUnderTest
-from benchmarks.workload import PARTITIONS, TX_BYTES, bulk_transactions
+from benchmarks.group import GROUP, GroupUnderTest, Traffic
+from benchmarks.workload import PARTITIONS, TX_BYTES, bulk_transactions, repeated
 from escrowmq.actors.producer import Producer
 from escrowmq.actors.router import Router, result_of
 from escrowmq.replication import ops
@@ -39,6 +39,8 @@ class OpenFigure:
     per_s_with: float
     opening_s: float
     leader_memory_mb: float
+    cpu_us_without: dict[str, float]
+    cpu_us_with: dict[str, float]
 
     @property
     def ratio(self) -> float:
@@ -50,16 +52,26 @@ def measure_open(
 ) -> OpenFigure:
     """Leaves the transactions open: throw the cluster away afterwards."""
 
-    def rate() -> float:
-        runs = [bulk_transactions(group, producer, topic, IN_FLIGHT, seconds) for _ in range(times)]
-        return median(run.traffic.per_s for run in runs)
+    def run() -> Traffic:
+        one = partial(bulk_transactions, group, producer, topic, IN_FLIGHT, seconds)
+        return repeated(times, one).traffic
 
-    without = rate()
+    run()  # warm
+    without = run()
     before, begin = _leader_memory(group), time.perf_counter()
     _open(group, producer.app, topic, opened)
     opening_s = time.perf_counter() - begin
     memory = _leader_memory(group) - before
-    return OpenFigure(opened, without, rate(), opening_s, memory / 1e6)
+    with_them = run()
+    return OpenFigure(
+        opened,
+        without.per_s,
+        with_them.per_s,
+        opening_s,
+        memory / 1e6,
+        without.cpu.us_per_item(),
+        with_them.cpu.us_per_item(),
+    )
 
 
 def _open(group: GroupUnderTest, app: str, topic: str, wanted: int) -> None:

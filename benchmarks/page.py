@@ -103,7 +103,9 @@ def _open(row: dict[str, Any]) -> str:
         "### Open transactions\n\n"
         f"{row['per_s_without']:,.0f} transactions a second are committed with none open, and "
         f"{row['per_s_with']:,.0f} with {row['opened']:,}\nopen: a ratio of {row['ratio']:.2f}. Opening them "
-        f"took {row['opening_s']:.0f} s and {row['leader_memory_mb']:,.0f} MB of the leader's memory.\n"
+        f"took {row['opening_s']:.0f} s and {row['leader_memory_mb']:,.0f} MB of the leader's memory. Its "
+        f"processor time for each goes\nfrom {row['cpu_us_without']['leader']:.1f} to "
+        f"{row['cpu_us_with']['leader']:.1f} µs.\n"
     )
 
 
