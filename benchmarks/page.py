@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -125,7 +126,7 @@ def _recovery(rows: list[dict[str, Any]]) -> str:
     return "### Recovery\n\n" + _table(head, body)
 
 
-def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
     rule = ["---", *("---:" for _ in head[1:])]
     return "".join("| " + " | ".join(line) + " |\n" for line in (head, rule, *rows))
 

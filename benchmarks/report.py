@@ -88,11 +88,12 @@ class Report:
         self.figures["reading"] = traffic_figures(row) | {"message_bytes": message_bytes}
 
     def open_transactions(self, row: OpenFigure) -> None:
+        without, having = row.cpu_us_without["leader"], row.cpu_us_with["leader"]
         self._console.print(
             f"\n[bold]Open transactions:[/bold] {row.per_s_without:,.0f} committed/s with none open, "
             f"{row.per_s_with:,.0f}/s with {row.opened:,} open: ratio {row.ratio:.2f}. Opening them took "
             f"{row.opening_s:.0f} s and {row.leader_memory_mb:,.0f} MB in the leader, whose "
-            f"time for each goes from {row.cpu_us_without['leader']:.1f} to {row.cpu_us_with['leader']:.1f} µs."
+            f"time for each goes from {without:.1f} to {having:.1f} µs."
         )
         self.figures["open_transactions"] = {**vars(row), "ratio": row.ratio}
 
