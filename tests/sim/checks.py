@@ -24,6 +24,7 @@ class Observed(Protocol):
 
     name: str
     up: bool
+    learner: bool
     incarnation: int
 
     @property
@@ -55,7 +56,8 @@ class Checker:
     def acknowledge(self, replicas: Iterable[Observed], index: int, term: int) -> None:
         if self.acknowledged.setdefault(index, term) != term:
             raise Violation(f"two different entries were acknowledged at {index}")
-        holders = sum(not r.up or _holds_durably(r.journal, index, term) for r in replicas)
+        # Of one that is down, or whose disk was lost after it acknowledged, nothing can be said here.
+        holders = sum(not r.up or r.learner or _holds_durably(r.journal, index, term) for r in replicas)
         if holders < self._majority:
             raise Violation(f"entry {index} was acknowledged while only {holders} replicas hold it durably")
 
