@@ -165,10 +165,9 @@ class Core(SyncObj):  # type: ignore[misc]
             journalFile=journal,
             onStateChanged=owner.role_changed,
         )
-        _thread_clock.read = clock
-        super().__init__(
-            PeerNode(self_id), list(self._peer_nodes.values()), conf, nodeClass=PeerNode, transport=self._link
-        )
+        peer_nodes = list(self._peer_nodes.values())
+        with thread_clock(clock):
+            super().__init__(PeerNode(self_id), peer_nodes, conf, nodeClass=PeerNode, transport=self._link)
         self._poller = NoPoll()
         self._match = CappedMatch()
         self._SyncObj__raftMatchIndex = self._match
@@ -178,16 +177,20 @@ class Core(SyncObj):  # type: ignore[misc]
     # -------------------------------------------------------------- driving it
     def tick(self, commit_cap: int) -> None:
         """One stock tick: election time-out, commit step, fallback, apply, heartbeat."""
-        _thread_clock.read = self._clock
+        before, _thread_clock.read = _thread_clock.read, self._clock
         self._match.cap = commit_cap
         try:
             self.doTick(0)
         finally:
             self._match.cap = None
+            _thread_clock.read = before
 
     def receive(self, peer: str, message: Message) -> None:
-        _thread_clock.read = self._clock
-        self._link.receive(self._peer_nodes[peer], message)
+        before, _thread_clock.read = _thread_clock.read, self._clock
+        try:
+            self._link.receive(self._peer_nodes[peer], message)
+        finally:
+            _thread_clock.read = before
 
     def connected(self, peer: str) -> None:
         self._link.connected(self._peer_nodes[peer])
@@ -209,7 +212,6 @@ class Core(SyncObj):  # type: ignore[misc]
 
     def step_down(self, term: int) -> None:
         """Follow; a higher term is adopted first (durably, as a vote is)."""
-        _thread_clock.read = self._clock
         if term > self._SyncObj__raftCurrentTerm:
             self._SyncObj__setCurrentTerm(term, None)
         self._SyncObj__setState(FOLLOWER)
