@@ -9,6 +9,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
@@ -17,8 +18,13 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from escrowmq.replication.guards import ALL_GUARDS, Guard
+from tests.sim.broker_workload import BrokerWorkload
 from tests.sim.simulation import Figures, run_seed
 from tests.sim.trace import replay
+from tests.sim.workload import RawWorkload, Workload
+
+#: What runs on the log: random bytes, which look closest at Raft, or the broker's transactions.
+WORKLOADS: dict[str, Callable[[], Workload]] = {"raw": RawWorkload, "broker": BrokerWorkload}
 
 
 @dataclass(slots=True)
@@ -30,13 +36,14 @@ class Options:
     chaos_s: float = 10.0
     dropped: list[str] = field(default_factory=list)
 
-    def keywords(self) -> dict[str, Any]:
+    def keywords(self, workload: str) -> dict[str, Any]:
         guards = ALL_GUARDS - {Guard(name) for name in self.dropped}
-        return {"size": self.size, "kind": self.kind, "chaos_s": self.chaos_s, "guards": guards}
+        settings = {"size": self.size, "kind": self.kind, "chaos_s": self.chaos_s, "guards": guards}
+        return settings | {"workload": WORKLOADS[workload]}
 
-    def command(self, seed: int) -> str:
+    def command(self, seed: int, workload: str) -> str:
         """How to run one seed again."""
-        parts = [f"python -m tests.sim --seed {seed} --seeds 1"]
+        parts = [f"python -m tests.sim --seed {seed} --seeds 1 --workload {workload}"]
         parts += [f"--nodes {self.size}"] * (self.size is not None)
         parts += [f"--net {self.kind}"] * (self.kind is not None)
         parts += [f"--chaos {self.chaos_s:g}"] * (self.chaos_s != 10.0)
@@ -44,10 +51,10 @@ class Options:
         return " ".join(parts)
 
 
-def _one(job: tuple[int, Options]) -> tuple[int, Figures, str | None]:
-    seed, options = job
-    figures, broken = run_seed(seed, **options.keywords())
-    return seed, figures, broken
+def _one(job: tuple[int, str, Options]) -> tuple[int, str, Figures, str | None]:
+    seed, workload, options = job
+    figures, broken = run_seed(seed, **options.keywords(workload))
+    return seed, workload, figures, broken
 
 
 @dataclass(slots=True)
@@ -70,7 +77,7 @@ class Totals:
 
     def text(self, wall_s: float) -> str:
         return (
-            f"{self.seeds:,} seeds, {self.broken} broken · {self.seeds / wall_s:.1f} seeds/s · "
+            f"{self.seeds:,} schedules, {self.broken} broken · {self.seeds / wall_s:.1f}/s · "
             f"{self.virtual_s:,.0f} virtual s · {self.elections:,} elections · {self.crashes:,} crashes · "
             f"{self.repairs:,} repairs · {self.wipes:,} wiped disks · {self.acknowledged:,} acknowledged"
         )
@@ -82,6 +89,7 @@ def main(
     nodes: Annotated[int | None, typer.Option(help="Replicas; default: 3 or 5, by the seed.")] = None,
     net: Annotated[str | None, typer.Option(help="fifo or wild; default: by the seed.")] = None,
     chaos: Annotated[float, typer.Option(help="Virtual seconds of faults.")] = 10.0,
+    workload: Annotated[str | None, typer.Option(help="raw or broker; default: both for every seed.")] = None,
     drop: Annotated[list[str] | None, typer.Option(help="A guard to take away; may be repeated.")] = None,
     keep_going: Annotated[bool, typer.Option(help="Do not stop at the first broken seed.")] = False,
     trace: Annotated[bool, typer.Option(help="Print every message and event of the (one) seed.")] = False,
@@ -93,29 +101,36 @@ def main(
         raise typer.BadParameter(f"no guard {', '.join(unknown)}; there are {', '.join(sorted(known))}")
     if net not in (None, "fifo", "wild"):
         raise typer.BadParameter("--net is fifo or wild")
+    if workload is not None and workload not in WORKLOADS:
+        raise typer.BadParameter(f"--workload is one of {', '.join(WORKLOADS)}")
     options = Options(nodes, net, chaos, dropped)
     if trace:
-        raise typer.Exit(replay(seed, options.keywords()))
-    raise typer.Exit(run(range(seed, seed + seeds), options, keep_going, jobs or os.cpu_count() or 1))
+        raise typer.Exit(replay(seed, options.keywords(workload or "raw")))
+    workloads = list(WORKLOADS) if workload is None else [workload]
+    schedules = [(number, name) for number in range(seed, seed + seeds) for name in workloads]
+    raise typer.Exit(run(schedules, options, keep_going, jobs or os.cpu_count() or 1))
 
 
-def run(seeds: range, options: Options, keep_going: bool, jobs: int) -> int:
-    """All seeds, on ``jobs`` processes; the number of broken ones."""
+def run(schedules: list[tuple[int, str]], options: Options, keep_going: bool, jobs: int) -> int:
+    """All schedules, on ``jobs`` processes; the number of broken ones."""
     console, totals, started = Console(), Totals(), time.monotonic()
     columns = (TextColumn("simulating"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with (
-        multiprocessing.get_context("spawn").Pool(min(jobs, len(seeds))) as pool,
+        multiprocessing.get_context("spawn").Pool(min(jobs, len(schedules))) as pool,
         Progress(*columns, TextColumn("{task.fields[figures]}"), console=console) as progress,
     ):
-        task = progress.add_task("", total=len(seeds), figures="")
-        for number, figures, broken in pool.imap(_one, [(seed, options) for seed in seeds], chunksize=1):
+        task = progress.add_task("", total=len(schedules), figures="")
+        work = [(number, name, options) for number, name in schedules]
+        for number, name, figures, broken in pool.imap(_one, work, chunksize=1):
             totals.add(figures)
             progress.update(task, advance=1, figures=f"{totals.acknowledged:,} acknowledged")
             if broken is None:
                 continue
             totals.broken += 1
             console.print(f"[bold red]seed {number}: {broken}[/] (after {figures.virtual_s:.2f} virtual s)")
-            console.print(f"  again: {options.command(number)}   (--trace prints it message by message)")
+            console.print(
+                f"  again: {options.command(number, name)}   (--trace prints it message by message)"
+            )
             if not keep_going:
                 break
     console.print(totals.text(time.monotonic() - started))

@@ -30,7 +30,9 @@ FOUND_BY_CHANCE = (
 def test_no_promise_is_broken(first: int) -> None:
     for seed in range(first, first + CHUNK):
         _, broken = run_seed(seed, chaos_s=6.0)
-        assert broken is None, f"{broken}; again: python -m tests.sim --seed {seed} --seeds 1 --chaos 6"
+        assert broken is None, (
+            f"{broken}; again: python -m tests.sim --seed {seed} --seeds 1 --workload raw --chaos 6"
+        )
 
 
 @pytest.mark.parametrize("guard", FOUND_BY_CHANCE, ids=lambda g: g.value)
@@ -61,7 +63,8 @@ def test_a_seed_is_the_same_schedule_in_every_process() -> None:
 
 
 def test_a_broken_seed_comes_with_the_command_that_replays_it() -> None:
-    command = [sys.executable, "-m", "tests.sim", "--seeds", "30", "--jobs", "1", "--drop", "hold-acks"]
+    command = [sys.executable, "-m", "tests.sim", "--seeds", "30", "--jobs", "1", "--workload", "raw"]
+    command += ["--drop", "hold-acks"]
     result = subprocess.run(
         command,
         env={"PYTHONPATH": ":".join(sys.path), "COLUMNS": "200"},

@@ -52,7 +52,8 @@ def replay(seed: int, keywords: dict[str, Any]) -> int:
     """Run one seed and tell it; 1 if it broke a promise."""
     guards: frozenset[Guard] = keywords["guards"]
     plan = Plan.of(seed, size=keywords["size"], kind=keywords["kind"])
-    simulation = Told(seed, plan, guards=guards, chaos_s=keywords["chaos_s"])
+    workload = keywords["workload"]()
+    simulation = Told(seed, plan, workload=workload, guards=guards, chaos_s=keywords["chaos_s"])
     simulation.say(f"seed {seed}: {plan}")
     try:
         figures = simulation.run()
