@@ -1,8 +1,11 @@
-"""Handing leadership over before a planned stop: milliseconds instead of an election time-out.
+"""Handing leadership over: before a planned stop, and when the leader's own disk does not come back.
 
-While it lasts the leader takes no proposals, so that the chosen follower can catch up; once it holds
-the whole log it is told to campaign at once (Raft thesis, section 3.10). If that does not come about
-in time, proposals flow again.
+It takes milliseconds instead of an election time-out. While it lasts the leader takes no proposals, so
+that the chosen follower can catch up; once that one holds the whole log it is told to campaign at once
+(Raft thesis, section 3.10). If it does not come about in time, proposals flow again.
+
+A leader whose disk hangs or is full still answers heartbeats, so nobody would replace it, while
+nothing it takes can be applied. It hands over to a follower that holds its log.
 """
 
 from __future__ import annotations
@@ -10,7 +13,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from escrowmq.replication.journal import SegmentJournal
-from escrowmq.replication.pysync import Core
+from escrowmq.replication.pysync import LEADER, Core
+from escrowmq.replication.raft_types import RaftConfig
 from escrowmq.replication.replicator import Replicator
 
 
@@ -23,10 +27,11 @@ class Handover:
         journal: SegmentJournal,
         replicator: Replicator,
         connected: set[str],
-        timeout_s: float,
+        config: RaftConfig,
     ) -> None:
         self._core, self._journal, self._replicator = core, journal, replicator
-        self._connected, self._timeout_s = connected, timeout_s
+        self._connected, self._config = connected, config
+        self._durable, self._durable_since = 0, 0.0
         self._to: str | None = None
         self._deadline: float | None = None
 
@@ -37,13 +42,14 @@ class Handover:
     def begin(self, to: str | None, now: float) -> None:
         """Towards ``to``, or whoever is furthest; nothing happens if one is under way."""
         if self._deadline is None:
-            self._to, self._deadline = to, now + self._timeout_s
+            self._to, self._deadline = to, now + self._config.transfer_timeout_s
 
     def end(self) -> None:
         self._deadline = None
 
     def tick(self, now: float, notify: Callable[[str], None]) -> None:
-        """As leader: give up when the time is over; ``notify(peer)`` tells it to take over."""
+        """Give up when the time is over; as leader, ``notify(peer)`` tells a peer to take over."""
+        self._watch_disk(now)
         if self._deadline is None:
             return
         if now >= self._deadline or not self._connected:
@@ -52,3 +58,11 @@ class Handover:
         best = self._replicator.most_advanced(self._connected if self._to is None else {self._to})
         if best is not None and best[1] == self._journal.last_index:
             notify(best[0])
+
+    def _watch_disk(self, now: float) -> None:
+        durable = self._journal.durable_index
+        if durable != self._durable or durable == self._journal.last_index or self._core.role() != LEADER:
+            self._durable, self._durable_since = durable, now
+        elif now - self._durable_since >= self._config.disk_stall_s:
+            self._durable_since = now
+            self.begin(None, now)

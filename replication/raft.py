@@ -95,9 +95,7 @@ class RaftNode:
         self._replicator = Replicator(
             self.peers, self._core, journal, link, self._send, self._connected, clock, self.config, guards
         )
-        self._handover = Handover(
-            self._core, journal, self._replicator, self._connected, self.config.transfer_timeout_s
-        )
+        self._handover = Handover(self._core, journal, self._replicator, self._connected, self.config)
         self._prevote = PreVote(
             self.peers, self._core, journal, self._send, clock, self.config.election_min_s
         )

@@ -30,6 +30,7 @@ class RaftConfig:
     outstanding_entries_max: int = 16_384  # proposals not yet applied; beyond: Overloaded
     outstanding_bytes_max: int = 64 << 20
     transfer_timeout_s: float = 1.0  # a handover that takes longer is given up, and proposals flow again
+    disk_stall_s: float = 2.0  # a leader whose disk takes longer hands over; a slow fsync is well below
 
 
 class PeerLink(Protocol):

@@ -76,6 +76,22 @@ def test_a_handover_that_cannot_be_is_given_up_and_proposals_flow_again() -> Non
     assert outcomes == [True]
 
 
+def test_a_leader_whose_disk_hangs_hands_over_to_one_whose_disk_works() -> None:
+    stage = our_group()
+    leader: OurMember = stage.elect("r0")
+    leader.disk_stalls = True
+    leader.propose(b"x")
+    stage.run(1.5)
+    assert leader.is_leader(), "a slow sync is not a broken disk"
+    assert leader.applied == []
+    stage.run(1.5)
+    assert not leader.is_leader()
+    assert stage.members["r1"].applied == stage.members["r2"].applied == [b"x"]
+    leader.disk_stalls = False
+    stage.run(0.5)
+    assert leader.applied == [b"x"]
+
+
 # ------------------------------------------------------------------ votes survive restarts
 def test_a_restarted_replica_does_not_vote_twice_in_a_term() -> None:
     stage = our_group(5)
