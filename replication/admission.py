@@ -212,14 +212,24 @@ class Admission:
                 frames.append(build.reference(slots[slot].topic, slots[slot].number, flat))
         return frames
 
-    def applied(self, entry: Entry, results: Sequence[Result] | None) -> None:
-        """The entry is applied (or, with None, its fate is not known): answer its requests."""
-        for app, tx_ids in entry.deciding:
-            self._deciding[app].difference_update(tx_ids)
+    def forget_decisions(self) -> None:
+        """Leadership is lost. Not before: an entry whose proposal timed out may still be applied in this
+        term, and until then its transactions must not get a second decision."""
+        self._deciding.clear()
+
+    def ended(self, entry: Entry, *, decided: bool) -> None:
+        """The entry's proposal has ended. ``decided``: it is applied, or surely in no log, so that its
+        transactions may be decided again; else they may not, until leadership is lost."""
         for key, count in entry.opening:
             self._opening[key] -= count
-        if results is None:
-            return
+        if decided:
+            for app, tx_ids in entry.deciding:
+                if app in self._deciding:
+                    self._deciding[app].difference_update(tx_ids)
+
+    def applied(self, entry: Entry, results: Sequence[Result]) -> None:
+        """The entry is applied: answer its requests."""
+        self.ended(entry, decided=True)
         for (submission, number), result in zip(entry.slots, results, strict=True):
             if number in submission.left_out:
                 result = self._with_left_out(submission, number, result)
@@ -230,14 +240,14 @@ class Admission:
     def _with_left_out(self, submission: Submission, number: int, result: Result) -> Result:
         app, outcome, tx_ids, included = submission.left_out[number]
         table = self._state.transactions.app(app)
-        problems = []
+        problems: list[list[Any]] = []
         for i, tx_id in enumerate(tx_ids):
-            if tx_id not in included:
+            if tx_id in table.open:
+                problems.append([i, int(ResultCode.RETRY), None])
+            elif tx_id not in included or result[0] != ResultCode.OK:
                 problem = decide_result(table, tx_id, outcome)
                 if problem is not None:
                     problems.append([i, *problem])
-        if result[0] != ResultCode.OK and included:
-            problems.extend([i, ResultCode.UNKNOWN_TX, None] for i, t in enumerate(tx_ids) if t in included)
         return [int(ResultCode.PARTIAL), problems] if problems else [int(ResultCode.OK)]
 
 

@@ -53,7 +53,7 @@ class UnknownTopic(EscrowMQError):
 
     def __str__(self) -> str:
         if self.partition is None:
-            return f"unknown topic {self.topic!r}; create it: admin.create_topic({self.topic!r}, partitions=...)"
+            return f"unknown topic {self.topic!r}; create it with admin.create_topic({self.topic!r})"
         return f"topic {self.topic!r} has no partition {self.partition} (it has {self.partitions})"
 
 
@@ -198,12 +198,12 @@ class JavaNotFound(EscrowMQError):
 
 
 class SafetyViolation(EscrowMQError):
-    """A promise of the replicated log was about to be broken. The process must end; report it with its log."""
+    """A promise of the log was about to be broken. The process must end; report it with its log."""
 
 
 class ApplyFailed(EscrowMQError):
-    """Applying a committed entry raised, which is a bug: the process must end rather than skip or repeat it."""
+    """Applying a committed entry raised, a bug: the process must end rather than skip or repeat it."""
 
 
 class WireError(EscrowMQError):
-    """A peer sent bytes that are not a message of this protocol, or more than the limit. Its connection is closed."""
+    """A peer sent no message of this protocol, or more than the limit: its connection is closed."""

@@ -36,7 +36,7 @@ from escrowmq.replication.state.machine import StateMachine
 Status = tuple[Any, ...]
 Resolve = Callable[[str], tuple[str, int] | None]
 NOT_STARTED: Status = ("not_leader", None, 0)
-WANTS_COPY, PORT_FILE = "wants-copy", "raft-port"
+WANTS_COPY, LEARNER, PORT_FILE = "wants-copy", "learner", "raft-port"
 TIMER_S = 0.1
 
 
@@ -110,7 +110,7 @@ class ReplicaHost:
         self._listen_host, self._secret, self._resolve = listen_host, secret, resolve
         self._source: PeerSource = source or NoPeers()
         self._fatal = fatal
-        self._started = False
+        self._started = self._learner = False
         self._last_applied = 0
         self._next_timer = 0.0
         self._monotonic = monotonic
@@ -127,15 +127,21 @@ class ReplicaHost:
         Raises what makes this replica unfit: CorruptLog (after a repair failed), Unavailable (no peer
         to repair from), and the disk's errors.
         """
-        if self._wants_copy(patience_s):
-            copy_from_leader(self._disk, self._peers, self._source, time.sleep, patience_s, self._report)
+        if self._peers and self._read_mark(WANTS_COPY) is not None:
+            self._copy(patience_s, lost_log=False)
+        elif (
+            self._peers
+            and not self._founded
+            and must_copy(self._peers, self._source, time.sleep, patience_s)
+        ):
+            self._copy(patience_s, lost_log=True)
         try:
             self._open()
         except CorruptLog as error:
             if not self._peers:
                 raise
             self._report(f"{error}; this replica leaves the group until it has a copy of the leader's log")
-            copy_from_leader(self._disk, self._peers, self._source, time.sleep, patience_s, self._report)
+            self._copy(patience_s, lost_log=True)
             self._open()
         self._write_mark(WANTS_COPY, None)
         self.driver.start()
@@ -144,12 +150,13 @@ class ReplicaHost:
         self._write_mark(PORT_FILE, str(self.driver.address[1]))
         self._started = True
 
-    def _wants_copy(self, patience_s: float) -> bool:
-        if not self._peers:
-            return False
-        if self._read_mark(WANTS_COPY) is not None:
-            return True
-        return not self._founded and must_copy(self._peers, self._source, time.sleep, patience_s)
+    def _copy(self, patience_s: float, *, lost_log: bool) -> None:
+        """Take the leader's log. With its own log lost, this replica is a learner from then on (rejoin.py):
+        it may have promised what it no longer knows. That is remembered on disk until it has caught up.
+        """
+        if lost_log:
+            self._write_mark(LEARNER, "1")
+        copy_from_leader(self._disk, self._peers, self._source, time.sleep, patience_s, self._report)
 
     def _open(self) -> None:
         config = self.config
@@ -188,6 +195,7 @@ class ReplicaHost:
 
     def _build_node(self, link: PeerLink, clock: Callable[[], float]) -> RaftNode:
         config = self.config
+        self._learner = self._read_mark(LEARNER) is not None
         node = RaftNode(
             str(self.rid),
             self._peers,
@@ -202,6 +210,7 @@ class ReplicaHost:
                 heartbeat_s=config.heartbeat_s,
             ),
             applied_index=max(1, self.recovered_index),
+            no_vote_until_caught_up=self._learner,
         )
         self.replica.attach(node)
         return node
@@ -213,6 +222,9 @@ class ReplicaHost:
         if now >= self._next_timer:
             self._next_timer = now + TIMER_S
             self.replica.on_timer(now_ms)
+            if self._learner and not self.driver.node.rejoining:
+                self._learner = False
+                self._write_mark(LEARNER, None)
             if self.driver.node.too_far_behind:
                 self._write_mark(WANTS_COPY, "1")
                 self._end(Unavailable("the leader's log starts after ours ends: copying its log", 1.0))

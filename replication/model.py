@@ -39,6 +39,7 @@ class ResultCode(enum.IntEnum):
     MALFORMED = 11
     STALE_MEMBER = 12
     TOO_LARGE = 13
+    RETRY = 14  # refused together with others of its entry; nothing was done: send again
     OUT_OF_RANGE = 20  # of fetch: the offset is before the log's start or after its end
 
 

@@ -144,7 +144,7 @@ def _copy(disk: Disk, peer: str, offer: Manifest, source: PeerSource) -> None:
 
 
 def _pledge(disk: Disk, offer: Manifest) -> None:
-    """In the leader's term our vote is the leader's, so that a vote we may have forgotten cannot count twice."""
+    """In the leader's term our vote is the leader's: one that we may have forgotten cannot count twice."""
     try:
         vote = VoteFile(disk)
     except CorruptLog:

@@ -60,10 +60,11 @@ class Replica:
         checkpoints: Checkpoints,
         limits: Limits,
         start_job: Callable[[CheckpointJob, Callable[[], None]], None],
-        on_applied: Callable[[], None] = lambda: None,
         on_due: Callable[[], None] = lambda: None,
+        number_of: Callable[[str], int] = int,
     ) -> None:
-        """``start_job(job, done)`` runs ``job.run()`` anywhere, then ``done()`` in this thread."""
+        """``start_job(job, done)`` runs ``job.run()`` anywhere, then ``done()`` in this thread;
+        ``number_of`` turns a Raft id into the replica number that clients know."""
         self.state, self.journal, self.checkpoints, self.limits = state, journal, checkpoints, limits
         self.admission = Admission(
             state,
@@ -72,7 +73,8 @@ class Replica:
             queue_bytes_max=limits.queue_bytes_max,
             copy_bytes=limits.copy_bytes,
         )
-        self._start_job, self._on_applied, self._on_due = start_job, on_applied, on_due
+        self._start_job, self._on_due = start_job, on_due
+        self._number_of = number_of
         self._raft: Raft | None = None
         self._own: deque[Entry] = deque()  # proposed by this replica, not yet applied
         self._in_flight = 0
@@ -102,10 +104,6 @@ class Replica:
     def _checkpoint_done(self, job: CheckpointJob) -> None:
         self.checkpoints.finish(self.state, job)
 
-    def applied_pass(self) -> None:
-        """After a tick that applied something: wake readers, go on proposing."""
-        self._on_applied()
-
     # -------------------------------------------------------------- requests
 
     def submit(self, request: bytes, ops: Sequence[Op], done: Callable[[Status], None]) -> None:
@@ -122,13 +120,14 @@ class Replica:
         """The status that sends a client elsewhere."""
         assert self._raft is not None
         leader = None if self._raft.is_leader else self._raft.leader_id
-        return ("not_leader", None if leader is None else int(leader), self._raft.term)
+        return ("not_leader", None if leader is None else self._number_of(leader), self._raft.term)
 
     def pump(self, now_ms: int) -> None:
         """Propose what waits, as far as the window of entries in flight allows."""
         raft = self._raft
         assert raft is not None
         if not raft.ready:
+            self.admission.forget_decisions()
             if self.admission.waiting():
                 self.admission.fail_all(self.not_leader())
             return
@@ -149,7 +148,9 @@ class Replica:
             if outcome:
                 self.admission.applied(entry, results)
                 return
-            self.admission.applied(entry, None)
+            self.admission.ended(entry, decided=outcome is False)
+            if not raft.ready:
+                self.admission.forget_decisions()
             status = self.not_leader() if outcome is False else ("unknown",)
             for submission in entry.submissions:
                 submission.done(status)

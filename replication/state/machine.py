@@ -233,8 +233,8 @@ class StateMachine:
     ) -> Result:
         opened = table.open
         if not all(map(opened.__contains__, tx_ids)) or len(set(tx_ids)) != len(tx_ids):
-            problems = [[i, *(decide_result(table, t, outcome) or OK)] for i, t in enumerate(tx_ids)]
-            return [int(ResultCode.PARTIAL), problems]
+            # A leader that keeps to its rules never writes this; if one did, nothing of it takes effect.
+            return [int(ResultCode.PARTIAL), self._refused(table, tx_ids, outcome)]
         for tx_id in tx_ids:
             table.settle(tx_id, outcome)
         if self.due.has_leases():
@@ -242,6 +242,15 @@ class StateMachine:
                 self.due.forget(app, tx_id)
         self.transactions.record_decision(self.now_ms, by, app, tx_ids, outcome)
         return OK
+
+    def _refused(self, table: AppTransactions, tx_ids: Sequence[str], outcome: int) -> list[list[Any]]:
+        problems: list[list[Any]] = []
+        for i, tx_id in enumerate(tx_ids):
+            if tx_id in table.open:
+                problems.append([i, int(ResultCode.RETRY), None])
+            elif (problem := decide_result(table, tx_id, outcome)) is not None:
+                problems.append([i, *problem])
+        return problems
 
     def _checked(self, index: int, op: Op) -> Result:
         app, tx_ids = op.meta

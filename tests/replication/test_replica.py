@@ -103,15 +103,34 @@ def test_commit_of_an_unknown_id_and_duplicates_within_one_request(tmp_path: Pat
     assert read(single) == ["a"]
 
 
-def test_an_entry_whose_fate_is_unknown_leaves_its_transactions_decidable(tmp_path: Path) -> None:
+def test_an_entry_whose_proposal_timed_out_keeps_its_transactions_from_a_second_decision(
+    tmp_path: Path,
+) -> None:
+    """Found by the simulator (seed 36): the entry was applied later, and a rollback was told OK too."""
+    single = start(tmp_path)
+    single.submit(prepare(["a"]))
+    single.node.held = []
+    first = single.send(ops.commit("app", ["a"]))
+    command, done = single.node.held.pop()
+    done(None, None)  # timed out, but still in the log, and this replica still leads
+    assert first == [("unknown",)]
+    second = single.send(ops.rollback("app", ["a"]))
+    single.node.held.insert(0, (command, lambda results, outcome: None))
+    single.node.release()
+    assert second == [("ok", [[ResultCode.PARTIAL, [[0, ResultCode.TX_CONFLICT, "COMMITTED"]]]])]
+    assert read(single) == ["a"]
+
+
+def test_an_entry_lost_with_the_leadership_leaves_its_transactions_decidable(tmp_path: Path) -> None:
     single = start(tmp_path)
     single.submit(prepare(["a"]))
     single.node.held = []
     answers = single.send(ops.commit("app", ["a"]))
     (_, done), *_ = single.node.held
-    single.node.held = None
+    single.node.held, single.node.ready = None, False
     done(None, None)
     assert answers == [("unknown",)]
+    single.node.ready = True
     assert single.submit(ops.commit("app", ["a"])) == [[0]]
     assert read(single) == ["a"]
 

@@ -11,7 +11,7 @@ import pytest
 
 from escrowmq.actors.config import BrokerConfig
 from escrowmq.replication import ops
-from escrowmq.replication.codec import decode_rows, encode_row
+from escrowmq.replication.codec import decode_rows
 from escrowmq.replication.datadir import Identity
 from escrowmq.replication.errors import DataDirLocked
 from escrowmq.replication.service import BrokerService
@@ -89,6 +89,11 @@ def test_a_wiped_replica_copies_the_leaders_log_before_it_takes_part(trio: Trio)
     trio.start(victim)
     assert texts(trio.alive[victim], 100) == [f"x{i}" for i in range(100)]
     assert trio.alive[victim].recovered_index > 0, "it started from a copied snapshot"
+    mark = trio.path / f"r{victim}" / "learner"
+    deadline = time.monotonic() + 10
+    while mark.exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not mark.exists(), "a learner until it had caught up, a voter again now"
 
 
 def test_a_corrupt_replica_repairs_from_the_leader_instead_of_serving(trio: Trio) -> None:
