@@ -26,6 +26,7 @@ class Faults:
             (3, self._fail_disk),
             (3, self._hand_over),
             (3, self._lose_disk),
+            (2, self._hang_disk),
         )
 
     def strike(self) -> None:
@@ -71,6 +72,10 @@ class Faults:
         victim = self._victim()
         if victim.up:
             victim.disk.fail_next(self._rng.choice(("append", "sync")))
+
+    def _hang_disk(self) -> None:
+        """The next sync takes seconds: as long as it takes a leader to hand over, and longer."""
+        self._victim().disk_hangs_s = self._rng.choice((1.0, 4.0))
 
     def _lose_disk(self) -> None:
         """One at a time: two lost disks of three are more than any group survives.

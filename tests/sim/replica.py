@@ -35,6 +35,7 @@ class SimReplica:
         self.rng = random.Random(f"{name}-{simulation.world.seed}")
         self.disk = SimDisk(random.Random(f"disk-{name}-{simulation.world.seed}"))
         self.learner = False  # lost its disk, and is not a full member yet (a file, in the broker)
+        self.disk_hangs_s = 0.0  # the next sync takes so much longer
         self.paused_until = 0.0
         self._drift = 1 + 0.02 * (self.rng.random() - 0.5)  # clocks do not run alike
         self._inbox: list[tuple[str, bytes]] = []
@@ -169,7 +170,8 @@ class SimReplica:
     def _begin_sync(self) -> None:
         if self._job is None and (job := self.journal.begin_sync()) is not None:
             self._job = job
-            self.later(self._sim.sync_latency_s(), lambda: self._synced(job))
+            hangs_s, self.disk_hangs_s = self.disk_hangs_s, 0.0
+            self.later(hangs_s + self._sim.sync_latency_s(), lambda: self._synced(job))
 
     def _synced(self, job: SyncJob) -> None:
         job.run()
