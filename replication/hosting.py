@@ -160,7 +160,7 @@ class ReplicaHost:
 
     def _open(self) -> None:
         config = self.config
-        self.checkpoints = Checkpoints(self._disk, self._report)
+        self.checkpoints = Checkpoints(self._disk, self._report, segment_bytes=config.segment_bytes)
         self.journal = SegmentJournal(
             self._disk,
             segment_bytes=config.segment_bytes,

@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Mapping
 
 from escrowmq.actors.producer import Producer
-
 from escrowmq.cluster.demo.database import FenceTaken, LocalTransactionFailed, ShopDatabase
 from escrowmq.cluster.demo.events import COMMITTED, LEFT_OPEN, ROLLED_BACK, Checked, Done, EventWriter
 from escrowmq.cluster.demo.mishaps import Mishap

@@ -47,7 +47,7 @@ class Single:
 
     def __init__(self, path: Path, *, segment_bytes: int = 1 << 20, limits: Limits | None = None) -> None:
         disk = RealDisk(path)
-        self.checkpoints = Checkpoints(disk)
+        self.checkpoints = Checkpoints(disk, segment_bytes=segment_bytes)
         self.journal = SegmentJournal(
             disk, segment_bytes=segment_bytes, on_roll=lambda first: self.checkpoints.want(first - 1)
         )

@@ -251,3 +251,17 @@ def test_retention_drops_segments_but_never_past_an_open_transaction(tmp_path: P
 def test_a_malformed_request_is_refused_with_a_reason(request_bytes: bytes, text: str) -> None:
     with pytest.raises(InvalidMessage, match=text):
         parse_request(request_bytes)
+
+
+def test_a_large_state_is_not_written_at_every_roll(tmp_path: Path) -> None:
+    """A million open transactions must not be written out again for every segment."""
+    single = start(tmp_path, segment_bytes=20_000)
+    for i in range(20):
+        single.submit(prepare([f"open{i}-{n}" for n in range(100)], size=30))
+    taken = []
+    for i in range(200):
+        single.submit(ops.message("t", 1, "p", 0, i, [encode_row(None, b"x" * 2_000, None, None)]))
+        taken = sorted({*taken, *single.checkpoints.indexes})
+    rolls = len(single.journal.segments())
+    assert 2 <= len(taken) < rolls / 3, (taken, rolls)
+    single.close()
