@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def repair(replica: SimReplica, peers: list[SimReplica]) -> int:
-    """Stop ``replica``, copy sealed segments and state files of a peer, start again; 1 if it was done.
+    """Stop ``replica``, copy what a peer holds durably (log and state files), start again; 1 if it was done.
 
     The copied log must be at least as up to date as the replica's own, in the sense of a vote: else
     the replica could forget an entry that it helped to commit.
@@ -22,10 +22,8 @@ def repair(replica: SimReplica, peers: list[SimReplica]) -> int:
     source = next((p for p in peers if p.up and p.node.is_leader), None)
     if source is None or source is replica:
         return 0
-    sealed = [s for s in source.journal.segments() if s.sealed]
-    if not sealed:
-        return 0
-    last = sealed[-1].last
+    segments = [s for s in source.journal.segments() if s.first <= source.journal.durable_index]
+    last = source.journal.durable_index
     state_files = source.app.repair_files(last)
     if state_files is None:
         return 0
@@ -33,16 +31,18 @@ def repair(replica: SimReplica, peers: list[SimReplica]) -> int:
     journal = replica.journal
     if (last_term, last) < (journal.last_term, journal.last_index):
         return 0
-    files = {s.name for s in sealed} | {sidecar_name(s.first) for s in sealed}
-    names = sorted(name for name in files if source.disk.exists(name)) + state_files
+    contents = {s.name: source.disk.read_all(s.name)[: s.size] for s in segments}
+    sidecars = [sidecar_name(s.first) for s in segments if s.sealed]
+    extra = [name for name in sidecars if source.disk.exists(name)] + state_files
+    contents |= {name: source.disk.read_all(name) for name in extra}
     replica.crash(power=False)
     replica.disk.capacity = None
     log = SegmentJournal(replica.disk)
-    for name in names:
+    for name, content in contents.items():
         file = replica.disk.open(staged_name(name), create=True)
-        file.append([source.disk.read_all(name)])
+        file.append([content])
         file.sync()
-    log.install(names)
+    log.install(list(contents))
     replica.disk.kill()
     replica.start()
     return 1
