@@ -178,5 +178,7 @@ class BrokerConfig:
         _positive(self, "heartbeat_s", "produce_threads", "fetch_threads", "control_threads")
         _positive(self, "feedback_threads")
         _not_negative(self, "copy_bytes_max", "disk_reserve_bytes")
+        if not 64 * KIB <= self.segment_bytes <= 1 * GIB:
+            raise ConfigError(f"segment_bytes must be 64 KiB to 1 GiB, not {self.segment_bytes}")
         if self.election_max_s <= self.election_min_s or self.heartbeat_s * 3 > self.election_min_s:
             raise ConfigError("need heartbeat_s * 3 <= election_min_s < election_max_s")

@@ -178,7 +178,7 @@ class GroupFeedback:
             self._desk.settled(self.gid, ids)
 
     def _note(self, verdict: Verdict, ids: Sequence[str], result: Sequence[Any]) -> None:
-        """A refused decision is final, too: the first durable one stands (SPEC promise 5)."""
+        """A refused decision is final, too: the first durable one stands."""
         self.counts[verdict.value] += len(ids)
         if result[0] != ResultCode.PARTIAL:
             return

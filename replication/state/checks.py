@@ -114,7 +114,8 @@ class DueQueue:
         for tx_id in tx_ids:
             lease = self._leases.get((app, tx_id))
             if lease is not None and lease[0] == owner:
-                del self._leases[app, tx_id]
+                # Nobody's lease for a second, so that the expiry scheduled by ``lock`` does not bring it back.
+                self._leases[app, tx_id] = ("", now_ms + CHECK_BACKOFF_MS)
                 self.schedule(app, [tx_id], now_ms + CHECK_BACKOFF_MS)
 
     def forget(self, app: str, tx_id: str) -> None:

@@ -2,7 +2,7 @@
 
 A *run* is a stretch of messages that lie behind each other in one log entry and have consecutive
 offsets: a batch of a thousand plain messages is one run, and so are a thousand transactions that
-were prepared and committed together. A run costs 40 bytes in columns of unsigned 64-bit integers,
+were prepared and committed together. A run costs 48 bytes in columns of unsigned 64-bit integers,
 never an object per message. Runs of sealed segments live in memory-mapped files (see runs_file.py);
 only those of the segment being written are on the heap.
 

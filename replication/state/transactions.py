@@ -116,7 +116,7 @@ class TransactionTable:
 def decide_result(table: AppTransactions, tx_id: str, wanted: int) -> list[object] | None:
     """Result of a decision that found ``tx_id`` not open: None = it already stands as wanted.
 
-    The first durable decision wins; the other side is told what is recorded (SPEC promise 5).
+    The first durable decision wins; the other side is told what is recorded.
     """
     outcome = table.outcome(tx_id)
     if outcome is None:
