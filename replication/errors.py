@@ -53,7 +53,7 @@ class UnknownTopic(EscrowMQError):
 
     def __str__(self) -> str:
         if self.partition is None:
-            return f"unknown topic {self.topic!r}; create it with admin.create_topic({self.topic!r})"
+            return f"unknown topic {self.topic!r}; create it: admin.create_topic({self.topic!r})"
         return f"topic {self.topic!r} has no partition {self.partition} (it has {self.partitions})"
 
 
