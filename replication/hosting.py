@@ -37,6 +37,7 @@ Status = tuple[Any, ...]
 Resolve = Callable[[str], tuple[str, int] | None]
 NOT_STARTED: Status = ("not_leader", None, 0)
 WANTS_COPY, LEARNER, PORT_FILE = "wants-copy", "learner", "raft-port"
+BEHIND, DAMAGED = "behind", "damaged"  # why a copy is wanted
 TIMER_S = 0.1
 
 
@@ -127,8 +128,9 @@ class ReplicaHost:
         Raises what makes this replica unfit: CorruptLog (after a repair failed), Unavailable (no peer
         to repair from), and the disk's errors.
         """
-        if self._peers and self._read_mark(WANTS_COPY) is not None:
-            self._copy(patience_s, lost_log=False)
+        wanted = self._read_mark(WANTS_COPY) if self._peers else None
+        if wanted is not None:
+            self._copy(patience_s, lost_log=wanted == DAMAGED)
         elif (
             self._peers
             and not self._founded
@@ -226,7 +228,7 @@ class ReplicaHost:
                 self._learner = False
                 self._write_mark(LEARNER, None)
             if self.driver.node.too_far_behind:
-                self._write_mark(WANTS_COPY, "1")
+                self._write_mark(WANTS_COPY, BEHIND)
                 self._end(Unavailable("the leader's log starts after ours ends: copying its log", 1.0))
         applied = self.replica.state.applied_index
         if applied != self._last_applied:
@@ -237,6 +239,8 @@ class ReplicaHost:
     def _end(self, error: BaseException) -> None:
         """This replica cannot go on: the process ends and is started anew by whoever watches it."""
         self._report(f"replica {self.rid} of group {self.gid} ends: {error}")
+        if isinstance(error, CorruptLog) or isinstance(error.__cause__, CorruptLog):
+            self._write_mark(WANTS_COPY, DAMAGED)  # found while reading; the next start repairs it
         self._fatal(error)
 
     def stop(self) -> None:

@@ -101,12 +101,12 @@ def copy_from_leader(
 
     Raises Unavailable when no leader was found in time; the old files then still stand.
     """
-    waited = 0.0
+    waited, known_term = 0.0, _known_term(disk)
     while True:
         for peer in peers:
             offer = source.manifest(peer)
-            if offer is None:
-                continue
+            if offer is None or offer.term < known_term:
+                continue  # no leader, or one of the past that does not know it yet
             try:
                 _copy(disk, peer, offer, source)
             except (Unavailable, FileNotFoundError) as error:  # retention or a crash overtook it
@@ -141,6 +141,17 @@ def _copy(disk: Disk, peer: str, offer: Manifest, source: PeerSource) -> None:
     ours = [name for name in disk.names() if not name.startswith(STAGED_PREFIX)]
     old = [name for name in ours if name.endswith((".log", ".pos", ".snap", ".runs"))]
     switch_files(disk, [name for name, _ in offer.files], remove=old)
+
+
+def _known_term(disk: Disk) -> int:
+    """The term this replica was in; 0 when it lost that too."""
+    try:
+        vote = VoteFile(disk, must_exist=True)
+    except CorruptLog:
+        return 0
+    term = vote.term
+    vote.close()
+    return term
 
 
 def _pledge(disk: Disk, offer: Manifest) -> None:

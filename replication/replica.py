@@ -78,7 +78,7 @@ class Replica:
         self._raft: Raft | None = None
         self._own: deque[Entry] = deque()  # proposed by this replica, not yet applied
         self._in_flight = 0
-        self._next_retention_ms = 0
+        self._next_retention_ms = self._dropped_to = 0
 
     def attach(self, raft: Raft) -> None:
         """The node that applies to this replica; once, before anything else."""
@@ -97,9 +97,16 @@ class Replica:
         if self.checkpoints.due(index):
             job = self.checkpoints.begin(self.state, term)
             self._start_job(job, lambda: self._checkpoint_done(job))
-        if self.state.first_index > self.journal.first_index:
-            self.journal.drop_before(self.state.first_index)
+        self._drop_segments()
         return results
+
+    def _drop_segments(self) -> None:
+        """What the group has let go, but never what this replica's own older snapshot is redone from."""
+        snapshot = self.checkpoints.oldest_needed_index()
+        bound = 0 if snapshot is None else min(self.state.first_index, snapshot)
+        if bound > self._dropped_to:
+            self._dropped_to = bound
+            self.journal.drop_before(bound)
 
     def _checkpoint_done(self, job: CheckpointJob) -> None:
         self.checkpoints.finish(self.state, job)

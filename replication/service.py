@@ -15,7 +15,7 @@ from typing import Any
 
 from escrowmq.replication import fetching
 from escrowmq.replication.checkpoints import snapshot_name
-from escrowmq.replication.errors import Closed, InvalidMessage, Overloaded, Unavailable
+from escrowmq.replication.errors import Closed, CorruptLog, InvalidMessage, Overloaded, Unavailable
 from escrowmq.replication.hosting import NOT_STARTED, ReplicaHost, Status
 from escrowmq.replication.model import OpenTransaction
 from escrowmq.replication.repair import (
@@ -74,7 +74,11 @@ class BrokerService(ReplicaHost):
             results = self.replica.fetch(requests, max_bytes)
             return results if any(r[2] or r[5] for r in results) else None
 
-        return self._fetch_lot.wait_for(attempt, wait_s) or self.replica.fetch(requests, max_bytes)
+        try:
+            return self._fetch_lot.wait_for(attempt, wait_s) or self.replica.fetch(requests, max_bytes)
+        except CorruptLog as error:
+            self._end(error)
+            raise Unavailable(f"replica {self.rid} of group {self.gid} leaves for repair", 1.0) from error
 
     def offsets(
         self, requests: Sequence[tuple[str, int, int]], leader: bool = False
@@ -251,7 +255,12 @@ class BrokerService(ReplicaHost):
     # -------------------------------------------------------------- repair of a peer
 
     def checkpoint_manifest(self) -> Status:
-        """``("ok", (leader, term, commit index, [(file, bytes), ...]))``: may be copied; leader only."""
+        """``("ok", (leader, term, commit index, [(file, bytes), ...]))``: may be copied; leader only.
+
+        A leader need not be ready for this: with both peers to be repaired it could never become so.
+        """
+        if not self._started or not self.node.is_leader:
+            return NOT_STARTED
 
         def read() -> tuple[str, int, int, list[tuple[str, int]]]:
             segments = [(s.name, s.size) for s in self.journal.segments()]
@@ -260,7 +269,8 @@ class BrokerService(ReplicaHost):
             node = self.node
             return str(self.rid), node.term, node.commit_index, offered_files(self._disk, segments, newest)
 
-        return self._led(read)
+        answer: Status = ("ok", self.driver.call(read))
+        return answer
 
     def checkpoint_read(self, name: str, pos: int, size: int) -> bytes:
         """Part of a file that ``checkpoint_manifest`` named; b"" past its end or when it is gone."""

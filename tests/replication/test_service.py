@@ -13,7 +13,7 @@ from escrowmq.actors.config import BrokerConfig
 from escrowmq.replication import ops
 from escrowmq.replication.codec import decode_rows
 from escrowmq.replication.datadir import Identity
-from escrowmq.replication.errors import DataDirLocked
+from escrowmq.replication.errors import CorruptLog, DataDirLocked, Unavailable
 from escrowmq.replication.service import BrokerService
 from tests.replication.services import Trio
 from tests.replication.test_replica import prepare
@@ -136,3 +136,24 @@ def test_due_transactions_are_leased_to_one_asker(trio: Trio) -> None:
     leader.release_locks("app", "t", ["a"], "one")
     assert [lock[0] for lock in leader.lock_due("app", "t", 10, 5.0, 3.0, "two")[1]] == ["a"]
     assert leader.tx_states("app", ["a", "b"]) == ("ok", ["PREPARE", "UNKNOWN"])
+
+
+def test_damage_found_while_reading_takes_the_replica_out_until_it_is_repaired(trio: Trio) -> None:
+    trio.topic()
+    for i in range(100):
+        trio.submit(prepare([f"x{i}"], size=5_000))
+        trio.submit(ops.commit("app", [f"x{i}"]))
+    victim = next(r for r in trio.alive if r != trio.leader().rid)
+    trio.stop(victim)
+    oldest = min((trio.path / f"r{victim}" / "log").glob("*.log"))  # sealed: not read at start
+    data = bytearray(oldest.read_bytes())
+    data[data.index(b'x9.....')] ^= 8  # in the body of a message
+    oldest.write_bytes(data)
+    trio.start(victim)
+    with pytest.raises(Unavailable, match="repair"):
+        for offset in range(100):
+            trio.alive[victim].fetch([("t", 0, offset)], 1, 0.0)
+    assert isinstance(trio.ended[victim], CorruptLog)
+    trio.stop(victim)
+    trio.start(victim)
+    assert texts(trio.alive[victim], 100) == [f"x{i}" for i in range(100)]
