@@ -101,6 +101,8 @@ class BrokerApplication:
             index = partition.index
             parts.append((slot, index.start, index.end, index.runs_from(index.start, 100_000)))
         for app, table in state.transactions.apps.items():
+            if not table.open and not len(table.settled):
+                continue  # a leader looks apps up before their first PREPARE is applied
             parts.append((app, list(table.open.items()), table.settled.copy()))
         parts.append(state.producers.copy())
         return hashlib.sha1(repr(parts).encode()).digest()
