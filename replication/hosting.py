@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import random
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -188,12 +189,25 @@ class ReplicaHost:
             identity=PeerIdentity(self.identity.cluster_id, self.gid, str(self.rid)),
             peers=frozenset(self._peers),
             listen_host=self._listen_host,
-            listen_port=int(self._read_mark(PORT_FILE) or 0),
+            listen_port=self._listen_port(),
             secret=self._secret,
             resolve=self._resolve,
             fatal=self._end,
             after_tick=self._after_tick,
         )
+
+    def _listen_port(self) -> int:
+        """The port of last time, so that peers find this replica at once; any other if it is taken now
+        (peers ask where it listens before they dial, so nothing depends on it)."""
+        port = int(self._read_mark(PORT_FILE) or 0)
+        with socket.socket(socket.AF_INET6 if ":" in self._listen_host else socket.AF_INET) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((self._listen_host, port))
+            except OSError as error:
+                self._report(f"port {port} is taken ({error}); listening on another")
+                return 0
+        return port
 
     def _build_node(self, link: PeerLink, clock: Callable[[], float]) -> RaftNode:
         config = self.config

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -157,3 +158,19 @@ def test_damage_found_while_reading_takes_the_replica_out_until_it_is_repaired(t
     trio.stop(victim)
     trio.start(victim)
     assert texts(trio.alive[victim], 100) == [f"x{i}" for i in range(100)]
+
+
+def test_a_replica_whose_port_was_taken_meanwhile_listens_elsewhere_and_is_found(trio: Trio) -> None:
+    trio.topic()
+    victim = next(r for r in trio.alive if r != trio.leader().rid)
+    port = trio.alive[victim].raft_address()[1]
+    trio.stop(victim)
+    with socket.socket() as squatter:
+        squatter.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        squatter.bind(("127.0.0.1", port))
+        squatter.listen()
+        trio.submit(prepare(["a"]))
+        trio.submit(ops.commit("app", ["a"]))
+        trio.start(victim)
+        assert trio.alive[victim].raft_address()[1] != port
+        assert texts(trio.alive[victim], 1) == ["a"]
