@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from escrowmq.replication.install import staged_name
+from escrowmq.replication.install import PREFIX, staged_name, switch_files
 from escrowmq.replication.journal import SegmentJournal
 from escrowmq.replication.segment_format import sidecar_name
 
@@ -37,12 +37,15 @@ def repair(replica: SimReplica, peers: list[SimReplica]) -> int:
     contents |= {name: source.disk.read_all(name) for name in extra}
     replica.crash(power=False)
     replica.disk.capacity = None
-    log = SegmentJournal(replica.disk)
+    SegmentJournal(replica.disk).close()  # a wiped disk gets its vote file
     for name, content in contents.items():
         file = replica.disk.open(staged_name(name), create=True)
         file.append([content])
         file.sync()
-    log.install(list(contents))
+    # The own snapshots and run files go too: a run file of the same name covers another interval.
+    ours = [name for name in replica.disk.names() if not name.startswith(PREFIX)]
+    old = [name for name in ours if name.endswith((".log", ".pos", ".snap", ".runs"))]
+    switch_files(replica.disk, list(contents), remove=old)
     replica.disk.kill()
     replica.start()
     return 1
