@@ -134,7 +134,11 @@ class Driver:
         """Hand leadership over if there is somebody, settle every proposal, sync, close the links."""
         if self._loop is not None and self._thread.is_alive() and not self._stopped:
             self._stopped = True
-            asyncio.run_coroutine_threadsafe(self._shut_down(), self._loop)
+            shut_down = self._shut_down()
+            try:
+                asyncio.run_coroutine_threadsafe(shut_down, self._loop)
+            except RuntimeError:  # a start that failed has closed the loop already
+                shut_down.close()
         if self._thread.ident is not None:
             self._thread.join(timeout_s)
         self._helpers.shutdown(wait=False, cancel_futures=True)
