@@ -49,17 +49,25 @@ class Checker:
     def applied(self, replica: Observed, index: int, term: int, command: bytes, digest: bytes | None) -> None:
         entry = hashlib.sha1(b"%d " % term + command).digest()
         if self._applied.setdefault(index, entry) != entry:
-            raise Violation(f"{replica.name} applies another entry at {index} than was applied there before")
+            raise Violation(
+                f"{replica.name} applies another entry at {index} than was applied there before",
+                "applied-differs",
+            )
         if digest is not None and self._digests.setdefault(index, digest) != digest:
-            raise Violation(f"the state of {replica.name} after entry {index} differs from another replica's")
+            raise Violation(
+                f"the state of {replica.name} after entry {index} differs from another replica's",
+                "state-differs",
+            )
 
     def acknowledge(self, replicas: Iterable[Observed], index: int, term: int) -> None:
         if self.acknowledged.setdefault(index, term) != term:
-            raise Violation(f"two different entries were acknowledged at {index}")
+            raise Violation(f"two different entries were acknowledged at {index}", "acknowledged-twice")
         # Of one that is down, or whose disk was lost after it acknowledged, nothing can be said here.
         holders = sum(not r.up or r.learner or _holds_durably(r.journal, index, term) for r in replicas)
         if holders < self._majority:
-            raise Violation(f"entry {index} was acknowledged while only {holders} replicas hold it durably")
+            raise Violation(
+                f"entry {index} was acknowledged while only {holders} replicas hold it durably", "early-ack"
+            )
 
     def look(self, replica: Observed) -> None:
         """After every step of ``replica``."""
@@ -68,7 +76,9 @@ class Checker:
         seen = self._seen.get(replica.name)
         if seen is not None and seen[0] == replica.incarnation:
             if commit < seen[2]:
-                raise Violation(f"the commit index of {replica.name} fell from {seen[2]} to {commit}")
+                raise Violation(
+                    f"the commit index of {replica.name} fell from {seen[2]} to {commit}", "commit-fell"
+                )
             if leads and leads != seen[1]:
                 self._elected(replica, leads)
         elif leads:
@@ -78,12 +88,13 @@ class Checker:
     def _elected(self, replica: Observed, term: int) -> None:
         self.elections += 1
         if self._leaders.setdefault(term, replica.name) != replica.name:
-            raise Violation(f"{self._leaders[term]} and {replica.name} both lead term {term}")
+            raise Violation(f"{self._leaders[term]} and {replica.name} both lead term {term}", "two-leaders")
         journal = replica.journal
         for index, entry_term in self.acknowledged.items():
             if entry_term < term and index >= journal.first_index and journal.term_at(index) != entry_term:
                 raise Violation(
-                    f"acknowledged entry {index} is lost: {replica.name}, elected in term {term}, lacks it"
+                    f"acknowledged entry {index} is lost: {replica.name}, elected in term {term}, lacks it",
+                    "incomplete-leader",
                 )
 
     # -------------------------------------------------------------- at the end
@@ -93,15 +104,17 @@ class Checker:
             journal = replica.journal
             for index, term in self.acknowledged.items():
                 if index >= journal.first_index and journal.term_at(index) != term:
-                    raise Violation(f"acknowledged entry {index} is missing on {replica.name} at the end")
+                    raise Violation(
+                        f"acknowledged entry {index} is missing on {replica.name} at the end", "lost-entry"
+                    )
         if not any(r.node.ready for r in replicas):
-            raise Violation("no leader after the calm: the group is stuck")
+            raise Violation("no leader after the calm: the group is stuck", "stuck")
         learners = [r.name for r in replicas if r.node.rejoining]
         if learners:
-            raise Violation(f"still learning after the calm: {', '.join(learners)}")
+            raise Violation(f"still learning after the calm: {', '.join(learners)}", "stuck-learner")
         positions = {r.name: r.node.applied_index for r in replicas}
         if len(set(positions.values())) != 1:
-            raise Violation(f"the replicas did not converge after the calm: {positions}")
+            raise Violation(f"the replicas did not converge after the calm: {positions}", "not-converged")
 
 
 def _holds_durably(journal: SegmentJournal, index: int, term: int) -> bool:

@@ -15,7 +15,14 @@ START_S = 1000.0  # not zero, so that a forgotten time stands out
 
 
 class Violation(BaseException):
-    """A promise was broken; the text says which. No handler of the code under test may catch it."""
+    """A promise was broken; the text says how. No handler of the code under test may catch it.
+
+    ``kind`` names the promise in one word: an invariant of checks.py, or an anomaly of a history.
+    """
+
+    def __init__(self, text: str, kind: str = "promise") -> None:
+        super().__init__(text)
+        self.kind = kind
 
 
 class World:
