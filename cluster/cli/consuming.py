@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from escrowmq.cluster.cli.options import AUTO, Address, ConfigFile, Format, Namespace, Shown, joined
+from escrowmq.cluster.cli.options import Connection, Format, Shown, with_connection
 from escrowmq.cluster.cli.output import note, text_or_base64, when
 
 if TYPE_CHECKING:
@@ -28,7 +28,9 @@ GROUP_IDLE_S = 5.0
 EARLIEST, LATEST = "earliest", "latest"
 
 
+@with_connection
 def consume(
+    connection: Connection,
     topics: Annotated[list[str], typer.Argument(help="Names of topics.", show_default=False)],
     group: Annotated[str | None, typer.Option(help="Read as a member of this group, and commit.")] = None,
     start: Annotated[
@@ -44,9 +46,6 @@ def consume(
         int | None, typer.Option("--max", min=1, help="End after so many messages.")
     ] = None,
     partition: Annotated[list[int] | None, typer.Option(help="Only these partitions; repeatable.")] = None,
-    address: Address = AUTO,
-    namespace: Namespace = None,
-    config: ConfigFile = None,
     shown: Shown = Format.table,
 ) -> None:
     """Print committed messages: a line each, or with --format json an object a line."""
@@ -58,7 +57,7 @@ def consume(
         )
     since = _parse_start(start or (LATEST if follow else EARLIEST))
     count = 0
-    with joined(address, namespace, config) as cluster:
+    with connection.joined() as cluster:
         if group is not None:
             records = _as_member(cluster, group, topics, start or EARLIEST, follow, max_records)
         else:

@@ -6,21 +6,17 @@ from typing import Annotated
 
 import typer
 
-from escrowmq.cluster.cli.options import AUTO, Address, ConfigFile, Format, Namespace, Shown, joined
+from escrowmq.cluster.cli.options import Connection, Format, Shown, with_connection
 from escrowmq.cluster.cli.output import plain, show_json, show_pairs, show_rows
 
 app = typer.Typer(no_args_is_help=True, help="List and describe consumer groups.")
 
 
 @app.command("list")
-def list_groups(
-    address: Address = AUTO,
-    namespace: Namespace = None,
-    config: ConfigFile = None,
-    shown: Shown = Format.table,
-) -> None:
+@with_connection
+def list_groups(connection: Connection, shown: Shown = Format.table) -> None:
     """Groups with live members or committed offsets, and how far they are behind."""
-    with joined(address, namespace, config) as cluster:
+    with connection.joined() as cluster:
         found = [cluster.admin.describe_group(name) for name in cluster.admin.groups()]
     rows = [
         {"group": g.group, "members": len(g.members), "partitions": len(g.partitions), "lag": g.lag}
@@ -30,15 +26,14 @@ def list_groups(
 
 
 @app.command()
+@with_connection
 def describe(
+    connection: Connection,
     name: Annotated[str, typer.Argument(help="Name of the group.", show_default=False)],
-    address: Address = AUTO,
-    namespace: Namespace = None,
-    config: ConfigFile = None,
     shown: Shown = Format.table,
 ) -> None:
     """A group's members, and per partition who reads it, its place and its lag."""
-    with joined(address, namespace, config) as cluster:
+    with connection.joined() as cluster:
         found = cluster.admin.describe_group(name)
     if shown is Format.json:
         show_json({**plain(found), "lag": found.lag})

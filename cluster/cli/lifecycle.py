@@ -10,11 +10,13 @@ import typer
 from rich.console import Console
 
 from escrowmq.cluster.cli.failing import FAILED
-from escrowmq.cluster.cli.options import AUTO, Address, ConfigFile, Format, Namespace, Shown, joined
+from escrowmq.cluster.cli.options import Connection, Format, Shown, with_connection
 from escrowmq.cluster.cli.output import console, note, plain, show_json, show_pairs, show_rows
 
 
+@with_connection
 def up(
+    connection: Connection,
     groups: Annotated[int | None, typer.Option(help="Broker groups (1). Fixed when founded.")] = None,
     replicas: Annotated[
         int | None, typer.Option(help="Replicas of each group (3). Fixed when founded.")
@@ -25,9 +27,6 @@ def up(
     adopt: Annotated[
         bool, typer.Option("--adopt", help="Take over data of a cluster whose head node was lost.")
     ] = False,
-    address: Address = AUTO,
-    namespace: Namespace = None,
-    config: ConfigFile = None,
     shown: Shown = Format.table,
 ) -> None:
     """Start EscrowMQ on a running Ray cluster. If it runs already, nothing is changed."""
@@ -35,38 +34,35 @@ def up(
     from escrowmq.cluster.deploy import deploy
 
     settings = load_config(
-        config,
+        connection.config,
         {
-            "cluster": {"groups": groups, "replicas": replicas, "namespace": namespace},
+            "cluster": {"groups": groups, "replicas": replicas, "namespace": connection.namespace},
             "storage": {"data_dir": data_dir},
             "supervisor": {"nodes_min": nodes_min},
         },
     )
     with Console(file=sys.stderr).status("starting brokers"):
-        info = deploy(settings, address, wait=wait, adopt=adopt)
+        info = deploy(settings, connection.address, wait=wait, adopt=adopt)
     pairs = {"cluster_id": info.cluster_id, "namespace": info.namespace}
     show_pairs(shown, info, {**pairs, "groups": info.groups, "replicas": info.replicas})
     if not wait:
         note("starting in the background; see escrowmq status")
 
 
-def down(address: Address = AUTO, namespace: Namespace = None, config: ConfigFile = None) -> None:
+@with_connection
+def down(connection: Connection) -> None:
     """Stop EscrowMQ: leaders hand over, brokers sync and end. Data stay; Ray goes on running."""
     from escrowmq.cluster.launch import stop_cluster
 
-    with joined(address, namespace, config) as cluster:
+    with connection.joined() as cluster:
         stop_cluster(cluster.info.namespace)
     note(f"stopped the cluster in namespace {cluster.info.namespace!r}; its data stay")
 
 
-def status(
-    address: Address = AUTO,
-    namespace: Namespace = None,
-    config: ConfigFile = None,
-    shown: Shown = Format.table,
-) -> None:
+@with_connection
+def status(connection: Connection, shown: Shown = Format.table) -> None:
     """Leaders, terms and positions of every replica. Exit code 1 unless all is well."""
-    with joined(address, namespace, config) as cluster:
+    with connection.joined() as cluster:
         found, health = cluster.status(), cluster.health()
         where = cluster.address
     if shown is Format.json:

@@ -1,19 +1,26 @@
-"""Options that many commands share, and joining the cluster that they name."""
+"""Options that many commands share, and joining the cluster that they name.
+
+The commands that talk to a cluster take a :class:`Connection` as their first parameter; the command
+line offers its fields as options.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import enum
-from collections.abc import Iterator
+import functools
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Concatenate, ParamSpec
 
 import typer
 
 if TYPE_CHECKING:
     from escrowmq.cluster.handle import Cluster
 
-AUTO = "auto"
+P = ParamSpec("P")
 
 
 class Format(enum.StrEnum):
@@ -23,32 +30,54 @@ class Format(enum.StrEnum):
     json = "json"
 
 
-Address = Annotated[
-    str,
-    typer.Option(
-        help="Ray cluster, host:port. 'auto': RAY_ADDRESS, else the only one on this machine.",
-        show_default=True,
-        rich_help_panel="Connection",
-    ),
-]
-Namespace = Annotated[
-    str | None,
-    typer.Option(help="Ray namespace of the EscrowMQ cluster ('escrowmq').", rich_help_panel="Connection"),
-]
-ConfigFile = Annotated[
-    Path | None,
-    typer.Option(
-        "--config", help="YAML file with settings; see docs/configuration.md.", rich_help_panel="Connection"
-    ),
-]
 Shown = Annotated[Format, typer.Option("--format", help="Tables for people, JSON for programs.")]
 App = Annotated[str | None, typer.Option("--app", help="App that the transaction belongs to.")]
 
 
-@contextlib.contextmanager
-def joined(address: str, namespace: str | None, config: Path | None = None) -> Iterator[Cluster]:
-    """The cluster that the options name; left at the end."""
-    from escrowmq.cluster.connecting import connect
+@dataclass(frozen=True)
+class Connection:
+    """Which cluster. Its fields are the options that every command has that talks to one."""
 
-    with connect(address, namespace, config=config) as cluster:
-        yield cluster
+    address: Annotated[
+        str,
+        typer.Option(
+            help="Ray cluster, host:port. 'auto': RAY_ADDRESS, else the only one on this machine.",
+            show_default=True,
+            rich_help_panel="Connection",
+        ),
+    ] = "auto"
+    namespace: Annotated[
+        str | None,
+        typer.Option(
+            help="Ray namespace of the EscrowMQ cluster ('escrowmq').", rich_help_panel="Connection"
+        ),
+    ] = None
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            help="YAML file with settings; see docs/configuration.md.", rich_help_panel="Connection"
+        ),
+    ] = None
+
+    @contextlib.contextmanager
+    def joined(self) -> Iterator[Cluster]:
+        """The cluster that the options name; left at the end."""
+        from escrowmq.cluster.connecting import connect
+
+        with connect(self.address, self.namespace, config=self.config) as cluster:
+            yield cluster
+
+
+def with_connection(command: Callable[Concatenate[Connection, P], None]) -> Callable[..., None]:
+    """A command with the options of :class:`Connection` in place of its first parameter."""
+    own = inspect.signature(command, eval_str=True)
+    options = inspect.signature(Connection, eval_str=True).parameters
+
+    @functools.wraps(command)
+    def run(*args: P.args, **given: P.kwargs) -> None:
+        chosen: dict[str, Any] = {name: given.pop(name) for name in options}
+        command(Connection(**chosen), *args, **given)
+
+    _, *others = own.parameters.values()
+    run.__signature__ = own.replace(parameters=[*others, *options.values()])  # type: ignore[attr-defined]
+    return run

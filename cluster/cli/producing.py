@@ -18,7 +18,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from escrowmq.cluster.cli.options import AUTO, Address, ConfigFile, Format, Namespace, Shown, joined
+from escrowmq.cluster.cli.options import Connection, Format, Shown, with_connection
 from escrowmq.cluster.cli.output import show_pairs
 
 if TYPE_CHECKING:
@@ -28,7 +28,9 @@ if TYPE_CHECKING:
 IN_FLIGHT_MAX = 10_000
 
 
+@with_connection
 def produce(
+    connection: Connection,
     topic: Annotated[str, typer.Argument(help="Name of the topic.", show_default=False)],
     values: Annotated[
         list[str] | None,
@@ -55,9 +57,6 @@ def produce(
         bool, typer.Option("--transaction", help="All messages in one transaction: all of them or none.")
     ] = False,
     app: Annotated[str, typer.Option(help="App that the producer belongs to.")] = "escrowmq-cli",
-    address: Address = AUTO,
-    namespace: Namespace = None,
-    config: ConfigFile = None,
     shown: Shown = Format.table,
 ) -> None:
     """Send messages to a topic."""
@@ -68,7 +67,7 @@ def produce(
     if as_json and (key_separator is not None or key is not None or header or partition is not None):
         raise ConfigError("with --json every line says its own key, headers and partition")
     parse = _Parser(topic, key, key_separator, _headers(header or []), partition, as_json)
-    with joined(address, namespace, config) as cluster, cluster.producer(app) as producer:
+    with connection.joined() as cluster, cluster.producer(app) as producer:
         lines = [value.encode() for value in values] if values else _lines(file)
         messages = (parse(number, line) for number, line in enumerate(lines, start=1))
         if transaction:

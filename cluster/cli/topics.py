@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from escrowmq.cluster.cli.options import AUTO, Address, ConfigFile, Format, Namespace, Shown, joined
+from escrowmq.cluster.cli.options import Connection, Format, Shown, with_connection
 from escrowmq.cluster.cli.output import note, plain, show_pairs, show_rows
 
 app = typer.Typer(no_args_is_help=True, help="Create, list, describe and delete topics.")
@@ -22,7 +22,9 @@ def _settings(topic: Any) -> dict[str, Any]:
 
 
 @app.command()
+@with_connection
 def create(
+    connection: Connection,
     name: Name,
     partitions: Annotated[int, typer.Option(help="Number of partitions; it cannot change later.")] = 1,
     on_check_exhausted: Annotated[
@@ -37,9 +39,6 @@ def create(
         int | None, typer.Option(help="Messages older than this may go; -1: never.")
     ] = None,
     retention_bytes: Annotated[int | None, typer.Option(help="Bytes kept; -1: unlimited.")] = None,
-    address: Address = AUTO,
-    namespace: Namespace = None,
-    config: ConfigFile = None,
     shown: Shown = Format.table,
 ) -> None:
     """Create a topic. Again with the same settings changes nothing."""
@@ -51,20 +50,16 @@ def create(
         "retention_bytes": retention_bytes,
     }
     options = {key: value for key, value in wanted.items() if value is not None}
-    with joined(address, namespace, config) as cluster:
+    with connection.joined() as cluster:
         topic = cluster.admin.create_topic(name, partitions, **options)
     show_pairs(shown, topic, _settings(topic))
 
 
 @app.command("list")
-def list_topics(
-    address: Address = AUTO,
-    namespace: Namespace = None,
-    config: ConfigFile = None,
-    shown: Shown = Format.table,
-) -> None:
+@with_connection
+def list_topics(connection: Connection, shown: Shown = Format.table) -> None:
     """All topics and their settings."""
-    with joined(address, namespace, config) as cluster:
+    with connection.joined() as cluster:
         topics = cluster.admin.topics()
     columns = (
         "name",
@@ -78,15 +73,10 @@ def list_topics(
 
 
 @app.command()
-def describe(
-    name: Name,
-    address: Address = AUTO,
-    namespace: Namespace = None,
-    config: ConfigFile = None,
-    shown: Shown = Format.table,
-) -> None:
+@with_connection
+def describe(connection: Connection, name: Name, shown: Shown = Format.table) -> None:
     """A topic's settings, and where its partitions are and what they hold."""
-    with joined(address, namespace, config) as cluster:
+    with connection.joined() as cluster:
         found = cluster.admin.describe_topic(name)
     show_pairs(shown, found, {**_settings(found.info), "messages": found.messages})
     if shown is Format.table:
@@ -95,16 +85,15 @@ def describe(
 
 
 @app.command()
+@with_connection
 def delete(
+    connection: Connection,
     name: Name,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
-    address: Address = AUTO,
-    namespace: Namespace = None,
-    config: ConfigFile = None,
 ) -> None:
     """Delete a topic and all its messages."""
     if not yes:
         typer.confirm(f"Delete topic {name!r} and all its messages?", abort=True, err=True)
-    with joined(address, namespace, config) as cluster:
+    with connection.joined() as cluster:
         cluster.admin.delete_topic(name)
     note(f"deleted topic {name!r}")

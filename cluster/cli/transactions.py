@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import getpass
 import time
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from escrowmq.cluster.cli.options import AUTO, Address, App, ConfigFile, Format, Namespace, Shown, joined
+from escrowmq.cluster.cli.options import App, Connection, Format, Shown, with_connection
 from escrowmq.cluster.cli.output import plain, show_pairs, show_rows, when
 
 app = typer.Typer(no_args_is_help=True, help="List open transactions, look at one, decide one by hand.")
@@ -26,20 +25,19 @@ def _row(entry: Any) -> dict[str, Any]:
 
 
 @app.command("list")
+@with_connection
 def list_transactions(
+    connection: Connection,
     state: Annotated[
         str | None, typer.Option(help="'prepare': all open ones; 'parked': only those no longer checked.")
     ] = None,
     app_name: Annotated[str | None, typer.Option("--app", help="Only of this app.")] = None,
     topic: Annotated[str | None, typer.Option(help="Only of this topic.")] = None,
     limit: Annotated[int, typer.Option(help="At most so many, the oldest first.")] = 1000,
-    address: Address = AUTO,
-    namespace: Namespace = None,
-    config: ConfigFile = None,
     shown: Shown = Format.table,
 ) -> None:
     """Open transactions, oldest first."""
-    with joined(address, namespace, config) as cluster:
+    with connection.joined() as cluster:
         found = cluster.admin.list_transactions(state.upper() if state else None, app_name, topic, limit)
     columns = ("app", "tx_id", "query_id", "topic", "messages", "prepared", "age_s", "checks", "parked")
     show_rows(shown, [_row(entry) for entry in found], columns, empty="no open transactions")
@@ -55,31 +53,25 @@ def _show(shown: Format, found: Any) -> None:
 
 
 @app.command()
+@with_connection
 def show(
+    connection: Connection,
     tx_id: TxId,
     app_name: App = None,
-    address: Address = AUTO,
-    namespace: Namespace = None,
-    config: ConfigFile = None,
     shown: Shown = Format.table,
 ) -> None:
     """One transaction, open or still remembered."""
-    with joined(address, namespace, config) as cluster:
+    with connection.joined() as cluster:
         found = cluster.admin.show_transaction(tx_id, app_name)
     _show(shown, found)
 
 
 def _decide(
-    state_name: str,
-    tx_id: str,
-    app_name: str | None,
-    by: str | None,
-    connection: tuple[str, str | None, Path | None],
-    shown: Format,
+    connection: Connection, state_name: str, tx_id: str, app_name: str | None, by: str | None, shown: Format
 ) -> None:
     from escrowmq.replication.model import TransactionState
 
-    with joined(*connection) as cluster:
+    with connection.joined() as cluster:
         found = cluster.admin.resolve_transaction(
             tx_id, TransactionState[state_name], app_name, by or getpass.getuser()
         )
@@ -87,28 +79,26 @@ def _decide(
 
 
 @app.command()
+@with_connection
 def commit(
+    connection: Connection,
     tx_id: TxId,
     app_name: App = None,
     by: By = None,
-    address: Address = AUTO,
-    namespace: Namespace = None,
-    config: ConfigFile = None,
     shown: Shown = Format.table,
 ) -> None:
     """Commit a transaction by hand: its messages become readable. Recorded with your name."""
-    _decide("COMMITTED", tx_id, app_name, by, (address, namespace, config), shown)
+    _decide(connection, "COMMITTED", tx_id, app_name, by, shown)
 
 
 @app.command()
+@with_connection
 def rollback(
+    connection: Connection,
     tx_id: TxId,
     app_name: App = None,
     by: By = None,
-    address: Address = AUTO,
-    namespace: Namespace = None,
-    config: ConfigFile = None,
     shown: Shown = Format.table,
 ) -> None:
     """Roll a transaction back by hand: nobody will ever read its messages. Recorded with your name."""
-    _decide("ROLLBACK", tx_id, app_name, by, (address, namespace, config), shown)
+    _decide(connection, "ROLLBACK", tx_id, app_name, by, shown)
