@@ -25,6 +25,7 @@ from escrowmq.actors.peers import RayPeers
 from escrowmq.actors.topology import ClusterInfo, broker_name
 from escrowmq.replication.datadir import Identity
 from escrowmq.replication.service import BrokerService
+from escrowmq.replication.tls import TlsFiles
 
 log = logging.getLogger(__name__)
 
@@ -43,6 +44,7 @@ class Broker:
         data_dir: str,
         listen_host: str,
         secret: bytes,
+        tls: TlsFiles | None = None,
     ) -> None:
         """``data_dir`` is this replica's own. Raises DataDirLocked, DataDirMismatch, UnknownVersion."""
         # The tables are long-lived tuples without cycles: rare collections, or a full one would stop the
@@ -61,6 +63,7 @@ class Broker:
             resolve=peers.resolve,
             source=peers,
             report=lambda text: log.warning("%s: %s", broker_name(gid, rid), text),
+            tls=tls,
         )
         self._groups = GroupService(
             leadership=service.whoami,
@@ -99,9 +102,7 @@ class Broker:
     # -------------------------------------------------------------- feedback
 
     @ray.method(concurrency_group="feedback")
-    def lock_due(
-        self, app: str, topic: str, max_n: int, lease_s: float, wait_s: float, owner: str
-    ) -> Answer:
+    def lock_due(self, app: str, topic: str, max_n: int, lease_s: float, wait_s: float, owner: str) -> Answer:
         return self._service.lock_due(app, topic, max_n, lease_s, wait_s, owner)
 
     @ray.method(concurrency_group="control")
@@ -227,6 +228,7 @@ def start_broker(
     data_dir: str,
     listen_host: str,
     secret: bytes,
+    tls: TlsFiles | None = None,
     **options: Any,
 ) -> Any:
     """Create the named, detached actor and return its handle; ``options`` add to or replace Ray's.
@@ -251,4 +253,4 @@ def start_broker(
     }
     remote: Any = ray.remote  # its type stubs know no concurrency_groups
     actor = remote(concurrency_groups=groups)(Broker).options(**settings)
-    return actor.remote(info, gid, rid, config, data_dir, listen_host, secret)
+    return actor.remote(info, gid, rid, config, data_dir, listen_host, secret, tls)

@@ -49,6 +49,7 @@ def deploy(settings: Config, address: str = AUTO, *, wait: bool = True, adopt: b
         secret=secret,
         broker=settings.broker,
         settings=settings.supervisor,
+        tls=settings.security.tls_files(),
         adopt=adopt,
     )
     return launch(plan, head_node_id(), wait_s=wait_s, keep_if_late=True)

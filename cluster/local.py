@@ -76,6 +76,7 @@ def start_local(
         secret=secret,
         broker=settings.broker,
         settings=settings.supervisor,
+        tls=settings.security.tls_files(),
         here_only=True,
     )
     try:

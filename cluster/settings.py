@@ -15,6 +15,7 @@ from pathlib import Path
 from pydantic import SecretStr
 
 from escrowmq.replication.errors import ConfigError
+from escrowmq.replication.tls import TlsFiles
 
 KIB, MIB = 1 << 10, 1 << 20
 SECRET_BYTES_MIN = 16
@@ -63,7 +64,7 @@ class StorageSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SecuritySettings:
-    """The secret by which replicas know each other. Clients are let in by Ray's own token."""
+    """How replicas know each other: a secret, and certificates if wanted. Clients are let in by Ray."""
 
     #: The secret itself, for ESCROWMQ_SECURITY__SECRET from a secret store; never write it into a file
     #: that others can read. None: see secret_file.
@@ -71,12 +72,35 @@ class SecuritySettings:
     #: File that holds the secret, readable by its owner only. None: generated at the first start and
     #: kept in the data directory of the supervisor's node, so nothing needs to be set up.
     secret_file: Path | None = None
+    #: TLS between replicas. The certificate of each node (PEM, followed by what leads to the authority), at
+    #: this path on every node, read when a replica starts. None, with the other two: plain TCP.
+    tls_cert_file: Path | None = None
+    #: The certificate's private key (PEM, not encrypted), at this path on every node; it stays there.
+    tls_key_file: Path | None = None
+    #: The authority whose certificates are let in. Make one for this cluster alone: whatever else it signs
+    #: may knock at the replicas too (and then needs the secret).
+    tls_ca_file: Path | None = None
 
     def __post_init__(self) -> None:
         if self.secret is not None and self.secret_file is not None:
             raise ConfigError("give secret or secret_file, not both")
         if self.secret is not None and len(self.secret.get_secret_value()) < SECRET_BYTES_MIN:
             raise ConfigError(f"secret must have at least {SECRET_BYTES_MIN} characters")
+        self.tls_files()
+
+    def tls_files(self) -> TlsFiles | None:
+        """The three files of TLS; None without TLS."""
+        cert, key, ca = self.tls_cert_file, self.tls_key_file, self.tls_ca_file
+        if cert is None and key is None and ca is None:
+            return None
+        if cert is None or key is None or ca is None:
+            raise ConfigError(
+                "TLS between replicas needs all three of tls_cert_file, tls_key_file and tls_ca_file, or none"
+            )
+        for name, path in (("tls_cert_file", cert), ("tls_key_file", key), ("tls_ca_file", ca)):
+            if not path.is_absolute():  # brokers have a working directory of their own
+                raise ConfigError(f"{name} must be an absolute path, not {path}")
+        return TlsFiles(cert, key, ca)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,6 +27,7 @@ from escrowmq.cluster.settings import ClusterSettings, SupervisorSettings
 from escrowmq.cluster.survey import adopted, refuse_existing, survey
 from escrowmq.cluster.watch import Failure, Track, Watch, live_nodes
 from escrowmq.replication.errors import DataDirLocked, EscrowMQError, Unavailable
+from escrowmq.replication.tls import TlsFiles
 
 log = logging.getLogger(__name__)
 
@@ -49,6 +50,7 @@ class Plan:
     settings: SupervisorSettings
     here_only: bool = False
     adopt: bool = False
+    tls: TlsFiles | None = None
 
 
 class Supervisor:
@@ -204,6 +206,7 @@ class Supervisor:
             plan.data_dir,
             directory.secret,
             listen_host="127.0.0.1" if plan.here_only else None,
+            tls=plan.tls,
         )
 
     # -------------------------------------------------------------- answers

@@ -25,6 +25,7 @@ from escrowmq.actors.topology import ClusterInfo, broker_name
 from escrowmq.cluster.placement import Condition, Node, Seat, Seen, Start, unique_names
 from escrowmq.cluster.secret import Secret
 from escrowmq.cluster.settings import SupervisorSettings
+from escrowmq.replication.tls import TlsFiles
 
 log = logging.getLogger(__name__)
 
@@ -86,6 +87,7 @@ class Watch:
     secret: Secret
     #: Bind Raft links to this address instead of the node's; for replicas that are all on one machine.
     listen_host: str | None = None
+    tls: TlsFiles | None = None
 
     def look(self, tracks: Sequence[Track], nodes: Sequence[Node]) -> None:
         """Ask every replica for its status and note what came of it."""
@@ -158,6 +160,7 @@ class Watch:
                 str(directory),
                 self.listen_host or node.ip,
                 self.secret.reveal(),
+                self.tls,
                 scheduling_strategy=NodeAffinitySchedulingStrategy(node.node_id, soft=False),
             )
         except ValueError:  # the name is still taken: found by the next look

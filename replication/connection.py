@@ -14,10 +14,12 @@ from typing import Protocol, cast
 from escrowmq.replication import wire
 from escrowmq.replication.errors import NotAuthorized, UnknownVersion, WireError
 from escrowmq.replication.handshake import HANDSHAKE_BYTES_MAX, Dialer, Listener
+from escrowmq.replication.tls import TlsChannel
 
 log = logging.getLogger(__name__)
 
 BUFFER_BYTES = 256 << 10
+STRANGERS_BUFFER_BYTES = 4 << 10
 SOCKET_BUFFER_BYTES = 2 << 20
 #: A peer that lets this much pile up is cut off; it reconnects and is probed.
 PILE_BYTES_MAX = 128 << 20
@@ -39,17 +41,23 @@ class ConnectionOwner(Protocol):
     def refused(self) -> None: ...
     def malformed(self) -> None: ...
     def timed_out(self) -> None: ...
+    def complain(self, text: str) -> None: ...
     def finished(self, connection: Connection) -> None: ...
 
 
 class Connection(asyncio.BufferedProtocol):
     """One socket: handshake first, then messages. Frames are parsed in place."""
 
-    def __init__(self, owner: ConnectionOwner, handshake: Dialer | Listener) -> None:
+    def __init__(
+        self, owner: ConnectionOwner, handshake: Dialer | Listener, tls: TlsChannel | None = None
+    ) -> None:
+        """``tls``: both the handshake and the frames travel inside it."""
         self.peer: str | None = None
-        self._owner, self._handshake = owner, handshake
+        self._owner, self._handshake, self._tls = owner, handshake, tls
         self._limit = HANDSHAKE_BYTES_MAX
-        self._buffer = bytearray(4096)
+        #: What came over the socket and is not decrypted yet; without TLS it goes straight to the frames.
+        self._sealed = memoryview(bytearray(0 if tls is None else STRANGERS_BUFFER_BYTES))
+        self._buffer = bytearray(STRANGERS_BUFFER_BYTES)
         self._view = memoryview(self._buffer)
         self._start = self._end = 0
         self._transport: asyncio.Transport | None = None
@@ -65,7 +73,9 @@ class Connection(asyncio.BufferedProtocol):
             return
         loop = asyncio.get_running_loop()
         self._timer = loop.call_later(self._owner.handshake_timeout_s, self._too_slow)
-        if isinstance(self._handshake, Dialer):
+        if self._tls is not None:
+            self._shake(self._tls)
+        elif isinstance(self._handshake, Dialer):
             self._write_handshake(self._handshake.hello())
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -76,22 +86,68 @@ class Connection(asyncio.BufferedProtocol):
         self.abort()
 
     def get_buffer(self, sizehint: int) -> memoryview:
+        if self._tls is not None:
+            return self._sealed
+        return self._room()
+
+    def _room(self) -> memoryview:
         if self._end == len(self._buffer):
             self._make_room(1)
         return self._view[self._end :]
 
     def buffer_updated(self, nbytes: int) -> None:
-        self._end += nbytes
         try:
-            self._parse()
+            if self._tls is None:
+                self._end += nbytes
+                self._parse()
+            else:
+                self._unseal(self._tls, nbytes)
         except (NotAuthorized, UnknownVersion) as error:
             self._owner.refused()
-            log.warning("connection refused: %s", error)
-            self.abort()
+            self._owner.complain(f"connection to {self.peer or 'a stranger'} refused: {error}")
+            self._close_with_alert()
         except WireError as error:
-            self._owner.malformed()
-            log.warning("connection to %s closed: %s", self.peer or "a stranger", error)
+            if not self._dead:
+                self._owner.malformed()
+                self._owner.complain(f"connection to {self.peer or 'a stranger'} closed: {error}")
+            self._close_with_alert()
+
+    # -------------------------------------------------------------- TLS
+    def _unseal(self, tls: TlsChannel, nbytes: int) -> None:
+        tls.feed(self._sealed[:nbytes])
+        if not tls.established:
+            self._shake(tls)
+            if not tls.established:
+                return
+        while not self._dead:
+            received = tls.read_into(self._room())
+            if received == 0:
+                break
+            self._end += received
+            self._parse()
+
+    def _shake(self, tls: TlsChannel) -> None:
+        done = tls.shake()
+        self._send_outgoing(tls)
+        if done:
+            self._handshake.bind(tls.binding())
+            if isinstance(self._handshake, Dialer):
+                self._write_handshake(self._handshake.hello())
+
+    def _send_outgoing(self, tls: TlsChannel) -> None:
+        assert self._transport is not None
+        outgoing = tls.outgoing()
+        if outgoing:
+            self._transport.write(outgoing)
+
+    def _close_with_alert(self) -> None:
+        """End the connection, telling a TLS peer why as far as one write without waiting can."""
+        if self._tls is None or self._dead or self._transport is None:
             self.abort()
+            return
+        self._send_outgoing(self._tls)
+        self._finish()
+        self._transport.close()
 
     # -------------------------------------------------------------- frames in
     def _parse(self) -> None:
@@ -143,17 +199,22 @@ class Connection(asyncio.BufferedProtocol):
             self.peer, self._limit = handshake.peer, wire.FRAME_BYTES_MAX
             self._settle()
             self._replace(BUFFER_BYTES)
+            if self._tls is not None:
+                self._sealed = memoryview(bytearray(BUFFER_BYTES))
             self._owner.established(self, self.peer)
 
     # -------------------------------------------------------------- out
     def _write_handshake(self, frame: bytes) -> None:
         assert self._transport is not None
-        self._transport.write(wire.PREFIX.pack(4 + len(frame), len(frame)) + frame)
+        whole = wire.PREFIX.pack(4 + len(frame), len(frame)) + frame
+        self._transport.write(whole if self._tls is None else self._tls.seal((whole,)))
 
     def write(self, buffers: list[bytes]) -> bool:
         if self._dead or self._transport is None:
             return False
-        if len(buffers) == 1:
+        if self._tls is not None:
+            self._transport.write(self._tls.seal(buffers))
+        elif len(buffers) == 1:
             self._transport.write(buffers[0])
         else:
             self._transport.writelines(buffers)
@@ -162,9 +223,14 @@ class Connection(asyncio.BufferedProtocol):
     def unwritten_bytes(self) -> int:
         return 0 if self._transport is None else self._transport.get_write_buffer_size()
 
+    @property
+    def dialing(self) -> bool:
+        """Whether this side made the connection."""
+        return isinstance(self._handshake, Dialer)
+
     def dials(self, peer: str) -> bool:
         """Whether this is an attempt of ours to reach ``peer``."""
-        return isinstance(self._handshake, Dialer) and self._handshake.peer == peer
+        return self.dialing and self._handshake.peer == peer
 
     def abort(self) -> None:
         """Nothing more goes out, and nothing more that came in is looked at."""

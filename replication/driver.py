@@ -26,6 +26,7 @@ from escrowmq.replication.errors import Closed, Overloaded
 from escrowmq.replication.handshake import PeerIdentity
 from escrowmq.replication.raft import PeerLink, RaftNode
 from escrowmq.replication.tcp import LinkCounters, Resolve, TcpTransport
+from escrowmq.replication.tls import TlsFiles, TlsIdentity
 from escrowmq.replication.wire import Message
 
 if TYPE_CHECKING:
@@ -66,14 +67,21 @@ class Driver:
         fatal: Callable[[BaseException], None],
         after_tick: Callable[[], None] | None = None,
         use_uvloop: bool = True,
+        tls: TlsFiles | None = None,
     ) -> None:
-        """``fatal(error)`` must end the process; ``after_tick`` runs in the loop after every tick."""
+        """``fatal(error)`` must end the process; ``after_tick`` runs in the loop after every tick.
+
+        Raises ConfigError for ``tls`` files that are of no use.
+        """
+        certificate = None if tls is None else TlsIdentity(tls)
         self.address: tuple[str, int] | None = None
         self.disk_full = False
         self._build, self._journal, self._fatal, self._after_tick = build, journal, fatal, after_tick
         self._listen, self._use_uvloop = (listen_host, listen_port), use_uvloop
         self._helpers = ThreadPoolExecutor(2, thread_name_prefix=f"resolve-{identity.replica}")
-        self._transport = TcpTransport(identity, peers, secret, resolve, self, self._helpers)
+        self._transport = TcpTransport(
+            identity, peers, secret, resolve, self, self._helpers, tls=certificate
+        )
         self._node: RaftNode | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._calls: deque[Callable[[], None]] = deque()

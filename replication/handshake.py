@@ -9,7 +9,9 @@ Four small frames. Both sides know the cluster's secret; neither sends it:
 
 The transcript holds everything said before, both nonces among it, so that nothing can be replayed,
 reflected or redirected to another replica. This authenticates peers at connect; it neither hides
-nor seals what follows, so the network between replicas must be a private one.
+nor seals what follows: that is TLS's (tls.py), or the network between replicas must be a private one.
+Inside TLS the transcript begins with a value that only the two ends of that channel know, so a proof
+is worth nothing in another channel.
 
 Pure: bytes in, bytes out; the caller brings the random nonces, the clock and the socket.
 """
@@ -74,8 +76,12 @@ class Dialer:
 
     def __init__(self, me: PeerIdentity, peer: str, secret: bytes, nonce: bytes) -> None:
         self.peer, self.established = peer, False
-        self._secret, self._transcript, self._challenged = secret, b"", False
+        self._secret, self._transcript, self._challenged, self._channel = secret, b"", False, b""
         self._hello = _encode(_Hello(MAGIC, WIRE_VERSION, me.cluster_id, me.group, me.replica, peer, nonce))
+
+    def bind(self, channel: bytes) -> None:
+        """Tie the proofs to the channel around this handshake. Before anything else is called."""
+        self._channel = channel
 
     def hello(self) -> bytes:
         return self._hello
@@ -92,7 +98,7 @@ class Dialer:
             raise WireError(f"{self.peer} answered the handshake with something else: {error}") from error
         if len(challenge.nonce) != NONCE_BYTES:
             raise WireError(f"{self.peer} sent a nonce of {len(challenge.nonce)} bytes")
-        self._transcript = self._hello + challenge.nonce
+        self._transcript = self._channel + self._hello + challenge.nonce
         _same(challenge.proof, _proof(self._secret, b"listener", self._transcript), self.peer)
         self._challenged = True
         return _proof(self._secret, b"dialer", self._transcript)
@@ -105,13 +111,17 @@ class Listener:
         self.peer: str | None = None
         self.established = False
         self._me, self._peers, self._secret, self._nonce = me, peers, secret, nonce
-        self._transcript = b""
+        self._transcript = self._channel = b""
+
+    def bind(self, channel: bytes) -> None:
+        """As the dialer's."""
+        self._channel = channel
 
     def receive(self, frame: bytes) -> bytes:
         """The answer to a frame. Raises NotAuthorized, UnknownVersion or WireError."""
         if self.peer is None:
             self.peer = self._identify(frame)
-            self._transcript = frame + self._nonce
+            self._transcript = self._channel + frame + self._nonce
             return _encode(_Challenge(self._nonce, _proof(self._secret, b"listener", self._transcript)))
         _same(frame, _proof(self._secret, b"dialer", self._transcript), self.peer)
         self.established = True

@@ -33,6 +33,7 @@ from escrowmq.replication.repair import (
 )
 from escrowmq.replication.replica import Limits, Replica
 from escrowmq.replication.state.machine import StateMachine
+from escrowmq.replication.tls import TlsFiles
 
 Status = tuple[Any, ...]
 Resolve = Callable[[str], tuple[str, int] | None]
@@ -93,6 +94,7 @@ class ReplicaHost:
         report: Callable[[str], None] = lambda text: None,
         source: PeerSource | None = None,
         fatal: Callable[[BaseException], None] = _exit_process,
+        tls: TlsFiles | None = None,
     ) -> None:
         """``source``: how to read the other replicas when this one needs a copy of the log.
         ``resolve(peer)``: where the replica of that number listens (None: not known now); may be slow.
@@ -109,7 +111,7 @@ class ReplicaHost:
         self._disk = RealDisk(data_dir / "log")
         self._founded = has_history(self._disk)
         self._peers = [str(r) for r in range(replicas) if r != self.rid]
-        self._listen_host, self._secret, self._resolve = listen_host, secret, resolve
+        self._listen_host, self._secret, self._resolve, self._tls = listen_host, secret, resolve, tls
         self._source: PeerSource = source or NoPeers()
         self._fatal = fatal
         self._started = self._learner = False
@@ -133,9 +135,7 @@ class ReplicaHost:
         if wanted is not None:
             self._copy(patience_s, lost_log=wanted == DAMAGED)
         elif (
-            self._peers
-            and not self._founded
-            and must_copy(self._peers, self._source, time.sleep, patience_s)
+            self._peers and not self._founded and must_copy(self._peers, self._source, time.sleep, patience_s)
         ):
             self._copy(patience_s, lost_log=True)
         try:
@@ -194,6 +194,7 @@ class ReplicaHost:
             resolve=self._resolve,
             fatal=self._end,
             after_tick=self._after_tick,
+            tls=self._tls,
         )
 
     def _listen_port(self) -> int:

@@ -24,6 +24,7 @@ from escrowmq.replication import wire
 from escrowmq.replication.connection import Connection
 from escrowmq.replication.errors import NotAuthorized
 from escrowmq.replication.handshake import NONCE_BYTES, Dialer, Listener, PeerIdentity
+from escrowmq.replication.tls import TlsIdentity
 
 log = logging.getLogger(__name__)
 
@@ -34,6 +35,8 @@ HANDSHAKE_TIMEOUT_S = 3.0
 RESOLVE_TIMEOUT_S = 5.0
 DIAL_PAUSE_S = 0.1
 DIAL_PAUSE_MAX_S = 1.0
+#: Refusals are logged at most so often: whoever reaches the port could fill the disk with them.
+COMPLAINT_PAUSE_S = 1.0
 
 Resolve = Callable[[str], tuple[str, int] | None]
 
@@ -69,8 +72,10 @@ class TcpTransport:
         events: LinkEvents,
         helpers: Executor,
         *,
+        tls: TlsIdentity | None = None,
         handshake_timeout_s: float = HANDSHAKE_TIMEOUT_S,
     ) -> None:
+        """``tls``: every link is inside TLS, and nobody without it is talked to. None: plain TCP."""
         if not secret:
             raise NotAuthorized(
                 "the cluster has no secret; configure one (any random string, the same everywhere)"
@@ -83,8 +88,11 @@ class TcpTransport:
             resolve,
             helpers,
         )
+        self._tls = tls
+        self._complained_at, self._unsaid = float("-inf"), 0
         self._links: dict[str, Connection] = {}
-        self._strangers: set[Connection] = set()
+        self._strangers: dict[Connection, None] = {}  # in the order of their arrival
+        self._dials: set[Connection] = set()  # not established yet
         self._server: asyncio.Server | None = None
         self._dialers: list[asyncio.Task[None]] = []
         self._closing = False
@@ -105,7 +113,7 @@ class TcpTransport:
             task.cancel()
         if self._server is not None:
             self._server.close()
-        for connection in [*self._links.values(), *self._strangers]:
+        for connection in [*self._links.values(), *self._strangers, *self._dials]:
             connection.abort()
         await asyncio.gather(*self._dialers, return_exceptions=True)
 
@@ -120,15 +128,17 @@ class TcpTransport:
 
     # -------------------------------------------------------------- connections
     def _listening(self) -> Connection:
-        return Connection(self, Listener(self._me, self._peers, self._secret, os.urandom(NONCE_BYTES)))
+        handshake = Listener(self._me, self._peers, self._secret, os.urandom(NONCE_BYTES))
+        return Connection(self, handshake, None if self._tls is None else self._tls.channel(dials=False))
 
     def _dialing(self, peer: str) -> Connection:
-        return Connection(self, Dialer(self._me, peer, self._secret, os.urandom(NONCE_BYTES)))
+        handshake = Dialer(self._me, peer, self._secret, os.urandom(NONCE_BYTES))
+        return Connection(self, handshake, None if self._tls is None else self._tls.channel(dials=True))
 
     async def _keep_dialing(self, peer: str) -> None:
         loop, pause = asyncio.get_running_loop(), DIAL_PAUSE_S
         while not self._closing:
-            if peer not in self._links and not any(s.dials(peer) for s in self._strangers):
+            if peer not in self._links and not any(s.dials(peer) for s in self._dials):
                 try:
                     lookup = loop.run_in_executor(self._helpers, self._resolve, peer)
                     address = await asyncio.wait_for(lookup, RESOLVE_TIMEOUT_S)
@@ -144,15 +154,24 @@ class TcpTransport:
             await asyncio.sleep(pause)
 
     def stranger_arrived(self, connection: Connection) -> bool:
-        if self._closing or len(self._strangers) >= STRANGERS_MAX:
-            self.counters.crowded_out += 1
+        """Our own dials always have a place. Of the others the one that has dawdled longest makes room:
+        a peer needs milliseconds, so strangers who hold places open do not keep it out.
+        """
+        if self._closing:
             connection.abort()
             return False
-        self._strangers.add(connection)
+        if connection.dialing:
+            self._dials.add(connection)
+            return True
+        if len(self._strangers) >= STRANGERS_MAX:
+            self.counters.crowded_out += 1
+            next(iter(self._strangers)).abort()
+        self._strangers[connection] = None
         return True
 
     def stranger_settled(self, connection: Connection) -> None:
-        self._strangers.discard(connection)
+        self._strangers.pop(connection, None)
+        self._dials.discard(connection)
 
     def established(self, connection: Connection, peer: str) -> None:
         old = self._links.get(peer)
@@ -180,3 +199,13 @@ class TcpTransport:
 
     def timed_out(self) -> None:
         self.counters.timed_out += 1
+
+    def complain(self, text: str) -> None:
+        """Log a refusal, or count it if the last one was logged just now."""
+        now = asyncio.get_running_loop().time()
+        if now - self._complained_at < COMPLAINT_PAUSE_S:
+            self._unsaid += 1
+            return
+        more = f" ({self._unsaid} more before)" if self._unsaid else ""
+        self._complained_at, self._unsaid = now, 0
+        log.warning("%s%s", text, more)

@@ -14,6 +14,7 @@ from escrowmq.replication.driver import Driver
 from escrowmq.replication.handshake import PeerIdentity
 from escrowmq.replication.journal import SegmentJournal
 from escrowmq.replication.raft import PeerLink, RaftConfig, RaftNode
+from escrowmq.replication.tls import TlsFiles
 
 SECRET = b"a test's secret"
 
@@ -44,6 +45,7 @@ class Member:
             secret=group.secrets.get(name, SECRET),
             resolve=group.addresses.get,
             fatal=self.fatal.append,
+            tls=group.tls.get(name),
         )
 
     def _build(self, link: PeerLink, clock: Callable[[], float]) -> RaftNode:
@@ -107,11 +109,11 @@ class Group:
 
     def __init__(
         self, path: Path, *, size: int = 3, config: RaftConfig | None = None, seed: int = 0,
-        secrets: dict[str, bytes] | None = None,
+        secrets: dict[str, bytes] | None = None, tls: dict[str, TlsFiles] | None = None,
     ) -> None:  # fmt: skip
         self.path, self.seed, self.config = path, seed, config or RaftConfig()
         self.names = [f"r{n}" for n in range(size)]
-        self.secrets = secrets or {}
+        self.secrets, self.tls = secrets or {}, tls or {}
         self.addresses: dict[str, tuple[str, int]] = {}
         self.members: dict[str, Member] = {}
         self._killed: list[Member] = []
