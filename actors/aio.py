@@ -15,16 +15,15 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from escrowmq.actors import bulk
-from escrowmq.actors.blocks import Outcome
 from escrowmq.actors.bulk_requests import LocalBatch, Requested
 from escrowmq.actors.core import ProducerCore
-from escrowmq.actors.local import call_local, decision_of
+from escrowmq.actors.encoder import as_messages
+from escrowmq.actors.local import call_local, check_callable
 from escrowmq.actors.loop_bridge import AsyncPromise, LoopBridge
 from escrowmq.actors.results import TransactionResult
 from escrowmq.actors.transaction_base import Phase, TransactionBase, unconfirmed
 from escrowmq.replication.errors import (
     EscrowMQError,
-    InvalidMessage,
     OutcomeUnknown,
     TransactionConflict,
     UnknownTopic,
@@ -105,14 +104,11 @@ class AsyncProducer:
         A plain function runs in the event loop's thread and should not block it. A cancelled task leaves
         the transaction to the check, since its local part may have been cut off anywhere.
         """
-        if not callable(local_transaction):
-            raise InvalidMessage(f"local_transaction must be callable, not {local_transaction!r:.80}")
+        check_callable(local_transaction)
         tx = self.transaction(
             query_id, tx_id, transaction_timeout_s=transaction_timeout_s, one_way_commit=one_way_commit
         )
-        await tx.send(*([messages] if isinstance(messages, Message) else messages))
-        if not tx._placed:
-            raise InvalidMessage("a transaction needs at least one message")
+        await tx.send(*as_messages(messages))
         async with tx:
             recorded = await tx._prepare()
             if recorded is not None:
@@ -120,15 +116,9 @@ class AsyncProducer:
             returned = call_local(local_transaction, tx)
             if inspect.isawaitable(returned):
                 returned = await returned
-            try:
-                decision = decision_of(returned)
-            except InvalidMessage:
-                tx.unknown()
-                raise
-            if decision is TransactionState.UNKNOWN:
-                tx.unknown()
-            else:
-                await tx._decide(decision is TransactionState.COMMITTED)
+            commit = tx._commits(returned)
+            if commit is not None:
+                await tx._decide(commit)
         return tx.result
 
     async def send_transactions(
@@ -224,10 +214,6 @@ class AsyncTransaction(TransactionBase):
             raise TransactionConflict(self.tx_id, recorded.value)
 
     async def _prepare(self) -> TransactionState | None:
-        if self._phase is Phase.PREPARED:
-            return None
-        if self._phase is not Phase.COLLECTING:
-            raise InvalidMessage(f"transaction {self.tx_id!r} is {self._phase.text}: it cannot be prepared")
         plan = self._plan()
         if plan is None:
             return None
@@ -238,11 +224,7 @@ class AsyncTransaction(TransactionBase):
             raise
         future, done = self._face._bridge().waiter()
         self._start_prepare(plan, done)
-        outcome: Outcome = await future
-        problem = self._after_prepare(plan, outcome)
-        if isinstance(problem, EscrowMQError):
-            raise problem
-        return problem
+        return self._after_prepare(plan, await future)
 
     async def commit(self) -> None:
         """Commit now instead of at the end of the block. Repeating it is fine."""
@@ -258,11 +240,7 @@ class AsyncTransaction(TransactionBase):
     async def _decide(self, commit: bool) -> None:
         if self._phase is Phase.COLLECTING:
             await self.prepare()
-        if self._is_decided(commit):
-            return
-        if commit and self._one_way_commit:
-            self._start_decision(True, self._log_one_way)
-            self._sent_one_way()
+        if self._needs_no_answer(commit):
             return
         future, done = self._face._bridge().waiter()
         if self._start_decision(commit, done):

@@ -124,6 +124,19 @@ class Encoder:
         return TxPlan(tx_id, query_id, home_topic, groups, whole, parts, size, given_id)
 
 
+def as_messages(messages: Message | Iterable[Message]) -> list[Message]:
+    """At least one message, as a list."""
+    if isinstance(messages, Message):
+        return [messages]
+    try:
+        listed = list(messages)
+    except TypeError:
+        raise InvalidMessage(f"expected messages, not {messages!r:.80}") from None
+    if not listed:
+        raise InvalidMessage("a transaction needs at least one message")
+    return listed
+
+
 def check_id(tx_id: str) -> str:
     """A caller's transaction id, or InvalidMessage."""
     return _check_name("tx_id", tx_id)

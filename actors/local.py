@@ -26,6 +26,12 @@ _DECISIONS: dict[Any, TransactionState] = {
 }
 
 
+def check_callable(local_transaction: object) -> None:
+    """Raises InvalidMessage if it cannot be called: said before anything is sent."""
+    if not callable(local_transaction):
+        raise InvalidMessage(f"local_transaction must be callable, not {local_transaction!r:.80}")
+
+
 def decision_of(returned: Any) -> TransactionState:
     """The decision that a local transaction's return value stands for.
 

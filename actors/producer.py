@@ -17,7 +17,8 @@ from escrowmq.actors.bulk_requests import LocalBatch, Requested
 from escrowmq.actors.calls import ReplicaCalls
 from escrowmq.actors.config import ProducerConfig
 from escrowmq.actors.core import ProducerCore
-from escrowmq.actors.local import call_local, decision_of
+from escrowmq.actors.encoder import as_messages
+from escrowmq.actors.local import call_local, check_callable
 from escrowmq.actors.results import TransactionResult
 from escrowmq.actors.send_future import SendFuture
 from escrowmq.actors.topology import ClusterInfo
@@ -25,8 +26,7 @@ from escrowmq.actors.transaction import Transaction
 from escrowmq.feedback.answerer import CheckAnswerer
 from escrowmq.feedback.config import AnswererConfig, FeedbackConfig
 from escrowmq.feedback.states import TxStatusQuerier
-from escrowmq.replication.errors import InvalidMessage
-from escrowmq.replication.model import Message, RecordMetadata, TransactionState
+from escrowmq.replication.model import Message, RecordMetadata
 
 if TYPE_CHECKING:
     from escrowmq.actors.aio import AsyncProducer
@@ -149,8 +149,7 @@ class Producer:
         OutcomeUnknown(tx_id) if the decision could not be confirmed: it is not a failure, the check
         carries the decision out.
         """
-        if not callable(local_transaction):
-            raise InvalidMessage(f"local_transaction must be callable, not {local_transaction!r:.80}")
+        check_callable(local_transaction)
         tx = self.transaction(
             query_id, tx_id, transaction_timeout_s=transaction_timeout_s, one_way_commit=one_way_commit
         )
@@ -159,7 +158,9 @@ class Producer:
             recorded = tx._prepare()
             if recorded is not None:
                 return TransactionResult(tx.tx_id, recorded)
-            settle_by(tx, decision_of, call_local(local_transaction, tx))
+            commit = tx._commits(call_local(local_transaction, tx))
+            if commit is not None:
+                tx._decide(commit)
         return tx.result
 
     def send_transactions(
@@ -225,31 +226,3 @@ class Producer:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
-
-
-def as_messages(messages: Message | Iterable[Message]) -> list[Message]:
-    """At least one message, as a list."""
-    if isinstance(messages, Message):
-        return [messages]
-    try:
-        listed = list(messages)
-    except TypeError:
-        raise InvalidMessage(f"expected messages, not {messages!r:.80}") from None
-    if not listed:
-        raise InvalidMessage("a transaction needs at least one message")
-    return listed
-
-
-def settle_by(tx: Transaction, rule: Callable[[Any], TransactionState], returned: Any) -> None:
-    """Decide ``tx`` by what its local transaction returned; an impossible value leaves it to the check."""
-    try:
-        decision = rule(returned)
-    except InvalidMessage:
-        tx.unknown()
-        raise
-    if decision is TransactionState.COMMITTED:
-        tx.commit()
-    elif decision is TransactionState.ROLLBACK:
-        tx.rollback()
-    else:
-        tx.unknown()

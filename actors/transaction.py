@@ -8,7 +8,7 @@ from typing import Self
 from escrowmq.actors.blocks import Outcome
 from escrowmq.actors.transaction_base import Phase, TransactionBase, unconfirmed
 from escrowmq.actors.wakeup import Waiter
-from escrowmq.replication.errors import EscrowMQError, InvalidMessage, OutcomeUnknown, TransactionConflict
+from escrowmq.replication.errors import EscrowMQError, OutcomeUnknown, TransactionConflict
 from escrowmq.replication.model import Message, TransactionState
 
 #: Every wait ends by its own deadline; this only guards against a bug that would lose an answer.
@@ -49,10 +49,6 @@ class Transaction(TransactionBase):
 
     def _prepare(self) -> TransactionState | None:
         """The recorded state if the very same transaction was settled before, else None."""
-        if self._phase is Phase.PREPARED:
-            return None
-        if self._phase is not Phase.COLLECTING:
-            raise InvalidMessage(f"transaction {self.tx_id!r} is {self._phase.text}: it cannot be prepared")
         plan = self._plan()
         if plan is None:
             return None
@@ -63,10 +59,7 @@ class Transaction(TransactionBase):
             raise
         waiter = Waiter()
         self._start_prepare(plan, waiter.done)
-        problem = self._after_prepare(plan, self._wait(waiter))
-        if isinstance(problem, EscrowMQError):
-            raise problem
-        return problem
+        return self._after_prepare(plan, self._wait(waiter))
 
     def commit(self) -> None:
         """Commit now instead of at the end of the block. Repeating it is fine."""
@@ -82,11 +75,7 @@ class Transaction(TransactionBase):
     def _decide(self, commit: bool) -> None:
         if self._phase is Phase.COLLECTING:
             self.prepare()
-        if self._is_decided(commit):
-            return
-        if commit and self._one_way_commit:
-            self._start_decision(True, self._log_one_way)
-            self._sent_one_way()
+        if self._needs_no_answer(commit):
             return
         waiter = Waiter()
         if self._start_decision(commit, waiter.done):

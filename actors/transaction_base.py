@@ -15,10 +15,9 @@ from escrowmq.actors import flows
 from escrowmq.actors.blocks import Outcome, Placed
 from escrowmq.actors.core import ProducerCore
 from escrowmq.actors.encoder import TxPlan, check_id, check_query_id
-from escrowmq.actors.local import leaves_open
+from escrowmq.actors.local import decision_of, leaves_open
 from escrowmq.actors.results import TransactionResult, decided, prepared
 from escrowmq.replication.errors import (
-    EscrowMQError,
     InvalidMessage,
     MessageTooLarge,
     OutcomeUnknown,
@@ -134,7 +133,11 @@ class TransactionBase:
         self._size += size
 
     def _plan(self) -> TxPlan | None:
-        """What is to be prepared; None when there is no message (then nothing is to be decided either)."""
+        """What is to be prepared; None when it is prepared, or has no message (nothing to decide either)."""
+        if self._phase is Phase.PREPARED:
+            return None
+        if self._phase is not Phase.COLLECTING:
+            raise InvalidMessage(f"transaction {self.tx_id!r} is {self._phase.text}: it cannot be prepared")
         self._to(Phase.PREPARING)
         if not self._placed:
             self._to(Phase.PREPARED)
@@ -164,8 +167,8 @@ class TransactionBase:
         self._core.running.discard(self.tx_id)
         self._to(Phase.FAILED)
 
-    def _after_prepare(self, plan: TxPlan, outcome: Outcome) -> EscrowMQError | TransactionState | None:
-        """None: prepared. Else why not; see ``results.prepared``."""
+    def _after_prepare(self, plan: TxPlan, outcome: Outcome) -> TransactionState | None:
+        """None: prepared. A state: the very same transaction was settled so before. Else raises why not."""
         problem = prepared(plan, outcome)
         if problem is None:
             self._to(Phase.PREPARED)
@@ -174,15 +177,27 @@ class TransactionBase:
         if isinstance(problem, TransactionState):
             self._decision = problem
             self._to(Phase.FAILED)
-        else:
-            self._forget_topic(problem)
-            self._to(Phase.LEFT if isinstance(problem, OutcomeUnknown) else Phase.FAILED)
-        return problem
-
-    def _forget_topic(self, problem: EscrowMQError) -> None:
+            return problem
         topic = getattr(problem, "topic", None)
         if topic is not None:
             self._core.catalog.forget(topic)
+        self._to(Phase.LEFT if isinstance(problem, OutcomeUnknown) else Phase.FAILED)
+        raise problem
+
+    def _commits(self, returned: object) -> bool | None:
+        """Whether what the local transaction returned means to commit; None: it is left to the check.
+
+        Raises InvalidMessage for what means nothing, and leaves it to the check then too.
+        """
+        try:
+            decision = decision_of(returned)
+        except InvalidMessage:
+            self.unknown()
+            raise
+        if decision is TransactionState.UNKNOWN:
+            self.unknown()
+            return None
+        return decision is TransactionState.COMMITTED
 
     def _leave(self) -> None:
         self._core.running.discard(self.tx_id)
@@ -211,15 +226,23 @@ class TransactionBase:
             self._to(Phase.LEFT)
         raise problem
 
-    def _is_decided(self, commit: bool) -> bool:
-        """True: it was decided so before. Raises TransactionConflict or OutcomeUnknown if otherwise."""
+    def _needs_no_answer(self, commit: bool) -> bool:
+        """True: it was decided so before, or is by a commit sent here that nobody waits for.
+
+        Raises TransactionConflict or OutcomeUnknown if it was decided otherwise, or left to the check.
+        """
         if self._phase in (Phase.DECIDED, Phase.FAILED):
             if self.state is not (TransactionState.COMMITTED if commit else TransactionState.ROLLBACK):
                 raise TransactionConflict(self.tx_id, self.state.value)
             return True
         if self._phase is not Phase.PREPARED:
             raise OutcomeUnknown(self.tx_id)
-        return False
+        if not (commit and self._one_way_commit):
+            return False
+        if self._start_decision(True, self._log_one_way):
+            self._core.running.discard(self.tx_id)  # the check must not find it running
+            self._to(Phase.DECIDED)
+        return True
 
     def _must_roll_back(self, error: BaseException) -> bool:
         """An exception came out of the local transaction (or of what surrounds it): what follows?"""
@@ -232,11 +255,6 @@ class TransactionBase:
                 return True
             self._leave()
         return False
-
-    def _sent_one_way(self) -> None:
-        """Nobody waits for the answer: what matters now is that the check will not find it running."""
-        self._core.running.discard(self.tx_id)
-        self._to(Phase.DECIDED)
 
     def _log_one_way(self, outcome: Outcome) -> None:
         if outcome:

@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 
 from escrowmq.actors.admin import Admin
-from escrowmq.actors.config import ConsumerConfig
+from escrowmq.actors.config import ChannelConfig, ConsumerConfig, ProducerConfig
 from escrowmq.actors.consumer import Consumer
+from escrowmq.actors.producer import Producer
 from tests.actors.brokers import Brokers, ClientCalls
+from tests.actors.producing import ProducerOf
 
 
 @pytest.fixture(scope="module")
@@ -26,6 +28,30 @@ def brokers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Brokers]:
 def unique() -> Callable[[str], str]:
     """``unique("orders")``: a name that no other test uses."""
     return lambda name: f"{name}-{uuid.uuid4().hex[:8]}"
+
+
+@pytest.fixture
+def topic(request: pytest.FixtureRequest, brokers: Brokers, unique: Callable[[str], str]) -> str:
+    """A new topic, with as many partitions as the module's ``PARTITIONS`` says, or one."""
+    name = unique("orders")
+    brokers.topic(name, getattr(request.module, "PARTITIONS", 1))
+    return name
+
+
+@pytest.fixture
+def producer_of() -> Iterator[ProducerOf]:
+    """``producer_of(brokers, app="shop", delivery_timeout_s=..., ...)``; closed at the end."""
+    made: list[Producer] = []
+
+    def make(brokers: Brokers, *, app: str = "shop", calls: Any = None, **settings: Any) -> Producer:
+        channel = {k: settings.pop(k) for k in list(settings) if k in ChannelConfig.__slots__}
+        config = ProducerConfig(**{"delivery_timeout_s": 10.0, **settings}, channel=ChannelConfig(**channel))
+        made.append(Producer(brokers.info, app=app, config=config, calls=calls or ClientCalls(brokers)))
+        return made[-1]
+
+    yield make
+    for producer in made:
+        producer.close(2.0)
 
 
 @pytest.fixture

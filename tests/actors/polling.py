@@ -35,3 +35,8 @@ def settle(
 def values(records: Sequence[ConsumerRecord]) -> list[bytes]:
     """What was in them."""
     return [record.value for record in records]
+
+
+def numbered(start: int, stop: int) -> list[bytes]:
+    """Values to send: numbers from ``start`` up to ``stop``."""
+    return [b"%d" % i for i in range(start, stop)]

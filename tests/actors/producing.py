@@ -1,35 +1,22 @@
-"""What the producer tests share: making producers, and reading what anybody could read."""
+"""What the producer tests share, beside the fixtures: names, and reading what anybody could read."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable
 
-import pytest
-
-from escrowmq.actors.config import ChannelConfig, ProducerConfig
 from escrowmq.actors.producer import Producer
 from escrowmq.replication.codec import Row, decode_rows
-from escrowmq.replication.model import OpenTransaction, group_of
-from tests.actors.brokers import Brokers, ClientCalls
+from escrowmq.replication.model import OpenTransaction, TransactionState, group_of
+from tests.actors.brokers import Brokers
 
+COMMITTED, ROLLBACK, UNKNOWN = TransactionState.COMMITTED, TransactionState.ROLLBACK, TransactionState.UNKNOWN
 ProducerOf = Callable[..., Producer]
+Unique = Callable[[str], str]
 
 
-@pytest.fixture
-def producer_of() -> Iterator[ProducerOf]:
-    """``producer_of(brokers, app="shop", delivery_timeout_s=..., ...)``; closed at the end."""
-    made: list[Producer] = []
-
-    def make(brokers: Brokers, *, app: str = "shop", calls: Any = None, **settings: Any) -> Producer:
-        channel = {k: settings.pop(k) for k in list(settings) if k in ChannelConfig.__slots__}
-        config = ProducerConfig(**{"delivery_timeout_s": 10.0, **settings}, channel=ChannelConfig(**channel))
-        made.append(Producer(brokers.info, app=app, config=config, calls=calls or ClientCalls(brokers)))
-        return made[-1]
-
-    yield make
-    for producer in made:
-        producer.close(2.0)
+def never() -> None:
+    """A local transaction that must not be run."""
+    raise AssertionError("the local transaction was run")
 
 
 def rows(brokers: Brokers, topic: str, partitions: int = 1) -> list[tuple[int, int, Row]]:

@@ -12,13 +12,6 @@ from escrowmq.replication.errors import Closed, UnknownTopic
 from tests.actors.polling import values
 
 
-@pytest.fixture
-def topic(brokers, unique):
-    name = unique("orders")
-    brokers.topic(name)
-    return name
-
-
 async def read(consumer, count):
     records = []
     async with asyncio.timeout(10):

@@ -20,17 +20,7 @@ from escrowmq.replication.errors import (
 )
 from escrowmq.replication.model import Message, RecordMetadata, TransactionState
 from tests.actors.brokers import Brokers
-from tests.actors.producing import ProducerOf, open_transactions, producer_of, values
-
-__all__ = ["producer_of"]
-COMMITTED, ROLLBACK, UNKNOWN = TransactionState.COMMITTED, TransactionState.ROLLBACK, TransactionState.UNKNOWN
-
-
-@pytest.fixture
-def topic(brokers: Brokers, unique: Callable[[str], str]) -> str:
-    name = unique("orders")
-    brokers.topic(name, 1)
-    return name
+from tests.actors.producing import COMMITTED, ROLLBACK, UNKNOWN, ProducerOf, open_transactions, values
 
 
 def run(main: Coroutine[Any, Any, Any]) -> Any:
@@ -162,6 +152,8 @@ def test_bad_input_is_refused_alike(
             await aio.send(Message(topic, b"x", partition=9))
         with pytest.raises(InvalidMessage, match="at least one message"):
             await aio.send_message_in_transaction([], lambda: None)
+        with pytest.raises(InvalidMessage, match="expected messages"):
+            await aio.send_message_in_transaction(42, lambda: None)  # type: ignore[arg-type]
         with pytest.raises(InvalidMessage, match="callable"):
             await aio.send_message_in_transaction(Message(topic), None)  # type: ignore[arg-type]
         for nothing in ("text", None):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,18 +20,18 @@ from escrowmq.replication.errors import (
 )
 from escrowmq.replication.model import Message, TransactionState
 from tests.actors.brokers import Brokers
-from tests.actors.producing import ProducerOf, open_transactions, producer_of, rows, values
+from tests.actors.producing import (
+    COMMITTED,
+    ROLLBACK,
+    UNKNOWN,
+    ProducerOf,
+    Unique,
+    open_transactions,
+    rows,
+    values,
+)
 
-__all__ = ["producer_of"]
-COMMITTED, ROLLBACK, UNKNOWN = TransactionState.COMMITTED, TransactionState.ROLLBACK, TransactionState.UNKNOWN
-Unique = Callable[[str], str]
-
-
-@pytest.fixture
-def topic(brokers: Brokers, unique: Unique) -> str:
-    name = unique("orders")
-    brokers.topic(name, 4)
-    return name
+PARTITIONS = 4
 
 
 def test_a_batch_is_committed_and_answers_in_its_order(

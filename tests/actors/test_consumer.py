@@ -16,18 +16,9 @@ from escrowmq.replication.errors import (
     StaleMember,
     UnknownTopic,
 )
-from tests.actors.polling import read, settle, values
+from tests.actors.polling import numbered, read, settle, values
 
-
-def numbered(start, stop):
-    return [b"%d" % i for i in range(start, stop)]
-
-
-@pytest.fixture
-def topic(brokers, unique):
-    name = unique("orders")
-    brokers.topic(name, partitions=2)
-    return name
+PARTITIONS = 2
 
 
 def test_a_member_of_a_group_reads_everything_in_order(brokers, topic, unique, consumer_of):

@@ -8,11 +8,7 @@ import pytest
 
 from escrowmq.replication.errors import OutcomeUnknown, Unavailable
 from tests.actors.brokers import Brokers
-from tests.actors.polling import read, settle, values
-
-
-def numbered(start, stop):
-    return [b"%d" % i for i in range(start, stop)]
+from tests.actors.polling import numbered, read, settle, values
 
 
 @pytest.fixture

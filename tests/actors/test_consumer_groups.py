@@ -7,11 +7,9 @@ import time
 import pytest
 
 from escrowmq.replication.errors import StaleMember
-from tests.actors.polling import read, settle, values
+from tests.actors.polling import numbered, read, settle, values
 
-
-def numbered(start, stop):
-    return [b"%d" % i for i in range(start, stop)]
+PARTITIONS = 4
 
 
 def vanish(consumer):
@@ -20,13 +18,6 @@ def vanish(consumer):
     consumer.core.session._wakeup.set()
     consumer.core.session.join_thread()
     consumer.core.fetch.close()
-
-
-@pytest.fixture
-def topic(brokers, unique):
-    name = unique("orders")
-    brokers.topic(name, partitions=4)
-    return name
 
 
 def test_members_share_the_partitions(brokers, topic, unique, consumer_of):

@@ -23,17 +23,9 @@ from escrowmq.replication.errors import (
 )
 from escrowmq.replication.model import Message, RecordMetadata
 from tests.actors.brokers import Brokers, ClientCalls
-from tests.actors.producing import ProducerOf, producer_of, rows, values
+from tests.actors.producing import ProducerOf, Unique, rows, values
 
-__all__ = ["producer_of"]
-Unique = Callable[[str], str]
-
-
-@pytest.fixture
-def topic(brokers: Brokers, unique: Unique) -> str:
-    name = unique("events")
-    brokers.topic(name, 4)
-    return name
+PARTITIONS = 4
 
 
 def test_a_message_gets_its_place_and_is_read_as_it_was_sent(

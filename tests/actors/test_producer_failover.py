@@ -13,10 +13,8 @@ from escrowmq.actors.transaction import Transaction
 from escrowmq.replication.errors import EscrowMQError, OutcomeUnknown, Unavailable
 from escrowmq.replication.model import Message, TransactionState
 from tests.actors.brokers import Brokers, ClientCalls
-from tests.actors.producing import ProducerOf, open_transactions, producer_of, rows, values
+from tests.actors.producing import COMMITTED, ROLLBACK, ProducerOf, open_transactions, rows, values
 
-__all__ = ["producer_of"]
-COMMITTED, ROLLBACK = TransactionState.COMMITTED, TransactionState.ROLLBACK
 EVERYBODY = {(0, rid) for rid in range(3)}
 
 
