@@ -7,7 +7,6 @@ a second cluster from being started over the same data.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import uuid
@@ -23,11 +22,11 @@ from escrowmq.replication.disk import RealDisk
 from escrowmq.replication.errors import (
     ConfigError,
     CorruptLog,
-    DataDirLocked,
     DataDirMismatch,
     NotAuthorized,
     UnknownVersion,
 )
+from escrowmq.replication.lock_file import take_lock
 
 FORMAT_VERSION: Final = 1
 CLUSTER_FILE, LOCK_FILE = "cluster.json", "supervisor.lock"
@@ -60,7 +59,14 @@ class ClusterDir:
         self.path = Path(path)
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            self._lock = _lock(self.path / LOCK_FILE)
+            self._lock = take_lock(
+                self.path / LOCK_FILE,
+                0o600,
+                lambda holder: (
+                    f"{self.path} is in use by a running cluster (process {holder}); connect to that "
+                    "one, stop it first, or use another directory"
+                ),
+            )
         except OSError as error:
             raise ConfigError(
                 f"cannot use the data directory {path}: {error.strerror}; set storage.data_dir (--data-dir)"
@@ -135,19 +141,3 @@ class ClusterDir:
                 f"the cluster secret is not the one that the cluster in {self.path} was founded with; give "
                 "that one (security.secret, security.secret_file), or none to use the kept one"
             )
-
-
-def _lock(path: Path) -> int:
-    number = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        holder = os.pread(number, 32, 0).decode(errors="replace").strip() or "unknown"
-        os.close(number)
-        raise DataDirLocked(
-            f"{path.parent} is in use by a running cluster (process {holder}); connect to that one, stop it "
-            "first, or use another directory"
-        ) from None
-    os.ftruncate(number, 0)
-    os.pwrite(number, f"{os.getpid()}\n".encode(), 0)
-    return number

@@ -8,7 +8,6 @@ blocks nobody.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 from dataclasses import asdict, dataclass
@@ -16,7 +15,8 @@ from pathlib import Path
 from typing import Final
 
 from escrowmq.replication.disk import RealDisk
-from escrowmq.replication.errors import CorruptLog, DataDirLocked, DataDirMismatch, UnknownVersion
+from escrowmq.replication.errors import CorruptLog, DataDirMismatch, UnknownVersion
+from escrowmq.replication.lock_file import take_lock
 
 FORMAT_VERSION: Final = 1
 _IDENTITY: Final = "identity.json"
@@ -46,7 +46,14 @@ class DataDir:
     def __init__(self, path: Path, identity: Identity) -> None:
         self.path, self.identity = Path(path), identity
         self.disk = RealDisk(self.path)
-        self._lock = _lock(self.path / _LOCK)
+        self._lock = take_lock(
+            self.path / _LOCK,
+            0o644,
+            lambda holder: (
+                f"{self.path} is in use by process {holder}; stop that replica first, or use another "
+                "directory"
+            ),
+        )
         try:
             self.fresh = not self.disk.exists(_IDENTITY)
             if self.fresh:
@@ -93,21 +100,6 @@ class DataDir:
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
-
-
-def _lock(path: Path) -> int:
-    number = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    try:
-        fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        holder = os.pread(number, 32, 0).decode(errors="replace").strip() or "unknown"
-        os.close(number)
-        raise DataDirLocked(
-            f"{path.parent} is in use by process {holder}; stop that replica first, or use another directory"
-        ) from None
-    os.ftruncate(number, 0)
-    os.pwrite(number, f"{os.getpid()}\n".encode(), 0)
-    return number
 
 
 def _sync_parents(path: Path) -> None:

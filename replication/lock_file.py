@@ -1,0 +1,31 @@
+"""The lock of a directory that only one process may use at a time.
+
+It is the kernel's, on an open file: it ends with its process, however that ends, so a dead one blocks
+nobody. The file's content, the process's number, is for the message to those that come too late.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from escrowmq.replication.errors import DataDirLocked
+
+
+def take_lock(path: Path, mode: int, in_use: Callable[[str], str]) -> int:
+    """Lock the file at ``path``, made with ``mode`` if missing; the descriptor that holds the lock.
+
+    Raises DataDirLocked with what ``in_use`` says of the holder's process number.
+    """
+    number = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, mode)
+    try:
+        fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        holder = os.pread(number, 32, 0).decode(errors="replace").strip() or "unknown"
+        os.close(number)
+        raise DataDirLocked(in_use(holder)) from None
+    os.ftruncate(number, 0)
+    os.pwrite(number, f"{os.getpid()}\n".encode(), 0)
+    return number
