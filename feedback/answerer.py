@@ -20,6 +20,7 @@ from escrowmq.feedback.names import ClusterShape
 from escrowmq.feedback.query_pool import QueryPool
 from escrowmq.feedback.ray_calls import RayBrokers, connector
 from escrowmq.feedback.states import TxStatusQuerier
+from escrowmq.feedback.topic_link import Respondent
 from escrowmq.replication.errors import InvalidMessage
 
 log = logging.getLogger(__name__)
@@ -107,15 +108,17 @@ class CheckAnswerer:
 
         answering = Answering(
             self._app,
-            self._instance,
             self._info.groups,
             self._info.replicas,
             RayBrokers(self._info.namespace),
-            connector(start),
-            self._pool,
-            self._still_running,
-            self._config,
-            random.Random(),
+            Respondent(
+                self._instance,
+                connector(start),
+                self._pool,
+                self._still_running,
+                self._config,
+                random.Random(),
+            ),
         )
         with self._lock:
             if self._closed:

@@ -8,16 +8,12 @@ left behind.
 from __future__ import annotations
 
 import asyncio
-import random
 from collections import Counter
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 from escrowmq.feedback.brokers import Brokers, GroupLeader
-from escrowmq.feedback.config import AnswererConfig
 from escrowmq.feedback.endless import endless
-from escrowmq.feedback.query_pool import QueryPool
-from escrowmq.feedback.topic_link import FeedbackLost, FeedbackPort, TopicLink
+from escrowmq.feedback.topic_link import FeedbackLost, Respondent, TopicLink
 from escrowmq.replication.errors import Unavailable
 
 #: Topics of one app that are asked about at a time. Each costs a feedback actor (64 MB).
@@ -27,23 +23,12 @@ TOPICS_MAX = 256
 class Answering:
     """All links of one producer. One event loop."""
 
-    def __init__(
-        self,
-        app: str,
-        instance: str,
-        groups: int,
-        replicas: int,
-        brokers: Brokers,
-        connect: Callable[[str], Awaitable[FeedbackPort]],
-        pool: QueryPool,
-        still_running: Callable[[str], bool],
-        config: AnswererConfig,
-        rng: random.Random,
-    ) -> None:
+    def __init__(self, app: str, groups: int, replicas: int, brokers: Brokers, producer: Respondent) -> None:
         self.app, self.counts = app, Counter[str]()
-        self._instance, self._connect, self._pool = instance, connect, pool
-        self._still_running, self._config, self._rng = still_running, config, rng
-        self._leaders = [GroupLeader(gid, replicas, brokers, config.leader, rng) for gid in range(groups)]
+        self._producer, self._config = producer, producer.config
+        self._leaders = [
+            GroupLeader(gid, replicas, brokers, producer.config.leader, producer.rng) for gid in range(groups)
+        ]
         self._links: dict[str, tuple[TopicLink, asyncio.Task[None]]] = {}
         self._own: set[str] = set()  # topics the producer itself uses: their links stay
         self._open_at: dict[str, float] = {}  # topic -> when it last had open transactions
@@ -86,20 +71,12 @@ class Answering:
                 del self._open_at[topic]
                 if topic not in self._own:
                     await self._unlink(topic)
-        await asyncio.sleep(self._config.discover_every_s * self._rng.uniform(0.8, 1.0))
+        await asyncio.sleep(self._config.discover_every_s * self._producer.rng.uniform(0.8, 1.0))
 
     def _link(self, topic: str) -> None:
         if topic in self._links or len(self._links) >= TOPICS_MAX:
             return
-        link = TopicLink(
-            topic,
-            self._instance,
-            self._connect,
-            self._pool,
-            self._still_running,
-            self._config,
-            self._rng,
-        )
+        link = TopicLink(topic, self._producer)
         run = endless(link.run, self.counts, f"checks of app {self.app!r}, topic {topic!r}")
         self._links[topic] = (link, asyncio.create_task(run))
 
@@ -120,4 +97,4 @@ class Answering:
 
     def status(self) -> dict[str, Any]:
         """For diagnosis."""
-        return {"topics": self.counts_by_topic(), "stuck_queries": self._pool.stuck, **self.counts}
+        return {"topics": self.counts_by_topic(), "stuck_queries": self._producer.pool.stuck, **self.counts}

@@ -96,9 +96,7 @@ class GroupLeader:
             round_ends = _now() + self._timing.search_every_s
             probes = [self._probe(rid) for rid in range(self.replicas)]
             while probes and _now() < round_ends:
-                await asyncio.wait(
-                    probes, timeout=round_ends - _now(), return_when=asyncio.FIRST_COMPLETED
-                )
+                await asyncio.wait(probes, timeout=round_ends - _now(), return_when=asyncio.FIRST_COMPLETED)
                 if self.leader is not None:
                     return self.leader
                 probes = [probe for probe in probes if not probe.done()]

@@ -208,4 +208,3 @@ class TopicFeedback:
 
 def _now() -> float:
     return asyncio.get_running_loop().time()
-

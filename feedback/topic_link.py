@@ -12,6 +12,7 @@ import logging
 import random
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from escrowmq.feedback.config import AnswererConfig
@@ -45,22 +46,25 @@ class FeedbackPort(Protocol):
     async def leave(self, instance: str) -> None: ...
 
 
+@dataclass(frozen=True, slots=True)
+class Respondent:
+    """The producer that is asked: what all of its links share."""
+
+    instance: str
+    #: Topic -> its feedback actor.
+    connect: Callable[[str], Awaitable[FeedbackPort]]
+    pool: QueryPool
+    still_running: Callable[[str], bool]
+    config: AnswererConfig
+    rng: random.Random
+
+
 class TopicLink:
     """One event loop. ``run`` until cancelled, then ``leave``."""
 
-    def __init__(
-        self,
-        topic: str,
-        instance: str,
-        connect: Callable[[str], Awaitable[FeedbackPort]],
-        pool: QueryPool,
-        still_running: Callable[[str], bool],
-        config: AnswererConfig,
-        rng: random.Random,
-    ) -> None:
+    def __init__(self, topic: str, producer: Respondent) -> None:
         self.topic, self.counts = topic, Counter[str]()
-        self._instance, self._connect, self._pool = instance, connect, pool
-        self._still_running, self._config, self._rng = still_running, config, rng
+        self._producer, self._pool, self._config = producer, producer.pool, producer.config
         self._port: FeedbackPort | None = None
         self._working: dict[tuple[int, str], asyncio.Task[None]] = {}
         self._answers: dict[tuple[int, str], tuple[TransactionState, Trouble]] = {}
@@ -82,7 +86,7 @@ class TopicLink:
     async def leave(self) -> None:
         """Tell the actor that this producer closes, so that others get its checks at once."""
         if self._port is not None:
-            await self._port.leave(self._instance)
+            await self._port.leave(self._producer.instance)
 
     # ---------------------------------------------------------------- polling
 
@@ -91,7 +95,7 @@ class TopicLink:
         while True:
             try:
                 if self._port is None:
-                    self._port = await self._connect(self.topic)
+                    self._port = await self._producer.connect(self.topic)
                 await self._poll_once(self._port)
                 failures = 0
             except FeedbackLost as error:
@@ -100,7 +104,8 @@ class TopicLink:
                 self.counts["lost"] += 1
                 log.info("feedback for topic %r: %s; connecting again", self.topic, error)
                 pause = self._config.reconnect_min_s * 2 ** min(failures - 1, 8)
-                await asyncio.sleep(min(pause, self._config.reconnect_max_s) * self._rng.uniform(0.7, 1.0))
+                pause = min(pause, self._config.reconnect_max_s)
+                await asyncio.sleep(pause * self._producer.rng.uniform(0.7, 1.0))
 
     async def _poll_once(self, port: FeedbackPort) -> None:
         """One poll; given up early when checks were answered meanwhile and there is room again (the next
@@ -128,7 +133,7 @@ class TopicLink:
     async def _take_from(self, port: FeedbackPort, room: int, wait_s: float) -> None:
         try:
             async with asyncio.timeout(wait_s + POLL_GRACE_S):
-                status, value = await port.poll(self._instance, room, list(self._working), wait_s)
+                status, value = await port.poll(self._producer.instance, room, list(self._working), wait_s)
         except TimeoutError:
             raise FeedbackLost("no answer to a poll") from None
         if status != "ok":
@@ -144,7 +149,7 @@ class TopicLink:
     # ---------------------------------------------------------------- answering
 
     async def _work(self, gid: int, tx_id: str, query_id: str, answer_s: float) -> None:
-        if self._still_running(tx_id):
+        if self._producer.still_running(tx_id):
             return self._say(gid, tx_id, TransactionState.UNKNOWN, Trouble.RUNNING)
         start_within_s = max(answer_s - 2 * self._config.query_timeout_s, answer_s / 4)
 
@@ -181,7 +186,7 @@ class TopicLink:
             flat = [(gid, tx, state.value, trouble.value) for (gid, tx), (state, trouble) in batch]
             try:
                 async with asyncio.timeout(POLL_GRACE_S):
-                    status, value = await port.answer(self._instance, flat)
+                    status, value = await port.answer(self._producer.instance, flat)
             except (FeedbackLost, TimeoutError):
                 await asyncio.sleep(self._config.reconnect_min_s)  # the poll loop connects again
                 continue

@@ -15,7 +15,7 @@ from escrowmq.feedback.config import AnswererConfig, FeedbackConfig
 from escrowmq.feedback.query_pool import QueryPool
 from escrowmq.feedback.states import TransactionState
 from escrowmq.feedback.topic_feedback import TopicFeedback
-from escrowmq.feedback.topic_link import FeedbackLost
+from escrowmq.feedback.topic_link import FeedbackLost, Respondent
 from tests.feedback.groups import BrokersDouble
 from tests.feedback.test_query_pool import Calls
 
@@ -73,18 +73,9 @@ class Place:
         function: Callable[[str, str], Any],
         still_running: Callable[[str], bool] = lambda tx_id: False,
     ) -> Answering:
-        answering = Answering(
-            "shop",
-            name,
-            1,
-            3,
-            self.brokers,
-            self.connect,
-            QueryPool(Calls(function), QUICK),
-            still_running,
-            QUICK,
-            random.Random(2),
-        )
+        pool = QueryPool(Calls(function), QUICK)
+        respondent = Respondent(name, self.connect, pool, still_running, QUICK, random.Random(2))
+        answering = Answering("shop", 1, 3, self.brokers, respondent)
         self.tasks.append(asyncio.create_task(answering.run()))
         return answering
 
