@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -57,3 +59,37 @@ def is_stale(name: str) -> bool:
     """Whether something of that name belonged to a process that is gone."""
     found = _TAG.match(name)
     return bool(found) and born(int(found[1])) != int(found[2])
+
+
+def own_directory() -> Path:
+    """A new directory of this process below /tmp: Ray's Unix sockets allow no long path."""
+    path = Path("/tmp") / f"{own_tag()}-{time.monotonic_ns() % 10**6:06d}"
+    path.mkdir(mode=0o700)
+    return path
+
+
+def remove_directory(path: Path) -> None:
+    """Unmount everything below ``path``, then delete it. Tried for a while: dying processes hold mounts."""
+    deadline = time.monotonic() + 10.0
+    while mounts := mounts_below(path):
+        for mount in mounts:
+            problem = attempt(("umount", mount))
+            if problem and time.monotonic() > deadline:
+                raise RigError(problem)
+        time.sleep(0.05)
+    shutil.rmtree(path, ignore_errors=True)
+
+
+def remove_stale_directories() -> list[Path]:
+    """Remove what runs that died have left below /tmp."""
+    stale = [path for path in Path("/tmp").glob("emq-*") if is_stale(path.name)]
+    for path in stale:
+        remove_directory(path)
+    return stale
+
+
+def mounts_below(path: Path) -> list[str]:
+    """Mount points below a directory, innermost first."""
+    lines = Path("/proc/self/mounts").read_text().splitlines()
+    points = [line.split()[1] for line in lines]
+    return [point for point in reversed(points) if point.startswith(f"{path}/")]
