@@ -7,6 +7,7 @@ than our transport ever does, so that no safety rests on the order of messages.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
@@ -50,6 +51,14 @@ class SimNetwork:
         self._last_arrival: dict[Link, float] = {}
         self._blocked: dict[Link, int] = {}
         self._held: dict[Link, list[tuple[int, bytes]]] = {}
+        self._streams: dict[Link, random.Random] = {}
+
+    def _stream(self, a: str, b: str) -> random.Random:
+        """Chance on the link from ``a`` to ``b``: a stream for each, so that links do not disturb another."""
+        stream = self._streams.get((a, b))
+        if stream is None:
+            stream = self._streams[a, b] = self.world.stream(f"link-{a}-{b}")
+        return stream
 
     # -------------------------------------------------------------- connections
     def host_up(self, name: str) -> None:
@@ -70,9 +79,8 @@ class SimNetwork:
             for x, y in ((a, b), (b, a)):
                 self._held.pop((x, y), None)
                 if self.hosts[x].up:
-                    self.world.later(
-                        self.world.rng.random() * 0.05, self._notice, x, y, self.hosts[x].incarnation
-                    )
+                    delay = self._stream(x, y).random() * 0.05
+                    self.world.later(delay, self._notice, x, y, self.hosts[x].incarnation)
             self._connect_soon(a, b)
 
     def _notice(self, name: str, peer: str, incarnation: int) -> None:
@@ -81,7 +89,7 @@ class SimNetwork:
             host.link_down(peer)
 
     def _connect_soon(self, a: str, b: str) -> None:
-        self.world.later(0.005 + self.world.rng.random() * 0.05, self._connect, a, b)
+        self.world.later(0.005 + self._stream(a, b).random() * 0.05, self._connect, a, b)
 
     def _connect(self, a: str, b: str) -> None:
         pair = _pair(a, b)
@@ -109,7 +117,7 @@ class SimNetwork:
                 self._blocked[link] = count - 1
                 continue
             held = self._held.pop(link, [])
-            if self.world.rng.random() < 0.5:
+            if self._stream(*link).random() < 0.5:
                 self.cut(*link)
                 continue
             for connection, frame in held:
@@ -136,7 +144,7 @@ class SimNetwork:
         self._fly(sender, receiver, connection, frame)
 
     def _fly(self, sender: str, receiver: str, connection: int, frame: bytes) -> None:
-        rng, weather, world = self.world.rng, self.weather, self.world
+        rng, weather, world = self._stream(sender, receiver), self.weather, self.world
         delay = weather.latency_s * (0.5 + rng.random()) + (
             rng.random() * 0.5 if rng.random() < 0.01 else 0.0
         )

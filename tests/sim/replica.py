@@ -6,7 +6,6 @@ sync at a time beside them, retries when the disk is full, an end of the process
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -32,8 +31,13 @@ class SimReplica:
     def __init__(self, simulation: Simulation, name: str) -> None:
         self.name, self.up, self.incarnation = name, False, 0
         self._sim, self._world = simulation, simulation.world
-        self.rng = random.Random(f"{name}-{simulation.world.seed}")
-        self.disk = SimDisk(random.Random(f"disk-{name}-{simulation.world.seed}"))
+        stream = simulation.world.stream
+        self.rng, self._sync_rng, self._fail_rng = (
+            stream(name),
+            stream(f"sync-{name}"),
+            stream(f"fail-{name}"),
+        )
+        self.disk = SimDisk(stream(f"disk-{name}"))
         self.learner = False  # lost its disk, and is not a full member yet (a file, in the broker)
         self.disk_hangs_s = 0.0  # the next sync takes so much longer
         self.paused_until = 0.0
@@ -87,8 +91,8 @@ class SimReplica:
             return
         self.up = False
         self._sim.happened(f"{self.name} {'loses power' if power else 'is killed'}")
-        if self._job is not None and self.rng.random() < 0.5:
-            self.disk.stop_after(self.rng.randrange(4))
+        if self._job is not None and self._fail_rng.random() < 0.5:
+            self.disk.stop_after(self._fail_rng.randrange(4))
             try:
                 self._job.run()
             except PowerCut:
@@ -104,7 +108,7 @@ class SimReplica:
     def lose_disk(self) -> None:
         """The machine burns down; another one, empty, takes its name."""
         self.crash(power=True)
-        self.disk = SimDisk(random.Random(f"disk-{self.name}-{self._world.seed}-{self.incarnation}"))
+        self.disk = SimDisk(self._world.stream(f"disk-{self.name}-{self.incarnation}"))
         self.learner = True
         self._sim.happened(f"{self.name} loses its disk")
 
@@ -127,7 +131,7 @@ class SimReplica:
             # After a failed sync the page cache holds what the disk does not, and calls it clean: a new
             # process on the same boot would believe it. So the machine reboots too.
             self._sim.disk_failures += 1
-            self._sim.crash(self, power=True)
+            self._sim.crash(self, True, self._fail_rng)
 
     # -------------------------------------------------------------- ticking
     def kick(self) -> None:
@@ -171,7 +175,7 @@ class SimReplica:
         if self._job is None and (job := self.journal.begin_sync()) is not None:
             self._job = job
             hangs_s, self.disk_hangs_s = self.disk_hangs_s, 0.0
-            self.later(hangs_s + self._sim.sync_latency_s(), lambda: self._synced(job))
+            self.later(hangs_s + self._sim.sync_latency_s(self._sync_rng), lambda: self._synced(job))
 
     def _synced(self, job: SyncJob) -> None:
         job.run()

@@ -16,6 +16,7 @@ from escrowmq.replication.guards import ALL_GUARDS, Guard
 from escrowmq.replication.raft import RaftConfig, RaftNode
 from escrowmq.replication.wire import Message
 from tests.sim.checks import Checker
+from tests.sim.faultplan import Fault, draw_faults
 from tests.sim.faults import Faults
 from tests.sim.network import SimNetwork, Weather
 from tests.sim.repair import repair
@@ -81,7 +82,11 @@ class Figures:
 
 @dataclass
 class Simulation:
-    """One schedule. ``run`` returns its figures or raises Violation."""
+    """One schedule. ``run`` returns its figures or raises Violation.
+
+    ``faults``: what strikes (None: all that the seed draws); a subset makes a smaller schedule.
+    ``actions_max``: how often clients act during the chaos (None: as often as time allows).
+    """
 
     seed: int
     plan: Plan
@@ -89,10 +94,17 @@ class Simulation:
     guards: frozenset[Guard] = ALL_GUARDS
     chaos_s: float = 10.0
     trace: bool = False
+    faults: list[Fault] | None = None
+    actions_max: int | None = None
 
     def __post_init__(self) -> None:
         self.world = World(self.seed)
-        self.rng = self.world.rng
+        self.rng = self.world.stream("clients")  # nobody else draws from it
+        if self.faults is None:
+            self.faults = draw_faults(self.seed, self.chaos_s)
+        #: What struck: (virtual seconds, kind, victim; "" if it met nothing that it could harm).
+        self.fault_log: list[tuple[float, str, str]] = []
+        self.actions = 0
         self.names = [f"r{n}" for n in range(self.plan.size)]
         self.checker = Checker(self.plan.size)
         self.network = SimNetwork(self.world, self.plan.weather)
@@ -107,10 +119,11 @@ class Simulation:
     def run(self) -> Figures:
         world = self.world
         for replica in self.replicas:
-            world.later(self.rng.random() * 0.1, replica.start)
+            world.later(replica.rng.random() * 0.1, replica.start)
         world.later(0.5, self._act)
         faults = Faults(self)
-        world.later(0.8, faults.strike)
+        for fault in self.faults or ():
+            world.later(fault.at_s, faults.strike, fault)
         world.later(self.chaos_s, self._calm_down)
         world.later(self.chaos_s + 1.5, self._calm_down)
         world.later(self.chaos_s + 2.0, self._act)
@@ -152,6 +165,9 @@ class Simulation:
 
     def _act(self) -> None:
         if not self.calm:
+            if self.actions_max is not None and self.actions >= self.actions_max:
+                return
+            self.actions += 1
             self.world.later(self.rng.expovariate(1 / self.plan.act_every_s), self._act)
         self.workload.act(self)
         for replica in self.replicas:
@@ -175,19 +191,19 @@ class Simulation:
     def acknowledged(self, index: int, term: int, command: bytes) -> None:
         self.checker.acknowledge(self.replicas, index, term)
 
-    def sync_latency_s(self) -> float:
+    def sync_latency_s(self, rng: random.Random) -> float:
         if self.calm:
             return 0.001
-        stall = self.rng.random() * 0.4 if self.rng.random() < 0.03 else 0.0
-        return self.rng.expovariate(1 / self.plan.sync_mean_s) + stall
+        stall = rng.random() * 0.4 if rng.random() < 0.03 else 0.0
+        return rng.expovariate(1 / self.plan.sync_mean_s) + stall
 
     def happened(self, text: str) -> None:
         """A fault or a start; for whoever reads along."""
 
-    def crash(self, replica: SimReplica, power: bool) -> None:
+    def crash(self, replica: SimReplica, power: bool, rng: random.Random) -> None:
         self.crashes += 1
         replica.crash(power)
-        self.world.later(self.rng.choice((0.02, 0.3, 1.0)) * (0.5 + self.rng.random()), replica.start)
+        self.world.later(rng.choice((0.02, 0.3, 1.0)) * (0.5 + rng.random()), replica.start)
 
     def repair_soon(self, replica: SimReplica) -> None:
         """A replica too far behind stops, takes a peer's files, and starts again."""
@@ -206,6 +222,11 @@ class Simulation:
             self._hash.update(repr(seen).encode())
 
 
+def chosen_faults(seed: int, chaos_s: float, only: frozenset[int] | None) -> list[Fault]:
+    """The plan of a seed, or those of its faults that are named."""
+    return [fault for fault in draw_faults(seed, chaos_s) if only is None or fault.number in only]
+
+
 def run_seed(
     seed: int,
     *,
@@ -215,6 +236,8 @@ def run_seed(
     chaos_s: float = 10.0,
     trace: bool = False,
     workload: Callable[[], Workload] = RawWorkload,
+    only_faults: frozenset[int] | None = None,
+    actions_max: int | None = None,
 ) -> tuple[Figures, str | None]:
     """One schedule: its figures, and what was broken (None: nothing)."""
     simulation = Simulation(
@@ -224,6 +247,8 @@ def run_seed(
         guards=guards,
         chaos_s=chaos_s,
         trace=trace,
+        faults=chosen_faults(seed, chaos_s, only_faults),
+        actions_max=actions_max,
     )
     try:
         return simulation.run(), None
