@@ -119,6 +119,7 @@ def join_ray(address: str, namespace: str) -> bool:
         return False
     check_reachable(address)
     try:
+        _check_token(address)
         with quiet_ray():
             # Logging and output belong to the application.
             ray.init(
@@ -130,12 +131,28 @@ def join_ray(address: str, namespace: str) -> bool:
             )
     except ray.exceptions.AuthenticationError as error:
         raise NotAuthorized(
-            f"the Ray cluster at {address!r} wants its token: copy ~/.ray/auth_token from its head node, "
-            "or set RAY_AUTH_TOKEN"
+            f"the Ray cluster at {address!r} wants its token: set RAY_AUTH_MODE=token, and copy "
+            "~/.ray/auth_token from its head node or name its copy in RAY_AUTH_TOKEN_PATH"
         ) from error
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise ClusterNotFound(f"cannot join the Ray cluster at {address!r}: {error}") from error
     return True
+
+
+def _check_token(address: str) -> None:
+    """Ask Ray's control store who it is. Raises Ray's AuthenticationError at once, where ``ray.init`` tries
+    for 20 s and says then that nobody is there.
+
+    A token that lies on this machine is used for clusters on this machine without being asked to, as Ray
+    does for its "auto"; to other machines it is sent only if RAY_AUTH_MODE says so.
+    """
+    from ray._private.authentication import authentication_token_setup  # there is no public way
+    from ray._raylet import GcsClient  # type: ignore[attr-defined]
+
+    if same_address(address, f"127.0.0.1:{parse_address(address)[1]}"):
+        with quiet_ray():
+            authentication_token_setup.maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
+    GcsClient(address=address)
 
 
 def same_address(one: str, other: str) -> bool:
