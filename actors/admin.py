@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import fields
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from escrowmq.actors.admin_transactions import TransactionAdmin
 from escrowmq.actors.admin_types import (
@@ -22,6 +21,7 @@ from escrowmq.actors.admin_types import (
     TransactionDescription,
 )
 from escrowmq.actors.calls import ReplicaCalls
+from escrowmq.actors.closing import Closing
 from escrowmq.actors.coordinator import coordinator_group
 from escrowmq.actors.membership import flat
 from escrowmq.actors.offsets import OffsetReader
@@ -44,7 +44,7 @@ _OPTIONS = {
 }
 
 
-class Admin:
+class Admin(Closing):
     """Operations on a whole cluster. A context manager; ``close`` ends its thread."""
 
     def __init__(
@@ -205,11 +205,3 @@ class Admin:
     def close(self) -> None:
         """Ends this object's thread; later calls raise Closed. Idempotent."""
         self._router.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from escrowmq.actors import bulk
 from escrowmq.actors.bulk_requests import LocalBatch, Requested
+from escrowmq.actors.closing import AsyncClosing
 from escrowmq.actors.core import ProducerCore
 from escrowmq.actors.encoder import as_messages
 from escrowmq.actors.local import call_local, check_callable
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 ROOM_POLL_S = 0.005
 
 
-class AsyncProducer:
+class AsyncProducer(AsyncClosing):
     """``producer.aio``. Usable from any event loop, several at once too. Errors are those of Producer."""
 
     def __init__(self, producer: Producer) -> None:
@@ -159,17 +160,6 @@ class AsyncProducer:
     async def close(self, timeout_s: float | None = None) -> None:
         """Close the whole producer, its blocking face too."""
         await asyncio.to_thread(self._producer.close, timeout_s)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        await self.close()
 
     # ------------------------------------------------------------ waiting without blocking
 

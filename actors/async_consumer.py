@@ -10,11 +10,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from datetime import datetime
-from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from escrowmq.actors import consumer_args as args
 from escrowmq.actors.assignment import TopicPartition
+from escrowmq.actors.closing import AsyncClosing
 from escrowmq.actors.config import ConsumerConfig
 from escrowmq.actors.topology import ClusterInfo
 from escrowmq.replication.errors import Closed
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from escrowmq.actors.consumer import Consumer
 
 
-class AsyncConsumer:
+class AsyncConsumer(AsyncClosing):
     """``consumer.aio``, or made by ``await AsyncConsumer.create(...)``. An async context manager.
 
     Errors and meaning are those of :class:`Consumer`. Belongs to the event loop that polls it first.
@@ -140,14 +140,6 @@ class AsyncConsumer:
     async def close(self) -> None:
         """As :meth:`Consumer.close`."""
         await asyncio.to_thread(self._consumer.close)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
 
     def _on_news(self) -> None:
         """In any thread, under the core's condition."""

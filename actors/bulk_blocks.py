@@ -6,6 +6,7 @@ their run (bulk.py) from the router's thread.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 
 from escrowmq.actors import flows
@@ -26,7 +27,7 @@ COMMITTED, ROLLBACK, UNKNOWN = TransactionState.COMMITTED, TransactionState.ROLL
 Report = Callable[["Unit"], None]
 
 
-class Unit:
+class Unit(ABC):
     """Some transactions of a batch. ``exceptions``: place in the unit -> result, if it is settled.
 
     A transaction without an exception is open once prepared, and decided as asked once decided.
@@ -83,13 +84,13 @@ class Unit:
         state = TransactionState(error.recorded_state) if isinstance(error, TransactionConflict) else UNKNOWN
         self.exceptions[place] = TransactionResult(self.tx_ids[place], state, error)
 
+    @abstractmethod
     def prepare(self, done: Report) -> None:
         """Send; room must have been reserved."""
-        raise NotImplementedError
 
+    @abstractmethod
     def decide(self, commit: bool, places: Sequence[int], done: Report) -> None:
         """Send the decision over ``places``."""
-        raise NotImplementedError
 
 
 class BlockUnit(Unit):

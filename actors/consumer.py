@@ -14,13 +14,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from functools import cached_property
-from types import TracebackType
-from typing import Self
 
 from escrowmq.actors import consumer_args as args
 from escrowmq.actors.assignment import TopicPartition
 from escrowmq.actors.async_consumer import AsyncConsumer
 from escrowmq.actors.calls import ReplicaCalls
+from escrowmq.actors.closing import Closing
 from escrowmq.actors.config import ConsumerConfig
 from escrowmq.actors.consumer_core import ConsumerCore
 from escrowmq.actors.topology import ClusterInfo
@@ -28,7 +27,7 @@ from escrowmq.replication.errors import Closed, ConfigError, UnknownTopic
 from escrowmq.replication.model import ConsumerRecord, group_of
 
 
-class Consumer:
+class Consumer(Closing):
     """Reads topics of a cluster. A context manager; iterate over it, or ``poll`` for batches."""
 
     def __init__(
@@ -230,11 +229,3 @@ class Consumer:
     def close(self) -> None:
         """Leaves the group (its partitions move on at once) and stops. Commits nothing. Idempotent."""
         self.core.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

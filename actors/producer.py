@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from functools import cached_property
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from escrowmq.actors import bulk
 from escrowmq.actors.bulk_requests import LocalBatch, Requested
 from escrowmq.actors.calls import ReplicaCalls
+from escrowmq.actors.closing import Closing
 from escrowmq.actors.config import ProducerConfig
 from escrowmq.actors.core import ProducerCore
 from escrowmq.actors.encoder import as_messages
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 LocalTransaction = Callable[..., Any]
 
 
-class Producer:
+class Producer(Closing):
     """Sends messages for ``app``. Thread-safe. A context manager: ``close`` flushes.
 
     ``tx_status_querier`` answers checks: with one, this producer is asked about any open transaction of
@@ -215,14 +215,3 @@ class Producer:
         self._core.close(self._config.delivery_timeout_s if timeout_s is None else timeout_s)
         if self._answerer is not None:
             self._answerer.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()

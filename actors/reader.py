@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from escrowmq.actors.calls import RayCalls, ReplicaCalls
+from escrowmq.actors.closing import Closing
 from escrowmq.actors.records import check_dense, trim_run
 from escrowmq.actors.replica_choice import ReplicaChoice
 from escrowmq.actors.topology import ClusterInfo
@@ -60,7 +61,7 @@ class _Asked:
     ask_again_at: float
 
 
-class PartitionReader:
+class PartitionReader(Closing):
     """Iterates over the ``Block``s of ``[start, end)``. One pass, one thread; ``close`` when done.
 
     Raises UnknownTopic; OffsetOutOfRange for data that retention has removed, or that no replica has
@@ -98,12 +99,6 @@ class PartitionReader:
         """Drops what is under way. Safe to call twice."""
         if self._own_calls is not None:
             self._own_calls.close()
-
-    def __enter__(self) -> PartitionReader:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def __iter__(self) -> Iterator[Block]:
         offset = self.start

@@ -11,13 +11,13 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 import ray
 
 from escrowmq.actors.admin import Admin
 from escrowmq.actors.admin_types import ClusterStatus
+from escrowmq.actors.closing import Closing
 from escrowmq.actors.config import ConsumerConfig, ProducerConfig
 from escrowmq.actors.consumer import Consumer
 from escrowmq.actors.producer import Producer
@@ -30,7 +30,7 @@ from escrowmq.replication.errors import Closed, Unavailable
 C = TypeVar("C")
 
 
-class Cluster:
+class Cluster(Closing):
     """A running cluster. Thread-safe. A context manager: ``close`` closes its clients and disconnects."""
 
     def __init__(self, info: ClusterInfo, address: str, config: Config, on_close: Callable[[], None]) -> None:
@@ -130,14 +130,6 @@ class Cluster:
     def _settings(self, section: str, config: Any, options: dict[str, Any]) -> Any:
         base = getattr(self.config, section) if config is None else config
         return change_section(section, base, options) if options else base
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         info = self.info

@@ -66,39 +66,34 @@ def show(
     _show(shown, found)
 
 
-def _decide(
-    connection: Connection, state_name: str, tx_id: str, app_name: str | None, by: str | None, shown: Format
-) -> None:
-    from escrowmq.replication.model import TransactionState
+def _deciding(name: str, state_name: str, text: str) -> None:
+    """The command ``name``, which decides a transaction so."""
 
-    with connection.joined() as cluster:
-        found = cluster.admin.resolve_transaction(
-            tx_id, TransactionState[state_name], app_name, by or getpass.getuser()
-        )
-    _show(shown, found)
+    @app.command(name, help=text)
+    @with_connection
+    def decide(
+        connection: Connection,
+        tx_id: TxId,
+        app_name: App = None,
+        by: By = None,
+        shown: Shown = Format.table,
+    ) -> None:
+        from escrowmq.replication.model import TransactionState
 
-
-@app.command()
-@with_connection
-def commit(
-    connection: Connection,
-    tx_id: TxId,
-    app_name: App = None,
-    by: By = None,
-    shown: Shown = Format.table,
-) -> None:
-    """Commit a transaction by hand: its messages become readable. Recorded with your name."""
-    _decide(connection, "COMMITTED", tx_id, app_name, by, shown)
+        with connection.joined() as cluster:
+            found = cluster.admin.resolve_transaction(
+                tx_id, TransactionState[state_name], app_name, by or getpass.getuser()
+            )
+        _show(shown, found)
 
 
-@app.command()
-@with_connection
-def rollback(
-    connection: Connection,
-    tx_id: TxId,
-    app_name: App = None,
-    by: By = None,
-    shown: Shown = Format.table,
-) -> None:
-    """Roll a transaction back by hand: nobody will ever read its messages. Recorded with your name."""
-    _decide(connection, "ROLLBACK", tx_id, app_name, by, shown)
+_deciding(
+    "commit",
+    "COMMITTED",
+    "Commit a transaction by hand: its messages become readable. Recorded with your name.",
+)
+_deciding(
+    "rollback",
+    "ROLLBACK",
+    "Roll a transaction back by hand: nobody will ever read its messages. Recorded with your name.",
+)
