@@ -26,6 +26,9 @@ WEIGHTS: dict[str, int] = {
     "slow-fsync": 2,
     "hand-over": 3,
     "empty-disk": 3,
+    "at-vote": 6,
+    "at-election": 6,
+    "at-cut": 2,
 }
 KINDS = tuple(WEIGHTS)
 

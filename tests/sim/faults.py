@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from tests.sim.faultplan import Fault
+from tests.sim.moments import AMBUSHES
 
 if TYPE_CHECKING:
     from tests.sim.network import Link
@@ -31,7 +33,7 @@ class Faults:
             "slow-fsync": self._hang_disk,
             "hand-over": self._hand_over,
             "empty-disk": self._lose_disk,
-        }
+        } | {moment: partial(simulation.moments.lay, moment) for moment in AMBUSHES}
 
     def strike(self, fault: Fault) -> None:
         """Carry out one fault, and log it with its victim ("" if it met nothing that it could harm)."""

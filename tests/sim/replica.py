@@ -151,7 +151,7 @@ class SimReplica:
         node.flush()
         self._begin_sync()
         self.learner = node.rejoining
-        self._sim.checker.look(self)
+        self._sim.look(self)
         if node.more_to_apply():
             self.kick()
         delay = node.wake_in_s()
@@ -182,7 +182,7 @@ class SimReplica:
         self.journal.end_sync(job)
         self.node.disk_full = job.disk_full
         self.node.after_sync()
-        self._sim.checker.look(self)
+        self._sim.look(self)
         if job.disk_full:
             self.later(DISK_FULL_RETRY_S, self._sync_again)
         else:
@@ -221,5 +221,5 @@ class SimReplica:
         message = wire.decode(view[begin : begin + header], view[begin + header :])
         self._sim.traced(self.name, peer, message)
         self.node.deliver(peer, message)
-        self._sim.checker.look(self)
+        self._sim.look(self)
         self.kick()

@@ -11,6 +11,7 @@ import hashlib
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from escrowmq.replication.guards import ALL_GUARDS, Guard
 from escrowmq.replication.raft import RaftConfig, RaftNode
@@ -18,6 +19,7 @@ from escrowmq.replication.wire import Message
 from tests.sim.checks import Checker
 from tests.sim.faultplan import Fault, draw_faults
 from tests.sim.faults import Faults
+from tests.sim.moments import Moments
 from tests.sim.network import SimNetwork, Weather
 from tests.sim.repair import repair
 from tests.sim.replica import SimReplica
@@ -106,7 +108,7 @@ class Simulation:
         self.fault_log: list[tuple[float, str, str]] = []
         self.actions = 0
         self.names = [f"r{n}" for n in range(self.plan.size)]
-        self.checker = Checker(self.plan.size)
+        self.checker, self.moments = Checker(self.plan.size), Moments(self)
         self.network = SimNetwork(self.world, self.plan.weather)
         self.replicas = [SimReplica(self, name) for name in self.names]
         self.network.hosts.update((r.name, r) for r in self.replicas)
@@ -197,6 +199,11 @@ class Simulation:
         stall = rng.random() * 0.4 if rng.random() < 0.03 else 0.0
         return rng.expovariate(1 / self.plan.sync_mean_s) + stall
 
+    def look(self, replica: SimReplica) -> None:
+        """After every step of a replica."""
+        self.checker.look(replica)
+        self.moments.look(replica)
+
     def happened(self, text: str) -> None:
         """A fault or a start; for whoever reads along."""
 
@@ -227,7 +234,12 @@ def chosen_faults(seed: int, chaos_s: float, only: frozenset[int] | None) -> lis
     return [fault for fault in draw_faults(seed, chaos_s) if only is None or fault.number in only]
 
 
-def run_seed(
+def run_seed(seed: int, **settings: Any) -> tuple[Figures, str | None]:
+    """One schedule: its figures, and what was broken (None: nothing). ``settings``: see ``simulate``."""
+    return simulate(seed, **settings)[1:]
+
+
+def simulate(
     seed: int,
     *,
     size: int | None = None,
@@ -238,8 +250,8 @@ def run_seed(
     workload: Callable[[], Workload] = RawWorkload,
     only_faults: frozenset[int] | None = None,
     actions_max: int | None = None,
-) -> tuple[Figures, str | None]:
-    """One schedule: its figures, and what was broken (None: nothing)."""
+) -> tuple[list[tuple[float, str, str]], Figures, str | None]:
+    """One schedule: the log of its faults, its figures, and what was broken (None: nothing)."""
     simulation = Simulation(
         seed,
         Plan.of(seed, size=size, kind=kind),
@@ -251,8 +263,10 @@ def run_seed(
         actions_max=actions_max,
     )
     try:
-        return simulation.run(), None
+        simulation.run()
+        broken = None
     except Violation as violation:
-        return simulation.figures(), str(violation)
+        broken = str(violation)
     except Exception as error:  # the code under test found out itself, or fell over
-        return simulation.figures(), f"{type(error).__name__}: {error}"
+        broken = f"{type(error).__name__}: {error}"
+    return simulation.fault_log, simulation.figures(), broken
