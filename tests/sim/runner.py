@@ -19,6 +19,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from escrowmq.replication.guards import ALL_GUARDS, Guard
 from tests.sim.broker_workload import BrokerWorkload
+from tests.sim.minimise import minimise as smaller
 from tests.sim.simulation import Figures, run_seed
 from tests.sim.trace import replay
 from tests.sim.workload import RawWorkload, Workload
@@ -35,10 +36,13 @@ class Options:
     kind: str | None = None
     chaos_s: float = 10.0
     dropped: list[str] = field(default_factory=list)
+    only_faults: frozenset[int] | None = None
+    actions: int | None = None
 
     def keywords(self, workload: str) -> dict[str, Any]:
         guards = ALL_GUARDS - {Guard(name) for name in self.dropped}
         settings = {"size": self.size, "kind": self.kind, "chaos_s": self.chaos_s, "guards": guards}
+        settings |= {"only_faults": self.only_faults, "actions_max": self.actions}
         return settings | {"workload": WORKLOADS[workload]}
 
     def command(self, seed: int, workload: str) -> str:
@@ -48,6 +52,9 @@ class Options:
         parts += [f"--net {self.kind}"] * (self.kind is not None)
         parts += [f"--chaos {self.chaos_s:g}"] * (self.chaos_s != 10.0)
         parts += [f"--drop {name}" for name in self.dropped]
+        if self.only_faults is not None:
+            parts.append(f"--only-faults {','.join(map(str, sorted(self.only_faults))) or 'none'}")
+        parts += [f"--actions {self.actions}"] * (self.actions is not None)
         return " ".join(parts)
 
 
@@ -93,6 +100,11 @@ def main(
     drop: Annotated[list[str] | None, typer.Option(help="A guard to take away; may be repeated.")] = None,
     keep_going: Annotated[bool, typer.Option(help="Do not stop at the first broken seed.")] = False,
     trace: Annotated[bool, typer.Option(help="Print every message and event of the (one) seed.")] = False,
+    only_faults: Annotated[
+        str | None, typer.Option(help="Numbers of the faults to keep, with commas; or none.")
+    ] = None,
+    actions: Annotated[int | None, typer.Option(help="How often clients act at most.")] = None,
+    minimise: Annotated[bool, typer.Option(help="Make the first broken schedule small.")] = True,
     jobs: Annotated[int, typer.Option(help="Processes; 0: one per core.")] = 0,
 ) -> None:
     known = {guard.value for guard in Guard}
@@ -103,16 +115,27 @@ def main(
         raise typer.BadParameter("--net is fifo or wild")
     if workload is not None and workload not in WORKLOADS:
         raise typer.BadParameter(f"--workload is one of {', '.join(WORKLOADS)}")
-    options = Options(nodes, net, chaos, dropped)
+    options = Options(nodes, net, chaos, dropped, _numbers(only_faults), actions)
     if trace:
         raise typer.Exit(replay(seed, options.keywords(workload or "raw")))
     workloads = list(WORKLOADS) if workload is None else [workload]
     schedules = [(number, name) for number in range(seed, seed + seeds) for name in workloads]
-    raise typer.Exit(run(schedules, options, keep_going, jobs or os.cpu_count() or 1))
+    raise typer.Exit(run(schedules, options, keep_going, jobs or os.cpu_count() or 1, small=minimise))
 
 
-def run(schedules: list[tuple[int, str]], options: Options, keep_going: bool, jobs: int) -> int:
-    """All schedules, on ``jobs`` processes; the number of broken ones."""
+def _numbers(text: str | None) -> frozenset[int] | None:
+    if text is None:
+        return None
+    try:
+        return frozenset(int(part) for part in text.split(",") if part not in ("", "none"))
+    except ValueError:
+        raise typer.BadParameter("--only-faults is a list like 3,7,12, or none") from None
+
+
+def run(
+    schedules: list[tuple[int, str]], options: Options, keep_going: bool, jobs: int, *, small: bool = False
+) -> int:
+    """All schedules, on ``jobs`` processes; the number of broken ones. ``small``: minimise the first."""
     console, totals, started = Console(), Totals(), time.monotonic()
     columns = (TextColumn("simulating"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with (
@@ -131,6 +154,8 @@ def run(schedules: list[tuple[int, str]], options: Options, keep_going: bool, jo
             console.print(
                 f"  again: {options.command(number, name)}   (--trace prints it message by message)"
             )
+            if small and totals.broken == 1 and (found := smaller(number, options.keywords(name))):
+                console.print(found.text(options.command(number, name)), highlight=False)
             if not keep_going:
                 break
     console.print(totals.text(time.monotonic() - started))

@@ -7,7 +7,7 @@ from typing import Any
 
 from escrowmq.replication.guards import Guard
 from escrowmq.replication.wire import Message
-from tests.sim.simulation import Plan, Simulation
+from tests.sim.simulation import Plan, Simulation, chosen_faults
 from tests.sim.world import Violation
 
 
@@ -52,8 +52,16 @@ def replay(seed: int, keywords: dict[str, Any]) -> int:
     """Run one seed and tell it; 1 if it broke a promise."""
     guards: frozenset[Guard] = keywords["guards"]
     plan = Plan.of(seed, size=keywords["size"], kind=keywords["kind"])
-    workload = keywords["workload"]()
-    simulation = Told(seed, plan, workload=workload, guards=guards, chaos_s=keywords["chaos_s"])
+    chaos_s = keywords["chaos_s"]
+    simulation = Told(
+        seed,
+        plan,
+        workload=keywords["workload"](),
+        guards=guards,
+        chaos_s=chaos_s,
+        faults=chosen_faults(seed, chaos_s, keywords["only_faults"]),
+        actions_max=keywords["actions_max"],
+    )
     simulation.say(f"seed {seed}: {plan}")
     try:
         figures = simulation.run()

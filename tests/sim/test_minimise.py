@@ -1,0 +1,80 @@
+"""A broken seed shrinks to a few faults, and the printed command shows the same violation again."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+
+from escrowmq.replication.guards import Guard
+from tests.sim.faultplan import draw_faults
+from tests.sim.minimise import Minimised, ddmin, kind_of, minimise
+from tests.sim.runner import Options
+from tests.sim.simulation import run_seed
+
+DROPPED = Guard.COMMIT_CAP
+
+
+def broken_and_small() -> tuple[int, str, Minimised]:
+    keywords = Options(dropped=[DROPPED.value]).keywords("raw")
+    for seed in range(40):
+        _, broken = run_seed(seed, **keywords)
+        if broken is not None:
+            small = minimise(seed, keywords, limit_s=120)
+            assert small is not None
+            return seed, broken, small
+    raise AssertionError(f"40 schedules without {DROPPED.value} broke nothing")
+
+
+def test_a_schedule_without_a_guard_shrinks_and_replays() -> None:
+    seed, broken, small = broken_and_small()
+    assert 1 <= len(small.schedule.faults) <= 4 < small.faults_before
+    assert kind_of(small.broken) == kind_of(broken)
+    text = small.text(Options(dropped=[DROPPED.value]).command(seed, "raw"))
+    command = text.splitlines()[-1].split()
+    assert command[:3] == ["python", "-m", "tests.sim"]
+    again = subprocess.run(
+        [sys.executable, *command[1:], "--jobs", "1", "--no-minimise"],
+        env={"PYTHONPATH": ":".join(sys.path), "COLUMNS": "300"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert again.returncode == 1
+    assert small.broken in re.sub(r"\s+", " ", again.stdout)
+    # Every fault of the small schedule is told with its moment, and the violation comes last.
+    assert text.count(" s  ") == len(small.log) + 1 and text.splitlines()[-2].endswith(small.broken)
+
+
+def test_a_sound_seed_has_nothing_to_minimise() -> None:
+    assert minimise(0, Options(chaos_s=2.0).keywords("raw")) is None
+
+
+def test_the_same_plan_with_less_chaos_is_its_beginning() -> None:
+    long = draw_faults(3, 10.0)
+    assert draw_faults(3, 4.0) == [fault for fault in long if fault.at_s < 4.0]
+    assert [fault.number for fault in long] == list(range(len(long))) and len(long) > 10
+
+
+def test_ddmin_finds_what_is_needed_together() -> None:
+    calls = 0
+
+    def fails(items: Sequence[int]) -> bool:
+        nonlocal calls
+        calls += 1
+        return {3, 17} <= set(items)
+
+    assert sorted(ddmin(range(24), fails)) == [3, 17]
+    assert calls < 60
+    assert ddmin(range(24), lambda items: True) == []
+
+
+def test_kinds_of_violations_do_not_depend_on_names_and_numbers() -> None:
+    assert kind_of("the commit index of r1 fell from 17 to 3") == kind_of(
+        "the commit index of r0 fell from 9 to 8"
+    )
+    assert kind_of("entry 5 was acknowledged while only 1 replicas hold it durably") != kind_of(
+        "r0 and r1 both lead term 3"
+    )
+    assert kind_of("AssertionError: a proposal was answered twice") != kind_of("AssertionError: other")
