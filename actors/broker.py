@@ -65,14 +65,7 @@ class Broker:
             report=lambda text: log.warning("%s: %s", broker_name(gid, rid), text),
             tls=tls,
         )
-        self._groups = GroupService(
-            leadership=service.whoami,
-            partitions=service.partition_count,
-            committed=service.group_offsets,
-            group_names=service.group_names,
-            submit=service.submit,
-            clock=time.monotonic,
-        )
+        self._groups = GroupService.over(service)
         self._thread = threading.Thread(target=self._start, name="start", daemon=True)
         self._thread.start()
 

@@ -9,12 +9,14 @@ lands: the new reader then starts behind it, which at-least-once delivery allows
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 from escrowmq.actors.coordinator import GroupCoordinator, Reply
 from escrowmq.replication import ops
 from escrowmq.replication.model import ResultCode
+from escrowmq.replication.service import BrokerService
 
 #: Longest name of a group: it stands in every offset commit.
 GROUP_NAME_BYTES_MAX = 255
@@ -42,6 +44,18 @@ class GroupService:
         self._group_names, self._submit, self._clock = group_names, submit, clock
         self._lock = threading.Lock()
         self._coordinator = GroupCoordinator()
+
+    @classmethod
+    def over(cls, service: BrokerService) -> Self:
+        """The consumer groups of a replica, by its own answers."""
+        return cls(
+            leadership=service.whoami,
+            partitions=service.partition_count,
+            committed=service.group_offsets,
+            group_names=service.group_names,
+            submit=service.submit,
+            clock=time.monotonic,
+        )
 
     def join(
         self,

@@ -19,7 +19,6 @@ from escrowmq.actors.group_service import GroupService
 from escrowmq.actors.topology import ClusterInfo
 from escrowmq.replication import codec, ops
 from escrowmq.replication.admission import Submission
-from escrowmq.replication.datadir import Identity
 from escrowmq.replication.model import group_of
 from escrowmq.replication.service import BrokerService
 from tests.replication.services import Trio
@@ -34,37 +33,13 @@ _GROUP_CALLS = {
 }
 
 
-class _Group(Trio):
-    """One broker group of a cluster of several."""
-
-    def __init__(self, path: Path, gid: int, groups: int, replicas: int, config: BrokerConfig) -> None:
-        super().__init__(path, config, replicas)
-        self.gid, self.groups = gid, groups
-
-    def create(self, rid: int) -> BrokerService:
-        service = BrokerService(
-            self.config,
-            Identity("c", self.gid, rid),
-            groups=self.groups,
-            replicas=self.replicas,
-            data_dir=self.path / f"g{self.gid}r{rid}",
-            listen_host="127.0.0.1",
-            secret=b"s" * 32,
-            resolve=self.resolve,
-            source=self,
-            fatal=lambda error: self.ended.__setitem__(rid, error),
-        )
-        self.alive[rid] = service
-        return service
-
-
 class Brokers:
     """A cluster in this process, and the ``ReplicaCalls`` of its clients."""
 
     def __init__(self, path: Path, groups: int = 1, replicas: int = 3, **settings: Any) -> None:
         config = BrokerConfig(**settings)
         self.info = ClusterInfo("c", "test", groups, replicas)
-        self.groups = [_Group(path, gid, groups, replicas, config) for gid in range(groups)]
+        self.groups = [Trio(path / f"g{gid}", config, replicas, gid, groups) for gid in range(groups)]
         self.silent: set[tuple[int, int]] = set()
         #: Calls by replica and method, to see who was asked.
         self.asked: list[tuple[int, int, str]] = []
@@ -104,14 +79,7 @@ class Brokers:
         with self._lock:
             known = self._services.get((gid, rid))
             if known is None:
-                known = self._services[gid, rid] = GroupService(
-                    leadership=service.whoami,
-                    partitions=service.partition_count,
-                    committed=service.group_offsets,
-                    group_names=service.group_names,
-                    submit=service.submit,
-                    clock=time.monotonic,
-                )
+                known = self._services[gid, rid] = GroupService.over(service)
             return known
 
     def leader(self, gid: int = 0) -> int:

@@ -19,18 +19,26 @@ from escrowmq.replication.service import BrokerService
 
 
 class Trio:
-    """A group of three; also the PeerSource and the resolver of its members."""
+    """A group of three, by itself or one of several; also the PeerSource and the resolver of its members."""
 
-    def __init__(self, path: Path, config: BrokerConfig | None = None, replicas: int = 3) -> None:
+    def __init__(
+        self,
+        path: Path,
+        config: BrokerConfig | None = None,
+        replicas: int = 3,
+        gid: int = 0,
+        groups: int = 1,
+    ) -> None:
         self.path, self.config, self.replicas = path, config or BrokerConfig(), replicas
+        self.gid, self.groups = gid, groups
         self.alive: dict[int, BrokerService] = {}
         self.ended: dict[int, BaseException] = {}
 
     def create(self, rid: int) -> BrokerService:
         service = BrokerService(
             self.config,
-            Identity("c", 0, rid),
-            groups=1,
+            Identity("c", self.gid, rid),
+            groups=self.groups,
             replicas=self.replicas,
             data_dir=self.path / f"r{rid}",
             listen_host="127.0.0.1",

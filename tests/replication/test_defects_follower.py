@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -79,27 +80,31 @@ def test_a_ours_sends_every_entry_once() -> None:
 
 
 # ------------------------------------------------------------------ B
-def commit_a_divergent_tail(stage: Stage) -> Stage:
+def diverge(stage: Stage) -> tuple[dict[str, Any], int]:
     """r0 leads, is cut off, and writes a tail of its own; r1 leads the others and commits more.
 
-    Then r0 hears from r1, at first only a message without a previous index.
+    All stand still then. Returns what r1's next message to r0 says in any case, and where the tail starts.
     """
     old = stage.elect("r0")
     stage.isolate("r0")
     for n in range(5):
         old.propose(b"divergent %d" % n)
     stage.tick("r0")
+    start = old.last_index() - 5
     new = stage.elect("r1")
     for n in range(5):
         new.propose(b"true %d" % n)
     stage.run(0.5)
     stage.awake = set()
     stage.mail.clear()
-    message = {
-        "type": "append_entries", "term": new.term(), "commit_index": new.commit_index(), "serialized": None,
-        "log_start": 1, "seq": 1,
-    }  # fmt: skip
-    stage.hand_over(Mail("r1", "r0", message))
+    message = {"type": "append_entries", "term": new.term(), "commit_index": new.commit_index(), "seq": 1}
+    return message, start
+
+
+def commit_a_divergent_tail(stage: Stage) -> Stage:
+    """What r0 hears first from r1 is a message without a previous index."""
+    message, _ = diverge(stage)
+    stage.hand_over(Mail("r1", "r0", {**message, "serialized": None, "log_start": 1}))
     stage.tick("r0")
     return stage
 
@@ -126,23 +131,9 @@ def test_b_ours_without_the_guard_breaks_as_stock_does() -> None:
 
 def commit_a_stale_tail(stage: Stage) -> Stage:
     """As above, but what r0 hears first is a heartbeat that matches far below its divergent tail."""
-    old = stage.elect("r0")
-    stage.isolate("r0")
-    for n in range(5):
-        old.propose(b"divergent %d" % n)
-    stage.tick("r0")
-    start = old.last_index() - 5
-    new = stage.elect("r1")
-    for n in range(5):
-        new.propose(b"true %d" % n)
-    stage.run(0.5)
-    stage.awake = set()
-    stage.mail.clear()
-    message = {
-        "type": "append_entries", "term": new.term(), "commit_index": new.commit_index(), "entries": (),
-        "prevLogIdx": start, "prevLogTerm": 1, "seq": 1,
-    }  # fmt: skip
-    stage.hand_over(Mail("r1", "r0", message))
+    message, start = diverge(stage)
+    heartbeat = {**message, "entries": (), "prevLogIdx": start, "prevLogTerm": 1}
+    stage.hand_over(Mail("r1", "r0", heartbeat))
     stage.tick("r0")
     return stage
 

@@ -38,6 +38,18 @@ def texts(service: BrokerService, expected: int, timeout_s: float = 10.0) -> lis
     return [row[1].decode().rstrip(".") for row in decode_rows(result[6], total)]
 
 
+def stop_a_full_follower(trio: Trio) -> tuple[list[str], int]:
+    """A hundred committed messages over several segments, then a follower stops: (their texts, which)."""
+    trio.topic()
+    names = [f"x{i}" for i in range(100)]
+    for name in names:
+        trio.submit(prepare([name], size=5_000))
+        trio.submit(ops.commit("app", [name]))
+    victim = next(rid for rid in trio.alive if rid != trio.leader().rid)
+    trio.stop(victim)
+    return names, victim
+
+
 def test_prepared_is_unreadable_and_committed_is_readable_on_every_replica(trio: Trio) -> None:
     trio.topic()
     assert trio.submit(prepare(["a", "b"])) == [[0]]
@@ -80,15 +92,10 @@ def test_everything_restarts_from_snapshot_and_log(trio: Trio) -> None:
 
 
 def test_a_wiped_replica_copies_the_leaders_log_before_it_takes_part(trio: Trio) -> None:
-    trio.topic()
-    for i in range(100):
-        trio.submit(prepare([f"x{i}"], size=5_000))
-        trio.submit(ops.commit("app", [f"x{i}"]))
-    victim = next(r for r in trio.alive if r != trio.leader().rid)
-    trio.stop(victim)
+    written, victim = stop_a_full_follower(trio)
     shutil.rmtree(trio.path / f"r{victim}")
     trio.start(victim)
-    assert texts(trio.alive[victim], 100) == [f"x{i}" for i in range(100)]
+    assert texts(trio.alive[victim], 100) == written
     assert trio.alive[victim].recovered_index > 0, "it started from a copied snapshot"
     mark = trio.path / f"r{victim}" / "learner"
     deadline = time.monotonic() + 10
@@ -98,18 +105,13 @@ def test_a_wiped_replica_copies_the_leaders_log_before_it_takes_part(trio: Trio)
 
 
 def test_a_corrupt_replica_repairs_from_the_leader_instead_of_serving(trio: Trio) -> None:
-    trio.topic()
-    for i in range(100):
-        trio.submit(prepare([f"x{i}"], size=5_000))
-        trio.submit(ops.commit("app", [f"x{i}"]))
-    victim = next(r for r in trio.alive if r != trio.leader().rid)
-    trio.stop(victim)
+    written, victim = stop_a_full_follower(trio)
     newest = max((trio.path / f"r{victim}" / "log").glob("*.log"))
     data = bytearray(newest.read_bytes())
     data[len(data) // 3] ^= 8
     newest.write_bytes(data)
     trio.start(victim)
-    assert texts(trio.alive[victim], 100) == [f"x{i}" for i in range(100)]
+    assert texts(trio.alive[victim], 100) == written
 
 
 def test_a_locked_directory_is_refused(trio: Trio) -> None:
@@ -140,15 +142,10 @@ def test_due_transactions_are_leased_to_one_asker(trio: Trio) -> None:
 
 
 def test_damage_found_while_reading_takes_the_replica_out_until_it_is_repaired(trio: Trio) -> None:
-    trio.topic()
-    for i in range(100):
-        trio.submit(prepare([f"x{i}"], size=5_000))
-        trio.submit(ops.commit("app", [f"x{i}"]))
-    victim = next(r for r in trio.alive if r != trio.leader().rid)
-    trio.stop(victim)
+    written, victim = stop_a_full_follower(trio)
     oldest = min((trio.path / f"r{victim}" / "log").glob("*.log"))  # sealed: not read at start
     data = bytearray(oldest.read_bytes())
-    data[data.index(b'x9.....')] ^= 8  # in the body of a message
+    data[data.index(b"x9.....")] ^= 8  # in the body of a message
     oldest.write_bytes(data)
     trio.start(victim)
     with pytest.raises(Unavailable, match="repair"):
@@ -157,7 +154,7 @@ def test_damage_found_while_reading_takes_the_replica_out_until_it_is_repaired(t
     assert isinstance(trio.ended[victim], CorruptLog)
     trio.stop(victim)
     trio.start(victim)
-    assert texts(trio.alive[victim], 100) == [f"x{i}" for i in range(100)]
+    assert texts(trio.alive[victim], 100) == written
 
 
 def test_a_replica_whose_port_was_taken_meanwhile_listens_elsewhere_and_is_found(trio: Trio) -> None:
