@@ -67,6 +67,14 @@ class Network:
         return [(t, p, *self.logs[p].fetch(rid, offset, max_bytes)) for t, p, offset in requests]
 
 
+def one_full_partition(seed):
+    """A log with one run of records, which every replica has applied."""
+    log = Log(random.Random(seed))
+    log.append()
+    log.applied = [1] * REPLICAS
+    return log, Network([log], random.Random(seed))
+
+
 def consumer(network, partitions, **settings):
     config = ConsumerConfig(**{"fetch_bytes": 500, "buffer_bytes": 4_000, **settings})
     positions = Positions(fetch_bytes=config.fetch_bytes, buffer_bytes=config.buffer_bytes, linger_s=0.001)
@@ -135,11 +143,8 @@ def test_every_record_once_in_order_whatever_the_network_does(seed):
 
 
 def test_a_silent_replica_is_left_after_the_wait_and_a_quarter_second():
-    log = Log(random.Random(1))
-    network = Network([log], random.Random(1))
+    log, network = one_full_partition(1)
     positions, fetches = consumer(network, 1, fetch_wait_s=0.25)
-    log.append()
-    log.applied = [1] * REPLICAS
     network.dead = {0}
     wake = fetches.advance(0.0)
     assert network.asked == [0]
@@ -155,11 +160,8 @@ def test_a_silent_replica_is_left_after_the_wait_and_a_quarter_second():
 
 
 def test_a_late_answer_counts_if_it_is_the_first():
-    log = Log(random.Random(2))
-    network = Network([log], random.Random(2))
+    log, network = one_full_partition(2)
     positions, fetches = consumer(network, 1)
-    log.append()
-    log.applied = [1] * REPLICAS
     fetches.advance(0.0)
     (late,) = network.under_way
     fetches.advance(fetches.advance(0.5))
@@ -171,11 +173,8 @@ def test_a_late_answer_counts_if_it_is_the_first():
 
 
 def test_damaged_answers_are_asked_of_another_replica():
-    log = Log(random.Random(3))
-    network = Network([log], random.Random(3))
+    log, network = one_full_partition(3)
     positions, fetches = consumer(network, 1)
-    log.append()
-    log.applied = [1] * REPLICAS
     fetches.advance(0.0)
     (token,) = network.under_way
     ((topic, partition, code, start, end, runs, blob),) = network.answer(token)
