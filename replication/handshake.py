@@ -25,7 +25,7 @@ from dataclasses import dataclass
 import msgspec
 
 from escrowmq.replication.errors import NotAuthorized, UnknownVersion, WireError
-from escrowmq.replication.wire import WIRE_VERSION
+from escrowmq.replication.wire import NOT_OURS, WIRE_VERSION
 
 MAGIC = "EMQ-raft"
 NONCE_BYTES = 32
@@ -94,7 +94,7 @@ class Dialer:
             return None
         try:
             challenge = _decode_challenge(frame)
-        except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        except NOT_OURS as error:
             raise WireError(f"{self.peer} answered the handshake with something else: {error}") from error
         if len(challenge.nonce) != NONCE_BYTES:
             raise WireError(f"{self.peer} sent a nonce of {len(challenge.nonce)} bytes")
@@ -130,7 +130,7 @@ class Listener:
     def _identify(self, frame: bytes) -> str:
         try:
             hello = _decode_hello(frame)
-        except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        except NOT_OURS as error:
             raise WireError(f"not a replica's greeting: {error}") from error
         if hello.magic != MAGIC or len(hello.nonce) != NONCE_BYTES:
             raise WireError("not a replica's greeting")

@@ -24,7 +24,10 @@ HEADER_BYTES_MAX = 8 << 20
 PREFIX = struct.Struct("<II")
 
 Message = dict[str, Any]
-Index = Annotated[int, msgspec.Meta(ge=0)]
+#: What decoding of foreign bytes may raise: damage, another shape, invalid UTF-8, nesting without end.
+NOT_OURS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+#: As wide as the file formats' signed 64 bits: a larger one could be sent on but never stored.
+Index = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 
 
 class _Frame(msgspec.Struct, array_like=True, forbid_unknown_fields=True): ...
@@ -139,7 +142,7 @@ def decode(header: memoryview | bytes, bodies: memoryview) -> Message:
     """The message of one frame. Raises WireError for anything that is not one of ours."""
     try:
         frame = _decode(header)
-    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+    except NOT_OURS as error:
         raise WireError(f"not a message of this protocol: {error}") from error
     if isinstance(frame, _Append):
         return _decode_append(frame, bodies)
