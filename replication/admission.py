@@ -163,7 +163,7 @@ class Admission:
         deciding = self._deciding.setdefault(app, set())
         valid: Sequence[str] = tx_ids
         if (
-            not all(map(opened.__contains__, tx_ids))
+            not opened.has_all(tx_ids)
             or not deciding.isdisjoint(tx_ids)
             or len(set(tx_ids)) != len(tx_ids)
         ):

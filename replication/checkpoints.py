@@ -104,6 +104,7 @@ class Checkpoints:
         """Swap heap runs for the mapped file, forget what is superseded."""
         assert job is self._running
         self._running = None
+        snapshots.release(state, job.snapshot)
         if job.error is not None:
             self._report(f"checkpoint at {job.snapshot.index} not written: {job.error}")
             if job.run_file is not None and not self._disk.exists(job.run_file):

@@ -168,10 +168,15 @@ class Replica:
 
     def on_timer(self, now_ms: int) -> None:
         """A few times a second: due checks; now and then, as leader, retention."""
+        raft = self._raft
+        self.state.transactions.tidy()
+        self.state.due.tidy()
+        if raft is None or not raft.ready:
+            self.state.due.resign(now_ms)
+            return
         if self.state.due.advance(now_ms):
             self._on_due()
-        raft = self._raft
-        if raft is not None and raft.ready and now_ms >= self._next_retention_ms:
+        if now_ms >= self._next_retention_ms:
             self._next_retention_ms = now_ms + self.limits.retention_interval_ms
             self._retain(now_ms)
 

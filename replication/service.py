@@ -7,20 +7,22 @@ committed messages do not, and may run in any.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import asdict
+from itertools import islice
 from typing import Any
 
 from escrowmq.replication import fetching
 from escrowmq.replication.checkpoints import snapshot_name
 from escrowmq.replication.errors import Closed, CorruptLog, InvalidMessage, Overloaded, Unavailable
 from escrowmq.replication.hosting import NOT_STARTED, ReplicaHost, Status
-from escrowmq.replication.model import OpenTransaction
 from escrowmq.replication.repair import (
     offered_files,
 )
+from escrowmq.replication.state.open_table import OpenTable, View
 from escrowmq.replication.state.transactions import STATE_OF, OpenTx
 from escrowmq.replication.validation import parse_request
 
@@ -200,20 +202,30 @@ class BrokerService(ReplicaHost):
 
         ``state``: None or "PREPARE" = all open, "PARKED" = only those that are no longer checked.
         """
-        if not self._started or not self.node.ready:
-            return self.replica.not_leader() if self._started else NOT_STARTED
-        found: list[tuple[Any, ...]] = []
-        # list(dict.items()) is one step under the interpreter lock: 15 ms per million, no torn view.
-        for name, table in list(self.replica.state.transactions.apps.items()):
-            if app not in (None, name):
-                continue
-            for tx_id, r in list(table.open.items()):
-                if topic not in (None, r.topic) or (state == "PARKED" and r.due_ms >= 0):
-                    continue
-                found.append(_open_row(name, tx_id, r))
-                if len(found) >= limit:
-                    return ("ok", found)
-        return ("ok", found)
+        apps = self.replica.state.transactions.apps if self._started else {}
+
+        def hold() -> list[tuple[str, OpenTable, View]]:
+            return [(n, t.open, t.open.hold()) for n, t in apps.items() if app in (None, n) and t.open]
+
+        def release() -> None:
+            for _, table, _ in held:
+                table.release()
+
+        status = self._led(hold)
+        if status[0] != "ok":
+            return status
+        held: list[tuple[str, OpenTable, View]] = status[1]
+        try:  # in this thread: a million rows take seconds, during which the replica goes on
+            found = (
+                _open_row(name, tx_id, r)
+                for name, _, view in held
+                for tx_id, r in view.items()
+                if topic in (None, r.topic) and not (state == "PARKED" and r.due_ms >= 0)
+            )
+            return ("ok", list(islice(found, limit)))
+        finally:
+            with contextlib.suppress(Closed):  # then nobody minds
+                self.driver.submit(release)
 
     def find_transaction(self, tx_id: str, app: str | None = None) -> Status:
         """``("ok", [(app, state, OpenTransaction as a tuple | None), ...])``: whose id it is; leader only."""
@@ -318,8 +330,7 @@ class BrokerService(ReplicaHost):
 
 def _open_row(app: str, tx_id: str, r: OpenTx) -> tuple[Any, ...]:
     """The fields of ``OpenTransaction``, in their order."""
-    shown = OpenTransaction(
+    return (
         app, tx_id, r.query_id, r.topic, r.prepared_ms, r.timeout_ms, r.checks,
         r.due_ms < 0, sum(r.refs[4::5]), r.home_group,
     )  # fmt: skip
-    return tuple(getattr(shown, f) for f in OpenTransaction.__slots__)

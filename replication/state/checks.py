@@ -1,13 +1,20 @@
 """When a transaction is to be checked, and which checks are due: derived, never replicated.
 
-``next_due_ms`` is part of the replicated rules (its result stands in the table). The due queues are
-rebuilt from the table by every replica; leases exist only in the leader's memory, since losing them
-merely means that a check is asked twice.
+``next_due_ms`` is part of the replicated rules (its result stands in the table). The queues are rebuilt
+from the table by every replica; leases exist only in the leader's memory, since losing them merely
+means that a check is asked twice.
+
+Queues hold bare ids, in chunks that share the table's own strings, and say nothing for certain: the
+table is asked when an id's time comes. Nothing is taken out when a transaction settles, since most
+settle long before their check. ``tidy`` does that, a bounded step at a time, whenever more than half of
+what is queued may be dead: memory follows the open transactions, not rate times time-out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import heapq
+from collections import deque
+from collections.abc import Iterable, Sequence
 
 from escrowmq.replication.model import TopicInfo
 from escrowmq.replication.state.transactions import OpenTx, TransactionTable
@@ -17,6 +24,12 @@ from escrowmq.replication.state.transactions import OpenTx, TransactionTable
 CHECK_BACKOFF_MS = 1_000
 CHECK_BACKOFF_MAX_MS = 30_000
 BUCKET_MS = 250
+#: Ids per chunk where they do not come in chunks: what one step of ``tidy`` or ``advance`` looks at.
+CHUNK = 1_000
+#: Ids that one ``tidy`` looks at: 2 ms ten times a second, four times as fast as they can come in.
+TIDY_IDS = 20_000
+#: Dead ids that are left alone: 5 MB.
+TIDY_SLACK = 50_000
 
 Key = tuple[str, str]  # app, tx_id
 
@@ -28,85 +41,178 @@ def next_due_ms(now_ms: int, checks: int, info: TopicInfo | None) -> int:
     return now_ms + min(CHECK_BACKOFF_MS << min(checks - 1, 20), CHECK_BACKOFF_MAX_MS)
 
 
+def _bucket(due_ms: int) -> int:
+    return due_ms // BUCKET_MS + 1
+
+
 class DueQueue:
     """Buckets of future checks, queues of due ones by (app, topic), leases of handed-out ones."""
 
-    def __init__(self, table: TransactionTable) -> None:
+    def __init__(self, table: TransactionTable, *, tidy_slack: int = TIDY_SLACK) -> None:
         self._table = table
-        self._buckets: dict[int, list[Key]] = {}
-        self._next_bucket: int | None = None
-        self._due: dict[Key, dict[str, None]] = {}  # (app, topic) -> ordered tx ids
+        self._slack = tidy_slack
+        self._buckets: dict[int, deque[tuple[str, Sequence[str]]]] = {}
+        self._order: list[int] = []  # heap of buckets; may name some that are gone
+        self._due: dict[Key, deque[str]] = {}  # (app, topic) -> tx ids, oldest first
         self._leases: dict[Key, tuple[str, int]] = {}  # (app, tx_id) -> owner, expiry
+        self._queued = 0  # ids in buckets and due queues
+        self._untidied: list[tuple[int | Key, int]] = []  # what this round of tidying still has to visit
 
-    def schedule(self, app: str, tx_ids: Iterable[str], due_ms: int) -> None:
-        """Have these looked at when ``due_ms`` has come. Settled ones are skipped then."""
-        if due_ms < 0:
+    # -------------------------------------------------------------- every replica
+
+    def schedule(self, app: str, tx_ids: Sequence[str], due_ms: int) -> None:
+        """Have these looked at when ``due_ms`` has come. Keeps the sequence: it must not change."""
+        if due_ms < 0 or not tx_ids:
             return
-        bucket = due_ms // BUCKET_MS + 1
-        if self._next_bucket is None or bucket < self._next_bucket:
-            self._next_bucket = bucket
-        entries = self._buckets.get(bucket)
-        if entries is None:
-            entries = self._buckets[bucket] = []
-        entries.extend([(app, tx_id) for tx_id in tx_ids])
+        bucket = _bucket(due_ms)
+        chunks = self._buckets.get(bucket)
+        if chunks is None:
+            chunks = self._buckets[bucket] = deque()
+            heapq.heappush(self._order, bucket)
+        chunks.append((app, tx_ids))
+        self._queued += len(tx_ids)
+
+    def tidy(self, budget: int = TIDY_IDS) -> None:
+        """Forget ids that need no look any more, if they may be too many; looks at ``budget`` at most
+        (and at the rest of one chunk)."""
+        if self._queued <= 2 * self._table.open_count() + self._slack:
+            return
+        if not self._untidied:
+            self._untidied = [(bucket, len(chunks)) for bucket, chunks in self._buckets.items()]
+            self._untidied += [(key, len(queue)) for key, queue in self._due.items()]
+        while self._untidied and budget > 0:
+            place, left = self._untidied.pop()
+            if isinstance(place, int):
+                left, budget = self._tidy_bucket(place, left, budget)
+            else:
+                left, budget = self._tidy_due(place, left, budget)
+            if left > 0:
+                self._untidied.append((place, left))
+
+    def _tidy_bucket(self, bucket: int, left: int, budget: int) -> tuple[int, int]:
+        chunks = self._buckets.get(bucket)
+        while chunks and left > 0 and budget > 0:
+            app, tx_ids = chunks.popleft()
+            live = [t for t in tx_ids if self._needed(app, t, bucket)]
+            budget -= len(tx_ids) + 1
+            left -= 1
+            self._queued -= len(tx_ids) - len(live)
+            if live:
+                chunks.append((app, live))
+        if not chunks:
+            self._buckets.pop(bucket, None)
+            return 0, budget
+        return left, budget
+
+    def _needed(self, app: str, tx_id: str, bucket: int) -> bool:
+        record = self._table.app(app).open.get(tx_id)
+        return record is not None and record.due_ms >= 0 and _bucket(record.due_ms) <= bucket
+
+    def _tidy_due(self, key: Key, left: int, budget: int) -> tuple[int, int]:
+        """Goes once round the queue, so that its order stays."""
+        queue = self._due.get(key)
+        opened = self._table.app(key[0]).open
+        while queue and left > 0 and budget > 0:
+            tx_id = queue.popleft()
+            budget -= 1
+            left -= 1
+            if tx_id in opened:
+                queue.append(tx_id)
+            else:
+                self._queued -= 1
+        if not queue:
+            self._due.pop(key, None)
+            return 0, budget
+        return left, budget
+
+    def forget(self, app: str, tx_id: str) -> None:
+        """Drop the lease of a transaction that was settled or whose check was answered."""
+        self._leases.pop((app, tx_id), None)
+
+    def has_leases(self) -> bool:
+        """Whether any lease is out: lets the hot path skip ``forget``."""
+        return bool(self._leases)
+
+    def rebuild(self) -> None:
+        """From the table alone, as after a restart."""
+        self._buckets.clear()
+        self._order.clear()
+        self._due.clear()
+        self._leases.clear()
+        self._untidied.clear()
+        self._queued = 0
+        gathered: dict[tuple[str, int], list[str]] = {}
+        for app, tx_id, record in self._table.iterate_open():
+            if record.due_ms < 0:
+                continue
+            place = app, _bucket(record.due_ms)
+            ids = gathered.get(place)
+            if ids is None:
+                ids = gathered[place] = []
+            ids.append(tx_id)
+            if len(ids) >= CHUNK:
+                self.schedule(app, gathered.pop(place), record.due_ms)
+        for (app, bucket), ids in gathered.items():
+            self.schedule(app, ids, (bucket - 1) * BUCKET_MS)
+
+    # -------------------------------------------------------------- the leader
 
     def advance(self, now_ms: int, budget: int = 5_000) -> bool:
-        """Move what has come due into the queues, at most ``budget``; True if anything was moved."""
-        moved = 0
+        """Move what has come due into the queues, at most ``budget`` (and the rest of one chunk); True if
+        anything was moved."""
+        moved = seen = 0
         current = now_ms // BUCKET_MS
-        while self._buckets and moved < budget:
-            bucket = min(self._buckets) if self._next_bucket not in self._buckets else self._next_bucket
-            assert bucket is not None
-            if bucket > current:
-                self._next_bucket = bucket
-                break
-            entries = self._buckets[bucket]
-            take = entries[-budget:]
-            del entries[-budget:]  # from the end: a bucket of a million is not copied for every step
-            if not entries:
-                del self._buckets[bucket]
-            moved += self._enqueue(take, now_ms)
+        while self._order and seen < budget and self._order[0] <= current:
+            chunks = self._buckets.get(self._order[0])
+            if not chunks:
+                self._buckets.pop(heapq.heappop(self._order), None)
+                continue
+            app, tx_ids = chunks.popleft()
+            self._queued -= len(tx_ids)
+            seen += len(tx_ids)
+            moved += self._enqueue(app, tx_ids, now_ms)
         return moved > 0
 
-    def _enqueue(self, keys: Iterable[Key], now_ms: int) -> int:
+    def _enqueue(self, app: str, tx_ids: Iterable[str], now_ms: int) -> int:
         moved = 0
-        for app, tx_id in keys:
-            record = self._table.app(app).open.get(tx_id)
-            if record is None or record.due_ms < 0:
-                continue
-            lease = self._leases.get((app, tx_id))
-            if lease is not None and lease[1] > now_ms:
-                continue  # its own expiry is scheduled
+        opened = self._table.app(app).open
+        for tx_id in tx_ids:
+            record = opened.get(tx_id)
+            if record is None or record.due_ms < 0 or self._leased(app, tx_id, now_ms):
+                continue  # the expiry of a lease is scheduled
             if record.due_ms > now_ms + BUCKET_MS:
                 continue  # was checked meanwhile; a later bucket holds it
-            self._due.setdefault((app, record.topic), {})[tx_id] = None
+            queue = self._due.get((app, record.topic))
+            if queue is None:
+                queue = self._due[app, record.topic] = deque()
+            queue.append(tx_id)
             moved += 1
+        self._queued += moved
         return moved
+
+    def _leased(self, app: str, tx_id: str, now_ms: int) -> bool:
+        lease = self._leases.get((app, tx_id)) if self._leases else None
+        return lease is not None and lease[1] > now_ms
 
     def lock(
         self, app: str, topic: str, limit: int, owner: str, lease_ms: int, now_ms: int
     ) -> list[tuple[str, OpenTx]]:
         """Hand out up to ``limit`` due transactions; nobody else gets them until the lease ends."""
         queue = self._due.get((app, topic))
-        if not queue:
-            return []
         opened = self._table.app(app).open
         taken: list[tuple[str, OpenTx]] = []
-        done: list[str] = []
-        for tx_id in queue:
-            if len(taken) >= limit:
-                break
-            done.append(tx_id)
+        while queue and len(taken) < limit:
+            tx_id = queue.popleft()
+            self._queued -= 1
             record = opened.get(tx_id)
             if record is None or record.topic != topic or not 0 <= record.due_ms <= now_ms + BUCKET_MS:
                 continue
-            self._leases[app, tx_id] = (owner, now_ms + lease_ms)
-            taken.append((tx_id, record))
-        for tx_id in done:
-            del queue[tx_id]
+            if not self._leased(app, tx_id, now_ms):  # it may be queued twice
+                self._leases[app, tx_id] = (owner, now_ms + lease_ms)
+                taken.append((tx_id, record))
         if not queue:
-            del self._due[app, topic]
-        self.schedule(app, [tx_id for tx_id, _ in taken], now_ms + lease_ms)
+            self._due.pop((app, topic), None)
+        self.schedule(app, [tx_id for tx_id, _ in taken], now_ms + max(lease_ms, BUCKET_MS))
         return taken
 
     def release(self, app: str, tx_ids: Iterable[str], owner: str, now_ms: int) -> None:
@@ -118,23 +224,18 @@ class DueQueue:
                 self._leases[app, tx_id] = ("", now_ms + CHECK_BACKOFF_MS)
                 self.schedule(app, [tx_id], now_ms + CHECK_BACKOFF_MS)
 
-    def forget(self, app: str, tx_id: str) -> None:
-        """Drop the lease of a transaction that was settled or whose check was answered."""
-        self._leases.pop((app, tx_id), None)
-
-    def has_leases(self) -> bool:
-        """Whether any lease is out: lets the hot path skip ``forget``."""
-        return bool(self._leases)
+    def resign(self, now_ms: int) -> None:
+        """This replica leads no more: leases end, and what is due waits for its next leadership."""
+        self._leases.clear()
+        due, self._due = self._due, {}
+        for (app, _), queue in due.items():
+            self._queued -= len(queue)
+            self.schedule(app, list(queue), now_ms + BUCKET_MS)
 
     def due_count(self, app: str, topic: str) -> int:
-        """Due and not handed out."""
+        """Due and not handed out; settled ones count until they are met."""
         return len(self._due.get((app, topic), ()))
 
-    def rebuild(self) -> None:
-        """From the table alone, as after a restart."""
-        self._buckets.clear()
-        self._due.clear()
-        self._leases.clear()
-        self._next_bucket = None
-        for app, tx_id, record in self._table.iterate_open():
-            self.schedule(app, (tx_id,), record.due_ms)
+    def queued_count(self) -> int:
+        """Ids in memory, dead ones included."""
+        return self._queued

@@ -42,13 +42,12 @@ class TwoGenerations(Generic[K, V]):
 
     def discard_where(self, doomed: Any) -> None:
         """Forget every key for which ``doomed(key)`` holds (rare: a deleted topic)."""
-        for table in (self.young, self.old):
-            for key in [key for key in table if doomed(key)]:
-                del table[key]
+        self.young = {key: value for key, value in self.young.items() if not doomed(key)}
+        self.old = {key: value for key, value in self.old.items() if not doomed(key)}
 
     def copy(self) -> tuple[dict[K, V], dict[K, V]]:
-        """Shallow copies (old, young) for a snapshot."""
-        return self.old.copy(), self.young.copy()
+        """(old, young) for a snapshot. The old one never changes any more, so it is its own copy."""
+        return self.old, self.young.copy()
 
     def __len__(self) -> int:
         return len(self.old) + len(self.young)

@@ -149,12 +149,19 @@ class StateMachine:
         now, timeout = self.now_ms, timeout_ms or known.info.transaction_timeout_ms
         due = now + timeout
         opened, settled = table.open, table.settled
+        open_young, open_old, gone = opened.young, opened.old, opened.gone
         old, young = settled.old, settled.young
         problems: list[list[Any]] = []
         fresh: list[str] = []
         for i, tx_id in enumerate(tx_ids):
-            if part == 0 and tx_id not in opened and tx_id not in young and tx_id not in old:
-                opened[tx_id] = OpenTx(
+            if (
+                part == 0
+                and tx_id not in open_young
+                and (tx_id not in open_old or tx_id in gone)
+                and tx_id not in young
+                and tx_id not in old
+            ):
+                open_young[tx_id] = OpenTx(
                     index,
                     topic,
                     tx_id if query_ids is None else query_ids[i],
@@ -174,6 +181,7 @@ class StateMachine:
         if fresh:
             table.open_by_topic[topic] = table.open_by_topic.get(topic, 0) + len(fresh)
             self.due.schedule(app, fresh, due)
+            opened.age()
         return [int(ResultCode.PARTIAL), problems] if problems else OK
 
     def _prepare_again(
@@ -189,7 +197,9 @@ class StateMachine:
             same = part > 0 or mark >> 2 == digest
             return [int(ResultCode.DUPLICATE if same else ResultCode.TX_CONFLICT), state]
         if part == len(record.digests):
-            table.open[tx_id] = record._replace(digests=(*record.digests, digest), refs=(*record.refs, *refs))
+            table.open.replace(
+                tx_id, record._replace(digests=(*record.digests, digest), refs=(*record.refs, *refs))
+            )
             return None
         if part < len(record.digests) and record.digests[part] == digest:
             return None  # the same part again: its first copy counts, this one's bytes are never referred to
@@ -231,8 +241,7 @@ class StateMachine:
     def _settle(
         self, table: AppTransactions, app: str, tx_ids: Sequence[str], by: str, outcome: int
     ) -> Result:
-        opened = table.open
-        if not all(map(opened.__contains__, tx_ids)) or len(set(tx_ids)) != len(tx_ids):
+        if not table.open.has_all(tx_ids) or len(set(tx_ids)) != len(tx_ids):
             # A leader that keeps to its rules never writes this; if one did, nothing of it takes effect.
             return [int(ResultCode.PARTIAL), self._refused(table, tx_ids, outcome)]
         for tx_id in tx_ids:
@@ -262,7 +271,7 @@ class StateMachine:
             topic = self.topics.topics.get(record.topic)
             checks = record.checks + 1
             due = next_due_ms(self.now_ms, checks, topic.info if topic else None)
-            table.open[tx_id] = record._replace(checks=checks, due_ms=due)
+            table.open.replace(tx_id, record._replace(checks=checks, due_ms=due))
             self.due.forget(app, tx_id)
             self.due.schedule(app, (tx_id,), due)
         return OK

@@ -1,9 +1,9 @@
 """Snapshots of the replicated state, so that recovery reads only the log that follows.
 
-Taken at a segment roll. ``capture`` runs in the applying thread and only makes shallow copies (the
-values are immutable), which takes milliseconds for a million open transactions; ``encode`` may run in
-any thread, chunk by chunk, so the interpreter lock is never held for long. Runs of partition indexes
-go to run files of their own, one per interval, and are not written again.
+Taken at a segment roll. ``capture`` runs in the applying thread and copies little (the values are
+immutable, and old tables stand still while they are read), milliseconds for a million open ones;
+``encode`` may run in any thread, chunk by chunk, so the interpreter lock is never held for long. Runs
+of partition indexes go to run files of their own, one per interval, and are not written again.
 
 File: magic and version, then chunks of u32 length, u32 CRC32C, msgpack; the last chunk is ``["end", n]``.
 """
@@ -23,6 +23,7 @@ from escrowmq.replication.errors import CorruptLog, UnknownVersion
 from escrowmq.replication.model import TopicInfo
 from escrowmq.replication.state.index import Columns, PartitionIndex
 from escrowmq.replication.state.machine import StateMachine
+from escrowmq.replication.state.open_table import View
 from escrowmq.replication.state.topics import Partition, Topic
 from escrowmq.replication.state.transactions import OpenTx
 
@@ -38,7 +39,7 @@ class Snapshot:
     index: int
     term: int
     meta: dict[str, Any]
-    open: list[tuple[str, dict[str, OpenTx]]]
+    open: list[tuple[str, View]]
     settled: list[tuple[str, int, dict[str, int]]]  # app, generation (0 old, 1 young)
     producers: list[tuple[int, dict[Any, Any]]]
     tables: dict[int, Columns]
@@ -71,11 +72,17 @@ def capture(state: StateMachine, term: int, run_files: Iterable[str]) -> Snapsho
         state.applied_index,
         term,
         meta,
-        [(app, table.open.copy()) for app, table in apps],
+        [(app, table.open.hold()) for app, table in apps],
         [(app, age, copy) for app, table in apps for age, copy in enumerate(table.settled.copy())],
         list(enumerate(state.producers.copy())),
         tables,
     )
+
+
+def release(state: StateMachine, snapshot: Snapshot) -> None:
+    """Nobody reads the snapshot any more. In the applying thread."""
+    for app, _ in snapshot.open:
+        state.transactions.app(app).open.release()
 
 
 def encode(snapshot: Snapshot) -> Iterator[bytes]:
@@ -95,15 +102,15 @@ def encode(snapshot: Snapshot) -> Iterator[bytes]:
 def _chunks(snapshot: Snapshot) -> Iterator[list[Any]]:
     yield ["meta", snapshot.index, snapshot.term, snapshot.meta]
     for app, opened in snapshot.open:
-        yield from (["open", app, part] for part in _pieces(opened))
+        yield from (["open", app, part] for part in _pieces(opened.items()))
     for app, age, settled in snapshot.settled:
-        yield from (["settled", app, age, part] for part in _pieces(settled))
+        yield from (["settled", app, age, part] for part in _pieces(settled.items()))
     for age, producers in snapshot.producers:
-        yield from (["producers", age, part] for part in _pieces(producers))
+        yield from (["producers", age, part] for part in _pieces(producers.items()))
 
 
-def _pieces(table: dict[Any, Any]) -> Iterator[list[Any]]:
-    items = iter(table.items())
+def _pieces(table: Iterable[tuple[Any, Any]]) -> Iterator[list[Any]]:
+    items = iter(table)
     while piece := list(islice(items, ITEMS_PER_CHUNK)):
         yield piece
 

@@ -1,9 +1,9 @@
 """The transaction table: who is open, where its messages lie, and what became of the settled ones.
 
 One transition table: absent -> open -> settled (committed or rolled back); a settled transaction
-never changes. Records are immutable tuples, so a snapshot is a shallow copy of the dicts and never
-sees half a change. Everything here is applied identically on every replica: no clock (``now_ms``
-comes from the entry), no randomness, no configuration that could differ.
+never changes. Records are immutable tuples, so a snapshot never sees half a change. Everything here is
+applied identically on every replica: no clock (``now_ms`` comes from the entry), no randomness, no
+configuration that could differ.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from escrowmq.replication.model import ResultCode, TransactionState
 from escrowmq.replication.state.dedup import TwoGenerations
+from escrowmq.replication.state.open_table import OpenTable
 
 #: Settled transactions remembered per app: at least this many, at most twice (part of the log
 #: format: replicas must forget alike). 125,000 are six seconds at 20,000/s, far beyond any client's
@@ -50,7 +51,7 @@ class AppTransactions:
     __slots__ = ("open", "open_by_topic", "settled")
 
     def __init__(self) -> None:
-        self.open: dict[str, OpenTx] = {}
+        self.open = OpenTable()
         self.settled: TwoGenerations[str, int] = TwoGenerations(SETTLED_GENERATION)
         self.open_by_topic: dict[str, int] = {}
 
@@ -61,14 +62,14 @@ class AppTransactions:
 
     def settle(self, tx_id: str, outcome: int) -> OpenTx:
         """The one way out of the table. The transaction must be open."""
-        record = self.open.pop(tx_id)
+        record = self.open.take(tx_id)
         self.settled.set(tx_id, record.digests[0] << 2 | outcome)
         self.open_by_topic[record.topic] -= 1
         return record
 
     def insert(self, tx_id: str, record: OpenTx) -> None:
-        """The one way into the table."""
-        self.open[tx_id] = record
+        """A record of a snapshot, in log order, into a table that nobody looks at yet."""
+        self.open.old[tx_id] = record
         self.open_by_topic[record.topic] = self.open_by_topic.get(record.topic, 0) + 1
 
 
@@ -99,8 +100,13 @@ class TransactionTable:
 
         Transactions enter the table in log order and keep their place, so each app's first is its oldest.
         """
-        firsts = [next(iter(table.open.values())).log_index for table in self.apps.values() if table.open]
+        firsts = [first.log_index for table in self.apps.values() if (first := table.open.oldest())]
         return min(firsts, default=None)
+
+    def tidy(self) -> None:
+        """A bounded step of what may be done at any time and changes nothing that anybody sees."""
+        for table in self.apps.values():
+            table.open.tidy()
 
     def open_count(self) -> int:
         """Open transactions of all apps."""

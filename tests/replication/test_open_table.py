@@ -1,0 +1,74 @@
+"""The table of open transactions against a plain dict, with views held at random moments."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from escrowmq.replication.state import open_table
+from escrowmq.replication.state.open_table import OpenTable, View
+from escrowmq.replication.state.transactions import OpenTx
+
+
+def record(index: int, checks: int = 0) -> OpenTx:
+    return OpenTx(index, "t", "q", 0, 0, -1, checks, 0, (1,), ())
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_it_is_a_dict_in_log_order_and_a_view_never_changes(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(open_table, "YOUNG_MAX", 6)
+    monkeypatch.setattr(open_table, "STEP", 3)
+    rng = random.Random(seed)
+    table, model = OpenTable(), dict[str, OpenTx]()
+    views: list[tuple[View, list[tuple[str, OpenTx]]]] = []
+    for step in range(1_500):
+        action = rng.choice(("open", "open", "open", "settle", "settle", "check", "hold", "let go", "tidy"))
+        tx_id = f"t{rng.randrange(60)}"  # ids come back after they were settled
+        if action == "open" and tx_id not in model:
+            table.young[tx_id] = model[tx_id] = record(step)
+            table.age()
+        elif action == "settle" and model:
+            tx_id = rng.choice(list(model))
+            assert table.take(tx_id) == model.pop(tx_id)
+        elif action == "check" and model:
+            tx_id = rng.choice(list(model))
+            changed = model[tx_id]._replace(checks=step)
+            model[tx_id] = changed
+            table.replace(tx_id, changed)
+        elif action == "hold" and len(views) < 3:
+            views.append((table.hold(), list(model.items())))
+        elif action == "let go" and views:
+            views.pop(rng.randrange(len(views)))
+            table.release()
+        elif action == "tidy":
+            table.tidy()
+        assert list(table.items()) == list(model.items()), step
+        assert len(table) == len(model)
+        assert all(list(view.items()) == kept for view, kept in views), step
+        probe = f"t{rng.randrange(60)}"
+        assert (probe in table) == (probe in model)
+        assert table.get(probe) == model.get(probe)
+        assert table.has_all(list(model)) and not table.has_all([*model, "nobody"])
+        assert table.oldest() == next(iter(model.values()), None)
+    for _ in views:
+        table.release()
+    table.tidy()
+    table.hold()
+    assert not table.gone, "nothing stays beside the table for ever"
+    assert len(table.old) + len(table.young) == len(model)
+
+
+def test_what_is_not_open_cannot_be_taken_out() -> None:
+    table = OpenTable()
+    with pytest.raises(KeyError):
+        table.take("a")
+    table.old["a"] = record(1)
+    table.hold()
+    table.take("a")
+    with pytest.raises(KeyError):
+        table.take("a")
+    with pytest.raises(KeyError):
+        table["a"]
