@@ -104,20 +104,24 @@ def _greets(link: socket.socket) -> bool:
     return answer[3] == _SETTINGS
 
 
-def join_ray(address: str, namespace: str) -> bool:
+def join_ray(address: str, namespace: str, *, leave_other: bool = False) -> bool:
     """Connect this process to the Ray cluster at ``host:port``; False if it was connected already.
 
-    Raises ClusterNotFound, NotAuthorized, and ConfigError when this process is connected elsewhere.
+    Raises ClusterNotFound, NotAuthorized, and ConfigError when this process is connected elsewhere, but
+    ``leave_other``: then it leaves there, if anybody is at ``address``.
     """
     if ray.is_initialized():
         here = current_address()
-        if not same_address(here, address):
+        if same_address(here, address):
+            return False
+        if not leave_other:
             raise ConfigError(
                 f"address {address!r}: this process is connected to the Ray cluster at {here}; "
                 "use that one, or connect from another process"
             )
-        return False
     check_reachable(address)
+    if ray.is_initialized():
+        ray.shutdown()
     try:
         _check_token(address)
         with quiet_ray():

@@ -6,10 +6,8 @@ Ray clusters. A worker serves many reads and keeps its connection.
 
 from __future__ import annotations
 
-import ray
-
 from escrowmq.actors.topology import ClusterInfo
-from escrowmq.cluster.address import check_reachable, current_address, join_ray, same_address
+from escrowmq.cluster.address import join_ray
 from escrowmq.cluster.launch import cluster_info, find_supervisor
 
 
@@ -18,10 +16,7 @@ def join_from_worker(address: str, namespace: str) -> None:
 
     Raises ClusterNotFound, NotAuthorized.
     """
-    if ray.is_initialized() and not same_address(current_address(), address):
-        check_reachable(address)
-        ray.shutdown()
-    join_ray(address, namespace)
+    join_ray(address, namespace, leave_other=True)
 
 
 def find_cluster(address: str, namespace: str) -> ClusterInfo:
