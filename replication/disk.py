@@ -49,7 +49,7 @@ class File(Protocol):
 
 
 class Disk(Protocol):
-    """One directory of files without sub-directories."""
+    """One directory of files without sub-directories. What works on whole files is built from the rest."""
 
     def open(self, name: str, create: bool = False) -> File:
         """Open for reading and appending. ``create``: make it if missing (durable after sync_dir)."""
@@ -72,8 +72,24 @@ class Disk(Protocol):
 
     def write_atomic(self, name: str, parts: Iterable[bytes]) -> None:
         """Replace a whole file: after a crash it is the old one or the new one, durable at return."""
+        temporary = name + ".tmp"
+        self.remove(temporary)
+        file = self.open(temporary, create=True)
+        try:
+            for part in parts:
+                file.append((part,))
+        except DiskFull:
+            self.remove(temporary)
+            raise
+        file.sync()
+        file.close()
+        self.rename(temporary, name)
+        self.sync_dir()
 
-    def read_all(self, name: str) -> bytes: ...
+    def read_all(self, name: str) -> bytes:
+        """The content of a whole file."""
+        file = self.open(name)
+        return file.read(0, file.size())
 
     def mmap(self, name: str) -> memoryview:
         """Read-only view of a file that nobody changes any more."""
@@ -183,7 +199,7 @@ class RealFile:
         self._descriptor = None
 
 
-class RealDisk:
+class RealDisk(Disk):
     """A directory of the file system. Creates it if missing."""
 
     def __init__(self, path: Path) -> None:
@@ -227,25 +243,6 @@ class RealDisk:
     def free_bytes(self) -> int:
         state = os.statvfs(self.path)
         return state.f_bavail * state.f_frsize
-
-    def write_atomic(self, name: str, parts: Iterable[bytes]) -> None:
-        temporary = name + ".tmp"
-        self.remove(temporary)
-        file = self.open(temporary, create=True)
-        try:
-            for part in parts:
-                file.append((part,))
-        except DiskFull:
-            self.remove(temporary)
-            raise
-        file.sync()
-        file.close()
-        self.rename(temporary, name)
-        self.sync_dir()
-
-    def read_all(self, name: str) -> bytes:
-        file = RealFile(self.path / name, create=False)
-        return file.read(0, file.size())
 
     def mmap(self, name: str) -> memoryview:
         with open(self.path / name, "rb") as file:
