@@ -18,7 +18,7 @@ import shutil
 import struct
 from pathlib import Path
 
-from tests.chaos.rig.shell import RigError, attempt, own_directory, remove_directory, run
+from tests.chaos.rig.shell import RigError, attempt, own_directory, remove_directory, run, unmount
 
 MIB = 1 << 20
 #: FS_IOC_SHUTDOWN, and its argument that keeps the journal from being written.
@@ -55,6 +55,8 @@ class Disk:
         self._below = directory / "below"
         self._image = self._below / "image"
         self._ballast = self.path / "ballast"
+        #: Whether it needs ``replace``.
+        self.failed = False
         self._below.mkdir(parents=True)
         self.path.mkdir()
         if thin:
@@ -84,11 +86,13 @@ class Disk:
         """Thin disks: take the room below. Blocks that were written before can be written again."""
         if not self.thin:
             raise RigError("only a thin disk can be exhausted from below: Disk(..., thin=True)")
+        self.failed = True
         os.sync()
         _fill(self._below / "ballast")
 
     def fail(self) -> None:
         """From now on everything ends in EIO. What was not synced is gone."""
+        self.failed = True
         mount = os.open(self.path, os.O_RDONLY)
         try:
             fcntl.ioctl(mount, _SHUTDOWN, struct.pack("I", _NOLOGFLUSH))
@@ -98,13 +102,14 @@ class Disk:
     def replace(self) -> None:
         """After ``fail`` or ``exhaust``: mount it anew. Nobody may have a file open on it any more."""
         (self._below / "ballast").unlink(missing_ok=True)
-        run("umount", str(self.path))
+        unmount(self.path)
         checked = attempt(("fsck.ext4", "-p", str(self._image)))
         # It says so with a code above 0 when it has mended something; a mount tells whether that is enough.
         try:
             self._mount()
         except RigError as error:
             raise RigError(f"{error} (fsck: {checked})") from error
+        self.failed = False
 
     def close(self) -> None:
         """Unmount and delete."""

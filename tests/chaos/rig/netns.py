@@ -27,6 +27,7 @@ from tests.chaos.rig.shell import RigError, attempt, is_stale, own_tag, run
 _PREFIX = "10.77"
 _CUT, _SLOW, _TABLE = 100, 200, 77
 _CLONE_NEWNET = 0x40000000
+_NAMESPACES = Path("/var/run/netns")
 _ROOT = Path(__file__).resolve().parents[3]
 
 
@@ -41,6 +42,10 @@ class Ports:
         """As ``ip rule`` wants it."""
         wanted = f"{self.first}-{self.last}"
         return ("ipproto", "tcp", "sport", wanted, "dport", wanted)
+
+
+#: What the hosts' kernels give to whoever asks for any port.
+GIVEN_PORTS = Ports(32768, 60999)
 
 
 def unavailable() -> str | None:
@@ -102,6 +107,8 @@ class Network:
             run("ip", "-n", inside, *f"addr add {self.address(host)}/24 dev eth0".split())
             run("ip", "-n", inside, "link", "set", "eth0", "up")
             run("ip", "-n", inside, *f"route add default via {gateway}".split())
+            ports = f"echo {GIVEN_PORTS.first} {GIVEN_PORTS.last} > /proc/sys/net/ipv4/ip_local_port_range"
+            run(*self.within(host), "sh", "-c", ports)
         # Packets come back from the slow wire by another device than the one they arrived at.
         settings = "echo 0 | tee /proc/sys/net/ipv4/conf/*/rp_filter; echo 1 > /proc/sys/net/ipv4/ip_forward"
         run(*self.within("router"), "sh", "-c", settings)
@@ -140,15 +147,14 @@ class Network:
 
     def enter(self, host: str) -> None:
         """Move this thread to the host, and all threads and processes that it starts from now on."""
-        with open(f"/var/run/netns/{self.namespace(host)}", "rb") as space:
+        with open(_NAMESPACES / self.namespace(host), "rb") as space:
             libc = ctypes.CDLL(None, use_errno=True)
             if libc.setns(space.fileno(), _CLONE_NEWNET) != 0:
                 raise RigError(f"setns: {os.strerror(ctypes.get_errno())}")
 
     def processes(self, host: str) -> list[int]:
         """Ids of all processes on the host, but this one."""
-        pids = run("ip", "netns", "pids", self.namespace(host)).split()
-        return [pid for pid in map(int, pids) if pid != os.getpid()]
+        return processes_in(self.namespace(host))
 
     def kill(self, host: str) -> int:
         """SIGKILL everything on the host, also what is being started meanwhile; returns how many."""
@@ -254,20 +260,46 @@ def _remove(namespace: str) -> None:
         run("ip", "netns", "del", namespace)
 
 
+def processes_in(namespace: str) -> list[int]:
+    """Who lives in a namespace, but this process. Without help of a command: it might live there itself."""
+    try:
+        wanted = (_NAMESPACES / namespace).stat().st_ino
+    except FileNotFoundError:
+        return []
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal() and int(entry.name) != os.getpid() and _lives_in(int(entry.name), wanted):
+            found.append(int(entry.name))
+    return found
+
+
+def _lives_in(pid: int, namespace: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/ns/net").stat().st_ino == namespace
+    except OSError:  # it has ended
+        return False
+
+
 def _kill_all(namespace: str) -> int:
-    killed: set[int] = set()
+    """See ``Network.kill``. A process is held by a descriptor and looked at again: ids are used anew."""
+    killed = 0
     deadline = time.monotonic() + 10.0
-    while time.monotonic() < deadline:
-        try:
-            pids = [int(pid) for pid in run("ip", "netns", "pids", namespace).split()]
-        except RigError:
-            return len(killed)
-        left = [pid for pid in pids if pid != os.getpid()]
-        if not left:
-            return len(killed)
-        for pid in left:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        killed.update(left)
+    while pids := processes_in(namespace):
+        if time.monotonic() > deadline:
+            raise RigError(f"processes in {namespace} outlived SIGKILL: {pids}")
+        wanted = (_NAMESPACES / namespace).stat().st_ino
+        for pid in pids:
+            try:
+                handle = os.pidfd_open(pid)
+            except ProcessLookupError:
+                continue
+            try:
+                if _lives_in(pid, wanted):
+                    signal.pidfd_send_signal(handle, signal.SIGKILL)
+                    killed += 1
+            except ProcessLookupError:
+                continue
+            finally:
+                os.close(handle)
         time.sleep(0.02)
-    raise RigError(f"processes in {namespace} outlived SIGKILL: {sorted(killed)}")
+    return killed

@@ -68,15 +68,32 @@ def own_directory() -> Path:
     return path
 
 
-def remove_directory(path: Path) -> None:
-    """Unmount everything below ``path``, then delete it. Tried for a while: dying processes hold mounts."""
+def share_mounts(path: Path) -> None:
+    """Let what is mounted and unmounted below ``path`` be so for the hosts' processes, too.
+
+    ``ip netns exec`` gives each command a copy of all mounts. A copy that is not told would keep an
+    unmounted file system alive, and mounting it once more would destroy it.
+    """
+    run("mount", "--bind", str(path), str(path))
+    run("mount", "--make-shared", str(path))
+
+
+def unmount(path: Path | str) -> None:
+    """Tried for a while: dying processes hold their files a little longer."""
     deadline = time.monotonic() + 10.0
-    while mounts := mounts_below(path):
-        for mount in mounts:
-            problem = attempt(("umount", mount))
-            if problem and time.monotonic() > deadline:
-                raise RigError(problem)
+    while problem := attempt(("umount", str(path))):
+        if time.monotonic() > deadline:
+            raise RigError(problem)
         time.sleep(0.05)
+
+
+def remove_directory(path: Path) -> None:
+    """Unmount everything at and below ``path``, then delete it."""
+    for mount in mounts_below(path):
+        if mount == str(path):  # from share_mounts; a client of Ray keeps its log there open to its end
+            run("umount", "--lazy", mount)
+        else:
+            unmount(mount)
     shutil.rmtree(path, ignore_errors=True)
 
 
@@ -89,7 +106,7 @@ def remove_stale_directories() -> list[Path]:
 
 
 def mounts_below(path: Path) -> list[str]:
-    """Mount points below a directory, innermost first."""
+    """Mount points at and below a directory, innermost first."""
     lines = Path("/proc/self/mounts").read_text().splitlines()
     points = [line.split()[1] for line in lines]
-    return [point for point in reversed(points) if point.startswith(f"{path}/")]
+    return [point for point in reversed(points) if f"{point}/".startswith(f"{path}/")]

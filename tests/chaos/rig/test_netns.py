@@ -158,7 +158,7 @@ def test_what_a_killed_run_leaves_is_removed_by_the_next() -> None:
         assert crashing.stdout is not None
         left = crashing.stdout.readline().strip()
         os.kill(crashing.pid, signal.SIGKILL)
-    (asleep,) = run("ip", "netns", "pids", left).split()
+    (asleep,) = netns.processes_in(left)
     assert left in netns.remove_stale()
     assert left not in run("ip", "netns", "list")
     deadline = time.monotonic() + 5

@@ -1,0 +1,124 @@
+"""A Ray cluster whose nodes are simulated hosts, and EscrowMQ on it, started as users start it.
+
+One host has Ray's control store, the supervisor and the clients, and no replica: Ray does not survive its
+loss, so nothing is to be learned from it. Every other host is a Ray node with one replica. All of Ray's own
+ports are below the range that the kernel gives out, so that traffic with both ends in that range is that of
+the Raft links.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from escrowmq.cluster.embedded_ray import system_config
+from escrowmq.cluster.settings import RaySettings
+from tests.chaos.rig.netns import GIVEN_PORTS, Network
+from tests.chaos.rig.shell import RigError
+
+#: Sorts after the others: replicas are placed on nodes in the order of their names.
+HEAD = "ray"
+GCS_PORT = 10000
+RAFT_LINKS = GIVEN_PORTS
+START_TIMEOUT_S = 90.0
+_OBJECT_STORE_BYTES = 100_000_000
+_PORTS = {
+    "node-manager-port": 10001,
+    "object-manager-port": 10002,
+    "metrics-export-port": 10003,
+    "dashboard-agent-listen-port": 10004,
+    "dashboard-agent-grpc-port": 10005,
+    "runtime-env-agent-port": 10006,
+    "min-worker-port": 11000,
+    "max-worker-port": 19999,
+}
+#: Puts the host's disk in the place of the data directory, for this process and what it starts.
+_WITH_DISK = 'mount --bind "$1" "$2" && shift 2 && exec "$@"'
+
+
+class RayNodes:
+    """Ray on the hosts of a network. ``data_dir`` is one path, but on each host with a disk that disk."""
+
+    def __init__(self, network: Network, directory: Path, disks: dict[str, Path]) -> None:
+        self.network, self._directory, self._disks = network, directory, disks
+        self.data_dir = directory / "data"
+        self.data_dir.mkdir()
+        self.address = f"{network.address(HEAD)}:{GCS_PORT}"
+
+    def start_all(self) -> None:
+        """The head first, then the others together."""
+        self.start(HEAD)
+        with ThreadPoolExecutor() as pool:
+            list(pool.map(self.start, [host for host in self.network.hosts if host != HEAD]))
+
+    def start(self, host: str) -> None:
+        """``ray start`` on a host, as its operator would. Raises RigError with what it printed."""
+        command = [str(Path(sys.executable).with_name("ray")), "start", "--disable-usage-stats"]
+        command += ["--node-name", host, "--node-ip-address", self.network.address(host)]
+        command += ["--num-cpus", "2", "--object-store-memory", str(_OBJECT_STORE_BYTES)]
+        command += ["--temp-dir", str(self._directory / host), "--include-log-monitor", "false"]
+        command += [f"--{name}={port}" for name, port in _PORTS.items()]
+        if host == HEAD:
+            command += ["--head", f"--port={GCS_PORT}", "--include-dashboard=false"]
+            command += ["--system-config", json.dumps(system_config(RaySettings()))]
+        else:
+            command += ["--address", self.address]
+        if host in self._disks:
+            disk = (str(self._disks[host]), str(self.data_dir))
+            command = ["sh", "-c", _WITH_DISK, "sh", *disk, *command]
+        self._on(host, command)
+
+    def raylet(self, host: str) -> int | None:
+        """The id of the host's raylet, if it lives."""
+        for pid in self.network.processes(host):
+            try:
+                if Path(f"/proc/{pid}/comm").read_text().strip() == "raylet":
+                    return pid
+            except OSError:
+                continue
+        return None
+
+    def escrowmq(self, *arguments: str) -> Any:
+        """``escrowmq ... --format json`` on the head; its result. Raises RigError."""
+        code = "from escrowmq.cluster.cli import main; main()"
+        command = [sys.executable, "-c", code, *arguments, "--address", self.address, "--format", "json"]
+        return json.loads(self._on(HEAD, command))
+
+    def up(self, config: Path | None = None) -> dict[str, Any]:
+        """``escrowmq up`` with one replica on each host but the head."""
+        replicas = len(self.network.hosts) - 1
+        arguments = ["up", "--data-dir", str(self.data_dir), "--replicas", str(replicas)]
+        arguments += ["--nodes-min", str(replicas + 1)]
+        if config is not None:
+            arguments += ["--config", str(config)]
+        answer: dict[str, Any] = self.escrowmq(*arguments)
+        return answer
+
+    def _on(self, host: str, command: Sequence[str]) -> str:
+        done = subprocess.run(
+            [*self.network.within(host), *command],
+            capture_output=True,
+            text=True,
+            env=_environment(),
+            timeout=START_TIMEOUT_S,
+            check=False,
+        )
+        if done.returncode != 0:
+            raise RigError(f"on {host}: {' '.join(command)}: {done.stdout[-2000:]}{done.stderr[-2000:]}")
+        return done.stdout
+
+
+def _environment() -> dict[str, str]:
+    """This process's environment, without what is meant for another Ray.
+
+    Without token: nobody but the hosts reaches this Ray, and a process reads the token's place only once,
+    when Ray is imported, which may be long before there is a rig.
+    """
+    own = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    return {**own, "RAY_AUTH_MODE": "disabled"}
