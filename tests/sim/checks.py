@@ -1,9 +1,12 @@
 """What must hold at every moment of a simulation, whatever the world does.
 
-* One leader per term (Election Safety).
+* A replica's term never falls and it votes once per term, whatever it goes through in between.
+* One leader per term (Election Safety), and a majority voted for it.
 * A leader's log holds every entry acknowledged in an earlier term (Leader Completeness).
 * An index is applied with one term and one command, everywhere and for ever (State Machine Safety),
   and the state after it has one hash.
+* A leader commits only up to an entry of its own term (Raft, section 5.4.2), and what it takes a follower
+  to hold, that follower's disk holds.
 * What is acknowledged is durable on a majority at that moment.
 * A replica's commit index never falls, and what it applied its own disk holds.
 """
@@ -41,6 +44,9 @@ class Checker:
         self.acknowledged: dict[int, int] = {}  # index -> term of the entry
         self._majority = size // 2 + 1
         self._leaders: dict[int, str] = {}
+        self._votes: dict[int, dict[str, str]] = {}  # term -> voter -> candidate
+        self._terms: dict[str, int] = {}
+        self._replicas: dict[str, Observed] = {}
         self._applied: dict[int, bytes] = {}
         self._digests: dict[int, bytes] = {}
         self._seen: dict[str, tuple[int, int, int]] = {}  # replica -> incarnation, term led, commit index
@@ -72,6 +78,8 @@ class Checker:
     def look(self, replica: Observed) -> None:
         """After every step of ``replica``."""
         node = replica.node
+        self._replicas[replica.name] = replica
+        self._voted(replica)
         commit, leads = node.commit_index, node.term if node.is_leader else 0
         seen = self._seen.get(replica.name)
         if seen is not None and seen[0] == replica.incarnation:
@@ -79,16 +87,60 @@ class Checker:
                 raise Violation(
                     f"the commit index of {replica.name} fell from {seen[2]} to {commit}", "commit-fell"
                 )
+            if leads == seen[1] != 0:
+                self._leading(replica, commit if commit > seen[2] else 0)
             if leads and leads != seen[1]:
                 self._elected(replica, leads)
         elif leads:
             self._elected(replica, leads)
         self._seen[replica.name] = (replica.incarnation, leads, commit)
 
+    def _voted(self, replica: Observed) -> None:
+        """What the replica's disk says. One that lost its disk says nothing until it takes part again."""
+        term, candidate = replica.journal.getCurrentTerm(), replica.journal.getVotedForNodeId()
+        if replica.learner:
+            return
+        known = self._terms.get(replica.name, 0)
+        if term < known:
+            raise Violation(f"the term of {replica.name} fell from {known} to {term}", "term-fell")
+        self._terms[replica.name] = term
+        if candidate is None:
+            return
+        before = self._votes.setdefault(term, {}).setdefault(replica.name, candidate)
+        if before != candidate:
+            raise Violation(
+                f"{replica.name} voted for {before} and {candidate} in term {term}", "voted-twice"
+            )
+
+    def _leading(self, replica: Observed, committed: int) -> None:
+        """A step of one that led before it; ``committed``: its commit index, if that rose."""
+        journal, term = replica.journal, replica.node.term
+        if committed and journal.term_at(committed) != term:
+            raise Violation(
+                f"{replica.name}, leading term {term}, commits up to entry {committed} of term "
+                f"{journal.term_at(committed)}",
+                "old-term-commit",
+            )
+        for peer in replica.node.progress():
+            other = self._replicas.get(peer.peer)
+            if other is None or other.learner or not other.up or other.node.term != term:
+                continue
+            match = peer.match_index
+            entry_term = journal.term_at(match)
+            if entry_term is not None and not _holds_durably(other.journal, match, entry_term):
+                raise Violation(
+                    f"{replica.name}, leading term {term}, takes {peer.peer} to hold entry {match}, "
+                    "which it does not",
+                    "false-match",
+                )
+
     def _elected(self, replica: Observed, term: int) -> None:
         self.elections += 1
         if self._leaders.setdefault(term, replica.name) != replica.name:
             raise Violation(f"{self._leaders[term]} and {replica.name} both lead term {term}", "two-leaders")
+        votes = sum(candidate == replica.name for candidate in self._votes.get(term, {}).values())
+        if votes < self._majority:
+            raise Violation(f"{replica.name} leads term {term} by {votes} votes", "no-majority")
         journal = replica.journal
         for index, entry_term in self.acknowledged.items():
             if entry_term < term and index >= journal.first_index and journal.term_at(index) != entry_term:
