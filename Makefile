@@ -4,7 +4,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint simulate bench
+.PHONY: help demo test lint simulate bench chaos
 
 BIN := .venv/bin
 STAMP := .venv/.installed
@@ -16,6 +16,7 @@ PYTHON ?= $(shell for p in python3.11 python3.12 python3 /usr/bin/python3.11 /us
 
 SEEDS ?= 200
 SEED ?= 1
+TRIALS ?= 50
 
 help: ## this list
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 18
@@ -34,6 +35,9 @@ lint: $(STAMP) ## ruff, mypy --strict, and the direction of imports
 
 simulate: $(STAMP) ## random schedules of faults against a whole broker group: SEEDS=<how many> SEED=<first>
 	$(BIN)/python -m tests.sim --seeds $(SEEDS) --seed $(SEED)
+
+chaos: $(STAMP) ## real processes killed, stopped, cut off: TRIALS=<how many> SEED=<n> (50: 8 minutes; ARGS=--help)
+	$(BIN)/python -m tests.chaos --trials $(TRIALS) --seed $(SEED) $(ARGS)
 
 bench: $(STAMP) ## figures and their ratio to a ceiling measured in the same run (5 minutes; ARGS=--help)
 	$(BIN)/python -m benchmarks $(ARGS)

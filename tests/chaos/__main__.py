@@ -1,0 +1,134 @@
+"""``python -m tests.chaos``: real processes under faults drawn from a seed; exit code 0 if all held."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from tests.chaos import report
+from tests.chaos.kinds import KINDS, Kind, kind_of
+from tests.chaos.machines import missing
+from tests.chaos.picture import draw
+from tests.chaos.plan import ROUND_TRIALS, Round
+from tests.chaos.running import Run, RunOptions
+
+
+class Screen:
+    """A progress bar, and above it a line for every trial."""
+
+    def __init__(self, console: Console, trials: int) -> None:
+        self.progress = Progress(
+            TextColumn("{task.description:34}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            console=console,
+        )
+        self._task = self.progress.add_task("starting", total=trials)
+
+    def round_begins(self, plan: Round) -> None:
+        self._doing(plan, "a fresh cluster")
+
+    def told(self, plan: Round, event: dict[str, Any]) -> None:
+        what = event["event"]
+        if what == "trial":
+            overlapping = " (overlapping)" if event["overlapping"] else ""
+            self._say(
+                f"{plan.number}.{event['number']:<3} {event['kind']:16} {event['victim']:44.44} "
+                f"away {event['away_s']:5.2f} s{overlapping}"
+            )
+            self.progress.advance(self._task)
+        elif what == "judged":
+            counts = Counter(event["counts"])
+            self._say(
+                f"{plan.number}     round judged: {counts['transactions']:,} transactions, "
+                f"{counts['records read']:,} records read, {len(event['violations'])} violations"
+            )
+        self._doing(plan, {"trial": "working", "started": "clients start"}.get(what, what))
+
+    def skipped(self, plan: Round, reason: str) -> None:
+        kinds = ", ".join(dict.fromkeys(fault.kind.value for fault in plan.faults))
+        self._say(f"{plan.number}     skipped {len(plan.faults)} faults ({kinds}): {reason}", "yellow")
+        self.progress.advance(self._task, len(plan.faults))
+
+    def failed(self, plan: Round, directory: Path, problems: list[str], replay: str) -> None:
+        for problem in problems[:10]:
+            self._say(problem, "red")
+        self._say(f"round {plan.number} failed (seed {plan.seed}); everything is in {directory}", "bold red")
+        self._say(f"again: {replay}", "bold")
+
+    def _doing(self, plan: Round, what: str) -> None:
+        place = f"{plan.groups} groups" if plan.groups > 1 else "machines" if plan.machines else ""
+        self.progress.update(self._task, description=f"round {plan.number} {place}: {what}")
+
+    def _say(self, text: str, style: str = "") -> None:
+        self.progress.console.print(escape(text), style=style, highlight=False)
+
+
+def _kinds(names: str) -> tuple[Kind, ...]:
+    try:
+        return tuple(kind_of(name.strip()) for name in names.split(",")) if names else tuple(Kind)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+
+
+def _list(wanted: bool) -> None:
+    if not wanted:
+        return
+    console = Console()
+    table = Table("kind", "what it does", "drawn", title="Faults")
+    for kind, about in KINDS.items():
+        lasts = f", for {about.seconds[0]:g} to {about.seconds[1]:g} s" if any(about.seconds) else ""
+        table.add_row(
+            kind.value, about.text + lasts, f"{about.cards} of a deck" + (" (machines)" * about.machines)
+        )
+    console.print(table)
+    reason = missing()
+    console.print("Those on machines of their own: " + (reason or "available here"))
+    raise typer.Exit
+
+
+def main(
+    trials: Annotated[int, typer.Option(help="faults to inflict", min=1)] = 50,
+    seed: Annotated[int, typer.Option(help="the faults and what clients do are drawn from it")] = 1,
+    kinds: Annotated[str, typer.Option(help="comma-separated; all if not given (see --list)")] = "",
+    per_round: Annotated[int, typer.Option(help="trials per cluster, before all is checked")] = ROUND_TRIALS,
+    only_round: Annotated[int | None, typer.Option(help="repeat this round of the seed alone")] = None,
+    keep_going: Annotated[bool, typer.Option(help="go on after a violation")] = False,
+    keep: Annotated[bool, typer.Option(help="keep the directories of good rounds too")] = False,
+    json_file: Annotated[Path | None, typer.Option("--json", help="write all results to this file")] = None,
+    markdown: Annotated[Path | None, typer.Option(help="write the tables as markdown")] = None,
+    picture: Annotated[Path | None, typer.Option(help="draw a round: PNG or SVG")] = None,
+    list_kinds: Annotated[
+        bool, typer.Option("--list", help="say what each fault does", callback=_list, is_eager=True)
+    ] = False,
+) -> None:
+    """Inflict faults on a real cluster at work, and check that nothing was lost, doubled or early."""
+    console = Console()
+    options = RunOptions(
+        seed, trials, per_round, _kinds(kinds), only=only_round, keep_going=keep_going, keep=keep
+    )
+    screen = Screen(console, per_round if only_round is not None else trials)
+    run = Run(options, screen, missing())
+    try:
+        with screen.progress:
+            good = run.run()
+    finally:
+        report.write(run.results, json_file, markdown)
+    report.show(run.results, console)
+    if picture is not None and not draw(run.results, picture):
+        console.print("[yellow]no round came to its end: there is nothing to draw")
+    if report.fail_over_held(run.results) is False:
+        console.print("[yellow]fail-over after SIGKILL of the leader took longer than it may (p95)")
+    raise typer.Exit(0 if good else 1)
+
+
+if __name__ == "__main__":
+    typer.run(main)

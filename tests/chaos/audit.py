@@ -1,0 +1,171 @@
+"""When all is quiet: everything resolved, every replica read from end to end, and the history judged."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from escrowmq import TransactionState
+from escrowmq.actors.calls import Done, RayCalls
+from escrowmq.actors.offsets import OffsetReader
+from escrowmq.actors.reader import PartitionReader
+from escrowmq.actors.router import Router
+from escrowmq.actors.topology import ClusterInfo
+from escrowmq.replication.codec import decode_rows
+from tests.chaos.consumer import GROUP, Place
+from tests.chaos.database import Database
+from tests.chaos.deployment import Deployment, until
+from tests.chaos.fleet import Fleet
+from tests.chaos.probe import OPERATED, Operator
+from tests.history.checker import check, stream
+from tests.history.events import INVOKE, OK, READ, Event, Recorder, identify
+from tests.history.report import Report
+
+#: A check may have been put off a few times: 1, 2, 4, 8 s.
+RESOLVED_S = 120.0
+REST_S = 75.0
+LARGE, HUGE = 30_000, 1_000_000
+
+
+class OneReplica:
+    """Calls that all go to one replica of each group, whichever was meant."""
+
+    def __init__(self, info: ClusterInfo, rid: int) -> None:
+        self._calls, self._rid = RayCalls(info), rid
+
+    def call(self, gid: int, rid: int, method: str, args: tuple[Any, ...], done: Done) -> None:
+        """See ReplicaCalls."""
+        self._calls.call(gid, self._rid, method, args, done)
+
+    def close(self) -> None:
+        """See ReplicaCalls."""
+        self._calls.close()
+
+
+def settle(deployment: Deployment, fleet: Fleet, operator: Operator) -> None:
+    """Rest, and wait until no transaction is open, the group has read all, and replicas agree."""
+    fleet.rest()
+    deployment.wait_well(90.0)
+    fleet.wait_rested(REST_S)
+    operator.end()
+
+    def nothing_open() -> bool:
+        operator.decide_some(1.0)
+        return not deployment.cluster.admin.list_transactions()
+
+    until("no transaction is open", nothing_open, RESOLVED_S)
+
+    def all_read() -> bool:
+        places = deployment.cluster.admin.describe_group(GROUP).partitions
+        return bool(places) and all((place.committed or 0) >= place.end for place in places)
+
+    until("the consumer group has committed everything", all_read, 60.0)
+    deployment.same_everywhere()
+
+
+def read_everything(deployment: Deployment, recorder: Recorder, places: Sequence[Place]) -> Counter[str]:
+    """All partitions from every replica, and what the group has committed; figures of what was read."""
+    info = deployment.info
+    router = Router(info)
+    offsets = OffsetReader(router)
+    try:
+        bounds = offsets.bounds(places, 30.0)
+        committed = offsets.committed(GROUP, {topic for topic, _ in places}, 30.0)
+    finally:
+        router.close()
+    for (topic, partition), offset in committed.items():
+        op = recorder.invoke("offset-fetch", group=GROUP, topic=topic, partition=partition)
+        recorder.ok(op, offset=offset)
+    figures: Counter[str] = Counter()
+    for rid in range(info.replicas):
+        calls = OneReplica(info, rid)
+        for place in places:
+            where = bounds[place]
+            assert not isinstance(where, Exception), where
+            _read(info, calls, recorder, f"final-{rid}", place, where, figures if rid == 0 else Counter())
+        calls.close()
+    return figures
+
+
+def _read(
+    info: ClusterInfo,
+    calls: OneReplica,
+    recorder: Recorder,
+    reader: str,
+    place: Place,
+    bounds: tuple[int, int],
+    figures: Counter[str],
+) -> None:
+    records: list[tuple[int, str]] = []
+    for block in PartitionReader(info, *place, *bounds, calls=calls):
+        for n, (_, value, _, _) in enumerate(decode_rows(block.rows, block.messages)):
+            records.append((block.base_offset + n, identify(value)))
+            figures["messages"] += 1
+            figures["bytes"] += len(value)
+            figures["messages of 30 KB and more"] += len(value) >= LARGE
+            figures["messages of 1 MB"] += len(value) >= HUGE
+    recorder.read(reader, *place, records, start=bounds[0], end=bounds[1])
+
+
+def tell_the_truth(recorder: Recorder, directory: Path, histories: Iterable[Path]) -> None:
+    """What every app's own database says of every transaction that was ever begun."""
+    committed = {path.stem: _committed(path) for path in directory.glob("*.db")}
+    known: set[tuple[str, str]] = set()
+    for event in stream(histories):
+        if event.phase != INVOKE or event.kind != "prepare" or event.fields["app"] in OPERATED:
+            continue
+        app, tx = event.fields["app"], event.fields["tx"]
+        if (app, tx) in known:
+            continue
+        known.add((app, tx))
+        state = TransactionState.COMMITTED if tx in committed[app] else TransactionState.ROLLBACK
+        recorder.ok(recorder.invoke("local", app=app, tx=tx, outcome=state.value))
+
+
+def _committed(path: Path) -> set[str]:
+    database = Database(path)
+    try:
+        return database.committed()
+    finally:
+        database.close()
+
+
+def judge(histories: Sequence[Path], places: Sequence[Place]) -> tuple[Report, list[str], list[int]]:
+    """The checker's report, what the group missed, and when (ns) transactions and sends were acknowledged."""
+    report = check(stream(histories))
+    return report, never_delivered(stream(histories), places), acknowledged_at(stream(histories))
+
+
+def never_delivered(events: Iterable[Event], places: Sequence[Place]) -> list[str]:
+    """Offsets that no member of the group got, though the last complete read has them."""
+    delivered: dict[Place, set[int]] = {place: set() for place in places}
+    ends: dict[Place, int] = {}
+    for event in events:
+        if event.phase != READ:
+            continue
+        place = event.fields["topic"], event.fields["partition"]
+        if event.process.startswith("consumer-"):
+            delivered[place].update(offset for offset, _ in event.fields["records"])
+        elif event.fields.get("end") is not None:
+            ends[place] = event.fields["end"]
+    missing = {place: sorted(set(range(end)) - delivered[place]) for place, end in ends.items()}
+    return [
+        f"group {GROUP} was never given {len(offsets)} messages of {topic}[{partition}]: {offsets[:5]}"
+        for (topic, partition), offsets in missing.items()
+        if offsets
+    ]
+
+
+def acknowledged_at(events: Iterable[Event]) -> list[int]:
+    """Moments at which commits and plain sends were acknowledged."""
+    wanted: set[tuple[str, int]] = set()
+    moments = []
+    for event in events:
+        key = event.process, event.op
+        if event.phase == INVOKE and event.kind in ("decide", "send"):
+            wanted.add(key)
+        elif event.phase == OK and key in wanted:
+            moments.append(event.at)
+    return moments

@@ -1,0 +1,201 @@
+"""A consumer process: ``python -m tests.chaos.consumer SETTINGS``; a member of a group, or a reader.
+
+The member polls, commits offsets now and then, sometimes leaves and joins again, and sometimes crashes
+between the two. The reader follows all partitions without a group and, every second, takes a stable
+cut: ends that one answer of the leader gave together, and everything up to them.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+
+import escrowmq
+from escrowmq import Cluster, Consumer, EscrowMQError, StaleMember
+from escrowmq.actors.offsets import OffsetReader
+from escrowmq.actors.reader import PartitionReader
+from escrowmq.actors.router import Router
+from escrowmq.actors.topology import ClusterInfo
+from escrowmq.replication.codec import decode_rows
+from escrowmq.replication.model import ConsumerRecord, group_of
+from tests.chaos.client import ClientSettings, Parent, crash, say_ready
+from tests.history.events import Recorder, identify
+
+GROUP = "auditors"
+CUT_EVERY_S = 1.0
+Place = tuple[str, int]
+
+
+def places(topics: Mapping[str, int]) -> list[Place]:
+    """All partitions."""
+    return [(topic, partition) for topic, count in sorted(topics.items()) for partition in range(count)]
+
+
+def by_partition(records: Sequence[ConsumerRecord]) -> dict[Place, list[tuple[int, str]]]:
+    """What one poll brought, as the history wants it."""
+    found: dict[Place, list[tuple[int, str]]] = {}
+    for record in records:
+        found.setdefault((record.topic, record.partition), []).append((record.offset, identify(record.value)))
+    return found
+
+
+def read_range(info: ClusterInfo, place: Place, start: int, end: int) -> list[tuple[int, str]]:
+    """Everything in ``[start, end)`` of a partition."""
+    with PartitionReader(info, *place, start, end, timeout_s=15.0) as blocks:
+        return [
+            (block.base_offset + n, identify(value))
+            for block in blocks
+            for n, (_, value, _, _) in enumerate(decode_rows(block.rows, block.messages))
+        ]
+
+
+class Member:
+    """A member of the group. A new name for every time that it joins, so that its positions are its own."""
+
+    def __init__(
+        self, cluster: Cluster, settings: ClientSettings, recorder: Recorder, parent: Parent
+    ) -> None:
+        self.cluster, self.settings, self.recorder, self.parent = cluster, settings, recorder, parent
+        self.rng = random.Random(f"{settings.seed}/{settings.name}")
+        self.epoch = 0
+        self.polled: dict[Place, int] = {}
+
+    def run(self) -> None:
+        """Joins again and again, until the end."""
+        while not self.parent.ending.is_set():
+            with self.cluster.consumer(
+                group=GROUP,
+                topics=sorted(self.settings.topics),
+                auto_offset_reset="earliest",
+                session_timeout_s=3.0,
+                heartbeat_interval_s=0.5,
+            ) as consumer:
+                self._attend(consumer)
+
+    def _attend(self, consumer: Consumer) -> None:
+        """Some hundred polls."""
+        assigned: list[Place] = []
+        self._new_epoch()
+        for _ in range(self.rng.randint(100, 400)):
+            if self.parent.ending.is_set():
+                return
+            try:
+                records = consumer.poll(timeout_s=0.3)
+            except EscrowMQError:
+                continue  # nobody answers: the next poll tries again
+            now = consumer.assignment()
+            if now != assigned:
+                assigned = now
+                self._new_epoch()
+            self._record(records)
+            if self.rng.random() < self.settings.crashes and not self.parent.resting.is_set():
+                crash()
+            if self.rng.random() < 0.3:
+                self._commit(consumer)
+
+    def _new_epoch(self) -> None:
+        self.epoch += 1
+        self.polled = {}
+
+    def _record(self, records: Sequence[ConsumerRecord]) -> None:
+        for place, found in by_partition(records).items():
+            start = found[0][0] if place not in self.polled else None
+            self.recorder.read(f"{self.settings.name}#{self.epoch}", *place, found, start=start)
+            self.polled[place] = found[-1][0] + 1
+
+    def _commit(self, consumer: Consumer) -> None:
+        offsets = dict(self.polled)
+        if not offsets:
+            return
+        ops = [
+            self.recorder.invoke("offset-commit", group=GROUP, topic=t, partition=p, offset=offset)
+            for (t, p), offset in offsets.items()
+        ]
+        try:
+            consumer.commit(offsets)
+        except StaleMember as error:
+            for op in ops:
+                self.recorder.unknown(op, repr(error))
+            self._new_epoch()
+        except EscrowMQError as error:
+            for op in ops:
+                self.recorder.unknown(op, repr(error))
+        else:
+            for op in ops:
+                self.recorder.ok(op)
+
+
+class Reader:
+    """Follows everything and takes stable cuts."""
+
+    def __init__(
+        self, cluster: Cluster, settings: ClientSettings, recorder: Recorder, parent: Parent
+    ) -> None:
+        self.cluster, self.settings, self.recorder, self.parent = cluster, settings, recorder, parent
+        self.places = places(settings.topics)
+        self.ends = dict.fromkeys(self.places, 0)
+        self.cuts = 0
+
+    def run(self) -> None:
+        """Until the end."""
+        router = Router(self.cluster.info)
+        offsets = OffsetReader(router)
+        with self.cluster.consumer(auto_offset_reset="earliest") as consumer:
+            consumer.assign(self.places)
+            started: set[Place] = set()
+            for due in self._cuts_due():
+                try:
+                    if due:
+                        self._cut(offsets)
+                    records = consumer.poll(timeout_s=0.3)
+                except EscrowMQError:
+                    continue
+                for place, found in by_partition(records).items():
+                    start = None if place in started else 0
+                    started.add(place)
+                    self.recorder.read(self.settings.name, *place, found, start=start)
+        router.close()
+
+    def _cuts_due(self) -> Iterator[bool]:
+        last = time.monotonic()
+        while not self.parent.ending.is_set():
+            due = time.monotonic() - last >= CUT_EVERY_S
+            last = time.monotonic() if due else last
+            yield due
+
+    def _cut(self, offsets: OffsetReader) -> None:
+        """What has come since the cut before, up to ends that stand together; one cut per broker group,
+        since transactions become readable at one instant within a group only."""
+        bounds = offsets.bounds(self.places, 5.0)
+        self.cuts += 1
+        for place in self.places:
+            found = bounds[place]
+            assert not isinstance(found, Exception), found
+            gid = group_of(*place, self.cluster.info.groups)
+            records = read_range(self.cluster.info, place, self.ends[place], found[1])
+            self.recorder.read(
+                f"{self.settings.name}/cuts-{gid}",
+                *place,
+                records,
+                start=self.ends[place],
+                cut=f"{self.settings.name}/{gid}/{self.cuts}",
+            )
+            self.ends[place] = found[1]
+
+
+def main() -> int:
+    """Run until the parent closes the standard input."""
+    settings = ClientSettings(**json.loads(sys.argv[1]))
+    parent, recorder = Parent(), settings.recorder()
+    kind = Member if settings.role == "consumer" else Reader
+    with escrowmq.connect(settings.address, settings.namespace) as cluster:
+        say_ready()
+        kind(cluster, settings, recorder, parent).run()
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,128 @@
+"""The cluster of a round as the driver needs it: who leads, which process is who, is it well again.
+
+Processes are found through Ray's own list of actors, so a pid is always that of the actor meant and
+never a guess by name.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import psutil
+
+from escrowmq import Cluster, EscrowMQError
+from escrowmq.actors.admin_types import GroupStatus
+from escrowmq.actors.topology import SUPERVISOR, broker_name
+
+POLL_S = 0.05
+
+
+class Stuck(Exception):
+    """The cluster did not become well in time: a violation of its promises."""
+
+
+class Deployment:
+    """A running cluster."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self.info = cluster.info
+
+    def pids(self) -> dict[str, int]:
+        """Pid of every living actor of the cluster by its name."""
+        from ray._private import state  # there is no public way without Ray's dashboard
+
+        actors: Mapping[str, Mapping[str, Any]] = state.actors()  # type: ignore[no-untyped-call]
+        return {str(a["Name"]): int(a["Pid"]) for a in actors.values() if a["State"] == "ALIVE" and a["Name"]}
+
+    def broker_pids(self) -> dict[tuple[int, int], int]:
+        """(group, replica) -> pid."""
+        pids = self.pids()
+        return {
+            (gid, rid): pids[name]
+            for gid in range(self.info.groups)
+            for rid in range(self.info.replicas)
+            if (name := broker_name(gid, rid)) in pids
+        }
+
+    def feedback_names(self) -> list[str]:
+        """Feedback actors that live."""
+        return sorted(name for name in self.pids() if name.startswith("feedback-"))
+
+    def supervisor_pid(self) -> int | None:
+        """None: Ray is bringing it back."""
+        return self.pids().get(SUPERVISOR)
+
+    def group(self, gid: int) -> GroupStatus:
+        """As its replicas see it now."""
+        return self.cluster.status().groups[gid]
+
+    def leader(self, gid: int, within_s: float = 30.0) -> int:
+        """The replica that leads. Raises Stuck."""
+        return until(f"group {gid} has a leader", lambda: self._ready_leader(gid), within_s)
+
+    def _ready_leader(self, gid: int) -> int | None:
+        # Truthiness is the condition of ``until``, and replica 0 is as good a leader as any.
+        for replica in self.group(gid).replicas:
+            if replica.reachable and replica.details.get("ready"):
+                return _Number(replica.replica)
+        return None
+
+    def wait_well(self, within_s: float = 60.0) -> float:
+        """Until every replica answers, follows its leader, and has applied about all; seconds waited."""
+        start = time.monotonic()
+        until("every replica is back and has caught up", self._well, within_s)
+        return time.monotonic() - start
+
+    def _well(self) -> bool:
+        for group in self.cluster.status().groups:
+            if not group.healthy or not any(r.details.get("ready") for r in group.replicas):
+                return False
+            commit = max(replica.commit_index for replica in group.replicas)
+            if any(commit - replica.applied_index > 200 for replica in group.replicas):
+                return False
+        return True
+
+    def same_everywhere(self, within_s: float = 60.0) -> None:
+        """Until all replicas of each group have applied exactly the same."""
+
+        def same() -> bool:
+            return all(
+                group.healthy and len({replica.applied_index for replica in group.replicas}) == 1
+                for group in self.cluster.status().groups
+            )
+
+        until("all replicas have applied the same", same, within_s)
+
+
+class _Number(int):
+    """A number that is true even if it is 0."""
+
+    def __bool__(self) -> bool:
+        return True
+
+
+def until(what: str, condition: Callable[[], Any], within_s: float) -> Any:
+    """Wait until ``condition()`` gives something true, and give that. Raises Stuck."""
+    deadline = time.monotonic() + within_s
+    last: object = None
+    while True:
+        try:
+            if found := condition():
+                return found
+            last = found
+        except EscrowMQError as error:
+            last = error
+        if time.monotonic() >= deadline:
+            raise Stuck(f"not within {within_s:g} s: {what}; last: {last!r}")
+        time.sleep(POLL_S)
+
+
+def gone(pid: int) -> bool:
+    """Whether no such process runs (a zombie does not)."""
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True

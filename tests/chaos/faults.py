@@ -1,0 +1,253 @@
+"""Inflicting faults. Each ends healed: what was stopped runs, what was cut is joined, what was full is empty.
+
+A fault is a context: entering it strikes, leaving it heals. ``struck_at`` is the moment of the blow on
+the clock of the histories; the driver's probe starts right after it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import ray
+
+from escrowmq.actors.topology import SUPERVISOR, broker_name
+from tests.chaos.deployment import Deployment, gone, until
+from tests.chaos.fleet import Fleet
+from tests.chaos.kinds import Kind
+from tests.chaos.plan import Fault
+
+BACK_S = 60.0
+
+
+class Machines(Protocol):
+    """What faults on machines need: replicas by number, as ``tests.chaos.rig`` offers it."""
+
+    def cut(self, a: int, b: int) -> None: ...
+    def delay(self, a: int, b: int, seconds: float) -> None: ...
+    def heal(self) -> None: ...
+    def fill_disk(self, replica: int) -> None: ...
+    def free_disk(self, replica: int) -> None: ...
+    def kill_node(self, replica: int) -> None: ...
+    def start_node(self, replica: int) -> None: ...
+
+
+@dataclass(slots=True)
+class Blow:
+    """What was done: the moment, and to whom."""
+
+    struck_at: int
+    victim: str
+
+
+class Faults:
+    """Strikes one cluster and its clients."""
+
+    def __init__(self, deployment: Deployment, fleet: Fleet, machines: Machines | None) -> None:
+        self.deployment, self.fleet, self.machines = deployment, fleet, machines
+
+    @contextlib.contextmanager
+    def inflicted(self, fault: Fault) -> Iterator[Blow]:
+        """Strike; heal at the end."""
+        method = getattr(self, "_" + fault.kind.value.replace("-", "_"))
+        with method(fault) as blow:
+            yield blow
+
+    # -------------------------------------------------------------- brokers
+
+    def _leader_kill(self, fault: Fault) -> Any:
+        gid = fault.group % self.deployment.info.groups
+        return self._killed([(gid, self.deployment.leader(gid))])
+
+    def _follower_kill(self, fault: Fault) -> Any:
+        return self._killed([self._follower(fault)])
+
+    def _brokers_kill(self, fault: Fault) -> Any:
+        return self._killed(sorted(self.deployment.broker_pids()))
+
+    def _leader_pause(self, fault: Fault) -> Any:
+        gid = fault.group % self.deployment.info.groups
+        return self._paused((gid, self.deployment.leader(gid)), fault)
+
+    def _follower_pause(self, fault: Fault) -> Any:
+        return self._paused(self._follower(fault), fault)
+
+    def _follower(self, fault: Fault) -> tuple[int, int]:
+        gid = fault.group % self.deployment.info.groups
+        leader = self.deployment.leader(gid)
+        others = [rid for rid in range(self.deployment.info.replicas) if rid != leader]
+        return gid, others[fault.target % len(others)]
+
+    @contextlib.contextmanager
+    def _killed(self, victims: list[tuple[int, int]]) -> Iterator[Blow]:
+        pids = self._pids(victims)
+        blow = Blow(time.monotonic_ns(), ", ".join(broker_name(*victim) for victim in victims))
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+        yield blow
+
+    @contextlib.contextmanager
+    def _paused(self, victim: tuple[int, int], fault: Fault) -> Iterator[Blow]:
+        (pid,) = self._pids([victim])
+        end = time.monotonic() + fault.seconds
+        blow = Blow(time.monotonic_ns(), broker_name(*victim))
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            yield blow
+            time.sleep(max(end - time.monotonic(), 0.0))
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+
+    def _pids(self, victims: list[tuple[int, int]]) -> list[int]:
+        """Of processes that run: the one before may still be coming back from the last fault."""
+
+        def found() -> list[int] | None:
+            pids = self.deployment.broker_pids()
+            if all(victim in pids and not gone(pids[victim]) for victim in victims):
+                return [pids[victim] for victim in victims]
+            return None
+
+        pids: list[int] = until(f"{victims} run", found, BACK_S)
+        return pids
+
+    # -------------------------------------------------------------- others of the cluster
+
+    def _feedback_kill(self, fault: Fault) -> Any:
+        names = until("a feedback actor lives", self.deployment.feedback_names, BACK_S)
+        return self._actor_killed(names[fault.target % len(names)])
+
+    def _supervisor_kill(self, fault: Fault) -> Any:
+        return self._actor_killed(SUPERVISOR)
+
+    @contextlib.contextmanager
+    def _actor_killed(self, name: str) -> Iterator[Blow]:
+        pid = until(f"{name} runs", lambda: self._living(name), BACK_S)
+        blow = Blow(time.monotonic_ns(), name)
+        os.kill(pid, signal.SIGKILL)
+        yield blow
+        until(f"{name} is back", lambda: (self._living(name) or pid) != pid, BACK_S)
+
+    def _living(self, name: str) -> int | None:
+        pid = self.deployment.pids().get(name)
+        return None if pid is None or gone(pid) else pid
+
+    @contextlib.contextmanager
+    def _rolling_restart(self, fault: Fault) -> Iterator[Blow]:
+        blow = Blow(time.monotonic_ns(), "all, one after the other")
+        yield blow
+        info = self.deployment.info
+        for gid in range(info.groups):
+            for rid in range(info.replicas):
+                name = broker_name(gid, rid)
+                actor = ray.get_actor(name, namespace=info.namespace)
+                ray.get(actor.stop.remote(), timeout=30.0)
+                ray.kill(actor, no_restart=False)
+                self.deployment.wait_well(BACK_S)
+        for name in [*self.deployment.feedback_names(), SUPERVISOR]:
+            before = until(f"{name} runs", lambda name=name: self._living(name), BACK_S)
+            ray.kill(ray.get_actor(name, namespace=info.namespace), no_restart=False)
+            until(
+                f"{name} is back",
+                lambda name=name, before=before: (self._living(name) or before) != before,
+                BACK_S,
+            )
+
+    # -------------------------------------------------------------- clients
+
+    def _producer_kill(self, fault: Fault) -> Any:
+        return self._client_killed("producer", fault)
+
+    def _consumer_kill(self, fault: Fault) -> Any:
+        return self._client_killed("consumer", fault)
+
+    @contextlib.contextmanager
+    def _client_killed(self, role: str, fault: Fault) -> Iterator[Blow]:
+        names = self.fleet.names(role)
+        name = names[fault.target % len(names)]
+        self.fleet.kill(name)
+        yield Blow(time.monotonic_ns(), name)
+
+    # -------------------------------------------------------------- machines
+
+    def _rig(self) -> Machines:
+        assert self.machines is not None, "a plan for machines runs on machines"
+        return self.machines
+
+    @contextlib.contextmanager
+    def _network(self, fault: Fault, victim: int, change: Callable[[], None]) -> Iterator[Blow]:
+        end = time.monotonic() + fault.seconds
+        blow = Blow(time.monotonic_ns(), f"replica {victim}")
+        change()
+        try:
+            yield blow
+            time.sleep(max(end - time.monotonic(), 0.0))
+        finally:
+            self._rig().heal()
+
+    def _others(self, rid: int) -> list[int]:
+        return [other for other in range(self.deployment.info.replicas) if other != rid]
+
+    def _leader_cut(self, fault: Fault) -> Any:
+        return self._cut_off(fault, self.deployment.leader(0))
+
+    def _follower_cut(self, fault: Fault) -> Any:
+        return self._cut_off(fault, self._follower(fault)[1])
+
+    def _cut_off(self, fault: Fault, rid: int) -> Any:
+        def cut() -> None:
+            for other in self._others(rid):
+                self._rig().cut(rid, other)
+
+        return self._network(fault, rid, cut)
+
+    def _link_cut(self, fault: Fault) -> Any:
+        leader = self.deployment.leader(0)
+        other = self._others(leader)[fault.target % 2]
+        return self._network(fault, leader, lambda: self._rig().cut(leader, other))
+
+    def _slow_links(self, fault: Fault) -> Any:
+        leader = self.deployment.leader(0)
+
+        def slow() -> None:
+            for other in self._others(leader):
+                self._rig().delay(leader, other, fault.delay_s)
+
+        return self._network(fault, leader, slow)
+
+    @contextlib.contextmanager
+    def _disk_full(self, fault: Fault) -> Iterator[Blow]:
+        rid = self.deployment.leader(0) if fault.target % 3 else self._follower(fault)[1]
+        end = time.monotonic() + fault.seconds
+        blow = Blow(time.monotonic_ns(), f"replica {rid}")
+        self._rig().fill_disk(rid)
+        try:
+            yield blow
+            time.sleep(max(end - time.monotonic(), 0.0))
+        finally:
+            self._rig().free_disk(rid)
+
+    @contextlib.contextmanager
+    def _node_kill(self, fault: Fault) -> Iterator[Blow]:
+        rid = self.deployment.leader(0)
+        end = time.monotonic() + fault.seconds
+        blow = Blow(time.monotonic_ns(), f"the node of replica {rid}")
+        self._rig().kill_node(rid)
+        try:
+            yield blow
+            time.sleep(max(end - time.monotonic(), 0.0))
+        finally:
+            self._rig().start_node(rid)
+
+
+NEEDS_MACHINES = "needs replicas on machines of their own"
+
+
+def needs(kind: Kind) -> str:
+    """The name of the method that inflicts a kind; for the test that each has one."""
+    return "_" + kind.value.replace("-", "_")

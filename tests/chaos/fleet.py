@@ -1,0 +1,161 @@
+"""The client processes of a round: start, listen, kill, start again when they crash.
+
+Only processes started here are ever signalled, by their pid. A client that ends with anything but its
+own planned crash, or a kill from here, has found something: its log is named.
+"""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from tests.chaos.client import OWN_CRASH, ClientSettings
+
+MODULES = {"producer": "producer", "consumer": "consumer", "reader": "consumer"}
+START_PATIENCE_S = 60.0
+END_PATIENCE_S = 45.0
+
+
+@dataclass(slots=True)
+class _Client:
+    settings: ClientSettings
+    starts: int = 0
+    popen: subprocess.Popen[str] | None = None
+    killed: bool = False
+    ready: threading.Event = field(default_factory=threading.Event)
+    rested: threading.Event = field(default_factory=threading.Event)
+    watcher: threading.Thread | None = None
+
+
+class Fleet:
+    """Clients by name, each of which is started again until the fleet rests."""
+
+    def __init__(self) -> None:
+        self._clients: dict[str, _Client] = {}
+        self._resting = False
+        self._lock = threading.Lock()
+        #: What no client may do, with the log that tells of it.
+        self.problems: list[str] = []
+        self.own_crashes = 0
+
+    def add(self, settings: ClientSettings) -> None:
+        """Start a client and keep it running."""
+        client = self._clients[settings.name] = _Client(settings)
+        self._start(client)
+
+    def wait_ready(self) -> None:
+        """Until all clients work. Raises TimeoutError."""
+        for name, client in self._clients.items():
+            if not client.ready.wait(START_PATIENCE_S):
+                raise TimeoutError(f"client {name} is not ready after {START_PATIENCE_S:g} s")
+
+    def names(self, role: str) -> list[str]:
+        """Clients of that role."""
+        return sorted(name for name, client in self._clients.items() if client.settings.role == role)
+
+    def kill(self, name: str) -> int:
+        """SIGKILL; it is started again. Returns the pid that was killed."""
+        client = self._clients[name]
+        client.ready.wait(START_PATIENCE_S)
+        with self._lock:
+            popen = client.popen
+            assert popen is not None
+            client.killed = True
+            popen.send_signal(signal.SIGKILL)
+        return popen.pid
+
+    def rest(self) -> None:
+        """All clients stop beginning new work; those that are gone come back, since checks need answers."""
+        with self._lock:
+            self._resting = True
+            for client in self._clients.values():
+                self._say(client, "rest")
+
+    def wait_rested(self, within_s: float) -> None:
+        """Until no producer has anything under way. Raises TimeoutError."""
+        deadline = time.monotonic() + within_s
+        for name in self.names("producer"):
+            if not self._clients[name].rested.wait(max(deadline - time.monotonic(), 0.0)):
+                raise TimeoutError(f"client {name} has work under way after {within_s:g} s of rest")
+
+    def end(self) -> None:
+        """Let all clients end; kill what does not."""
+        with self._lock:
+            running = [client for client in self._clients.values() if client.popen is not None]
+            self._clients = {}
+            for client in running:
+                assert client.popen is not None and client.popen.stdin is not None
+                client.killed = True  # from now on no way to end is wrong but staying
+                with _ignored_pipe():
+                    client.popen.stdin.close()
+        deadline = time.monotonic() + END_PATIENCE_S
+        for client in running:
+            assert client.popen is not None
+            try:
+                client.popen.wait(max(deadline - time.monotonic(), 0.1))
+            except subprocess.TimeoutExpired:
+                self.problems.append(f"client {client.settings.name} did not end by itself")
+                client.popen.kill()
+                client.popen.wait()
+
+    # -------------------------------------------------------------- one client
+
+    def _start(self, client: _Client) -> None:
+        client.starts += 1
+        client.killed = False
+        name = f"{client.settings.name}.{client.starts}"
+        settings = replace(client.settings, name=name)
+        if self._resting:
+            settings = replace(settings, crashes=0.0)
+        module = f"tests.chaos.{MODULES[settings.role]}"
+        with (Path(settings.directory) / f"{name}.log").open("w") as log:
+            client.popen = subprocess.Popen(
+                [sys.executable, "-m", module, settings.encode()],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+            )
+        if self._resting:
+            self._say(client, "rest")
+        client.watcher = threading.Thread(target=self._watch, args=(client, client.popen, name), daemon=True)
+        client.watcher.start()
+
+    def _say(self, client: _Client, word: str) -> None:
+        if client.popen is not None and client.popen.stdin is not None:
+            with _ignored_pipe():
+                client.popen.stdin.write(word + "\n")
+                client.popen.stdin.flush()
+
+    def _watch(self, client: _Client, popen: subprocess.Popen[str], name: str) -> None:
+        assert popen.stdout is not None
+        for line in popen.stdout:
+            said = {"ready": client.ready, "rested": client.rested}.get(line.strip())
+            if said is not None:
+                said.set()
+        code = popen.wait()
+        with self._lock:
+            if client.settings.name not in self._clients or client.popen is not popen:
+                return
+            client.ready.clear()
+            client.rested.clear()
+            if code == OWN_CRASH:
+                self.own_crashes += 1
+            elif not client.killed:
+                self.problems.append(f"client {name} ended with {code}: see {name}.log")
+            self._start(client)
+
+
+class _ignored_pipe:
+    """A client that has just died cannot be told anything any more."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> bool:
+        return kind is not None and issubclass(kind, (BrokenPipeError, ValueError))

@@ -1,0 +1,72 @@
+"""The kinds of faults: what each does, how often it is drawn, and what the machine must offer for it."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+
+class Kind(enum.Enum):
+    """What befalls the cluster in one trial. The value is its name on the command line and in reports."""
+
+    LEADER_KILL = "leader-kill"
+    FOLLOWER_KILL = "follower-kill"
+    BROKERS_KILL = "brokers-kill"
+    FEEDBACK_KILL = "feedback-kill"
+    SUPERVISOR_KILL = "supervisor-kill"
+    PRODUCER_KILL = "producer-kill"
+    CONSUMER_KILL = "consumer-kill"
+    LEADER_PAUSE = "leader-pause"
+    FOLLOWER_PAUSE = "follower-pause"
+    ROLLING_RESTART = "rolling-restart"
+    NODE_KILL = "node-kill"
+    LEADER_CUT = "leader-cut"
+    FOLLOWER_CUT = "follower-cut"
+    LINK_CUT = "link-cut"
+    SLOW_LINKS = "slow-links"
+    DISK_FULL = "disk-full"
+
+
+@dataclass(frozen=True, slots=True)
+class About:
+    """``cards``: how many of it lie in a deck (see plan). ``machines``: needs replicas on machines of their
+    own (network namespaces). ``seconds``: range of how long it lasts, where the driver decides that."""
+
+    text: str
+    cards: int
+    machines: bool = False
+    seconds: tuple[float, float] = (0.0, 0.0)
+
+
+KINDS: dict[Kind, About] = {
+    Kind.LEADER_KILL: About("SIGKILL of the process of a group's leader", 7),
+    Kind.FOLLOWER_KILL: About("SIGKILL of the process of a follower", 3),
+    Kind.BROKERS_KILL: About("SIGKILL of every broker process of all groups at once", 3),
+    Kind.FEEDBACK_KILL: About("SIGKILL of a feedback actor", 2),
+    Kind.SUPERVISOR_KILL: About("SIGKILL of the supervisor", 2),
+    Kind.PRODUCER_KILL: About("SIGKILL of a producer in the middle of its transactions", 2),
+    Kind.CONSUMER_KILL: About("SIGKILL of a member of the consumer group", 2),
+    Kind.LEADER_PAUSE: About("SIGSTOP of the leader, later SIGCONT", 3, seconds=(2.0, 10.0)),
+    Kind.FOLLOWER_PAUSE: About("SIGSTOP of a follower, later SIGCONT", 2, seconds=(2.0, 10.0)),
+    Kind.ROLLING_RESTART: About("broker after broker stops and starts, then feedback and supervisor", 1),
+    Kind.NODE_KILL: About("SIGKILL of the raylet of the leader's node; the node comes back", 2, True, (2, 5)),
+    Kind.LEADER_CUT: About("the leader's node is cut off from the other replicas", 3, True, (2.0, 8.0)),
+    Kind.FOLLOWER_CUT: About("a follower's node is cut off from the other replicas", 2, True, (2.0, 8.0)),
+    Kind.LINK_CUT: About("only the link between the leader and one follower is cut", 2, True, (2.0, 8.0)),
+    Kind.SLOW_LINKS: About("0.5 to 3 s of delay between the leader and the others", 3, True, (3.0, 8.0)),
+    Kind.DISK_FULL: About(
+        "the disk of the leader or a follower fills up, and is freed later", 2, True, (2, 6)
+    ),
+}
+
+#: Kinds after which another replica has to lead before anything can be committed.
+FAIL_OVERS = (Kind.LEADER_KILL, Kind.LEADER_PAUSE, Kind.LEADER_CUT, Kind.NODE_KILL)
+
+
+def kind_of(name: str) -> Kind:
+    """The kind of that name. Raises ValueError that names all of them."""
+    try:
+        return Kind(name)
+    except ValueError:
+        known = ", ".join(kind.value for kind in Kind)
+        raise ValueError(f"unknown kind of fault {name!r}; there are: {known}") from None

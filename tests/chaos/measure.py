@@ -1,0 +1,105 @@
+"""Figures of a run: how long the cluster was away after each kind of fault, how many faults there were.
+
+Pure functions over what the rounds told. A fault that struck before the cluster had recovered from the one
+before counts as a trial, but its times would measure both, so they are kept apart.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+#: What a fail-over may take from the SIGKILL of the leader to the next acknowledged commit, p95.
+FAIL_OVER_S = 1.0
+
+
+def percentile(values: Sequence[float], share: float) -> float | None:
+    """The smallest value that at least that share of all values does not exceed; None of nothing."""
+    if not values:
+        return None
+    ordered = sorted(values)
+    return ordered[max(math.ceil(share * len(ordered)) - 1, 0)]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One kind of fault. Times in seconds; ``away``: until a transaction begun after the fault was
+    acknowledged; ``well``: until every replica was back and had caught up."""
+
+    kind: str
+    trials: int
+    overlapping: int
+    away_p50: float | None
+    away_p95: float | None
+    away_max: float | None
+    well_p50: float | None
+    well_max: float | None
+
+
+def rows(trials: Sequence[Mapping[str, Any]]) -> list[Row]:
+    """One row per kind, in order of first appearance."""
+    kinds = dict.fromkeys(trial["kind"] for trial in trials)
+    return [_row(kind, [trial for trial in trials if trial["kind"] == kind]) for kind in kinds]
+
+
+def _row(kind: str, trials: Sequence[Mapping[str, Any]]) -> Row:
+    alone = [trial for trial in trials if not trial["overlapping"]]
+    away = [trial["away_s"] for trial in alone if trial.get("away_s") is not None]
+    well = [trial["well_after_s"] for trial in alone if trial.get("well_after_s") is not None]
+    return Row(
+        kind,
+        len(trials),
+        len(trials) - len(alone),
+        percentile(away, 0.5),
+        percentile(away, 0.95),
+        max(away, default=None),
+        percentile(well, 0.5),
+        max(well, default=None),
+    )
+
+
+@dataclass(slots=True)
+class Results:
+    """What a run has shown so far."""
+
+    seed: int
+    trials: list[dict[str, Any]] = field(default_factory=list)
+    #: Faults that were not inflicted, with the reason.
+    skipped: list[dict[str, Any]] = field(default_factory=list)
+    judged: list[dict[str, Any]] = field(default_factory=list)
+    #: By round: text of every violation.
+    violations: list[dict[str, Any]] = field(default_factory=list)
+    took_s: float = 0.0
+
+    def operations(self) -> dict[str, Counter[str]]:
+        """Invoked, ok, failed and unknown by kind of operation."""
+        total: dict[str, Counter[str]] = {}
+        for judged in self.judged:
+            for kind, row in judged["operations"].items():
+                total.setdefault(kind, Counter()).update(row)
+        return total
+
+    def figures(self) -> Counter[str]:
+        """What was read in the end, and what the checker counted."""
+        total: Counter[str] = Counter()
+        for judged in self.judged:
+            total.update(judged["figures"])
+            total["transactions"] += judged["counts"].get("transactions", 0)
+            total["records read"] += judged["counts"].get("records read", 0)
+            total["crashes of clients by their own plan"] += judged["own_crashes"]
+            total["decisions by the operator"] += judged["operator"]["decided"]
+        return total
+
+    def as_dict(self) -> dict[str, Any]:
+        """Everything, for a file."""
+        return {
+            "seed": self.seed,
+            "took_s": round(self.took_s, 1),
+            "trials": self.trials,
+            "skipped": self.skipped,
+            "rounds": self.judged,
+            "violations": self.violations,
+        }

@@ -1,0 +1,99 @@
+"""The plan of a run: which faults, in which order, with which parameters. Pure; a function of the seed.
+
+Faults are dealt from shuffled decks, in which each kind lies as often as its ``cards`` say, so that a
+run of a few dozen trials has had all of them. Every round depends on the seed and its own number alone:
+one round can be repeated without the others.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from itertools import islice
+
+from tests.chaos.kinds import KINDS, Kind
+
+#: Trials on one cluster before everything is read and checked, and a fresh one is started.
+ROUND_TRIALS = 25
+#: Every so many rounds replicas run on machines of their own, where the network can be cut; and every so
+#: many there are two broker groups, so that transactions span them.
+MACHINES_EVERY = 3
+TWO_GROUPS_EVERY = 4
+#: Share of faults that strike before the cluster has recovered from the one before.
+OVERLAP_SHARE = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One trial. ``target`` picks the victim (modulo how many there are), ``group`` the broker group.
+
+    ``before_s``: undisturbed work before it. ``seconds``: how long it lasts, where the driver decides
+    that. ``delay_s``: of slow links. ``overlaps``: the next fault does not wait for the recovery.
+    """
+
+    number: int
+    kind: Kind
+    target: int
+    group: int
+    before_s: float
+    seconds: float
+    delay_s: float
+    overlaps: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """Trials on one cluster. ``machines``: replicas on (simulated) machines of their own."""
+
+    seed: int
+    number: int
+    machines: bool
+    groups: int
+    faults: tuple[Fault, ...]
+
+
+def rounds(seed: int, trials: int, per_round: int, kinds: Collection[Kind]) -> list[Round]:
+    """The whole run. ``kinds``: those to draw from."""
+    count = -(-trials // per_round)
+    sizes = [min(per_round, trials - number * per_round) for number in range(count)]
+    return [plan_round(seed, number, size, kinds) for number, size in enumerate(sizes)]
+
+
+def plan_round(seed: int, number: int, size: int, kinds: Collection[Kind]) -> Round:
+    """Round ``number`` of the run with that seed."""
+    ordinary = [kind for kind in Kind if kind in kinds and not KINDS[kind].machines]
+    of_machines = [kind for kind in Kind if kind in kinds and KINDS[kind].machines]
+    machines = bool(of_machines) and (not ordinary or number % MACHINES_EVERY == MACHINES_EVERY - 1)
+    groups = 2 if not machines and number % TWO_GROUPS_EVERY == TWO_GROUPS_EVERY - 1 else 1
+    drawn = of_machines if machines else ordinary
+    rng = random.Random(f"{seed}/{number}")
+    dealt = islice(deal(rng, drawn), size)
+    return Round(seed, number, machines, groups, tuple(_fault(rng, n, kind) for n, kind in enumerate(dealt)))
+
+
+def deal(rng: random.Random, kinds: Collection[Kind]) -> Iterator[Kind]:
+    """Kinds from one shuffled deck after the other, without end."""
+    if not kinds:
+        raise ValueError("no kinds of faults to draw from")
+    while True:
+        # One of each kind comes first, so that even a short round has had them all.
+        first = list(kinds)
+        rest = [kind for kind in kinds for _ in range(KINDS[kind].cards - 1)]
+        rng.shuffle(first)
+        rng.shuffle(rest)
+        yield from first
+        yield from rest
+
+
+def _fault(rng: random.Random, number: int, kind: Kind) -> Fault:
+    return Fault(
+        number=number,
+        kind=kind,
+        target=rng.randrange(1 << 16),
+        group=rng.randrange(1 << 16),
+        before_s=round(rng.uniform(0.3, 1.5), 2),
+        seconds=round(rng.uniform(*KINDS[kind].seconds), 2),
+        delay_s=round(rng.uniform(0.5, 3.0), 2) if kind is Kind.SLOW_LINKS else 0.0,
+        overlaps=rng.random() < OVERLAP_SHARE,
+    )

@@ -1,0 +1,97 @@
+"""The probe: one client whose next transaction after a fault tells how long the cluster was away.
+
+And the operator: looks at the open transactions now and then and decides those that nobody answers for.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+
+from escrowmq import Cluster, EscrowMQError, Message, OpenTransaction, TransactionState
+from escrowmq.replication.model import group_of
+from tests.chaos.deployment import Stuck
+from tests.chaos.producer import ORPHANS
+from tests.chaos.recording import Recorded
+from tests.history.events import Sent, body
+
+PROBES = "probes"
+TOPIC = "probes"
+#: A cluster that acknowledges nothing for so long, with a majority alive, is broken.
+PATIENCE_S = 60.0
+#: Apps whose transactions are the operator's.
+OPERATED = (ORPHANS, PROBES)
+
+
+class Probe:
+    """One producer with all settings at their defaults. Single-threaded."""
+
+    def __init__(self, cluster: Cluster, recorded: Recorded, number: int) -> None:
+        self._producer = cluster.producer(app=PROBES)
+        self._recorded, self._groups, self._number, self._count = recorded, cluster.info.groups, number, 0
+
+    def until_acknowledged(self, gid: int, since: int) -> float:
+        """Seconds from ``since`` (ns) to the acknowledgement of a transaction that begins now."""
+        deadline = time.monotonic() + PATIENCE_S
+        while not self._transaction(gid):
+            if time.monotonic() >= deadline:
+                raise Stuck(f"no transaction of group {gid} was acknowledged for {PATIENCE_S:g} s")
+            time.sleep(0.02)
+        return (time.monotonic_ns() - since) / 1e9
+
+    def _transaction(self, gid: int) -> bool:
+        self._count += 1
+        identity = f"probe-{self._number}-{self._count}"
+        partition = next(p for p in range(self._groups) if group_of(TOPIC, p, self._groups) == gid)
+        with self._producer.transaction() as tx:
+            tx.send(Message(TOPIC, body(identity, 200), partition=partition))
+            op = self._recorded.prepare(PROBES, tx.tx_id, [Sent(identity, TOPIC, partition, None)])
+            if self._recorded.prepared(op, tx.prepare) != "ok":
+                return False
+            return self._recorded.decide(PROBES, tx.tx_id, TransactionState.COMMITTED, tx.commit)
+
+    def close(self) -> None:
+        self._producer.close()
+
+
+class Operator:
+    """A thread that lists open transactions and decides some of those that are its business."""
+
+    def __init__(self, cluster: Cluster, recorded: Recorded, seed: int) -> None:
+        self._admin, self._recorded, self._rng = cluster.admin, recorded, random.Random(seed)
+        self._ending = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="operator", daemon=True)
+        self.listed = self.decided = 0
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._ending.wait(self._rng.uniform(0.5, 2.0)):
+            self.decide_some(0.5)
+
+    def decide_some(self, share: float) -> list[OpenTransaction]:
+        """Decide that share of what is the operator's; returns all that was open."""
+        try:
+            found = self._admin.list_transactions()
+            self.listed += 1
+            for open_one in found:
+                if open_one.app in OPERATED and self._rng.random() < share:
+                    self._decide(open_one)
+        except EscrowMQError:
+            return []
+        return found
+
+    def _decide(self, open_one: OpenTransaction) -> None:
+        commit = self._rng.random() < 0.5
+        outcome = TransactionState.COMMITTED if commit else TransactionState.ROLLBACK
+
+        def resolve() -> None:
+            self._admin.resolve_transaction(open_one.tx_id, outcome, app=open_one.app, by="chaos")
+
+        self._recorded.decide(open_one.app, open_one.tx_id, outcome, resolve, by="operator")
+        self.decided += 1
+
+    def end(self) -> None:
+        """No decision after this."""
+        self._ending.set()
+        self._thread.join(60.0)

@@ -1,0 +1,101 @@
+"""What a run shows: tables on the terminal, markdown for the docs, JSON for programs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from tests.chaos.measure import FAIL_OVER_S, Results, Row, rows
+
+HEADINGS = ("fault", "trials", "overlapping", "away p50", "p95", "max", "well p50", "max")
+NOTE = (
+    "Away: seconds from the fault to the acknowledgement of a transaction that a client began right after. "
+    "Well: until every replica was back and had caught up. Overlapping ones struck before the cluster had "
+    "recovered from the fault before; their times are not counted."
+)
+
+
+def show(results: Results, console: Console) -> None:
+    """The tables."""
+    table = Table(*HEADINGS, title=f"{len(results.trials)} trials, seed {results.seed}")
+    for row in rows(results.trials):
+        table.add_row(*cells(row))
+    console.print(table)
+    console.print(NOTE, style="dim")
+    operations = Table("operation", "invoked", "ok", "failed", "unknown")
+    for kind, counted in sorted(results.operations().items()):
+        operations.add_row(kind, *(f"{counted[k]:,}" for k in ("invoke", "ok", "fail", "unknown")))
+    console.print(operations)
+    console.print(", ".join(f"{count:,} {what}" for what, count in results.figures().items()))
+    for reason, count in skipped(results):
+        console.print(f"[yellow]skipped {count}: {reason}")
+    if results.violations:
+        console.print(f"[bold red]{len(results.violations)} violations")
+    else:
+        console.print(f"[bold green]no violations[/] ({results.took_s:.0f} s)")
+
+
+def skipped(results: Results) -> Iterator[tuple[str, int]]:
+    """Faults that were not inflicted: kinds and reason, and how often."""
+    reasons: dict[str, list[str]] = {}
+    for entry in results.skipped:
+        reasons.setdefault(entry["reason"], []).append(entry["kind"])
+    for reason, kinds in reasons.items():
+        yield f"{', '.join(dict.fromkeys(kinds))}: {reason}", len(kinds)
+
+
+def cells(row: Row) -> list[str]:
+    """A row's cells as text."""
+    times = (row.away_p50, row.away_p95, row.away_max, row.well_p50, row.well_max)
+    return [
+        row.kind,
+        str(row.trials),
+        str(row.overlapping),
+        *("-" if time is None else f"{time:.2f}" for time in times),
+    ]
+
+
+def fail_over_held(results: Results) -> bool | None:
+    """Whether fail-over after SIGKILL of the leader kept its bound (p95); None: too few to say."""
+    for row in rows(results.trials):
+        if row.kind == "leader-kill" and row.trials - row.overlapping >= 20 and row.away_p95 is not None:
+            return row.away_p95 <= FAIL_OVER_S
+    return None
+
+
+def markdown(results: Results) -> str:
+    """For docs/reliability.md."""
+    lines = [
+        f"{len(results.trials)} trials on real processes (seed {results.seed}), "
+        f"{len(results.violations)} violations, {results.took_s / 60:.0f} minutes.",
+        "",
+        _markdown_row(HEADINGS),
+        _markdown_row(["---", *["--:"] * (len(HEADINGS) - 1)]),
+        *(_markdown_row(cells(row)) for row in rows(results.trials)),
+        "",
+        NOTE,
+        "",
+        _markdown_row(["operation", "invoked", "ok", "failed", "unknown"]),
+        _markdown_row(["---", *["--:"] * 4]),
+    ]
+    for kind, counted in sorted(results.operations().items()):
+        lines.append(_markdown_row([kind, *(f"{counted[k]:,}" for k in ("invoke", "ok", "fail", "unknown"))]))
+    lines += ["", ", ".join(f"{count:,} {what}" for what, count in results.figures().items()) + "."]
+    lines += [f"Skipped {count}: {reason}." for reason, count in skipped(results)]
+    return "\n".join(lines) + "\n"
+
+
+def _markdown_row(values: list[str] | tuple[str, ...]) -> str:
+    return "| " + " | ".join(values) + " |"
+
+
+def write(results: Results, json_file: Path | None, markdown_file: Path | None) -> None:
+    """The files that were asked for."""
+    if json_file is not None:
+        json_file.write_text(json.dumps(results.as_dict()) + "\n")
+    if markdown_file is not None:
+        markdown_file.write_text(markdown(results))

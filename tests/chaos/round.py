@@ -1,0 +1,226 @@
+"""One round, in a process of its own: ``python -m tests.chaos.round SETTINGS``.
+
+Starts a cluster and its clients, inflicts the round's faults one after the other, lets everything come
+to rest, and judges. What happens is told on standard output, one JSON object a line; all else goes to the
+log in the round's directory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import time
+import traceback
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, TextIO
+
+import escrowmq
+from tests.chaos import audit
+from tests.chaos.client import ClientSettings
+from tests.chaos.consumer import places
+from tests.chaos.deployment import Deployment, Stuck
+from tests.chaos.faults import Faults
+from tests.chaos.fleet import Fleet
+from tests.chaos.kinds import kind_of
+from tests.chaos.plan import Fault, Round, plan_round
+from tests.chaos.probe import TOPIC, Operator, Probe
+from tests.chaos.recording import Recorded
+from tests.history.events import Recorder
+
+#: Partitions by topic, and how soon transactions of it are asked back.
+TOPICS = {"orders": 3, "ledger": 2}
+TRANSACTION_TIMEOUT_MS = 1500
+
+
+@dataclass(frozen=True, slots=True)
+class RoundSettings:
+    """What a round's process is told; travels as JSON. ``size``: number of trials."""
+
+    seed: int
+    number: int
+    size: int
+    kinds: list[str]
+    directory: str
+    producers: int = 3
+    consumers: int = 2
+    crashes: float = 0.004
+    pause_s: float = 0.15
+
+    def encode(self) -> str:
+        """For the command line."""
+        return json.dumps(asdict(self))
+
+    def plan(self) -> Round:
+        """The faults."""
+        return plan_round(self.seed, self.number, self.size, [kind_of(name) for name in self.kinds])
+
+
+class Told:
+    """What the parent is told."""
+
+    def __init__(self, file: TextIO) -> None:
+        self._file = file
+
+    def __call__(self, event: str, **fields: Any) -> None:
+        self._file.write(json.dumps({"event": event, "at": time.monotonic_ns(), **fields}) + "\n")
+        self._file.flush()
+
+
+class Trials:
+    """The round once its cluster runs."""
+
+    def __init__(
+        self, settings: RoundSettings, plan: Round, cluster: escrowmq.Cluster, machines: Any, tell: Told
+    ):
+        self.settings, self.plan, self.tell = settings, plan, tell
+        self.directory = Path(settings.directory)
+        self.deployment = Deployment(cluster)
+        self.recorder = Recorder("driver", self.directory / "driver.jsonl")
+        self.recorded = Recorded(self.recorder)
+        self.topics = {**TOPICS, TOPIC: cluster.info.groups}
+        self.fleet = Fleet()
+        self.faults = Faults(self.deployment, self.fleet, machines)
+        self.well = True
+
+    def run(self) -> bool:
+        """Faults, rest, judgement; whether all promises were kept."""
+        cluster = self.deployment.cluster
+        for topic, partitions in self.topics.items():
+            cluster.admin.create_topic(topic, partitions, transaction_timeout_ms=TRANSACTION_TIMEOUT_MS)
+        with contextlib.ExitStack() as stack:
+            stack.callback(self.fleet.end)
+            self._add_clients()
+            probe = Probe(cluster, self.recorded, self.plan.number)
+            stack.callback(probe.close)
+            operator = Operator(cluster, self.recorded, self.plan.seed)
+            stack.callback(operator.end)
+            self.fleet.wait_ready()
+            self.tell("working")
+            for fault in self.plan.faults:
+                self._trial(fault, probe)
+            self.tell("resting")
+            start = time.monotonic()
+            audit.settle(self.deployment, self.fleet, operator)
+            self.tell("reading", rest_s=time.monotonic() - start)
+            figures = audit.read_everything(self.deployment, self.recorder, places(self.topics))
+        return self._judge(dict(figures), operator)
+
+    def _add_clients(self) -> None:
+        settings = self.settings
+        base = ClientSettings(
+            role="producer",
+            name="",
+            address=self.deployment.cluster.address,
+            namespace=self.deployment.info.namespace,
+            directory=settings.directory,
+            seed=settings.seed,
+            topics=TOPICS,
+            pause_s=settings.pause_s,
+        )
+        for number in range(settings.producers):
+            # The first two share an app and its database, so that one can answer for the other; the last has
+            # long local transactions. One gives up soon, so that outcomes stay unknown.
+            app = f"shop-{max(number - 1, 0)}"
+            options = {"delivery_timeout_s": 2.0} if number == 1 else {}
+            long_share = 0.4 if number == settings.producers - 1 else 0.03
+            name = f"producer-{number}"
+            crashes = settings.crashes
+            self.fleet.add(
+                replace(base, name=name, app=app, options=options, long_share=long_share, crashes=crashes)
+            )
+        everything = replace(base, topics=self.topics)
+        for number in range(settings.consumers):
+            name = f"consumer-{number}"
+            self.fleet.add(replace(everything, role="consumer", name=name, crashes=settings.crashes / 4))
+        self.fleet.add(replace(everything, role="reader", name="reader-0"))
+
+    def _trial(self, fault: Fault, probe: Probe) -> None:
+        overlapping = not self.well
+        gid = fault.group % self.deployment.info.groups
+        fields: dict[str, Any] = {
+            "number": fault.number,
+            "kind": fault.kind.value,
+            "overlapping": overlapping,
+        }
+        time.sleep(fault.before_s)
+        probe.until_acknowledged(gid, time.monotonic_ns())
+        began = time.monotonic()
+        with self.faults.inflicted(fault) as blow:
+            fields |= {"victim": blow.victim, "struck_at": blow.struck_at}
+            fields["away_s"] = probe.until_acknowledged(gid, blow.struck_at)
+        fields["lasted_s"] = time.monotonic() - began
+        self.well = not fault.overlaps
+        if self.well:
+            fields["well_after_s"] = self.deployment.wait_well() + fields["lasted_s"]
+        self.tell("trial", **fields)
+
+    def _judge(self, figures: dict[str, Any], operator: Operator) -> bool:
+        histories = sorted(self.directory.glob("*.jsonl"))
+        audit.tell_the_truth(self.recorder, self.directory, histories)
+        self.recorder.close()
+        report, missed, moments = audit.judge(sorted(self.directory.glob("*.jsonl")), places(self.topics))
+        problems = [str(anomaly) for anomaly in report.anomalies] + missed + self.fleet.problems
+        self.tell(
+            "judged",
+            violations=problems,
+            found=dict(report.found),
+            operations={kind: dict(row) for kind, row in report.operations.items()},
+            counts=dict(report.counts),
+            figures=figures,
+            own_crashes=self.fleet.own_crashes,
+            operator={"listed": operator.listed, "decided": operator.decided},
+            acknowledged=bucketed(moments),
+        )
+        return not problems
+
+
+def bucketed(moments: list[int], width_ns: int = 200_000_000) -> dict[str, Any]:
+    """How many moments fall into each interval of ``width_ns``, from the first on."""
+    if not moments:
+        return {"start": 0, "width_ns": width_ns, "counts": []}
+    first = min(moments) // width_ns
+    counts = [0] * (max(moments) // width_ns - first + 1)
+    for moment in moments:
+        counts[moment // width_ns - first] += 1
+    return {"start": first * width_ns, "width_ns": width_ns, "counts": counts}
+
+
+@contextlib.contextmanager
+def running(settings: RoundSettings, plan: Round) -> Iterator[tuple[escrowmq.Cluster, Any]]:
+    """The cluster, and the machines it runs on if it runs on machines of its own."""
+    directory = Path(settings.directory)
+    # Ray's Unix sockets allow no long path, so its own directory lies beside the others.
+    ray = {"num_cpus": 8, "temp_dir": directory / "ray", "object_store_bytes": 256 << 20}
+    with escrowmq.start_local(
+        groups=plan.groups, replicas=3, data_dir=directory / "data", ray=ray
+    ) as cluster:
+        yield cluster, None
+
+
+def main() -> int:
+    """0: all promises kept; 1: not; 2: the round itself broke."""
+    settings = RoundSettings(**json.loads(sys.argv[1]))
+    tell = Told(os.fdopen(os.dup(1), "w", encoding="utf-8"))
+    os.dup2(2, 1)
+    plan = settings.plan()
+    try:
+        start = time.monotonic()
+        with running(settings, plan) as (cluster, machines):
+            tell("started", took_s=time.monotonic() - start)
+            return 0 if Trials(settings, plan, cluster, machines, tell).run() else 1
+    except (Stuck, TimeoutError) as error:
+        traceback.print_exc()
+        tell("violation", text=f"{type(error).__name__}: {error}")
+        return 1
+    except BaseException as error:
+        traceback.print_exc()
+        tell("broken", text=f"{type(error).__name__}: {error}")
+        return 2
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

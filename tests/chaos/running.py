@@ -1,0 +1,179 @@
+"""A whole run: its rounds one after the other, each in a process of its own with a cluster of its own.
+
+A round that fails keeps its directory and says how to repeat it; the next begins afresh, since nothing of
+a round outlives it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from tests.chaos import cleanup
+from tests.chaos.kinds import Kind
+from tests.chaos.measure import Results
+from tests.chaos.plan import Round, plan_round, rounds
+from tests.chaos.round import RoundSettings
+
+#: A round that is not done after this, and so much for each trial, hangs.
+ROUND_S, TRIAL_S = 500.0, 40.0
+
+
+class Watcher(Protocol):
+    """Who is shown what happens."""
+
+    def round_begins(self, plan: Round) -> None: ...
+    def told(self, plan: Round, event: dict[str, Any]) -> None: ...
+    def skipped(self, plan: Round, reason: str) -> None: ...
+    def failed(self, plan: Round, directory: Path, problems: list[str], replay: str) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """What a run is to do. ``only``: that round alone, instead of all."""
+
+    seed: int
+    trials: int
+    per_round: int
+    kinds: tuple[Kind, ...]
+    only: int | None = None
+    keep_going: bool = False
+    keep: bool = False
+    overrides: dict[str, Any] = field(default_factory=dict)
+
+    def plans(self) -> list[Round]:
+        """The rounds."""
+        if self.only is not None:
+            return [plan_round(self.seed, self.only, self.per_round, self.kinds)]
+        return rounds(self.seed, self.trials, self.per_round, self.kinds)
+
+    def replay(self, number: int, size: int) -> str:
+        """The command that repeats a round."""
+        kinds = (
+            "" if set(self.kinds) == set(Kind) else f" --kinds {','.join(kind.value for kind in self.kinds)}"
+        )
+        return f"python -m tests.chaos --seed {self.seed} --only-round {number} --per-round {size}{kinds}"
+
+
+class Run:
+    """See the module's text."""
+
+    def __init__(self, options: RunOptions, watcher: Watcher, machines_missing: str | None) -> None:
+        self.options, self.watcher, self.machines_missing = options, watcher, machines_missing
+        self.results = Results(options.seed)
+        self._mark = f"{os.getpid()}-{uuid.uuid4().hex}"
+
+    def run(self) -> bool:
+        """All rounds, or until one fails; whether none did. Leaves no process behind, however it ends."""
+        start = time.monotonic()
+        try:
+            for plan in self.options.plans():
+                if plan.machines and self.machines_missing is not None:
+                    self._skip(plan, self.machines_missing)
+                elif not self._round(plan) and not self.options.keep_going:
+                    break
+        finally:
+            cleanup.end_all(self._mark)
+            self.results.took_s = time.monotonic() - start
+        return not self.results.violations
+
+    def _skip(self, plan: Round, reason: str) -> None:
+        for fault in plan.faults:
+            self.results.skipped.append({"round": plan.number, "kind": fault.kind.value, "reason": reason})
+        self.watcher.skipped(plan, reason)
+
+    def _round(self, plan: Round) -> bool:
+        self.watcher.round_begins(plan)
+        directory = Path(tempfile.mkdtemp(prefix=f"emq-c{plan.number}-", dir="/tmp"))
+        keep = True
+        try:
+            problems = self._watched(plan, directory)
+            keep = bool(problems) or self.options.keep
+        except BaseException:
+            keep = self.options.keep  # interrupted: nobody will look into it
+            raise
+        finally:
+            cleanup.end_all(self._mark)
+            if not keep:
+                shutil.rmtree(directory, ignore_errors=True)
+        if problems:
+            self.results.violations += [{"round": plan.number, "text": text} for text in problems]
+            replay = self.options.replay(plan.number, len(plan.faults))
+            self.watcher.failed(plan, directory, problems, replay)
+        return not problems
+
+    def _watched(self, plan: Round, directory: Path) -> list[str]:
+        """Run a round's process to its end; what was wrong."""
+        settings = RoundSettings(
+            seed=plan.seed,
+            number=plan.number,
+            size=len(plan.faults),
+            kinds=[kind.value for kind in self.options.kinds],
+            directory=str(directory),
+            **self.options.overrides,
+        )
+        problems: list[str] = []
+        judged = False
+        with self._process(settings, directory) as (popen, late):
+            assert popen.stdout is not None
+            for line in popen.stdout:
+                event: dict[str, Any] = json.loads(line)
+                event["round"] = plan.number
+                if event["event"] == "trial":
+                    self.results.trials.append(event)
+                elif event["event"] == "judged":
+                    judged = True
+                    self.results.judged.append(event)
+                    problems += event["violations"]
+                elif event["event"] in ("violation", "broken"):
+                    problems.append(event["text"])
+                self.watcher.told(plan, event)
+            code = popen.wait()
+        if late.is_set():
+            problems.append("the round did not end in time")
+        elif not judged and not problems:
+            problems.append(f"the round's process ended with {code}")
+        return problems
+
+    @contextlib.contextmanager
+    def _process(
+        self, settings: RoundSettings, directory: Path
+    ) -> Iterator[tuple[subprocess.Popen[str], threading.Event]]:
+        late = threading.Event()
+
+        def give_up() -> None:
+            late.set()
+            cleanup.end_all(self._mark)
+
+        with (directory / "round.log").open("w") as log:
+            # A session of its own: Ctrl-C goes to this process, which then ends the others.
+            popen = subprocess.Popen(
+                [sys.executable, "-m", "tests.chaos.round", settings.encode()],
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                env={**os.environ, cleanup.MARK: self._mark},
+                start_new_session=True,
+            )
+        timer = threading.Timer(ROUND_S + TRIAL_S * settings.size, give_up)
+        timer.daemon = True
+        timer.start()
+        try:
+            yield popen, late
+        finally:
+            timer.cancel()
+            if popen.poll() is None:
+                cleanup.end_all(self._mark)
+            popen.wait()
