@@ -15,6 +15,8 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
+
 from escrowmq.cluster.placement import Key, Seat
 from escrowmq.cluster.secret import Secret, kept_secret
 from escrowmq.cluster.settings import ClusterSettings
@@ -110,16 +112,16 @@ class ClusterDir:
         try:
             content = json.loads(self._disk.read_all(CLUSTER_FILE))
             version = content.pop("format_version")
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise CorruptLog(f"{where} is damaged: {error}; restore it from a backup") from None
         if version != FORMAT_VERSION:
             raise UnknownVersion(
                 f"{where} has format version {version!r}; this software reads {FORMAT_VERSION}: upgrade"
             )
         try:
-            seats = [Seat(**seat) for seat in content.pop("seats")]
-            return ClusterRecord(**content).with_seats(seats)
-        except (KeyError, TypeError) as error:
+            seats = msgspec.convert(content.pop("seats"), list[Seat])
+            return msgspec.convert({**content, "seats": {}}, ClusterRecord).with_seats(seats)
+        except (KeyError, msgspec.ValidationError) as error:
             raise CorruptLog(f"{where} is damaged: {error}; restore it from a backup") from None
 
     def _check(self, shape: ClusterSettings) -> None:

@@ -122,7 +122,11 @@ def _read_yaml(path: Path) -> dict[str, Any]:
         content = yaml.safe_load(path.read_text())
     except OSError as error:
         raise ConfigError(f"cannot read the configuration file {path}: {error.strerror}") from None
-    except yaml.YAMLError as error:
+    except (
+        yaml.YAMLError,
+        ValueError,
+        RecursionError,
+    ) as error:  # no UTF-8, a 99th of May, nesting without end
         raise ConfigError(f"{path} is not YAML: {error}") from None
     if content is None:
         return {}

@@ -82,7 +82,7 @@ class DataDir:
         try:
             content = json.loads(self.disk.read_all(_IDENTITY))
             version = content["format_version"]
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise CorruptLog(f"{self.path / _IDENTITY} is damaged: {error}") from error
         if version != FORMAT_VERSION:
             raise UnknownVersion(

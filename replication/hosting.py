@@ -40,12 +40,19 @@ Resolve = Callable[[str], tuple[str, int] | None]
 NOT_STARTED: Status = ("not_leader", None, 0)
 WANTS_COPY, LEARNER, PORT_FILE = "wants-copy", "learner", "raft-port"
 BEHIND, DAMAGED = "behind", "damaged"  # why a copy is wanted
+BEHIND_PATIENCE_S = 5.0  # several elections
 TIMER_S = 0.1
 
 
 def _exit_process(error: BaseException) -> None:
     """Nothing may be written after a failed fsync, not even by exit handlers."""
     os._exit(70)
+
+
+def read_port(content: bytes) -> int:
+    """The port that a file names; 0 (any) if it names none, since nothing depends on it."""
+    text = content.decode("ascii", errors="replace").strip()
+    return int(text) if text.isdecimal() and len(text) <= 5 and int(text) < 1 << 16 else 0
 
 
 class ServiceConfig(Protocol):
@@ -132,8 +139,10 @@ class ReplicaHost:
         to repair from), and the disk's errors.
         """
         wanted = self._read_mark(WANTS_COPY) if self._peers else None
-        if wanted is not None:
-            self._copy(patience_s, lost_log=wanted == DAMAGED)
+        if wanted == BEHIND:
+            self._catch_up(patience_s)
+        elif wanted is not None:
+            self._copy(patience_s, lost_log=True)
         elif (
             self._peers and not self._founded and must_copy(self._peers, self._source, time.sleep, patience_s)
         ):
@@ -152,6 +161,16 @@ class ReplicaHost:
         assert self.driver.address is not None
         self._write_mark(PORT_FILE, str(self.driver.address[1]))
         self._started = True
+
+    def _catch_up(self, patience_s: float) -> None:
+        """Take the leader's log, or else go on with the own one, which is sound, only old.
+
+        Without that vote a group of which a majority is behind could never elect a leader again.
+        """
+        try:
+            self._copy(min(patience_s, BEHIND_PATIENCE_S), lost_log=False)
+        except Unavailable as error:
+            self._report(f"{error}; going on without, so that one can be elected")
 
     def _copy(self, patience_s: float, *, lost_log: bool) -> None:
         """Take the leader's log. With its own log lost, this replica is a learner from then on (rejoin.py):
@@ -200,7 +219,8 @@ class ReplicaHost:
     def _listen_port(self) -> int:
         """The port of last time, so that peers find this replica at once; any other if it is taken now
         (peers ask where it listens before they dial, so nothing depends on it)."""
-        port = int(self._read_mark(PORT_FILE) or 0)
+        path = self._mark_path(PORT_FILE)
+        port = read_port(path.read_bytes()) if path.exists() else 0
         with socket.socket(socket.AF_INET6 if ":" in self._listen_host else socket.AF_INET) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:

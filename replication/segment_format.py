@@ -10,6 +10,7 @@ from __future__ import annotations
 import struct
 import sys
 from array import array
+from itertools import pairwise
 from typing import Final
 
 from google_crc32c import value
@@ -92,7 +93,10 @@ def decode_sidecar(data: bytes, first: int) -> Scan | None:
     positions, flat = array("I"), array("Q")
     positions.frombytes(data[head:border])
     flat.frombytes(data[border:])
-    return Scan(positions, list(zip(flat[::2], flat[1::2], strict=True)))
+    terms = list(zip(flat[::2], flat[1::2], strict=True))
+    if any(a[0] >= b[0] or a[1] >= b[1] for a, b in pairwise(terms)):
+        return None
+    return Scan(positions, terms)
 
 
 def write_sidecar(disk: Disk, first: int, positions: array[int], terms: list[tuple[int, int]]) -> None:
@@ -131,9 +135,11 @@ def load_sealed(disk: Disk, first: int, file: File) -> Scan:
 
 def _sidecar_fits(file: File, found: Scan, first: int) -> bool:
     """The sidecar speaks of this file: same size, and its last entry is where and what it says."""
-    if found.end != file.size() or len(found.positions) < 2:
+    if found.end != file.size() or len(found.positions) < 2 or not found.terms:
         return False
     at = found.positions[-2]
+    if found.terms[0][0] != first or at > found.end:
+        return False
     header = read_entry(memoryview(file.read(at, found.end - at)), 0)
     if header is None:
         return False

@@ -7,7 +7,7 @@ no operations that only a leader may write.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from escrowmq.replication.codec import Op, OpType, decode_ops
 from escrowmq.replication.errors import CorruptLog, InvalidMessage, UnknownVersion
@@ -28,6 +28,11 @@ _FROM_CLIENTS = frozenset(
 )
 NAME_BYTES_MAX = 512
 IDS_PER_OPERATION_MAX = 20_000
+#: Numbers of clients that are added to others later: sums must stay inside what snapshots can hold.
+NUMBER_MAX = (1 << 53) - 1
+#: A transaction may wait for ten years.
+TIMEOUT_MS_MAX = 10 * 366 * 86_400_000
+GROUPS_MAX = 1 << 16
 
 
 def parse_request(request: bytes) -> list[Op]:
@@ -59,26 +64,36 @@ def _problem(op: Op) -> str | None:
     if op.type == OpType.MESSAGE:
         if meta[5] < 1 or op.body_size < meta[5] or meta[1] < 0:
             return "MESSAGE needs at least one row and a partition of 0 or more"
+        if not (0 <= meta[3] <= NUMBER_MAX and -1 <= meta[4] <= NUMBER_MAX):
+            return f"MESSAGE's epoch and sequence number must be 0 to {NUMBER_MAX}"
         return _name_problem("producer", meta[2])
     if op.type in (OpType.COMMIT, OpType.ROLLBACK, OpType.CHECKED):
+        if op.type != OpType.CHECKED and (problem := _name_problem("by", meta[2])) is not None:
+            return problem
         return _ids_problem(meta[0], meta[1])
     if op.type == OpType.CREATE_TOPIC:
-        return settings_problem(*meta)
+        return settings_problem(*meta) or _too_large(meta[1])
     if op.type == OpType.GROUP_OFFSETS:
-        if len(meta[2]) % 2 or any(n < 0 for n in meta[2]):
+        if len(meta[2]) % 2 or not all(0 <= n <= NUMBER_MAX for n in meta[2]):
             return "GROUP_OFFSETS needs pairs of partition and offset, both 0 or more"
         return _name_problem("group", meta[0])
     return None
 
 
 def _prepare_problem(op: Op, attached: Sequence[Op]) -> str | None:
-    app, _, tx_ids, query_ids, timeout_ms, part, digests, _, announced = op.meta
+    app, _, tx_ids, query_ids, timeout_ms, part, digests, home_group, announced = op.meta
     if announced < 0 or len(attached) != announced:
         return f"PREPARE announces {announced} PRE_MESSAGEs and {len(attached)} follow"
     if len(digests) != len(tx_ids) or (query_ids is not None and len(query_ids) != len(tx_ids)):
         return "PREPARE's columns differ in length"
-    if timeout_ms < 0 or part < 0 or (digests and min(digests) < 0):
-        return "PREPARE's timeout, part and digests must be 0 or more"
+    if not 0 <= timeout_ms <= TIMEOUT_MS_MAX:
+        return f"PREPARE's timeout must be 0 to {TIMEOUT_MS_MAX} ms"
+    if not (0 <= part <= NUMBER_MAX and all(0 <= d <= NUMBER_MAX for d in digests)):
+        return f"PREPARE's part and digests must be 0 to {NUMBER_MAX}"
+    if not -1 <= home_group < GROUPS_MAX:
+        return "PREPARE's home group must be -1 or the number of a group"
+    if query_ids is not None and query_ids and max(map(len, query_ids)) > NAME_BYTES_MAX:
+        return f"a query id has at most {NAME_BYTES_MAX} characters"
     if len(set(tx_ids)) != len(tx_ids):
         return "PREPARE names a transaction twice"
     for pre in attached:
@@ -90,6 +105,14 @@ def _prepare_problem(op: Op, attached: Sequence[Op]) -> str | None:
         if min(txs) < 0 or max(txs) >= len(tx_ids) or min(sizes) < 1:
             return "PRE_MESSAGE refers to a transaction that its PREPARE does not name"
     return _ids_problem(app, tx_ids)
+
+
+def _too_large(settings: Mapping[str, object]) -> str | None:
+    for key, value in settings.items():
+        limit = TIMEOUT_MS_MAX if key == "transaction_timeout_ms" else NUMBER_MAX
+        if isinstance(value, int) and value > limit:
+            return f"topic setting {key!r} must be at most {limit}, not {value}"
+    return None
 
 
 def _ids_problem(app: str, tx_ids: Sequence[str]) -> str | None:

@@ -12,6 +12,7 @@ import sys
 from array import array
 from collections.abc import Iterator, Mapping
 
+import msgspec
 from google_crc32c import extend
 
 from escrowmq.replication.codec import pack, unpack
@@ -48,15 +49,26 @@ def map_runs(name: str, view: memoryview) -> dict[int, Columns]:
     if extend(0, bytes(view[_HEAD.size :])) != crc:
         raise CorruptLog(f"{name}: checksum does not match")
     tables: dict[int, Columns] = {}
-    directory = view[_HEAD.size : _HEAD.size + directory_size]
     at = _HEAD.size + directory_size + _padding(directory_size)
-    for slot, runs in unpack(directory):
+    for slot, runs in _directory(name, view, directory_size):
         columns = []
         for _ in range(COLUMNS):
             columns.append(view[at : at + 8 * runs].cast("Q"))
             at += 8 * runs
         tables[slot] = tuple(columns)
     return tables
+
+
+def _directory(name: str, view: memoryview, size: int) -> list[tuple[int, int]]:
+    """Slot and number of runs of every table; together they fill the file exactly."""
+    try:
+        entries = msgspec.convert(unpack(view[_HEAD.size : _HEAD.size + size]), list[tuple[int, int]])
+    except msgspec.ValidationError as error:
+        raise CorruptLog(f"{name}: its directory makes no sense: {error}") from error
+    columns = len(view) - _HEAD.size - size - _padding(size)
+    if any(runs < 1 for _, runs in entries) or columns != 8 * COLUMNS * sum(runs for _, runs in entries):
+        raise CorruptLog(f"{name}: its directory does not fit its size")
+    return entries
 
 
 def _padding(directory_size: int) -> int:

@@ -30,6 +30,8 @@ from escrowmq.replication.state.transactions import OpenTx
 _MAGIC = b"EMQS\x01\0\0\0"
 _CHUNK = struct.Struct("<II")
 ITEMS_PER_CHUNK = 2_000
+#: What values of the wrong shape raise when they are put into the tables.
+_SENSELESS = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +142,17 @@ def decode(name: str, data: bytes | memoryview) -> Iterator[list[Any]]:
 
 
 def restore(state: StateMachine, name: str, data: bytes | memoryview) -> tuple[int, list[str]]:
-    """Fill an empty state from a snapshot; returns (term of the last entry in it, run files to map)."""
+    """Fill an empty state from a snapshot; returns (term of the last entry in it, run files to map).
+
+    Raises CorruptLog or UnknownVersion; the state is then of no use.
+    """
+    try:
+        return _restore(state, name, data)
+    except _SENSELESS as error:
+        raise CorruptLog(f"{name}: its content makes no sense: {error!r}") from error
+
+
+def _restore(state: StateMachine, name: str, data: bytes | memoryview) -> tuple[int, list[str]]:
     term, run_files = 0, []
     for chunk in decode(name, data):
         kind = chunk[0]

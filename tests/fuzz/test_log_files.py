@@ -1,0 +1,190 @@
+"""Segments, their sidecars, the vote file, snapshots and run files, damaged in every way.
+
+Each is tried twice: with its checksums as the damage left them, and with checksums put right again.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from array import array
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from google_crc32c import extend, value
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from escrowmq.replication import recovery, vote
+from escrowmq.replication.checkpoints import Checkpoints
+from escrowmq.replication.entry import HEADER, HEADER_SIZE
+from escrowmq.replication.errors import EscrowMQError
+from escrowmq.replication.journal import SegmentJournal
+from escrowmq.replication.segment_format import FILE_HEADER_SIZE, decode_sidecar, encode_sidecar
+from escrowmq.replication.state import snapshot as snapshots
+from escrowmq.replication.state.machine import StateMachine
+from escrowmq.replication.state.runs_file import map_runs
+from tests.fuzz.engine import EXAMPLES, Target, fuzz
+from tests.replication.golden_storage import FOLDER, build, from_hex
+from tests.sim.disk import SimDisk
+
+FILES = {path.name.removesuffix(".hex"): from_hex(path.read_text()) for path in FOLDER.glob("*.hex")}
+OPERATIONS = json.loads((FOLDER.parent / "operations.json").read_text())
+SNAPSHOT, RUNS = bytes.fromhex(OPERATIONS["snapshot"]), bytes.fromhex(OPERATIONS["run file"])
+SEALED, SIDECAR, NEWEST = "0000000000000001.log", "0000000000000001.pos", "0000000000000005.log"
+
+
+# ------------------------------------------------------------------ checksums put right again
+def mend_segment(data: bytes) -> bytes:
+    raw = bytearray(data)
+    if len(raw) >= FILE_HEADER_SIZE:
+        raw[28:32] = value(bytes(raw[:28])).to_bytes(4, "little")
+    at = FILE_HEADER_SIZE
+    while at + HEADER_SIZE <= len(raw):
+        size = HEADER.unpack_from(raw, at)[4]
+        body = bytes(raw[at + HEADER_SIZE : at + HEADER_SIZE + size])
+        covered = bytes(raw[at : at + 12]) + bytes(raw[at + 16 : at + HEADER_SIZE])
+        raw[at + 12 : at + 16] = extend(value(covered), body).to_bytes(4, "little")
+        at += HEADER_SIZE + size
+    return bytes(raw)
+
+
+def mend_sidecar(data: bytes) -> bytes:
+    head = 28
+    return data[: head - 4] + value(data[: head - 4] + data[head:]).to_bytes(4, "little") + data[head:]
+
+
+def mend_vote(data: bytes) -> bytes:
+    raw = bytearray(data)
+    for at in vote.SLOT_POSITIONS:
+        end = at + vote._SLOT.size
+        if len(raw) >= end:
+            raw[end - 4 : end] = value(bytes(raw[at : end - 4])).to_bytes(4, "little")
+    return bytes(raw)
+
+
+def mend_snapshot(data: bytes) -> bytes:
+    raw, at = bytearray(data), 8
+    while at + 8 <= len(raw):
+        size = int.from_bytes(raw[at : at + 4], "little")
+        raw[at + 4 : at + 8] = value(bytes(raw[at + 8 : at + 8 + size])).to_bytes(4, "little")
+        at += 8 + size
+    return bytes(raw)
+
+
+def mend_runs(data: bytes) -> bytes:
+    return data[:8] + value(data[16:]).to_bytes(4, "little") + data[12:]
+
+
+# ------------------------------------------------------------------ what is run
+def disk_with(name: str, data: bytes) -> SimDisk:
+    disk = build()
+    if disk.exists(name):
+        disk.remove(name)
+    disk.write_atomic(name, (data,))
+    return disk
+
+
+def recovered(name: str) -> Callable[[bytes], None]:
+    """A log with this file in it is opened and read from end to end, or refused; never shortened silently."""
+
+    def run(data: bytes) -> None:
+        disk = disk_with(name, data)
+        before = {n: disk.read_all(n) for n in disk.names() if n.endswith(".log")}
+        try:
+            log = recovery.recover(disk)
+        except EscrowMQError:
+            assert {n: disk.read_all(n) for n in disk.names() if n.endswith(".log")} == before
+            raise
+        assert log.cut_bytes == 0 or name == NEWEST
+        disk = disk_with(name, data)
+        journal = SegmentJournal(disk, segment_bytes=220)
+        for index in range(journal.first_index, journal.last_index + 1):
+            journal.read(index)
+        journal.close()
+
+    return run
+
+
+def voted(data: bytes) -> None:
+    found = vote.VoteFile(disk_with(vote.NAME, data))
+    assert 0 <= found.term < 1 << 64
+    assert found.voted_for is None or len(found.voted_for.encode()) <= vote.VOTE_BYTES_MAX
+
+
+def sidecar(data: bytes) -> None:
+    decode_sidecar(data, 1)
+
+
+def restored(data: bytes) -> None:
+    state = StateMachine(GID, GROUPS)
+    snapshots.restore(state, "x.snap", data)
+
+
+def mapped(data: bytes) -> None:
+    for columns in map_runs("x.runs", memoryview(data)).values():
+        assert len({len(column) for column in columns}) == 1
+
+
+def found_again(data: bytes) -> None:
+    """As at a restart: a bad snapshot is passed over, and reported."""
+    disk = SimDisk(random.Random(0))
+    disk.write_atomic(f"{5:016x}.snap", (data,))
+    reports: list[str] = []
+    state, _ = Checkpoints(disk, reports.append).recover(lambda: StateMachine(GID, GROUPS))
+    assert reports or state.applied_index >= 0
+
+
+_META = next(snapshots.decode("golden", SNAPSHOT))[3]
+GID, GROUPS = _META["gid"], _META["groups"]
+TARGETS = [
+    Target("sealed segment", recovered(SEALED), [FILES[SEALED]]),
+    Target("sealed segment, checksums right", recovered(SEALED), [FILES[SEALED]], mend_segment),
+    Target("newest segment", recovered(NEWEST), [FILES[NEWEST]]),
+    Target("newest segment, checksums right", recovered(NEWEST), [FILES[NEWEST]], mend_segment),
+    Target("sidecar beside its segment", recovered(SIDECAR), [FILES[SIDECAR]]),
+    Target("sidecar, checksum right", recovered(SIDECAR), [FILES[SIDECAR]], mend_sidecar),
+    Target("sidecar alone", sidecar, [FILES[SIDECAR]], mend_sidecar),
+    Target("vote", voted, [FILES["vote"]]),
+    Target("vote, checksums right", voted, [FILES["vote"]], mend_vote),
+    Target("snapshot", restored, [SNAPSHOT]),
+    Target("snapshot, checksums right", restored, [SNAPSHOT], mend_snapshot),
+    Target("snapshot at a restart", found_again, [SNAPSHOT], mend_snapshot),
+    Target("run file", mapped, [RUNS]),
+    Target("run file, checksum right", mapped, [RUNS], mend_runs),
+]
+
+
+@pytest.mark.parametrize("target", TARGETS, ids=lambda t: t.name)
+def test_damaged_files_are_refused_with_an_error_of_ours(target: Target) -> None:
+    fuzz(target, EXAMPLES // 2)
+
+
+def test_mending_leaves_good_files_as_they_are() -> None:
+    for target in TARGETS:
+        for seed in target.seeds:
+            assert target.mend(seed) == seed, target.name
+
+
+@settings(max_examples=EXAMPLES, derandomize=True, deadline=None)
+@given(st.lists(st.integers(0, (1 << 32) - 1), min_size=1), st.sets(st.integers(0, 99), max_size=5))
+def test_a_sidecar_comes_back_as_it_was(positions: list[int], terms: set[int]) -> None:
+    runs = list(enumerate(sorted(terms), start=7))
+    found = decode_sidecar(encode_sidecar(7, array("I", positions), runs), 7)
+    assert found is not None
+    assert (list(found.positions), found.terms) == (positions, runs)
+
+
+@settings(max_examples=EXAMPLES, derandomize=True, deadline=None)
+@given(st.integers(0, (1 << 64) - 1), st.none() | st.text(min_size=1, max_size=25))
+def test_a_vote_comes_back_as_it_was(term: int, name: str | None) -> None:
+    record = vote._Record(5, term, name)
+    if "\0" not in (name or ""):
+        assert vote._decode(vote._encode(record)) == record
+
+
+def test_the_corpus_is_what_replicas_write() -> None:
+    disk = build()
+    assert {name: disk.read_all(name) for name in FILES} == FILES
+    assert Path(FOLDER).is_dir()

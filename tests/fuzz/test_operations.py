@@ -1,0 +1,167 @@
+"""Requests of clients: what admission lets in can be applied, kept in a snapshot, and found again.
+
+An exception while an entry is applied ends the process, on one replica after the other: so nothing that a
+client can send may get that far.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from escrowmq.replication import codec, ops
+from escrowmq.replication.errors import InvalidMessage
+from escrowmq.replication.state import snapshot as snapshots
+from escrowmq.replication.state.machine import StateMachine
+from escrowmq.replication.validation import TIMEOUT_MS_MAX, parse_request
+from tests.fuzz.engine import EXAMPLES, Target, examine, fuzz
+from tests.replication.single import Single
+
+GOLDEN = {
+    name: bytes.fromhex(text)
+    for name, text in json.loads(
+        (Path(__file__).parent.parent / "golden" / "operations.json").read_text()
+    ).items()
+}
+ROW = codec.encode_row(b"k", b"v" * 20, {"h": b"1"}, None)
+CREATE = ops.create_topic("orders", {"partitions": 2})
+REQUESTS = [
+    CREATE,
+    ops.create_topic("more", {"partitions": 3, "check_max": 5, "on_check_exhausted": "rollback"}),
+    ops.message("orders", 0, "p", 1, 0, [ROW, ROW]),
+    ops.message("orders", 1, "p", 0, -1, [ROW]),
+    ops.prepare("shop", "orders", ["a", "b"], ["q", "r"], 500, 0, [7, 8], -1, 1)
+    + ops.pre_message("orders", 1, [0, 1], [len(ROW)] * 2, [ROW, ROW]),
+    ops.prepare("shop", "orders", ["c"], None, 0, 0, [9], 1, 0),
+    ops.commit("shop", ["a", "b"]),
+    ops.rollback("shop", ["c"], "operator:me"),
+    ops.checked("shop", ["a", "c"]),
+    ops.group_offsets("readers", "orders", {0: 3, 1: 1}),
+    ops.delete_topic("more"),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def single() -> Iterator[Single]:
+    with tempfile.TemporaryDirectory() as path:
+        running = Single(Path(path), segment_bytes=1 << 30)
+        yield running
+        running.close()
+
+
+def survives(state: StateMachine) -> None:
+    """A snapshot of the state can be written and read, and says the same."""
+    copy = snapshots.capture(state, 1, [])
+    whole = b"".join(snapshots.encode(copy))
+    again = StateMachine(state.gid, state.groups)
+    snapshots.restore(again, "copy", whole)
+    assert again.transactions.open_count() == state.transactions.open_count()
+    assert again.group_offsets == state.group_offsets
+
+
+def served(single: Single, request: bytes) -> None:
+    """As a client: admission, the log, the state, a snapshot; every exception but a refusal is a bug."""
+    ops_in = parse_request(request)
+    answers: list[tuple[object, ...]] = []
+    single.replica.submit(request, ops_in, answers.append)
+    single.now_ms += 1
+    single.replica.pump(single.now_ms)
+    (answer,) = answers
+    assert answer[0] == "ok", answer
+    codec.pack(answer)
+    assert len(answer[1]) == sum(1 for op in ops_in if op.type != codec.OpType.PRE_MESSAGE)  # type: ignore[arg-type]
+    survives(single.replica.state)
+
+
+def test_what_clients_send_is_refused_or_done_and_kept(single: Single) -> None:
+    single.submit(CREATE)
+    fuzz(Target("request", lambda data: served(single, data), REQUESTS), EXAMPLES)
+
+
+@pytest.mark.parametrize("timeout_ms", [TIMEOUT_MS_MAX + 1, (1 << 63) - 1, (1 << 64) - 1])
+def test_a_time_out_without_end_is_refused(single: Single, timeout_ms: int) -> None:
+    """Found by fuzzing: its due time fitted into no snapshot, which ended one replica after the other."""
+    request = ops.prepare("shop", "orders", ["endless"], None, timeout_ms, 0, [1], -1, 0)
+    examine(Target("request", lambda data: served(single, data), []), request)
+    with pytest.raises(InvalidMessage, match="timeout"):
+        parse_request(request)
+    with pytest.raises(InvalidMessage, match="transaction_timeout_ms"):
+        parse_request(ops.create_topic("t", {"transaction_timeout_ms": timeout_ms}))
+
+
+def decode_command(data: bytes) -> None:
+    now_ms, found = codec.decode_command(data)
+    assert 0 <= now_ms < 1 << 64
+    for op in found:
+        assert 0 <= op.body_pos <= op.body_pos + op.body_size <= len(data)
+
+
+def decode_operations(data: bytes) -> None:
+    for op in codec.decode_ops(data):
+        assert 0 <= op.body_pos <= op.body_pos + op.body_size <= len(data)
+
+
+OPERATIONS = [GOLDEN[kind.name] for kind in codec.OpType if kind.name in GOLDEN]
+TARGETS = [
+    Target("command", decode_command, [GOLDEN["command"]]),
+    Target("operations", decode_operations, OPERATIONS),
+    Target("packed value", codec.unpack, [codec.pack([1, {"a": [None, b"x", 1.5]}, "text"])]),
+]
+
+
+@pytest.mark.parametrize("target", TARGETS, ids=lambda t: t.name)
+def test_damaged_bytes_are_refused_with_an_error_of_ours(target: Target) -> None:
+    fuzz(target)
+
+
+values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(1 << 63), (1 << 64) - 1)
+    | st.floats(allow_nan=False)
+    | st.text(max_size=20)
+    | st.binary(max_size=20),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=4),
+    max_leaves=20,
+)
+
+
+@settings(max_examples=EXAMPLES, derandomize=True, deadline=None)
+@given(values)
+def test_what_is_packed_is_unpacked(value: object) -> None:
+    assert codec.unpack(codec.pack(value)) == value
+
+
+names = st.text(min_size=1, max_size=30)
+numbers = st.integers(0, (1 << 53) - 1)
+
+
+@settings(max_examples=EXAMPLES, derandomize=True, deadline=None)
+@given(
+    names,
+    names,
+    st.lists(names, min_size=1, max_size=5, unique=True),
+    st.integers(0, TIMEOUT_MS_MAX),
+    st.data(),
+)
+def test_what_is_encoded_is_decoded(
+    app: str, topic: str, tx_ids: list[str], timeout_ms: int, data: st.DataObject
+) -> None:
+    digests = data.draw(st.lists(numbers, min_size=len(tx_ids), max_size=len(tx_ids)))
+    txs = data.draw(st.lists(st.integers(0, len(tx_ids) - 1), min_size=1, max_size=4))
+    rows = data.draw(st.lists(st.binary(min_size=1, max_size=30), min_size=len(txs), max_size=len(txs)))
+    request = ops.prepare(app, topic, tx_ids, None, timeout_ms, 0, digests, -1, 1) + ops.pre_message(
+        topic, 3, txs, [len(row) for row in rows], rows
+    )
+    prepare, pre = parse_request(request)
+    assert prepare.meta == (app, topic, tx_ids, None, timeout_ms, 0, digests, -1, 1)
+    assert pre.meta == (topic, 3, txs, [len(row) for row in rows])
+    assert request[pre.body_pos : pre.body_pos + pre.body_size] == b"".join(rows)
+    command = codec.encode_command([request], 2, 77)
+    assert [op.meta for op in codec.decode_command(command)[1]] == [prepare.meta, pre.meta]
