@@ -1,0 +1,349 @@
+"""One pass over a history that decides whether the promises were kept.
+
+``feed`` takes events in the order of time and notes what contradicts at once; ``finish`` (ending.py)
+judges what can only be judged at the end. Time and memory are proportional to what was sent and read:
+a record that was read before costs one look-up.
+
+What it relies on: clients record an invoke before they send anything; the last complete reads are made
+when everything is quiet; all processes share one clock.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from operator import attrgetter
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from tests.history.ending import Ending
+from tests.history.events import FAIL, INVOKE, OK, READ, Event, Sent, decode
+from tests.history.report import Report
+from tests.history.subjects import COMMITTED, NEVER, Cut, Message, Partition, Send, Tx
+
+PENDING_PER_TX = 4  # suspicions of a torn read that are kept for one transaction
+
+
+class BadHistory(Exception):
+    """The recording itself is wrong; nothing can be said about the system."""
+
+
+class Checker(Ending):
+    """State of the pass."""
+
+    def __init__(self) -> None:
+        self.report = Report()
+        self.messages: dict[str, Message] = {}
+        self.transactions: dict[tuple[str, str], Tx] = {}
+        self.sends: list[Send] = []
+        self.partitions: dict[tuple[str, int], Partition] = {}
+        self.suspected: dict[Tx, list[tuple[Cut, str]]] = {}
+        self._open: dict[tuple[str, int], Event] = {}
+        self._numbers: Counter[str] = Counter()
+        self._positions: dict[tuple[str, str, int], int] = {}
+        self._cuts: dict[str, Cut] = {}
+        self._offsets: dict[tuple[str, str, int], tuple[int, int]] = {}  # acknowledged, and ever sent
+        self._floors: dict[tuple[str, int], int] = {}  # what was acknowledged when a fetch was invoked
+
+    # ---------------------------------------------------------------- operations
+
+    def feed(self, event: Event) -> None:
+        self.report.counts["events"] += 1
+        if event.phase == READ:
+            self._read(event)
+            return
+        key = (event.process, event.op)
+        if event.phase == INVOKE:
+            if key in self._open:
+                raise BadHistory(f"operation {event.op} of {event.process} was invoked twice: {event}")
+            self._open[key] = event
+            self._count(event.kind, INVOKE)
+            getattr(self, f"_invoke_{event.kind.replace('-', '_')}")(event)
+            return
+        invoked = self._open.pop(key, None)
+        if invoked is None:
+            raise BadHistory(f"operation {event.op} of {event.process} ends and was not invoked: {event}")
+        floor = self._floors.pop(key, -1)
+        self._count(invoked.kind, event.phase)
+        if event.phase == OK:
+            if invoked.kind == "offset-fetch":
+                self._fetched_offset(invoked, event, floor)
+            else:
+                getattr(self, f"_ok_{invoked.kind.replace('-', '_')}")(invoked, event)
+        elif event.phase == FAIL:
+            self._failed(invoked)
+
+    def _count(self, kind: str, phase: str) -> None:
+        self.report.operations.setdefault(kind, Counter())[phase] += 1
+
+    def _tx(self, event: Event) -> Tx:
+        key = (event.fields["app"], event.fields["tx"])
+        tx = self.transactions.get(key)
+        if tx is None:
+            tx = self.transactions[key] = Tx(*key)
+        return tx
+
+    def _own(self, sent: Iterable[Sent], owner: Tx | Send, counter: str) -> None:
+        for message in sent:
+            known = self.messages.get(message.id)
+            if known is None:
+                self._numbers[counter] += 1
+                self.messages[message.id] = Message(message, owner, self._numbers[counter])
+                owner.ids.append(message.id)
+            elif known.owner is not owner:
+                raise BadHistory(f"two operations sent a message {message.id}: {known.owner} and {owner}")
+
+    def _invoke_prepare(self, event: Event) -> None:
+        tx = self._tx(event)
+        tx.event = tx.event or event
+        tx.prepares += 1
+        self._own(event.fields["messages"], tx, "")
+
+    def _ok_prepare(self, invoked: Event, event: Event) -> None:
+        self._tx(invoked).prepared = True
+
+    def _invoke_decide(self, event: Event) -> None:
+        tx, outcome = self._tx(event), event.fields["outcome"]
+        tx.live[outcome] += 1
+        if event.fields["by"] in ("operator", "policy"):
+            tx.operators.add(outcome)
+        if outcome == COMMITTED and tx.invoked_at == NEVER:
+            tx.invoked_at = event.at
+
+    def _ok_decide(self, invoked: Event, event: Event) -> None:
+        tx, told = self._tx(invoked), event.fields["outcome"]
+        tx.told.setdefault(told, event)
+        if told == invoked.fields["outcome"]:
+            tx.granted.add(told)
+        if told == COMMITTED:
+            tx.acked_at = min(tx.acked_at, event.at)
+
+    def _invoke_send(self, event: Event) -> None:
+        messages = event.fields["messages"]
+        known = self.messages.get(messages[0].id) if messages else None
+        if known is not None and isinstance(known.owner, Send):
+            send = known.owner
+        else:
+            send = Send(event.fields["producer"], event)
+            self.sends.append(send)
+        send.attempts += 1
+        self._own(messages, send, send.producer)
+
+    def _ok_send(self, invoked: Event, event: Event) -> None:
+        send = self._send_of(invoked)
+        send.ok, send.acked_at = True, min(send.acked_at, event.at)
+        if (places := event.fields.get("places")) is not None:
+            told = [(topic, number, offset) for topic, number, offset in places]
+            if send.places not in (None, told):
+                self.report.add("wrong-place", f"{send} was told {send.places}, later {told}", event)
+            send.places = told
+
+    def _send_of(self, invoked: Event) -> Send:
+        owner = self.messages[invoked.fields["messages"][0].id].owner
+        assert isinstance(owner, Send)
+        return owner
+
+    def _invoke_local(self, event: Event) -> None:
+        self._tx(event).local = event.fields["outcome"]
+
+    def _ok_local(self, invoked: Event, event: Event) -> None: ...
+
+    def _invoke_outcome(self, event: Event) -> None:
+        self._tx(event)
+
+    def _ok_outcome(self, invoked: Event, event: Event) -> None:
+        """The broker was asked: COMMITTED, ROLLBACK, PREPARE (open), or UNKNOWN (never heard, forgotten)."""
+        tx, outcome = self._tx(invoked), event.fields["outcome"]
+        if outcome in tx.live:
+            tx.told.setdefault(outcome, event)
+        elif outcome == "PREPARE" and tx.told:
+            before = ", ".join(tx.told)
+            self.report.add("unstable-outcome", f"{tx} was {before} and is open again", event)
+        tx.outcome = outcome
+
+    def _failed(self, invoked: Event) -> None:
+        if invoked.kind == "prepare":
+            self._tx(invoked).prepares -= 1
+        elif invoked.kind == "decide":
+            self._tx(invoked).live[invoked.fields["outcome"]] -= 1
+        elif invoked.kind == "send" and invoked.fields["messages"]:
+            self._send_of(invoked).attempts -= 1
+
+    def _place_of(self, event: Event) -> tuple[str, str, int]:
+        return event.fields["group"], event.fields["topic"], event.fields["partition"]
+
+    def _invoke_offset_commit(self, event: Event) -> None:
+        key, offset = self._place_of(event), event.fields["offset"]
+        low, high = self._offsets.get(key, (-1, -1))
+        self._offsets[key] = (min(low, offset), max(high, offset))
+
+    def _ok_offset_commit(self, invoked: Event, event: Event) -> None:
+        key = self._place_of(invoked)
+        low, high = self._offsets[key]
+        self._offsets[key] = (max(low, invoked.fields["offset"]), high)
+
+    def _invoke_offset_fetch(self, event: Event) -> None:
+        self._floors[event.process, event.op] = self._offsets.get(self._place_of(event), (-1, -1))[0]
+
+    def _fetched_offset(self, invoked: Event, event: Event, low: int) -> None:
+        """One member commits for a group, never backwards unless it means to."""
+        high = self._offsets.get(self._place_of(invoked), (-1, -1))[1]
+        if not low <= event.fields["offset"] <= high:
+            where = "{} of {}[{}]".format(*self._place_of(invoked))
+            text = f"group {where} is at {event.fields['offset']}; acknowledged {low}, sent {high}"
+            self.report.add("lost-offset", text, invoked, event)
+
+    # ---------------------------------------------------------------- reads
+
+    def _read(self, event: Event) -> None:
+        fields = event.fields
+        key = (fields["topic"], fields["partition"])
+        records: list[tuple[int, str]] = fields["records"]
+        partition = self.partitions.get(key)
+        if partition is None:
+            partition = self.partitions[key] = Partition()
+        self.report.counts["reads"] += 1
+        self.report.counts["records read"] += len(records)
+        at = partition.at
+        for offset, id in records:
+            if at.get(offset) != id:
+                self._seen(event, key, partition, offset, id)
+        start, end, cut = fields.get("start"), fields.get("end"), fields.get("cut")
+        if end is not None:
+            self._complete(event, partition, start or 0, end)
+        elif cut is None:
+            self._poll(event, (fields["reader"], *key), records, start)
+        if cut is not None:
+            self._in_cut(event, cut, key, records, (start or 0, NEVER if end is None else end))
+
+    def _seen(self, event: Event, key: tuple[str, int], partition: Partition, offset: int, id: str) -> None:
+        """A record that was not read at this place before."""
+        place = (*key, offset)
+        shown = msgspec.structs.replace(event, fields=event.fields | {"records": [(offset, id)]})
+        known = partition.at.get(offset)
+        if known is not None:
+            text = f"offset {offset} of {key[0]}[{key[1]}] holds {known} and {id}"
+            self.report.add("inconsistent-offsets", text, shown)
+            return
+        partition.at[offset] = id
+        message = self.messages.get(id)
+        if message is None:
+            self.report.add("unknown-message", f"{id} at offset {offset} of {key[0]}[{key[1]}]", shown)
+            return
+        if message.place is not None:
+            self.report.add("duplicate", f"{id} of {message.owner} is at {message.place} and {place}", shown)
+            return
+        message.place = place
+        wanted = message.sent
+        if wanted.topic != key[0] or wanted.partition not in (-1, key[1]):
+            self.report.add("wrong-place", f"{id} was sent to {wanted} and is at {place}", shown)
+        if isinstance(message.owner, Tx):
+            message.owner.seen += 1
+            if not message.owner.live[COMMITTED] and message.owner.early is None:
+                message.owner.early = shown
+
+    def _complete(self, event: Event, partition: Partition, start: int, end: int) -> None:
+        offsets = [offset for offset, _ in event.fields["records"]]
+        if offsets != list(range(start, end)):
+            missing = sorted(set(range(start, end)) - set(offsets))[:5]
+            where = f"{event.fields['topic']}[{event.fields['partition']}]"
+            text = f"a read of {where} from {start} to {end} has {len(offsets)} records; missing {missing}"
+            self.report.add("gap", text, event)
+        partition.start = max(partition.start, start)
+        partition.end = max(partition.end or 0, end)
+
+    def _poll(
+        self,
+        event: Event,
+        position: tuple[str, str, int],
+        records: list[tuple[int, str]],
+        start: int | None,
+    ) -> None:
+        expected = self._positions.get(position) if start is None else start
+        for offset, _ in records:
+            if expected is not None and offset != expected:
+                kind = "nonmonotonic-poll" if offset < expected else "poll-skip"
+                self.report.add(kind, f"{position} got offset {offset} where {expected} was due", event)
+            expected = offset + 1
+        if expected is not None:
+            self._positions[position] = expected
+
+    def _in_cut(
+        self,
+        event: Event,
+        name: str,
+        key: tuple[str, int],
+        records: list[tuple[int, str]],
+        covered: tuple[int, int],
+    ) -> None:
+        """A reader's next cut closes the one before, so only one of each is in memory."""
+        reader = event.fields["reader"]
+        cut = self._cuts.get(reader)
+        if cut is None or cut.name != name:
+            if cut is not None:
+                self.close_cut(cut)
+            cut = self._cuts[reader] = Cut(name, msgspec.structs.replace(event, fields={"cut": name}))
+        cut.ranges[key] = covered
+        messages = self.messages
+        for _, id in records:
+            message = messages.get(id)
+            if message is not None and isinstance(message.owner, Tx) and len(message.owner.ids) > 1:
+                cut.ids.setdefault(message.owner, []).append(id)
+
+    def close_cut(self, cut: Cut) -> None:
+        """Suspect what is not whole; whether retention excuses it is known at the end."""
+        for tx, ids in cut.ids.items():
+            if len(ids) == len(tx.ids):
+                continue
+            suspicions = self.suspected.setdefault(tx, [])
+            missing = set(tx.ids) - set(ids)
+            suspicions += [(cut, id) for id in sorted(missing)][: PENDING_PER_TX - len(suspicions)]
+
+    def cuts_still_open(self) -> Iterator[Cut]:
+        yield from self._cuts.values()
+
+
+def check(events: Iterable[Event], *, expect_resolved: bool = True) -> Report:
+    """Judge a history whose events are in the order of time.
+
+    ``expect_resolved``: all apps answered checks and there was time, so nothing may be open any more.
+    """
+    checker = Checker()
+    for event in events:
+        checker.feed(event)
+    return checker.finish(expect_resolved)
+
+
+def stream(files: Iterable[Path]) -> Iterator[Event]:
+    """Events of several recorders in the order of time, without holding them all.
+
+    The last line of a recorder that was killed may be torn, also in the middle of the file if it went
+    on later. What the line was to say had not happened yet: an invoke is written before anything is
+    sent, and an end that is missing is an unknown.
+    """
+    return heapq.merge(*(_lines(file) for file in files), key=attrgetter("at"))
+
+
+def load(files: Iterable[Path]) -> list[Event]:
+    """As ``stream``, all in memory."""
+    return list(stream(files))
+
+
+def _lines(file: Path) -> Iterator[Event]:
+    torn: Any = None
+    with file.open("rb") as lines:
+        for number, line in enumerate(lines, start=1):
+            if line == b"\n":
+                torn = None  # the recorder started again
+                continue
+            if torn is not None:
+                raise BadHistory(f"{file}:{torn[0]} is no event: {torn[1][:200]!r}")
+            try:
+                event = decode(line)
+            except (msgspec.DecodeError, UnicodeDecodeError):
+                torn = (number, line)
+                continue
+            yield event

@@ -1,0 +1,212 @@
+"""What can only be judged when the history has ended: what is missing, what order it all has.
+
+Retention makes one thing undecidable: a message that nobody read before its segment went. As many
+missing messages are excused as there are offsets below a partition's start that nobody read, no more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tests.history.events import Event
+from tests.history.report import Report
+from tests.history.subjects import COMMITTED, NEVER, ROLLBACK, Cut, Message, Partition, Send, Tx
+
+Missing = tuple[str, str, Message, tuple[Event, ...]]  # kind, text, which, evidence
+
+
+class Ending:
+    """The second half of the checker."""
+
+    report: Report
+    messages: dict[str, Message]
+    transactions: dict[tuple[str, str], Tx]
+    sends: list[Send]
+    partitions: dict[tuple[str, int], Partition]
+    suspected: dict[Tx, list[tuple[Cut, str]]]
+
+    def close_cut(self, cut: Cut) -> None:
+        raise NotImplementedError
+
+    def cuts_still_open(self) -> Iterator[Cut]:
+        raise NotImplementedError
+
+    def finish(self, expect_resolved: bool) -> Report:
+        self._missing: list[Missing] = []
+        for cut in self.cuts_still_open():
+            self.close_cut(cut)
+        for tx in self.transactions.values():
+            if not self._contradicts(tx):
+                self._whole(tx, expect_resolved)
+        for send in self.sends:
+            self._send(send)
+        self._excuse()
+        self._torn_cuts()
+        for (topic, number), partition in self.partitions.items():
+            self._order(f"{topic}[{number}]", partition)
+            highest = max(partition.at, default=-1)
+            if partition.end is not None and highest >= partition.end:
+                text = f"{topic}[{number}] was read up to offset {highest} and ends at {partition.end}"
+                self.report.add("lost-write", text)
+        counts = self.report.counts
+        counts["messages"], counts["transactions"] = len(self.messages), len(self.transactions)
+        counts["partitions"] = len(self.partitions)
+        counts["removed by retention"] = sum(p.start for p in self.partitions.values())
+        return self.report
+
+    # ---------------------------------------------------------------- transactions
+
+    def _contradicts(self, tx: Tx) -> bool:
+        """Whether what was told, read and wanted of a transaction cannot be true together."""
+        events = tuple(e for e in (tx.event, *tx.told.values(), tx.early) if e is not None)
+
+        def found(kind: str, text: str) -> bool:
+            self.report.add(kind, f"{tx}: {text}", *events)
+            return True
+
+        if len(tx.told) > 1:
+            if len(tx.granted) > 1:
+                return found("both-decided", "commit and rollback were both acknowledged")
+            return found("unstable-outcome", f"first told {next(iter(tx.told))}, then {list(tx.told)[1]}")
+        if tx.seen and ROLLBACK in tx.told:
+            return found("G1a", "rolled back, and its messages were read")
+        if tx.seen and not tx.prepares:
+            return found("G1a", "its prepare failed, and its messages were read")
+        if tx.early is not None and not tx.live[ROLLBACK]:
+            return found("precommitted-read", "its messages were read before anybody asked for a commit")
+        outcome = COMMITTED if tx.seen or COMMITTED in tx.told else next(iter(tx.told), None)
+        if outcome is not None and (not tx.live[outcome] or tx.early is not None):
+            return found("invented-decision", f"it is {outcome}, which nobody had asked for")
+        if outcome is not None and tx.local not in (None, outcome) and outcome not in tx.operators:
+            return found("invented-decision", f"it is {outcome}; the producer's database says {tx.local}")
+        if tx.seen and tx.outcome == "PREPARE":
+            return found("unstable-outcome", "its messages were read, and it is said to be open")
+        return False
+
+    def _whole(self, tx: Tx, expect_resolved: bool) -> None:
+        """Whether a transaction that contradicts nothing is all there, or rightly not there at all."""
+        counts = self.report.counts
+        if tx.seen == len(tx.ids) and tx.seen:
+            counts["transactions committed"] += 1
+            return
+        missing = [self.messages[id] for id in tx.ids if self.messages[id].place is None]
+        events = tuple(e for e in (tx.event, *tx.told.values()) if e is not None)
+        if tx.seen:
+            counts["transactions committed"] += 1
+            self._miss("torn", f"{tx}: read in part", missing, events)
+        elif COMMITTED in tx.told:
+            counts["transactions committed"] += 1
+            self._miss("lost-write", f"{tx} was committed", missing, events)
+        elif ROLLBACK in tx.told:
+            counts["transactions rolled back"] += 1
+        elif tx.prepared and tx.outcome != "UNKNOWN":
+            if tx.outcome is None and tx.live[ROLLBACK]:
+                # A one-way rollback, or one whose answer was lost: it looks the same done and not done.
+                counts["transactions rolled back, unanswered"] += 1
+            elif expect_resolved:
+                if tx.live[COMMITTED] and tx.outcome is None:
+                    self._miss("unresolved", f"{tx}: a commit was sent", missing, events)
+                else:
+                    self.report.add("unresolved", f"{tx}: prepared, and nobody decided", *events)
+            else:
+                counts["transactions open"] += 1
+        else:
+            counts["transactions without effect"] += 1
+
+    def _miss(self, kind: str, text: str, messages: list[Message], events: tuple[Event, ...]) -> None:
+        self._missing += [(kind, text, message, events) for message in messages]
+
+    # ---------------------------------------------------------------- plain messages
+
+    def _send(self, send: Send) -> None:
+        messages = [self.messages[id] for id in send.ids]
+        if not send.attempts and not send.ok:
+            for message in messages:
+                if message.place is not None:
+                    text = f"{send} failed, and {message.sent.id} was read at {message.place}"
+                    self.report.add("G1a", text, send.event)
+            return
+        if not send.ok:
+            return
+        for at, message in enumerate(messages):
+            told = send.places[at] if send.places else None
+            if message.place is None:
+                start = self.partitions[told[:2]].start if told and told[:2] in self.partitions else None
+                if told is None or start is None or told[2] >= start:
+                    text = f"{send} was told {told}"
+                    self._missing.append(("lost-write", text, message, (send.event,)))
+            elif told is not None and told != message.place:
+                text = f"{message.sent.id} was told {told} and is at {message.place}"
+                self.report.add("wrong-place", text, send.event)
+
+    # ---------------------------------------------------------------- retention, cuts, order
+
+    def _excuse(self) -> None:
+        """Hold what is missing against the offsets that retention removed before anybody read them."""
+        room = {
+            key: partition.start - sum(offset < partition.start for offset in partition.at)
+            for key, partition in self.partitions.items()
+        }
+        for send in self.sends:  # these have their places below the start
+            for (topic, number, offset), id in zip(send.places or (), send.ids, strict=False):
+                partition = self.partitions.get((topic, number))
+                if partition and offset < partition.start and self.messages[id].place is None:
+                    room[topic, number] -= 1
+        by_topic: dict[str, list[tuple[str, int]]] = {}
+        for key in room:
+            by_topic.setdefault(key[0], []).append(key)
+        # Those that name their partition first: the others may take what is left anywhere.
+        for kind, text, message, events in sorted(self._missing, key=lambda m: m[2].sent.partition < 0):
+            sent = message.sent
+            named = [(sent.topic, sent.partition)] if sent.partition >= 0 else by_topic.get(sent.topic, [])
+            chosen = next((key for key in named if room.get(key, 0) > 0), None)
+            if chosen is None:
+                self.report.add(kind, f"{text}; {sent.id} is missing", *events)
+            else:
+                room[chosen] -= 1
+                self.report.counts["missing, by retention"] += 1
+
+    def _torn_cuts(self) -> None:
+        for tx, suspicions in self.suspected.items():
+            for cut, id in suspicions:
+                message = self.messages[id]
+                if message.place is not None:
+                    topic, number, offset = message.place
+                else:
+                    topic, number, offset = message.sent.topic, message.sent.partition, 0
+                low, _ = cut.ranges.get((topic, number), (NEVER, NEVER))
+                if offset >= low:
+                    text = f"{tx}: {id} is not in the cut {cut.name}, the others are"
+                    self.report.add("torn", text, cut.event)
+                    break
+
+    def _order(self, name: str, partition: Partition) -> None:
+        """Order of producers, of messages within a transaction, and of real time where one group decides.
+
+        A transaction over several partitions may lie in several groups, which follow the decision each in
+        its own time: real time says nothing about those.
+        """
+        last: dict[str | Tx, int] = {}
+        latest, latest_id = -1, ""
+        for offset in sorted(partition.at):
+            message = self.messages.get(partition.at[offset])
+            if message is None or message.place is None or message.place[2] != offset:
+                continue
+            owner, id = message.owner, message.sent.id
+            who = owner if isinstance(owner, Tx) else owner.producer
+            if last.get(who, 0) > message.number:
+                text = f"{name}: {id} at offset {offset} was sent before what stands before it by {who}"
+                self.report.add("nonmonotonic-send", text)
+            elif self._one_partition(owner):
+                if owner.acked_at < latest:
+                    text = f"{name}: {id} at offset {offset} was acknowledged before {latest_id} was invoked"
+                    self.report.add("nonmonotonic-send", text)
+                if owner.invoked_at != NEVER and owner.invoked_at > latest:
+                    latest, latest_id = owner.invoked_at, id
+            last[who] = max(last.get(who, 0), message.number)
+
+    def _one_partition(self, owner: Tx | Send) -> bool:
+        if isinstance(owner, Send) or len(owner.ids) == 1:
+            return True
+        places = {message.place[:2] for id in owner.ids if (message := self.messages[id]).place}
+        return len(places) == 1

@@ -1,0 +1,93 @@
+"""What the checker says in the end: figures, and the anomalies with the events that show them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+
+from tests.history.events import Event
+
+KEPT_PER_KIND = 20  # a broken system breaks everything; the first ones tell the story
+
+#: Every kind that the checker knows, and what it means. Named as in Jepsen's Kafka workload where it has
+#: a name for it.
+MEANING = {
+    "lost-write": "acknowledged (or read before), and not there in the end",
+    "G1a": "aborted read: a message of a rolled-back transaction or of a failed send was read",
+    "precommitted-read": "read before anybody had decided the transaction",
+    "duplicate": "one message at two places",
+    "inconsistent-offsets": "two messages at one place",
+    "gap": "a complete read lacks offsets",
+    "torn": "a transaction partly readable at a stable cut, or in the end",
+    "nonmonotonic-send": "order of a producer within a partition, or of real time, is broken",
+    "nonmonotonic-poll": "a reader was led backwards",
+    "poll-skip": "a reader was led past offsets",
+    "both-decided": "commit and rollback of one transaction were both acknowledged",
+    "unstable-outcome": "what the broker said of a transaction changed",
+    "invented-decision": "an outcome that no producer, check or operator had asked for, or against the "
+    "producer's own database",
+    "unresolved": "prepared, and still undecided in the end",
+    "unknown-message": "read, but nobody had sent it, or its bytes were changed",
+    "wrong-place": "a send was told a place where another message stands",
+    "lost-offset": "a group's committed offset went back, or was never committed",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Anomaly:
+    """One broken promise."""
+
+    kind: str
+    text: str
+    events: tuple[Event, ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.text}"
+
+
+@dataclass
+class Report:
+    """Figures and anomalies of one history. ``anomalies`` holds the first of each kind, ``found`` all."""
+
+    anomalies: list[Anomaly] = field(default_factory=list)
+    found: Counter[str] = field(default_factory=Counter)
+    counts: Counter[str] = field(default_factory=Counter)
+    operations: dict[str, Counter[str]] = field(default_factory=dict)
+
+    @property
+    def ok(self) -> bool:
+        return not self.found
+
+    def add(self, kind: str, text: str, *events: Event) -> None:
+        assert kind in MEANING, kind
+        self.found[kind] += 1
+        if self.found[kind] <= KEPT_PER_KIND:
+            self.anomalies.append(Anomaly(kind, text, events))
+
+    def summary(self) -> str:
+        """The anomalies in one line, for an error's text."""
+        kinds = ", ".join(f"{kind} x{count}" for kind, count in sorted(self.found.items()))
+        first = self.anomalies[0] if self.anomalies else None
+        return f"{kinds}; first: {first}" if first else "no anomalies"
+
+    def tables(self) -> RenderableType:
+        """Everything, for a person."""
+        operations = Table("operation", "invoked", "ok", "failed", "unknown", title="Operations")
+        for kind, row in sorted(self.operations.items()):
+            operations.add_row(kind, *(str(row[k]) for k in ("invoke", "ok", "fail", "unknown")))
+        counts = Table("what", "how many", title="History")
+        for name, count in sorted(self.counts.items()):
+            counts.add_row(name, str(count))
+        if self.ok:
+            return Group(operations, counts, "[green]no anomalies")
+        anomalies = Table("anomaly", "times", "meaning", "first of them", title="Anomalies")
+        for kind, count in sorted(self.found.items()):
+            texts = [a.text for a in self.anomalies if a.kind == kind][:3]
+            anomalies.add_row(f"[red]{kind}", str(count), MEANING[kind], "\n".join(texts))
+        return Group(operations, counts, anomalies)
+
+    def show(self, console: Console | None = None) -> None:
+        (console or Console()).print(self.tables())

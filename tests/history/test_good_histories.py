@@ -1,0 +1,100 @@
+"""What looks odd and is allowed: unknown outcomes, conflicts, retention, retries, seeks."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.history.checker import BadHistory
+from tests.history.written import Written
+
+
+def one() -> Written:
+    return Written().prepare("x", "a")
+
+
+GOOD = {
+    "nothing": Written(),
+    "a commit": one().commit("x").holds("a"),
+    "a rollback": one().rollback("x").holds(),
+    "an unknown commit that happened": one().commit("x", end="unknown").holds("a"),
+    "a commit of a producer that died, and happened": one().commit("x", end="crash").holds("a"),
+    "an unknown commit that did not, and was rolled back": (
+        one().commit("x", end="unknown").rollback("x", by="operator").holds()
+    ),
+    "a commit that was told of the rollback": (
+        one().rollback("x", by="operator").commit("x", told="ROLLBACK").local("x", "COMMITTED").holds()
+    ),
+    "a check that was told of the commit": one().commit("x").rollback("x", told="COMMITTED").holds("a"),
+    "decided twice the same": one().commit("x").commit("x", by="check").holds("a"),
+    "an unknown send that happened": Written().send("a", end="unknown").holds("a"),
+    "an unknown send that did not": Written().send("a", end="unknown").holds(),
+    "a failed send": Written().send("a", end="fail").holds(),
+    "a failed prepare": Written().prepare("x", "a", end="fail").holds(),
+    "an unknown prepare that nobody heard of": Written().prepare("x", "a", end="unknown").holds(),
+    "an unknown prepare that a check resolved": (
+        Written().prepare("x", "a", end="crash").commit("x", by="check").local("x", "COMMITTED").holds("a")
+    ),
+    "the same prepare again": one().prepare("x", "a").commit("x").holds("a"),
+    "the same send again": (
+        Written().send("a", end="unknown").send("a", at=[0]).send("b", at=[1]).holds("a", "b")
+    ),
+    "one read before the other's answer": (
+        Written().prepare("x", "a").commit("x", end="crash").poll((0, "a")).commit("x").holds("a")
+    ),
+    "retention took what nobody had read": (
+        Written().send("a", at=[0]).send("b", at=[1]).send("c", at=[2]).holds("c", start=2)
+    ),
+    "retention took a committed transaction": (
+        one().commit("x").prepare("y", "b").commit("y").holds("b", start=1)
+    ),
+    "retention took one half of a transaction": (
+        Written().prepare("x", "a@0", "b@1").commit("x").holds(start=1).holds("b", p=1)
+    ),
+    "a cut that starts after one half of a transaction": (
+        Written()
+        .prepare("x", "a@0", "b@1")
+        .commit("x")
+        .poll((0, "a"))
+        .holds(start=1, cut="1")
+        .holds("b", p=1, cut="1")
+    ),
+    "a cut over some partitions": Written()
+    .prepare("x", "a@0", "b@1")
+    .commit("x")
+    .holds("a", cut="1")
+    .holds("b", p=1),
+    "a seek back": Written().send("a", "b").poll((0, "a"), (1, "b")).poll((0, "a"), start=0).holds("a", "b"),
+    "two transactions of one producer, decided in the other order": (
+        one().prepare("y", "b").commit("y").commit("x").holds("b", "a")
+    ),
+    "an offset commit without answer, both ways": (
+        Written().offset(3).offset(5, end="unknown").offset_is(3).offset_is(5)
+    ),
+    "an offset that was set back on purpose": Written().offset(5).offset(2).offset_is(2),
+    "an outcome that was asked for": one().rollback("x", end="unknown").outcome("x", "ROLLBACK").holds(),
+}
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_a_good_history_passes(name: str) -> None:
+    report = GOOD[name].check()
+    assert report.ok, report.summary()
+
+
+def test_an_open_transaction_is_fine_while_nobody_has_to_answer() -> None:
+    report = one().holds().check(expect_resolved=False)
+    assert report.ok and report.counts["transactions open"] == 1
+
+
+def test_a_rollback_without_answer_is_counted_and_not_judged() -> None:
+    report = one().rollback("x", end="unknown").holds().check()
+    assert report.ok and report.counts["transactions rolled back, unanswered"] == 1
+
+
+def test_a_recording_that_contradicts_itself_is_refused() -> None:
+    with pytest.raises(BadHistory, match="two operations sent"):
+        one().prepare("y", "a").check()
+    history = one()
+    history.recorder.ok(0)
+    with pytest.raises(BadHistory, match="was not invoked"):
+        history.check()

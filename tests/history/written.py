@@ -1,0 +1,91 @@
+"""Short spelling of histories for tests: every call is one event, one nanosecond after the last."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.history.checker import check
+from tests.history.events import Recorder, Sent
+from tests.history.report import Report
+
+TOPIC = "t"
+
+
+class Written:
+    """A history of one hand. Messages are ``id`` or ``id@partition``; all have one topic."""
+
+    def __init__(self) -> None:
+        self._now = 0
+        self.recorder = Recorder("hand", clock=self._tick)
+        self._partition_of: dict[str, int] = {}
+
+    def _tick(self) -> int:
+        self._now += 1
+        return self._now
+
+    def sent(self, *messages: str) -> list[Sent]:
+        made = []
+        for text in messages:
+            id, _, number = text.partition("@")
+            self._partition_of[id] = int(number or 0)
+            made.append(Sent(id, TOPIC, int(number or 0)))
+        return made
+
+    def prepare(self, tx: str, *messages: str, end: str = "ok") -> Written:
+        return self._end(self.recorder.invoke("prepare", app="a", tx=tx, messages=self.sent(*messages)), end)
+
+    def decide(
+        self, tx: str, outcome: str, told: str | None = None, by: str = "producer", end: str = "ok"
+    ) -> Written:
+        op = self.recorder.invoke("decide", app="a", tx=tx, outcome=outcome, by=by)
+        return self._end(op, end, outcome=told or outcome)
+
+    def commit(self, tx: str, told: str | None = None, by: str = "producer", end: str = "ok") -> Written:
+        return self.decide(tx, "COMMITTED", told, by, end)
+
+    def rollback(self, tx: str, told: str | None = None, by: str = "producer", end: str = "ok") -> Written:
+        return self.decide(tx, "ROLLBACK", told, by, end)
+
+    def local(self, tx: str, outcome: str) -> Written:
+        return self._end(self.recorder.invoke("local", app="a", tx=tx, outcome=outcome), "ok")
+
+    def outcome(self, tx: str, outcome: str) -> Written:
+        return self._end(self.recorder.invoke("outcome", app="a", tx=tx), "ok", outcome=outcome)
+
+    def send(self, *messages: str, at: list[int] | None = None, by: str = "p", end: str = "ok") -> Written:
+        op = self.recorder.invoke("send", producer=by, messages=self.sent(*messages))
+        numbers = [self._partition_of[m.partition("@")[0]] for m in messages]
+        places = [[TOPIC, number, offset] for number, offset in zip(numbers, at, strict=True)] if at else None
+        return self._end(op, end, **({"places": places} if places else {}))
+
+    def poll(self, *records: tuple[int, str], by: str = "r", p: int = 0, **fields: Any) -> Written:
+        self.recorder.read(by, TOPIC, p, records, **fields)
+        return self
+
+    def holds(self, *ids: str, p: int = 0, start: int = 0, cut: str | None = None) -> Written:
+        """A complete read: these ids from ``start`` on."""
+        records = list(enumerate(ids, start=start))
+        self.recorder.read("final", TOPIC, p, records, start=start, end=start + len(ids), cut=cut)
+        return self
+
+    def offset(self, value: int, end: str = "ok") -> Written:
+        op = self.recorder.invoke("offset-commit", group="g", topic=TOPIC, partition=0, offset=value)
+        return self._end(op, end)
+
+    def offset_is(self, value: int) -> Written:
+        op = self.recorder.invoke("offset-fetch", group="g", topic=TOPIC, partition=0)
+        return self._end(op, "ok", offset=value)
+
+    def check(self, expect_resolved: bool = True) -> Report:
+        return check(self.recorder.events, expect_resolved=expect_resolved)
+
+    def _end(self, op: int, end: str, **fields: Any) -> Written:
+        if end == "ok":
+            self.recorder.ok(op, **fields)
+        elif end == "fail":
+            self.recorder.fail(op, "refused")
+        elif end == "unknown":
+            self.recorder.unknown(op, "timed out")
+        else:
+            assert end == "crash", end  # no end at all
+        return self
