@@ -21,6 +21,7 @@ from benchmarks.group import GROUP, GroupUnderTest, Traffic
 from benchmarks.workload import PARTITIONS, TX_BYTES, bulk_transactions, repeated
 from escrowmq.actors.producer import Producer
 from escrowmq.actors.router import Router, result_of
+from escrowmq.actors.topology import ClusterInfo
 from escrowmq.replication import ops
 from escrowmq.replication.codec import encode_row
 
@@ -59,7 +60,7 @@ def measure_open(
     run()  # warm
     without = run()
     before, begin = _leader_memory(group), time.perf_counter()
-    _open(group, producer.app, topic, opened)
+    open_many(group.cluster.info, producer.app, topic, opened)
     opening_s = time.perf_counter() - begin
     memory = _leader_memory(group) - before
     with_them = run()
@@ -74,14 +75,18 @@ def measure_open(
     )
 
 
-def _open(group: GroupUnderTest, app: str, topic: str, wanted: int) -> None:
-    router = Router(group.cluster.info, name="bench-open")
+def open_many(
+    info: ClusterInfo, app: str, topic: str, wanted: int, *, timeout_ms: int = HOUR_MS, prefix: str = "open-"
+) -> None:
+    """Leaves ``wanted`` transactions of one message each open, as a producer that vanished would."""
+    router = Router(info, name="bench-open")
     waiting: deque[Future[Any]] = deque()
     try:
         for first in range(0, wanted, PER_REQUEST):
             if len(waiting) >= REQUESTS_UNDER_WAY:
                 _check(result_of(waiting.popleft(), 60.0))
-            request = _request(app, topic, first, min(PER_REQUEST, wanted - first))
+            ids = [f"{prefix}{n}" for n in range(first, min(first + PER_REQUEST, wanted))]
+            request = _request(app, topic, ids, timeout_ms)
             waiting.append(router.submit(GROUP, request, 60.0))
         while waiting:
             _check(result_of(waiting.popleft(), 60.0))
@@ -89,17 +94,16 @@ def _open(group: GroupUnderTest, app: str, topic: str, wanted: int) -> None:
         router.close()
 
 
-def _request(app: str, topic: str, first: int, count: int) -> bytes:
-    ids = [f"open-{first + n}" for n in range(count)]
+def _request(app: str, topic: str, ids: list[str], timeout_ms: int) -> bytes:
     rows = [encode_row(b"key", os.urandom(TX_BYTES), None, tx_id) for tx_id in ids]
     frames = []
     for partition in range(PARTITIONS):
-        mine = list(range(partition, count, PARTITIONS))
+        mine = list(range(partition, len(ids), PARTITIONS))
         if mine:
             sizes = [len(rows[n]) for n in mine]
             frames.append(ops.pre_message(topic, partition, mine, sizes, [rows[n] for n in mine]))
     digests = [google_crc32c.value(row) for row in rows]
-    return ops.prepare(app, topic, ids, None, HOUR_MS, 0, digests, -1, len(frames)) + b"".join(frames)
+    return ops.prepare(app, topic, ids, None, timeout_ms, 0, digests, -1, len(frames)) + b"".join(frames)
 
 
 def _check(results: list[list[object]]) -> None:

@@ -67,7 +67,7 @@ def _ceiling(rows: list[dict[str, Any]]) -> str:
         for row in rows
     ]
     head = ("bytes per call", "calls in flight", "calls/s", "MB/s", "p50 ms", "p99 ms")
-    return "### Ceiling\n\n" + _table(head, body)
+    return "### Ceiling\n\n" + table(head, body)
 
 
 def _traffic(title: str, figures: dict[str, Any]) -> str:
@@ -84,9 +84,9 @@ def _traffic(title: str, figures: dict[str, Any]) -> str:
     head = ("", "per second", "MB/s", "of ceiling", "p50 ms", "p99 ms")
     return (
         f"### {title}\n\n"
-        + _table(head, speed)
+        + table(head, speed)
         + "\nProcessor time in µs for each, by process (cores kept busy):\n\n"
-        + _table(("", *PROCESSES), cost)
+        + table(("", *PROCESSES), cost)
     )
 
 
@@ -123,10 +123,11 @@ def _recovery(rows: list[dict[str, Any]]) -> str:
         for row in rows
     ]
     head = ("log MB", "messages", "entries", "entries redone", "MB read", "seconds")
-    return "### Recovery\n\n" + _table(head, body)
+    return "### Recovery\n\n" + table(head, body)
 
 
-def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
+def table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
+    """A Markdown table; all columns but the first to the right."""
     rule = ["---", *("---:" for _ in head[1:])]
     return "".join("| " + " | ".join(line) + " |\n" for line in (head, rule, *rows))
 

@@ -1,0 +1,204 @@
+"""A million open transactions: memory, listing, checks, commits beside them, and recovery.
+
+Commits are measured on two clusters in turns, one with none open and one with all of them, since a
+machine that others use changes from minute to minute: the ratio of neighbours is what counts.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from signal import SIGKILL
+from statistics import median
+from typing import Any
+
+import escrowmq
+from benchmarks.group import GroupUnderTest
+from benchmarks.load.replicas import Replicas, pid_of, send_signal
+from benchmarks.load.series import own_megabytes
+from benchmarks.measure import Latencies
+from benchmarks.open_transactions import open_many
+from benchmarks.workload import PARTITIONS, bulk_transactions
+
+TOPIC, APP = "open", "bench-open"
+IN_FLIGHT, TURNS = 1_024, 5
+CHECKS = 10_000
+CHECK_AFTER_MS = 1_000
+
+
+class Settles(escrowmq.TxStatusQuerier):
+    """Every transaction is committed; notes when it was asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[float] = []
+
+    def query_status(self, tx_id: str, query_id: str) -> escrowmq.TransactionState:
+        self.asked.append(time.monotonic())
+        return escrowmq.TransactionState.COMMITTED
+
+
+def measure(folder: Path, opened: int, seconds: float, say: Callable[[str], None]) -> dict[str, Any]:
+    """All of it; the figures, with ``violations`` that must be empty."""
+    with (
+        escrowmq.start_local(groups=1, replicas=3, data_dir=folder / "none", namespace="load-none") as none,
+        escrowmq.start_local(groups=1, replicas=3, data_dir=folder / "many", namespace="load-many") as many,
+    ):
+        for cluster in (none, many):
+            cluster.admin.create_topic(TOPIC, partitions=PARTITIONS)
+        figures: dict[str, Any] = {"opened": opened}
+        figures |= _open(many, opened, say)
+        figures |= _commits(none, many, seconds / 2, say)
+        none.stop()
+        figures |= _listing(many, opened, say)
+        figures |= _checks(many, say)
+        figures |= _recovery(many, opened, say)
+    figures["violations"] = figures.pop("recovery_problems")
+    return figures
+
+
+def _memory(group: GroupUnderTest) -> dict[str, float]:
+    return {
+        name: own_megabytes(pid) or 0.0 for name, pid in group.pids().items() if name[:4] in ("lead", "foll")
+    }
+
+
+def _open(cluster: Any, opened: int, say: Callable[[str], None]) -> dict[str, Any]:
+    group = GroupUnderTest(cluster)
+    with group.producer(app=APP) as producer:
+        bulk_transactions(group, producer, TOPIC, IN_FLIGHT, 1.0)  # what is not due to open ones is there now
+    before, begin = _memory(group), time.monotonic()
+    open_many(cluster.info, APP, TOPIC, opened)
+    took = time.monotonic() - begin
+    time.sleep(2.0)
+    after = _memory(group)
+    each = {name: (after[name] - before.get(name, after[name])) * 1e6 / opened for name in after}
+    say(f"{opened:,} opened in {took:.0f} s; bytes for each: { {n: round(b) for n, b in each.items()} }")
+    return {"opening_s": took, "bytes_each": each}
+
+
+def _commits(none: Any, many: Any, seconds: float, say: Callable[[str], None]) -> dict[str, Any]:
+    groups = {"none": GroupUnderTest(none), "many": GroupUnderTest(many)}
+    producers = {name: group.producer(app=APP) for name, group in groups.items()}
+    rates: dict[str, list[float]] = {"none": [], "many": []}
+    cpu: dict[str, list[float]] = {"none": [], "many": []}
+    try:
+        for turn in range(TURNS + 1):
+            for name in ("none", "many") if turn % 2 else ("many", "none"):
+                timed = bulk_transactions(groups[name], producers[name], TOPIC, IN_FLIGHT, seconds)
+                if turn:  # the first warms up
+                    rates[name].append(timed.traffic.per_s)
+                    cpu[name].append(timed.traffic.cpu.us_per_item()["leader"])
+    finally:
+        for producer in producers.values():
+            producer.close()
+    ratios = [b / a for a, b in zip(rates["none"], rates["many"], strict=True)]
+    say(f"commits/s: {median(rates['none']):,.0f} and {median(rates['many']):,.0f}; ratios {ratios}")
+    return {
+        "commits_per_s": {name: median(values) for name, values in rates.items()},
+        "ratios": ratios,
+        "ratio": median(ratios),
+        "leader_us": {name: median(values) for name, values in cpu.items()},
+    }
+
+
+class _Beside:
+    """Lone transactions in a thread, so that a pause of the replica shows as a latency."""
+
+    def __init__(self, cluster: Any) -> None:
+        self._producer = GroupUnderTest(cluster).producer(app="beside")
+        self._ended = threading.Event()
+        self.latency = Latencies()
+        self._thread = threading.Thread(target=self._run)
+
+    def _run(self) -> None:
+        while not self._ended.is_set():
+            begin = time.perf_counter()
+            self._producer.send_message_in_transaction(
+                escrowmq.Message(TOPIC, b"x" * 100), lambda: escrowmq.TransactionState.COMMITTED
+            )
+            self.latency.add(time.perf_counter() - begin)
+
+    def __enter__(self) -> _Beside:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *args: object) -> None:
+        self._ended.set()
+        self._thread.join()
+        self._producer.close()
+
+
+def _listing(cluster: Any, opened: int, say: Callable[[str], None]) -> dict[str, Any]:
+    figures: dict[str, Any] = {}
+    with _Beside(cluster) as quiet:
+        time.sleep(3.0)
+    figures["lone_ms_before"] = quiet.latency.summary()
+    times: dict[str, float] = {}
+    with _Beside(cluster) as beside:
+        for name, asked in (
+            ("first 1,000", {"limit": 1_000}),
+            ("first 100,000", {"limit": 100_000}),
+            ("all", {"limit": opened + 10_000}),
+            ("none of all (parked)", {"state": "PARKED"}),
+        ):
+            begin = time.perf_counter()
+            found = len(cluster.admin.list_transactions(**asked))
+            times[name] = time.perf_counter() - begin
+            say(f"listing {name}: {found:,} in {times[name]:.2f} s")
+    figures |= {"listing_s": times, "lone_ms_while_listing": beside.latency.summary()}
+    return figures
+
+
+def _checks(cluster: Any, say: Callable[[str], None]) -> dict[str, Any]:
+    """Transactions whose producer vanished, and one producer that knows: how fast they are resolved."""
+    cluster.admin.create_topic("checks", partitions=PARTITIONS)
+    open_many(cluster.info, "bench-checks", "checks", CHECKS, timeout_ms=CHECK_AFTER_MS)
+    time.sleep(CHECK_AFTER_MS / 1000 + 1.0)  # all are due
+    querier = Settles()
+    with cluster.producer(app="bench-checks", tx_status_querier=querier):
+        begin = time.monotonic()
+        while cluster.admin.list_transactions(app="bench-checks", limit=1):
+            if time.monotonic() - begin > 300:
+                raise TimeoutError("checks are not resolved")
+            time.sleep(0.1)
+        end = time.monotonic()
+    first = querier.asked[0]
+    rate = CHECKS / (end - first)
+    say(f"{rate:,.0f} checks/s, the first after {first - begin:.1f} s; {len(querier.asked):,} questions")
+    return {"checks_per_s": rate, "questions_per_check": len(querier.asked) / CHECKS}
+
+
+def _recovery(cluster: Any, opened: int, say: Callable[[str], None]) -> dict[str, Any]:
+    replicas, problems = Replicas(cluster), []
+    figures: dict[str, Any] = {}
+    with GroupUnderTest(cluster).producer(app="beside") as producer:
+
+        def commit() -> None:
+            producer.send_message_in_transaction(
+                escrowmq.Message(TOPIC, b"x" * 100), lambda: escrowmq.TransactionState.COMMITTED
+            )
+
+        commit()
+        for name in ("leader", "all"):
+            victims = [replicas.leader()] if name == "leader" else list(replicas.all())
+            begin = time.monotonic()
+            for victim in victims:
+                send_signal(pid_of(victim), SIGKILL)
+            commit()
+            figures[f"first_commit_after_{name}_s"] = time.monotonic() - begin
+            for victim in victims:
+                replicas.restarted(victim)
+            figures[f"back_after_{name}_s"] = time.monotonic() - begin
+            time.sleep(2.0)
+            for replica in replicas.all():
+                if replica.open_transactions != opened:
+                    problems.append(
+                        f"{name} died, and replica {replica.replica} has {replica.open_transactions} open"
+                    )
+            say(
+                f"SIGKILL of {name}: next commit after {figures[f'first_commit_after_{name}_s']:.2f} s, "
+                f"all back after {figures[f'back_after_{name}_s']:.1f} s"
+            )
+    return {**figures, "recovery_problems": problems}

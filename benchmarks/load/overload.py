@@ -1,0 +1,210 @@
+"""Four times the sustainable rate: what is accepted is kept and answered in time, the rest is refused.
+
+First the offered rate is raised until something is refused or answers take longer than a second: the
+last rate before that is the sustainable one here and now. Then four times that is offered, by clients
+that take no hint, while the memory of every process is watched. In the end everything is read.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.load.clients import ClientPlan, ClientProcess, quantile_ms
+from benchmarks.load.ledger import as_dict, compare, read_all
+from benchmarks.load.series import Sampler, draw
+
+TOPIC, PARTITIONS = "load", 4
+FACTOR = 4
+#: Sustainable: nothing refused, and 99 of 100 are answered within this.
+ANSWER_S = 1.0
+GROWTH = 1.4
+BUSY_BROKER_MB = 50.0  # per minute, of steady growth: what would be a leak
+
+
+@dataclass(frozen=True)
+class OverloadPlan:
+    """Sizes of one run."""
+
+    processes: int = 4
+    producers: int = 8  # in each
+    message_bytes: int = 256
+    #: Small for these small messages: what it holds must be answered before the delivery time-out.
+    buffer_bytes: int = 1 << 20
+    step_s: float = 6.0
+    first_rate: float = 2_000.0
+    seconds: float = 600.0
+
+
+class Clients:
+    """All client processes; half of them send plain messages, half transactions."""
+
+    def __init__(self, cluster: Any, plan: OverloadPlan) -> None:
+        info = cluster.info
+        self.ordered: set[int] = set()
+        self.processes: list[ClientProcess] = []
+        for number in range(plan.processes):
+            first = number * plan.producers
+            transactional = number % 2 == 1
+            if not transactional:
+                self.ordered |= set(range(first, first + plan.producers))
+            self.processes.append(
+                ClientProcess(
+                    ClientPlan(
+                        cluster.address, info.namespace, TOPIC, first, plan.producers, transactional,
+                        plan.message_bytes, plan.buffer_bytes, 0.0,
+                    )
+                )
+            )  # fmt: skip
+        for process in self.processes:
+            process.wait_ready()
+
+    def set_rate(self, per_s: float) -> None:
+        for process in self.processes:
+            process.set_rate(per_s / len(self.processes))
+
+    def look(self) -> tuple[Counter[str], Counter[int]]:
+        counts: Counter[str] = Counter()
+        latency: Counter[int] = Counter()
+        for process in self.processes:
+            more, times = process.look()
+            counts.update(more)
+            latency.update(times)
+        return counts, latency
+
+    def end(self) -> tuple[Counter[str], dict[int, bytes]]:
+        counts: Counter[str] = Counter()
+        told: dict[int, bytes] = {}
+        for process in self.processes:
+            (last, _), ledgers = process.end()
+            counts.update(last)
+            told.update(ledgers)
+        return counts, told
+
+    def kill(self) -> None:
+        for process in self.processes:
+            process.kill()
+
+
+def sustainable_rate(clients: Clients, plan: OverloadPlan, say: Callable[[str], None]) -> float:
+    """The highest of a rising series of offered rates at which all is accepted and answered in time."""
+    rate, good = plan.first_rate, 0.0
+    while True:
+        clients.set_rate(rate)
+        time.sleep(plan.step_s / 3)  # what the change itself causes does not count
+        clients.look()
+        time.sleep(plan.step_s * 2 / 3)
+        counts, latency = clients.look()
+        p99 = quantile_ms(latency, 0.99)
+        reached = counts["offered"] / (plan.step_s * 2 / 3)
+        say(f"offered {reached:,.0f}/s: {counts['refused']:,} refused, p99 {p99:,.0f} ms")
+        if counts["refused"] or not p99 <= 1000 * ANSWER_S or reached < 0.85 * rate:
+            return good or rate / GROWTH
+        good, rate = reached, rate * GROWTH
+
+
+def overload(
+    cluster: Any, pids: dict[str, int], plan: OverloadPlan, folder: Path, say: Callable[[str], None]
+) -> dict[str, Any]:
+    """Runs it; the figures, with ``violations`` that must be empty."""
+    cluster.admin.create_topic(TOPIC, partitions=PARTITIONS)
+    clients = Clients(cluster, plan)
+    try:
+        rate = sustainable_rate(clients, plan, say)
+        clients.set_rate(0)
+        time.sleep(2.0)
+        before, _ = clients.look()
+        watched = {**pids, **{f"clients {n + 1}": p.pid for n, p in enumerate(clients.processes)}}
+        sampler = Sampler(watched).start()
+        clients.set_rate(FACTOR * rate)
+        totals, latency, worst_p99 = _watch(clients, sampler, plan.seconds, say)
+        clients.set_rate(0)
+        elapsed = sampler.elapsed()
+        memory = sampler.stop()
+        last, told = clients.end()
+    finally:
+        clients.kill()
+    draw(
+        memory, f"Own memory under {FACTOR} times the sustainable load", "MB", folder / "overload-memory.svg"
+    )
+    bounds = _bounds(cluster)
+    say(f"reading {sum(end - start for start, end in bounds):,} messages")
+    verdict = compare(told, read_all(cluster.info, TOPIC, bounds), ordered=frozenset(clients.ordered))
+    warm = min(60.0, elapsed / 3)
+    figures = {
+        "sustainable_per_s": rate,
+        "seconds": elapsed,
+        "offered_per_s": totals["offered"] / elapsed,
+        "accepted_per_s": totals["accepted"] / elapsed,
+        "refused_share": totals["refused"] / max(1, totals["offered"]),
+        "p50_ms": quantile_ms(latency, 0.5),
+        "p99_ms": quantile_ms(latency, 0.99),
+        "worst_second_p99_ms": worst_p99,
+        "answers": dict(totals + last + before),
+        "memory_mb": {
+            name: {
+                "first": s.values[0],
+                "max": s.maximum(),
+                "last": s.values[-1],
+                "slope_per_min": s.slope_per_min(warm),
+            }
+            for name, s in memory.items()
+        },
+        "comparison": as_dict(verdict),
+        "clients": plan.processes * plan.producers,
+    }
+    figures["violations"] = violations(figures)
+    return figures
+
+
+def _watch(
+    clients: Clients, sampler: Sampler, seconds: float, say: Callable[[str], None]
+) -> tuple[Counter[str], Counter[int], float]:
+    totals: Counter[str] = Counter()
+    latency: Counter[int] = Counter()
+    worst, told_at = 0.0, 0.0
+    while (now := sampler.elapsed()) < seconds:
+        time.sleep(1.0)
+        counts, times = clients.look()
+        totals.update(counts)
+        latency.update(times)
+        if times:
+            worst = max(worst, quantile_ms(times, 0.99))
+        if now - told_at >= 10:
+            told_at = now
+            brokers = ", ".join(
+                f"{name} {s.values[-1]:,.0f} MB" for name, s in sampler.series.items() if s.values
+            )
+            say(
+                f"{now:4.0f} s: offered {totals['offered']:,}, accepted {totals['accepted']:,}, "
+                f"refused {totals['refused']:,}, p99 {quantile_ms(latency, 0.99):,.0f} ms; {brokers}"
+            )
+    return totals, latency, worst
+
+
+def violations(figures: dict[str, Any]) -> list[str]:
+    """What must not be, said in words."""
+    found = []
+    verdict = figures["comparison"]
+    for what in ("lost", "twice", "refused_but_there", "corrupt", "out_of_order"):
+        if verdict[what]:
+            found.append(f"{what}: {verdict[what]} ({verdict['examples']})")
+    for what, count in figures["answers"].items():
+        if what not in ("offered", "accepted", "refused"):
+            found.append(f"{count} answers {what!r}")
+    if not figures["answers"].get("refused"):
+        found.append("nothing was refused: this was no overload")
+    if figures["seconds"] >= 120:  # a slope over less is noise
+        for name, s in figures["memory_mb"].items():
+            if not name.startswith("clients") and s["slope_per_min"] > BUSY_BROKER_MB:
+                found.append(f"{name} grows by {s['slope_per_min']:.0f} MB a minute")
+    return found
+
+
+def _bounds(cluster: Any) -> list[tuple[int, int]]:
+    described = cluster.admin.describe_topic(TOPIC)
+    return [(p.start, p.end) for p in sorted(described.partitions, key=lambda p: p.partition)]

@@ -1,0 +1,107 @@
+"""The figures of a run as Markdown, for docs/performance.md."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from benchmarks.page import table
+
+
+def render(figures: dict[str, Any]) -> str:
+    """All experiments that were run."""
+    parts: dict[str, Callable[[dict[str, Any]], str]] = {
+        "overload": _overload,
+        "open": _open,
+        "polls": _polls,
+        "slow": _slow,
+        "dead": _dead,
+    }
+    return "\n".join(write(figures[name]) for name, write in parts.items() if name in figures)
+
+
+def _overload(f: dict[str, Any]) -> str:
+    rows = [
+        (name, *(f"{s[k]:,.0f}" for k in ("first", "max", "last")), f"{s['slope_per_min']:+.1f}")
+        for name, s in f["memory_mb"].items()
+    ]
+    c = f["comparison"]
+    return (
+        "### Overload\n\n"
+        f"{f['clients']} clients, {f['seconds'] / 60:.1f} minutes. Sustainable: "
+        f"{f['sustainable_per_s']:,.0f}/s. Offered: {f['offered_per_s']:,.0f}/s;\naccepted "
+        f"{f['accepted_per_s']:,.0f}/s, refused {100 * f['refused_share']:.0f} %, all with `Overloaded` "
+        f"and a time to come back after.\nLatency of what was accepted: p50 {f['p50_ms']:,.0f} ms, p99 "
+        f"{f['p99_ms']:,.0f} ms; the worst second's p99 {f['worst_second_p99_ms']:,.0f} ms.\n"
+        f"Read in the end: {c['read']:,} messages; of {c['accepted']:,} acknowledged ones {c['lost']} lost, "
+        f"{c['twice']} twice; of\n{c['refused']:,} refused ones {c['refused_but_there']} there; "
+        f"{c['out_of_order']} out of order; {c['unknown']} without an answer.\n\n"
+        "Own memory in MB (slope: least squares after the first minute, per minute):\n\n"
+        + table(("process", "first", "max", "last", "slope"), rows)
+    )
+
+
+def _open(f: dict[str, Any]) -> str:
+    each = max(f["bytes_each"].values())
+    rows = [(name, f"{s:.2f}") for name, s in f["listing_s"].items()]
+    lone, beside = f["lone_ms_before"], f["lone_ms_while_listing"]
+    return (
+        f"### {f['opened']:,} open transactions\n\n"
+        f"Memory: {each:,.0f} bytes each in the replica that needs most. Commits: "
+        f"{f['commits_per_s']['none']:,.0f}/s with none open,\n{f['commits_per_s']['many']:,.0f}/s with all "
+        f"of them, in turns: a ratio of {f['ratio']:.2f} (median; {min(f['ratios']):.2f} to "
+        f"{max(f['ratios']):.2f}). Processor time of the\nleader for each: {f['leader_us']['none']:.1f} and "
+        f"{f['leader_us']['many']:.1f} µs. Checks: {f['checks_per_s']:,.0f} a second resolved through one "
+        f"producer.\nSIGKILL of the leader: next commit after {f['first_commit_after_leader_s']:.2f} s, the "
+        f"replica back after {f['back_after_leader_s']:.1f} s. SIGKILL of all:\nnext commit after "
+        f"{f['first_commit_after_all_s']:.1f} s, all back after {f['back_after_all_s']:.1f} s, with every "
+        "transaction still open.\n\n"
+        + table(("listing", "seconds"), rows)
+        + f"\nA lone transaction takes {lone['p50_ms']:.1f} ms (p99 {lone['p99_ms']:.0f}, max "
+        f"{lone['max_ms']:.0f}) before, and {beside['p50_ms']:.1f} ms (p99 {beside['p99_ms']:.0f}, max "
+        f"{beside['max_ms']:.0f}) while they are listed.\n"
+    )
+
+
+def _polls(f: dict[str, Any]) -> str:
+    cores = f["broker_cores"]
+    wait = f["check_latency"]
+    return (
+        "### Parked polls\n\n"
+        f"{f['parked']:,} polls of producers parked at the feedback actors of {f['apps']} apps "
+        f"({f['producers_each']} each; {f['apps_wanted']} apps were wanted).\nAn actor takes "
+        f"{f['actor_mb_empty']:.0f} MB, and {f['kb_per_parked_poll']:.0f} KB for each poll. Idle, with "
+        f"{f['polls_per_s']:,.0f} polls/s in all, an actor keeps\n{f['actor_cores_each']:.3f} cores busy, "
+        f"the leader {cores['leader']:.2f}. A check reaches a producer after p50 {wait['p50_ms']:,.0f} "
+        f"ms,\np99 {wait['p99_ms']:,.0f} ms. Commits beside it: {f['commits_per_s_with']:,.0f}/s instead of "
+        f"{f['commits_per_s_without']:,.0f} ({f['commit_ratio']:.2f}; the pollers take\ntheir share of "
+        "the same cores).\n"
+    )
+
+
+def _phases(latency: dict[str, dict[str, float]]) -> str:
+    rows = [(name, *(f"{s[k]:,.0f}" for k in ("p50_ms", "p99_ms", "max_ms"))) for name, s in latency.items()]
+    return table(("phase", "p50 ms", "p99 ms", "max ms"), rows)
+
+
+def _slow(f: dict[str, Any]) -> str:
+    return (
+        "### A slow follower\n\n"
+        "Stopped for 2 s of every 3. Plain messages, 200 a second:\n\n" + _phases(f["latency"]) + "\n"
+        f"It had caught up {f['caught_up_s']:.1f} s after the last stop. The leader's memory: "
+        f"{f['leader_mb']['first']:.0f} MB, at most {f['leader_mb']['max']:.0f}.\n"
+    )
+
+
+def _dead(f: dict[str, Any]) -> str:
+    parts = ["### A dead follower\n\n"]
+    for name, how in (("log", "It reads the leader's log"), ("copy", "Retention has removed what it lacks")):
+        s = f[name]
+        parts.append(
+            f"{how}: {f['log_mb']:,} MB were written without it; back after {s['back_s']:.1f} s "
+            f"({s['mb_per_s']:.0f} MB/s). The leader's log\nthen holds {s['leader_log_mb']:,.0f} MB, its "
+            f"memory at most {s['leader_mb']['max']:.0f} MB. Plain messages beside, 200 a second:\n\n"
+            + _phases(s["latency"])
+            + "\n"
+        )
+    return "".join(parts)

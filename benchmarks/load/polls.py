@@ -1,0 +1,196 @@
+"""Ten thousand producers' polls parked at the feedback actors of many apps: what waiting costs.
+
+Every app has its feedback actor, a process of its own, so memory says how many apps fit on a machine:
+the polls are spread over as many actors as fit here, and the cost of one more app is reported. Checks
+are then made due in random apps: how long until a parked poll gets them?
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import ray
+
+import escrowmq
+from benchmarks.group import GroupUnderTest
+from benchmarks.load.series import own_megabytes
+from benchmarks.measure import CpuMeter, Latencies
+from benchmarks.open_transactions import open_many
+from benchmarks.workload import bulk_transactions
+from escrowmq.feedback.actor import start_feedback
+from escrowmq.feedback.config import FeedbackConfig
+
+TOPIC, PARTITIONS = "polls", 4
+POLL_S = 5.0
+TIMEOUT_MS = 1_000
+CHECKS = 60
+#: What is left to the machine, and what one actor is reckoned to need before any is measured.
+SPARE_MB, ACTOR_MB = 6_000, 130
+STARTS_AT_ONCE = 8
+
+
+class Pollers:
+    """All producers of all apps in one thread: each has one poll parked at its app's actor, always."""
+
+    def __init__(self, handles: dict[str, Any], each: int) -> None:
+        self._handles, self._each = handles, each
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._main()))
+        self.parked = self.polls = self.sent_away = 0
+        self.arrived: dict[str, float] = {}  # transaction -> when a producer got it
+        self.answers = 0
+
+    async def _main(self) -> None:
+        tasks = [
+            asyncio.create_task(self._producer(handle, f"{app}-{n}"))
+            for app, handle in self._handles.items()
+            for n in range(self._each)
+        ]
+        await asyncio.to_thread(self._ended.wait)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _producer(self, handle: Any, instance: str) -> None:
+        await asyncio.sleep(random.random() * POLL_S)  # not all in step
+        while True:
+            self.parked += 1
+            try:
+                status, value = await handle.poll.remote(instance, 16, [], POLL_S)
+            finally:
+                self.parked -= 1
+            self.polls += 1
+            if status == "retry":
+                self.sent_away += 1
+                await asyncio.sleep(value)
+            elif value:
+                now = time.time()
+                for row in value:
+                    self.arrived.setdefault(row[1], now)
+                await handle.answer.remote(instance, [(row[0], row[1], "COMMITTED", "none") for row in value])
+                self.answers += len(value)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._ended.set()
+        self._thread.join()
+
+
+def measure(
+    folder: Path, parked: int, apps: int, seconds: float, say: Callable[[str], None]
+) -> dict[str, Any]:
+    """All of it; the figures, with ``violations`` that must be empty."""
+    with escrowmq.start_local(groups=1, replicas=3, data_dir=folder, namespace="load-polls") as cluster:
+        cluster.admin.create_topic(TOPIC, partitions=PARTITIONS)
+        free = psutil.virtual_memory().available / 1e6 - SPARE_MB
+        count = max(1, min(apps, int(free / ACTOR_MB)))
+        each = -(-parked // count)
+        config = FeedbackConfig(polls_parked_max=max(500, each), producers_max=max(2_000, 2 * each))
+        group = GroupUnderTest(cluster)
+        with group.producer(app="beside") as producer:
+            bulk_transactions(group, producer, TOPIC, 1_024, 2.0)
+            without = bulk_transactions(group, producer, TOPIC, 1_024, seconds).traffic.per_s
+            handles, pids = _start(cluster, count, config, say)
+            try:
+                figures = _measure(cluster, group, producer, handles, pids, each, seconds, say)
+            finally:
+                for handle in handles.values():
+                    ray.kill(handle)
+    figures |= {"apps": count, "apps_wanted": apps, "producers_each": each, "commits_per_s_without": without}
+    figures["commit_ratio"] = figures["commits_per_s_with"] / without
+    return figures
+
+
+def _start(
+    cluster: Any, count: int, config: FeedbackConfig, say: Callable[[str], None]
+) -> tuple[dict[str, Any], dict[str, int]]:
+    handles: dict[str, Any] = {}
+    pids: dict[str, int] = {}
+    begin = time.monotonic()
+    names = [f"app-{n}" for n in range(count)]
+    for first in range(0, count, STARTS_AT_ONCE):
+        some = names[first : first + STARTS_AT_ONCE]
+        for app in some:
+            handles[app] = start_feedback(app, TOPIC, cluster.info, config)
+        for app, status in zip(
+            some, ray.get([handles[a].status.remote() for a in some], timeout=180), strict=True
+        ):
+            pids[app] = status["pid"]
+    say(f"{count} feedback actors started in {time.monotonic() - begin:.0f} s")
+    return handles, pids
+
+
+def _measure(
+    cluster: Any,
+    group: GroupUnderTest,
+    producer: Any,
+    handles: dict[str, Any],
+    pids: dict[str, int],
+    each: int,
+    seconds: float,
+    say: Callable[[str], None],
+) -> dict[str, Any]:
+    empty = [own_megabytes(pid) or 0.0 for pid in pids.values()]
+    brokers = {name: pid for name, pid in group.pids().items() if name[:4] in ("lead", "foll")}
+    pollers = Pollers(handles, each)
+    pollers.start()
+    try:
+        time.sleep(2 * POLL_S)
+        held = sum(s["parked"] for s in ray.get([h.status.remote() for h in handles.values()], timeout=60))
+        full = [own_megabytes(pid) or 0.0 for pid in pids.values()]
+        polls, meter = pollers.polls, CpuMeter({**brokers, **pids})
+        time.sleep(2 * seconds)
+        busy = meter.stop(1).busy()
+        polls = pollers.polls - polls
+        say(f"{held:,} polls parked at {len(handles)} actors; {polls / 2 / seconds:,.0f} polls/s")
+        latency = _checks(cluster, list(handles), pollers)
+        rate = bulk_transactions(group, producer, TOPIC, 1_024, seconds).traffic.per_s
+    finally:
+        pollers.stop()
+    actors = [busy[app] for app in pids]
+    lost = CHECKS - int(latency["samples"])
+    figures = {
+        "parked": held,
+        "polls_per_s": polls / 2 / seconds,
+        "actor_mb_empty": sum(empty) / len(empty),
+        "actor_mb_full": sum(full) / len(full),
+        "kb_per_parked_poll": 1000 * (sum(full) - sum(empty)) / max(1, held),
+        "actor_cores_each": sum(actors) / len(actors),
+        "broker_cores": {name: busy[name] for name in brokers},
+        "check_latency": latency,
+        "commits_per_s_with": rate,
+        "violations": [],
+    }
+    if lost:
+        figures["violations"] = [f"{lost} of {CHECKS} due checks reached no producer"]
+    elif held < 0.9 * each * len(handles):
+        figures["violations"] = [f"only {held} of {each * len(handles)} polls were parked"]
+    say(f"{figures}")
+    return figures
+
+
+def _checks(cluster: Any, apps: list[str], pollers: Pollers) -> dict[str, float]:
+    """From a check being due to a parked poll that brings it."""
+    rng, due = random.Random(1), {}
+    for n in range(CHECKS):
+        app = rng.choice(apps)
+        tx_id = f"check-{n}-"
+        due[tx_id + "0"] = time.time() + TIMEOUT_MS / 1000
+        open_many(cluster.info, app, TOPIC, 1, timeout_ms=TIMEOUT_MS, prefix=tx_id)
+    deadline = time.time() + 30
+    while len(due.keys() & pollers.arrived.keys()) < CHECKS and time.time() < deadline:
+        time.sleep(0.1)
+    latency = Latencies()
+    for tx_id, at in due.items():
+        if tx_id in pollers.arrived:
+            latency.add(pollers.arrived[tx_id] - at)
+    return latency.summary()
