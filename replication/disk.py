@@ -30,7 +30,7 @@ class File(Protocol):
         """Write all buffers at the end, or none of them (DiskFull, DiskFailed)."""
 
     def write_at(self, pos: int, data: bytes) -> None:
-        """Overwrite bytes that the file already has (fixed-size slots only)."""
+        """Overwrite bytes that the file already has."""
 
     def read(self, pos: int, size: int) -> bytes:
         """``size`` bytes from ``pos``; fewer only at the end of the file."""

@@ -1,9 +1,11 @@
 """Opening a log: which segments there are, what they hold, and the torn tail cut off.
 
 Sealed segments are taken at their sidecar's word (a scan, where there is none); the newest segment
-is scanned entry by entry. Only there may anything be cut off, and only what torn.py calls torn. What
-is found is synced before it counts: after a crash of the process alone it may be in the page cache
-only. Nothing is ever repaired by guessing: a gap, a misnamed file or a bad checksum raises.
+is scanned entry by entry. Only there may anything be cut off, and only what torn.py calls torn. Its
+last batch is written again and synced before it counts: after a crash of the process alone it may be
+in the page cache only, and after a failed sync the kernel calls it clean, so that another sync would
+write nothing and report success. Nothing is ever repaired by guessing: a gap, a misnamed file or a bad
+checksum raises.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from escrowmq.replication.disk import Disk, File
-from escrowmq.replication.entry import Scan, read_entry, scan
+from escrowmq.replication.entry import UNSYNCED_MAX, Scan, read_entry, scan
 from escrowmq.replication.errors import CorruptLog, UnknownVersion
 from escrowmq.replication.segment import OpenSegment, Segment
 from escrowmq.replication.segment_format import (
@@ -65,12 +67,34 @@ def recover(disk: Disk) -> RecoveredLog:
         log.cut_bytes = file.size() - found.end
         if log.cut_bytes:
             file.truncate(found.end)
+        _write_again(file, found, firsts[-1])
         file.sync()
         disk.remove(sidecar_name(firsts[-1]))  # it will grow again
     else:
         _drop_torn_creation(disk, torn_creation)
     disk.sync_dir()  # without segments too: a removal that only the page cache knows may be undone
     return log
+
+
+def _write_again(file: File, found: Scan, first: int) -> None:
+    """Make dirty what no sync that succeeded is known to have covered: the last batch.
+
+    The last entry says which entries its own sync was to cover. It was written only after the sync of
+    everything before these had succeeded; of the batch itself nothing is known. The same bytes go
+    where they are, so that whatever a power cut does meanwhile, what was durable stays so.
+    """
+    start, index = 0, first
+    if len(found.positions) > 1:
+        at = found.positions[-2]
+        last = read_entry(memoryview(file.read(at, found.end - at)), 0)
+        if last is not None and last.unsynced < UNSYNCED_MAX and last.batch_first > first:
+            start, index = found.positions[last.batch_first - first], last.batch_first
+    data = memoryview(file.read(start, found.end - start))
+    # Read once more, so checked once more: the page cache may have dropped what the scan still saw.
+    sound = start or file_header_is_sound(data, first, log_name(first))
+    if not sound or scan(data, 0 if start else FILE_HEADER_SIZE, index).problem is not None:
+        raise CorruptLog(f"{log_name(first)} changed behind byte {start} while it was read; start again")
+    file.write_at(start, bytes(data))
 
 
 def _drop_torn_creation(disk: Disk, first: int | None) -> None:
