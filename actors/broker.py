@@ -208,6 +208,10 @@ class Broker:
         return self._service.checkpoint_read(name, pos, size)
 
     @ray.method(concurrency_group="peer")
+    def checkpoint_suspect(self, name: str, size: int) -> None:
+        self._service.checkpoint_suspect(name, size)
+
+    @ray.method(concurrency_group="peer")
     def stop(self) -> None:
         """Hand leadership over, sync, close. The process is then ended by whoever asked."""
         self._service.stop()

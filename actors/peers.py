@@ -53,3 +53,7 @@ class RayPeers:
         if part is None:
             raise Unavailable(f"replica {peer} of group {self._gid} does not answer", 1.0)
         return part
+
+    def suspect(self, peer: str, name: str, size: int) -> None:
+        """The copy of a file that the peer offers is damaged; it checks its own."""
+        self._ask(peer, "checkpoint_suspect", name, size, timeout_s=COPY_S)

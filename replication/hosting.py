@@ -141,9 +141,7 @@ class ReplicaHost:
         wanted = self._read_mark(WANTS_COPY) if self._peers else None
         if wanted == BEHIND:
             self._catch_up(patience_s)
-        elif wanted is not None:
-            self._copy(patience_s, lost_log=True)
-        elif (
+        elif wanted is not None or (
             self._peers and not self._founded and must_copy(self._peers, self._source, time.sleep, patience_s)
         ):
             self._copy(patience_s, lost_log=True)

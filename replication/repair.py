@@ -21,6 +21,7 @@ from escrowmq.replication.errors import CorruptLog, Unavailable
 from escrowmq.replication.install import PREFIX as STAGED_PREFIX
 from escrowmq.replication.install import staged_name, switch_files
 from escrowmq.replication.segment_format import FILE_HEADER_SIZE
+from escrowmq.replication.verify import damage_in
 from escrowmq.replication.vote import NAME as VOTE_FILE
 from escrowmq.replication.vote import VoteFile
 
@@ -44,6 +45,8 @@ class PeerSource(Protocol):
     def founded(self, peer: str) -> bool | None: ...
     def manifest(self, peer: str) -> Manifest | None: ...
     def read(self, peer: str, name: str, pos: int, size: int) -> bytes: ...
+    def suspect(self, peer: str, name: str, size: int) -> None:
+        """Tell the peer that the file it offers is damaged; it looks for itself."""
 
 
 class NoPeers:
@@ -57,6 +60,9 @@ class NoPeers:
 
     def read(self, peer: str, name: str, pos: int, size: int) -> bytes:
         raise Unavailable("there is no peer to read from", 1.0)
+
+    def suspect(self, peer: str, name: str, size: int) -> None:
+        raise Unavailable("there is no peer to speak to", 1.0)
 
 
 def has_history(disk: Disk) -> bool:
@@ -137,6 +143,11 @@ def _copy(disk: Disk, peer: str, offer: Manifest, source: PeerSource) -> None:
             file.sync()
         finally:
             file.close()
+        if (damage := damage_in(name, disk.read_all(staged_name(name)))) is not None:
+            # Not switched in: ours, if there is one, may be all that is sound. The leader must know, since
+            # nobody reads its cold segments: it leaves for repair itself, and another one leads.
+            source.suspect(peer, name, size)
+            raise Unavailable(f"replica {peer} offers a damaged file: {damage}", ASK_INTERVAL_S)
     _pledge(disk, offer)
     ours = [name for name in disk.names() if not name.startswith(STAGED_PREFIX)]
     old = [name for name in ours if name.endswith((".log", ".pos", ".snap", ".runs"))]
@@ -169,9 +180,22 @@ def _pledge(disk: Disk, offer: Manifest) -> None:
 def offered_files(
     disk: Disk, segments: Sequence[tuple[str, int]], snapshot: str | None
 ) -> list[tuple[str, int]]:
-    """What a leader offers: whole segments up to their durable sizes, the newest snapshot, all run files."""
-    files = list(segments)
+    """What a leader offers: whole segments up to their durable sizes, the newest snapshot, all run files.
+
+    Segments that only wait for the disk do not exist yet: nothing durable is in them.
+    """
+    files = [(name, size) for name, size in segments if size]
     for name in disk.names():
         if name.endswith(".runs") or name == snapshot:
             files.append((name, len(disk.read_all(name))))
     return files
+
+
+def may_be_offered(disk: Disk, name: str) -> bool:
+    """Whether a peer may read this file: the log, snapshots, run files, and nothing else."""
+    return "/" not in name and name.endswith((".log", ".snap", ".runs")) and disk.exists(name)
+
+
+def damage_offered(disk: Disk, name: str, size: int) -> str | None:
+    """What is wrong with the first ``size`` bytes of a file that was offered; None: nothing."""
+    return damage_in(name, disk.open(name).read(0, size)) if may_be_offered(disk, name) else None

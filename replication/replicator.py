@@ -93,10 +93,14 @@ class Replicator:
         return None if self._notify_at is None else max(0.0, self._notify_at - self._clock())
 
     def connected(self, peer: str) -> None:
-        """What was under way on the old connection is lost; probe from what is known to match."""
+        """What was under way on the old connection is lost; probe from what is known to match.
+
+        Where nothing is known yet, from the end: the refusal says where to go on. From the beginning, the
+        first message would tell a healthy follower that our log starts after its own ends.
+        """
         state = self._progress.get(peer)
         if state is not None:
-            state.rewind(state.match + 1)
+            state.rewind((state.match or self._journal.last_index) + 1)
             self._replicate(peer, heartbeat=True)
 
     def forget_match(self, peer: str) -> None:

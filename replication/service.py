@@ -20,6 +20,8 @@ from escrowmq.replication.checkpoints import snapshot_name
 from escrowmq.replication.errors import Closed, CorruptLog, InvalidMessage, Overloaded, Unavailable
 from escrowmq.replication.hosting import NOT_STARTED, ReplicaHost, Status
 from escrowmq.replication.repair import (
+    damage_offered,
+    may_be_offered,
     offered_files,
 )
 from escrowmq.replication.state.open_table import OpenTable, View
@@ -28,6 +30,11 @@ from escrowmq.replication.validation import parse_request
 
 #: A request is answered within this time or its outcome is unknown to the caller (it may still happen).
 SUBMIT_WAIT_S = 15.0
+#: What one answer may bring, whatever its caller asks for: it is put together in this process's memory.
+FETCH_BYTES_MAX = 64 << 20
+DUE_MAX = 10_000
+FILE_PART_BYTES_MAX = 8 << 20
+LEASE_S_MAX = 86_400.0
 
 
 class BrokerService(ReplicaHost):
@@ -41,6 +48,8 @@ class BrokerService(ReplicaHost):
         ``("ok", results)``, ``("not_leader", leader, term)``, ``("overloaded", s)``, ``("disk_full", s)``,
         ``("malformed", text)``, or ``("unknown",)``: it may or may not happen, send the same bytes again.
         """
+        if type(request) is not bytes:
+            return ("malformed", f"a request is bytes, not {type(request).__name__}")
         if len(request) > self.config.request_bytes_max:
             return ("malformed", f"request of {len(request)} bytes; at most {self.config.request_bytes_max}")
         try:
@@ -71,6 +80,7 @@ class BrokerService(ReplicaHost):
         Raises Unavailable while the replica is starting.
         """
         self._check_started()
+        max_bytes = min(max_bytes, FETCH_BYTES_MAX)
 
         def attempt() -> list[fetching.FetchResult] | None:
             results = self.replica.fetch(requests, max_bytes)
@@ -146,6 +156,7 @@ class BrokerService(ReplicaHost):
         Waits up to ``wait_s`` for one to come due. Each is nobody else's until its lease ends.
         """
         answer: Status = ("ok", [])
+        max_n, lease_s = min(max_n, DUE_MAX), min(lease_s, LEASE_S_MAX)
 
         def attempt() -> Status | None:
             nonlocal answer
@@ -286,9 +297,14 @@ class BrokerService(ReplicaHost):
 
     def checkpoint_read(self, name: str, pos: int, size: int) -> bytes:
         """Part of a file that ``checkpoint_manifest`` named; b"" past its end or when it is gone."""
-        if "/" in name or not name.endswith((".log", ".snap", ".runs")) or not self._disk.exists(name):
+        if pos < 0 or size <= 0 or not may_be_offered(self._disk, name):
             return b""
-        return self._disk.open(name).read(pos, size)
+        return self._disk.open(name).read(pos, min(size, FILE_PART_BYTES_MAX))
+
+    def checkpoint_suspect(self, name: str, size: int) -> None:
+        """A peer found the copy of a file damaged. If ours is, this replica leaves for repair."""
+        if (damage := damage_offered(self._disk, name, size)) is not None:
+            self._end(CorruptLog(f"{damage} (found by a peer)"))
 
     # -------------------------------------------------------------- status
 

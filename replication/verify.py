@@ -16,9 +16,12 @@ from escrowmq.replication.segment_format import (
     FILE_HEADER_SIZE,
     decode_sidecar,
     file_header_is_sound,
+    first_of_name,
     log_name,
     sidecar_name,
 )
+from escrowmq.replication.state import snapshot
+from escrowmq.replication.state.runs_file import map_runs
 from escrowmq.replication.torn import is_torn
 
 
@@ -34,6 +37,27 @@ class SegmentReport(NamedTuple):
     size: int
     problem: str | None = None
     torn: bool = False
+
+
+def damage_in(name: str, data: bytes) -> str | None:
+    """What is wrong with a whole file that others are to rely on (.log, .snap or .runs); None: nothing.
+
+    A log file must hold whole, sound entries up to its last byte.
+    """
+    try:
+        if name.endswith(".snap"):
+            for _ in snapshot.decode(name, data):
+                pass
+        elif name.endswith(".runs"):
+            map_runs(name, memoryview(data))
+        elif (first := first_of_name(name)) is not None:
+            if not file_header_is_sound(memoryview(data), first, name):
+                return f"{name} has a damaged file header at byte 0"
+            found = scan(memoryview(data), FILE_HEADER_SIZE, first)
+            return f"{name}: {found.problem}" if found.problem is not None else None
+    except CorruptLog as error:
+        return str(error)
+    return None
 
 
 def verify_log(disk: Disk) -> list[SegmentReport]:

@@ -80,6 +80,9 @@ class Trio:
     def read(self, peer: str, name: str, pos: int, size: int) -> bytes:
         return self.alive[int(peer)].checkpoint_read(name, pos, size)
 
+    def suspect(self, peer: str, name: str, size: int) -> None:
+        self.alive[int(peer)].checkpoint_suspect(name, size)
+
     def leader(self, timeout_s: float = 10.0) -> BrokerService:
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
