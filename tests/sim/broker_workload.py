@@ -111,9 +111,20 @@ class BrokerApplication:
         """The newest snapshot at or before entry ``last``, and all run files; None if there is none."""
         fitting = [index for index in self.checkpoints.indexes if index <= last]
         if not fitting:
-            return None
+            return []  # the whole log will do
         runs = [name for name in self._context.disk.names() if name.endswith(".runs")]
         return [*runs, snapshot_name(fitting[-1])]
+
+    def want_checkpoint(self) -> None:
+        self.checkpoints._wanted_at = self.applied_index
+
+    def want_retention(self) -> None:
+        self.replica._next_retention_ms = 0
+
+    def fetch(self, number: int, offset: int, max_bytes: int) -> Any:
+        """What a reader at this replica gets; None if the replica found damage and is gone now."""
+        results = self._context.guarded(lambda: self.replica.fetch([("t", number, offset)], max_bytes))
+        return results[0] if results else None
 
     def messages(self, number: int) -> list[bytes]:
         """All values of a partition, in order of offsets; offsets must be dense."""
@@ -281,7 +292,9 @@ class BrokerWorkload:
         index = topic.partitions[number].index
         if index.end > index.start:
             offset = cluster.rng.randrange(index.start, index.end)
-            (result,) = app.replica.fetch([("t", number, offset)], 1)
+            result = app.fetch(number, offset, 1)
+            if result is None:
+                return
             base, count, _, size = result[5][0]
             for at, row in enumerate(decode_rows(result[6][:size], count)):
                 before = self.observed.setdefault((number, base + at), row[1])

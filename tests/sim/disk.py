@@ -4,7 +4,14 @@
 reproducibly (``rng``), what was not synced: each file keeps a prefix of its unsynced writes with the
 last one torn at any byte, or all of them with some sectors reading as zeros (pages reach the disk in
 any order); each creation, rename or removal since the last ``sync_dir`` survives or does not, on its
-own or as a prefix. A failed sync loses the dirty bytes for good, and says so only once, as Linux does.
+own or as a prefix. Files survive independently of each other, whatever the order they were written in.
+
+A failed sync drops dirty bytes (some or all) and says so only once, as Linux does: the page cache goes
+on showing them, marked clean, to this process and to the next one on the same boot, until the pages
+are evicted (``kill`` may do that) or the power goes. Writing them again makes them dirty again. Sizes and
+names are different: a journaling file system that cannot write its journal stops, so a failed
+``sync_dir`` must be followed by ``power_cut``.
+
 Faults: ``capacity`` (ENOSPC), ``fail_next`` (EIO on append, read or sync), ``stop_after`` (power goes at
 the n-th operation from now).
 """
@@ -12,7 +19,7 @@ the n-th operation from now).
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from escrowmq.replication.disk import File
@@ -32,6 +39,7 @@ class _Inode:
     data: bytearray = field(default_factory=bytearray)
     durable: bytearray = field(default_factory=bytearray)
     pending: list[tuple[int, bytes | None]] = field(default_factory=list)  # (pos, bytes); None: truncate
+    dropped: bool = False  # a sync failed: the page cache may show what the platter lacks
 
     def write(self, pos: int, data: bytes) -> None:
         self.data[pos : pos + len(data)] = data
@@ -46,8 +54,27 @@ class _Inode:
             _apply(self.durable, pos, data)
         self.pending.clear()
 
+    def fail_sync(self, rng: random.Random) -> None:
+        """Some dirty bytes reach the platter, the others are forgotten; new sizes stay in the journal."""
+        share, pending, self.pending = rng.choice((0.0, 0.0, 0.5)), self.pending, []
+        for pos, data in pending:
+            if data is None:
+                self.pending.append((pos, None))
+            elif not self.pending and rng.random() < share:
+                _apply(self.durable, pos, data)
+        self.dropped = True
+
+    def evict(self) -> None:
+        """Clean pages leave the page cache: what is read now is what the platter has (the size stays)."""
+        shown = bytearray(self.durable)
+        for pos, data in self.pending:
+            _apply(shown, pos, data)
+        shown.extend(bytes(max(0, len(self.data) - len(shown))))
+        self.data, self.dropped = shown, False
+
     def power_cut(self, rng: random.Random) -> None:
         pending, self.pending = self.pending, []
+        self.dropped = False
         synced = len(self.durable)
         only_writes = all(data is not None for _, data in pending)
         if pending and only_writes and rng.random() < 0.4:
@@ -89,6 +116,8 @@ class SimDisk:
         self.operations = 0  # all that change something, counted for ``stop_after``
         self.syncs = 0
         self.epoch = 0
+        self.reboot_needed = False  # the file system stopped: only a reboot helps
+        self.on_effect: Callable[[], None] = lambda: None  # before everything that changes something
         self._stop_at: int | None = None
         self._failures: list[str] = []
         self._names: dict[str, _Inode] = {}
@@ -102,6 +131,7 @@ class SimDisk:
         self.epoch += 1
         self._stop_at = None
         self._failures.clear()
+        self.reboot_needed = False
         ordered = self.rng.random() < 0.5
         for kind, name, inode in self._pending_names:
             if self.rng.random() < 0.5:
@@ -121,10 +151,16 @@ class SimDisk:
             inode.power_cut(self.rng)
 
     def kill(self) -> None:
-        """The process ends, the machine goes on: open files are gone, the page cache is not."""
+        """The process ends, the machine goes on: open files are gone, the page cache is not.
+
+        What a failed sync left in it may be evicted before the next process looks.
+        """
         self.epoch += 1
         self._stop_at = None
         self._failures.clear()
+        for inode in {id(i): i for i in self._names.values()}.values():
+            if inode.dropped and self.rng.random() < 0.3:
+                inode.evict()
 
     def stop_after(self, operations: int) -> None:
         """Raise PowerCut at the n-th changing operation from now (0: the next); then call power_cut()."""
@@ -141,6 +177,19 @@ class SimDisk:
         if pos < len(inode.durable):
             inode.durable[pos] ^= mask
 
+    def size_of(self, name: str) -> int:
+        return len(self._names[name].data)
+
+    def peek(self, name: str) -> bytes:
+        """What a file holds, for those who look from outside: no operation, never fails."""
+        return bytes(self._names[name].data)
+
+    def frozen(self) -> SimDisk:
+        """A copy as the next process on this boot would find it; without faults."""
+        copy = SimDisk(random.Random(0))
+        copy._names = {name: _Inode(bytearray(inode.data)) for name, inode in self._names.items()}
+        return copy
+
     def used_bytes(self) -> int:
         """Bytes of all files that have a name."""
         return sum(len(inode.data) for inode in self._names.values())
@@ -149,9 +198,11 @@ class SimDisk:
         """One operation: counted, and stopped or failed if that was asked for."""
         if kind in self._failures:
             self._failures.remove(kind)
+            self.reboot_needed |= kind == "sync_dir"
             error = FsyncFailed if kind.startswith("sync") else DiskFailed
             raise error(f"injected EIO on {kind}")
         if kind != "read":
+            self.on_effect()
             if self._stop_at is not None and self.operations >= self._stop_at:
                 raise PowerCut(f"at operation {self.operations} ({kind})")
             self.operations += 1
@@ -263,7 +314,7 @@ class SimFile:
         try:
             self._check("sync")
         except FsyncFailed:
-            self._inode.pending.clear()  # the kernel believes it is clean now; the platter knows better
+            self._inode.fail_sync(self._disk.rng)
             raise
         self._disk.syncs += 1
         self._inode.sync()

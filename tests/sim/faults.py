@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import random
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
+from tests.sim.damage import flip_in_log, flip_in_state, flip_in_vote
 from tests.sim.faultplan import Fault
 from tests.sim.moments import AMBUSHES
 
@@ -14,6 +16,7 @@ if TYPE_CHECKING:
     from tests.sim.network import Link
     from tests.sim.replica import SimReplica
     from tests.sim.simulation import Simulation
+    from tests.sim.workload import Application
 
 
 class Faults:
@@ -32,6 +35,16 @@ class Faults:
             "failed-fsync": self._fail_sync,
             "slow-fsync": self._hang_disk,
             "hand-over": self._hand_over,
+            "crash-at-effect": self._crash_at_effect,
+            "storm": self._storm,
+            "clock-wall": self._jump_wall,
+            "clock-ahead": self._jump_ahead,
+            "flip-log": lambda rng: self._flip(rng, flip_in_log),
+            "flip-state": lambda rng: self._flip(rng, flip_in_state),
+            "flip-vote": lambda rng: self._flip(rng, flip_in_vote),
+            "roll": self._roll,
+            "snapshot": lambda rng: self._ask_all(rng, lambda app: app.want_checkpoint()),
+            "retention": lambda rng: self._ask_all(rng, lambda app: app.want_retention()),
             "empty-disk": self._lose_disk,
         } | {moment: partial(simulation.moments.lay, moment) for moment in AMBUSHES}
 
@@ -61,6 +74,45 @@ class Faults:
             self._sim.crash(victim, power, rng)
         return "+".join(victim.name for victim in victims)
 
+    def _crash_at_effect(self, rng: random.Random) -> str:
+        """In the middle of what a tick, a delivery or a sync does; one replica or several."""
+        chosen = [self._victim(rng)]
+        if rng.random() < 0.2:
+            chosen = [r for r in self._sim.replicas if rng.random() < 0.7]
+        for victim in (victims := [v for v in chosen if v.up]):
+            victim.crash_at_effect(rng.randrange(rng.choice((4, 40))), rng.random() < 0.7)
+        return "+".join(victim.name for victim in victims)
+
+    def _jump_wall(self, rng: random.Random) -> str:
+        """The wall clock is set, forwards or backwards, by a moment or by days.
+
+        Less than the topics' retention: a leader whose clock is that far ahead rightly lets messages go.
+        """
+        victim = self._victim(rng)
+        victim.wall_ahead_s = rng.choice((-1, 1)) * rng.choice((0.05, 2.0, 3600.0, 2e5)) * rng.random()
+        return victim.name
+
+    def _jump_ahead(self, rng: random.Random) -> str:
+        """A virtual machine was halted: when it goes on, its monotonic clock has jumped."""
+        victim = self._victim(rng)
+        victim.clock_ahead_s += rng.choice((0.1, 1.0, 30.0)) * rng.random()
+        return victim.name
+
+    # -------------------------------------------------------------- the log's own life
+    def _roll(self, rng: random.Random) -> str:
+        """Segments end early, each after its next entry, for a moment."""
+        victim = self._victim(rng)
+        if not victim.up:
+            return ""
+        self._sim.roll(victim, rng.choice((0.0, 0.05)))
+        return victim.name
+
+    def _ask_all(self, rng: random.Random, ask: Callable[[Application], None]) -> str:
+        asked = [r for r in self._sim.replicas if r.up and rng.random() < 0.7]
+        for replica in asked:
+            replica.guarded(functools.partial(ask, replica.app))
+        return "+".join(replica.name for replica in asked)
+
     def _pause(self, rng: random.Random) -> str:
         victim = self._victim(rng)
         victim.paused_until = self._sim.world.now + rng.random() * rng.choice((0.1, 1.0))
@@ -88,10 +140,11 @@ class Faults:
         victim = self._victim(rng)
         if not victim.up:
             return ""
-        victim.disk.fail_next("append")
+        victim.disk.fail_next(rng.choice(("append", "read", "sync_dir")))
         return victim.name
 
     def _fail_sync(self, rng: random.Random) -> str:
+        """The machine may go on: then the next process finds what the disk does not have (disk.py)."""
         victim = self._victim(rng)
         if not victim.up:
             return ""
@@ -105,20 +158,34 @@ class Faults:
         return victim.name
 
     def _lose_disk(self, rng: random.Random) -> str:
-        """One at a time: two lost disks of three are more than any group survives.
-
-        Only with connections: a message of the lost replica that arrives after its successor has
-        introduced itself cannot come out of a TCP connection, but it does come out of ``wild``.
-        """
+        """A minority at a time: two lost disks of three are more than any group survives."""
         sim, victim = self._sim, self._victim(rng)
-        if sim.plan.weather.kind != "fifo" or any(r.learner for r in sim.replicas):
+        if not self._minority_with(victim):
             return ""
         sim.wipes += 1
         victim.lose_disk()
         sim.world.later(rng.random(), victim.start)
         return victim.name
 
+    def _flip(self, rng: random.Random, flip: Callable[[SimReplica, random.Random], bool]) -> str:
+        """See damage.py; a minority at a time."""
+        victim = self._victim(rng)
+        if not victim.up or not self._minority_with(victim) or not flip(victim, rng):
+            return ""
+        victim.flipped = True
+        return victim.name
+
+    def _minority_with(self, victim: SimReplica) -> bool:
+        """Whether no majority would be damaged, or without what it knew, if ``victim`` were too."""
+        lost = sum(r.learner or r.flipped or r is victim for r in self._sim.replicas)
+        return 2 * lost < len(self._sim.replicas)
+
     # -------------------------------------------------------------- network
+    def _storm(self, rng: random.Random) -> str:
+        """Seconds of latency for everybody, in the wild with losses and echoes that outlive connections."""
+        self._sim.network.storm(rng.random() * rng.choice((0.5, 2.0)), rng.choice((0.05, 0.5, 3.0)))
+        return "network"
+
     def _cut(self, rng: random.Random) -> str:
         a, b = rng.sample(self._sim.names, 2)
         self._sim.network.cut(a, b)

@@ -52,6 +52,9 @@ class SimNetwork:
         self._blocked: dict[Link, int] = {}
         self._held: dict[Link, list[tuple[int, bytes]]] = {}
         self._streams: dict[Link, random.Random] = {}
+        self._sent = 0
+        self._void: dict[str, int] = {}  # sender -> its messages before this one arrive no more
+        self._storm_until, self._storm_delay_s = 0.0, 0.0
 
     def _stream(self, a: str, b: str) -> random.Random:
         """Chance on the link from ``a`` to ``b``: a stream for each, so that links do not disturb another."""
@@ -105,6 +108,22 @@ class SimNetwork:
             self.hosts[x].link_down(y)  # a break that nobody noticed yet
             self.hosts[x].link_up(y)
 
+    def reaches(self, a: str, b: str) -> bool:
+        """Whether a call from ``a`` to ``b``, and its answer, would get through now."""
+        return (a, b) not in self._blocked and (b, a) not in self._blocked
+
+    def silence(self, name: str) -> None:
+        """What ``name`` has sent so far arrives no more.
+
+        For a machine whose successor knows less than it did: each peer closes the old connection
+        before it hears of the new one, so even the wild network must not deliver this.
+        """
+        self._void[name] = self._sent + 1
+
+    def storm(self, duration_s: float, delay_s: float) -> None:
+        """For some time messages take up to ``delay_s`` longer, and in the wild many are lost or doubled."""
+        self._storm_until, self._storm_delay_s = self.world.now + duration_s, delay_s
+
     # -------------------------------------------------------------- partitions
     def block(self, links: Iterable[Link]) -> None:
         for link in links:
@@ -148,22 +167,28 @@ class SimNetwork:
         delay = weather.latency_s * (0.5 + rng.random()) + (
             rng.random() * 0.5 if rng.random() < 0.01 else 0.0
         )
+        stormy = world.now < self._storm_until
+        if stormy:
+            delay += rng.random() * self._storm_delay_s
         if self.calm:
             delay = 0.0005
+        self._sent += 1
+        frame_of = (self._sent, frame)
         if weather.kind == "fifo":
             at = max(self._last_arrival.get((sender, receiver), 0.0), world.now + delay)
             self._last_arrival[sender, receiver] = at
-            world.later(at - world.now, self._arrive, sender, receiver, connection, frame)
+            world.later(at - world.now, self._arrive, sender, receiver, connection, frame_of)
             return
-        if not self.calm and rng.random() < weather.loss:
+        if not self.calm and rng.random() < max(weather.loss, 0.2 * stormy):
             return
-        world.later(delay, self._arrive, sender, receiver, connection, frame)
-        if not self.calm and rng.random() < weather.duplicates:
-            world.later(delay + rng.random() * 0.3, self._arrive, sender, receiver, connection, frame)
+        world.later(delay, self._arrive, sender, receiver, connection, frame_of)
+        if not self.calm and rng.random() < max(weather.duplicates, 0.3 * stormy):
+            world.later(delay + rng.random() * 0.3, self._arrive, sender, receiver, connection, frame_of)
 
-    def _arrive(self, sender: str, receiver: str, connection: int, frame: bytes) -> None:
+    def _arrive(self, sender: str, receiver: str, connection: int, frame_of: tuple[int, bytes]) -> None:
         host = self.hosts[receiver]
-        if not host.up:
+        number, frame = frame_of
+        if not host.up or number < self._void.get(sender, 0):
             return
         if self.weather.kind == "fifo" and self._connections.get(_pair(sender, receiver)) != connection:
             return

@@ -1,51 +1,76 @@
-"""How a simulated replica that is too far behind takes a peer's log: what the broker's repair does."""
+"""How a simulated replica takes its leader's log: the broker's own code, reading simulated peers."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from escrowmq.replication.install import PREFIX, staged_name, switch_files
-from escrowmq.replication.journal import SegmentJournal
-from escrowmq.replication.segment_format import sidecar_name
+from escrowmq.replication.errors import CorruptLog, DiskFailed, Unavailable
+from escrowmq.replication.repair import Manifest, copy_from_leader, damage_offered, offered_files
 
 if TYPE_CHECKING:
     from tests.sim.replica import SimReplica
+    from tests.sim.simulation import Simulation
 
 
-def repair(replica: SimReplica, peers: list[SimReplica]) -> int:
-    """Stop ``replica``, copy what a peer holds durably (log and state files), start again; 1 if it was done.
+class SimPeers:
+    """The other replicas as the repair sees them: one answers if it is up and no partition is between."""
 
-    The copied log must be at least as up to date as the replica's own, in the sense of a vote: else
-    the replica could forget an entry that it helped to commit.
-    """
-    # Any leader will do, ready or not: where both others are too far behind, none becomes ready before.
-    source = next((p for p in peers if p.up and p.node.is_leader), None)
-    if source is None or source is replica:
-        return 0
-    segments = [s for s in source.journal.segments() if s.first <= source.journal.durable_index]
-    last = source.journal.durable_index
-    state_files = source.app.repair_files(last)
-    if state_files is None:
-        return 0
-    last_term = source.journal.term_at(last) or 0
-    journal = replica.journal
-    if (last_term, last) < (journal.last_term, journal.last_index):
-        return 0
-    contents = {s.name: source.disk.read_all(s.name)[: s.size] for s in segments}
-    sidecars = [sidecar_name(s.first) for s in segments if s.sealed]
-    extra = [name for name in sidecars if source.disk.exists(name)] + state_files
-    contents |= {name: source.disk.read_all(name) for name in extra}
-    replica.crash(power=False)
-    replica.disk.capacity = None
-    SegmentJournal(replica.disk).close()  # a wiped disk gets its vote file
-    for name, content in contents.items():
-        file = replica.disk.open(staged_name(name), create=True)
-        file.append([content])
-        file.sync()
-    # The own snapshots and run files go too: a run file of the same name covers another interval.
-    ours = [name for name in replica.disk.names() if not name.startswith(PREFIX)]
-    old = [name for name in ours if name.endswith((".log", ".pos", ".snap", ".runs"))]
-    switch_files(replica.disk, list(contents), remove=old)
-    replica.disk.kill()
-    replica.start()
-    return 1
+    def __init__(self, simulation: Simulation, replica: SimReplica) -> None:
+        self._sim, self._replica = simulation, replica
+        self._by_name = {r.name: r for r in simulation.replicas}
+
+    def founded(self, peer: str) -> bool | None:
+        source = self._reached(peer)
+        return None if source is None else source.journal.last_index > 1
+
+    def manifest(self, peer: str) -> Manifest | None:
+        source = self._reached(peer)
+        # Any leader will do, ready or not: where both others are too far behind, none becomes ready before.
+        if source is None or not source.node.is_leader:
+            return None
+        state_files = source.app.repair_files(source.journal.durable_index)
+        if state_files is None:
+            return None
+        segments = [(s.name, s.size) for s in source.journal.segments()]
+        try:
+            files = offered_files(source.disk, segments, None)
+        except DiskFailed:
+            return None
+        files += [(name, source.disk.size_of(name)) for name in state_files if not name.endswith(".runs")]
+        return Manifest(source.name, source.node.term, source.node.commit_index, files)
+
+    def read(self, peer: str, name: str, pos: int, size: int) -> bytes:
+        source = self._reached(peer)
+        if source is None:
+            raise Unavailable(f"{peer} does not answer", 0.1)
+        try:
+            return source.disk.open(name).read(pos, size)
+        except DiskFailed as error:
+            raise Unavailable(f"{peer} cannot read {name}: {error}", 0.1) from error
+
+    def suspect(self, peer: str, name: str, size: int) -> None:
+        source = self._reached(peer)
+        if source is not None:
+            source.guarded(lambda: _look_at(source, name, size))
+
+    def _reached(self, peer: str) -> SimReplica | None:
+        source = self._by_name[peer]
+        there = source.up and self._sim.world.now >= source.paused_until
+        return source if there and self._sim.network.reaches(self._replica.name, peer) else None
+
+
+def _look_at(source: SimReplica, name: str, size: int) -> None:
+    damage = damage_offered(source.disk, name, size)
+    if damage is not None:
+        raise CorruptLog(damage)
+
+
+def copy_log(simulation: Simulation, replica: SimReplica) -> bool:
+    """Replace the files of ``replica``, which is down, by its leader's; False if no leader answers now."""
+    peers = [r.name for r in simulation.replicas if r is not replica]
+    source = SimPeers(simulation, replica)
+    try:
+        copy_from_leader(replica.disk, peers, source, lambda s: None, 0.0, simulation.happened)
+    except Unavailable:
+        return False
+    return True

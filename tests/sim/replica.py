@@ -1,20 +1,23 @@
 """One simulated replica: the real node, journal and wire format over a simulated disk and network.
 
-It does under virtual time what ``replication.driver`` does under real time: coalesced ticks, one
-sync at a time beside them, retries when the disk is full, an end of the process when a sync fails.
+It does under virtual time what ``replication.driver`` and ``replication.hosting`` do under real time:
+coalesced ticks, one sync at a time beside them, retries when the disk is full, an end of the process
+when the disk fails, a copy of the leader's log when its own is damaged or too far behind.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from escrowmq.replication import wire
-from escrowmq.replication.errors import DiskFailed, DiskFull, FsyncFailed
+from escrowmq.replication.errors import ApplyFailed, CorruptLog, DiskFailed, DiskFull, FsyncFailed
+from escrowmq.replication.hosting import BEHIND, DAMAGED
 from escrowmq.replication.journal import SegmentJournal
 from escrowmq.replication.raft import RaftNode
 from escrowmq.replication.syncjob import SyncJob
 from tests.sim.disk import PowerCut, SimDisk
+from tests.sim.repair import copy_log
 from tests.sim.workload import Application, ReplicaContext
 
 if TYPE_CHECKING:
@@ -23,6 +26,12 @@ if TYPE_CHECKING:
 TICK_S = 0.02
 STEP_S = 0.0002  # from an event to the tick it causes
 DISK_FULL_RETRY_S = 0.2
+START_RETRY_S = 0.2
+COPY_TRIES = 5  # then one that is only behind goes on without, so that a leader can be elected
+WALL_S = 1.7e9  # what the wall clock adds to virtual time
+#: What ends a process, as opposed to a fault of the code under test.
+DISK_TROUBLE = (DiskFailed, FsyncFailed, CorruptLog, ApplyFailed)
+T = TypeVar("T")
 
 
 class SimReplica:
@@ -39,6 +48,12 @@ class SimReplica:
         )
         self.disk = SimDisk(stream(f"disk-{name}"))
         self.learner = False  # lost its disk, and is not a full member yet (a file, in the broker)
+        self.wants_copy = ""  # of the leader's files, BEHIND or DAMAGED (a file, in the broker)
+        self._copy_tries = 0
+        self.flipped = False  # bits were flipped here, and not everything has been replaced since
+        self.clock_ahead_s = self.wall_ahead_s = 0.0  # jumps of the monotonic and of the wall clock
+        self._effects_left: int | None = None  # until the power goes in the middle of something
+        self._effects_power = self._working = False
         self.disk_hangs_s = 0.0  # the next sync takes so much longer
         self.paused_until = 0.0
         self._drift = 1 + 0.02 * (self.rng.random() - 0.5)  # clocks do not run alike
@@ -46,25 +61,68 @@ class SimReplica:
 
     # -------------------------------------------------------------- the process
     def start(self) -> None:
-        """Start the process; on a full disk it cannot, and is tried again."""
+        """Start the process, after a repair if it needs one; what hinders it is tried again."""
         if self.up:
             return
         try:
-            self._start()
-        except DiskFull:
-            self.up = False
+            self._working = True
+            if not self.wants_copy or self._copy():
+                self._start()
+                return
+        except PowerCut:
+            self.disk.power_cut()
+        except (DiskFull, *DISK_TROUBLE) as error:
+            self._judge(error)
+        finally:
+            self._working = False
+        self.up, self._effects_left = False, None
+        self._world.later(START_RETRY_S, self.start)
+
+    def _copy(self) -> bool:
+        if not copy_log(self._sim, self):
+            self._copy_tries += 1
+            return self.wants_copy == BEHIND and self._copy_tries > COPY_TRIES
+        self._sim.repairs += 1
+        self.wants_copy, self.flipped = "", False
+        self._sim.happened(f"{self.name} has copied the leader's log")
+        return True
+
+    def _judge(self, error: Exception) -> None:
+        """What the end of a process leaves behind, and what the next one has to do first."""
+        corrupt = error.__cause__ if isinstance(error, ApplyFailed) else error
+        if isinstance(corrupt, CorruptLog):
+            if not self.flipped:
+                raise error
+            self._sim.happened(f"{self.name} finds damage: {error}")
+            self._sim.damage_found += 1
+            self.lose_log()
+        elif isinstance(error, ApplyFailed) and not isinstance(corrupt, DiskFailed | FsyncFailed):
+            raise error
+        else:
+            self._sim.disk_failures += not isinstance(error, DiskFull)
+        reboot = self.disk.reboot_needed or self._fail_rng.random() < 0.3
+        if self.up:
+            self._sim.crash(self, reboot, self._fail_rng)
+        elif reboot:
+            self.disk.power_cut()
+        else:
             self.disk.kill()
-            self._world.later(DISK_FULL_RETRY_S, self.start)
+
+    def lose_log(self) -> None:
+        """From here on this replica knows less than it promised: see replication/rejoin.py."""
+        self.learner, self.wants_copy = True, DAMAGED
+        self._sim.network.silence(self.name)
 
     def _start(self) -> None:
         sim = self._sim
         self.up, self.incarnation, self.paused_until = True, self.incarnation + 1, 0.0
+        self._effects_left = None
         self._tick_queued = self._wake_queued = False
         self._job: SyncJob | None = None
         self._inbox.clear()
         self.journal = SegmentJournal(self.disk, segment_bytes=sim.plan.segment_bytes, cache_bytes=4096)
         self.app: Application = sim.workload.open(
-            ReplicaContext(self.name, self.disk, self.journal, self.rng, self.clock, self.later)
+            ReplicaContext(self.name, self.disk, self.journal, self.rng, self.clock, self.later, self.guarded)
         )
         self.node = RaftNode(
             self.name,
@@ -89,7 +147,7 @@ class SimReplica:
         """End the process; with ``power``, the machine too: what was not synced may be lost."""
         if not self.up:
             return
-        self.up = False
+        self.up, self._effects_left = False, None
         self._sim.happened(f"{self.name} {'loses power' if power else 'is killed'}")
         if self._job is not None and self._fail_rng.random() < 0.5:
             self.disk.stop_after(self._fail_rng.randrange(4))
@@ -98,7 +156,7 @@ class SimReplica:
             except PowerCut:
                 pass
             except (DiskFailed, FsyncFailed):
-                power = True  # see _if_alive
+                power = power or self.disk.reboot_needed
         if power:
             self.disk.power_cut()
         else:
@@ -109,11 +167,16 @@ class SimReplica:
         """The machine burns down; another one, empty, takes its name."""
         self.crash(power=True)
         self.disk = SimDisk(self._world.stream(f"disk-{self.name}-{self.incarnation}"))
-        self.learner = True
+        self.learner, self.wants_copy, self.flipped = True, "", False
+        self._sim.network.silence(self.name)
         self._sim.happened(f"{self.name} loses its disk")
 
     def clock(self) -> float:
-        return self._world.now * self._drift
+        """Monotonic; it may jump ahead, never back."""
+        return self._world.now * self._drift + self.clock_ahead_s
+
+    def wall_clock(self) -> float:
+        return WALL_S + self._world.now + self.wall_ahead_s
 
     def later(self, delay_s: float, fn: Callable[[], None]) -> None:
         """Run ``fn`` after ``delay_s``, unless the process has died by then; a paused one runs it late."""
@@ -125,13 +188,33 @@ class SimReplica:
         if self._world.now < self.paused_until:
             self._world.later(self.paused_until - self._world.now + 1e-6, self._if_alive, incarnation, fn)
             return
+        self.guarded(fn)
+
+    def guarded(self, fn: Callable[[], T]) -> T | None:
+        """Run ``fn`` as this process: what must end it does so, and then the answer is None."""
         try:
-            fn()
-        except (FsyncFailed, DiskFailed):
-            # After a failed sync the page cache holds what the disk does not, and calls it clean: a new
-            # process on the same boot would believe it. So the machine reboots too.
-            self._sim.disk_failures += 1
-            self._sim.crash(self, True, self._fail_rng)
+            self._working = True
+            return fn()
+        except PowerCut:
+            self._sim.crash(self, self._effects_power, self._fail_rng)
+        except DISK_TROUBLE as error:
+            self._judge(error)
+        finally:
+            self._working = False
+        return None
+
+    def crash_at_effect(self, number: int, power: bool) -> None:
+        """End the process right before the ``number``-th thing from now that anybody could notice: a
+        change to the disk (each append, sync, rename, ... of its own), a message, an applied entry."""
+        self._effects_left, self._effects_power = number, power
+        self.disk.on_effect = self._effect
+
+    def _effect(self) -> None:
+        if self._effects_left is None or not self._working:
+            return
+        if self._effects_left <= 0:  # and every further one, however the stack unwinds
+            raise PowerCut(f"{self.name} stops in the middle")
+        self._effects_left -= 1
 
     # -------------------------------------------------------------- ticking
     def kick(self) -> None:
@@ -147,7 +230,7 @@ class SimReplica:
         self._tick_queued = False
         node = self.node
         node.tick()
-        self.app.after_tick(self._world.now)
+        self.app.after_tick(self.wall_clock())
         node.flush()
         self._begin_sync()
         self.learner = node.rejoining
@@ -159,13 +242,15 @@ class SimReplica:
             self._wake_queued = True
             self.later(delay, self._woken_up)
         if node.too_far_behind:
-            self._sim.repair_soon(self)
+            self.wants_copy, self._copy_tries = BEHIND, 0
+            self._sim.crash(self, False, self._fail_rng)
 
     def _woken_up(self) -> None:
         self._wake_queued = False
         self.kick()
 
     def _apply(self, index: int, term: int, command: bytes) -> Any:
+        self._effect()
         result = self.app.apply(index, term, command)
         self._sim.checker.applied(self, index, term, command, self.app.digest())
         return result
@@ -194,6 +279,7 @@ class SimReplica:
 
     # -------------------------------------------------------------- network
     def send(self, peer: str, message: wire.Message) -> bool:
+        self._effect()
         self._sim.network.send(self.name, peer, b"".join(wire.encode(message)))
         return True
 

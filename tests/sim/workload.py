@@ -32,6 +32,8 @@ class ReplicaContext:
     rng: random.Random
     clock: Callable[[], float]
     later: Callable[[float, Callable[[], None]], None]
+    #: Runs a client's direct access as the replica's process does: None if that ended it.
+    guarded: Callable[[Callable[[], Any]], Any]
 
 
 class Application(Protocol):
@@ -49,6 +51,12 @@ class Application(Protocol):
 
     def repair_files(self, last_index: int) -> list[str] | None:
         """Files that a replica needs beside the log up to ``last_index``; None if there are none that fit."""
+
+    def want_checkpoint(self) -> None:
+        """Take one as soon as possible."""
+
+    def want_retention(self) -> None:
+        """Drop what may be dropped as soon as possible."""
 
 
 class Cluster(Protocol):
@@ -108,18 +116,25 @@ class RawApplication:
             return None
         return [CHECKPOINT]
 
+    def want_checkpoint(self) -> None:
+        self._checkpoint(again=False)
+
+    def want_retention(self) -> None:
+        self._checkpoint(again=False)
+
     def _schedule(self) -> None:
         self._context.later(0.3 + 2 * self._context.rng.random(), self._checkpoint)
 
-    def _checkpoint(self) -> None:
+    def _checkpoint(self, again: bool = True) -> None:
         context, saved = self._context, {"applied": self.applied_index, "chain": self._chain.hex()}
         try:
             context.disk.write_atomic(CHECKPOINT, [json.dumps(saved).encode()])
         except DiskFull:
+            pass
+        else:
+            context.journal.drop_before(context.rng.randint(context.journal.first_index, self.applied_index))
+        if again:
             self._schedule()
-            return
-        context.journal.drop_before(context.rng.randint(context.journal.first_index, self.applied_index))
-        self._schedule()
 
 
 class RawWorkload:
