@@ -27,6 +27,7 @@ HEAD = "ray"
 GCS_PORT = 10000
 RAFT_LINKS = GIVEN_PORTS
 START_TIMEOUT_S = 90.0
+START_ATTEMPTS = 3
 _OBJECT_STORE_BYTES = 100_000_000
 _PORTS = {
     "node-manager-port": 10001,
@@ -58,7 +59,20 @@ class RayNodes:
             list(pool.map(self.start, [host for host in self.network.hosts if host != HEAD]))
 
     def start(self, host: str) -> None:
-        """``ray start`` on a host, as its operator would. Raises RigError with what it printed."""
+        """``ray start`` on a host, as its operator would, and again if need be. Raises RigError.
+
+        A node that is slow to start on a busy machine is soon taken for dead: health checks are strict.
+        """
+        for attempt in range(1, START_ATTEMPTS + 1):
+            try:
+                self._start(host)
+                return
+            except RigError:
+                if attempt == START_ATTEMPTS:
+                    raise
+                self.network.kill(host)
+
+    def _start(self, host: str) -> None:
         command = [str(Path(sys.executable).with_name("ray")), "start", "--disable-usage-stats"]
         command += ["--node-name", host, "--node-ip-address", self.network.address(host)]
         command += ["--num-cpus", "2", "--object-store-memory", str(_OBJECT_STORE_BYTES)]
