@@ -4,7 +4,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint simulate bench chaos
+.PHONY: help demo test lint simulate bench chaos fuzz
 
 BIN := .venv/bin
 STAMP := .venv/.installed
@@ -16,6 +16,7 @@ PYTHON ?= $(shell for p in python3.11 python3.12 python3 /usr/bin/python3.11 /us
 
 SEEDS ?= 200
 SEED ?= 1
+EXAMPLES ?= 20000
 TRIALS ?= 50
 
 help: ## this list
@@ -38,6 +39,9 @@ simulate: $(STAMP) ## random schedules of faults against a whole broker group: S
 
 chaos: $(STAMP) ## real processes killed, stopped, cut off: TRIALS=<how many> SEED=<n> (50: 8 minutes; ARGS=--help)
 	$(BIN)/python -m tests.chaos --trials $(TRIALS) --seed $(SEED) $(ARGS)
+
+fuzz: $(STAMP) ## garbage for every decoder: EXAMPLES=<per target> SEED=<n> (20000: half an hour)
+	FUZZ_EXAMPLES=$(EXAMPLES) FUZZ_SEED=$(SEED) $(BIN)/python -m pytest tests/fuzz --timeout=3600 $(ARGS)
 
 bench: $(STAMP) ## figures and their ratio to a ceiling measured in the same run (5 minutes; ARGS=--help)
 	$(BIN)/python -m benchmarks $(ARGS)

@@ -20,6 +20,7 @@ from escrowmq.replication.service import BrokerService
 
 #: Longest name of a group: it stands in every offset commit.
 GROUP_NAME_BYTES_MAX = 255
+TOPICS_MAX = 10_000
 
 
 class GroupService:
@@ -69,6 +70,12 @@ class GroupService:
         size = len(group.encode())
         if not 0 < size <= GROUP_NAME_BYTES_MAX:
             return "refused", f"a group's name has 1 to {GROUP_NAME_BYTES_MAX} bytes, not {size}"
+        if not isinstance(member, str) or not 0 < len(member) <= GROUP_NAME_BYTES_MAX:
+            return "refused", f"a member's name is text of 1 to {GROUP_NAME_BYTES_MAX} characters"
+        if not 0 < len(topics) <= TOPICS_MAX or not all(isinstance(topic, str) for topic in topics):
+            return "refused", f"a member reads 1 to {TOPICS_MAX} topics, named by text"
+        if not all(isinstance(topic, str) and type(number) is int for topic, number in owned):
+            return "refused", "what a member owns are pairs of a topic and the number of a partition"
         had_offsets = bool(self._committed(group))
         return self._led(
             lambda coordinator, now: coordinator.join(

@@ -71,16 +71,24 @@ class Chunk:
 
 
 def trim_run(run: Run, rows: memoryview, start: int, end: int) -> tuple[int, int, int, bytes]:
-    """The part of a run inside ``[start, end)`` as ``(base, count, ts_ms, rows)``; nothing is decoded."""
+    """The part of a run inside ``[start, end)`` as ``(base, count, ts_ms, rows)``; nothing is decoded.
+
+    Raises CorruptLog if there are not that many rows.
+    """
     base, count, timestamp, size = run
     if base >= start and base + count <= end:
         return base, count, timestamp, bytes(rows)
     first, last = max(base, start), min(base + count, end)
     unpacker = msgpack.Unpacker(max_buffer_size=max(size, 1))
     unpacker.feed(rows)
-    for _ in range(first - base):
-        unpacker.skip()
-    head = unpacker.tell()
-    for _ in range(last - first):
-        unpacker.skip()
+    try:
+        for _ in range(first - base):
+            unpacker.skip()
+        head = unpacker.tell()
+        for _ in range(last - first):
+            unpacker.skip()
+    except (msgpack.UnpackException, ValueError) as error:
+        raise CorruptLog(
+            f"rows of offsets {base} to {base + count} cannot be told apart: {error!r}"
+        ) from error
     return first, last - first, timestamp, bytes(rows[head : unpacker.tell()])

@@ -11,6 +11,8 @@ from collections.abc import Callable
 from typing import TypeVar
 
 T = TypeVar("T")
+#: Longest wait of one call, whatever its caller asks for: it may be gone by then, and holds a thread.
+WAIT_S_MAX = 60.0
 
 
 class ParkingLot:
@@ -24,7 +26,7 @@ class ParkingLot:
 
     def wait_for(self, attempt: Callable[[], T | None], wait_s: float) -> T | None:
         """``attempt()`` until it gives something, at each piece of news, for at most ``wait_s``."""
-        deadline = self._monotonic() + wait_s
+        deadline = self._monotonic() + (wait_s if wait_s <= WAIT_S_MAX else WAIT_S_MAX)
         parked = False
         try:
             while True:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import enum
 import json
 import re
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -132,8 +133,9 @@ def _subscription(options: Mapping[str, str]) -> Subscription:
         return Subscription(topics=topics)
     if name == "subscribePattern":
         try:
-            re.compile(value)
-        except re.error as error:
+            with warnings.catch_warnings(action="ignore"):  # Python may read "[[" otherwise some day
+                re.compile(value)
+        except (re.error, OverflowError, RecursionError) as error:
             raise ConfigError(
                 f"option 'subscribePattern' is no regular expression: {value!r} ({error})"
             ) from error
@@ -193,7 +195,7 @@ def _offset(option: str, value: Any, allowed_word: int) -> int:
 def _json_object(option: str, text: str, also: str = "") -> dict[str, Any]:
     try:
         value = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"option {option!r} must be {also}a JSON object, not {text!r}") from error
     if not isinstance(value, dict):
         raise ConfigError(f"option {option!r} must be {also}a JSON object, not {text!r}")

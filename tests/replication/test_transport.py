@@ -11,6 +11,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import psutil
 import pytest
 
 from escrowmq.replication import tcp, wire
@@ -219,6 +220,70 @@ def test_strangers_are_limited_and_do_not_keep_peers_out(tmp_path: Path) -> None
         assert leader.propose(b"\0go on").wait() is True
         for sock in strangers:
             sock.close()
+
+
+def test_a_replica_that_comes_back_gets_in_past_strangers_who_hold_every_place(tmp_path: Path) -> None:
+    """Its own dials are not counted, and of those who dial it the longest dawdler makes room."""
+    with Group(tmp_path) as group:
+        group.leader()
+        for name in ("r0", "r1"):
+            group.members[name].driver._transport.handshake_timeout_s = 60.0
+        addresses = [group.members[name].driver.address for name in ("r0", "r1")]
+        strangers = [socket.create_connection(a) for a in addresses if a for _ in range(tcp.STRANGERS_MAX)]
+        group.stop("r2")  # it dials the two others
+        leader = group.leader()
+        back = group.start("r2")
+        assert leader.propose(b"\0seen by all").wait() is True
+        wait_until(lambda: back.commands() == [b"\0seen by all"], what="the third replica's return")
+        for sock in strangers:
+            sock.close()
+
+
+def test_a_storm_of_garbage_costs_neither_memory_nor_commits(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Four threads connect and send nonsense for two seconds while the group goes on committing."""
+    rng = random.Random(5)
+    hello = pair()[0].hello()
+    nonsense = [
+        struct.pack("<II", 0xFFFFFFFF, 0xFFFFFFF0), struct.pack("<II", 1024, 1020) + b"x", rng.randbytes(300),
+        struct.pack("<II", 4 + len(hello), len(hello)) + hello, b"GET / HTTP/1.1\r\n\r\n", b"",
+        struct.pack("<II", 600, 596) + b"\x91" * 596,
+    ]  # fmt: skip
+    with Group(tmp_path) as group:
+        leader = group.leader()
+        address, term = leader.driver.address, leader.driver.node.term
+        assert address is not None
+        before, until_then, attempts = psutil.Process().memory_info().rss, time.monotonic() + 2, [0] * 4
+
+        def storm(number: int) -> None:
+            kept: list[socket.socket] = []
+            while time.monotonic() < until_then:
+                sock = socket.create_connection(address, timeout=5)
+                sock.sendall(nonsense[attempts[number] % len(nonsense)])
+                kept.append(sock)
+                attempts[number] += 1
+                if len(kept) > 50:
+                    kept.pop(0).close()
+            for sock in kept:
+                sock.close()
+
+        with ThreadPoolExecutor(4) as pool:
+            storms = [pool.submit(storm, number) for number in range(4)]
+            commits, slowest = 0, 0.0
+            while time.monotonic() < until_then:
+                started = time.monotonic()
+                assert leader.propose(b"\0%d" % commits).wait() is True
+                slowest, commits = max(slowest, time.monotonic() - started), commits + 1
+            for future in storms:
+                future.result()
+        counters = leader.driver.counters
+        assert sum(attempts) > 200
+        assert counters.malformed + counters.refused + counters.crowded_out > sum(attempts) // 4
+        assert commits > 20 and slowest < 1.5, (commits, slowest)
+        assert (leader.ready, leader.driver.node.term) == (True, term), "nobody stood for election"
+        assert psutil.Process().memory_info().rss - before < 64 << 20
+        assert sum("stranger" in record.message for record in caplog.records) <= 6, "the log is no target"
 
 
 def test_no_secret_is_not_a_secret() -> None:

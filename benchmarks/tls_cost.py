@@ -1,0 +1,74 @@
+"""What TLS between replicas costs: one Raft group with it and one without, in turns, in the same process.
+
+``python -m benchmarks.tls_cost`` prints entries per second and the latency of one at a time for both, and
+their ratio, which is what carries over to other machines.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+from tests.replication.certificates import Authority
+from tests.replication.groups import Group, Member
+
+
+def flood(leader: Member, size: int, count: int, window: int) -> float:
+    """Entries of ``size`` bytes a second, ``window`` under way at a time."""
+    places, done = threading.Semaphore(window), threading.Semaphore(0)
+    command = b"\0" + bytes(size)
+
+    def settled(result: object, applied: bool | None) -> None:
+        assert applied is True
+        places.release()
+        done.release()
+
+    started = time.perf_counter()
+    for _ in range(count):
+        places.acquire()
+        leader.driver.submit(lambda: leader.driver.node.propose(command, settled))
+    for _ in range(count):
+        done.acquire()
+    return count / (time.perf_counter() - started)
+
+
+def one_by_one(leader: Member, count: int) -> float:
+    """Median milliseconds of an entry that waits for the one before."""
+    times = []
+    for _ in range(count):
+        started = time.perf_counter()
+        assert leader.propose(b"\0" + bytes(1024)).wait() is True
+        times.append(1000 * (time.perf_counter() - started))
+    return statistics.median(times)
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=5)
+    rounds = parser.parse_args().rounds
+    figures: dict[str, list[tuple[float, float]]] = {}
+    with tempfile.TemporaryDirectory() as path:
+        authority = Authority(Path(path) / "authority")
+        tls = {name: authority.issue(name) for name in ("r0", "r1", "r2")}
+        with Group(Path(path) / "plain") as plain, Group(Path(path) / "tls", tls=tls) as sealed:
+            for _ in range(rounds):
+                pairs = [("plain", plain.leader()), ("TLS", sealed.leader())]
+                for what, size, count in (("1 KiB", 1 << 10, 4_000), ("256 KiB", 256 << 10, 150)):
+                    a, b = (flood(leader, size, count, 64) for _, leader in pairs)
+                    figures.setdefault(f"entries/s of {what}", []).append((a, b))
+                a, b = (one_by_one(leader, 100) for _, leader in pairs)
+                figures.setdefault("ms, one at a time", []).append((a, b))
+    print(f"{'':24}{'plain':>10}{'TLS':>10}{'TLS/plain':>11}   (medians of {rounds} rounds)")
+    for name, both in figures.items():
+        ratio = statistics.median(b / a for a, b in both)
+        plain_one, tls_one = (statistics.median(column) for column in zip(*both, strict=True))
+        print(f"{name:24}{plain_one:10.1f}{tls_one:10.1f}{ratio:11.2f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,124 @@
+"""Arguments of a broker's methods, as a client with a handle and no manners may give them.
+
+A call with nonsense is refused or fails for its caller; the broker goes on, and honest clients with it.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from escrowmq.actors.config import BrokerConfig
+from escrowmq.actors.group_service import GroupService
+from escrowmq.replication import ops, parking
+from escrowmq.replication.codec import encode_row
+from escrowmq.replication.service import BrokerService
+from tests.fuzz.engine import EXAMPLES
+from tests.replication.services import Trio
+
+ROW = encode_row(None, b"v", None, None)
+#: Method -> how many arguments it takes; the last of them may be left out.
+BROKER = {"submit": 1, "fetch": 3, "lock_due": 6, "release_locks": 4, "open_topics": 1, "tx_states": 2,
+          "offsets": 2, "topics": 1, "partition_bounds": 1, "committed": 2, "transactions": 4,
+          "find_transaction": 2, "audit": 0, "checkpoint_read": 3}  # fmt: skip
+GROUPS = {"join": 5, "heartbeat": 3, "leave": 2, "commit": 4, "describe": 1, "names": 0}
+
+odd = st.sampled_from([
+    None, True, 0, -1, 1 << 62, 1 << 70, -(1 << 70), 0.0, -1.5, math.inf, -math.inf, math.nan, "", "t", "app",
+    1e300, "x" * 1000, "\ud800", "../identity.json", b"", b"\x00", [], {}, (), ["t"], [("t", 0, 0)],
+    [("t", 0, 1 << 62)], [("t", 0, -5)], [("t", 1 << 70, 0)], [None], [("t",)], {"t": {0: 1}},
+    {"t": {0: -1}}, {"t": {0: 1 << 70}},
+    {"t": 5}, {5: {"x": None}}, {"t": {"x": "y"}}, [[["t"]]], [1], ["t", 7],
+])  # fmt: skip
+calls = st.lists(
+    st.one_of(
+        st.sampled_from(sorted(table.items())).flatmap(
+            lambda item: st.tuples(st.just(item[0]), st.lists(odd, min_size=0, max_size=item[1]))
+        )
+        for table in (BROKER, GROUPS)
+    ),
+    min_size=1,
+    max_size=8,
+)
+
+
+class Broker:
+    """A group of one, with the coordinator of consumer groups in front, as the actor has it."""
+
+    def __init__(self, path: Path) -> None:
+        self.trio = Trio(path, BrokerConfig(segment_bytes=64 << 10), replicas=1)
+        self.trio.start()
+        self.service: BrokerService = self.trio.leader()
+        self.groups = GroupService(
+            leadership=self.service.whoami,
+            partitions=self.service.partition_count,
+            committed=self.service.group_offsets,
+            group_names=self.service.group_names,
+            submit=self.service.submit,
+            clock=time.monotonic,
+        )
+        self.trio.submit(ops.create_topic("t", {"partitions": 2}))
+        self.sent = 0
+
+    def honest(self) -> None:
+        """What a well-behaved client does goes on as if nothing had happened."""
+        ((code, (base, _)),) = self.trio.submit(ops.message("t", 0, "p", 0, -1, [ROW]))
+        assert (code, base) == (0, self.sent)
+        self.sent += 1
+        assert self.service.fetch([("t", 0, base)], 1000, 0.0)[0][6] == ROW
+        joined = self.groups.join("honest", "me", ["t"], 10.0)
+        assert joined[:1] == ("ok",), joined
+        assert self.groups.heartbeat("honest", "me", joined[1])[0] == "ok"
+        assert self.groups.names()[0] == "ok"
+        assert self.service.status()["ready"]
+        assert not self.trio.ended
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+    running = Broker(tmp_path_factory.mktemp("calls"))
+    yield running
+    running.trio.close()
+
+
+def test_nonsense_hurts_its_caller_only(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parking, "WAIT_S_MAX", 0.02)
+
+    @settings(
+        max_examples=EXAMPLES, derandomize=True, deadline=None, database=None,
+        suppress_health_check=list(HealthCheck), print_blob=True,
+    )  # fmt: skip
+    @given(calls)
+    def run(sequence: list[tuple[str, list[Any]]]) -> None:
+        for method, arguments in sequence:
+            started = time.monotonic()
+            target = broker.groups if method in GROUPS else broker.service
+            try:
+                getattr(target, method)(*arguments)
+            except Exception as error:  # Ray carries it to the caller, who made the mistake
+                assert not isinstance(error, (AssertionError, MemoryError)), (method, arguments)
+            assert time.monotonic() - started < 3, (method, arguments)
+        broker.honest()
+
+    run()
+
+
+def test_files_outside_the_log_are_not_read(broker: Broker) -> None:
+    for name in ("../identity.json", "/etc/passwd", "identity.json", "vote", "x/../../a.log", ""):
+        assert broker.service.checkpoint_read(name, 0, 100) == b""
+
+
+def test_an_answer_is_bounded_whatever_is_asked(broker: Broker) -> None:
+    names = broker.service.checkpoint_manifest()[1][3]
+    assert len(broker.service.checkpoint_read(names[0][0], 0, 1 << 40)) <= 8 << 20
+    assert broker.service.checkpoint_read(names[0][0], -1, 10) == b""
+    started = time.monotonic()
+    assert broker.service.lock_due("app", "t", 1 << 60, math.inf, 0.1, "me") == ("ok", [])
+    assert time.monotonic() - started < 2
