@@ -19,14 +19,10 @@ from escrowmq.replication import fetching
 from escrowmq.replication.checkpoints import snapshot_name
 from escrowmq.replication.errors import Closed, CorruptLog, InvalidMessage, Overloaded, Unavailable
 from escrowmq.replication.hosting import NOT_STARTED, ReplicaHost, Status
-from escrowmq.replication.repair import (
-    damage_offered,
-    may_be_offered,
-    offered_files,
-)
+from escrowmq.replication.repair import damage_offered, may_be_offered, offered_files
 from escrowmq.replication.state.open_table import OpenTable, View
 from escrowmq.replication.state.transactions import STATE_OF, OpenTx
-from escrowmq.replication.validation import parse_request
+from escrowmq.replication.validation import brings_new_work, parse_request
 
 #: A request is answered within this time or its outcome is unknown to the caller (it may still happen).
 SUBMIT_WAIT_S = 15.0
@@ -58,7 +54,8 @@ class BrokerService(ReplicaHost):
             return ("malformed", str(error))
         if not self._started:
             return NOT_STARTED
-        if self.driver.disk_full or self._disk.free_bytes() < self.config.disk_reserve_bytes:
+        scarce = self._disk.free_bytes() < self.config.disk_reserve_bytes
+        if self.driver.disk_full or (scarce and brings_new_work(ops)):
             return ("disk_full", 1.0)
         answer: Future[Status] = Future()
         try:

@@ -34,6 +34,14 @@ NUMBER_MAX = (1 << 53) - 1
 TIMEOUT_MS_MAX = 10 * 366 * 86_400_000
 GROUPS_MAX = 1 << 16
 
+#: What the reserve of disk space is kept from. All else settles what is there, or makes room.
+_NEW_WORK = frozenset((OpType.MESSAGE, OpType.PREPARE, OpType.CREATE_TOPIC))
+
+
+def brings_new_work(ops: Sequence[Op]) -> bool:
+    """Whether a request adds messages, transactions or topics, rather than settling what is there."""
+    return any(op.type in _NEW_WORK for op in ops)
+
 
 def parse_request(request: bytes) -> list[Op]:
     """Decode and check a request; raises InvalidMessage that names the operation and what is wrong."""
