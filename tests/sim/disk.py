@@ -26,6 +26,7 @@ from escrowmq.replication.disk import File
 from escrowmq.replication.errors import DiskFailed, DiskFull, FsyncFailed
 
 SECTOR = 512
+PAGE = 4096
 
 
 class PowerCut(BaseException):
@@ -57,12 +58,16 @@ class _Inode:
     def fail_sync(self, rng: random.Random) -> None:
         """Some dirty bytes reach the platter, the others are forgotten; new sizes stay in the journal."""
         share, pending, self.pending = rng.choice((0.0, 0.0, 0.5)), self.pending, []
-        for pos, data in pending:
-            if data is None:
-                self.pending.append((pos, None))
-            elif not self.pending and rng.random() < share:
-                _apply(self.durable, pos, data)
         self.dropped = True
+        if any(data is None for _, data in pending):  # rare: all of the data is lost, the new size is not
+            self.pending = [(pos, data) for pos, data in pending if data is None]
+            return
+        wanted = bytearray(self.durable)
+        for pos, data in pending:
+            _apply(wanted, pos, data)
+        for start in range(0, len(wanted), PAGE):
+            if rng.random() < share:
+                _apply(self.durable, start, bytes(wanted[start : start + PAGE]))
 
     def evict(self) -> None:
         """Clean pages leave the page cache: what is read now is what the platter has (the size stays)."""
