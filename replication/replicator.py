@@ -95,12 +95,14 @@ class Replicator:
     def connected(self, peer: str) -> None:
         """What was under way on the old connection is lost; probe from what is known to match.
 
-        Where nothing is known yet, from the end: the refusal says where to go on. From the beginning, the
-        first message would tell a healthy follower that our log starts after its own ends.
+        Where nothing is known, or only of what our log no longer has, from the end: the refusal says where
+        to go on. From the beginning, the first message would tell a healthy follower, or one that has
+        just copied our log, that our log starts after its own ends.
         """
-        state = self._progress.get(peer)
+        state, journal = self._progress.get(peer), self._journal
         if state is not None:
-            state.rewind((state.match or self._journal.last_index) + 1)
+            known = state.match >= journal.first_index and state.match > 0
+            state.rewind((state.match if known else journal.last_index) + 1)
             self._replicate(peer, heartbeat=True)
 
     def forget_match(self, peer: str) -> None:
