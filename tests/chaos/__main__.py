@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import Annotated, Any
@@ -41,7 +42,7 @@ class Screen:
         if what == "trial":
             overlapping = " (overlapping)" if event["overlapping"] else ""
             self._say(
-                f"{plan.number}.{event['number']:<3} {event['kind']:16} {event['victim']:44.44} "
+                f"{plan.number}.{event['number']:<3} {event['kind']:16} {event['victim'][:24]:24} "
                 f"away {event['away_s']:5.2f} s{overlapping}"
             )
             self.progress.advance(self._task)
@@ -111,6 +112,7 @@ def main(
     ] = False,
 ) -> None:
     """Inflict faults on a real cluster at work, and check that nothing was lost, doubled or early."""
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # a run into a file is watched
     console = Console()
     options = RunOptions(
         seed, trials, per_round, _kinds(kinds), only=only_round, keep_going=keep_going, keep=keep

@@ -12,7 +12,7 @@ import time
 
 import psutil
 
-MARK = "ESCROWMQ_CHAOS_RUN"
+MARK = "CHAOS_RUN_OF_TESTS"
 GONE_S = 10.0
 
 

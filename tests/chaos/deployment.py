@@ -70,13 +70,12 @@ class Deployment:
                 return _Number(replica.replica)
         return None
 
-    def wait_well(self, within_s: float = 60.0) -> float:
-        """Until every replica answers, follows its leader, and has applied about all; seconds waited."""
-        start = time.monotonic()
-        until("every replica is back and has caught up", self._well, within_s)
-        return time.monotonic() - start
+    def wait_well(self, within_s: float = 60.0) -> None:
+        """Until all is well. Raises Stuck."""
+        until("every replica is back and has caught up", self.well, within_s)
 
-    def _well(self) -> bool:
+    def well(self) -> bool:
+        """Whether every replica answers, each group is led, and all have applied about the same."""
         for group in self.cluster.status().groups:
             if not group.healthy or not any(r.details.get("ready") for r in group.replicas):
                 return False

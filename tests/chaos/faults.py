@@ -12,7 +12,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import ray
 
@@ -20,21 +20,10 @@ from escrowmq.actors.topology import SUPERVISOR, broker_name
 from tests.chaos.deployment import Deployment, gone, until
 from tests.chaos.fleet import Fleet
 from tests.chaos.kinds import Kind
+from tests.chaos.machines import Machines
 from tests.chaos.plan import Fault
 
 BACK_S = 60.0
-
-
-class Machines(Protocol):
-    """What faults on machines need: replicas by number, as ``tests.chaos.rig`` offers it."""
-
-    def cut(self, a: int, b: int) -> None: ...
-    def delay(self, a: int, b: int, seconds: float) -> None: ...
-    def heal(self) -> None: ...
-    def fill_disk(self, replica: int) -> None: ...
-    def free_disk(self, replica: int) -> None: ...
-    def kill_node(self, replica: int) -> None: ...
-    def start_node(self, replica: int) -> None: ...
 
 
 @dataclass(slots=True)
@@ -54,8 +43,7 @@ class Faults:
     @contextlib.contextmanager
     def inflicted(self, fault: Fault) -> Iterator[Blow]:
         """Strike; heal at the end."""
-        method = getattr(self, "_" + fault.kind.value.replace("-", "_"))
-        with method(fault) as blow:
+        with getattr(self, method_of(fault.kind))(fault) as blow:
             yield blow
 
     # -------------------------------------------------------------- brokers
@@ -190,35 +178,21 @@ class Faults:
         finally:
             self._rig().heal()
 
-    def _others(self, rid: int) -> list[int]:
-        return [other for other in range(self.deployment.info.replicas) if other != rid]
-
     def _leader_cut(self, fault: Fault) -> Any:
-        return self._cut_off(fault, self.deployment.leader(0))
+        leader = self.deployment.leader(0)
+        return self._network(fault, leader, lambda: self._rig().cut_off(leader))
 
     def _follower_cut(self, fault: Fault) -> Any:
-        return self._cut_off(fault, self._follower(fault)[1])
-
-    def _cut_off(self, fault: Fault, rid: int) -> Any:
-        def cut() -> None:
-            for other in self._others(rid):
-                self._rig().cut(rid, other)
-
-        return self._network(fault, rid, cut)
+        _, rid = self._follower(fault)
+        return self._network(fault, rid, lambda: self._rig().cut_off(rid))
 
     def _link_cut(self, fault: Fault) -> Any:
-        leader = self.deployment.leader(0)
-        other = self._others(leader)[fault.target % 2]
+        leader, (_, other) = self.deployment.leader(0), self._follower(fault)
         return self._network(fault, leader, lambda: self._rig().cut(leader, other))
 
     def _slow_links(self, fault: Fault) -> Any:
         leader = self.deployment.leader(0)
-
-        def slow() -> None:
-            for other in self._others(leader):
-                self._rig().delay(leader, other, fault.delay_s)
-
-        return self._network(fault, leader, slow)
+        return self._network(fault, leader, lambda: self._rig().delay(leader, fault.delay_s))
 
     @contextlib.contextmanager
     def _disk_full(self, fault: Fault) -> Iterator[Blow]:
@@ -234,20 +208,19 @@ class Faults:
 
     @contextlib.contextmanager
     def _node_kill(self, fault: Fault) -> Iterator[Blow]:
+        """The raylet alone, whose processes must notice by themselves, or the whole machine."""
         rid = self.deployment.leader(0)
         end = time.monotonic() + fault.seconds
         blow = Blow(time.monotonic_ns(), f"the node of replica {rid}")
-        self._rig().kill_node(rid)
-        try:
-            yield blow
-            time.sleep(max(end - time.monotonic(), 0.0))
-        finally:
-            self._rig().start_node(rid)
+        if fault.target % 2:
+            self._rig().kill_raylet(rid)
+        else:
+            self._rig().kill_node(rid)
+        yield blow
+        time.sleep(max(end - time.monotonic(), 0.0))
+        self._rig().mend()
 
 
-NEEDS_MACHINES = "needs replicas on machines of their own"
-
-
-def needs(kind: Kind) -> str:
-    """The name of the method that inflicts a kind; for the test that each has one."""
+def method_of(kind: Kind) -> str:
+    """Name of the method of ``Faults`` that inflicts a kind."""
     return "_" + kind.value.replace("-", "_")

@@ -49,14 +49,14 @@ KINDS: dict[Kind, About] = {
     Kind.LEADER_PAUSE: About("SIGSTOP of the leader, later SIGCONT", 3, seconds=(2.0, 10.0)),
     Kind.FOLLOWER_PAUSE: About("SIGSTOP of a follower, later SIGCONT", 2, seconds=(2.0, 10.0)),
     Kind.ROLLING_RESTART: About("broker after broker stops and starts, then feedback and supervisor", 1),
-    Kind.NODE_KILL: About("SIGKILL of the raylet of the leader's node; the node comes back", 2, True, (2, 5)),
+    Kind.NODE_KILL: About(
+        "SIGKILL of the raylet, or of all processes, of the leader's node", 2, True, (2.0, 5.0)
+    ),
     Kind.LEADER_CUT: About("the leader's node is cut off from the other replicas", 3, True, (2.0, 8.0)),
     Kind.FOLLOWER_CUT: About("a follower's node is cut off from the other replicas", 2, True, (2.0, 8.0)),
     Kind.LINK_CUT: About("only the link between the leader and one follower is cut", 2, True, (2.0, 8.0)),
     Kind.SLOW_LINKS: About("0.5 to 3 s of delay between the leader and the others", 3, True, (3.0, 8.0)),
-    Kind.DISK_FULL: About(
-        "the disk of the leader or a follower fills up, and is freed later", 2, True, (2, 6)
-    ),
+    Kind.DISK_FULL: About("the disk of the leader or a follower is full", 2, True, (2.0, 6.0)),
 }
 
 #: Kinds after which another replica has to lead before anything can be committed.

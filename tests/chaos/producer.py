@@ -175,7 +175,7 @@ class Worker:
 
         with self._maybe_crash_during(crash_at in ("prepare", "decision")):
             results = self.shop.producer.send_transactions(items, local)
-        self.recorded.bulk(results, ops, decided)
+        self.recorded.bulk(results, decided)
 
     def _local(self, ids: list[str], crash_at: str) -> TransactionState | None:
         """The local transaction: its outcome; None: this process pretends not to know it."""

@@ -91,12 +91,7 @@ class Recorded:
         for op, outcome in decided:
             self.recorder.ok(op, outcome=conflict or outcome.value)
 
-    def bulk(
-        self,
-        results: Sequence[TransactionResult],
-        prepares: Mapping[str, int],
-        decided: Mapping[str, Decision],
-    ) -> None:
+    def bulk(self, results: Sequence[TransactionResult], decided: Mapping[str, Decision]) -> None:
         """The results of ``send_transactions``."""
         for result in results:
             if result.tx_id not in decided:

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from tests.chaos.measure import FAIL_OVER_S, Results, Row, rows
 
-HEADINGS = ("fault", "trials", "overlapping", "away p50", "p95", "max", "well p50", "max")
+HEADINGS = ("fault", "trials", "overlap", "away p50", "p95", "max", "well p50", "max")
 NOTE = (
     "Away: seconds from the fault to the acknowledgement of a transaction that a client began right after. "
     "Well: until every replica was back and had caught up. Overlapping ones struck before the cluster had "
@@ -21,7 +21,9 @@ NOTE = (
 
 def show(results: Results, console: Console) -> None:
     """The tables."""
-    table = Table(*HEADINGS, title=f"{len(results.trials)} trials, seed {results.seed}")
+    table = Table(title=f"{len(results.trials)} trials, seed {results.seed}")
+    for heading in HEADINGS:
+        table.add_column(heading, no_wrap=heading == HEADINGS[0])
     for row in rows(results.trials):
         table.add_row(*cells(row))
     console.print(table)

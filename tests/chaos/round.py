@@ -13,7 +13,6 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TextIO
@@ -22,10 +21,11 @@ import escrowmq
 from tests.chaos import audit
 from tests.chaos.client import ClientSettings
 from tests.chaos.consumer import places
-from tests.chaos.deployment import Deployment, Stuck
+from tests.chaos.deployment import Deployment, Stuck, until
 from tests.chaos.faults import Faults
 from tests.chaos.fleet import Fleet
 from tests.chaos.kinds import kind_of
+from tests.chaos.machines import Machines, embedded, on_machines
 from tests.chaos.plan import Fault, Round, plan_round
 from tests.chaos.probe import TOPIC, Operator, Probe
 from tests.chaos.recording import Recorded
@@ -34,6 +34,7 @@ from tests.history.events import Recorder
 #: Partitions by topic, and how soon transactions of it are asked back.
 TOPICS = {"orders": 3, "ledger": 2}
 TRANSACTION_TIMEOUT_MS = 1500
+WELL_S = 90.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +75,12 @@ class Trials:
     """The round once its cluster runs."""
 
     def __init__(
-        self, settings: RoundSettings, plan: Round, cluster: escrowmq.Cluster, machines: Any, tell: Told
+        self,
+        settings: RoundSettings,
+        plan: Round,
+        cluster: escrowmq.Cluster,
+        machines: Machines | None,
+        tell: Told,
     ):
         self.settings, self.plan, self.tell = settings, plan, tell
         self.directory = Path(settings.directory)
@@ -84,6 +90,7 @@ class Trials:
         self.topics = {**TOPICS, TOPIC: cluster.info.groups}
         self.fleet = Fleet()
         self.faults = Faults(self.deployment, self.fleet, machines)
+        self.machines = machines
         self.well = True
 
     def run(self) -> bool:
@@ -104,6 +111,7 @@ class Trials:
                 self._trial(fault, probe)
             self.tell("resting")
             start = time.monotonic()
+            self._wait_well()
             audit.settle(self.deployment, self.fleet, operator)
             self.tell("reading", rest_s=time.monotonic() - start)
             figures = audit.read_everything(self.deployment, self.recorder, places(self.topics))
@@ -155,8 +163,20 @@ class Trials:
         fields["lasted_s"] = time.monotonic() - began
         self.well = not fault.overlaps
         if self.well:
-            fields["well_after_s"] = self.deployment.wait_well() + fields["lasted_s"]
+            self._wait_well()
+            fields["well_after_s"] = time.monotonic() - began
         self.tell("trial", **fields)
+
+    def _wait_well(self) -> None:
+        if self.machines is not None:
+            until("machines are mended, and all is well", self._mended, WELL_S)
+        self.deployment.wait_well(WELL_S)
+
+    def _mended(self) -> bool:
+        """Nodes may die late of what befell them earlier, so mending is repeated."""
+        assert self.machines is not None
+        self.machines.mend()
+        return self.deployment.well()
 
     def _judge(self, figures: dict[str, Any], operator: Operator) -> bool:
         histories = sorted(self.directory.glob("*.jsonl"))
@@ -189,16 +209,10 @@ def bucketed(moments: list[int], width_ns: int = 200_000_000) -> dict[str, Any]:
     return {"start": first * width_ns, "width_ns": width_ns, "counts": counts}
 
 
-@contextlib.contextmanager
-def running(settings: RoundSettings, plan: Round) -> Iterator[tuple[escrowmq.Cluster, Any]]:
+def running(settings: RoundSettings, plan: Round) -> Any:
     """The cluster, and the machines it runs on if it runs on machines of its own."""
     directory = Path(settings.directory)
-    # Ray's Unix sockets allow no long path, so its own directory lies beside the others.
-    ray = {"num_cpus": 8, "temp_dir": directory / "ray", "object_store_bytes": 256 << 20}
-    with escrowmq.start_local(
-        groups=plan.groups, replicas=3, data_dir=directory / "data", ray=ray
-    ) as cluster:
-        yield cluster, None
+    return on_machines(directory, plan.seed) if plan.machines else embedded(directory, plan.groups)
 
 
 def main() -> int:

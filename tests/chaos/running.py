@@ -23,6 +23,7 @@ from typing import Any, Protocol
 
 from tests.chaos import cleanup
 from tests.chaos.kinds import Kind
+from tests.chaos.machines import ENVIRONMENT
 from tests.chaos.measure import Results
 from tests.chaos.plan import Round, plan_round, rounds
 from tests.chaos.round import RoundSettings
@@ -164,7 +165,11 @@ class Run:
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,
-                env={**os.environ, cleanup.MARK: self._mark},
+                env={
+                    **os.environ,
+                    **(ENVIRONMENT if settings.plan().machines else {}),
+                    cleanup.MARK: self._mark,
+                },
                 start_new_session=True,
             )
         timer = threading.Timer(ROUND_S + TRIAL_S * settings.size, give_up)

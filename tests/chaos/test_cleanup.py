@@ -1,0 +1,42 @@
+"""What a run leaves behind: nothing, also of processes that were stopped or whose parents are dead."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import uuid
+
+import psutil
+import pytest
+
+from tests.chaos import cleanup
+
+#: Starts a process that starts another, which has a session of its own, and then dies.
+ORPHANING = """
+import subprocess, sys
+child = subprocess.Popen(
+    [sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True, stdout=subprocess.DEVNULL
+)
+print(child.pid, flush=True)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="environments of processes are read from /proc")
+def test_orphans_and_stopped_processes_of_a_run_end_and_others_live() -> None:
+    value = uuid.uuid4().hex
+    marked = {**os.environ, cleanup.MARK: value}
+    parent = subprocess.run(
+        [sys.executable, "-c", ORPHANING], env=marked, capture_output=True, text=True, check=True, timeout=30
+    )
+    orphan = int(parent.stdout)
+    sleeper = [sys.executable, "-c", "import time; time.sleep(60)"]
+    with subprocess.Popen(sleeper, env=marked) as stopped, subprocess.Popen(sleeper) as stranger:
+        stopped.send_signal(signal.SIGSTOP)
+        assert {process.pid for process in cleanup.marked(value)} == {orphan, stopped.pid}
+        assert cleanup.end_all(value) == 2
+        assert stopped.wait(5) == -signal.SIGKILL
+        assert stranger.poll() is None and not psutil.pid_exists(orphan)
+        stranger.kill()
+    assert cleanup.marked(value) == []

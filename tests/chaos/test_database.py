@@ -1,0 +1,33 @@
+"""The fence of the producers' database: whoever comes first, check or local transaction, wins for good."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from escrowmq import TransactionState
+from tests.chaos.database import Database, FenceTaken, Refused
+
+
+def test_a_check_that_comes_first_forbids_the_local_transaction(tmp_path: Path) -> None:
+    database, other = Database(tmp_path / "shop.db"), Database(tmp_path / "shop.db")
+    assert other.outcome("1") is TransactionState.ROLLBACK
+    with pytest.raises(FenceTaken):
+        database.run(["0", "1"])
+    assert database.committed() == set(), "all or none"
+
+
+def test_a_local_transaction_that_comes_first_is_what_checks_find(tmp_path: Path) -> None:
+    database, other = Database(tmp_path / "shop.db"), Database(tmp_path / "shop.db")
+    seen: list[set[str]] = []
+    database.run(["1", "2"], inside=lambda: seen.append(other.committed()))
+    assert seen == [set()] and other.committed() == {"1", "2"}
+    assert other.outcome("2") is TransactionState.COMMITTED
+
+
+def test_a_refused_local_transaction_leaves_nothing(tmp_path: Path) -> None:
+    database = Database(tmp_path / "shop.db")
+    with pytest.raises(Refused):
+        database.run(["1"], fails=True)
+    assert database.outcome("1") is TransactionState.ROLLBACK

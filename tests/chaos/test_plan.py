@@ -1,0 +1,74 @@
+"""The plan: a function of the seed, in which every kind has its turn and every parameter its bounds."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from itertools import islice
+
+import pytest
+
+from tests.chaos.faults import Faults, method_of
+from tests.chaos.kinds import KINDS, Kind, kind_of
+from tests.chaos.plan import OVERLAP_SHARE, deal, plan_round, rounds
+
+ALL = tuple(Kind)
+ORDINARY = [kind for kind in Kind if not KINDS[kind].machines]
+MACHINES = [kind for kind in Kind if KINDS[kind].machines]
+
+
+def test_the_same_seed_is_the_same_plan_and_another_seed_another() -> None:
+    assert rounds(7, 100, 25, ALL) == rounds(7, 100, 25, ALL)
+    assert rounds(7, 100, 25, ALL) != rounds(8, 100, 25, ALL)
+
+
+def test_a_round_can_be_planned_without_the_others() -> None:
+    planned = rounds(3, 110, 25, ALL)
+    assert [len(plan.faults) for plan in planned] == [25, 25, 25, 25, 10]
+    assert all(plan == plan_round(3, plan.number, len(plan.faults), ALL) for plan in planned)
+    assert planned[4].faults == plan_round(3, 4, 25, ALL).faults[:10]
+
+
+def test_every_kind_comes_once_before_any_comes_twice_and_as_often_as_its_cards_say() -> None:
+    dealt = list(islice(deal(random.Random(1), ORDINARY), sum(KINDS[kind].cards for kind in ORDINARY)))
+    assert set(dealt[: len(ORDINARY)]) == set(ORDINARY)
+    assert Counter(dealt) == {kind: KINDS[kind].cards for kind in ORDINARY}
+
+
+def test_kinds_that_need_machines_and_others_never_meet_in_a_round() -> None:
+    for plan in rounds(5, 300, 25, ALL):
+        assert {KINDS[fault.kind].machines for fault in plan.faults} == {plan.machines}
+    drawn = Counter(fault.kind for plan in rounds(5, 300, 25, ALL) for fault in plan.faults)
+    assert set(drawn) == set(Kind)
+    assert drawn[Kind.LEADER_KILL] >= 20, "enough to speak of a p95"
+
+
+def test_a_run_of_some_kinds_draws_only_those() -> None:
+    for chosen in ([Kind.LEADER_CUT], [Kind.LEADER_KILL, Kind.DISK_FULL], ORDINARY, MACHINES):
+        planned = rounds(2, 60, 10, chosen)
+        assert {fault.kind for plan in planned for fault in plan.faults} == set(chosen)
+    with pytest.raises(ValueError, match="no kinds"):
+        rounds(1, 10, 5, ())
+
+
+def test_parameters_are_within_what_is_said_of_the_kind() -> None:
+    faults = [fault for plan in rounds(11, 600, 25, ALL) for fault in plan.faults]
+    for fault in faults:
+        low, high = KINDS[fault.kind].seconds
+        assert low <= fault.seconds <= high
+        assert (0.5 <= fault.delay_s <= 3.0) == (fault.kind is Kind.SLOW_LINKS)
+    overlapping = sum(fault.overlaps for fault in faults) / len(faults)
+    assert abs(overlapping - OVERLAP_SHARE) < 0.06
+
+
+def test_some_rounds_have_two_broker_groups() -> None:
+    assert {plan.groups for plan in rounds(1, 300, 25, ALL)} == {1, 2}
+    assert all(plan.groups == 1 for plan in rounds(1, 300, 25, ALL) if plan.machines)
+
+
+def test_every_kind_can_be_named_and_inflicted() -> None:
+    for kind in Kind:
+        assert kind_of(kind.value) is kind and KINDS[kind].text
+        assert callable(getattr(Faults, method_of(kind)))
+    with pytest.raises(ValueError, match="leader-kill"):
+        kind_of("leader-tickle")
