@@ -70,12 +70,9 @@ class GroupService:
         size = len(group.encode())
         if not 0 < size <= GROUP_NAME_BYTES_MAX:
             return "refused", f"a group's name has 1 to {GROUP_NAME_BYTES_MAX} bytes, not {size}"
-        if not isinstance(member, str) or not 0 < len(member) <= GROUP_NAME_BYTES_MAX:
-            return "refused", f"a member's name is text of 1 to {GROUP_NAME_BYTES_MAX} characters"
-        if not 0 < len(topics) <= TOPICS_MAX or not all(isinstance(topic, str) for topic in topics):
-            return "refused", f"a member reads 1 to {TOPICS_MAX} topics, named by text"
-        if not all(isinstance(topic, str) and type(number) is int for topic, number in owned):
-            return "refused", "what a member owns are pairs of a topic and the number of a partition"
+        problem = _member_problem(member, topics, owned)
+        if problem is not None:
+            return "refused", problem
         had_offsets = bool(self._committed(group))
         return self._led(
             lambda coordinator, now: coordinator.join(
@@ -156,3 +153,14 @@ class GroupService:
                 return "not_leader", None, term
             answer: Reply = do(self._coordinator, now)
             return answer
+
+
+def _member_problem(member: Any, topics: Any, owned: Any) -> str | None:
+    """What is wrong with what a member says of itself: it came over the network, with any type."""
+    if not isinstance(member, str) or not 0 < len(member) <= GROUP_NAME_BYTES_MAX:
+        return f"a member's name is text of 1 to {GROUP_NAME_BYTES_MAX} characters"
+    if not 0 < len(topics) <= TOPICS_MAX or not all(isinstance(topic, str) for topic in topics):
+        return f"a member reads 1 to {TOPICS_MAX} topics, named by text"
+    if not all(isinstance(topic, str) and type(number) is int for topic, number in owned):
+        return "what a member owns are pairs of a topic and the number of a partition"
+    return None

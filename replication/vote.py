@@ -55,7 +55,7 @@ class VoteFile:
             raise CorruptLog(
                 "the vote file is damaged in both slots; wipe this replica and repair it from a peer"
             )
-        self._record = max(known)
+        self._record = max(known, key=lambda record: record.sequence)
         # A record may have reached one slot only, or only the page cache, when the process ended.
         self._store(self._record)
 
@@ -105,4 +105,7 @@ def _decode(data: bytes) -> _Record | None:
         raise UnknownVersion(
             f"the vote file has version {version}; this software reads {VERSION}: upgrade it"
         )
-    return _Record(sequence, term, vote[:length].decode() or None)
+    try:
+        return _Record(sequence, term, vote[:length].decode() or None)
+    except UnicodeDecodeError:
+        return None

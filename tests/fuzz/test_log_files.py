@@ -184,6 +184,17 @@ def test_a_vote_comes_back_as_it_was(term: int, name: str | None) -> None:
         assert vote._decode(vote._encode(record)) == record
 
 
+def test_a_vote_that_is_no_text_counts_as_a_damaged_slot() -> None:
+    """Found by fuzzing; and two slots of one sequence number could not be compared."""
+    good = FILES["vote"]
+    at = vote.SLOT_POSITIONS[1]
+    bad = mend_vote(good[: at + 24] + b"\x80" + good[at + 25 :])
+    assert vote._decode(bad[at : at + vote._SLOT.size]) is None
+    assert vote.VoteFile(disk_with(vote.NAME, bad)).voted_for == "r1"
+    same_number = vote._encode(vote._Record(3, 3, None)).ljust(at, b"\0")
+    voted(same_number + vote._encode(vote._Record(3, 3, "r1")).ljust(at, b"\0"))
+
+
 def test_the_corpus_is_what_replicas_write() -> None:
     disk = build()
     assert {name: disk.read_all(name) for name in FILES} == FILES

@@ -141,7 +141,7 @@ class Group:
         member = self.members.pop(name)
         self._killed.append(member)
         member.driver._failed = True
-        assert member.driver._loop is not None
+        assert member.driver._loop is not None and member.driver._done is not None
         member.driver._loop.call_soon_threadsafe(member.driver._done.set)
         member.driver._thread.join(10)
 
