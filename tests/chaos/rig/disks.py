@@ -72,11 +72,14 @@ class Disk:
     def _mount(self) -> None:
         run("mount", "-o", "loop", str(self._image), str(self.path))
 
-    def fill(self) -> int:
-        """Take all space that is left; returns how many bytes that was."""
+    def fill(self, leave: int = 0) -> int:
+        """Take all space that is left, but for ``leave`` bytes; returns how many bytes that was."""
         taken = _fill(self._ballast)
         os.sync()  # delayed allocation: what others have in memory takes its blocks now, too
-        return taken + _fill(self._ballast)
+        taken += _fill(self._ballast)
+        if leave:
+            os.truncate(self._ballast, max(0, self._ballast.stat().st_size - leave))
+        return taken - leave
 
     def free(self) -> None:
         """Give the space back."""

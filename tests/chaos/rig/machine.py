@@ -157,9 +157,9 @@ class MachineRig:
 
     # ------------------------------------------------------------ disks
 
-    def fill_disk(self, replica: int) -> None:
-        """No space is left (ENOSPC)."""
-        self.disks[replica].fill()
+    def fill_disk(self, replica: int, leave: int = 0) -> None:
+        """No space is left (ENOSPC), or just so many bytes."""
+        self.disks[replica].fill(leave)
 
     def free_disk(self, replica: int) -> None:
         """There is space again."""

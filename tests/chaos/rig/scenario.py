@@ -18,12 +18,15 @@ import ray
 import escrowmq
 from escrowmq import Cluster, EscrowMQError, Message
 from escrowmq.actors.topology import broker_name
+from escrowmq.replication.errors import DiskFull
 from tests.chaos.rig.machine import MachineRig, wait_until
 
 #: Large enough to make full disks come soon, and truncation visible.
 BODY_BYTES = 32_000
 #: Seconds in which a commit must be acknowledged again after the leader is lost. The machine may be busy.
 FAIL_OVER_S = 15.0
+#: The replica whose disk has less room than it says.
+THIN = 0
 #: What brokers keep free of a disk that is small.
 RESERVE_BYTES = 16 << 20
 BEGAN = time.monotonic()
@@ -201,6 +204,46 @@ def full(story: Story) -> None:
     story.committed_within("disk freed")
 
 
+def scarce(story: Story) -> None:
+    """Below the leader's reserve new work is refused; what is open can be decided all the same."""
+    number, victim = story.sent, story.leader()
+    story.sent += 1
+    with story.producer.transaction() as tx:
+        tx.send(Message("t", story.body(number)))
+        tx.prepare()
+        story.rig.fill_disk(victim, leave=RESERVE_BYTES // 2)
+        assert not story.send() and isinstance(story.problems[-1], DiskFull), story.problems
+    story.acknowledged.add(number)
+    say(f"disk of leader {victim} scarce: decided what was open, refused what is new")
+
+
+def full_follower(story: Story) -> None:
+    """A follower without space holds nobody up, and has everything once it has space again."""
+    leader = story.leader()
+    victim = next(replica for replica in story.rig.replicas if replica != leader)
+    story.rig.fill_disk(victim)
+    for _ in range(20):
+        assert story.send(), story.problems
+    say(f"disk of follower {victim} full: 20 commits")
+
+
+def exhaust(story: Story) -> None:
+    """The leader's fsync fails: it must not take part any more, and nothing acknowledged may be lost."""
+    while story.leader() != THIN:
+        leader = story.leader()
+        story.rig.cut_off(leader)
+        wait_until("another leads", lambda old=leader: story.leader() != old)
+        story.rig.heal()
+        wait_until("all are well", story.settled)
+    story.rig.exhaust_disk(THIN)
+    story.committed_within("leader's fsync fails")
+    # Until blocks are needed that were never written, all goes well, and rightly so.
+    deadline = time.monotonic() + 20.0
+    while story.replicas().get(THIN) and story.leader() == THIN and time.monotonic() < deadline:
+        story.committed_within("leader's fsync may fail")
+    assert story.leader() != THIN, "a leader whose fsync fails leads on"
+
+
 def fail(story: Story) -> None:
     """The leader's disk fails for good (EIO), with the loss of what was not synced."""
     victim = story.leader()
@@ -247,14 +290,15 @@ def one_way(story: Story) -> None:
 
 
 STORIES: dict[str, Callable[[Story], None]] = {
-    story.__name__: story for story in (cut, full, slow, one_way, kill, isolate, fail)
+    story.__name__: story
+    for story in (cut, full, scarce, full_follower, slow, one_way, kill, isolate, exhaust, fail)
 }
 
 
 def main() -> None:
     """The stories named, one after another on one rig."""
     names = sys.argv[1:] or list(STORIES)
-    with MachineRig(config={"broker": {"disk_reserve_bytes": RESERVE_BYTES}}) as rig:
+    with MachineRig(thin=(THIN,), config={"broker": {"disk_reserve_bytes": RESERVE_BYTES}}) as rig:
         say("three nodes are up")
         rig.enter()
         with escrowmq.connect(rig.address) as cluster:
