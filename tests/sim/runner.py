@@ -1,7 +1,8 @@
 """What ``python -m tests.sim --seeds N --seed FIRST`` does: run schedules, stop at the first broken promise.
 
 A failing seed is printed with the one command that replays it, message by message if ``--trace`` is
-added. ``--drop GUARD`` takes one guard away: then a broken seed is what should happen.
+added. ``--drop GUARD`` takes one guard away, and ``--plant NAME`` puts a fault of tests/controls into the
+code: then a broken seed is what should happen.
 """
 
 from __future__ import annotations
@@ -18,12 +19,14 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from escrowmq.replication.guards import ALL_GUARDS, Guard
+from tests.controls.planting import by_name
 from tests.sim.broker_workload import BrokerWorkload
 from tests.sim.minimise import minimise as smaller
 from tests.sim.simulation import Figures, run_seed
 from tests.sim.trace import replay
 from tests.sim.workload import RawWorkload, Workload
 
+CHAOS_S = 10.0
 #: What runs on the log: random bytes, which look closest at Raft, or the broker's transactions.
 WORKLOADS: dict[str, Callable[[], Workload]] = {"raw": RawWorkload, "broker": BrokerWorkload}
 
@@ -34,15 +37,16 @@ class Options:
 
     size: int | None = None
     kind: str | None = None
-    chaos_s: float = 10.0
+    chaos_s: float = CHAOS_S
     dropped: list[str] = field(default_factory=list)
     only_faults: frozenset[int] | None = None
     actions: int | None = None
+    plant: str | None = None
 
     def keywords(self, workload: str) -> dict[str, Any]:
         guards = ALL_GUARDS - {Guard(name) for name in self.dropped}
         settings = {"size": self.size, "kind": self.kind, "chaos_s": self.chaos_s, "guards": guards}
-        settings |= {"only_faults": self.only_faults, "actions_max": self.actions}
+        settings |= {"only_faults": self.only_faults, "actions_max": self.actions, "plant": self.plant}
         return settings | {"workload": WORKLOADS[workload]}
 
     def command(self, seed: int, workload: str) -> str:
@@ -50,8 +54,9 @@ class Options:
         parts = [f"python -m tests.sim --seed {seed} --seeds 1 --workload {workload}"]
         parts += [f"--nodes {self.size}"] * (self.size is not None)
         parts += [f"--net {self.kind}"] * (self.kind is not None)
-        parts += [f"--chaos {self.chaos_s:g}"] * (self.chaos_s != 10.0)
+        parts += [f"--chaos {self.chaos_s:g}"] * (self.chaos_s != CHAOS_S or self.plant is not None)
         parts += [f"--drop {name}" for name in self.dropped]
+        parts += [f"--plant {self.plant}"] * (self.plant is not None)
         if self.only_faults is not None:
             parts.append(f"--only-faults {','.join(map(str, sorted(self.only_faults))) or 'none'}")
         parts += [f"--actions {self.actions}"] * (self.actions is not None)
@@ -95,9 +100,10 @@ def main(
     seed: Annotated[int, typer.Option(help="The first one's seed.")] = 0,
     nodes: Annotated[int | None, typer.Option(help="Replicas; default: 3 or 5, by the seed.")] = None,
     net: Annotated[str | None, typer.Option(help="fifo or wild; default: by the seed.")] = None,
-    chaos: Annotated[float, typer.Option(help="Virtual seconds of faults.")] = 10.0,
+    chaos: Annotated[float | None, typer.Option(help="Virtual seconds of faults.", show_default="10")] = None,
     workload: Annotated[str | None, typer.Option(help="raw or broker; default: both for every seed.")] = None,
     drop: Annotated[list[str] | None, typer.Option(help="A guard to take away; may be repeated.")] = None,
+    plant: Annotated[str | None, typer.Option(help="A fault of tests/controls, with its settings.")] = None,
     keep_going: Annotated[bool, typer.Option(help="Do not stop at the first broken seed.")] = False,
     trace: Annotated[bool, typer.Option(help="Print every message and event of the (one) seed.")] = False,
     only_faults: Annotated[
@@ -115,7 +121,14 @@ def main(
         raise typer.BadParameter("--net is fifo or wild")
     if workload is not None and workload not in WORKLOADS:
         raise typer.BadParameter(f"--workload is one of {', '.join(WORKLOADS)}")
-    options = Options(nodes, net, chaos, dropped, _numbers(only_faults), actions)
+    if plant is not None:
+        try:
+            fault = by_name(plant)
+        except KeyError as error:
+            raise typer.BadParameter(error.args[0]) from None
+        nodes, net, workload = nodes or fault.size, net or fault.kind, workload or fault.workload
+        chaos = fault.chaos_s if chaos is None else chaos
+    options = Options(nodes, net, chaos or CHAOS_S, dropped, _numbers(only_faults), actions, plant)
     if trace:
         raise typer.Exit(replay(seed, options.keywords(workload or "raw")))
     workloads = list(WORKLOADS) if workload is None else [workload]

@@ -17,6 +17,7 @@ from escrowmq.replication.guards import ALL_GUARDS, Guard
 from escrowmq.replication.raft import RaftConfig, RaftNode
 from escrowmq.replication.segment_format import FILE_HEADER_SIZE
 from escrowmq.replication.wire import Message
+from tests.controls.planting import planted
 from tests.sim.checks import Checker
 from tests.sim.damage import scrub
 from tests.sim.faultplan import Fault, draw_faults
@@ -255,6 +256,7 @@ def simulate(
     workload: Callable[[], Workload] = RawWorkload,
     only_faults: frozenset[int] | None = None,
     actions_max: int | None = None,
+    plant: str | None = None,
 ) -> tuple[list[tuple[float, str, str]], Figures, str | None]:
     """One schedule: the log of its faults, its figures, and what was broken (None: nothing)."""
     simulation = Simulation(
@@ -268,7 +270,8 @@ def simulate(
         actions_max=actions_max,
     )
     try:
-        simulation.run()
+        with planted(plant):
+            simulation.run()
         broken = None
     except Violation as violation:
         broken = str(violation)

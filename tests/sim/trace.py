@@ -7,6 +7,7 @@ from typing import Any
 
 from escrowmq.replication.guards import Guard
 from escrowmq.replication.wire import Message
+from tests.controls.planting import planted
 from tests.sim.simulation import Plan, Simulation, chosen_faults
 from tests.sim.world import Violation
 
@@ -64,7 +65,8 @@ def replay(seed: int, keywords: dict[str, Any]) -> int:
     )
     simulation.say(f"seed {seed}: {plan}")
     try:
-        figures = simulation.run()
+        with planted(keywords["plant"]):
+            figures = simulation.run()
     except (Violation, Exception) as broken:
         simulation.tell(f"BROKEN: {type(broken).__name__}: {broken}")
         return 1

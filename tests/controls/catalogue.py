@@ -1,0 +1,10 @@
+"""All planted faults by name."""
+
+from __future__ import annotations
+
+from tests.controls import disk_faults, raft_faults, state_faults
+from tests.controls.planting import PLANTED, Planted
+
+MODULES = (raft_faults, disk_faults, state_faults)
+
+__all__ = ["MODULES", "PLANTED", "Planted"]

@@ -1,0 +1,172 @@
+"""Planted faults between the product and its disk: what is not synced, not checked, or not kept."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from escrowmq.replication import entry, recovery, repair, segment
+from escrowmq.replication.checkpoints import Checkpoints
+from escrowmq.replication.disk import Disk
+from escrowmq.replication.journal import SegmentJournal
+from escrowmq.replication.replica import Replica
+from escrowmq.replication.state import snapshot as snapshots
+from escrowmq.replication.syncjob import SyncJob
+from tests.controls.planting import plant
+from tests.controls.raft_faults import LOST, VOTES
+from tests.sim.disk import SimDisk, SimFile
+
+#: What shows that a replica's state is not that of its log.
+STATE = (
+    *("state-differs", "restart-differs", "inconsistent-offsets", "lost-write", "duplicate", "torn", "gap"),
+    *("both-decided", "unstable-outcome", "unresolved", "wrong-place", "lost-offset"),
+)
+#: The product itself finds that what was synced is not there; without flipped bits that is a violation.
+REFUSED = "CorruptLog"
+
+
+@plant("fsync-off", *LOST, *VOTES, REFUSED)
+def fsync_off(patch: pytest.MonkeyPatch) -> None:
+    """The disk says that it synced, and keeps everything in the page cache until the power fails."""
+    patch.setattr(SimFile, "sync", lambda self: self._check("sync"))
+
+
+@plant("fsync-of-the-log-off", *LOST, passing_over=(REFUSED,))
+def fsync_of_the_log_off(patch: pytest.MonkeyPatch) -> None:
+    """Votes and snapshots are synced, entries are not: what was acknowledged is lost without a trace."""
+    sync = SimFile.sync
+    patch.setattr(SimFile, "sync", lambda self: None if self._name.endswith(".log") else sync(self))
+
+
+@plant("directory-not-synced", *LOST, *VOTES, REFUSED)
+def directory_not_synced(patch: pytest.MonkeyPatch) -> None:
+    """Files are synced, their names in the directory are not."""
+    patch.setattr(SimDisk, "sync_dir", lambda self: self.step("sync_dir"))
+
+
+@plant("durable-before-fsync", *LOST, REFUSED, passing_over=("OffsetGone",), workload="raw")
+def durable_before_fsync(patch: pytest.MonkeyPatch) -> None:
+    """The journal calls an entry durable when its sync begins, not when it has ended."""
+    begin = SegmentJournal.begin_sync
+
+    def hasty(self: SegmentJournal) -> SyncJob | None:
+        job = begin(self)
+        if job is not None:
+            self.durable_index = self.last_index
+        return job
+
+    patch.setattr(SegmentJournal, "begin_sync", hasty)
+
+
+@plant("failed-fsync-believed", *LOST, REFUSED, workload="raw")
+def failed_fsync_believed(patch: pytest.MonkeyPatch) -> None:
+    """A replica goes on after a failed sync, as if the next one would write what the kernel has dropped."""
+    sync = SimFile.sync
+
+    def shrug(self: SimFile) -> None:
+        try:
+            sync(self)
+        except Exception:
+            sync(self)
+
+    patch.setattr(SimFile, "sync", shrug)
+
+
+@plant("torn-tail-cuts-too-much", *LOST, REFUSED, workload="raw")
+def torn_tail_cuts_too_much(patch: pytest.MonkeyPatch) -> None:
+    """Recovery cuts off the last sound entry too."""
+    scan_newest = recovery._scan_newest
+
+    def shorter(first: int, file: Any) -> entry.Scan:
+        found = scan_newest(first, file)
+        if len(found.positions) > 2 and found.terms[-1][0] < first + len(found.positions) - 2:
+            found.positions.pop()
+        return found
+
+    patch.setattr(recovery, "_scan_newest", shorter)
+
+
+@plant("damage-is-torn", *LOST, *STATE, REFUSED, workload="raw", chaos_s=10.0)
+def damage_is_torn(patch: pytest.MonkeyPatch) -> None:
+    """A flipped bit in synced entries is taken for a torn tail, and everything behind it is cut off."""
+    patch.setattr(recovery, "is_torn", lambda data, bad, index: True)
+
+
+@plant("checksums-off", *LOST, *STATE, "unknown-message", "ApplyFailed", chaos_s=10.0)
+def checksums_off(patch: pytest.MonkeyPatch) -> None:
+    """Checksums of entries are not verified, so that a flipped bit goes unnoticed."""
+
+    def trusting(data: memoryview, at: int) -> entry.EntryHeader | None:
+        body = at + entry.HEADER_SIZE
+        if body > len(data):
+            return None
+        magic, _, _, unsynced, size, _, term, index = entry.HEADER.unpack_from(data, at)
+        if magic != entry._MAGIC or body + size > len(data):
+            return None
+        return entry.EntryHeader(index, term, unsynced, size)
+
+    for module in (entry, recovery):
+        patch.setattr(module, "read_entry", trusting)
+    patch.setattr(segment, "checked_command", lambda raw, index, where: raw[entry.HEADER_SIZE :])
+
+
+@plant("snapshot-without-its-last-entry", *STATE)
+def snapshot_without_its_last_entry(patch: pytest.MonkeyPatch) -> None:
+    """A snapshot says that it stands after an entry whose effects it does not hold."""
+    whole = Replica.apply
+
+    def early(self: Replica, index: int, term: int, command: bytes) -> Any:
+        if self.checkpoints.due(index):
+            job = self.checkpoints.begin(self.state, term)
+            job.snapshot = replace(job.snapshot, index=index)
+            self._start_job(job, lambda: self._checkpoint_done(job))
+        return whole(self, index, term, command)
+
+    patch.setattr(Replica, "apply", early)
+
+
+@plant("snapshot-without-settled", *STATE)
+def snapshot_without_settled(patch: pytest.MonkeyPatch) -> None:
+    """A snapshot forgets which transactions are settled."""
+    capture = snapshots.capture
+    patch.setattr(snapshots, "capture", lambda *args: replace(capture(*args), settled=[]))
+
+
+@plant("snapshot-without-producers", *STATE)
+def snapshot_without_producers(patch: pytest.MonkeyPatch) -> None:
+    """A snapshot forgets the sequence numbers of producers: what is sent again is stored again."""
+    capture = snapshots.capture
+    patch.setattr(snapshots, "capture", lambda *args: replace(capture(*args), producers=[]))
+
+
+@plant("snapshot-in-place", *STATE, *LOST, REFUSED, "UnknownVersion", chaos_s=10.0)
+def snapshot_in_place(patch: pytest.MonkeyPatch) -> None:
+    """A file that must appear whole or not at all is written under its final name, unsynced."""
+
+    def careless(self: SimDisk, name: str, parts: Iterable[bytes]) -> None:
+        self.remove(name)
+        file = self.open(name, create=True)
+        for part in parts:
+            file.append((part,))
+
+    patch.setattr(SimDisk, "write_atomic", careless)
+
+
+@plant("log-dropped-before-the-snapshot", *STATE, *LOST, REFUSED, "OffsetGone", chaos_s=10.0)
+def log_dropped_before_the_snapshot(patch: pytest.MonkeyPatch) -> None:
+    """Segments go as soon as a snapshot is wanted, before it is on the disk."""
+    patch.setattr(Checkpoints, "oldest_needed_index", lambda self: self.indexes[-1] if self.indexes else None)
+
+
+@plant("repair-from-a-deposed-leader", *LOST, *STATE, *VOTES, workload="raw", chaos_s=10.0)
+def repair_from_a_deposed_leader(patch: pytest.MonkeyPatch) -> None:
+    """A repair copies from anybody who believes to lead, and pledges nothing to the leader it copied from."""
+
+    def no_term(disk: Disk) -> int:
+        return 0
+
+    patch.setattr(repair, "_known_term", no_term)
+    patch.setattr(repair, "_pledge", lambda disk, offer: None)

@@ -1,0 +1,67 @@
+"""Schedules against a planted fault, one after the other, until one of them reports it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tests.controls.planting import Planted, planted
+from tests.sim.runner import WORKLOADS
+from tests.sim.simulation import Plan, Simulation
+from tests.sim.world import Violation
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What one schedule reported: ``kind`` of violation (or the type of what was raised), None: nothing."""
+
+    seed: int
+    kind: str | None
+    text: str
+    virtual_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """``seeds`` schedules were needed; the last one reported it."""
+
+    seeds: int
+    outcome: Outcome
+    virtual_s: float  # of all schedules that were needed
+
+    @property
+    def text(self) -> str:
+        last = self.outcome
+        return (
+            f"{self.seeds} seeds, {self.virtual_s:.1f} virtual s; seed {last.seed}: {last.kind}: {last.text}"
+        )
+
+
+def schedule(fault: Planted, seed: int) -> Outcome:
+    """One schedule with the fault in it."""
+    with planted(fault):
+        simulation = Simulation(
+            seed,
+            Plan.of(seed, size=fault.size, kind=fault.kind),
+            workload=WORKLOADS[fault.workload](),
+            chaos_s=fault.chaos_s,
+        )
+        kind, text = None, ""
+        try:
+            simulation.run()
+        except Violation as violation:
+            kind, text = violation.kind, str(violation)
+        except Exception as error:
+            kind, text = type(error).__name__, str(error)
+        return Outcome(seed, kind, text, simulation.world.elapsed_s)
+
+
+def hunt(fault: Planted, first: int | None = None, most: int | None = None) -> Found | None:
+    """From seed ``first`` on, at most ``most`` schedules; None: none of them saw anything."""
+    first = fault.start if first is None else first
+    virtual_s = 0.0
+    for count in range(1, (most or fault.within) + 1):
+        outcome = schedule(fault, first + count - 1)
+        virtual_s += outcome.virtual_s
+        if outcome.kind is not None and outcome.kind not in fault.passing_over:
+            return Found(count, outcome, virtual_s)
+    return None

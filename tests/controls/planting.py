@@ -1,0 +1,123 @@
+"""Planted faults: bugs put into the code under test on purpose, to see whether the tests see them.
+
+A planted fault is a function that patches the product's classes for as long as one schedule runs.
+Its docstring says what it breaks; ``expected`` names the invariants and anomalies that are a fair
+report of it. Nothing in the product knows of any of them: they are installed from here, by name
+(``python -m tests.sim --plant NAME``), and gone when the schedule ends.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from escrowmq.replication.guards import ALL_GUARDS, Guard
+from escrowmq.replication.raft import RaftNode
+from tests.sim.checks import Checker
+
+Install = Callable[[pytest.MonkeyPatch], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Planted:
+    """One planted fault, and the schedules that are to find it."""
+
+    name: str
+    install: Install
+    expected: frozenset[str]
+    workload: str
+    within: int  # schedules that may be needed, from any seed
+    start: int  # where the test begins, so that it is quick
+    without: frozenset[Guard]
+    kind: str | None  # of network; None: by the seed
+    size: int | None
+    chaos_s: float
+    slow: bool
+    passing_over: frozenset[str]  # kinds that prove nothing here: the next seed is tried
+    blind: frozenset[str]  # invariants that are overlooked, because they always come first
+
+    @property
+    def breaks(self) -> str:
+        """What it breaks, in one line."""
+        return (inspect.getdoc(self.install) or "").split("\n\n")[0].replace("\n", " ")
+
+
+PLANTED: dict[str, Planted] = {}  # filled by catalogue.py
+
+
+def plant(
+    name: str,
+    *expected: str,
+    workload: str = "broker",
+    within: int = 20,
+    start: int = 0,
+    without: frozenset[Guard] | set[Guard] = frozenset(),
+    kind: str | None = None,
+    size: int | None = None,
+    chaos_s: float = 6.0,
+    slow: bool = False,
+    passing_over: Iterable[str] = (),
+    blind: Iterable[str] = (),
+) -> Callable[[Install], Install]:
+    """Register a function as the planted fault ``name``, which ``expected`` kinds of violation report."""
+
+    def register(install: Install) -> Install:
+        assert name not in PLANTED and expected and install.__doc__, name
+        PLANTED[name] = Planted(
+            name,
+            install,
+            frozenset(expected),
+            workload,
+            within,
+            start,
+            frozenset(without),
+            kind,
+            size,
+            chaos_s,
+            slow,
+            frozenset(passing_over),
+            frozenset(blind),
+        )
+        return install
+
+    return register
+
+
+def by_name(name: str) -> Planted:
+    """Raises KeyError with the names there are."""
+    importlib.import_module("tests.controls.catalogue")  # not above: it imports this module
+    if name not in PLANTED:
+        raise KeyError(f"no planted fault {name!r}; there are {', '.join(PLANTED)}")
+    return PLANTED[name]
+
+
+@contextmanager
+def planted(fault: Planted | str | None) -> Iterator[None]:
+    """The fault is in the code while this lasts; None: nothing is."""
+    if fault is None:
+        yield
+        return
+    if isinstance(fault, str):
+        fault = by_name(fault)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Checker, "blind", fault.blind)
+        if fault.without:
+            _without(patch, fault.without)
+        fault.install(patch)
+        yield
+
+
+def _without(patch: pytest.MonkeyPatch, guards: frozenset[Guard]) -> None:
+    """Every node lacks these guards, beside those that a test takes away itself."""
+    begin = RaftNode.__init__
+
+    def unguarded(self: RaftNode, *args: Any, **named: Any) -> None:
+        begin(self, *args, **{**named, "guards": named.get("guards", ALL_GUARDS) - guards})
+
+    patch.setattr(RaftNode, "__init__", unguarded)

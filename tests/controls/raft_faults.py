@@ -1,0 +1,177 @@
+"""Planted faults in elections, replication and the commit rule."""
+
+from __future__ import annotations
+
+import pytest
+
+from escrowmq.replication import raft
+from escrowmq.replication.guards import Guard
+from escrowmq.replication.prevote import PreVote
+from escrowmq.replication.progress import PeerProgress
+from escrowmq.replication.pysync import LEADER, Core
+from escrowmq.replication.raft import RaftNode
+from escrowmq.replication.raft_types import Message
+from escrowmq.replication.rejoin import Rejoin
+from escrowmq.replication.vote import VoteFile, _Record
+from tests.controls.planting import plant
+
+TRUNCATION = {Guard.LOG_MATCHING, Guard.COMMIT_CAP, Guard.ACK_CAP}
+#: What shows that an entry which was promised is not what it was.
+LOST = (
+    *("early-ack", "false-match", "incomplete-leader", "lost-entry", "acknowledged-twice", "applied-differs"),
+    *("commit-fell", "lost-write"),
+)
+#: What shows that a vote is not what it was.
+VOTES = ("voted-twice", "term-fell", "two-leaders", "no-majority")
+
+
+def _cut_whatever_is_asked(self: Core, index: int) -> None:
+    self._journal.deleteEntriesFrom(index - self._journal.first_index)
+
+
+@plant("stock-truncation", *LOST, workload="raw", without=TRUNCATION)
+def stock_truncation(patch: pytest.MonkeyPatch) -> None:
+    """A follower truncates its log at every AppendEntries and acknowledges its own tail, as stock pysyncobj.
+
+    The guards that mend it are taken away, and so is the refusal to cut what is committed.
+    """
+    patch.setattr(Core, "_SyncObj__deleteEntriesFrom", _cut_whatever_is_asked)
+
+
+@plant("acks-without-term", *LOST, workload="raw", without={Guard.ACK_TERM, Guard.HELD_TERM})
+def acks_without_term(patch: pytest.MonkeyPatch) -> None:
+    """An acknowledgement of an earlier term counts: the follower may have cut those entries since."""
+
+
+@plant("acks-before-fsync", *LOST, workload="raw", without={Guard.HOLD_ACKS})
+def acks_before_fsync(patch: pytest.MonkeyPatch) -> None:
+    """A follower acknowledges what only its page cache holds."""
+
+
+@plant("leader-counts-itself-early", *LOST, "CorruptLog", workload="raw", without={Guard.SELF_DURABLE})
+def leader_counts_itself_early(patch: pytest.MonkeyPatch) -> None:
+    """A leader counts itself for entries that its own disk does not hold yet."""
+
+
+@plant("votes-counted-per-delivery", *VOTES, *LOST, workload="raw", without={Guard.VOTE_ONCE})
+def votes_counted_per_delivery(patch: pytest.MonkeyPatch) -> None:
+    """One voter whose vote arrives twice is a majority of five."""
+
+
+@plant("vote-not-persisted", *VOTES, *LOST, workload="raw")
+def vote_not_persisted(patch: pytest.MonkeyPatch) -> None:
+    """Term and vote are kept in memory only: after a restart a replica votes a second time."""
+    patch.setattr(VoteFile, "_store", lambda self, record: None)
+
+
+@plant("vote-forgotten-at-restart", *VOTES, *LOST, workload="raw")
+def vote_forgotten_at_restart(patch: pytest.MonkeyPatch) -> None:
+    """The term survives a restart, the vote given in it does not."""
+    opened = VoteFile.__init__
+
+    def forgetful(self: VoteFile, *args: object, **named: object) -> None:
+        opened(self, *args, **named)  # type: ignore[arg-type]
+        self._record = _Record(self._record.sequence, self._record.term, None)
+
+    patch.setattr(VoteFile, "__init__", forgetful)
+
+
+@plant("vote-for-a-shorter-log", *LOST, workload="raw")
+def vote_for_a_shorter_log(patch: pytest.MonkeyPatch) -> None:
+    """A voter does not compare logs, so that a replica may lead which lacks what was acknowledged."""
+    receive, asked = Core.receive, PreVote.asked
+
+    def blind(self: Core, peer: str, message: Message) -> None:
+        if message["type"] == "request_vote":
+            message = {**message, "last_log_term": 1 << 40}
+        receive(self, peer, message)
+
+    patch.setattr(Core, "receive", blind)
+    patch.setattr(
+        PreVote, "asked", lambda self, peer, message: asked(self, peer, {**message, "last_log_term": 1 << 40})
+    )
+
+
+@plant("commit-of-an-older-term", "old-term-commit", *LOST, workload="raw")
+def commit_of_an_older_term(patch: pytest.MonkeyPatch) -> None:
+    """A leader commits an older term's entry by counting replicas (Raft, section 5.4.2, figure 8)."""
+    tick = Core.tick
+
+    def counting(self: Core, commit_cap: int) -> None:
+        if self.role() == LEADER and commit_cap > self.commit_index():
+            self._SyncObj__raftCommitIndex = commit_cap
+        tick(self, commit_cap)
+
+    patch.setattr(Core, "tick", counting)
+
+
+@plant("commit-index-not-capped", *LOST, workload="raw", without={Guard.COMMIT_CAP})
+def commit_index_not_capped(patch: pytest.MonkeyPatch) -> None:
+    """A follower takes the leader's commit index over its own unmatched tail."""
+
+
+@plant("commit-index-falls", "commit-fell", "applied-differs", workload="raw")
+def commit_index_falls(patch: pytest.MonkeyPatch) -> None:
+    """A follower takes every message's commit index, also one that is late and lower than its own."""
+    receive = Core.receive
+
+    def follow(self: Core, peer: str, message: Message) -> None:
+        receive(self, peer, message)
+        if message["type"] == "append_entries" and message["term"] == self.term() and self.role() != LEADER:
+            self._SyncObj__raftCommitIndex = max(1, message["commit_index"])
+
+    patch.setattr(Core, "receive", follow)
+
+
+@plant("apply-before-commit", "old-term-commit", *LOST, workload="raw")
+def apply_before_commit(patch: pytest.MonkeyPatch) -> None:
+    """A leader applies and answers what its own disk holds, whether a majority does or not."""
+    tick = Core.tick
+
+    def eager(self: Core, commit_cap: int) -> None:
+        if self.role() == LEADER:
+            self._SyncObj__raftCommitIndex = max(self.commit_index(), self._journal.durable_index)
+        tick(self, commit_cap)
+
+    patch.setattr(Core, "tick", eager)
+
+
+@plant("learner-votes-at-once", *VOTES, *LOST, workload="raw", kind="fifo", chaos_s=10.0)
+def learner_votes_at_once(patch: pytest.MonkeyPatch) -> None:
+    """A replica that lost its disk takes part at once: what it had promised is forgotten."""
+    begin = RaftNode.__init__
+
+    def full_member(self: RaftNode, *args: object, **named: object) -> None:
+        begin(self, *args, **{**named, "no_vote_until_caught_up": False})  # type: ignore[arg-type]
+
+    patch.setattr(RaftNode, "__init__", full_member)
+
+
+@plant("learner-for-ever", "stuck-learner", "stuck", workload="raw", kind="fifo", chaos_s=10.0)
+def learner_for_ever(patch: pytest.MonkeyPatch) -> None:
+    """A replica that lost its disk never becomes a full member again."""
+    patch.setattr(Rejoin, "_complete", lambda self: False)
+
+
+@plant("refusals-ignored", "not-converged", "stuck", "stuck-learner", workload="raw")
+def refusals_ignored(patch: pytest.MonkeyPatch) -> None:
+    """A leader does not go back when a follower refuses, so that one which lacks something never gets it."""
+    patch.setattr(PeerProgress, "refused", lambda self, hint, seq, sent_seq: False)
+
+
+@plant("quorum-of-less", *VOTES, *LOST, workload="raw")
+def quorum_of_less(patch: pytest.MonkeyPatch) -> None:
+    """One replica too few is taken for a majority when the commit index is computed."""
+
+    def any_other(own: int, others: list[int]) -> int:
+        return max(others, default=own)
+
+    patch.setattr(raft, "quorum_index", any_other)
+    commit = Core.tick
+
+    def by_cap(self: Core, commit_cap: int) -> None:
+        if self.role() == LEADER and self._journal.term_at(commit_cap) == self.term():
+            self._SyncObj__raftCommitIndex = max(self.commit_index(), commit_cap)
+        commit(self, commit_cap)
+
+    patch.setattr(Core, "tick", by_cap)

@@ -1,0 +1,294 @@
+"""Planted faults in the replicated state and in what the leader decides: transactions, order, offsets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from escrowmq.replication import admission
+from escrowmq.replication.admission import Admission, Entry
+from escrowmq.replication.codec import ENVELOPE, Op, OpType, decode_command, encode_command
+from escrowmq.replication.fetching import FetchRequest, FetchResult
+from escrowmq.replication.replica import Raft, Replica
+from escrowmq.replication.state.index import PartitionIndex
+from escrowmq.replication.state.machine import OK, Result, StateMachine
+from escrowmq.replication.state.transactions import (
+    COMMITTED,
+    ROLLED_BACK,
+    AppTransactions,
+    OpenTx,
+    TransactionTable,
+)
+from tests.controls.planting import plant
+
+EARLY = ("G1a", "precommitted-read", "invented-decision")
+REFERENCES = (OpType.REF_MESSAGE, OpType.TX_MESSAGE)
+
+
+# ------------------------------------------------------------------ who is told what
+@plant("deduplication-off", "duplicate", "nonmonotonic-send", "wrong-place")
+def deduplication_off(patch: pytest.MonkeyPatch) -> None:
+    """Sequence numbers of producers are not looked at: a batch that is sent again is stored again."""
+    message = StateMachine._message
+
+    def again(self: StateMachine, index: int, op: Op) -> Result:
+        topic, number, producer, epoch, _, count = op.meta
+        return message(self, index, Op(op.type, (topic, number, producer, epoch, -1, count), *op[2:]))
+
+    _rewire(patch, OpType.MESSAGE, again)
+
+
+@plant("settled-forgotten", "duplicate", "unresolved", "unstable-outcome", "both-decided", "lost-write")
+def settled_forgotten(patch: pytest.MonkeyPatch) -> None:
+    """What became of a transaction is forgotten at once: a PREPARE that is sent again opens it anew."""
+
+    def settle(self: AppTransactions, tx_id: str, outcome: int) -> OpenTx:
+        record = self.open.take(tx_id)
+        self.open_by_topic[record.topic] -= 1
+        return record
+
+    patch.setattr(AppTransactions, "settle", settle)
+
+
+@plant("conflicts-answered-as-done", "both-decided", "unstable-outcome", "G1a", "lost-write")
+def conflicts_answered_as_done(patch: pytest.MonkeyPatch) -> None:
+    """Who asks for the other outcome of a settled transaction is told that it is done."""
+    patch.setattr(admission, "decide_result", lambda table, tx_id, wanted: None)
+
+
+@plant("two-decisions-in-flight", "both-decided", "duplicate", "unstable-outcome", "G1a", "ApplyFailed")
+def two_decisions_in_flight(patch: pytest.MonkeyPatch) -> None:
+    """A transaction whose decision is under way may get a second one, which is then carried out too."""
+    write = Admission._write_decision
+
+    def forgetful(self: Admission, *args: Any) -> None:
+        self._deciding.clear()
+        write(self, *args)
+
+    def settle(
+        self: StateMachine, table: Any, app: str, tx_ids: Sequence[str], by: str, outcome: int
+    ) -> Result:
+        for tx_id in tx_ids:
+            if tx_id in table.open:
+                table.settle(tx_id, outcome)
+        return OK
+
+    patch.setattr(Admission, "_write_decision", forgetful)
+    patch.setattr(StateMachine, "_settle", settle)
+
+
+# ------------------------------------------------------------------ what can be read when
+@plant("offsets-at-prepare", *EARLY, "torn")
+def offsets_at_prepare(patch: pytest.MonkeyPatch) -> None:
+    """A message gets its offset, and can be read, when it is prepared and not when it is committed."""
+    prepare = StateMachine._prepare
+
+    def early(self: StateMachine, index: int, op: Op, attached: Sequence[Op]) -> Result:
+        known = set(self.transactions.app(op.meta[0]).open)
+        result = prepare(self, index, op, attached)
+        table = self.transactions.app(op.meta[0])
+        for tx_id in op.meta[2]:
+            if tx_id not in known and tx_id in table.open:
+                _index_all(self, table.open[tx_id])
+        return result
+
+    def settle_only(self: StateMachine, index: int, op: Op) -> Result:
+        self._pending_refs = []
+        app, tx_ids, by, _ = op.meta
+        return self._settle(self.transactions.app(app), app, tx_ids, by, COMMITTED)
+
+    patch.setattr(StateMachine, "_prepare", early)
+    _rewire(patch, OpType.COMMIT, settle_only)
+
+
+@plant("ref-and-commit-apart", *EARLY, "torn", "duplicate", "lost-write", "unresolved")
+def ref_and_commit_apart(patch: pytest.MonkeyPatch) -> None:
+    """References go into one entry, their COMMIT into the next: a crash between them tears a transaction."""
+    propose = Replica._propose
+
+    def in_two(self: Replica, raft: Raft, entry: Entry) -> None:
+        for part in _split(entry):
+            propose(self, raft, part)
+
+    patch.setattr(Replica, "_propose", in_two)
+    handlers = (StateMachine._ref_message, StateMachine._tx_message)
+    for kind, handler in zip(REFERENCES, handlers, strict=True):
+        _rewire(patch, kind, _at_once(handler))
+
+
+def _split(entry: Entry) -> list[Entry]:
+    """An entry of the references alone, and one of everything else."""
+    frames: list[tuple[Op, bytes]] = []
+    start = ENVELOPE.size
+    for op in entry.ops:
+        end = op.body_pos + op.body_size
+        frames.append((op, bytes(entry.command[start:end])))
+        start = end
+    references = [frame for op, frame in frames if op.type in REFERENCES]
+    if not references:
+        return [entry]
+    others = [frame for op, frame in frames if op.type not in REFERENCES]
+    first = encode_command(references, len(references), entry.now_ms)
+    second = encode_command(others, len(others), entry.now_ms)
+    nobody: dict[str, Any] = {"slots": [], "submissions": [], "deciding": [], "opening": []}
+    return [
+        replace(entry, command=first, ops=decode_command(first)[1], **nobody),
+        replace(entry, command=second, ops=decode_command(second)[1]),
+    ]
+
+
+def _at_once(handler: Callable[..., None]) -> Callable[..., None]:
+    """References get into the index when they are applied, whatever comes of their COMMIT."""
+
+    def take(self: StateMachine, index: int, op: Op) -> None:
+        handler(self, index, op)
+        refs, self._pending_refs = self._pending_refs, []
+        _append(self, refs)
+
+    return take
+
+
+@plant("torn-by-partition", "torn")
+def torn_by_partition(patch: pytest.MonkeyPatch) -> None:
+    """A commit shows in all partitions but the last at once, and in that one with the next commit."""
+    late: dict[int, list[Any]] = {}
+
+    def commit(self: StateMachine, index: int, op: Op) -> Result:
+        app, tx_ids, by, _ = op.meta
+        refs, self._pending_refs = self._pending_refs, []
+        result = self._settle(self.transactions.app(app), app, tx_ids, by, COMMITTED)
+        if result is OK:
+            last = max((ref[0] for ref in refs), default=0)
+            _append(self, [*late.pop(id(self), []), *(ref for ref in refs if ref[0] != last)])
+            late[id(self)] = [ref for ref in refs if ref[0] == last]
+        return result
+
+    _rewire(patch, OpType.COMMIT, commit)
+
+
+@plant("rollback-leaves-messages", "G1a")
+def rollback_leaves_messages(patch: pytest.MonkeyPatch) -> None:
+    """A rollback settles the transaction, and its messages can be read all the same."""
+
+    def rollback(self: StateMachine, index: int, op: Op) -> Result:
+        app, tx_ids, by = op.meta
+        table = self.transactions.app(app)
+        records = [table.open[tx_id] for tx_id in tx_ids if tx_id in table.open]
+        result = self._settle(table, app, tx_ids, by, ROLLED_BACK)
+        if result is OK:
+            for record in records:
+                _index_all(self, record)
+        return result
+
+    _rewire(patch, OpType.ROLLBACK, rollback)
+
+
+@plant("commit-drops-a-reference", "torn", "lost-write")
+def commit_drops_a_reference(patch: pytest.MonkeyPatch) -> None:
+    """The entry of a COMMIT lacks the references of the last partition."""
+    whole = Admission._references
+    patch.setattr(Admission, "_references", lambda self, records: whole(self, records)[:-1])
+
+
+@plant("reads-of-uncommitted", "inconsistent-offsets", "lost-write", "G1a", "duplicate", "wrong-place")
+def reads_of_uncommitted(patch: pytest.MonkeyPatch) -> None:
+    """A reader also gets plain messages of entries that are in the log and not committed."""
+    committed = Replica.fetch
+
+    def dirty(self: Replica, requests: Sequence[FetchRequest], max_bytes: int) -> list[FetchResult]:
+        return [
+            _with_tail(self, result, request[2])
+            for request, result in zip(requests, committed(self, requests, max_bytes), strict=True)
+        ]
+
+    patch.setattr(Replica, "fetch", dirty)
+
+
+def _with_tail(replica: Replica, result: FetchResult, offset: int) -> FetchResult:
+    topic, number, code, start, end, runs, blob = result
+    at = runs[-1][0] + runs[-1][1] if runs else offset
+    if code or at != end:
+        return result
+    runs = list(runs)
+    for index in range(replica.state.applied_index + 1, replica.journal.last_index + 1):
+        command = replica.journal.read(index)
+        for op in decode_command(command)[1] if command[0] == 0 else ():
+            if op.type == OpType.MESSAGE and op.meta[:2] == [topic, number]:
+                runs.append((at, op.meta[5], 0, op.body_size))
+                at += op.meta[5]
+                blob += command[op.body_pos : op.body_pos + op.body_size]
+    return topic, number, code, start, max(at, end), runs, blob
+
+
+# ------------------------------------------------------------------ the same everywhere, for ever
+@plant("state-of-its-own", "state-differs")
+def state_of_its_own(patch: pytest.MonkeyPatch) -> None:
+    """A replica adds something of its own to the time of an entry."""
+    apply_ops, seen = StateMachine.apply_ops, []
+
+    def own(self: StateMachine, index: int, now_ms: int, ops: Sequence[Op]) -> list[Result]:
+        if self not in seen:
+            seen.append(self)
+        return apply_ops(self, index, now_ms + seen.index(self), ops)
+
+    patch.setattr(StateMachine, "apply_ops", own)
+
+
+@plant("runs-in-the-wrong-order", "nonmonotonic-send", "inconsistent-offsets", "wrong-place")
+def runs_in_the_wrong_order(patch: pytest.MonkeyPatch) -> None:
+    """The rows of one commit are put into the index in the reverse order of their references."""
+    references = Admission._references
+    patch.setattr(Admission, "_references", lambda self, records: references(self, records[::-1]))
+
+
+@plant("group-offsets-twice", "lost-offset", "state-differs")
+def group_offsets_twice(patch: pytest.MonkeyPatch) -> None:
+    """Each commit of a group's offsets is applied once more after the next one."""
+    plain, before = StateMachine._group_offsets, {}
+
+    def again(self: StateMachine, index: int, op: Op) -> Result:
+        result = plain(self, index, op)
+        if self in before:
+            plain(self, index, before[self])
+        before[self] = op
+        return result
+
+    _rewire(patch, OpType.GROUP_OFFSETS, again)
+
+
+@plant("retention-drops-a-prepare", "lost-write", "torn", "unresolved", "OffsetGone", "gap", chaos_s=10.0)
+def retention_drops_a_prepare(patch: pytest.MonkeyPatch) -> None:
+    """Retention looks at what can be read, and not at what open transactions refer to."""
+    patch.setattr(TransactionTable, "oldest_index", lambda self: None)
+
+
+@plant("retention-drops-what-is-live", "lost-write", "torn", "gap", "poll-skip", "OffsetGone", chaos_s=10.0)
+def retention_drops_what_is_live(patch: pytest.MonkeyPatch) -> None:
+    """Retention looks at snapshots and open transactions, and not at what can still be read."""
+    patch.setattr(PartitionIndex, "oldest_log_index", lambda self: None)
+    patch.setattr(PartitionIndex, "forget_before", lambda self, log_index: None)
+
+
+# ------------------------------------------------------------------ helpers
+def _rewire(patch: pytest.MonkeyPatch, kind: OpType, handler: Callable[..., Any]) -> None:
+    """Another handler for one operation; a StateMachine binds its handlers when it is made."""
+    made = StateMachine.__init__
+
+    def init(self: StateMachine, gid: int, groups: int) -> None:
+        made(self, gid, groups)
+        self._handlers[kind] = handler.__get__(self)
+
+    patch.setattr(StateMachine, "__init__", init)
+
+
+def _append(state: StateMachine, refs: Sequence[Sequence[int]]) -> None:
+    for slot, entry, pos, size, count in refs:
+        if slot in state.topics.slots:
+            state.topics.slots[slot].index.append(entry, pos, size, count, state.now_ms)
+
+
+def _index_all(state: StateMachine, record: OpenTx) -> None:
+    _append(state, [record.refs[at : at + 5] for at in range(0, len(record.refs), 5)])
