@@ -8,7 +8,8 @@ committed messages do not, and may run in any.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import asdict
@@ -227,7 +228,7 @@ class BrokerService(ReplicaHost):
             found = (
                 _open_row(name, tx_id, r)
                 for name, _, view in held
-                for tx_id, r in view.items()
+                for tx_id, r in _politely(view)
                 if topic in (None, r.topic) and not (state == "PARKED" and r.due_ms >= 0)
             )
             return ("ok", list(islice(found, limit)))
@@ -339,6 +340,14 @@ class BrokerService(ReplicaHost):
 
         result: dict[str, Any] = self.driver.call(read)
         return result
+
+
+def _politely(view: View) -> Iterator[tuple[str, OpenTx]]:
+    """All of it, letting the replica's own thread in between: else it waits 5 ms for every turn."""
+    for number, item in enumerate(view.items()):
+        if number % 256 == 255:
+            time.sleep(0)
+        yield item
 
 
 def _open_row(app: str, tx_id: str, r: OpenTx) -> tuple[Any, ...]:

@@ -244,8 +244,7 @@ class StateMachine:
         if not table.open.has_all(tx_ids) or len(set(tx_ids)) != len(tx_ids):
             # A leader that keeps to its rules never writes this; if one did, nothing of it takes effect.
             return [int(ResultCode.PARTIAL), self._refused(table, tx_ids, outcome)]
-        for tx_id in tx_ids:
-            table.settle(tx_id, outcome)
+        self.transactions.settle(table, tx_ids, outcome)
         if self.due.has_leases():
             for tx_id in tx_ids:
                 self.due.forget(app, tx_id)

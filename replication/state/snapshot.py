@@ -172,6 +172,7 @@ def _restore(state: StateMachine, name: str, data: bytes | memoryview) -> tuple[
             generation = state.producers.young if chunk[1] else state.producers.old
             for (producer, slot), (epoch, seq, recent) in chunk[2]:
                 generation[producer, slot] = (epoch, seq, tuple(tuple(r) for r in recent))
+    state.transactions.count_settled()
     state.due.rebuild()
     return term, run_files
 

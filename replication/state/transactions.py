@@ -15,10 +15,10 @@ from escrowmq.replication.model import ResultCode, TransactionState
 from escrowmq.replication.state.dedup import TwoGenerations
 from escrowmq.replication.state.open_table import OpenTable
 
-#: Settled transactions remembered per app: at least this many, at most twice (part of the log
-#: format: replicas must forget alike). 125,000 are six seconds at 20,000/s, far beyond any client's
-#: retry deadline at that rate, and cost about 25 MB at the most.
-SETTLED_GENERATION = 125_000
+#: Settled transactions remembered over all apps: at least this many, at most twice (part of the log
+#: format: replicas must forget alike). 500,000 are ten seconds at 50,000/s, and the most takes 130 MB,
+#: however many apps there are.
+SETTLED_GENERATION = 500_000
 #: Operator decisions kept for audit in the state (the log itself keeps them until retention).
 AUDIT_KEPT = 1_000
 
@@ -52,7 +52,7 @@ class AppTransactions:
 
     def __init__(self) -> None:
         self.open = OpenTable()
-        self.settled: TwoGenerations[str, int] = TwoGenerations(SETTLED_GENERATION)
+        self.settled: TwoGenerations[str, int] = TwoGenerations(2 * SETTLED_GENERATION)  # turned by the table
         self.open_by_topic: dict[str, int] = {}
 
     def outcome(self, tx_id: str) -> int | None:
@@ -79,6 +79,7 @@ class TransactionTable:
     def __init__(self) -> None:
         self.apps: dict[str, AppTransactions] = {}
         self.audit: list[tuple[int, str, str, str, str]] = []  # now_ms, by, app, tx_id, outcome
+        self._young = 0  # settled ids in the apps' young generations; derived from them
 
     def app(self, name: str) -> AppTransactions:
         """The app's transactions; created on first use."""
@@ -86,6 +87,21 @@ class TransactionTable:
         if table is None:
             table = self.apps[name] = AppTransactions()
         return table
+
+    def settle(self, table: AppTransactions, tx_ids: Sequence[str], outcome: int) -> None:
+        """Settle open transactions of one app; may forget what settled long ago, in any app."""
+        before = len(table.settled.young)
+        for tx_id in tx_ids:
+            table.settle(tx_id, outcome)
+        self._young += len(table.settled.young) - before
+        if self._young >= SETTLED_GENERATION:
+            for each in self.apps.values():
+                each.settled.turn()
+            self._young = 0
+
+    def count_settled(self) -> None:
+        """After the tables were filled from a snapshot."""
+        self._young = sum(len(table.settled.young) for table in self.apps.values())
 
     def record_decision(self, now_ms: int, by: str, app: str, tx_ids: Sequence[str], outcome: int) -> None:
         """Keep who decided, for all but producers and feedback (they are the rule, not news)."""
