@@ -4,7 +4,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint simulate bench chaos fuzz
+.PHONY: help demo test lint simulate bench load chaos fuzz
 
 BIN := .venv/bin
 STAMP := .venv/.installed
@@ -45,6 +45,9 @@ fuzz: $(STAMP) ## garbage for every decoder: EXAMPLES=<per target> SEED=<n> (200
 
 bench: $(STAMP) ## figures and their ratio to a ceiling measured in the same run (5 minutes; ARGS=--help)
 	$(BIN)/python -m benchmarks $(ARGS)
+
+load: $(STAMP) ## overload, a million open transactions, parked polls, dead followers (25 minutes; ARGS=--help)
+	$(BIN)/python -m benchmarks.load $(ARGS)
 
 # --no-build-isolation: what builds the package (and pyspark, which comes as source) is pinned too.
 $(STAMP): pyproject.toml constraints.txt

@@ -48,7 +48,7 @@ def main(
     folder = Path(tempfile.mkdtemp(prefix="escrowmq-load-", dir=directory))
     figures: dict[str, Any] = {"machine": machine(folder)}
 
-    def run(name: str, say: Callable[[str], None]) -> dict[str, Any]:
+    def run(name: str, say: Callable[[str], None]) -> dict[str, Any]:  # in a folder of its own
         where = folder / name
         if name == "overload":
             with escrowmq.start_local(groups=1, replicas=3, data_dir=where) as cluster:

@@ -21,7 +21,8 @@ from benchmarks.load.replicas import Replicas, pid_of, send_signal
 from benchmarks.load.series import Sampler
 from benchmarks.measure import Latencies
 
-TOPIC, PARTITIONS = "followers", 4
+#: What goes to ``EARLY`` is not kept: a topic that keeps everything would keep the whole log.
+TOPIC, EARLY, PARTITIONS = "followers", "early", 4
 BULK_BYTES, PACED_BYTES, PACED_PER_S = 16_000, 1_000, 200.0
 STOPPED_S, RUNNING_S = 2.0, 1.0
 SEGMENT_BYTES = 16 << 20
@@ -30,7 +31,8 @@ SEGMENT_BYTES = 16 << 20
 class Paced:
     """Plain messages at a gentle rate from their own thread; how long each takes, by phase."""
 
-    def __init__(self, cluster: Any, client: int) -> None:
+    def __init__(self, cluster: Any, client: int, topic: str = TOPIC) -> None:
+        self._topic = topic
         self._producer = GroupUnderTest(cluster).producer(app="paced")
         self._client = client
         self._ended = threading.Event()
@@ -58,7 +60,7 @@ class Paced:
             self.told[number] = ACCEPTED
             self.phases.setdefault(phase, Latencies()).add(time.perf_counter() - begin)
 
-        message = escrowmq.Message(TOPIC, value_of(self._client, number, PACED_BYTES))
+        message = escrowmq.Message(self._topic, value_of(self._client, number, PACED_BYTES))
         self._producer.send(message).add_done_callback(done)
 
     def __enter__(self) -> Paced:
@@ -132,10 +134,11 @@ def dead(
     figures: dict[str, Any] = {}
     problems: list[str] = []
     for name in ways:
-        retained = -1 if name == "log" else (log_mb << 20) // 16
+        retained = -1 if name == "log" else 1 << 16
         with _cluster(folder / name) as cluster:
             cluster.admin.create_topic(TOPIC, partitions=PARTITIONS)
-            cluster.admin.create_topic("bulk", partitions=PARTITIONS, retention_bytes=retained)
+            for topic in ("bulk", EARLY):
+                cluster.admin.create_topic(topic, partitions=PARTITIONS, retention_bytes=retained)
             found = _dead(cluster, log_mb, seconds, say)
             problems += [f"by {name}: {p}" for p in found.pop("violations")]
             if name == "copy" and not found["leader_first_index"] > found["follower_last_index"]:
@@ -150,18 +153,19 @@ def _dead(cluster: Any, log_mb: int, seconds: float, say: Callable[[str], None])
     leader = replicas.leader()
     victim = replicas.followers()[0]
     sampler = Sampler({"leader": pid_of(leader)}).start()
-    with Paced(cluster, 1) as paced, GroupUnderTest(cluster).producer(app="bulk") as bulk:
+    with Paced(cluster, 1, EARLY) as early, GroupUnderTest(cluster).producer(app="bulk") as bulk:
         time.sleep(seconds)
         send_signal(pid_of(victim), SIGSTOP)  # for the others: dead
         try:
-            paced.phase = "writing without it"
+            early.phase = "writing without it"
             wrote_s = _write(bulk, log_mb)
             say(f"{log_mb} MB written without it in {wrote_s:.0f} s")
-            paced.phase = "without it"
+            early.phase = "without it"
             time.sleep(max(seconds, 25.0))  # two rounds of retention
             first = replicas.leader().first_index
         finally:
             send_signal(pid_of(victim), SIGKILL)
+    with Paced(cluster, 1) as paced:
         paced.phase = "while it catches up"
         came = time.monotonic()
         replicas.restarted(victim)
@@ -170,8 +174,9 @@ def _dead(cluster: Any, log_mb: int, seconds: float, say: Callable[[str], None])
         back = time.monotonic() - came
         paced.phase = "after"
         time.sleep(seconds)
+    latencies = early.summary() | paced.summary()
     memory = sampler.stop()["leader"]
-    say(f"back after {back:.1f} s, {log_mb / back:.0f} MB/s; latencies {paced.summary()}")
+    say(f"back after {back:.1f} s, {log_mb / back:.0f} MB/s; latencies {latencies}")
     return _judged(
         cluster,
         [paced],
@@ -182,7 +187,7 @@ def _dead(cluster: Any, log_mb: int, seconds: float, say: Callable[[str], None])
             "started_s": started,
             "back_s": back,
             "mb_per_s": log_mb / back,
-            "latency": paced.summary(),
+            "latency": latencies,
             "leader_mb": {"first": memory.values[0], "max": memory.maximum()},
             "leader_log_mb": max(r.details.get("log_bytes", 0) for r in replicas.all()) / 1e6,
         },

@@ -8,10 +8,13 @@ are then made due in random apps: how long until a parked poll gets them?
 from __future__ import annotations
 
 import asyncio
+import multiprocessing
 import random
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +27,7 @@ from benchmarks.load.series import own_megabytes
 from benchmarks.measure import CpuMeter, Latencies
 from benchmarks.open_transactions import open_many
 from benchmarks.workload import bulk_transactions
+from escrowmq.actors.topology import ClusterInfo
 from escrowmq.feedback.actor import start_feedback
 from escrowmq.feedback.config import FeedbackConfig
 
@@ -36,23 +40,35 @@ SPARE_MB, ACTOR_MB = 6_000, 130
 STARTS_AT_ONCE = 8
 
 
-class Pollers:
-    """All producers of all apps in one thread: each has one poll parked at its app's actor, always."""
+@dataclass(frozen=True)
+class Crowd:
+    """What the pollers' process is told at its start."""
 
-    def __init__(self, handles: dict[str, Any], each: int) -> None:
-        self._handles, self._each = handles, each
+    address: str
+    info: ClusterInfo
+    apps: tuple[str, ...]
+    each: int
+    config: FeedbackConfig
+
+
+class Pollers:
+    """All producers of all apps in one process: each has one poll parked at its app's actor, always."""
+
+    def __init__(self, crowd: Crowd) -> None:
+        self._crowd = crowd
         self._ended = threading.Event()
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._main()))
-        self.parked = self.polls = self.sent_away = 0
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._main()), daemon=True)
+        self.polls = 0
         self.arrived: dict[str, float] = {}  # transaction -> when a producer got it
-        self.answers = 0
+        self._thread.start()
 
     async def _main(self) -> None:
-        tasks = [
-            asyncio.create_task(self._producer(handle, f"{app}-{n}"))
-            for app, handle in self._handles.items()
-            for n in range(self._each)
-        ]
+        crowd = self._crowd
+        tasks = []
+        for app in crowd.apps:
+            handle = start_feedback(app, TOPIC, crowd.info, crowd.config)
+            for n in range(crowd.each):
+                tasks.append(asyncio.create_task(self._producer(handle, f"{app}-{n}")))
         await asyncio.to_thread(self._ended.wait)
         for task in tasks:
             task.cancel()
@@ -61,28 +77,54 @@ class Pollers:
     async def _producer(self, handle: Any, instance: str) -> None:
         await asyncio.sleep(random.random() * POLL_S)  # not all in step
         while True:
-            self.parked += 1
-            try:
-                status, value = await handle.poll.remote(instance, 16, [], POLL_S)
-            finally:
-                self.parked -= 1
+            status, value = await handle.poll.remote(instance, 16, [], POLL_S)
             self.polls += 1
             if status == "retry":
-                self.sent_away += 1
                 await asyncio.sleep(value)
             elif value:
                 now = time.time()
                 for row in value:
                     self.arrived.setdefault(row[1], now)
-                await handle.answer.remote(instance, [(row[0], row[1], "COMMITTED", "none") for row in value])
-                self.answers += len(value)
-
-    def start(self) -> None:
-        self._thread.start()
+                answers = [(row[0], row[1], "COMMITTED", "none") for row in value]
+                await handle.answer.remote(instance, answers)
 
     def stop(self) -> None:
         self._ended.set()
-        self._thread.join()
+        self._thread.join(30.0)
+
+
+def run_pollers(crowd: Crowd, pipe: Connection) -> None:
+    """The process: answers every word with what the pollers saw, until it hears "end"."""
+    ray.init(address=crowd.address, namespace=crowd.info.namespace, log_to_driver=False)
+    pollers = Pollers(crowd)
+    while pipe.recv() != "end":
+        pipe.send((pollers.polls, dict(pollers.arrived)))
+    pollers.stop()
+    ray.shutdown()
+
+
+class PollerProcess:
+    """The parent's end."""
+
+    def __init__(self, crowd: Crowd) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(target=run_pollers, args=(crowd, theirs), daemon=True)
+        self._process.start()
+
+    def look(self) -> tuple[int, dict[str, float]]:
+        """Polls that ended so far, and which transactions arrived when."""
+        self._pipe.send("look")
+        if not self._pipe.poll(60.0):
+            raise TimeoutError("the pollers do not answer")
+        polls, arrived = self._pipe.recv()
+        return polls, arrived
+
+    def stop(self) -> None:
+        self._pipe.send("end")
+        self._process.join(60.0)
+        if self._process.is_alive():
+            self._process.kill()
 
 
 def measure(
@@ -101,7 +143,7 @@ def measure(
             without = bulk_transactions(group, producer, TOPIC, 1_024, seconds).traffic.per_s
             handles, pids = _start(cluster, count, config, say)
             try:
-                figures = _measure(cluster, group, producer, handles, pids, each, seconds, say)
+                figures = _measure(cluster, group, producer, handles, pids, each, config, seconds, say)
             finally:
                 for handle in handles.values():
                     ray.kill(handle)
@@ -136,21 +178,20 @@ def _measure(
     handles: dict[str, Any],
     pids: dict[str, int],
     each: int,
+    config: FeedbackConfig,
     seconds: float,
     say: Callable[[str], None],
 ) -> dict[str, Any]:
     empty = [own_megabytes(pid) or 0.0 for pid in pids.values()]
     brokers = {name: pid for name, pid in group.pids().items() if name[:4] in ("lead", "foll")}
-    pollers = Pollers(handles, each)
-    pollers.start()
+    pollers = PollerProcess(Crowd(cluster.address, cluster.info, tuple(handles), each, config))
     try:
-        time.sleep(2 * POLL_S)
-        held = sum(s["parked"] for s in ray.get([h.status.remote() for h in handles.values()], timeout=60))
+        held = _await_parked(list(handles.values()), each)
         full = [own_megabytes(pid) or 0.0 for pid in pids.values()]
-        polls, meter = pollers.polls, CpuMeter({**brokers, **pids})
+        (polls, _), meter = pollers.look(), CpuMeter({**brokers, **pids})
         time.sleep(2 * seconds)
         busy = meter.stop(1).busy()
-        polls = pollers.polls - polls
+        polls = pollers.look()[0] - polls
         say(f"{held:,} polls parked at {len(handles)} actors; {polls / 2 / seconds:,.0f} polls/s")
         latency = _checks(cluster, list(handles), pollers)
         rate = bulk_transactions(group, producer, TOPIC, 1_024, seconds).traffic.per_s
@@ -178,7 +219,7 @@ def _measure(
     return figures
 
 
-def _checks(cluster: Any, apps: list[str], pollers: Pollers) -> dict[str, float]:
+def _checks(cluster: Any, apps: list[str], pollers: PollerProcess) -> dict[str, float]:
     """From a check being due to a parked poll that brings it."""
     rng, due = random.Random(1), {}
     for n in range(CHECKS):
@@ -187,10 +228,24 @@ def _checks(cluster: Any, apps: list[str], pollers: Pollers) -> dict[str, float]
         due[tx_id + "0"] = time.time() + TIMEOUT_MS / 1000
         open_many(cluster.info, app, TOPIC, 1, timeout_ms=TIMEOUT_MS, prefix=tx_id)
     deadline = time.time() + 30
-    while len(due.keys() & pollers.arrived.keys()) < CHECKS and time.time() < deadline:
-        time.sleep(0.1)
+    arrived: dict[str, float] = {}
+    while len(due.keys() & arrived.keys()) < CHECKS and time.time() < deadline:
+        time.sleep(0.2)
+        arrived = pollers.look()[1]
     latency = Latencies()
     for tx_id, at in due.items():
-        if tx_id in pollers.arrived:
-            latency.add(pollers.arrived[tx_id] - at)
+        if tx_id in arrived:
+            latency.add(arrived[tx_id] - at)
     return latency.summary()
+
+
+def _await_parked(handles: list[Any], each: int) -> int:
+    """Until nearly all polls are parked, or no more come; how many are."""
+    held, deadline = 0, time.monotonic() + 180
+    while time.monotonic() < deadline:
+        statuses = ray.get([handle.status.remote() for handle in handles], timeout=120)
+        held = sum(status["polls_parked"] for status in statuses)
+        if held >= 0.97 * each * len(handles):
+            break
+        time.sleep(2.0)
+    return held
