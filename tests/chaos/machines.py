@@ -14,6 +14,8 @@ from tests.chaos.rig.machine import MachineRig
 #: What a round on machines must have in its environment before Ray is imported.
 ENVIRONMENT: Mapping[str, str] = {"RAY_AUTH_MODE": "disabled"}
 OBJECT_STORE_BYTES = 256 << 20
+#: Disks that hold a round's log several times over, and can still be filled in a moment.
+DISK_BYTES, DISK_RESERVE_BYTES = 640 << 20, 32 << 20
 
 
 def missing() -> str | None:
@@ -83,7 +85,8 @@ def embedded(directory: Path, groups: int) -> Iterator[tuple[escrowmq.Cluster, N
 @contextlib.contextmanager
 def on_machines(directory: Path, seed: int) -> Iterator[tuple[escrowmq.Cluster, Machines]]:
     """One broker group, each replica on a machine of its own."""
-    with MachineRig(seed=seed) as rig:
+    config = {"broker": {"disk_reserve_bytes": DISK_RESERVE_BYTES}}
+    with MachineRig(disk_bytes=DISK_BYTES, config=config, seed=seed) as rig:
         rig.enter()
         machines = Machines(rig)
         try:

@@ -16,9 +16,9 @@ from tests.chaos import cleanup
 #: Starts a process that starts another, which has a session of its own, and then dies.
 ORPHANING = """
 import subprocess, sys
-child = subprocess.Popen(
-    [sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True, stdout=subprocess.DEVNULL
-)
+quiet = subprocess.DEVNULL
+sleeper = [sys.executable, "-c", "import time; time.sleep(60)"]
+child = subprocess.Popen(sleeper, start_new_session=True, stdout=quiet, stderr=quiet)
 print(child.pid, flush=True)
 """
 
