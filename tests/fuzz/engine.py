@@ -2,8 +2,9 @@
 
 A ``Target`` is a decoder with good examples of its input. ``hypothesis`` feeds it mutations of them in
 every test run (derandomized: the same ones each time), ``make fuzz`` with other seeds for as long as one
-likes. Most decoding happens in C, which tools guided by the coverage of Python would not see. Where a checksum guards the bytes, ``mend`` puts it right again, so that mutations get behind it:
-a checksum is no protection against somebody who can compute one.
+likes. (Most decoding happens in C, which tools guided by the coverage of Python would not see.) Where a
+checksum guards the bytes, ``mend`` puts it right again, so that mutations get behind it: a checksum is no
+protection against somebody who can compute one.
 """
 
 from __future__ import annotations
