@@ -52,6 +52,8 @@ class Screen:
                 f"{plan.number}     round judged: {counts['transactions']:,} transactions, "
                 f"{counts['records read']:,} records read, {len(event['violations'])} violations"
             )
+        elif "text" in event:
+            self._say(f"{plan.number}     {what}: {event['text'][:300]}", "yellow")
         self._doing(plan, {"trial": "working", "started": "clients start"}.get(what, what))
 
     def skipped(self, plan: Round, reason: str) -> None:

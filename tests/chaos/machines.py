@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import escrowmq
+from tests.chaos.rig import netns, shell
 from tests.chaos.rig.machine import MachineRig
 
 #: What a round on machines must have in its environment before Ray is imported.
@@ -21,6 +22,13 @@ DISK_BYTES, DISK_RESERVE_BYTES = 640 << 20, 32 << 20
 def missing() -> str | None:
     """Why replicas cannot run on machines of their own here; None if they can."""
     return MachineRig.available()
+
+
+def remove_leftovers() -> None:
+    """Namespaces and mounts of rigs whose processes were killed."""
+    if os.geteuid() == 0:
+        netns.remove_stale()
+        shell.remove_stale_directories()
 
 
 class Machines:

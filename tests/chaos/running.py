@@ -23,13 +23,19 @@ from typing import Any, Protocol
 
 from tests.chaos import cleanup
 from tests.chaos.kinds import Kind
-from tests.chaos.machines import ENVIRONMENT
+from tests.chaos.machines import ENVIRONMENT, remove_leftovers
 from tests.chaos.measure import Results
 from tests.chaos.plan import Round, plan_round, rounds
 from tests.chaos.round import RoundSettings
 
 #: A round that is not done after this, and so much for each trial, hangs.
 ROUND_S, TRIAL_S = 500.0, 40.0
+#: A busy machine may not start Ray in time; that says nothing about brokers, so it is tried so often.
+STARTS = 3
+
+
+class NotStarted(Exception):
+    """The round's cluster did not come up: no fault was inflicted, nothing can be judged."""
 
 
 class Watcher(Protocol):
@@ -74,7 +80,7 @@ class Run:
     def __init__(self, options: RunOptions, watcher: Watcher, machines_missing: str | None) -> None:
         self.options, self.watcher, self.machines_missing = options, watcher, machines_missing
         self.results = Results(options.seed)
-        self._mark = f"{os.getpid()}-{uuid.uuid4().hex}"
+        self.mark = f"{os.getpid()}-{uuid.uuid4().hex}"
 
     def run(self) -> bool:
         """All rounds, or until one fails; whether none did. Leaves no process behind, however it ends."""
@@ -86,7 +92,7 @@ class Run:
                 elif not self._round(plan) and not self.options.keep_going:
                     break
         finally:
-            cleanup.end_all(self._mark)
+            cleanup.end_all(self.mark)
             self.results.took_s = time.monotonic() - start
         return not self.results.violations
 
@@ -96,6 +102,18 @@ class Run:
         self.watcher.skipped(plan, reason)
 
     def _round(self, plan: Round) -> bool:
+        for _ in range(STARTS - 1):
+            try:
+                return self._attempt(plan)
+            except NotStarted as error:
+                self.watcher.told(plan, {"event": "start is repeated", "text": str(error)})
+        try:
+            return self._attempt(plan)
+        except NotStarted as error:
+            self.results.violations.append({"round": plan.number, "text": f"no start: {error}"})
+            return False
+
+    def _attempt(self, plan: Round) -> bool:
         self.watcher.round_begins(plan)
         directory = Path(tempfile.mkdtemp(prefix=f"emq-c{plan.number}-", dir="/tmp"))
         keep = True
@@ -106,7 +124,9 @@ class Run:
             keep = self.options.keep  # interrupted: nobody will look into it
             raise
         finally:
-            cleanup.end_all(self._mark)
+            cleanup.end_all(self.mark)
+            if plan.machines:
+                remove_leftovers()
             if not keep:
                 shutil.rmtree(directory, ignore_errors=True)
         if problems:
@@ -126,16 +146,16 @@ class Run:
             **self.options.overrides,
         )
         problems: list[str] = []
-        judged = False
+        seen: set[str] = set()
         with self._process(settings, directory) as (popen, late):
             assert popen.stdout is not None
             for line in popen.stdout:
                 event: dict[str, Any] = json.loads(line)
                 event["round"] = plan.number
+                seen.add(event["event"])
                 if event["event"] == "trial":
                     self.results.trials.append(event)
                 elif event["event"] == "judged":
-                    judged = True
                     self.results.judged.append(event)
                     problems += event["violations"]
                 elif event["event"] in ("violation", "broken"):
@@ -144,8 +164,10 @@ class Run:
             code = popen.wait()
         if late.is_set():
             problems.append("the round did not end in time")
-        elif not judged and not problems:
+        elif "judged" not in seen and not problems:
             problems.append(f"the round's process ended with {code}")
+        if "started" not in seen:
+            raise NotStarted("; ".join(problems))
         return problems
 
     @contextlib.contextmanager
@@ -156,7 +178,7 @@ class Run:
 
         def give_up() -> None:
             late.set()
-            cleanup.end_all(self._mark)
+            cleanup.end_all(self.mark)
 
         with (directory / "round.log").open("w") as log:
             # A session of its own: Ctrl-C goes to this process, which then ends the others.
@@ -168,7 +190,7 @@ class Run:
                 env={
                     **os.environ,
                     **(ENVIRONMENT if settings.plan().machines else {}),
-                    cleanup.MARK: self._mark,
+                    cleanup.MARK: self.mark,
                 },
                 start_new_session=True,
             )
@@ -180,5 +202,5 @@ class Run:
         finally:
             timer.cancel()
             if popen.poll() is None:
-                cleanup.end_all(self._mark)
+                cleanup.end_all(self.mark)
             popen.wait()
