@@ -27,6 +27,8 @@ def system_config(settings: RaySettings) -> dict[str, Any]:
         "health_check_timeout_ms": period_ms,
         "health_check_failure_threshold": settings.health_check_failures,
         "max_direct_call_object_size": settings.direct_call_bytes,
+        # Ray runs workers, and so brokers, at niceness 15: any busy program on the machine would starve them.
+        "worker_niceness": 0,
     }
 
 
