@@ -23,6 +23,7 @@ FACTOR = 4
 #: Sustainable: nothing refused, and 99 of 100 are answered within this.
 ANSWER_S = 1.0
 GROWTH = 1.4
+EXPECTED = ("offered", "accepted", "refused")
 BUSY_BROKER_MB = 50.0  # per minute, of steady growth: what would be a leak
 
 
@@ -34,7 +35,7 @@ class OverloadPlan:
     producers: int = 8  # in each
     message_bytes: int = 256
     #: Small for these small messages: what it holds must be answered before the delivery time-out.
-    buffer_bytes: int = 1 << 20
+    buffer_bytes: int = 128 << 10
     step_s: float = 6.0
     first_rate: float = 2_000.0
     seconds: float = 600.0
@@ -182,6 +183,7 @@ def _watch(
             say(
                 f"{now:4.0f} s: offered {totals['offered']:,}, accepted {totals['accepted']:,}, "
                 f"refused {totals['refused']:,}, p99 {quantile_ms(latency, 0.99):,.0f} ms; {brokers}"
+                + "".join(f"; {n} {what!r}" for what, n in totals.items() if what not in EXPECTED)
             )
     return totals, latency, worst
 
@@ -194,7 +196,7 @@ def violations(figures: dict[str, Any]) -> list[str]:
         if verdict[what]:
             found.append(f"{what}: {verdict[what]} ({verdict['examples']})")
     for what, count in figures["answers"].items():
-        if what not in ("offered", "accepted", "refused"):
+        if what not in EXPECTED:
             found.append(f"{count} answers {what!r}")
     if not figures["answers"].get("refused"):
         found.append("nothing was refused: this was no overload")
