@@ -5,6 +5,7 @@ Any failing seed is run again by ``make simulate SEEDS=1 SEED=<seed>``.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 import pytest
@@ -14,31 +15,39 @@ from escrowmq.replication.errors import ApplyFailed
 from escrowmq.replication.state.machine import StateMachine
 from escrowmq.replication.state.transactions import OpenTx
 from tests.sim.broker_workload import BrokerWorkload
+from tests.sim.coverage import Cells, Phase, empty
 from tests.sim.simulation import Plan, Simulation
 from tests.sim.world import Violation
 
-SEEDS = 60
+SEEDS = 24
 
 
-def run(seed: int) -> BrokerWorkload:
+def run(seed: int) -> tuple[BrokerWorkload, Cells]:
     workload = BrokerWorkload()
+    simulation = Simulation(seed, Plan.of(seed), workload=workload)
     try:
-        Simulation(seed, Plan.of(seed), workload=workload).run()
+        simulation.run()
     except Violation as error:
         raise AssertionError(f"seed {seed}: {error}; replay: make simulate SEEDS=1 SEED={seed}") from error
-    return workload
+    return workload, workload.coverage(simulation.fault_log)
 
 
 @pytest.mark.timeout(300)
-def test_promises_hold_over_many_schedules() -> None:
-    committed = rolled_back = stored = 0
+def test_promises_hold_over_many_schedules_that_reach_every_phase() -> None:
+    counts: Counter[str] = Counter()
+    reached = Cells()
     for seed in range(SEEDS):
-        workload = run(seed)
-        told = [transaction.told for transaction in workload.transactions.values()]
-        committed += told.count({"COMMITTED"})
-        rolled_back += told.count({"ROLLBACK"})
-        stored += len(workload.stored)
-    assert committed > 20 * SEEDS and rolled_back > 5 * SEEDS and stored > 5 * SEEDS, "too little happened"
+        workload, cells = run(seed)
+        assert workload.report is not None
+        counts += workload.report.counts
+        reached += cells
+    assert counts["transactions committed"] > 40 * SEEDS, counts
+    assert counts["transactions rolled back"] > 20 * SEEDS, counts
+    assert counts["records read"] > 500 * SEEDS, counts
+    assert {phase for phase, _ in reached} == {phase.value for phase in Phase}
+    for kind in ("kill", "power-cut", "partition", "crash-at-effect"):
+        missing = [phase for phase, fault in empty(reached, (kind,))]
+        assert not missing, f"no {kind} met a transaction in {missing}"
 
 
 def fails_within(seeds: int) -> str:

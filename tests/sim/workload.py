@@ -14,12 +14,16 @@ import random
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from escrowmq.replication.disk import Disk
 from escrowmq.replication.errors import DiskFull
 from escrowmq.replication.journal import SegmentJournal
 from escrowmq.replication.raft import RaftNode
+
+if TYPE_CHECKING:
+    from tests.sim.replica import SimReplica
+    from tests.sim.world import World
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +67,12 @@ class Cluster(Protocol):
     """What a workload may ask of the running simulation."""
 
     rng: random.Random
+    world: World
+    replicas: list[SimReplica]
+
+    @property
+    def calm(self) -> bool:
+        """The faults are over."""
 
     def leaders(self) -> Sequence[tuple[RaftNode, Application]]:
         """All replicas that believe to lead, deposed ones that do not know it yet included."""

@@ -1,0 +1,151 @@
+"""One broker replica in the simulator: the real state machine, admission, checkpoints and retention."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from escrowmq.replication.checkpoints import CheckpointJob, Checkpoints, snapshot_name
+from escrowmq.replication.codec import decode_rows
+from escrowmq.replication.fetching import FetchResult
+from escrowmq.replication.raft import RaftNode
+from escrowmq.replication.replica import Limits, Replica
+from escrowmq.replication.service import BrokerService
+from escrowmq.replication.state.machine import StateMachine
+from tests.history.events import identify
+from tests.sim.runs import joined
+from tests.sim.workload import Cluster, ReplicaContext
+
+DIGEST_EVERY = 16  # entries; the digest walks the whole state
+RETENTION_INTERVAL_MS = 1_500
+
+
+class _Telling:
+    """The Raft node, except that the checker hears of every entry that a client was answered for."""
+
+    def __init__(self, raft: RaftNode, app: BrokerApplication) -> None:
+        self._raft, self._app = raft, app
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._raft, name)
+
+    def propose(self, command: bytes, done: Callable[[Any, bool | None], None]) -> None:
+        term = self._raft.term
+
+        def told(result: Any, applied: bool | None) -> None:
+            if applied and self._app.cluster is not None:
+                self._app.cluster.acknowledged(self._app.applied_index, term, command)
+            done(result, applied)
+
+        self._raft.propose(command, told)
+
+
+class BrokerApplication:
+    """One replica from start to crash, over the simulated disk."""
+
+    def __init__(self, context: ReplicaContext, on_entry: Callable[[int, bytes], None]) -> None:
+        self._context, self._on_entry = context, on_entry
+        self.cluster: Cluster | None = None
+        self._now_s = 0.0
+        self.checkpoints = Checkpoints(context.disk)
+        state, _ = self.checkpoints.recover(lambda: StateMachine(0, 1))
+        self.replica = Replica(
+            state=state,
+            journal=context.journal,
+            checkpoints=self.checkpoints,
+            limits=Limits(
+                entries_in_flight=4,
+                queue_bytes_max=20_000,
+                copy_bytes=context.rng.choice((0, 40)),
+                retention_interval_ms=RETENTION_INTERVAL_MS,
+            ),
+            start_job=self._start_job,
+            number_of=lambda name: int(name[1:]),
+        )
+        context.journal.on_roll = lambda first: self.checkpoints.want(first - 1)
+
+    @property
+    def applied_index(self) -> int:
+        return max(1, self.replica.state.applied_index)
+
+    def attach(self, raft: RaftNode) -> None:
+        self.replica.attach(_Telling(raft, self))
+
+    def apply(self, index: int, term: int, command: bytes) -> Any:
+        results = self.replica.apply(index, term, command)
+        self._on_entry(index, command)
+        return results
+
+    def after_tick(self, now_s: float) -> None:
+        self._now_s = now_s
+        now_ms = int(now_s * 1000)
+        self.replica.on_timer(now_ms)
+        self.replica.pump(now_ms)
+
+    def _start_job(self, job: CheckpointJob, done: Callable[[], None]) -> None:
+        def write() -> None:
+            job.run()
+            done()
+
+        self._context.later(self._context.rng.random() * 0.3, write)
+
+    def digest(self) -> bytes | None:
+        state = self.replica.state
+        if state.applied_index % DIGEST_EVERY:
+            return None
+        parts: list[object] = [state.now_ms, state.first_index, state.topics.next_slot]
+        for slot, partition in sorted(state.topics.slots.items()):
+            index = partition.index
+            parts.append((slot, index.start, index.end, joined(index.runs_from(index.start, 100_000))))
+        for app, table in sorted(state.transactions.apps.items()):
+            if not table.open and not len(table.settled):
+                continue  # a leader looks apps up before their first PREPARE is applied
+            parts.append((app, list(table.open.items()), table.settled.copy()))
+        parts += [state.producers.copy(), sorted(state.group_offsets.items())]
+        return hashlib.sha1(repr(parts).encode()).digest()
+
+    def repair_files(self, last: int) -> list[str] | None:
+        """The newest snapshot at or before entry ``last``, and all run files; None if there is none."""
+        fitting = [index for index in self.checkpoints.indexes if index <= last]
+        if not fitting:
+            return []  # the whole log will do
+        runs = [name for name in self._context.disk.names() if name.endswith(".runs")]
+        return [*runs, snapshot_name(fitting[-1])]
+
+    def want_checkpoint(self) -> None:
+        self.checkpoints._wanted_at = self.applied_index
+
+    def want_retention(self) -> None:
+        self.replica._next_retention_ms = 0
+
+    # -------------------------------------------------------------- what clients ask of a replica
+
+    def fetch(self, topic: str, number: int, offset: int, max_bytes: int = 1 << 30) -> FetchResult | None:
+        """What a reader at this replica gets; None if the replica found damage and is gone now."""
+        results = self._context.guarded(lambda: self.replica.fetch([(topic, number, offset)], max_bytes))
+        return results[0] if results else None
+
+    def lock_due(self, app: str, topic: str, most: int, lease_s: float, owner: str) -> list[tuple[Any, ...]]:
+        """What the service answers to a feedback actor; nothing unless this replica is a ready leader."""
+        raft = self.replica._raft
+        if raft is None or not raft.ready:
+            return []
+        return BrokerService._lock_due(self, app, topic, most, lease_s, owner)  # type: ignore[arg-type]
+
+    def release(self, app: str, tx_ids: Sequence[str], owner: str) -> None:
+        self.replica.state.due.release(app, tx_ids, owner, self._now_ms())
+
+    def _now_ms(self) -> int:
+        return self.replica.group_ms(int(self._now_s * 1000))
+
+
+def ids_of(result: FetchResult, offset: int) -> list[tuple[int, str]]:
+    """(offset, id) of what was fetched, from ``offset`` on: a client trims the first run."""
+    records: list[tuple[int, str]] = []
+    at = 0
+    for base, count, _, size in result[5]:
+        rows = decode_rows(result[6][at : at + size], count)
+        records += [(base + n, identify(row[1])) for n, row in enumerate(rows) if base + n >= offset]
+        at += size
+    return records

@@ -1,0 +1,122 @@
+"""Simulated consumers: polls at any replica, stable cuts over all partitions, offsets of a group.
+
+A replica may be deposed, behind, or just recovering: what it serves must still be committed, and at
+the offset where it stands for ever.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from escrowmq.replication import ops
+from escrowmq.replication.fetching import FetchResult
+from escrowmq.replication.model import ResultCode
+from tests.sim.broker_app import BrokerApplication, ids_of
+from tests.sim.desk import Desk
+from tests.sim.ledger import Ledger
+from tests.sim.producers import PLACES
+from tests.sim.world import Violation
+
+POLL_BYTES = (1, 500, 20_000)
+
+
+class Consumer:
+    """One reader, alone in its group."""
+
+    def __init__(self, name: str, desk: Desk, ledger: Ledger) -> None:
+        self.name = name
+        self._desk, self._recorder = desk, ledger.recorder
+        self._rng = desk.world.stream(f"consumer-{name}")
+        self._positions = dict.fromkeys(PLACES, 0)
+        self._cut_positions = dict.fromkeys(PLACES, 0)
+        self._cuts = 0
+        self._committing = False
+
+    def poll(self) -> None:
+        """Read on in one partition, at any replica."""
+        replicas = self._desk.replicas()
+        if not replicas:
+            return
+        _, app = self._rng.choice(replicas)
+        place = self._rng.choice(PLACES)
+        position = self._positions[place]
+        result = app.fetch(*place, position, self._rng.choice(POLL_BYTES))
+        if result is None or result[2] == ResultCode.UNKNOWN_TOPIC:
+            return
+        if result[2] == ResultCode.OUT_OF_RANGE:
+            if position < result[3]:  # retention was faster
+                self._positions[place] = result[3]
+                self._recorder.read(self.name, *place, [], start=result[3])
+            return  # else this replica is behind the one that was read before
+        records = ids_of(result, position)
+        if records:
+            self._recorder.read(self.name, *place, records)
+            self._positions[place] = records[-1][0] + 1
+
+    def cut(self) -> None:
+        """Everything new of all partitions, at one replica in one instant."""
+        replicas = self._desk.replicas()
+        if not replicas:
+            return
+        _, app = self._rng.choice(replicas)
+        self._cuts += 1
+        read: list[tuple[tuple[str, int], int, int, list[tuple[int, str]]]] = []
+        for place in PLACES:
+            part = read_all(app, place, self._cut_positions[place])
+            if part is None:
+                return
+            read.append((place, *part))
+        for place, start, end, records in read:
+            name = f"{self.name}-{self._cuts}"
+            self._recorder.read(f"{self.name}-cuts", *place, records, start=start, end=end, cut=name)
+            self._cut_positions[place] = end
+
+    def commit_offsets(self) -> None:
+        """The group's progress in one partition, replicated."""
+        if self._committing:
+            return
+        place = self._rng.choice(PLACES)
+        offset = self._positions[place]
+        op = self._recorder.invoke(
+            "offset-commit", group=self.name, topic=place[0], partition=place[1], offset=offset
+        )
+        self._committing = True
+
+        def committed(results: list[Any]) -> None:
+            if results[0][0] != ResultCode.OK:
+                raise Violation(f"an offset commit was answered {results[0]}", "unexpected-answer")
+            self._committing = False
+            self._recorder.ok(op)
+
+        self._desk.call(ops.group_offsets(self.name, place[0], {place[1]: offset}), committed, lambda: True)
+
+    def check_offsets(self, app: BrokerApplication) -> None:
+        """What the group would go on with."""
+        offsets = app.replica.state.group_offsets.get(self.name, {})
+        for topic, number in PLACES:
+            op = self._recorder.invoke("offset-fetch", group=self.name, topic=topic, partition=number)
+            self._recorder.ok(op, offset=offsets.get(topic, {}).get(number, -1))
+
+
+def read_all(
+    app: BrokerApplication, place: tuple[str, int], position: int
+) -> tuple[int, int, list[tuple[int, str]]] | None:
+    """(start, end, records) of a partition from ``position``, or from where retention left it; None if
+    the replica has gone. A replica that is behind ``position`` has nothing: it ends where it starts."""
+    records: list[tuple[int, str]] = []
+    start = at = position
+    while True:
+        result: FetchResult | None = app.fetch(*place, at)
+        if result is None or result[2] == ResultCode.UNKNOWN_TOPIC:
+            return None
+        _, _, code, low, end, _, _ = result
+        if code == ResultCode.OUT_OF_RANGE:
+            if at >= low or records:
+                return start, max(at, start), records
+            start = at = low
+            continue
+        got = ids_of(result, at)
+        if not got:
+            return start, max(end, start), records
+        records += got
+        at = records[-1][0] + 1

@@ -1,0 +1,71 @@
+"""Which faults struck in which phases of transactions: the table that shows where the schedules went.
+
+A transaction can be in several phases at once (its local transaction runs while a check is out). A
+cell counts the faults that struck while at least one transaction was in that phase.
+"""
+
+from __future__ import annotations
+
+import bisect
+import enum
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from rich.table import Table
+
+from tests.sim.faultplan import KINDS
+
+
+class Phase(enum.Enum):
+    """Where a transaction is; SPEC of the crash points, and what follows from multi-part PREPAREs."""
+
+    PREPARING = "PREPARE sent, not durable"
+    PREPARED_IN_PART = "PREPARE durable, PRE_MESSAGEs only in part"
+    PREPARED = "all PRE_MESSAGEs durable, not acknowledged"
+    LOCAL = "local transaction running"
+    COMMITTING = "COMMIT sent, not durable"
+    COMMITTED = "COMMIT durable, not acknowledged"
+    ROLLING_BACK = "ROLLBACK sent, not durable"
+    ROLLED_BACK = "ROLLBACK durable, not acknowledged"
+    CHECK_OUT = "check handed out"
+    CHECK_ANSWERED = "check answered, decision not durable"
+    ORPHANED = "open, its producer is gone"
+
+
+Cells = Counter[tuple[str, str]]  # (phase, kind of fault) -> how often
+
+
+def cells(log: Sequence[tuple[float, str, str]], stays: Iterable[tuple[float, float, Phase]]) -> Cells:
+    """``log``: (seconds, kind, victim) of what struck; without a victim it struck nothing."""
+    struck = sorted((at, kind) for at, kind, victim in log if victim)
+    times = [at for at, _ in struck]
+    met: set[tuple[int, Phase]] = set()
+    for since, until, phase in stays:
+        for number in range(bisect.bisect_left(times, since), bisect.bisect_right(times, until)):
+            met.add((number, phase))
+    return Counter((phase.value, struck[number][1]) for number, phase in met)
+
+
+def empty(found: Cells, kinds: Sequence[str] = KINDS) -> list[tuple[str, str]]:
+    """Cells that nothing has reached."""
+    return [(phase.value, kind) for phase in Phase for kind in kinds if not found[phase.value, kind]]
+
+
+def table(found: Cells) -> Table:
+    """For a terminal: faults down, phases across under numbers; what was not reached is red."""
+    shown = Table("fault", *(str(n) for n, _ in enumerate(Phase, start=1)), title="Faults by phase")
+    for kind in KINDS:
+        counts = [found[phase.value, kind] for phase in Phase]
+        shown.add_row(kind, *(f"{count:,}" if count else "[bold red]0" for count in counts))
+    shown.caption = "\n".join(f"{n}: {phase.value}" for n, phase in enumerate(Phase, start=1))
+    return shown
+
+
+def markdown(found: Cells) -> str:
+    """The same for a document."""
+    lines = ["| fault | " + " | ".join(phase.value for phase in Phase) + " |"]
+    lines.append("|---" * (len(Phase) + 1) + "|")
+    for kind in KINDS:
+        counts = " | ".join(f"{found[phase.value, kind]:,}" for phase in Phase)
+        lines.append(f"| {kind} | {counts} |")
+    return "\n".join(lines)

@@ -1,0 +1,122 @@
+"""How simulated clients reach the brokers: any replica that believes to lead, with losses and retries.
+
+A request may be lost, its answer too, and a replica may die with it. Then the client sends the same
+bytes again, to whoever leads by then, until it has an answer or is dead itself. So a request can be in
+the log twice, and an answer can come for an attempt that was given up.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+from escrowmq.replication.validation import parse_request
+from tests.sim.broker_app import BrokerApplication
+from tests.sim.replica import SimReplica
+from tests.sim.workload import Cluster
+
+TIMEOUT_S = (0.4, 0.4, 1.5)
+BACK_OFF_S = 0.15
+LOST = 0.03  # of requests, and of answers
+Then = Callable[[list[Any]], None]
+
+
+class Desk:
+    """The way from clients to brokers."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster, self.world = cluster, cluster.world
+        self.rng = cluster.world.stream("desk")
+        self.answers: Counter[str] = Counter()
+        self.waiting = 0  # requests that somebody wants an answer for
+
+    def later(self, delay_s: float, fn: Callable[..., None], *args: Any) -> None:
+        self.world.later(delay_s, fn, *args)
+
+    def replicas(self) -> list[tuple[SimReplica, BrokerApplication]]:
+        """Those that answer, whatever they believe to be."""
+        now = self.world.now
+        return [
+            (r, r.app)
+            for r in self.cluster.replicas
+            if r.up and now >= r.paused_until and isinstance(r.app, BrokerApplication)
+        ]
+
+    def leaders(self) -> list[tuple[SimReplica, BrokerApplication]]:
+        return [(r, app) for r, app in self.replicas() if r.node.is_leader]
+
+    def any_leader(self) -> tuple[SimReplica, BrokerApplication] | None:
+        leaders = self.leaders()
+        return self.rng.choice(leaders) if leaders else None
+
+    def call(self, request: bytes, then: Then, alive: Callable[[], bool], once: bool = False) -> Call:
+        """Have a request done. ``alive``: whether the client still is, and still wants it; ``once``: it
+        does not wait for an answer (a one-way commit)."""
+        call = Call(self, request, then, alive, once)
+        self.waiting += 1
+        call.attempt()
+        return call
+
+
+class Call:
+    """One request and all its attempts."""
+
+    def __init__(self, desk: Desk, request: bytes, then: Then, alive: Callable[[], bool], once: bool) -> None:
+        self._desk, self._request, self._then = desk, request, then
+        self._alive, self._once = alive, once
+        self._over = False
+        self._number = 0
+
+    def end(self) -> None:
+        """Nobody wants the answer any more."""
+        if not self._over:
+            self._over = True
+            self._desk.waiting -= 1
+
+    def attempt(self) -> None:
+        if self._over or not self._alive():
+            self.end()
+            return
+        desk = self._desk
+        self._number += 1
+        found = desk.any_leader()
+        calm = desk.cluster.calm
+        if found is not None and (calm or desk.rng.random() >= LOST):
+            replica, app = found
+            app.cluster = desk.cluster
+            answered = False
+
+            def done(status: tuple[Any, ...]) -> None:
+                nonlocal answered
+                assert not answered, "a request was answered twice"
+                answered = True
+                desk.answers[status[0]] += 1
+                if calm or desk.rng.random() >= LOST:
+                    # Not at once: the replica is in the middle of its tick, and an answer takes a way.
+                    desk.later(0.0005, self._answered, status)
+
+            request = self._request
+            replica.guarded(lambda: app.replica.submit(request, parse_request(request), done))
+            if replica.up:
+                replica.kick()
+        if self._once:
+            self.end()
+            return
+        desk.later(desk.rng.choice(TIMEOUT_S), self._timed_out, self._number)
+
+    def _timed_out(self, number: int) -> None:
+        if number == self._number:
+            self.attempt()
+
+    def _answered(self, status: tuple[Any, ...]) -> None:
+        if self._over:
+            return
+        if not self._alive():
+            self.end()
+        elif status[0] == "ok":
+            self.end()
+            self._then(status[1])
+        else:
+            self._number += 1  # its time-out is void
+            self._desk.later(BACK_OFF_S * self._desk.rng.random(), self.attempt)

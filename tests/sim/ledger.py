@@ -1,0 +1,133 @@
+"""What all clients together know of every transaction: the truth, the history, and its phases.
+
+The local databases live here and survive every crash. A row is written once: by the local
+transaction, or by a check that found none and blocks it for good (a fence). Every change of phase is
+noted with its time, so that coverage.py can tell in which phases of which transactions a fault struck.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from escrowmq.replication.codec import OpType, decode_command
+from tests.history.checker import Checker
+from tests.history.events import Event, Recorder, Sent
+from tests.sim.coverage import Phase
+from tests.sim.world import Violation, World
+
+
+class LiveRecorder(Recorder):
+    """A recorder whose events are checked as they come; the first anomaly ends the schedule."""
+
+    def __init__(self, clock: Callable[[], int]) -> None:
+        super().__init__("clients", clock=clock)
+        self.checker = Checker()
+
+    def _add(self, phase: str, kind: str, op: int, fields: dict[str, object]) -> None:
+        event = Event(self._clock(), self.process, phase, kind, op, fields)
+        self.events.append(event)
+        self.checker.feed(event)
+        self.judge()
+
+    def judge(self) -> None:
+        """Raise what was found."""
+        if not self.checker.report.ok:
+            first = self.checker.report.anomalies[0]
+            raise Violation(str(first), first.kind)
+
+
+@dataclass(eq=False, slots=True)
+class ClientTx:
+    """One transaction, from its producer's first thought to the end."""
+
+    app: str
+    tx: str
+    sent: list[Sent]
+    parts: int
+    producer: str
+    prepared: bool = False
+    running: bool = False  # its local transaction, in a producer that lives
+    asked: bool = False  # somebody asked for a decision
+    told: str | None = None
+    awaits_answer: bool = True  # its producer lives, and sent no one-way decision
+    parts_durable: int = 0
+    decided: bool = False  # durably
+    phases: dict[Phase, float] = field(default_factory=dict)  # those it is in, since when
+
+
+class Ledger:
+    """All transactions of all apps."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.recorder = LiveRecorder(lambda: int(world.now * 1e9))
+        self.transactions: dict[tuple[str, str], ClientTx] = {}
+        self._database: dict[tuple[str, str], str] = {}
+        #: (from, to, phase): closed stays of transactions in phases.
+        self.stays: list[tuple[float, float, Phase]] = []
+        self._heard = 0  # entries up to this index were applied by somebody
+
+    # -------------------------------------------------------------- the local databases
+
+    def local(self, app: str, tx: str) -> str | None:
+        return self._database.get((app, tx))
+
+    def settle_locally(self, app: str, tx: str, outcome: str) -> str:
+        """Insert or ignore; the outcome that stands."""
+        known = self._database.get((app, tx))
+        if known is None:
+            known = self._database[app, tx] = outcome
+            self.recorder.ok(self.recorder.invoke("local", app=app, tx=tx, outcome=outcome))
+        return known
+
+    # -------------------------------------------------------------- phases
+
+    def enter(self, tx: ClientTx, phase: Phase) -> None:
+        tx.phases.setdefault(phase, self.world.elapsed_s)
+
+    def leave(self, tx: ClientTx, *phases: Phase) -> None:
+        for phase in phases:
+            since = tx.phases.pop(phase, None)
+            if since is not None:
+                self.stays.append((since, self.world.elapsed_s, phase))
+
+    def leave_all(self) -> None:
+        for tx in self.transactions.values():
+            self.leave(tx, *tx.phases)
+
+    def on_entry(self, index: int, command: bytes) -> None:
+        """A replica applies an entry: the first to do so shows that a majority has it on disk."""
+        if index <= self._heard:
+            return
+        self._heard = index
+        if not command:
+            return
+        for op in decode_command(command)[1]:
+            if op.type == OpType.PREPARE:
+                self._prepared(op.meta[0], op.meta[2])
+            elif op.type in (OpType.COMMIT, OpType.ROLLBACK):
+                for tx_id in op.meta[1]:
+                    self._decided(op.meta[0], tx_id, op.type == OpType.COMMIT)
+
+    def _prepared(self, app: str, ids: list[str]) -> None:
+        for tx_id in ids:
+            tx = self.transactions[app, tx_id]
+            tx.parts_durable += 1
+            if tx.parts_durable < tx.parts:
+                self.leave(tx, Phase.PREPARING)
+                self.enter(tx, Phase.PREPARED_IN_PART)
+            elif tx.parts_durable == tx.parts:
+                self.leave(tx, Phase.PREPARING, Phase.PREPARED_IN_PART)
+                if not tx.prepared and not tx.decided:
+                    self.enter(tx, Phase.PREPARED)
+
+    def _decided(self, app: str, tx_id: str, commit: bool) -> None:
+        tx = self.transactions[app, tx_id]
+        if tx.decided:
+            return
+        tx.decided = True
+        waiting = Phase.COMMITTING in tx.phases or Phase.ROLLING_BACK in tx.phases
+        self.leave(tx, *tx.phases)
+        if waiting and tx.awaits_answer and tx.told is None:
+            self.enter(tx, Phase.COMMITTED if commit else Phase.ROLLED_BACK)

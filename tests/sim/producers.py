@@ -1,0 +1,235 @@
+"""Simulated producers: transactions with local databases, plain sends, and deaths at every point.
+
+A producer dies before or after its local transaction, or right after it sent a decision, and never
+comes back. What it left open is then resolved by checks (checkers.py). Short and long local
+transactions are settled in the local database at a moment of their own.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from typing import Any
+
+from escrowmq.replication import ops
+from escrowmq.replication.codec import encode_row
+from escrowmq.replication.model import ResultCode
+from tests.history.events import Sent, body
+from tests.sim.coverage import Phase
+from tests.sim.decisions import Decision
+from tests.sim.desk import Call, Desk
+from tests.sim.ledger import ClientTx, Ledger
+from tests.sim.world import Violation
+
+PLACES = (("t", 0), ("t", 1), ("u", 0))
+SIZES = (1, 1, 30, 30, 60, 300, 1_500)  # segments may be 1000 bytes
+BIG = 6_000
+DEATH = 0.03  # at each point where a producer may die
+IMPATIENCE = 0.05
+#: Phases that end with the producer; the others are the broker's and the checks'.
+OF_PRODUCERS = tuple(p for p in Phase if p not in (Phase.CHECK_OUT, Phase.CHECK_ANSWERED))
+DONE = (ResultCode.OK, ResultCode.DUPLICATE)
+
+
+class Producer:
+    """One process of an app."""
+
+    def __init__(self, name: str, app: str, desk: Desk, ledger: Ledger) -> None:
+        self.name, self.app, self.alive = name, app, True
+        self._desk, self._ledger = desk, ledger
+        self._rng = desk.world.stream(f"producer-{name}")
+        self._sequence: dict[tuple[str, int], int] = {}
+        self._sending: set[tuple[str, int]] = set()
+        self._big = self._rng.random() < 0.1
+        self._mine: list[ClientTx] = []
+
+    def die(self) -> None:
+        """The process is gone, with everything it had in memory."""
+        self.alive = False
+        for tx in self._mine:
+            tx.running = tx.awaits_answer = False
+            self._ledger.leave(tx, *OF_PRODUCERS)
+            if not tx.decided and tx.parts_durable:
+                self._ledger.enter(tx, Phase.ORPHANED)
+
+    def _may_die(self) -> bool:
+        if not self._desk.cluster.calm and self._rng.random() < DEATH:
+            self.die()
+        return not self.alive
+
+    def _value(self, id: str) -> bytes:
+        size = BIG if self._big and self._rng.random() < 0.1 else self._rng.choice(SIZES)
+        return body(id, size)
+
+    # -------------------------------------------------------------- transactions
+
+    def transact(self, numbers: Sequence[int]) -> None:
+        """Prepare these transactions with one request, or all with two."""
+        rng, topic = self._rng, self._rng.choice(("t", "t", "t", "u"))
+        parts = 2 if rng.random() < 0.15 else 1
+        batch, rows = [], []
+        for number in numbers:
+            tx_id, sent, values = f"x{number}", [], []
+            for part in range(parts):
+                for place in rng.sample(PLACES, rng.choice((1, 1, 2, 3))):
+                    for _ in range(rng.choice((1, 1, 1, 2))):
+                        id = f"{tx_id}.{len(sent)}"
+                        sent.append(Sent(id, *place))
+                        values.append((part, place, encode_row(None, self._value(id), None, tx_id)))
+            tx = ClientTx(self.app, tx_id, sent, parts, self.name)
+            self._ledger.transactions[self.app, tx_id] = tx
+            batch.append(tx)
+            rows.append(values)
+        self._mine += batch
+        recorder = self._ledger.recorder
+        records = [recorder.invoke("prepare", app=self.app, tx=t.tx, messages=t.sent) for t in batch]
+        for tx in batch:
+            self._ledger.enter(tx, Phase.PREPARING)
+        requests = [_prepare_request(self.app, topic, batch, rows, part) for part in range(parts)]
+        _Preparation(self, batch, requests, records).go_on()
+
+    def prepared(self, batch: Sequence[ClientTx]) -> None:
+        """All are on the disks of a majority: run their local transactions."""
+        for tx in batch:
+            tx.prepared = True
+            self._ledger.leave(tx, Phase.PREPARED, Phase.PREPARING, Phase.PREPARED_IN_PART)
+        if self._may_die():
+            return
+        rng = self._rng
+        duration = rng.choice((0.0, 0.02, 0.1, 0.1)) if rng.random() < 0.8 else 0.4 + 1.5 * rng.random()
+        settles_at = duration * rng.random()
+        for tx in batch:
+            tx.running = True
+            if not tx.decided:
+                self._ledger.enter(tx, Phase.LOCAL)
+            self._desk.later(settles_at, self._settle, tx)
+        self._desk.later(duration, self._local_done, batch)
+
+    def _settle(self, tx: ClientTx) -> None:
+        if self.alive:
+            wanted = "ROLLBACK" if self._rng.random() < 0.25 else "COMMITTED"
+            self._ledger.settle_locally(self.app, tx.tx, wanted)
+
+    def _local_done(self, batch: Sequence[ClientTx]) -> None:
+        if not self.alive or self._may_die():
+            return
+        for tx in batch:
+            tx.running = False
+            self._ledger.leave(tx, Phase.LOCAL)
+        outcomes = {tx: self._ledger.settle_locally(self.app, tx.tx, "ROLLBACK") for tx in batch}
+        for outcome in ("COMMITTED", "ROLLBACK"):
+            chosen = [tx for tx in batch if outcomes[tx] == outcome]
+            if chosen:
+                once = self._rng.random() < 0.15
+                self._decide(chosen, outcome, once)
+                if self._may_die():
+                    return
+
+    def give_up(self, batch: Sequence[ClientTx]) -> None:
+        """No answer to the PREPARE in time: the local transaction never runs, and this rolls back."""
+        for tx in batch:
+            self._ledger.settle_locally(self.app, tx.tx, "ROLLBACK")
+        self._decide(batch, "ROLLBACK", once=False)
+
+    def _decide(self, batch: Sequence[ClientTx], outcome: str, once: bool) -> None:
+        Decision(self._desk, self._ledger, batch, outcome, "producer", lambda: self.alive, once=once)
+
+    # -------------------------------------------------------------- plain messages
+
+    def send(self, number: int) -> None:
+        """One batch to a partition, if none is under way: its sequence number is the one that is due."""
+        place = self._rng.choice(PLACES)
+        if place in self._sending:
+            return
+        ids = [f"m{number}.{n}" for n in range(self._rng.choice((1, 1, 3)))]
+        recorder = self._ledger.recorder
+        op = recorder.invoke("send", producer=self.name, messages=[Sent(id, *place) for id in ids])
+        sequence = self._sequence.get(place, 0)
+        self._sending.add(place)
+
+        def stored(results: list[Any]) -> None:
+            result = results[0]
+            if result[0] not in DONE:
+                raise Violation(
+                    f"batch {sequence} of {self.name} for {place} was answered {result}", "unexpected-answer"
+                )
+            self._sending.discard(place)
+            self._sequence[place] = sequence + 1
+            base = result[1][0]
+            recorder.ok(op, places=[[*place, base + n] for n in range(len(ids))])
+
+        rows = [encode_row(None, self._value(id), None, None) for id in ids]
+        request = ops.message(*place, self.name, 0, sequence, rows)
+        self._desk.call(request, stored, lambda: self.alive)
+
+
+class _Preparation:
+    """The requests of a PREPARE, one after the other; now and then the producer loses its patience."""
+
+    def __init__(
+        self, producer: Producer, batch: Sequence[ClientTx], requests: list[bytes], records: list[int]
+    ) -> None:
+        self._producer, self._batch, self._requests, self._records = producer, batch, requests, records
+        self._call: Call | None = None
+        self._over = False
+        if producer._rng.random() < IMPATIENCE:
+            producer._desk.later(0.05 + producer._rng.random(), self._lose_patience)
+
+    def go_on(self) -> None:
+        if self._over:
+            return
+        if self._requests:
+            producer = self._producer
+            request = self._requests.pop(0)
+            self._call = producer._desk.call(request, self._answered, lambda: producer.alive)
+            return
+        self._over = True
+        for op in self._records:
+            self._producer._ledger.recorder.ok(op)
+        self._producer.prepared(self._batch)
+
+    def _answered(self, results: list[Any]) -> None:
+        code = results[0][0]
+        problems = results[0][1] if code == ResultCode.PARTIAL else []
+        # DUPLICATE: the same bytes were here before, and somebody has decided it already.
+        bad = [p for p in problems if p[1] != ResultCode.DUPLICATE]
+        if code not in (ResultCode.OK, ResultCode.PARTIAL) or bad:
+            raise Violation(f"a PREPARE was answered {results[0]}", "unexpected-answer")
+        recorder = self._producer._ledger.recorder
+        for number, _, state in problems:
+            tx = self._batch[number]
+            recorder.ok(recorder.invoke("outcome", app=tx.app, tx=tx.tx), outcome=state)
+        self.go_on()
+
+    def _lose_patience(self) -> None:
+        if self._over or not self._producer.alive:
+            return
+        self._over = True
+        if self._call is not None:
+            self._call.end()
+        for op in self._records:
+            self._producer._ledger.recorder.unknown(op, "no answer in time")
+        self._producer.give_up(self._batch)
+
+
+def _prepare_request(
+    app: str,
+    topic: str,
+    batch: Sequence[ClientTx],
+    rows: Sequence[Sequence[tuple[int, tuple[str, int], bytes]]],
+    part: int,
+) -> bytes:
+    columns: dict[tuple[str, int], tuple[list[int], list[int], list[bytes]]] = {}
+    digests = []
+    for number, values in enumerate(rows):
+        digest = 0
+        for of_part, place, row in values:
+            if of_part == part:
+                txs, sizes, bodies = columns.setdefault(place, ([], [], []))
+                txs.append(number)
+                sizes.append(len(row))
+                bodies.append(row)
+                digest = zlib.crc32(row, digest)
+        digests.append(digest)
+    request = ops.prepare(app, topic, [t.tx for t in batch], None, 0, part, digests, -1, len(columns))
+    return request + b"".join(ops.pre_message(*place, *columns[place]) for place in columns)
