@@ -162,11 +162,7 @@ class Admission:
         opened = self._state.transactions.app(app).open
         deciding = self._deciding.setdefault(app, set())
         valid: Sequence[str] = tx_ids
-        if (
-            not opened.has_all(tx_ids)
-            or not deciding.isdisjoint(tx_ids)
-            or len(set(tx_ids)) != len(tx_ids)
-        ):
+        if not opened.has_all(tx_ids) or not deciding.isdisjoint(tx_ids) or len(set(tx_ids)) != len(tx_ids):
             valid = [t for t in dict.fromkeys(tx_ids) if t in opened and t not in deciding]
             submission.left_out[number] = (app, outcome, tx_ids, set(valid))
         deciding.update(valid)
@@ -179,38 +175,43 @@ class Admission:
         writer.own(submission, number, *frames)
 
     def _references(self, records: Sequence[OpenTx]) -> list[bytes]:
-        """REF_MESSAGE and TX_MESSAGE frames, one REF_MESSAGE per partition, neighbours joined."""
+        """REF_MESSAGE and TX_MESSAGE frames: as few as keep the order within each partition, neighbours
+        joined. A partition's frames alternate only where what is copied and what is not do."""
         segment = self._log.segment_start(self._log.last_index)
         budget = COPY_BYTES_MAX
-        flat_by_slot: dict[int, list[int]] = {}
-        copies: dict[int, list[tuple[int, int, int, int]]] = {}
+        runs_by_slot: dict[int, list[tuple[bool, list[int]]]] = {}  # copied?, quadruples as in ``reference``
         for record in records:
             refs = record.refs
             for at in range(0, len(refs), 5):
                 slot, entry, pos, size, count = refs[at : at + 5]
-                if (entry < segment or size <= self._copy_bytes) and size <= budget:
+                copy = (entry < segment or size <= self._copy_bytes) and size <= budget
+                if copy:
                     budget -= size
-                    copies.setdefault(slot, []).append((entry, pos, size, count))
+                runs = runs_by_slot.get(slot)
+                if runs is None:
+                    runs_by_slot[slot] = [(copy, [entry, pos, size, count])]
                     continue
-                flat = flat_by_slot.get(slot)
-                if flat is None:
-                    flat_by_slot[slot] = [entry, pos, size, count]
+                copied, flat = runs[-1]
+                if copied is not copy:
+                    runs.append((copy, [entry, pos, size, count]))
                 elif flat[-4] == entry and flat[-3] + flat[-2] == pos:
                     flat[-2] += size
                     flat[-1] += count
                 else:
                     flat += (entry, pos, size, count)
-        slots = self._state.topics.slots
-        frames = []
-        for slot, places in copies.items():
+        slots, frames = self._state.topics.slots, []
+        for slot, runs in runs_by_slot.items():
             if slot in slots:  # else the topic was deleted: its messages go nowhere
-                rows = b"".join(self._log.read_range(e, p, s) for e, p, s, _ in places)
-                total = sum(count for *_, count in places)
-                frames.append(build.copied(slots[slot].topic, slots[slot].number, total, rows))
-        for slot, flat in flat_by_slot.items():
-            if slot in slots:
-                frames.append(build.reference(slots[slot].topic, slots[slot].number, flat))
+                topic, number = slots[slot].topic, slots[slot].number
+                for copied, flat in runs:
+                    build_one = self._copied if copied else build.reference
+                    frames.append(build_one(topic, number, flat))
         return frames
+
+    def _copied(self, topic: str, number: int, flat: Sequence[int]) -> bytes:
+        places = [flat[at : at + 4] for at in range(0, len(flat), 4)]
+        rows = b"".join(self._log.read_range(entry, pos, size) for entry, pos, size, _ in places)
+        return build.copied(topic, number, sum(count for *_, count in places), rows)
 
     def forget_decisions(self) -> None:
         """Leadership is lost. Not before: an entry whose proposal timed out may still be applied in this

@@ -302,7 +302,7 @@ class ReplicaHost:
     # -------------------------------------------------------------- helpers
 
     def _now_ms(self) -> int:
-        return int(self._wall_clock() * 1000)
+        return self.replica.group_ms(int(self._wall_clock() * 1000))
 
     def _start_job(self, job: CheckpointJob, done: Callable[[], None]) -> None:
         def work() -> None:

@@ -44,8 +44,9 @@ class Proposals:
         config = self._config
         if size_bytes > COMMAND_BYTES_MAX:
             return MessageTooLarge(size_bytes, COMMAND_BYTES_MAX)
+        # One is always taken: nobody could ever get through what is larger than the bound.
         if len(self._sizes) >= config.outstanding_entries_max or (
-            self.outstanding_bytes + size_bytes > config.outstanding_bytes_max
+            self._sizes and self.outstanding_bytes + size_bytes > config.outstanding_bytes_max
         ):
             return Overloaded("too many entries wait for a majority", 0.05)
         return None

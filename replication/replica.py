@@ -18,6 +18,7 @@ from escrowmq.replication import ops as build
 from escrowmq.replication.admission import Admission, Entry, Submission
 from escrowmq.replication.checkpoints import CheckpointJob, Checkpoints
 from escrowmq.replication.codec import Op, decode_ops
+from escrowmq.replication.errors import Overloaded
 from escrowmq.replication.journal import SegmentJournal
 from escrowmq.replication.state.machine import Result, StateMachine
 
@@ -79,6 +80,8 @@ class Replica:
         self._own: deque[Entry] = deque()  # proposed by this replica, not yet applied
         self._in_flight = 0
         self._next_retention_ms = self._dropped_to = 0
+        self._clock_ms: int | None = None  # this machine's, when it was last looked at
+        self._group_ms = self._half_ms = 0
 
     def attach(self, raft: Raft) -> None:
         """The node that applies to this replica; once, before anything else."""
@@ -129,8 +132,28 @@ class Replica:
         leader = None if self._raft.is_leader else self._raft.leader_id
         return ("not_leader", None if leader is None else self._number_of(leader), self._raft.term)
 
+    def group_ms(self, now_ms: int) -> int:
+        """The group's time: never behind its entries, and never standing still.
+
+        A leader may find that its clock is far behind the last entry, since another leader's was far
+        ahead. Then time goes on from that entry, at half speed until the clock has caught up: if it stood
+        still, nothing would come due for as long as the other clock was wrong.
+        """
+        passed = 0 if self._clock_ms is None else now_ms - self._clock_ms
+        self._clock_ms = now_ms
+        group_ms = max(self._group_ms, self.state.now_ms)
+        if now_ms >= group_ms:
+            group_ms = now_ms
+        elif passed > 0:
+            self._half_ms += passed
+            group_ms += self._half_ms // 2
+            self._half_ms %= 2
+        self._group_ms = group_ms
+        return group_ms
+
     def pump(self, now_ms: int) -> None:
         """Propose what waits, as far as the window of entries in flight allows."""
+        now_ms = self.group_ms(now_ms)
         raft = self._raft
         assert raft is not None
         if not raft.ready:
@@ -158,7 +181,10 @@ class Replica:
             self.admission.ended(entry, decided=outcome is False)
             if not raft.ready:
                 self.admission.forget_decisions()
-            status = self.not_leader() if outcome is False else ("unknown",)
+            status: Status = ("unknown",)
+            if outcome is False:
+                full = isinstance(results, Overloaded)
+                status = ("overloaded", results.retry_after_s) if full else self.not_leader()
             for submission in entry.submissions:
                 submission.done(status)
 
@@ -168,6 +194,7 @@ class Replica:
 
     def on_timer(self, now_ms: int) -> None:
         """A few times a second: due checks; now and then, as leader, retention."""
+        now_ms = self.group_ms(now_ms)
         raft = self._raft
         self.state.transactions.tidy()
         self.state.due.tidy()

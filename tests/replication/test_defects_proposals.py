@@ -81,6 +81,17 @@ def test_j_the_bound_counts_bytes_too() -> None:
     assert outcomes[1][1] is True
 
 
+def test_j_one_entry_is_taken_however_large_it_is() -> None:
+    """Found by the simulator (seed 3): an entry above the bound was refused for ever."""
+    stage = our_group(config=RaftConfig(outstanding_bytes_max=1000))
+    leader, outcomes = stage.elect("r0"), Outcomes()
+    leader.propose(b"x" * 5000, outcomes.done)
+    leader.propose(b"y", outcomes.done)
+    assert type(outcomes[0][0]) is Overloaded
+    stage.run(0.3)
+    assert outcomes[1] == (b"x" * 5000, True)
+
+
 def test_refusals_say_why() -> None:
     stage = our_group()
     leader, outcomes = stage.elect("r0"), Outcomes()

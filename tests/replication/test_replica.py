@@ -265,3 +265,45 @@ def test_a_large_state_is_not_written_at_every_roll(tmp_path: Path) -> None:
     rolls = len(single.journal.segments())
     assert 2 <= len(taken) < rolls / 3, (taken, rolls)
     single.close()
+
+
+def test_copied_and_referenced_messages_of_a_transaction_keep_their_order(tmp_path: Path) -> None:
+    """Found by the simulator (seed 21): all copies of a partition came before all references."""
+    single = start(tmp_path, limits=Limits(copy_bytes=60))
+    sizes = [200, 10, 200, 10, 10, 200]
+    for part, size in enumerate(sizes):
+        row = encode_row(None, str(part).encode().ljust(size, b"."), None, None)
+        single.submit(
+            ops.prepare("app", "t", ["a"], None, 0, part, [part + 1], -1, 1)
+            + ops.pre_message("t", 0, [0], [len(row)], [row])
+        )
+    single.submit(ops.commit("app", ["a"]))
+    assert [value.rstrip(".") for value in read(single)] == ["0", "1", "2", "3", "4", "5"]
+    _, entry = decode_command(single.journal.read(single.journal.last_index))
+    assert len(entry) == 6, "four runs of copies and references and the COMMIT, neighbours joined"
+
+
+def test_time_goes_on_when_another_leaders_clock_was_far_ahead(tmp_path: Path) -> None:
+    """Found by the simulator: nothing came due for as long as the other clock had been ahead."""
+    week = 7 * 86_400_000
+    single = start(tmp_path)
+    right_ms = single.now_ms
+    single.now_ms += week
+    single.submit(prepare(["a"]))
+    single.now_ms = right_ms
+    replica = single.replica
+    due_ms = replica.state.transactions.app("app").open["a"].due_ms
+    assert due_ms > right_ms + week
+    for _ in range(150):
+        single.now_ms += 100
+        replica.on_timer(single.now_ms)
+    assert due_ms < replica.group_ms(single.now_ms) < due_ms + 4_000, "at half speed"
+    assert replica.state.due.lock("app", "t", 1, "somebody", 1000, replica.group_ms(single.now_ms))
+
+
+def test_a_replica_whose_clock_catches_up_follows_it_again(tmp_path: Path) -> None:
+    single = start(tmp_path)
+    single.replica.group_ms(single.now_ms)
+    assert single.replica.group_ms(single.now_ms - 5_000) == single.now_ms, "never back"
+    assert single.replica.group_ms(single.now_ms - 4_000) == single.now_ms + 500
+    assert single.replica.group_ms(single.now_ms + 10_000) == single.now_ms + 10_000
