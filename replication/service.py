@@ -17,6 +17,7 @@ from itertools import islice
 from typing import Any
 
 from escrowmq.replication import fetching
+from escrowmq.replication.answers import DUE_MAX, FETCH_BYTES_MAX, FILE_PART_BYTES_MAX, LEASE_S_MAX, open_row
 from escrowmq.replication.checkpoints import snapshot_name
 from escrowmq.replication.errors import Closed, CorruptLog, InvalidMessage, Overloaded, Unavailable
 from escrowmq.replication.hosting import NOT_STARTED, ReplicaHost, Status
@@ -27,11 +28,6 @@ from escrowmq.replication.validation import brings_new_work, parse_request
 
 #: A request is answered within this time or its outcome is unknown to the caller (it may still happen).
 SUBMIT_WAIT_S = 15.0
-#: What one answer may bring, whatever its caller asks for: it is put together in this process's memory.
-FETCH_BYTES_MAX = 64 << 20
-DUE_MAX = 10_000
-FILE_PART_BYTES_MAX = 8 << 20
-LEASE_S_MAX = 86_400.0
 
 
 class BrokerService(ReplicaHost):
@@ -226,7 +222,7 @@ class BrokerService(ReplicaHost):
         held: list[tuple[str, OpenTable, View]] = status[1]
         try:  # in this thread: a million rows take seconds, during which the replica goes on
             found = (
-                _open_row(name, tx_id, r)
+                open_row(name, tx_id, r)
                 for name, _, view in held
                 for tx_id, r in _politely(view)
                 if topic in (None, r.topic) and not (state == "PARKED" and r.due_ms >= 0)
@@ -246,7 +242,7 @@ class BrokerService(ReplicaHost):
                     continue
                 opened, outcome = table.open.get(tx_id), table.outcome(tx_id)
                 if opened is not None:
-                    found.append((name, "PREPARE", _open_row(name, tx_id, opened)))
+                    found.append((name, "PREPARE", open_row(name, tx_id, opened)))
                 elif outcome is not None:
                     found.append((name, STATE_OF[outcome].value, None))
             return found
@@ -348,11 +344,3 @@ def _politely(view: View) -> Iterator[tuple[str, OpenTx]]:
         if number % 256 == 255:
             time.sleep(0)
         yield item
-
-
-def _open_row(app: str, tx_id: str, r: OpenTx) -> tuple[Any, ...]:
-    """The fields of ``OpenTransaction``, in their order."""
-    return (
-        app, tx_id, r.query_id, r.topic, r.prepared_ms, r.timeout_ms, r.checks,
-        r.due_ms < 0, sum(r.refs[4::5]), r.home_group,
-    )  # fmt: skip
