@@ -11,7 +11,7 @@ import random
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -53,6 +53,14 @@ def read_port(content: bytes) -> int:
     """The port that a file names; 0 (any) if it names none, since nothing depends on it."""
     text = content.decode("ascii", errors="replace").strip()
     return int(text) if text.isdecimal() and len(text) <= 5 and int(text) < 1 << 16 else 0
+
+
+def politely(items: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
+    """All of them, letting the replica's own thread in between: else it waits 5 ms for every turn."""
+    for number, item in enumerate(items):
+        if number % 256 == 255:
+            time.sleep(0)
+        yield item
 
 
 class ServiceConfig(Protocol):

@@ -8,8 +8,7 @@ committed messages do not, and may run in any.
 from __future__ import annotations
 
 import contextlib
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import asdict
@@ -20,10 +19,10 @@ from escrowmq.replication import fetching
 from escrowmq.replication.answers import DUE_MAX, FETCH_BYTES_MAX, FILE_PART_BYTES_MAX, LEASE_S_MAX, open_row
 from escrowmq.replication.checkpoints import snapshot_name
 from escrowmq.replication.errors import Closed, CorruptLog, InvalidMessage, Overloaded, Unavailable
-from escrowmq.replication.hosting import NOT_STARTED, ReplicaHost, Status
+from escrowmq.replication.hosting import NOT_STARTED, ReplicaHost, Status, politely
 from escrowmq.replication.repair import damage_offered, may_be_offered, offered_files
 from escrowmq.replication.state.open_table import OpenTable, View
-from escrowmq.replication.state.transactions import STATE_OF, OpenTx
+from escrowmq.replication.state.transactions import STATE_OF
 from escrowmq.replication.validation import brings_new_work, parse_request
 
 #: A request is answered within this time or its outcome is unknown to the caller (it may still happen).
@@ -224,7 +223,7 @@ class BrokerService(ReplicaHost):
             found = (
                 open_row(name, tx_id, r)
                 for name, _, view in held
-                for tx_id, r in _politely(view)
+                for tx_id, r in politely(view.items())
                 if topic in (None, r.topic) and not (state == "PARKED" and r.due_ms >= 0)
             )
             return ("ok", list(islice(found, limit)))
@@ -336,11 +335,3 @@ class BrokerService(ReplicaHost):
 
         result: dict[str, Any] = self.driver.call(read)
         return result
-
-
-def _politely(view: View) -> Iterator[tuple[str, OpenTx]]:
-    """All of it, letting the replica's own thread in between: else it waits 5 ms for every turn."""
-    for number, item in enumerate(view.items()):
-        if number % 256 == 255:
-            time.sleep(0)
-        yield item
