@@ -1,0 +1,1 @@
+"""Under load: short versions of the experiments of benchmarks/load that assert bounds, not speeds."""
