@@ -42,6 +42,16 @@ class PreVote:
         self._leader_seen_at = self._clock()
         self._asked_term = None
 
+    def leader_lost(self) -> None:
+        """The connection to the leader broke: its process died, or its network reset it.
+
+        That is news long before a time-out, so ask at once; not all in the same instant, though, or they
+        would stand against each other. Nothing is risked: if it was this one link alone, the others
+        still hear the leader and do not agree.
+        """
+        self._leader_seen_at = float("-inf")
+        self._core.hasten_election()
+
     def tick(self, now: float, connected: set[str]) -> None:
         """Turn a due election into a question first."""
         core = self._core

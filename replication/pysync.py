@@ -220,6 +220,12 @@ class Core(SyncObj):  # type: ignore[misc]
     def postpone_election(self) -> None:
         self._SyncObj__raftElectionDeadline = self._clock() + self._SyncObj__generateRaftTimeout()
 
+    def hasten_election(self) -> None:
+        """Due within half of the range of time-outs from now on, unless it is due sooner."""
+        within = (self._timing.election_max_s - self._timing.election_min_s) / 2
+        due = self._clock() + within * self._rng.random()
+        self._SyncObj__raftElectionDeadline = min(self._SyncObj__raftElectionDeadline, due)
+
     def campaign_at_next_tick(self) -> None:
         self._SyncObj__raftElectionDeadline = 0.0
 

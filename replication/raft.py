@@ -237,6 +237,8 @@ class RaftNode:
 
     def disconnected(self, peer: str) -> None:
         if peer in self._connected:
+            if peer == self._core.leader_id():
+                self._prevote.leader_lost()
             self._connected.discard(peer)
             self._core.disconnected(peer)
             self._guard.forget(peer)

@@ -43,6 +43,32 @@ def test_a_dead_leader_is_replaced_within_a_second() -> None:
     assert any(stage.members[n].is_leader() for n in ("r1", "r2"))
 
 
+def test_a_leader_whose_connections_break_is_replaced_before_any_time_out() -> None:
+    for idle in range(20):
+        stage = our_group()
+        leader = stage.elect("r0")
+        stage.run(idle * 0.037)
+        stage.awake = {"r1", "r2"}
+        stage.isolate("r0")
+        for name in ("r1", "r2"):
+            stage.members[name].raft.disconnected("r0")
+        stage.run(0.29)
+        assert [n for n in ("r1", "r2") if stage.members[n].is_leader()], f"after {idle}"
+        assert leader.term() < max(stage.members[n].term() for n in ("r1", "r2"))
+
+
+def test_one_broken_connection_to_the_leader_deposes_nobody() -> None:
+    stage = our_group()
+    leader = stage.elect("r0")
+    term = leader.term()
+    for _ in range(20):
+        stage.members["r1"].raft.disconnected("r0")
+        stage.run(0.2)
+        stage.members["r1"].raft.connected("r0")
+        stage.run(0.1)
+    assert leader.is_leader() and {m.term() for m in stage.members.values()} == {term}
+
+
 # ------------------------------------------------------------------ handover
 def test_a_handover_takes_milliseconds_and_loses_nothing() -> None:
     stage = our_group()
