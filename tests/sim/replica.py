@@ -16,6 +16,7 @@ from escrowmq.replication.hosting import BEHIND, DAMAGED
 from escrowmq.replication.journal import SegmentJournal
 from escrowmq.replication.raft import RaftNode
 from escrowmq.replication.syncjob import SyncJob
+from tests.sim.bounds import check_bounds
 from tests.sim.disk import PowerCut, SimDisk
 from tests.sim.repair import copy_log
 from tests.sim.workload import Application, ReplicaContext
@@ -27,6 +28,8 @@ TICK_S = 0.02
 STEP_S = 0.0002  # from an event to the tick it causes
 DISK_FULL_RETRY_S = 0.2
 START_RETRY_S = 0.2
+CACHE_BYTES = 4096
+BOUNDS_EVERY = 8  # ticks
 COPY_TRIES = 5  # then one that is only behind goes on without, so that a leader can be elected
 WALL_S = 1.7e9  # what the wall clock adds to virtual time
 #: What ends a process, as opposed to a fault of the code under test.
@@ -49,7 +52,7 @@ class SimReplica:
         self.disk = SimDisk(stream(f"disk-{name}"))
         self.learner = False  # lost its disk, and is not a full member yet (a file, in the broker)
         self.wants_copy = ""  # of the leader's files, BEHIND or DAMAGED (a file, in the broker)
-        self._copy_tries = 0
+        self._copy_tries = self._ticks = 0
         self.flipped = False  # bits were flipped here, and not everything has been replaced since
         self.clock_ahead_s = self.wall_ahead_s = 0.0  # jumps of the monotonic and of the wall clock
         self._effects_left: int | None = None  # until the power goes in the middle of something
@@ -120,7 +123,9 @@ class SimReplica:
         self._tick_queued = self._wake_queued = False
         self._job: SyncJob | None = None
         self._inbox.clear()
-        self.journal = SegmentJournal(self.disk, segment_bytes=sim.plan.segment_bytes, cache_bytes=4096)
+        self.journal = SegmentJournal(
+            self.disk, segment_bytes=sim.plan.segment_bytes, cache_bytes=CACHE_BYTES
+        )
         self.app: Application = sim.workload.open(
             ReplicaContext(self.name, self.disk, self.journal, self.rng, self.clock, self.later, self.guarded)
         )
@@ -234,6 +239,9 @@ class SimReplica:
         node.flush()
         self._begin_sync()
         self.learner = node.rejoining
+        self._ticks += 1
+        if self._ticks % BOUNDS_EVERY == 0:
+            check_bounds(self, CACHE_BYTES)
         self._sim.look(self)
         if node.more_to_apply():
             self.kick()

@@ -24,6 +24,7 @@ from tests.sim.faultplan import Fault, draw_faults
 from tests.sim.faults import Faults
 from tests.sim.moments import Moments
 from tests.sim.network import SimNetwork, Weather
+from tests.sim.rebuild import check_rebuilt
 from tests.sim.replica import SimReplica
 from tests.sim.workload import Application, RawWorkload, Workload
 from tests.sim.world import START_S, Violation, World
@@ -138,6 +139,8 @@ class Simulation:
         self._prove_alive(len(self.checker.acknowledged))
         self.checker.end(list(self.replicas))
         self.workload.check_end([r.app for r in self.replicas])
+        for replica in self.replicas:
+            check_rebuilt(self, replica)
         return self.figures()
 
     def _prove_alive(self, before: int) -> None:

@@ -1,0 +1,62 @@
+"""A replica's state built anew from its disk must be the state it has.
+
+What a start would find on this disk is opened as a start opens it, from the newest snapshot or, where
+the log still begins at its beginning, from nothing at all, and every entry is applied again. The checker
+holds each state on the way against what any replica had after the same entry.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING
+
+from escrowmq.replication.errors import CorruptLog
+from escrowmq.replication.journal import SegmentJournal
+from tests.sim.workload import CHECKPOINT, ReplicaContext
+from tests.sim.world import Violation
+
+if TYPE_CHECKING:
+    from tests.sim.replica import SimReplica
+    from tests.sim.simulation import Simulation
+
+STATE_FILES = (".snap", ".runs", CHECKPOINT)
+
+
+def check_rebuilt(simulation: Simulation, replica: SimReplica) -> None:
+    """Raise Violation if state and log do not lead to what this replica has."""
+    chance = simulation.world.stream(f"rebuild-{replica.name}")
+    disk = replica.disk.frozen()
+    if replica.journal.first_index == 1 and chance.random() < 0.5:
+        for name in disk.names():
+            if name.endswith(STATE_FILES):
+                disk.remove(name)
+    try:
+        journal = SegmentJournal(disk, segment_bytes=simulation.plan.segment_bytes)
+        app = simulation.workload.open(
+            ReplicaContext(
+                replica.name,
+                disk,
+                journal,
+                random.Random(0),
+                replica.clock,
+                lambda delay_s, fn: None,
+                lambda fn: fn(),
+            )
+        )
+        index, last = app.applied_index, replica.node.applied_index
+        if not journal.first_index - 1 <= index <= last <= journal.last_index:
+            raise Violation(
+                f"{replica.name} would restart at entry {index} of {journal.first_index}.."
+                f"{journal.last_index}, and has applied {last}",
+                "restart-differs",
+            )
+        while index < last:
+            index += 1
+            term, command = journal.term_at(index), journal.read(index)
+            assert term is not None
+            command = command if command[0] == 0 else b""
+            app.apply(index, term, command)
+            simulation.checker.applied(replica, index, term, command, app.digest())
+    except CorruptLog:
+        if not replica.flipped:  # else the next start would find it, and repair it
+            raise
