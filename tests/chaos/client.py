@@ -10,15 +10,19 @@ import json
 import os
 import sys
 import threading
+import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+import escrowmq
+from escrowmq import Cluster, EscrowMQError
 from tests.history.events import Recorder
 
 #: Exit code of a client that crashes by its own plan.
 OWN_CRASH = 9
 #: A client that has not ended so long after its input did is stuck.
 END_PATIENCE_S = 20.0
+CONNECT_S = 90.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +50,18 @@ class ClientSettings:
     def recorder(self) -> Recorder:
         """This process's own file."""
         return Recorder(self.name, Path(self.directory) / f"{self.name}.jsonl")
+
+
+def connected(settings: ClientSettings) -> Cluster:
+    """The cluster; the supervisor, which is asked for its shape, may be dead for a while."""
+    deadline = time.monotonic() + CONNECT_S
+    while True:
+        try:
+            return escrowmq.connect(settings.address, settings.namespace)
+        except EscrowMQError:
+            if time.monotonic() >= deadline:
+                raise
+            time.sleep(0.2)
 
 
 class Parent:

@@ -13,7 +13,6 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 
-import escrowmq
 from escrowmq import Cluster, Consumer, EscrowMQError, StaleMember
 from escrowmq.actors.offsets import OffsetReader
 from escrowmq.actors.reader import PartitionReader
@@ -21,7 +20,7 @@ from escrowmq.actors.router import Router
 from escrowmq.actors.topology import ClusterInfo
 from escrowmq.replication.codec import decode_rows
 from escrowmq.replication.model import ConsumerRecord, group_of
-from tests.chaos.client import ClientSettings, Parent, crash, say_ready
+from tests.chaos.client import ClientSettings, Parent, connected, crash, say_ready
 from tests.history.events import Recorder, identify
 
 GROUP = "auditors"
@@ -191,7 +190,7 @@ def main() -> int:
     settings = ClientSettings(**json.loads(sys.argv[1]))
     parent, recorder = Parent(), settings.recorder()
     kind = Member if settings.role == "consumer" else Reader
-    with escrowmq.connect(settings.address, settings.namespace) as cluster:
+    with connected(settings) as cluster:
         say_ready()
         kind(cluster, settings, recorder, parent).run()
     return 0

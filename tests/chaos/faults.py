@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ from tests.chaos.kinds import Kind
 from tests.chaos.machines import Machines
 from tests.chaos.plan import Fault
 
-BACK_S = 60.0
+BACK_S = 120.0
 
 
 @dataclass(slots=True)
@@ -79,18 +80,38 @@ class Faults:
             os.kill(pid, signal.SIGKILL)
         yield blow
 
-    @contextlib.contextmanager
-    def _paused(self, victim: tuple[int, int], fault: Fault) -> Iterator[Blow]:
+    def _paused(self, victim: tuple[int, int], fault: Fault) -> Any:
         (pid,) = self._pids([victim])
-        end = time.monotonic() + fault.seconds
-        blow = Blow(time.monotonic_ns(), broker_name(*victim))
-        os.kill(pid, signal.SIGSTOP)
-        try:
-            yield blow
-            time.sleep(max(end - time.monotonic(), 0.0))
-        finally:
+
+        def go_on() -> None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGCONT)
+
+        return self._timed(fault, broker_name(*victim), lambda: os.kill(pid, signal.SIGSTOP), go_on)
+
+    @contextlib.contextmanager
+    def _timed(
+        self, fault: Fault, victim: str, strike: Callable[[], None], heal: Callable[[], None]
+    ) -> Iterator[Blow]:
+        """Healed after the fault's seconds, whether or not the cluster is available meanwhile."""
+        failures: list[BaseException] = []
+
+        def healing() -> None:
+            try:
+                heal()
+            except BaseException as error:
+                failures.append(error)
+
+        blow = Blow(time.monotonic_ns(), victim)
+        timer = threading.Timer(fault.seconds, healing)
+        strike()
+        timer.start()
+        try:
+            yield blow
+        finally:
+            timer.join()
+        if failures:
+            raise failures[0]
 
     def _pids(self, victims: list[tuple[int, int]]) -> list[int]:
         """Of processes that run: the one before may still be coming back from the last fault."""
@@ -167,16 +188,8 @@ class Faults:
         assert self.machines is not None, "a plan for machines runs on machines"
         return self.machines
 
-    @contextlib.contextmanager
-    def _network(self, fault: Fault, victim: int, change: Callable[[], None]) -> Iterator[Blow]:
-        end = time.monotonic() + fault.seconds
-        blow = Blow(time.monotonic_ns(), f"replica {victim}")
-        change()
-        try:
-            yield blow
-            time.sleep(max(end - time.monotonic(), 0.0))
-        finally:
-            self._rig().heal()
+    def _network(self, fault: Fault, rid: int, change: Callable[[], None]) -> Any:
+        return self._timed(fault, f"replica {rid}", change, self._rig().heal)
 
     def _leader_cut(self, fault: Fault) -> Any:
         leader = self.deployment.leader(0)
@@ -194,31 +207,19 @@ class Faults:
         leader = self.deployment.leader(0)
         return self._network(fault, leader, lambda: self._rig().delay(leader, fault.delay_s))
 
-    @contextlib.contextmanager
-    def _disk_full(self, fault: Fault) -> Iterator[Blow]:
-        rid = self.deployment.leader(0) if fault.target % 3 else self._follower(fault)[1]
-        end = time.monotonic() + fault.seconds
-        blow = Blow(time.monotonic_ns(), f"replica {rid}")
-        self._rig().fill_disk(rid)
-        try:
-            yield blow
-            time.sleep(max(end - time.monotonic(), 0.0))
-        finally:
-            self._rig().free_disk(rid)
+    def _disk_full(self, fault: Fault) -> Any:
+        leader = fault.target % 3 > 0
+        rid = self.deployment.leader(0) if leader else self._follower(fault)[1]
+        rig, role = self._rig(), "leader" if leader else "follower"
+        victim = f"replica {rid} ({role})"
+        return self._timed(fault, victim, lambda: rig.fill_disk(rid), lambda: rig.free_disk(rid))
 
-    @contextlib.contextmanager
-    def _node_kill(self, fault: Fault) -> Iterator[Blow]:
+    def _node_kill(self, fault: Fault) -> Any:
         """The raylet alone, whose processes must notice by themselves, or the whole machine."""
-        rid = self.deployment.leader(0)
-        end = time.monotonic() + fault.seconds
-        blow = Blow(time.monotonic_ns(), f"the node of replica {rid}")
+        rid, rig = self.deployment.leader(0), self._rig()
         if fault.target % 2:
-            self._rig().kill_raylet(rid)
-        else:
-            self._rig().kill_node(rid)
-        yield blow
-        time.sleep(max(end - time.monotonic(), 0.0))
-        self._rig().mend()
+            return self._timed(fault, f"raylet of replica {rid}", lambda: rig.kill_raylet(rid), rig.mend)
+        return self._timed(fault, f"node of replica {rid}", lambda: rig.kill_node(rid), rig.mend)
 
 
 def method_of(kind: Kind) -> str:

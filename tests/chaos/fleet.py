@@ -17,7 +17,7 @@ from pathlib import Path
 from tests.chaos.client import OWN_CRASH, ClientSettings
 
 MODULES = {"producer": "producer", "consumer": "consumer", "reader": "consumer"}
-START_PATIENCE_S = 60.0
+START_PATIENCE_S = 120.0
 END_PATIENCE_S = 45.0
 
 

@@ -19,7 +19,7 @@ from tests.history.events import Sent, body
 PROBES = "probes"
 TOPIC = "probes"
 #: A cluster that acknowledges nothing for so long, with a majority alive, is broken.
-PATIENCE_S = 60.0
+PATIENCE_S = 90.0
 #: Apps whose transactions are the operator's.
 OPERATED = (ORPHANS, PROBES)
 
