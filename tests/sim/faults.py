@@ -46,7 +46,8 @@ class Faults:
             "snapshot": lambda rng: self._ask_all(rng, lambda app: app.want_checkpoint()),
             "retention": lambda rng: self._ask_all(rng, lambda app: app.want_retention()),
             "empty-disk": self._lose_disk,
-        } | {moment: partial(simulation.moments.lay, moment) for moment in AMBUSHES}
+        }
+        self._kinds.update({moment: partial(simulation.moments.lay, moment) for moment in AMBUSHES})
 
     def strike(self, fault: Fault) -> None:
         """Carry out one fault, and log it with its victim ("" if it met nothing that it could harm)."""
