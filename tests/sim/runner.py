@@ -10,8 +10,10 @@ from __future__ import annotations
 import multiprocessing
 import os
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -21,8 +23,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from escrowmq.replication.guards import ALL_GUARDS, Guard
 from tests.controls.planting import by_name
 from tests.sim.broker_workload import BrokerWorkload
+from tests.sim.coverage import Cells
 from tests.sim.minimise import minimise as smaller
-from tests.sim.simulation import Figures, run_seed
+from tests.sim.simulation import simulate
+from tests.sim.totals import Told, Totals, commit_hash
 from tests.sim.trace import replay
 from tests.sim.workload import RawWorkload, Workload
 
@@ -63,36 +67,21 @@ class Options:
         return " ".join(parts)
 
 
-def _one(job: tuple[int, str, Options]) -> tuple[int, str, Figures, str | None]:
-    seed, workload, options = job
-    figures, broken = run_seed(seed, **options.keywords(workload))
-    return seed, workload, figures, broken
+def _one(job: tuple[int, str, Options]) -> Told:
+    seed, name, options = job
+    made: list[Workload] = []
 
+    def make() -> Workload:
+        made.append(WORKLOADS[name]())
+        return made[0]
 
-@dataclass(slots=True)
-class Totals:
-    """Sums over schedules."""
-
-    seeds: int = 0
-    broken: int = 0
-    virtual_s: float = 0.0
-    elections: int = 0
-    crashes: int = 0
-    acknowledged: int = 0
-    repairs: int = 0
-    wipes: int = 0
-
-    def add(self, figures: Figures) -> None:
-        self.seeds += 1
-        for name in ("virtual_s", "elections", "crashes", "acknowledged", "repairs", "wipes"):
-            setattr(self, name, getattr(self, name) + getattr(figures, name))
-
-    def text(self, wall_s: float) -> str:
-        return (
-            f"{self.seeds:,} schedules, {self.broken} broken · {self.seeds / wall_s:.1f}/s · "
-            f"{self.virtual_s:,.0f} virtual s · {self.elections:,} elections · {self.crashes:,} crashes · "
-            f"{self.repairs:,} repairs · {self.wipes:,} wiped disks · {self.acknowledged:,} acknowledged"
-        )
+    log, figures, broken = simulate(seed, **options.keywords(name) | {"workload": make})
+    faults = Counter(kind for _, kind, victim in log if victim)
+    told = Told(seed, name, figures, broken, faults, Cells(), Counter())
+    if isinstance(made[0], BrokerWorkload):
+        told.cells = made[0].coverage(log)
+        told.history = made[0].report.counts if made[0].report is not None else Counter()
+    return told
 
 
 def main(
@@ -112,6 +101,9 @@ def main(
     actions: Annotated[int | None, typer.Option(help="How often clients act at most.")] = None,
     minimise: Annotated[bool, typer.Option(help="Make the first broken schedule small.")] = True,
     jobs: Annotated[int, typer.Option(help="Processes; 0: one per core.")] = 0,
+    coverage_json: Annotated[
+        Path | None, typer.Option(help="Write totals and coverage to this file.")
+    ] = None,
 ) -> None:
     known = {guard.value for guard in Guard}
     dropped = drop or []
@@ -133,7 +125,15 @@ def main(
         raise typer.Exit(replay(seed, options.keywords(workload or "raw")))
     workloads = list(WORKLOADS) if workload is None else [workload]
     schedules = [(number, name) for number in range(seed, seed + seeds) for name in workloads]
-    raise typer.Exit(run(schedules, options, keep_going, jobs or os.cpu_count() or 1, small=minimise))
+    totals = Totals(commits=[commit_hash()])
+    count = jobs or os.cpu_count() or 1
+    try:
+        run(schedules, options, keep_going, count, totals, small=minimise)
+    finally:  # also what an interrupted run has done
+        totals.show(Console())
+        if coverage_json is not None:
+            totals.dump(coverage_json)
+    raise typer.Exit(min(totals.broken, 100))
 
 
 def _numbers(text: str | None) -> frozenset[int] | None:
@@ -146,10 +146,16 @@ def _numbers(text: str | None) -> frozenset[int] | None:
 
 
 def run(
-    schedules: list[tuple[int, str]], options: Options, keep_going: bool, jobs: int, *, small: bool = False
-) -> int:
-    """All schedules, on ``jobs`` processes; the number of broken ones. ``small``: minimise the first."""
-    console, totals, started = Console(), Totals(), time.monotonic()
+    schedules: list[tuple[int, str]],
+    options: Options,
+    keep_going: bool,
+    jobs: int,
+    totals: Totals,
+    *,
+    small: bool = False,
+) -> None:
+    """All schedules, on ``jobs`` processes, summed up in ``totals``. ``small``: minimise the first broken."""
+    console, started = Console(), time.monotonic()
     columns = (TextColumn("simulating"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with (
         multiprocessing.get_context("spawn").Pool(min(jobs, len(schedules))) as pool,
@@ -157,19 +163,21 @@ def run(
     ):
         task = progress.add_task("", total=len(schedules), figures="")
         work = [(number, name, options) for number, name in schedules]
-        for number, name, figures, broken in pool.imap(_one, work, chunksize=1):
-            totals.add(figures)
-            progress.update(task, advance=1, figures=f"{totals.acknowledged:,} acknowledged")
-            if broken is None:
+        for told in pool.imap(_one, work, chunksize=1):
+            totals.add(told)
+            totals.wall_s = time.monotonic() - started
+            progress.update(task, advance=1, figures=f"{totals.figures['acknowledged']:,} acknowledged")
+            if told.broken is None:
                 continue
-            totals.broken += 1
-            console.print(f"[bold red]seed {number}: {broken}[/] (after {figures.virtual_s:.2f} virtual s)")
-            console.print(
-                f"  again: {options.command(number, name)}   (--trace prints it message by message)"
-            )
-            if small and totals.broken == 1 and (found := smaller(number, options.keywords(name))):
-                console.print(found.text(options.command(number, name)), highlight=False)
+            command = options.command(told.seed, told.workload)
+            after = f"after {told.figures.virtual_s:.2f} virtual s"
+            console.print(f"[bold red]seed {told.seed}: {told.broken}[/] ({after})")
+            console.print(f"  again: {command}   (--trace prints it message by message)")
+            if (
+                small
+                and totals.broken == 1
+                and (found := smaller(told.seed, options.keywords(told.workload)))
+            ):
+                console.print(found.text(command), highlight=False)
             if not keep_going:
                 break
-    console.print(totals.text(time.monotonic() - started))
-    return min(totals.broken, 100)

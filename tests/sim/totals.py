@@ -1,0 +1,160 @@
+"""Sums over schedules: what a run prints, what it writes to a file, and how several runs are added up."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections import Counter
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from tests.sim import coverage
+from tests.sim.simulation import Figures
+
+_FROM_FIGURES = tuple(f.name for f in fields(Figures) if f.name != "trace")
+#: Of a history's figures, those that a reader of a table asks for.
+_FROM_HISTORY = (
+    "events",
+    "messages",
+    "records read",
+    "transactions",
+    "transactions committed",
+    "transactions rolled back",
+)
+
+
+@dataclass(slots=True)
+class Told:
+    """What one schedule has to say. Crosses process borders."""
+
+    seed: int
+    workload: str
+    figures: Figures
+    broken: str | None
+    faults: Counter[str]
+    cells: coverage.Cells
+    history: Counter[str]
+
+
+@dataclass(slots=True)
+class Totals:
+    """Of one run, or of several."""
+
+    schedules: int = 0
+    broken: int = 0
+    wall_s: float = 0.0
+    commits: list[str] = field(default_factory=list)
+    #: [workload, first seed, seeds]
+    seeds: list[list[Any]] = field(default_factory=list)
+    figures: Counter[str] = field(default_factory=Counter)
+    history: Counter[str] = field(default_factory=Counter)
+    faults: Counter[str] = field(default_factory=Counter)
+    cells: coverage.Cells = field(default_factory=coverage.Cells)
+
+    def add(self, told: Told) -> None:
+        self.schedules += 1
+        self.broken += told.broken is not None
+        self.figures.update({name: getattr(told.figures, name) for name in _FROM_FIGURES})
+        self.history += told.history
+        self.faults += told.faults
+        self.cells += told.cells
+        for known in self.seeds:
+            if known[0] == told.workload and known[1] + known[2] == told.seed:
+                known[2] += 1
+                break
+        else:
+            self.seeds.append([told.workload, told.seed, 1])
+
+    def add_run(self, other: Totals) -> None:
+        for item in fields(self):
+            mine, theirs = getattr(self, item.name), getattr(other, item.name)
+            setattr(self, item.name, mine + theirs)
+        self.commits = sorted(set(self.commits))
+
+    def overlaps(self) -> list[str]:
+        """Seeds that were run more than once must not count more than once."""
+        found, last = [], ("", 0)
+        for workload, first, count in sorted(self.seeds):
+            if last[0] == workload and first < last[1]:
+                found.append(f"{workload} {first}..{min(last[1], first + count) - 1}")
+            last = (workload, max(first + count, last[1] if last[0] == workload else 0))
+        return found
+
+    def text(self) -> str:
+        f = self.figures
+        return (
+            f"{self.schedules:,} schedules, {self.broken} broken · "
+            f"{self.schedules / max(self.wall_s, 1e-9):.1f}/s · {f['virtual_s']:,.0f} virtual s · "
+            f"{f['elections']:,} elections · {f['crashes']:,} crashes · {f['repairs']:,} repairs · "
+            f"{f['wipes']:,} wiped disks · {f['acknowledged']:,} acknowledged"
+        )
+
+    def show(self, console: Console) -> None:
+        console.print(self.text())
+        if not self.cells:
+            return
+        told = Table("history", "sum")
+        for name in _FROM_HISTORY:
+            told.add_row(name, f"{self.history[name]:,}")
+        console.print(told)
+        console.print(coverage.table(self.cells))
+        missing = coverage.empty(self.cells)
+        console.print(f"{len(missing)} of {len(coverage.Phase) * len(coverage.KINDS)} cells were not reached")
+
+    def dump(self, file: Path) -> None:
+        data = {item.name: getattr(self, item.name) for item in fields(self)}
+        data["cells"] = [[phase, kind, n] for (phase, kind), n in sorted(self.cells.items())]
+        file.write_text(json.dumps(data, indent=1) + "\n")
+
+    @staticmethod
+    def load(file: Path) -> Totals:
+        data = json.loads(file.read_text())
+        data["cells"] = coverage.Cells({(phase, kind): n for phase, kind, n in data["cells"]})
+        for name in ("figures", "history", "faults"):
+            data[name] = Counter(data[name])
+        return Totals(**data)
+
+    def markdown(self) -> str:
+        """For a document: totals, seeds, faults by phase."""
+        seeds = ", ".join(f"{w} {first} to {first + count - 1}" for w, first, count in sorted(self.seeds))
+        rows = [
+            ("schedules", f"{self.schedules:,}"),
+            ("of them with a broken promise", f"{self.broken:,}"),
+            ("virtual seconds", f"{self.figures['virtual_s']:,.0f}"),
+            ("seeds", seeds),
+            ("commits", ", ".join(self.commits)),
+            ("faults that struck", f"{self.faults.total():,}"),
+            *((name, f"{self.figures[name]:,}") for name in ("elections", "crashes", "repairs", "wipes")),
+            *((f"history: {name}", f"{self.history[name]:,}") for name in _FROM_HISTORY),
+        ]
+        lines = ["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows), ""]
+        return "\n".join([*lines, coverage.markdown(self.cells)])
+
+
+def commit_hash() -> str:
+    """Of the code that ran; marked if it has changes that no commit has."""
+    shown = subprocess.run(
+        ["git", "describe", "--always", "--dirty"],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=Path(__file__).parent,
+    )
+    return shown.stdout.strip() or "unknown"
+
+
+def total(files: Annotated[list[Path], typer.Argument(exists=True, dir_okay=False)]) -> None:
+    """Add up what several runs wrote with --coverage-json, and print it for a terminal and a document."""
+    console, sums = Console(), Totals()
+    for file in files:
+        sums.add_run(Totals.load(file))
+    sums.show(console)
+    print(sums.markdown())
+    if twice := sums.overlaps():
+        console.print(f"[bold red]counted more than once: {', '.join(twice)}")
+        raise typer.Exit(1)
