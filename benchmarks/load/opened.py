@@ -191,12 +191,12 @@ def _recovery(cluster: Any, opened: int, say: Callable[[str], None]) -> dict[str
             for victim in victims:
                 replicas.restarted(victim)
             figures[f"back_after_{name}_s"] = time.monotonic() - begin
-            time.sleep(2.0)
-            for replica in replicas.all():
-                if replica.open_transactions != opened:
-                    problems.append(
-                        f"{name} died, and replica {replica.replica} has {replica.open_transactions} open"
-                    )
+            for victim in victims:
+                try:
+                    replicas.whole(victim.replica, opened)
+                except TimeoutError as error:
+                    problems.append(f"{name} died, and replica {victim.replica} lacks open ones: {error}")
+            figures[f"whole_after_{name}_s"] = time.monotonic() - begin
             say(
                 f"SIGKILL of {name}: next commit after {figures[f'first_commit_after_{name}_s']:.2f} s, "
                 f"all back after {figures[f'back_after_{name}_s']:.1f} s"
