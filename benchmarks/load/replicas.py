@@ -51,7 +51,7 @@ class Replicas:
         self.when(is_new)
 
     def whole(self, number: int, opened: int) -> None:
-        """Until that replica has as many transactions open: one that is back has yet to apply what it missed."""
+        """Until that replica has so many open: one that is back has yet to apply what it missed."""
         self.when(lambda r: r.replica == number and r.open_transactions == opened)
 
     def caught_up(self, number: int, timeout_s: float = 600.0) -> float:
