@@ -51,9 +51,13 @@ class ClientTx:
     asked: bool = False  # somebody asked for a decision
     told: str | None = None
     awaits_answer: bool = True  # its producer lives, and sent no one-way decision
-    parts_durable: int = 0
+    durable: set[int] = field(default_factory=set)  # parts of its PREPARE; a retry may be in the log too
     decided: bool = False  # durably
     phases: dict[Phase, float] = field(default_factory=dict)  # those it is in, since when
+
+    @property
+    def parts_durable(self) -> int:
+        return len(self.durable)
 
 
 class Ledger:
@@ -105,15 +109,17 @@ class Ledger:
             return
         for op in decode_command(command)[1]:
             if op.type == OpType.PREPARE:
-                self._prepared(op.meta[0], op.meta[2])
+                self._prepared(op.meta[0], op.meta[2], op.meta[5])
             elif op.type in (OpType.COMMIT, OpType.ROLLBACK):
                 for tx_id in op.meta[1]:
                     self._decided(op.meta[0], tx_id, op.type == OpType.COMMIT)
 
-    def _prepared(self, app: str, ids: list[str]) -> None:
+    def _prepared(self, app: str, ids: list[str], part: int) -> None:
         for tx_id in ids:
             tx = self.transactions[app, tx_id]
-            tx.parts_durable += 1
+            if part in tx.durable:
+                continue
+            tx.durable.add(part)
             if tx.parts_durable < tx.parts:
                 self.leave(tx, Phase.PREPARING)
                 self.enter(tx, Phase.PREPARED_IN_PART)
