@@ -121,10 +121,10 @@ def pick(taking: Sequence[C], tried: Set[str]) -> C | None:
 
 def lock_pause_s(empty_in_a_row: int, waited_s: float, wait_s: float) -> float:
     """Pause before the next lock call. A leader that has no room for another long poll answers empty at
-    once; then the pause grows from 0.1 s (FMQ's) to 2 s, and it is 0 while polls wait or find work."""
+    once; then the pause grows from 0.1 s (FMQ's) to 1 s, and it is 0 while polls wait or find work."""
     if empty_in_a_row == 0 or waited_s >= wait_s / 2:
         return 0.0
-    return float(min(0.1 * 2 ** min(empty_in_a_row - 1, 8), 2.0))
+    return float(min(0.1 * 2 ** min(empty_in_a_row - 1, 8), 1.0))
 
 
 def retry_pause_s(failures: int) -> float:
