@@ -1,0 +1,128 @@
+"""Correct histories of any length, from a broker that is a few lists: for property tests and for scale.
+
+Transactions, sends, checks, operators, retries, conflicts and lost answers are drawn by chance; what
+the broker holds in the end is in ``logs``, to be read as it is, or spoilt first.
+"""
+
+from __future__ import annotations
+
+import random
+
+from tests.history.events import Event, Recorder, Sent
+
+PARTITIONS = 3
+TOPIC = "t"
+COMMITTED, ROLLBACK = "COMMITTED", "ROLLBACK"
+
+
+class Model:
+    """A broker without faults and its clients, one event after the other."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = random.Random(seed)
+        self._now = self._number = self._cut = 0
+        self.recorder = Recorder("model", clock=self._tick)
+        self.logs: list[list[str]] = [[] for _ in range(PARTITIONS)]
+        self.owner: dict[str, str] = {}  # message -> its transaction, or its producer
+        self.settled: dict[str, str] = {}  # transaction -> outcome
+        self._open: dict[str, list[Sent]] = {}
+        self._of: dict[str, list[Sent]] = {}
+        self._position = [0] * PARTITIONS
+        self.acknowledged: set[str] = set()  # messages whose commit or send was told to somebody
+
+    def _tick(self) -> int:
+        self._now += 1
+        return self._now
+
+    @property
+    def events(self) -> list[Event]:
+        return self.recorder.events
+
+    def run(self, steps: int) -> Model:
+        acts = (self._prepare, self._decide, self._decide, self._send, self._poll, self._read_cut)
+        for _ in range(steps):
+            self.rng.choice(acts)()
+        while self._open:
+            self._decide(sure=True)
+        return self
+
+    def read_finally(self, name: str = "final") -> None:
+        for number, log in enumerate(self.logs):
+            records = list(enumerate(log))
+            self.recorder.read(name, TOPIC, number, records, start=0, end=len(log), cut=name)
+
+    def _messages(self, count: int, owner: str, number: int | None = None) -> list[Sent]:
+        made = []
+        for _ in range(count):
+            self._number += 1
+            where = self.rng.randrange(PARTITIONS) if number is None else number
+            made.append(Sent(f"m{self._number}", TOPIC, where))
+            self.owner[made[-1].id] = owner
+        return made
+
+    def _prepare(self) -> None:
+        self._number += 1
+        tx = f"x{self._number}"
+        messages = self._messages(self.rng.randint(1, 4), tx)
+        op = self.recorder.invoke("prepare", app="a", tx=tx, messages=messages)
+        chance = self.rng.random()
+        if chance < 0.05:
+            self.recorder.fail(op, "refused")
+            return
+        self._open[tx] = self._of[tx] = messages
+        if chance < 0.9:
+            self.recorder.ok(op)
+
+    def _decide(self, sure: bool = False) -> None:
+        """Of an open transaction, or again of one that is settled; an answer may be lost, both ways."""
+        again = self.settled and not sure and self.rng.random() < 0.2
+        if not again and not self._open:
+            return
+        tx = self.rng.choice(list(self.settled if again else self._open))
+        outcome = self.rng.choice((COMMITTED, COMMITTED, ROLLBACK))
+        by = self.rng.choice(("producer", "operator", "check"))
+        op = self.recorder.invoke("decide", app="a", tx=tx, outcome=outcome, by=by)
+        chance = 1.0 if sure else self.rng.random()
+        if chance < 0.1:  # it never arrived
+            self.recorder.unknown(op, "timed out")
+            return
+        if tx in self._open:
+            messages = self._open.pop(tx)
+            self.settled[tx] = outcome
+            if outcome == COMMITTED:
+                for message in messages:
+                    self.logs[message.partition].append(message.id)
+        if chance > 0.2:
+            self.recorder.ok(op, outcome=self.settled[tx])
+            if self.settled[tx] == COMMITTED:
+                self.acknowledged.update(message.id for message in self._of[tx])
+
+    def _send(self) -> None:
+        producer, number = f"p{self.rng.randrange(3)}", self.rng.randrange(PARTITIONS)
+        messages = self._messages(self.rng.randint(1, 3), producer, number)
+        op = self.recorder.invoke("send", producer=producer, messages=messages)
+        if self.rng.random() < 0.1:
+            self.recorder.unknown(op, "it never arrived")
+            return
+        base = len(self.logs[number])
+        self.logs[number] += [message.id for message in messages]
+        if self.rng.random() < 0.9:
+            self.recorder.ok(op, places=[[TOPIC, number, base + n] for n in range(len(messages))])
+            self.acknowledged.update(message.id for message in messages)
+
+    def _poll(self) -> None:
+        number = self.rng.randrange(PARTITIONS)
+        at = self._position[number]
+        records = list(enumerate(self.logs[number]))[at : at + self.rng.randint(1, 5)]
+        self.recorder.read("reader", TOPIC, number, records)
+        self._position[number] += len(records)
+
+    def _read_cut(self) -> None:
+        """Only the end of each partition, so that a long history takes no square of its length."""
+        self._cut += 1
+        for number, log in enumerate(self.logs):
+            start = max(0, len(log) - 4)
+            records = [(at, log[at]) for at in range(start, len(log))]
+            self.recorder.read(
+                "cuts", TOPIC, number, records, start=start, end=len(log), cut=f"cut {self._cut}"
+            )
