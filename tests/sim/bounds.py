@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 #: Far above what a window per peer lets in; duplicates of the wild network and a pause of seconds included.
 INBOX_MAX = 20_000
-REQUEST_BYTES_MAX = 4_000
+REQUEST_BYTES_MAX = 8 << 20
 
 
 def check_bounds(replica: SimReplica, cache_bytes: int) -> None:
@@ -65,7 +65,8 @@ def _check_broker(replica: SimReplica, broker: object) -> None:
     waiting = sum(submission.size for submission in admission._queue)
     if waiting != admission._queued_bytes:
         raise Violation(f"{replica.name} has lost count of the bytes in its queue of requests", "unbounded")
-    bound = admission._queue_bytes_max + REQUEST_BYTES_MAX
+    # One request is taken however large, when none waits.
+    bound = admission._queue_bytes_max if len(admission._queue) > 1 else REQUEST_BYTES_MAX
     _inside(replica, "bytes of requests that wait", waiting, bound)
     _inside(replica, "entries in flight", broker._in_flight, broker.limits.entries_in_flight)  # type: ignore[attr-defined]
     due = state.due
