@@ -79,9 +79,7 @@ class Driver:
         self._build, self._journal, self._fatal, self._after_tick = build, journal, fatal, after_tick
         self._listen, self._use_uvloop = (listen_host, listen_port), use_uvloop
         self._helpers = ThreadPoolExecutor(2, thread_name_prefix=f"resolve-{identity.replica}")
-        self._transport = TcpTransport(
-            identity, peers, secret, resolve, self, self._helpers, tls=certificate
-        )
+        self._transport = TcpTransport(identity, peers, secret, resolve, self, self._helpers, tls=certificate)
         self._node: RaftNode | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._calls: deque[Callable[[], None]] = deque()
