@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections import Counter
 from pathlib import Path
@@ -114,6 +115,9 @@ def main(
     ] = False,
 ) -> None:
     """Inflict faults on a real cluster at work, and check that nothing was lost, doubled or early."""
+    # Also where a shell has it ignored, and the same for SIGTERM: a run that is ended cleans up.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # a run into a file is watched
     console = Console()
     options = RunOptions(
