@@ -102,9 +102,9 @@ class Faults:
             except BaseException as error:
                 failures.append(error)
 
-        blow = Blow(time.monotonic_ns(), victim)
         timer = threading.Timer(fault.seconds, healing)
         strike()
+        blow = Blow(time.monotonic_ns(), victim)  # now it is complete: filling a disk takes a while
         timer.start()
         try:
             yield blow
