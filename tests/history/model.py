@@ -12,6 +12,7 @@ from tests.history.events import Event, Recorder, Sent
 
 PARTITIONS = 3
 TOPIC = "t"
+RECENT = 12  # transactions among which the next decision chooses
 COMMITTED, ROLLBACK = "COMMITTED", "ROLLBACK"
 
 
@@ -25,6 +26,8 @@ class Model:
         self.logs: list[list[str]] = [[] for _ in range(PARTITIONS)]
         self.owner: dict[str, str] = {}  # message -> its transaction, or its producer
         self.settled: dict[str, str] = {}  # transaction -> outcome
+        self.told: dict[str, str] = {}  # the same, of those whose outcome somebody was told
+        self._recent: list[str] = []  # open or settled, to be decided (again)
         self._open: dict[str, list[Sent]] = {}
         self._of: dict[str, list[Sent]] = {}
         self._position = [0] * PARTITIONS
@@ -70,15 +73,17 @@ class Model:
             self.recorder.fail(op, "refused")
             return
         self._open[tx] = self._of[tx] = messages
+        self._recent = [*self._recent[-RECENT:], tx]
         if chance < 0.9:
             self.recorder.ok(op)
 
     def _decide(self, sure: bool = False) -> None:
         """Of an open transaction, or again of one that is settled; an answer may be lost, both ways."""
-        again = self.settled and not sure and self.rng.random() < 0.2
-        if not again and not self._open:
-            return
-        tx = self.rng.choice(list(self.settled if again else self._open))
+        if not self._recent or sure:
+            if not self._open:
+                return
+            self._recent = list(self._open)[:RECENT]
+        tx = self.rng.choice(self._recent)
         outcome = self.rng.choice((COMMITTED, COMMITTED, ROLLBACK))
         by = self.rng.choice(("producer", "operator", "check"))
         op = self.recorder.invoke("decide", app="a", tx=tx, outcome=outcome, by=by)
@@ -94,6 +99,7 @@ class Model:
                     self.logs[message.partition].append(message.id)
         if chance > 0.2:
             self.recorder.ok(op, outcome=self.settled[tx])
+            self.told[tx] = self.settled[tx]
             if self.settled[tx] == COMMITTED:
                 self.acknowledged.update(message.id for message in self._of[tx])
 
@@ -113,7 +119,7 @@ class Model:
     def _poll(self) -> None:
         number = self.rng.randrange(PARTITIONS)
         at = self._position[number]
-        records = list(enumerate(self.logs[number]))[at : at + self.rng.randint(1, 5)]
+        records = list(enumerate(self.logs[number][at : at + self.rng.randint(1, 5)], start=at))
         self.recorder.read("reader", TOPIC, number, records)
         self._position[number] += len(records)
 

@@ -94,10 +94,10 @@ def test_a_message_in_another_partition_is_found(seed: int, data: st.DataObject)
 def test_a_message_of_a_rolled_back_transaction_is_found(seed: int) -> None:
     model = unread(seed, 60)
     sent = {m.id: m for e in model.events if e.kind == "prepare" for m in e.fields["messages"]}
-    gone = [m for id, m in sent.items() if model.settled.get(model.owner[id]) == "ROLLBACK"]
+    gone = [m for id, m in sent.items() if model.told.get(model.owner[id]) == "ROLLBACK"]
     assume(gone)
     model.logs[gone[0].partition].append(gone[0].id)
-    assert found_after(model) & {"G1a", "torn", "invented-decision", "unstable-outcome"}
+    assert "G1a" in found_after(model)
 
 
 @settings(deadline=None)
