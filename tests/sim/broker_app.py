@@ -17,7 +17,7 @@ from tests.history.events import identify
 from tests.sim.runs import joined
 from tests.sim.workload import Cluster, ReplicaContext
 
-DIGEST_EVERY = 16  # entries; the digest walks the whole state
+DIGEST_EVERY = 32  # entries; the digest walks the whole state
 RETENTION_INTERVAL_MS = 1_500
 
 

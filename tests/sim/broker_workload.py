@@ -119,18 +119,24 @@ class BrokerWorkload:
         elif (found := self.desk.any_leader()) is not None:
             opened = self._listed(found[1])
             if opened:
-                self._operate(*self._rng.choice(opened), self._rng.choice(("COMMITTED", "ROLLBACK")))
+                (name, tx_id), arrived = self._rng.choice(list(opened.items()))
+                self._operate(name, tx_id, arrived, self._rng.choice(("COMMITTED", "ROLLBACK")))
 
-    def _listed(self, app: BrokerApplication) -> list[tuple[str, str]]:
-        """What an operator sees: (app, transaction)."""
+    def _listed(self, app: BrokerApplication) -> dict[tuple[str, str], int]:
+        """What an operator sees at this replica: (app, transaction) -> parts that have arrived."""
         apps = app.replica.state.transactions.apps
-        return [(name, tx_id) for name, table in apps.items() for tx_id, _ in table.open.items()]
+        return {
+            (name, tx_id): len(record.digests)
+            for name, table in apps.items()
+            for tx_id, record in table.open.items()
+        }
 
-    def _operate(self, app: str, tx_id: str, outcome: str) -> None:
+    def _operate(self, app: str, tx_id: str, arrived: int, outcome: str) -> None:
+        """A commit is one of the messages that have arrived, so it is right only when all have."""
         assert self.ledger is not None
         tx = self.ledger.transactions[app, tx_id]
-        if tx.parts_durable < tx.parts:
-            outcome = "ROLLBACK"  # a commit would be one of the messages that are there, and is an error
+        if arrived < tx.parts:
+            outcome = "ROLLBACK"
         Decision(self.desk, self.ledger, [tx], outcome, "operator", lambda: True)
 
     # -------------------------------------------------------------- the end
@@ -141,8 +147,8 @@ class BrokerWorkload:
             raise Violation("the topics were never created", "stuck")
         leader = self._resolve("shop", RESOLVE_S)
         self._mute_stay_open(leader)
-        for name, tx_id in self._listed(leader):
-            self._operate(name, tx_id, self._rng.choice(("COMMITTED", "ROLLBACK")))
+        for (name, tx_id), arrived in self._listed(leader).items():
+            self._operate(name, tx_id, arrived, self._rng.choice(("COMMITTED", "ROLLBACK")))
         self._resolve(None, RESOLVE_S)
         self._run(1.0)  # followers apply the last of it
         self._read_everything()
@@ -177,7 +183,7 @@ class BrokerWorkload:
     def _mute_stay_open(self, leader: BrokerApplication) -> None:
         """Nobody answers for this app: what no producer and no operator decided must still be listed."""
         assert self.ledger is not None
-        listed = set(self._listed(leader))
+        listed = self._listed(leader)
         for key, tx in self.ledger.transactions.items():
             if tx.app == "mute" and tx.prepared and not tx.asked and key not in listed:
                 raise Violation(f"{tx.tx} was decided by nobody and is no longer open", "invented-decision")
