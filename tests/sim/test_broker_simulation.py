@@ -16,10 +16,14 @@ from escrowmq.replication.state.machine import StateMachine
 from escrowmq.replication.state.transactions import OpenTx
 from tests.sim.broker_workload import BrokerWorkload
 from tests.sim.coverage import Cells, Phase, empty
+from tests.sim.faultplan import KINDS
 from tests.sim.simulation import Plan, Simulation
 from tests.sim.world import Violation
 
 SEEDS = 24
+#: Kinds that do not meet a transaction in each of its phases within so few schedules; thousands of
+#: schedules fill the table (docs/reliability.md).
+RARE = ("storm", "clock-ahead", "slow-fsync", "flip-log", "flip-state", "flip-vote", "hand-over", "at-cut")
 
 
 def run(seed: int) -> tuple[BrokerWorkload, Cells]:
@@ -44,10 +48,10 @@ def test_promises_hold_over_many_schedules_that_reach_every_phase() -> None:
     assert counts["transactions committed"] > 40 * SEEDS, counts
     assert counts["transactions rolled back"] > 20 * SEEDS, counts
     assert counts["records read"] > 500 * SEEDS, counts
-    assert {phase for phase, _ in reached} == {phase.value for phase in Phase}
-    for kind in ("kill", "power-cut", "partition", "crash-at-effect"):
-        missing = [phase for phase, fault in empty(reached, (kind,))]
-        assert not missing, f"no {kind} met a transaction in {missing}"
+    common = tuple(kind for kind in KINDS if kind not in RARE)
+    assert not empty(reached, common), "choose other seeds, or find out why this is no longer reached"
+    for kind in RARE:
+        assert len(empty(reached, (kind,))) <= len(Phase) // 2, f"{kind} met hardly any transaction"
 
 
 def fails_within(seeds: int) -> str:
@@ -66,7 +70,8 @@ def test_control_a_commit_that_drops_a_reference_is_found(monkeypatch: pytest.Mo
         return whole(self, records)[:-1]
 
     monkeypatch.setattr(admission.Admission, "_references", without_last)
-    assert "torn" in fails_within(3)
+    # With one reference only, nothing of it is left.
+    assert fails_within(3).startswith(("torn", "lost-write"))
 
 
 def test_control_deduplication_of_batches_switched_off_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
