@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import tracemalloc
+from collections.abc import Iterator
 
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from tests.history.checker import check
+from tests.history.events import Event
 from tests.history.model import PARTITIONS, Model
 from tests.history.scale import history, measure
 
@@ -125,7 +127,7 @@ def test_memory_does_not_grow_with_what_is_read_again() -> None:
         events = history(4_000)
         finals = events[-PARTITIONS:]
 
-        def all_events():  # type: ignore[no-untyped-def]
+        def all_events() -> Iterator[Event]:
             yield from events
             for _ in range(rounds):
                 yield from finals

@@ -69,7 +69,8 @@ class Producer:
         parts = 2 if rng.random() < 0.15 else 1
         batch, rows = [], []
         for number in numbers:
-            tx_id, sent, values = f"x{number}", [], []
+            tx_id, values = f"x{number}", []
+            sent: list[Sent] = []
             for part in range(parts):
                 for place in rng.sample(PLACES, rng.choice((1, 1, 2, 3))):
                     for _ in range(rng.choice((1, 1, 1, 2))):

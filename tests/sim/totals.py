@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tests.sim import coverage
+from tests.sim.faultplan import KINDS
 from tests.sim.simulation import Figures
 
 _FROM_FIGURES = tuple(f.name for f in fields(Figures) if f.name != "trace")
@@ -104,7 +105,7 @@ class Totals:
         console.print(told)
         console.print(coverage.table(self.cells))
         missing = coverage.empty(self.cells)
-        console.print(f"{len(missing)} of {len(coverage.Phase) * len(coverage.KINDS)} cells were not reached")
+        console.print(f"{len(missing)} of {len(coverage.Phase) * len(KINDS)} cells were not reached")
 
     def dump(self, file: Path) -> None:
         data = {item.name: getattr(self, item.name) for item in fields(self)}
