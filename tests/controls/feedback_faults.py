@@ -13,7 +13,10 @@ from escrowmq.replication.model import TransactionState
 from escrowmq.replication.state.checks import DueQueue
 from tests.controls.planting import plant
 
-INVENTED = ("invented-decision", "unstable-outcome", "G1a", "lost-write", "both-decided", "precommitted-read")
+INVENTED = (
+    *("invented-decision", "unstable-outcome", "G1a", "lost-write", "both-decided", "precommitted-read"),
+    "unresolved",
+)
 
 
 @plant("feedback-decides-by-itself", *INVENTED)

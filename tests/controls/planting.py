@@ -20,6 +20,7 @@ import pytest
 from escrowmq.replication.guards import ALL_GUARDS, Guard
 from escrowmq.replication.raft import RaftNode
 from tests.sim.checks import Checker
+from tests.sim.faultplan import WEIGHTS
 
 Install = Callable[[pytest.MonkeyPatch], None]
 
@@ -41,6 +42,7 @@ class Planted:
     slow: bool
     passing_over: frozenset[str]  # kinds that prove nothing here: the next seed is tried
     blind: frozenset[str]  # invariants that are overlooked, because they always come first
+    often: dict[str, int]  # weights of the kinds of faults that bring it out, instead of the usual ones
 
     @property
     def breaks(self) -> str:
@@ -64,6 +66,7 @@ def plant(
     slow: bool = False,
     passing_over: Iterable[str] = (),
     blind: Iterable[str] = (),
+    often: dict[str, int] | None = None,
 ) -> Callable[[Install], Install]:
     """Register a function as the planted fault ``name``, which ``expected`` kinds of violation report."""
 
@@ -83,6 +86,7 @@ def plant(
             slow,
             frozenset(passing_over),
             frozenset(blind),
+            often or {},
         )
         return install
 
@@ -107,6 +111,9 @@ def planted(fault: Planted | str | None) -> Iterator[None]:
         fault = by_name(fault)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Checker, "blind", fault.blind)
+        for kind, weight in fault.often.items():
+            assert kind in WEIGHTS, kind
+            patch.setitem(WEIGHTS, kind, weight)
         if fault.without:
             _without(patch, fault.without)
         fault.install(patch)

@@ -1,4 +1,9 @@
-"""Planted faults in elections, replication and the commit rule."""
+"""Planted faults in elections, replication and the commit rule.
+
+Not here: acknowledgements of an earlier term. It takes a leader that is deposed, cut, elected again and
+reached by an old answer before it has reached that follower, which random schedules do not bring about;
+the scripted ones of tests/replication/test_defects_leader.py do.
+"""
 
 from __future__ import annotations
 
@@ -38,11 +43,6 @@ def stock_truncation(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Core, "_SyncObj__deleteEntriesFrom", _cut_whatever_is_asked)
 
 
-@plant("acks-without-term", *LOST, workload="raw", without={Guard.ACK_TERM, Guard.HELD_TERM})
-def acks_without_term(patch: pytest.MonkeyPatch) -> None:
-    """An acknowledgement of an earlier term counts: the follower may have cut those entries since."""
-
-
 @plant("acks-before-fsync", *LOST, workload="raw", without={Guard.HOLD_ACKS})
 def acks_before_fsync(patch: pytest.MonkeyPatch) -> None:
     """A follower acknowledges what only its page cache holds."""
@@ -53,7 +53,17 @@ def leader_counts_itself_early(patch: pytest.MonkeyPatch) -> None:
     """A leader counts itself for entries that its own disk does not hold yet."""
 
 
-@plant("votes-counted-per-delivery", *VOTES, *LOST, workload="raw", without={Guard.VOTE_ONCE})
+@plant(
+    "votes-counted-per-delivery",
+    *VOTES,
+    *LOST,
+    workload="raw",
+    without={Guard.VOTE_ONCE},
+    size=5,
+    kind="wild",
+    start=10,
+    often={"storm": 60, "at-election": 40},
+)
 def votes_counted_per_delivery(patch: pytest.MonkeyPatch) -> None:
     """One voter whose vote arrives twice is a majority of five."""
 
@@ -76,7 +86,7 @@ def vote_forgotten_at_restart(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(VoteFile, "__init__", forgetful)
 
 
-@plant("vote-for-a-shorter-log", *LOST, workload="raw")
+@plant("vote-for-a-shorter-log", *LOST, workload="raw", often={"at-election": 40})
 def vote_for_a_shorter_log(patch: pytest.MonkeyPatch) -> None:
     """A voter does not compare logs, so that a replica may lead which lacks what was acknowledged."""
     receive, asked = Core.receive, PreVote.asked
@@ -136,7 +146,16 @@ def apply_before_commit(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Core, "tick", eager)
 
 
-@plant("learner-votes-at-once", *VOTES, *LOST, workload="raw", kind="fifo", chaos_s=10.0)
+@plant(
+    "learner-votes-at-once",
+    "SafetyViolation",
+    *VOTES,
+    *LOST,
+    workload="raw",
+    kind="fifo",
+    chaos_s=10.0,
+    often={"empty-disk": 40},
+)
 def learner_votes_at_once(patch: pytest.MonkeyPatch) -> None:
     """A replica that lost its disk takes part at once: what it had promised is forgotten."""
     begin = RaftNode.__init__
@@ -147,7 +166,15 @@ def learner_votes_at_once(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(RaftNode, "__init__", full_member)
 
 
-@plant("learner-for-ever", "stuck-learner", "stuck", workload="raw", kind="fifo", chaos_s=10.0)
+@plant(
+    "learner-for-ever",
+    "stuck-learner",
+    "stuck",
+    workload="raw",
+    kind="fifo",
+    chaos_s=10.0,
+    often={"empty-disk": 40},
+)
 def learner_for_ever(patch: pytest.MonkeyPatch) -> None:
     """A replica that lost its disk never becomes a full member again."""
     patch.setattr(Rejoin, "_complete", lambda self: False)

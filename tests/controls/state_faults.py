@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from escrowmq.replication import admission
-from escrowmq.replication.admission import Admission, Entry
+from escrowmq.replication.admission import Admission, Entry, Submission
 from escrowmq.replication.codec import ENVELOPE, Op, OpType, decode_command, encode_command
 from escrowmq.replication.fetching import FetchRequest, FetchResult
 from escrowmq.replication.replica import Raft, Replica
@@ -41,7 +41,7 @@ def deduplication_off(patch: pytest.MonkeyPatch) -> None:
     _rewire(patch, OpType.MESSAGE, again)
 
 
-@plant("settled-forgotten", "duplicate", "unresolved", "unstable-outcome", "both-decided", "lost-write")
+@plant("settled-forgotten", "duplicate", "unresolved", "unstable-outcome", "prepared-lost", "lost-write")
 def settled_forgotten(patch: pytest.MonkeyPatch) -> None:
     """What became of a transaction is forgotten at once: a PREPARE that is sent again opens it anew."""
 
@@ -110,8 +110,10 @@ def ref_and_commit_apart(patch: pytest.MonkeyPatch) -> None:
     propose = Replica._propose
 
     def in_two(self: Replica, raft: Raft, entry: Entry) -> None:
-        for part in _split(entry):
-            propose(self, raft, part)
+        *references, rest = _split(entry)
+        for part in references:
+            raft.propose(part.command, lambda results, outcome: None)
+        propose(self, raft, rest)
 
     patch.setattr(Replica, "_propose", in_two)
     handlers = (StateMachine._ref_message, StateMachine._tx_message)
@@ -151,7 +153,7 @@ def _at_once(handler: Callable[..., None]) -> Callable[..., None]:
     return take
 
 
-@plant("torn-by-partition", "torn")
+@plant("torn-by-partition", "torn", "lost-write", "inconsistent-offsets", blind=("state-differs",))
 def torn_by_partition(patch: pytest.MonkeyPatch) -> None:
     """A commit shows in all partitions but the last at once, and in that one with the next commit."""
     late: dict[int, list[Any]] = {}
@@ -216,7 +218,7 @@ def _with_tail(replica: Replica, result: FetchResult, offset: int) -> FetchResul
     for index in range(replica.state.applied_index + 1, replica.journal.last_index + 1):
         command = replica.journal.read(index)
         for op in decode_command(command)[1] if command[0] == 0 else ():
-            if op.type == OpType.MESSAGE and op.meta[:2] == [topic, number]:
+            if op.type == OpType.MESSAGE and tuple(op.meta[:2]) == (topic, number):
                 runs.append((at, op.meta[5], 0, op.body_size))
                 at += op.meta[5]
                 blob += command[op.body_pos : op.body_pos + op.body_size]
@@ -237,35 +239,75 @@ def state_of_its_own(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(StateMachine, "apply_ops", own)
 
 
-@plant("runs-in-the-wrong-order", "nonmonotonic-send", "inconsistent-offsets", "wrong-place")
-def runs_in_the_wrong_order(patch: pytest.MonkeyPatch) -> None:
-    """The rows of one commit are put into the index in the reverse order of their references."""
+@plant("messages-in-the-wrong-order", "nonmonotonic-send")
+def messages_in_the_wrong_order(patch: pytest.MonkeyPatch) -> None:
+    """A commit refers to the messages of a transaction from the last to the first."""
     references = Admission._references
-    patch.setattr(Admission, "_references", lambda self, records: references(self, records[::-1]))
+
+    def backwards(self: Admission, records: Sequence[OpenTx]) -> list[bytes]:
+        turned = [r._replace(refs=sum(reversed(_places(r)), ())) for r in records]
+        return references(self, turned)
+
+    patch.setattr(Admission, "_references", backwards)
 
 
 @plant("group-offsets-twice", "lost-offset", "state-differs")
 def group_offsets_twice(patch: pytest.MonkeyPatch) -> None:
     """Each commit of a group's offsets is applied once more after the next one."""
-    plain, before = StateMachine._group_offsets, {}
+    plain = StateMachine._group_offsets
+    before: dict[tuple[object, ...], Op] = {}
 
     def again(self: StateMachine, index: int, op: Op) -> Result:
         result = plain(self, index, op)
-        if self in before:
-            plain(self, index, before[self])
-        before[self] = op
+        group, topic, flat = op.meta
+        key = (self, group, topic, *flat[::2])
+        if key in before:
+            plain(self, index, before[key])
+        before[key] = op
         return result
 
     _rewire(patch, OpType.GROUP_OFFSETS, again)
 
 
-@plant("retention-drops-a-prepare", "lost-write", "torn", "unresolved", "OffsetGone", "gap", chaos_s=10.0)
+@plant("requests-without-bound", "unbounded")
+def requests_without_bound(patch: pytest.MonkeyPatch) -> None:
+    """A leader takes every request, however many wait."""
+
+    def anything(self: Admission, submission: Submission) -> bool:
+        self._queue.append(submission)
+        self._queued_bytes += submission.size
+        return True
+
+    patch.setattr(Admission, "offer", anything)
+
+
+@plant(
+    "retention-drops-a-prepare",
+    "lost-write",
+    "torn",
+    "unresolved",
+    "OffsetGone",
+    "gap",
+    chaos_s=10.0,
+    often={"snapshot": 60, "roll": 60, "retention": 60},
+)
 def retention_drops_a_prepare(patch: pytest.MonkeyPatch) -> None:
     """Retention looks at what can be read, and not at what open transactions refer to."""
     patch.setattr(TransactionTable, "oldest_index", lambda self: None)
 
 
-@plant("retention-drops-what-is-live", "lost-write", "torn", "gap", "poll-skip", "OffsetGone", chaos_s=10.0)
+@plant(
+    "retention-drops-what-is-live",
+    "lost-write",
+    "torn",
+    "gap",
+    "poll-skip",
+    "OffsetGone",
+    chaos_s=10.0,
+    start=4,
+    slow=True,
+    often={"snapshot": 60, "roll": 60, "retention": 60},
+)
 def retention_drops_what_is_live(patch: pytest.MonkeyPatch) -> None:
     """Retention looks at snapshots and open transactions, and not at what can still be read."""
     patch.setattr(PartitionIndex, "oldest_log_index", lambda self: None)
@@ -291,4 +333,8 @@ def _append(state: StateMachine, refs: Sequence[Sequence[int]]) -> None:
 
 
 def _index_all(state: StateMachine, record: OpenTx) -> None:
-    _append(state, [record.refs[at : at + 5] for at in range(0, len(record.refs), 5)])
+    _append(state, _places(record))
+
+
+def _places(record: OpenTx) -> list[tuple[int, ...]]:
+    return [record.refs[at : at + 5] for at in range(0, len(record.refs), 5)]

@@ -127,8 +127,8 @@ class Checker:
             )
         for peer in replica.node.progress():
             other = self._replicas.get(peer.peer)
-            if other is None or other.learner or not other.up or other.node.term != term:
-                continue
+            if other is None or other.learner or not other.up or other.node.term > term:
+                continue  # one that follows a later leader may have cut what it acknowledged to this one
             match = peer.match_index
             entry_term = journal.term_at(match)
             if entry_term is not None and not _holds_durably(other.journal, match, entry_term):

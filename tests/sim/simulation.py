@@ -238,9 +238,12 @@ class Simulation:
             self._hash.update(repr(seen).encode())
 
 
-def chosen_faults(seed: int, chaos_s: float, only: frozenset[int] | None) -> list[Fault]:
+def chosen_faults(
+    seed: int, chaos_s: float, only: frozenset[int] | None, plant: str | None = None
+) -> list[Fault]:
     """The plan of a seed, or those of its faults that are named."""
-    return [fault for fault in draw_faults(seed, chaos_s) if only is None or fault.number in only]
+    with planted(plant):  # it may change how often which fault is drawn
+        return [fault for fault in draw_faults(seed, chaos_s) if only is None or fault.number in only]
 
 
 def run_seed(seed: int, **settings: Any) -> tuple[Figures, str | None]:
@@ -269,7 +272,7 @@ def simulate(
         guards=guards,
         chaos_s=chaos_s,
         trace=trace,
-        faults=chosen_faults(seed, chaos_s, only_faults),
+        faults=chosen_faults(seed, chaos_s, only_faults, plant),
         actions_max=actions_max,
     )
     try:

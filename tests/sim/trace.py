@@ -60,7 +60,7 @@ def replay(seed: int, keywords: dict[str, Any]) -> int:
         workload=keywords["workload"](),
         guards=guards,
         chaos_s=chaos_s,
-        faults=chosen_faults(seed, chaos_s, keywords["only_faults"]),
+        faults=chosen_faults(seed, chaos_s, keywords["only_faults"], keywords["plant"]),
         actions_max=keywords["actions_max"],
     )
     simulation.say(f"seed {seed}: {plan}")
