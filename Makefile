@@ -4,7 +4,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint simulate bench load chaos fuzz
+.PHONY: controls help demo test lint simulate bench load chaos fuzz
 
 BIN := .venv/bin
 STAMP := .venv/.installed
@@ -15,6 +15,7 @@ PYTHON ?= $(shell for p in python3.11 python3.12 python3 /usr/bin/python3.11 /us
 	&& echo "$$p" && break; done)
 
 SEEDS ?= 200
+JOBS ?= 2
 SEED ?= 1
 EXAMPLES ?= 20000
 TRIALS ?= 50
@@ -26,7 +27,7 @@ demo: $(STAMP) ## orders through escrow while things are being killed; Spark che
 	$(BIN)/escrowmq demo
 
 test: lint ## everything: lint, types, layers, then the fast tests, then real Ray and Spark (< 15 minutes)
-	$(BIN)/python -m pytest -m "not ray and not spark and not slow"
+	$(BIN)/python -m pytest -m "not ray and not spark and not slow" -n $(JOBS) --dist loadfile
 	$(BIN)/python -m pytest -m "ray or spark or slow"
 
 lint: $(STAMP) ## ruff, mypy --strict, and the direction of imports
@@ -42,6 +43,9 @@ chaos: $(STAMP) ## real processes killed, stopped, cut off: TRIALS=<how many> SE
 
 fuzz: $(STAMP) ## garbage for every decoder: EXAMPLES=<per target> SEED=<n> (20000: half an hour)
 	FUZZ_EXAMPLES=$(EXAMPLES) FUZZ_SEED=$(SEED) $(BIN)/python -m pytest tests/fuzz --timeout=3600 $(ARGS)
+
+controls: $(STAMP) ## faults planted in the code, and how soon the simulator finds each (10 minutes; ARGS=--help)
+	$(BIN)/python -m tests.controls $(ARGS)
 
 bench: $(STAMP) ## figures and their ratio to a ceiling measured in the same run (5 minutes; ARGS=--help)
 	$(BIN)/python -m benchmarks $(ARGS)
