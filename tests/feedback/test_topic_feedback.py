@@ -342,7 +342,7 @@ def test_a_leader_without_room_for_another_poll_is_not_hammered() -> None:
             w.group.poll_places = 0
             w.producer("p1", always("COMMITTED"))
             await asyncio.sleep(60)
-            assert w.group.calls["lock_due"] < 50
+            assert w.group.calls["lock_due"] < 75, "about once a second"
             w.group.prepare("t1")
             await until(lambda: w.group.outcome("t1") == "COMMITTED", 5)
 
