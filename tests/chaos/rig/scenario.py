@@ -54,11 +54,11 @@ class Story:
         return {r.replica: r for r in self.cluster.status().groups[0].replicas if r.reachable}
 
     def leader(self) -> int:
-        """Who leads and is ready to."""
+        """Who leads and is ready to; the one of the latest term, since a deposed one may not know it yet."""
         ready = wait_until(
-            "a leader", lambda: [number for number, r in self.replicas().items() if r.details.get("ready")]
+            "a leader", lambda: [(r.term, n) for n, r in self.replicas().items() if r.details.get("ready")]
         )
-        return int(ready[-1])
+        return int(max(ready)[1])
 
     def settled(self) -> bool:
         """All replicas answer and have applied the same, and the supervisor is content."""
