@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from escrowmq.replication.disk import Disk
-from escrowmq.replication.entry import HEADER_SIZE
-from escrowmq.replication.errors import CorruptLog, Unavailable
+from escrowmq.replication.entry import HEADER_SIZE, scan
+from escrowmq.replication.errors import CorruptLog, Unavailable, UnknownVersion
 from escrowmq.replication.install import PREFIX as STAGED_PREFIX
 from escrowmq.replication.install import staged_name, switch_files
-from escrowmq.replication.segment_format import FILE_HEADER_SIZE
+from escrowmq.replication.segment_format import FILE_HEADER_SIZE, first_of_name, log_name
 from escrowmq.replication.verify import damage_in
 from escrowmq.replication.vote import NAME as VOTE_FILE
 from escrowmq.replication.vote import VoteFile
@@ -148,10 +148,31 @@ def _copy(disk: Disk, peer: str, offer: Manifest, source: PeerSource) -> None:
             # nobody reads its cold segments: it leaves for repair itself, and another one leads.
             source.suspect(peer, name, size)
             raise Unavailable(f"replica {peer} offers a damaged file: {damage}", ASK_INTERVAL_S)
+    theirs = _end_of(disk, [name for name, _ in offer.files], STAGED_PREFIX)
+    own = _end_of(disk, disk.names())
+    if theirs < own:
+        # What we acknowledged may count for something that is committed, and must not be forgotten, even if
+        # the leader itself has it in memory only: its disk is slow, or this is not why we were sent here.
+        raise Unavailable(
+            f"replica {peer} has only (term, entry) {theirs} on its disk, and we have {own}", ASK_INTERVAL_S
+        )
     _pledge(disk, offer)
     ours = [name for name in disk.names() if not name.startswith(STAGED_PREFIX)]
     old = [name for name in ours if name.endswith((".log", ".pos", ".snap", ".runs"))]
     switch_files(disk, [name for name, _ in offer.files], remove=old)
+
+
+def _end_of(disk: Disk, names: Sequence[str], prefix: str = "") -> tuple[int, int]:
+    """Term and index of the last sound entry of a log; (0, 0): none. ``prefix`` is put before the names."""
+    for first in sorted((n for name in names if (n := first_of_name(name)) is not None), reverse=True):
+        try:
+            data = memoryview(disk.read_all(prefix + log_name(first)))
+            found = scan(data, FILE_HEADER_SIZE, first)
+        except (CorruptLog, UnknownVersion):
+            return 0, 0  # nothing that this replica could vote with: it begins as a learner
+        if found.terms:
+            return found.terms[-1][1], first + len(found.positions) - 2
+    return 0, 0
 
 
 def _known_term(disk: Disk) -> int:

@@ -13,8 +13,10 @@ import pytest
 from escrowmq.actors.config import BrokerConfig
 from escrowmq.replication import hosting
 from escrowmq.replication.checkpoints import Checkpoints
-from escrowmq.replication.errors import CorruptLog
+from escrowmq.replication.disk import Disk
+from escrowmq.replication.errors import CorruptLog, Unavailable
 from escrowmq.replication.journal import SegmentJournal
+from escrowmq.replication.repair import Manifest, NoPeers, copy_from_leader, offered_files
 from escrowmq.replication.segment import BLOCK_BYTES
 from escrowmq.replication.state.machine import StateMachine
 from tests.replication.services import Trio
@@ -54,6 +56,52 @@ def test_a_snapshot_that_claims_another_version_is_passed_over() -> None:
     reports: list[str] = []
     found, _ = Checkpoints(disk, reports.append).recover(lambda: StateMachine(0, 1))
     assert found.applied_index == 5 and "version" in reports[0]
+
+
+class Leader(NoPeers):
+    """A peer that leads, as the repair sees it."""
+
+    def __init__(self, disk: Disk, term: int) -> None:
+        self._disk, self._term = disk, term
+
+    def manifest(self, peer: str) -> Manifest | None:
+        segments = [(s.name, s.size) for s in SegmentJournal(self._disk).segments()]
+        return Manifest(peer, self._term, 1, offered_files(self._disk, segments, None))
+
+    def read(self, peer: str, name: str, pos: int, size: int) -> bytes:
+        return self._disk.open(name).read(pos, size)
+
+
+def disk_with(last: int, term: int) -> Disk:
+    """A log of entries of term 1, the last one of ``term``."""
+    disk = sim_disk()
+    journal = SegmentJournal(disk)
+    for index in range(1, last + 1):
+        journal.add(command(index), index, term if index == last else 1)
+    journal.setCurrentTerm(term, None)
+    journal.close()
+    return disk
+
+
+def copy(own: Disk, leader: Disk, term: int) -> None:
+    copy_from_leader(own, ["r0"], Leader(leader, term), lambda s: None, 0.0, lambda text: None)
+
+
+def test_a_copy_never_ends_before_the_own_log() -> None:
+    """Seed 8008, five replicas, storms: a message that came too late sent a follower for a copy, and the
+    leader's disk was slow. The copy ended 15 entries before the follower's log, which were committed by
+    its acknowledgement."""
+    own, slow = disk_with(last=8, term=1), disk_with(last=5, term=1)
+    with pytest.raises(Unavailable):
+        copy(own, slow, term=1)
+    assert SegmentJournal(own).last_index == 8
+
+
+def test_a_copy_may_be_shorter_if_it_ends_in_a_later_term() -> None:
+    own, later = disk_with(last=8, term=1), disk_with(last=5, term=2)
+    copy(own, later, term=2)
+    journal = SegmentJournal(own)
+    assert (journal.last_term, journal.last_index) == (2, 5)
 
 
 # ------------------------------------------------------------------ whole groups
