@@ -61,5 +61,6 @@ def _draw(
     axes.set_title(f"Shaded red: until the next transaction was acknowledged ({title})", fontsize=9, y=-0.24)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
-    figure.savefig(file, metadata={"Date": None} if file.suffix == ".svg" else None)
+    about = dict.fromkeys(("Creator", "Date", "Format", "Type"))  # an SVG without any is the same every time
+    figure.savefig(file, metadata=about if file.suffix == ".svg" else None)
     pyplot.close(figure)
