@@ -47,7 +47,13 @@ def directory_not_synced(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(SimDisk, "sync_dir", lambda self: self.step("sync_dir"))
 
 
-@plant("durable-before-fsync", *LOST, REFUSED, passing_over=("OffsetGone", "unbounded"), workload="raw")
+@plant(
+    "durable-before-fsync",
+    *LOST,
+    REFUSED,
+    passing_over=("OffsetGone", "KeyError", "unbounded"),
+    workload="raw",
+)
 def durable_before_fsync(patch: pytest.MonkeyPatch) -> None:
     """The journal calls an entry durable when its sync begins, not when it has ended."""
     begin = SegmentJournal.begin_sync
@@ -98,6 +104,7 @@ def torn_tail_cuts_too_much(patch: pytest.MonkeyPatch) -> None:
     "ApplyFailed",
     REFUSED,
     chaos_s=10.0,
+    passing_over=("AssertionError",),
     often={"flip-log": 120, "roll": 40},
 )
 def checksums_off(patch: pytest.MonkeyPatch) -> None:

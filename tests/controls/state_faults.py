@@ -104,7 +104,9 @@ def offsets_at_prepare(patch: pytest.MonkeyPatch) -> None:
     _rewire(patch, OpType.COMMIT, settle_only)
 
 
-@plant("ref-and-commit-apart", *EARLY, "torn", "duplicate", "lost-write", "unresolved")
+@plant(
+    "ref-and-commit-apart", *EARLY, "torn", "duplicate", "lost-write", "unresolved", passing_over=("stuck",)
+)
 def ref_and_commit_apart(patch: pytest.MonkeyPatch) -> None:
     """References go into one entry, their COMMIT into the next: a crash between them tears a transaction."""
     propose = Replica._propose
