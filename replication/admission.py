@@ -164,6 +164,8 @@ class Admission:
         valid: Sequence[str] = tx_ids
         if not opened.has_all(tx_ids) or not deciding.isdisjoint(tx_ids) or len(set(tx_ids)) != len(tx_ids):
             valid = [t for t in dict.fromkeys(tx_ids) if t in opened and t not in deciding]
+            if outcome == COMMITTED and meta[3] == build.TOGETHER and self._hindered(app, tx_ids, deciding):
+                valid = []
             submission.left_out[number] = (app, outcome, tx_ids, set(valid))
         deciding.update(valid)
         writer.deciding.append((app, valid))
@@ -173,6 +175,11 @@ class Admission:
         frames = self._references([opened[t] for t in valid])
         frames.append(build.decided_commit(app, valid, by, len(frames)))
         writer.own(submission, number, *frames)
+
+    def _hindered(self, app: str, tx_ids: Sequence[str], deciding: set[str]) -> bool:
+        """Whether one of these can never be committed, or is about to get its decision elsewhere."""
+        table = self._state.transactions.app(app)
+        return any(t in deciding or (t not in table.open and table.outcome(t) != COMMITTED) for t in tx_ids)
 
     def _references(self, records: Sequence[OpenTx]) -> list[bytes]:
         """REF_MESSAGE and TX_MESSAGE frames: as few as keep the order within each partition, neighbours

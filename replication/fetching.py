@@ -1,7 +1,8 @@
 """Reading committed messages: partition index -> places in the log -> bytes. Any replica, any thread.
 
 Returns whole runs: the first may start before the wanted offset and the client trims it, as a Kafka
-client trims a batch. Neighbouring runs of one entry are read at once. Bodies are never decoded.
+client trims a batch. Neighbouring runs of one entry are read at once. Bodies are never decoded. One call
+sees one moment: where its partitions end is looked up between two commits, never in the middle of one.
 """
 
 from __future__ import annotations
@@ -37,24 +38,29 @@ def fetch(
     """
     results: list[FetchResult] = []
     left = max_bytes
-    for topic, number, offset in requests:
-        partition = state.topics.find(topic, number)
+    found = [state.topics.find(topic, number) for topic, number, _ in requests]
+    with state.cut:
+        ends = [partition.index.end if isinstance(partition, Partition) else 0 for partition in found]
+    for (topic, number, offset), partition, end in zip(requests, found, ends, strict=True):
         if not isinstance(partition, Partition):
             results.append((topic, number, int(partition), 0, 0, [], b""))
             continue
-        result = _fetch_partition(partition, log, offset, max(left, 1))
+        result = _fetch_partition(partition, log, offset, end, max(left, 1))
         left -= len(result[6])
         results.append(result)
     return results
 
 
-def _fetch_partition(partition: Partition, log: RangeReader, offset: int, max_bytes: int) -> FetchResult:
+def _fetch_partition(
+    partition: Partition, log: RangeReader, offset: int, end: int, max_bytes: int
+) -> FetchResult:
     index = partition.index
-    topic, number = partition.topic, partition.number
-    start, end = index.start, index.end
+    topic, number, start = partition.topic, partition.number, index.start
     if not start <= offset <= end:
         return topic, number, int(ResultCode.OUT_OF_RANGE), start, end, [], b""
-    runs = _within(index.runs_from(offset, RUNS_MAX), max_bytes)
+    # A run that a later commit has made longer is left for the next fetch.
+    known = [run for run in index.runs_from(offset, RUNS_MAX) if run.base + run.messages <= end]
+    runs = _within(known, max_bytes)
     try:
         blob = read_runs(log, runs)
     except OffsetGone:  # retention overtook this read

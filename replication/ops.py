@@ -56,9 +56,17 @@ def pre_message(
     return encode_op(OpType.PRE_MESSAGE, (topic, partition, txs, sizes), rows)
 
 
-def commit(app: str, tx_ids: Sequence[str], by: str = "producer") -> bytes:
-    """COMMIT as clients send it ``[app, tx_ids, by, 0]``; by: producer, feedback, or ``operator:<name>``."""
-    return encode_op(OpType.COMMIT, (app, tx_ids, by, 0))
+#: In place of a client's number of references: all of these transactions, or none.
+TOGETHER = -1
+
+
+def commit(app: str, tx_ids: Sequence[str], by: str = "producer", *, together: bool = False) -> bytes:
+    """COMMIT as clients send it ``[app, tx_ids, by, 0]``; by: producer, feedback, or ``operator:<name>``.
+
+    Ids that cannot be committed are named in the result and the others are committed; ``together`` (the
+    last number is -1): then none is. Ids that are committed already stand in nobody's way.
+    """
+    return encode_op(OpType.COMMIT, (app, tx_ids, by, TOGETHER if together else 0))
 
 
 def rollback(app: str, tx_ids: Sequence[str], by: str = "producer") -> bytes:

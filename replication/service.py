@@ -96,7 +96,8 @@ class BrokerService(ReplicaHost):
         state = self.replica.state
 
         def read() -> list[tuple[int, int]]:
-            return [fetching.offset_for_time(state, *request) for request in requests]
+            with state.cut:
+                return [fetching.offset_for_time(state, *request) for request in requests]
 
         if not leader:
             return read()

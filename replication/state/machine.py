@@ -10,6 +10,7 @@ Work per entry is small tables and runs of partition indexes; bodies are never t
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -52,6 +53,9 @@ class StateMachine:
             TwoGenerations(PRODUCERS_GENERATION)
         )
         self.group_offsets: dict[str, dict[str, dict[int, int]]] = {}
+        #: Held while a commit's messages become readable, and by readers while they look where partitions
+        #: end: so whoever asks for several partitions at once sees all of a transaction or nothing.
+        self.cut = threading.Lock()
         self.applied_index = 0
         self.now_ms = 0
         self.first_index = 1  # what retention has left
@@ -228,10 +232,11 @@ class StateMachine:
         result = self._settle(table, app, tx_ids, by, COMMITTED)
         if result is OK:
             slots = self.topics.slots
-            for slot, entry, pos, size, count in refs:
-                partition = slots.get(slot)
-                if partition is not None:  # else: the topic was deleted meanwhile
-                    partition.index.append(entry, pos, size, count, self.now_ms)
+            with self.cut:
+                for slot, entry, pos, size, count in refs:
+                    partition = slots.get(slot)
+                    if partition is not None:  # else: the topic was deleted meanwhile
+                        partition.index.append(entry, pos, size, count, self.now_ms)
         return result
 
     def _rollback(self, index: int, op: Op) -> Result:
