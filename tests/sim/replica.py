@@ -59,6 +59,7 @@ class SimReplica:
         self._effects_power = self._working = False
         self.disk_hangs_s = 0.0  # the next sync takes so much longer
         self.paused_until = 0.0
+        self._put_off: list[tuple[int, Callable[[], None]]] = []  # what a paused process will find
         self._drift = 1 + 0.02 * (self.rng.random() - 0.5)  # clocks do not run alike
         self._inbox: list[tuple[str, bytes]] = []
 
@@ -191,9 +192,20 @@ class SimReplica:
         if incarnation != self.incarnation or not self.up:
             return
         if self._world.now < self.paused_until:
-            self._world.later(self.paused_until - self._world.now + 1e-6, self._if_alive, incarnation, fn)
+            self._put_off.append((incarnation, fn))
+            if len(self._put_off) == 1:
+                self._world.later(self.paused_until - self._world.now + 1e-6, self._go_on)
             return
         self.guarded(fn)
+
+    def _go_on(self) -> None:
+        """The pause is over, unless it was prolonged: all that waited happens now, in its order."""
+        if self._world.now < self.paused_until:
+            self._world.later(self.paused_until - self._world.now + 1e-6, self._go_on)
+            return
+        waiting, self._put_off = self._put_off, []
+        for incarnation, fn in waiting:
+            self._if_alive(incarnation, fn)
 
     def guarded(self, fn: Callable[[], T]) -> T | None:
         """Run ``fn`` as this process: what must end it does so, and then the answer is None."""
