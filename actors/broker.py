@@ -26,6 +26,7 @@ from escrowmq.actors.topology import ClusterInfo, broker_name
 from escrowmq.replication.datadir import Identity
 from escrowmq.replication.service import BrokerService
 from escrowmq.replication.tls import TlsFiles
+from escrowmq.replication.watching import Watching
 
 log = logging.getLogger(__name__)
 
@@ -66,6 +67,7 @@ class Broker:
             tls=tls,
         )
         self._groups = GroupService.over(service)
+        self._watching = Watching(service)
         self._thread = threading.Thread(target=self._start, name="start", daemon=True)
         self._thread.start()
 
@@ -91,6 +93,14 @@ class Broker:
     @ray.method(concurrency_group="fetch")
     def fetch(self, requests: Sequence[tuple[str, int, int]], max_bytes: int, wait_s: float) -> list[Any]:
         return self._service.fetch(requests, max_bytes, wait_s)
+
+    @ray.method(concurrency_group="fetch")
+    def watch(self, requests: Sequence[tuple[str, int, int]], wait_s: float) -> Answer:
+        return self._watching.watch(requests, wait_s)
+
+    @ray.method(concurrency_group="control")
+    def spans(self, requests: Sequence[tuple[str, int, int, int, int]]) -> Answer:
+        return self._watching.spans(requests)
 
     # -------------------------------------------------------------- feedback
 

@@ -8,7 +8,7 @@ committed messages do not, and may run in any.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import asdict
@@ -21,6 +21,7 @@ from escrowmq.replication.checkpoints import snapshot_name
 from escrowmq.replication.errors import Closed, CorruptLog, InvalidMessage, Overloaded, Unavailable
 from escrowmq.replication.hosting import NOT_STARTED, ReplicaHost, Status, politely
 from escrowmq.replication.repair import damage_offered, may_be_offered, offered_files
+from escrowmq.replication.state.machine import StateMachine
 from escrowmq.replication.state.open_table import OpenTable, View
 from escrowmq.replication.state.transactions import STATE_OF
 from escrowmq.replication.validation import brings_new_work, parse_request
@@ -92,16 +93,24 @@ class BrokerService(ReplicaHost):
 
         ``leader``: only if this replica leads, as ``("ok", [...])``: another one's end may lag.
         """
-        self._check_started()
-        state = self.replica.state
 
-        def read() -> list[tuple[int, int]]:
+        def read(state: StateMachine) -> list[tuple[int, int]]:
             with state.cut:
                 return [fetching.offset_for_time(state, *request) for request in requests]
 
-        if not leader:
-            return read()
-        return ("ok", read()) if self.node.ready else self.replica.not_leader()
+        if leader:
+            return self.if_leading(read)
+        self._check_started()
+        return read(self.replica.state)
+
+    def if_leading(self, read: Callable[[StateMachine], Any]) -> Status:
+        """``("ok", read(state))`` in this thread, or who leads; for what may be read beside the driver."""
+        self._check_started()
+        return ("ok", read(self.replica.state)) if self.node.ready else self.replica.not_leader()
+
+    def wait_for_news(self, attempt: Callable[[], Status | None], wait_s: float) -> Status | None:
+        """``attempt()`` until it gives something, at each change of the state, for at most ``wait_s``."""
+        return self._fetch_lot.wait_for(attempt, wait_s)
 
     # -------------------------------------------------------------- topics and groups
 

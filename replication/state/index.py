@@ -90,6 +90,26 @@ class PartitionIndex:
         if self._active[BASE]:
             yield self._active
 
+    def span(self, start: int, end: int, max_bytes: int) -> tuple[int, int]:
+        """``(offset, bytes)``: as far from ``start`` towards ``end`` as ``max_bytes`` reach, and how many
+        bytes that is. A run that is cut, by a bound or by the limit, counts in proportion to its messages.
+        """
+        offset, total = max(start, self.start), 0
+        while offset < min(end, self.end):
+            runs = self.runs_from(offset)
+            if not runs:  # retention overtook this call
+                break
+            for run in runs:
+                stop = min(run.base + run.messages, end)
+                if stop <= offset:
+                    return offset, total
+                size = run.size * (stop - offset) // run.messages
+                if total + size > max_bytes:
+                    taken = (max_bytes - total) * run.messages // run.size
+                    return offset + taken, total + run.size * taken // run.messages
+                offset, total = stop, total + size
+        return offset, total
+
     def offset_at_time(self, time_ms: int) -> int:
         """First offset whose timestamp is at or after ``time_ms``; ``end`` if there is none."""
         with self._lock:
