@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         CorruptLog,
         DataDirLocked,
         DataDirMismatch,
+        DataLoss,
         DiskFull,
         EscrowMQError,
         InvalidMessage,
@@ -59,6 +60,7 @@ if TYPE_CHECKING:
         TopicInfo,
         TransactionState,
     )
+    from escrowmq.spark_integration.session import spark_session, stop_session
 
 __version__ = "0.1.0"
 
@@ -79,6 +81,7 @@ __all__ = [
     "CorruptLog",
     "DataDirLocked",
     "DataDirMismatch",
+    "DataLoss",
     "DiskFull",
     "EscrowMQError",
     "InvalidMessage",
@@ -114,14 +117,16 @@ __all__ = [
     "__version__",
     "connect",
     "load_config",
+    "spark_session",
     "start_local",
+    "stop_session",
 ]
 
 _ERRORS = (
-    "ClusterNotFound Closed ConfigError CorruptLog DataDirLocked DataDirMismatch DiskFull EscrowMQError "
-    "InvalidMessage JavaNotFound MessageTooLarge NotAuthorized NotLeader OffsetOutOfRange OutcomeUnknown "
-    "Overloaded ProducerFenced StaleMember TooManyOpenTransactions TopicExists TransactionConflict "
-    "Unavailable UnknownTopic UnknownTransaction UnknownVersion"
+    "ClusterNotFound Closed ConfigError CorruptLog DataDirLocked DataDirMismatch DataLoss DiskFull "
+    "EscrowMQError InvalidMessage JavaNotFound MessageTooLarge NotAuthorized NotLeader OffsetOutOfRange "
+    "OutcomeUnknown Overloaded ProducerFenced StaleMember TooManyOpenTransactions TopicExists "
+    "TransactionConflict Unavailable UnknownTopic UnknownTransaction UnknownVersion"
 )
 _VALUES = "ConsumerRecord Message OpenTransaction RecordMetadata TopicInfo TransactionState"
 #: Module -> the names it gives to the public face.
@@ -142,6 +147,7 @@ _SOURCES = {
     "feedback.states": "TxStatusQuerier",
     "replication.errors": _ERRORS,
     "replication.model": _VALUES,
+    "spark_integration.session": "spark_session stop_session",
 }
 _MODULE_OF = {name: module for module, names in _SOURCES.items() for name in names.split()}
 

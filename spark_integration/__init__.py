@@ -1,7 +1,8 @@
 """Spark over EscrowMQ: sessions on Ray, and the data source ``escrowmq``. Reached as ``escrowmq.spark``."""
 
 from escrowmq.spark_integration.java import Java, find_java, provide_java
-from escrowmq.spark_integration.session import SessionFactory, SessionRequest, spark_session, stop_session
+from escrowmq.spark_integration.session import SessionFactory, spark_session, stop_session
+from escrowmq.spark_integration.session_request import SessionRequest
 
 __all__ = [
     "Java",

@@ -1,0 +1,142 @@
+"""The JVM behind this process's Spark session: its start is bounded, and its end is complete.
+
+pyspark keeps one JVM for the life of the process and starts later sessions in it, where settings of the JVM
+itself (memory, class path, options) would silently be those of the first session; RayDP does not even work
+in a JVM that was started without it. So the JVM ends with the session it was started for. And pyspark
+waits for it without a limit: a watch ends the JVM when its time is up, which ends the wait.
+
+Never touches a JVM that somebody else started, unless its session is given to be stopped.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from escrowmq.replication.errors import ConfigError, Unavailable
+
+#: A JVM that has been told to end and hangs in a hook gets this long.
+END_TIMEOUT_S = 10.0
+
+
+_ours: list[object] = []  # the gateway to the JVM that bounded_start saw starting, at most one
+
+
+def require_no_jvm() -> None:
+    """Raise ConfigError if this process has a Spark session, or a JVM of somebody else's making."""
+    from pyspark import SparkContext
+    from pyspark.sql import SparkSession
+
+    running = SparkSession.getActiveSession()
+    if running is not None:
+        raise ConfigError(
+            f"this process runs a Spark session already ({running.sparkContext.appName}): use it with "
+            "escrowmq.spark.register(spark, address=...), or end it with escrowmq.spark.stop_session(spark)"
+        )
+    if SparkContext._gateway is not None and SparkContext._gateway not in _ours:
+        raise ConfigError(
+            "this process has a JVM of an earlier Spark session, whose memory and class path would be this "
+            "session's too: end sessions with escrowmq.spark.stop_session(spark) instead of spark.stop(), or "
+            "start this one in a process of its own"
+        )
+    end_jvm()
+
+
+def end_jvm() -> None:
+    """End the JVM, if there is one, and make pyspark forget it."""
+    from pyspark import SparkContext
+
+    gateway = SparkContext._gateway
+    if gateway is None:
+        return
+    SparkContext._gateway = SparkContext._jvm = SparkContext._active_spark_context = None
+    _ours.clear()
+    process: subprocess.Popen[bytes] | None = getattr(gateway, "proc", None)
+    try:
+        gateway.shutdown()
+    except Exception:  # it does not answer any more, which is no reason to keep it
+        pass
+    if process is None:
+        return
+    if process.stdin is not None:
+        process.stdin.close()  # what a JVM of pyspark takes for the end of its program
+    try:
+        process.wait(END_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait(END_TIMEOUT_S)
+
+
+@contextmanager
+def bounded_start(limit_s: float, look_at: str, unblock: Callable[[], None] = lambda: None) -> Iterator[None]:
+    """Run a start that has no limit of its own; raises Unavailable, with ``look_at``, after ``limit_s``.
+
+    ``unblock`` ends what the start may be waiting for besides the JVM. Whatever goes wrong, no JVM is left.
+    """
+    from pyspark import SparkContext
+
+    before = set(_children())
+    expired = threading.Event()
+
+    def expire() -> None:
+        expired.set()
+        gateway = SparkContext._gateway
+        process = getattr(gateway, "proc", None)
+        if process is not None:
+            process.kill()
+        else:  # pyspark is still waiting for it to say where it listens
+            for pid in set(_children()) - before:
+                if _is_spark(pid):
+                    os.kill(pid, signal.SIGKILL)
+        unblock()
+
+    watch = threading.Timer(limit_s, expire)
+    watch.daemon = True
+    watch.start()
+    try:
+        yield
+        watch.cancel()
+        if expired.is_set():
+            raise TimeoutError(f"{limit_s:g} s")
+        _ours[:] = [SparkContext._gateway]
+    except BaseException as error:
+        watch.cancel()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # pyspark says that the JVM it stops is gone
+            _forget_context()
+        end_jvm()
+        if expired.is_set() and isinstance(error, Exception):
+            raise Unavailable(f"Spark did not start within {limit_s:g} s: {look_at}", 5.0) from error
+        raise
+
+
+def _forget_context() -> None:
+    from pyspark import SparkContext
+
+    context = SparkContext._active_spark_context
+    if context is not None:
+        try:
+            context.stop()
+        except Exception:  # its JVM has gone
+            SparkContext._active_spark_context = None
+
+
+def _children() -> Iterator[int]:
+    for listed in Path("/proc/self/task").glob("*/children"):
+        try:
+            yield from map(int, listed.read_text().split())
+        except OSError:  # that thread has ended
+            continue
+
+
+def _is_spark(pid: int) -> bool:
+    try:
+        return b"spark" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
