@@ -5,7 +5,9 @@ Requests are sent in order of submission, at most ``calls_in_flight`` at a time,
 the same arguments: brokers recognise repetitions by ids, so sending again is safe, and *not* knowing is
 the only thing to be afraid of. A request ends with the broker's answer, or at its deadline with a
 Failure that says whether it may have been done. Ray's word that a process is dead is never waited for
-(it takes 1 to 64 s): whoever is silent for ``probe_after_s`` has the others asked who leads.
+(it takes 1 to 64 s): whoever is silent for ``probe_after_s`` has the others asked who leads. A leader that
+says itself that it leads is merely slow, and is given longer and longer: the questions of a thousand clients
+ten times a second would be the rest.
 """
 
 from __future__ import annotations
@@ -26,6 +28,11 @@ Start = Callable[[int, str, tuple[Any, ...], int], None]
 RETRY_AFTER_S_MAX = 5.0
 #: After so many redirections without an answer in between, replicas are asked in turn instead.
 REDIRECTS_MAX = 3
+#: Longest time for which a slow leader's word that it leads is enough.
+TRUST_S_MAX = 1.0
+#: Calls under way to a slow leader: while one is worked on, the next one waits there. More would only wait
+#: there longer, in a queue that nobody can look into, while bigger requests would be cheaper for it.
+SLOW_CALLS_MIN = 2
 _by_number = attrgetter("number")
 
 
@@ -70,9 +77,11 @@ class GroupChannel:
         self._probe_tokens: dict[int, int] = {}
         self._next_token = self._next_number = 0
         self._last_probe = float("-inf")
+        self._trust_s, self._trusted_until = config.probe_interval_s, float("-inf")
         self._paused_until = float("-inf")
         self._redirects = 0
         self._windowed = 0
+        self._window = config.calls_in_flight
 
     # ------------------------------------------------------------ the client's side
 
@@ -83,7 +92,7 @@ class GroupChannel:
 
     def room(self) -> int:
         """How many more windowed requests may be submitted now."""
-        return self._config.calls_in_flight - self._windowed
+        return self._window - self._windowed
 
     def submit(self, request: Request, now: float) -> None:
         """Take a request; it is sent as soon as a leader is known and nothing older waits."""
@@ -117,6 +126,7 @@ class GroupChannel:
         if call is None:
             return
         request = call.request
+        self._adapt(slow=now >= call.suspicious or error is not None, windowed=request.windowed)
         if error is not None:
             request.maybe_done = True
             request.refusal = Failure(FailureKind.UNAVAILABLE, f"last error of replica {call.rid}: {error}")
@@ -125,6 +135,15 @@ class GroupChannel:
         else:
             self._on_status(call, answer, now)
         self._advance(now)
+
+    def _adapt(self, *, slow: bool, windowed: bool) -> None:
+        """To how soon the leader answers."""
+        most = self._config.calls_in_flight
+        if not slow:
+            self._trust_s = self._config.probe_interval_s
+            self._window = min(self._window + windowed, most)
+        elif windowed:
+            self._window = max(self._window - 1, min(SLOW_CALLS_MIN, most))
 
     def _on_status(self, call: _Call, answer: Any, now: float) -> None:
         request, status = call.request, answer[0] if type(answer) is tuple and answer else None
@@ -153,10 +172,14 @@ class GroupChannel:
         ready, _, term = answer
         if ready and (term > self.term or (self.leader is None and term == self.term)):
             self._follow(rid, term, now)
+        elif ready and rid == self.leader and term == self.term:
+            self._trust_s = min(2 * self._trust_s, TRUST_S_MAX)
+            self._trusted_until = now + self._trust_s
 
     def _follow(self, rid: int, term: int, now: float) -> None:
         """A new leader: whatever the old one was asked and has not answered is asked here again."""
         self.leader, self.term, self._redirects = rid, term, 0
+        self._trust_s, self._trusted_until = self._config.probe_interval_s, float("-inf")
         for token, call in list(self._calls.items()):
             if call.rid != rid or now >= call.suspicious:  # or: the same one, come back after a crash
                 del self._calls[token]
@@ -191,7 +214,7 @@ class GroupChannel:
         wake = float("inf")
         for call in self._calls.values():
             wake = min(wake, call.request.deadline)
-            wake = min(wake, max(call.suspicious, self._next_probe()))
+            wake = min(wake, max(call.suspicious, self._trusted_until, self._next_probe()))
         for request in self._waiting:
             wake = min(wake, request.deadline)
         if self._waiting:
@@ -209,7 +232,7 @@ class GroupChannel:
             if self._waiting[0].not_before > now:
                 break
             self._send(self._waiting.pop(0), self.leader, now)
-        silent = any(now >= call.suspicious for call in self._calls.values())
+        silent = now >= self._trusted_until and any(now >= call.suspicious for call in self._calls.values())
         if (silent or (self._waiting and self.leader is None)) and now >= self._next_probe():
             self._probe_all(now)
 

@@ -39,7 +39,8 @@ class ChannelConfig:
     #: A probe that stays without answer this long went to a dead process; ask anew, since a replica
     #: that came back under the same name does not answer calls made to its predecessor.
     probe_timeout_s: float = 2.0
-    #: Calls under way per group. 4 to 16 saturate a group; more only moves the queue into the broker.
+    #: Calls under way per group. 4 to 16 saturate a group; more only moves the queue into the broker. Each
+    #: answer that takes longer than ``probe_after_s`` makes it one fewer, down to two, each faster one more.
     calls_in_flight: int = 8
 
     def __post_init__(self) -> None:
@@ -61,6 +62,9 @@ class ProducerConfig:
     request_bytes: int = 96 * KIB
     #: Bytes queued and under way in one producer. Thirty times what saturates a group.
     buffer_bytes: int = 32 * MIB
+    #: When what is answered waited longer than this, less is taken on, down to 16 KiB, until it does not.
+    #: Most fail-overs are over in a second; what waits longer does so because there is too much of it.
+    buffer_s: float = 1.0
     #: How long a call waits for room in that buffer before it raises Overloaded.
     buffer_wait_s: float = 10.0
     #: From call to answer, with all retries and fail-overs. A fail-over takes 1 to 2 s; a machine
@@ -87,7 +91,9 @@ class ProducerConfig:
 
     def __post_init__(self) -> None:
         _not_negative(self, "linger_ms", "transaction_linger_ms", "buffer_wait_s", "open_limit_wait_s")
-        _positive(self, "request_bytes", "buffer_bytes", "delivery_timeout_s", "message_bytes_max")
+        _positive(
+            self, "request_bytes", "buffer_bytes", "buffer_s", "delivery_timeout_s", "message_bytes_max"
+        )
         _positive(self, "transaction_bytes_max", "part_bytes", "bulk_calls_in_flight")
         if self.transaction_timeout_s is not None:
             _positive(self, "transaction_timeout_s")

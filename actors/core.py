@@ -1,8 +1,8 @@
 """The part of a producer that both faces (blocking and asyncio) share.
 
 Caller threads put encoded work into an inbox; the router's thread sorts it into the groups' batchers and
-lets the channels send it. Bytes that are queued or under way are counted and bounded: beyond
-``buffer_bytes`` callers wait. Nothing here blocks the router's thread or runs user code in it.
+lets the channels send it. Bytes that are queued or under way are counted and bounded (buffer_bound.py):
+beyond that callers wait. Nothing here blocks the router's thread or runs user code in it.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 
 from escrowmq.actors.batcher import BuiltRequest, GroupBatcher
 from escrowmq.actors.blocks import Block, DecisionBlock
+from escrowmq.actors.buffer_bound import BufferBound
 from escrowmq.actors.calls import ReplicaCalls
 from escrowmq.actors.catalog import TopicCatalog
 from escrowmq.actors.channel import Request
@@ -58,6 +59,7 @@ class ProducerCore:
         self._room = threading.Condition(self._lock)
         self._blocked = 0
         self._buffered = 0
+        self._bound = BufferBound(config.buffer_bytes, config.buffer_s + config.linger_ms / 1000)
         self._closed = self._ended = False
         self._messages: list[tuple[str, int | None, bytes, Promise]] = []
         self._blocks: list[tuple[int, Block]] = []
@@ -79,7 +81,7 @@ class ProducerCore:
         with self._lock:
             if self._closed:
                 raise Closed(_CLOSED)
-            if self._buffered + size > self.config.buffer_bytes:
+            if self._full(size):
                 return False
             self._buffered += size
             self._messages.append((topic, partition, row, promise))
@@ -93,17 +95,21 @@ class ProducerCore:
         with self._lock:
             if self._closed:
                 raise Closed(_CLOSED)
-            if self._buffered + size > self.config.buffer_bytes:
+            if self._full(size):
                 return False
             self._buffered += size
             return True
+
+    def _full(self, size: int) -> bool:
+        # Up to the last byte of the bound in time, so that something large gets its turn as well.
+        return self._buffered + size > self.config.buffer_bytes or self._buffered >= self._bound.limit
 
     def wait_for_room(self, size: int, deadline: float) -> None:
         """Block until ``size`` bytes might fit. Raises Overloaded at the deadline, Closed when closed."""
         with self._room:
             self._blocked += 1
             try:
-                while self._buffered + size > self.config.buffer_bytes and not self._closed:
+                while self._full(size) and not self._closed:
                     left = deadline - self.clock()
                     if left <= 0:
                         raise self.overloaded()
@@ -113,7 +119,7 @@ class ProducerCore:
 
     def overloaded(self) -> Overloaded:
         """The error for a buffer that stays full."""
-        waited, limit = self.config.buffer_wait_s, self.config.buffer_bytes
+        waited, limit = self.config.buffer_wait_s, self._bound.limit
         return Overloaded(f"the producer's buffer of {limit} bytes was full for {waited:g} s", 1.0)
 
     def reserve(self, size: int) -> None:
@@ -132,12 +138,12 @@ class ProducerCore:
             if self._blocked:
                 self._room.notify_all()
 
-    def enqueue(self, gid: int, block: Block, timeout_s: float | None = None) -> None:
+    def enqueue(self, gid: int, block: Block) -> None:
         """Queue transactions for a group; ``block.done`` tells how it ended. From any thread.
 
         Still taken while the producer closes, so that what was prepared can be decided.
         """
-        block.deadline = self.clock() + (timeout_s or self.config.delivery_timeout_s)
+        block.deadline = self.clock() + self.config.delivery_timeout_s
         with self._lock:
             if not self._ended:
                 self._blocks.append((gid, block))
@@ -215,10 +221,18 @@ class ProducerCore:
             if built is None:
                 break
             request = Request("submit", (b"".join(built.frames),), built.deadline, _nobody)
-            request.done = partial(_finish, batcher, built, request)
+            request.done = partial(self._finish, batcher, built, request)
             built.frames.clear()
             channel.submit(request, now)
         return float("inf")
+
+    def _finish(self, batcher: GroupBatcher, built: BuiltRequest, request: Request, outcome: Any) -> None:
+        request.done = _nobody  # no cycle: what hangs on it is freed now, not at some collection
+        taken_on = built.deadline - self.config.delivery_timeout_s
+        self._bound.answered(taken_on, self.clock(), self._buffered)
+        batcher.answered(built)
+        built.finish(outcome, request.maybe_done)
+        built.handlers.clear()
 
     def _sort_inbox(self, now: float) -> None:
         if not self._messages and not self._blocks:
@@ -283,13 +297,6 @@ class ProducerCore:
         flushes, self._flushes = self._flushes, []
         for waiter in flushes:
             waiter.done(None)
-
-
-def _finish(batcher: GroupBatcher, built: BuiltRequest, request: Request, outcome: Any) -> None:
-    request.done = _nobody  # no cycle: what hangs on it is freed now, not at some collection
-    batcher.answered(built)
-    built.finish(outcome, request.maybe_done)
-    built.handlers.clear()
 
 
 def _nobody(_: Any) -> None:

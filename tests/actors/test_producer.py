@@ -186,6 +186,7 @@ class Gate(ClientCalls):
             self.opened.set()
         for call in self.held:
             call()
+        self.held.clear()
 
 
 def test_a_full_buffer_waits_and_then_says_overloaded(
@@ -208,6 +209,39 @@ def test_a_full_buffer_waits_and_then_says_overloaded(
     threading.Timer(0.05, gate.open).start()
     futures.append(producer.send(Message(topic, b"x" * 9_000)))
     assert all(future.result(5.0) for future in futures)
+
+
+def test_a_producer_whose_work_waited_too_long_takes_on_less_until_it_does_not(
+    brokers: Brokers, topic: str, producer_of: ProducerOf
+) -> None:
+    def fill() -> int:
+        futures = []
+        with pytest.raises(Overloaded, match="was full") as refused:
+            for _ in range(200):
+                futures.append(producer.send(Message(topic, b"x" * 9_000)))
+        assert refused.value.retry_after_s > 0
+        gate.open()
+        assert all(future.result(30.0) for future in futures)
+        return len(futures)
+
+    gate = Gate(brokers)
+    producer = producer_of(
+        brokers,
+        calls=gate,
+        buffer_bytes=1_000_000,
+        message_bytes_max=10_000,
+        transaction_bytes_max=10_000,
+        buffer_wait_s=0.6,
+        buffer_s=0.2,
+    )
+    assert fill() > 100, "nothing is known yet: as many as there is room for in bytes"
+    gate.opened.clear()
+    assert fill() < 50, "they waited for 0.6 s"
+    for _ in range(200):
+        producer.send(Message(topic, b"x" * 9_000)).result(30.0)
+        time.sleep(0.005)
+    gate.opened.clear()
+    assert fill() > 100, "what was sent in between was answered at once"
 
 
 def test_what_could_not_be_sent_in_time_says_that_it_was_not(
