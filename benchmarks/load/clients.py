@@ -12,16 +12,23 @@ import math
 import multiprocessing
 import threading
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
 import escrowmq
 from benchmarks.load.ledger import ACCEPTED, NOT_SENT, REFUSED, SENT, UNKNOWN, value_of
+from escrowmq.actors.calls import Done, RayCalls
+from escrowmq.actors.producer import Producer
+from escrowmq.actors.topology import ClusterInfo
 
 STEP_S = 0.005
 LATENCY_STEPS = 1.05  # width of a class of latencies
+#: What takes how long, from offering to the answer, as applications see it; and of that: how late the own
+#: event loop began with it, and each call to the leader and back (a transaction needs two).
+PLAIN, TRANSACTION, START, CALL = "message", "transaction", "start", "call"
+Times = dict[str, Counter[int]]
 ROOM = 1 << 18  # messages a client's ledger grows by
 
 
@@ -43,13 +50,13 @@ class ClientPlan:
 class Tally:
     """Counters of one process since the last look, and the ledgers. Any thread."""
 
-    def __init__(self, first_client: int, producers: int) -> None:
-        self.first_client = first_client
+    def __init__(self, first_client: int, producers: int, kind: str) -> None:
+        self.first_client, self.kind = first_client, kind
         self.ledgers = [bytearray() for _ in range(producers)]
         self.numbers = [0] * producers
         self._lock = threading.Lock()
         self._counts: Counter[str] = Counter()
-        self._latency: Counter[int] = Counter()
+        self._times: Times = defaultdict(Counter)
 
     def next_number(self, producer: int) -> int:
         number = self.numbers[producer]
@@ -64,7 +71,11 @@ class Tally:
         self.ledgers[producer][number] = ACCEPTED
         with self._lock:
             self._counts["accepted"] += 1
-            self._latency[_class_of(seconds)] += 1
+            self._times[self.kind][_class_of(seconds)] += 1
+
+    def took(self, what: str, seconds: float) -> None:
+        with self._lock:
+            self._times[what][_class_of(seconds)] += 1
 
     def failed(self, producer: int, number: int, error: BaseException) -> None:
         refused = isinstance(error, escrowmq.Overloaded)
@@ -81,11 +92,28 @@ class Tally:
         with self._lock:
             self._counts["offered"] += count
 
-    def take(self) -> tuple[Counter[str], Counter[int]]:
+    def take(self) -> tuple[Counter[str], Times]:
         with self._lock:
             counts, self._counts = self._counts, Counter()
-            latency, self._latency = self._latency, Counter()
-        return counts, latency
+            times, self._times = dict(self._times), defaultdict(Counter)
+        return counts, times
+
+
+class TimedCalls(RayCalls):
+    """Ray calls as ever, each of them timed."""
+
+    def __init__(self, info: ClusterInfo, tally: Tally) -> None:
+        super().__init__(info)
+        self._tally = tally
+
+    def call(self, gid: int, rid: int, method: str, args: tuple[Any, ...], done: Done) -> None:
+        sent = time.perf_counter()
+
+        def timed(answer: Any, error: BaseException | None) -> None:
+            self._tally.took(f"{CALL} {method}", time.perf_counter() - sent)
+            done(answer, error)
+
+        super().call(gid, rid, method, args, timed)
 
 
 def _class_of(seconds: float) -> int:
@@ -115,11 +143,16 @@ def run_clients(plan: ClientPlan, pipe: Connection) -> None:
             message_bytes_max=min(plan.buffer_bytes, 1 << 20),
             buffer_wait_s=plan.buffer_wait_s,
         )
+        tally = Tally(plan.first_client, plan.producers, TRANSACTION if plan.transactional else PLAIN)
         producers = [
-            cluster.producer(app=f"load-{plan.first_client + n}", config=config)
+            Producer(
+                cluster.info,
+                app=f"load-{plan.first_client + n}",
+                config=config,
+                calls=TimedCalls(cluster.info, tally),
+            )
             for n in range(plan.producers)
         ]
-        tally = Tally(plan.first_client, plan.producers)
         rate = [0.0]
         ended = threading.Event()
         work = _transactions if plan.transactional else _plain
@@ -198,8 +231,8 @@ def _send(producer: Any, message: Any, tally: Tally, turn: int, number: int) -> 
 def _transactions(
     plan: ClientPlan, producers: list[Any], tally: Tally, rate: list[float], ended: threading.Event
 ) -> None:
-    async def one(turn: int, number: int) -> None:
-        sent = time.perf_counter()
+    async def one(turn: int, number: int, sent: float) -> None:
+        tally.took(START, time.perf_counter() - sent)
         value = value_of(plan.first_client + turn, number, plan.message_bytes)
         try:
             await producers[turn].aio.send_message_in_transaction(
@@ -214,10 +247,10 @@ def _transactions(
         pace, turn = _Pace(), 0
         running: set[asyncio.Task[None]] = set()
         while not ended.is_set():
-            due = pace.due(rate[0])
+            due, now = pace.due(rate[0]), time.perf_counter()
             for _ in range(due):
                 turn = (turn + 1) % len(producers)
-                task = asyncio.create_task(one(turn, tally.next_number(turn)))
+                task = asyncio.create_task(one(turn, tally.next_number(turn), now))
                 running.add(task)
                 task.add_done_callback(running.discard)
             tally.offered(due)
@@ -249,12 +282,12 @@ class ClientProcess:
     def set_rate(self, per_s: float) -> None:
         self._pipe.send(("rate", per_s))
 
-    def look(self) -> tuple[Counter[str], Counter[int]]:
+    def look(self) -> tuple[Counter[str], Times]:
         self._pipe.send(("look",))
-        counts, latency = self._answer(60.0)
-        return counts, latency
+        counts, times = self._answer(60.0)
+        return counts, times
 
-    def end(self) -> tuple[tuple[Counter[str], Counter[int]], dict[int, bytes]]:
+    def end(self) -> tuple[tuple[Counter[str], Times], dict[int, bytes]]:
         self._pipe.send(("end",))
         last, ledgers = self._answer(180.0)
         self._process.join(30.0)

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.load.clients import ClientPlan, ClientProcess, quantile_ms
+from benchmarks.load.clients import CALL, PLAIN, TRANSACTION, ClientPlan, ClientProcess, Times, quantile_ms
 from benchmarks.load.ledger import as_dict, compare, read_all
+from benchmarks.load.quota import cpu_quota
 from benchmarks.load.series import Sampler, draw
 
 TOPIC, PARTITIONS = "load", 4
@@ -38,6 +39,8 @@ class OverloadPlan:
     first_rate: float = 2_000.0
     seconds: float = 600.0
     steps_max: int = 30
+    #: Processor time for all brokers together, so that the clients can offer four times what they do.
+    broker_cores: float = 0.3
 
 
 class Clients:
@@ -67,14 +70,14 @@ class Clients:
         for process in self.processes:
             process.set_rate(per_s / len(self.processes))
 
-    def look(self) -> tuple[Counter[str], Counter[int]]:
+    def look(self) -> tuple[Counter[str], Times]:
         counts: Counter[str] = Counter()
-        latency: Counter[int] = Counter()
+        times: Times = {}
         for process in self.processes:
-            more, times = process.look()
+            more, theirs = process.look()
             counts.update(more)
-            latency.update(times)
-        return counts, latency
+            add_times(times, theirs)
+        return counts, times
 
     def end(self) -> tuple[Counter[str], dict[int, bytes]]:
         counts: Counter[str] = Counter()
@@ -88,6 +91,25 @@ class Clients:
     def kill(self) -> None:
         for process in self.processes:
             process.kill()
+
+
+def add_times(all_times: Times, more: Times) -> None:
+    for what, classes in more.items():
+        all_times.setdefault(what, Counter()).update(classes)
+
+
+def whole(times: Times) -> Counter[int]:
+    """What applications waited, messages and transactions together."""
+    return times.get(PLAIN, Counter()) + times.get(TRANSACTION, Counter())
+
+
+def calls_of(times: Times, seconds: float) -> str:
+    """How many calls of each kind were answered a second, and how soon, in words."""
+    return "".join(
+        f"; {what} {sum(classes.values()) / seconds:,.0f}/s p50 {quantile_ms(classes, 0.5):,.0f} ms"
+        for what, classes in sorted(times.items())
+        if what.startswith(CALL)
+    )
 
 
 def sustainable_rate(clients: Clients, plan: OverloadPlan, say: Callable[[str], None]) -> float:
@@ -104,10 +126,13 @@ def sustainable_rate(clients: Clients, plan: OverloadPlan, say: Callable[[str], 
         clients.look()
         begin = time.monotonic()
         time.sleep(plan.step_s * 2 / 3)
-        counts, latency = clients.look()
-        accepted = counts["accepted"] / (time.monotonic() - begin)
-        p99 = quantile_ms(latency, 0.99)
-        say(f"{rate:,.0f}/s: accepted {accepted:,.0f}/s, refused {counts['refused']:,}, p99 {p99:,.0f} ms")
+        counts, times = clients.look()
+        elapsed = time.monotonic() - begin
+        offered, accepted = counts["offered"] / elapsed, counts["accepted"] / elapsed
+        say(
+            f"{rate:,.0f}/s wanted: offered {offered:,.0f}/s, accepted {accepted:,.0f}/s, refused "
+            f"{counts['refused']:,}, p99 {quantile_ms(whole(times), 0.99):,.0f} ms" + calls_of(times, elapsed)
+        )
         in_vain = 0 if accepted > best * 1.05 else in_vain + 1
         best, rate = max(best, accepted), rate * GROWTH
     return best
@@ -120,18 +145,21 @@ def overload(
     cluster.admin.create_topic(TOPIC, partitions=PARTITIONS)
     clients = Clients(cluster, plan)
     try:
-        rate = sustainable_rate(clients, plan, say)
-        clients.set_rate(0)
-        time.sleep(2.0)
-        before, _ = clients.look()
-        watched = {**pids, **{f"clients {n + 1}": p.pid for n, p in enumerate(clients.processes)}}
-        sampler = Sampler(watched).start()
-        clients.set_rate(FACTOR * rate)
-        totals, latency, worst_p99 = _watch(clients, sampler, plan.seconds, say)
-        clients.set_rate(0)
-        elapsed = sampler.elapsed()
-        memory = sampler.stop()
-        last, told = clients.end()
+        with cpu_quota(pids.values(), plan.broker_cores) as uncapped:
+            if uncapped is not None:
+                say(uncapped)
+            rate = sustainable_rate(clients, plan, say)
+            clients.set_rate(0)
+            time.sleep(2.0)
+            before, _ = clients.look()
+            watched = {**pids, **{f"clients {n + 1}": p.pid for n, p in enumerate(clients.processes)}}
+            sampler = Sampler(watched).start()
+            clients.set_rate(FACTOR * rate)
+            totals, times, worst_p99 = _watch(clients, sampler, plan.seconds, say)
+            clients.set_rate(0)
+            elapsed = sampler.elapsed()
+            memory = sampler.stop()
+            last, told = clients.end()
     finally:
         clients.kill()
     draw(
@@ -141,14 +169,18 @@ def overload(
     say(f"reading {sum(end - start for start, end in bounds):,} messages")
     verdict = compare(told, read_all(cluster.info, TOPIC, bounds), ordered=frozenset(clients.ordered))
     warm = min(60.0, elapsed / 3)
-    figures = {
+    figures: dict[str, Any] = {
+        "broker_cores": None if uncapped else plan.broker_cores,
         "sustainable_per_s": rate,
         "seconds": elapsed,
         "offered_per_s": totals["offered"] / elapsed,
         "accepted_per_s": totals["accepted"] / elapsed,
+        "factor": totals["offered"] / elapsed / rate,
         "refused_share": totals["refused"] / max(1, totals["offered"]),
-        "p50_ms": quantile_ms(latency, 0.5),
-        "p99_ms": quantile_ms(latency, 0.99),
+        "latency_ms": {
+            what: {"p50": quantile_ms(classes, 0.5), "p99": quantile_ms(classes, 0.99)}
+            for what, classes in times.items()
+        },
         "worst_second_p99_ms": worst_p99,
         "answers": dict(totals + last + before),
         "memory_mb": {
@@ -169,28 +201,29 @@ def overload(
 
 def _watch(
     clients: Clients, sampler: Sampler, seconds: float, say: Callable[[str], None]
-) -> tuple[Counter[str], Counter[int], float]:
+) -> tuple[Counter[str], Times, float]:
     totals: Counter[str] = Counter()
-    latency: Counter[int] = Counter()
+    times: Times = {}
     worst, told_at = 0.0, 0.0
     while (now := sampler.elapsed()) < seconds:
         time.sleep(1.0)
-        counts, times = clients.look()
+        counts, more = clients.look()
         totals.update(counts)
-        latency.update(times)
-        if times:
-            worst = max(worst, quantile_ms(times, 0.99))
+        add_times(times, more)
+        if whole(more):
+            worst = max(worst, quantile_ms(whole(more), 0.99))
         if now - told_at >= 10:
             told_at = now
             brokers = ", ".join(
                 f"{name} {s.values[-1]:,.0f} MB" for name, s in sampler.series.items() if s.values
             )
+            waits = ", ".join(f"{what} {quantile_ms(times[what], 0.99):,.0f}" for what in sorted(times))
             say(
                 f"{now:4.0f} s: offered {totals['offered']:,}, accepted {totals['accepted']:,}, "
-                f"refused {totals['refused']:,}, p99 {quantile_ms(latency, 0.99):,.0f} ms; {brokers}"
+                f"refused {totals['refused']:,}, p99 ms: {waits}; {brokers}"
                 + "".join(f"; {n} {what!r}" for what, n in totals.items() if what not in EXPECTED)
             )
-    return totals, latency, worst
+    return totals, times, worst
 
 
 def violations(figures: dict[str, Any]) -> list[str]:

@@ -25,18 +25,22 @@ def _overload(f: dict[str, Any]) -> str:
         (name, *(f"{s[k]:,.0f}" for k in ("first", "max", "last")), f"{s['slope_per_min']:+.1f}")
         for name, s in f["memory_mb"].items()
     ]
+    waits = [(what, f"{q['p50']:,.0f}", f"{q['p99']:,.0f}") for what, q in f["latency_ms"].items()]
     c = f["comparison"]
+    cores = "not capped" if f["broker_cores"] is None else f"capped at {f['broker_cores']:g} cores together"
     return (
         "### Overload\n\n"
-        f"{f['clients']} clients, {f['seconds'] / 60:.1f} minutes. Sustainable: "
-        f"{f['sustainable_per_s']:,.0f}/s. Offered: {f['offered_per_s']:,.0f}/s;\naccepted "
-        f"{f['accepted_per_s']:,.0f}/s, refused {100 * f['refused_share']:.0f} %, all with `Overloaded` "
-        f"and a time to come back after.\nLatency of what was accepted: p50 {f['p50_ms']:,.0f} ms, p99 "
-        f"{f['p99_ms']:,.0f} ms; the worst second's p99 {f['worst_second_p99_ms']:,.0f} ms.\n"
-        f"Read in the end: {c['read']:,} messages; of {c['accepted']:,} acknowledged ones {c['lost']} lost, "
-        f"{c['twice']} twice; of\n{c['refused']:,} refused ones {c['refused_but_there']} there; "
-        f"{c['out_of_order']} out of order; {c['unknown']} without an answer.\n\n"
-        "Own memory in MB (slope: least squares after the first minute, per minute):\n\n"
+        f"{f['clients']} clients, {f['seconds'] / 60:.1f} minutes, brokers {cores}. Sustainable: "
+        f"{f['sustainable_per_s']:,.0f}/s. Offered: {f['offered_per_s']:,.0f}/s, {f['factor']:.1f}\ntimes as "
+        f"much; accepted {f['accepted_per_s']:,.0f}/s, refused {100 * f['refused_share']:.0f} %, all with "
+        f"`Overloaded` and a time to come back after.\nRead in the end: {c['read']:,} messages; of "
+        f"{c['accepted']:,} acknowledged ones {c['lost']} lost, {c['twice']} twice; of\n{c['refused']:,} "
+        f"refused ones {c['refused_but_there']} there; {c['out_of_order']} out of order; {c['unknown']} "
+        "without an answer.\n\nWhat was accepted waited (a transaction makes two calls one after the other; "
+        "*start* is how late the\nclient's own event loop began with it):\n\n"
+        + table(("ms", "p50", "p99"), waits)
+        + f"\nThe worst second's p99: {f['worst_second_p99_ms']:,.0f} ms. Own memory in MB (slope: least "
+        "squares after the first minute, per minute):\n\n"
         + table(("process", "first", "max", "last", "slope"), rows)
     )
 
