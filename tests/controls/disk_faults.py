@@ -51,6 +51,7 @@ def directory_not_synced(patch: pytest.MonkeyPatch) -> None:
     "durable-before-fsync",
     *LOST,
     REFUSED,
+    "restart-differs",  # what was applied is not on the disk yet
     passing_over=("OffsetGone", "KeyError", "unbounded"),
     workload="raw",
 )

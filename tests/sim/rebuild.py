@@ -1,4 +1,4 @@
-"""A replica's state built anew from its disk must be the state it has.
+"""A replica's state built anew from its disk must be the state it has: now and then, and at the end.
 
 What a start would find on this disk is opened as a start opens it, from the newest snapshot or, where
 the log still begins at its beginning, from nothing at all, and every entry is applied again. The checker
@@ -19,12 +19,29 @@ if TYPE_CHECKING:
     from tests.sim.replica import SimReplica
     from tests.sim.simulation import Simulation
 
+#: As much work as the look at all replicas at the end.
+MOMENTS = 4
 STATE_FILES = (".snap", ".runs", CHECKPOINT)
 
 
-def check_rebuilt(simulation: Simulation, replica: SimReplica) -> None:
+def check_now_and_then(simulation: Simulation) -> None:
+    """At MOMENTS of the chaos, whatever goes on then, on a replica that is up."""
+    chance = simulation.world.stream("rebuild-moments")
+
+    def check() -> None:
+        up = [replica for replica in simulation.replicas if replica.up]
+        if up:
+            check_rebuilt(simulation, chance.choice(up), f"-{simulation.world.elapsed_s:.6f}")
+
+    for _ in range(MOMENTS):
+        simulation.world.later(chance.random() * simulation.chaos_s, check)
+
+
+def check_rebuilt(simulation: Simulation, replica: SimReplica, moment: str = "") -> None:
     """Raise Violation if state and log do not lead to what this replica has."""
-    chance = simulation.world.stream(f"rebuild-{replica.name}")
+    if replica.node.applied_index <= 1:  # the entry that every log begins with; a start makes it anew
+        return
+    chance = simulation.world.stream(f"rebuild-{replica.name}{moment}")
     disk = replica.disk.frozen()
     if replica.journal.first_index == 1 and chance.random() < 0.5:
         for name in disk.names():

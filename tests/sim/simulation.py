@@ -24,7 +24,7 @@ from tests.sim.faultplan import Fault, draw_faults
 from tests.sim.faults import Faults
 from tests.sim.moments import Moments
 from tests.sim.network import SimNetwork, Weather
-from tests.sim.rebuild import check_rebuilt
+from tests.sim.rebuild import check_now_and_then, check_rebuilt
 from tests.sim.replica import SimReplica
 from tests.sim.workload import Application, RawWorkload, Workload
 from tests.sim.world import START_S, Violation, World
@@ -129,6 +129,7 @@ class Simulation:
         faults = Faults(self)
         for fault in self.faults or ():
             world.later(fault.at_s, faults.strike, fault)
+        check_now_and_then(self)
         world.later(self.chaos_s, self._calm_down)
         world.later(self.chaos_s + 1.5, self._calm_down)
         world.later(self.chaos_s + 2.0, self._act)
