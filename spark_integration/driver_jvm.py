@@ -23,6 +23,7 @@ from escrowmq.replication.errors import ConfigError, Unavailable
 
 #: A JVM that has been told to end and hangs in a hook gets this long.
 END_TIMEOUT_S = 10.0
+KILL_AGAIN_S = 1.0
 
 
 _ours: list[object] = []  # the gateway to the JVM that bounded_start saw starting, at most one
@@ -82,31 +83,28 @@ def bounded_start(limit_s: float, look_at: str, unblock: Callable[[], None] = la
     from pyspark import SparkContext
 
     before = set(_children())
-    expired = threading.Event()
+    expired, done = threading.Event(), threading.Event()
 
-    def expire() -> None:
-        expired.set()
-        gateway = SparkContext._gateway
-        process = getattr(gateway, "proc", None)
-        if process is not None:
-            process.kill()
-        else:  # pyspark is still waiting for it to say where it listens
-            for pid in set(_children()) - before:
-                if _is_spark(pid):
-                    os.kill(pid, signal.SIGKILL)
-        unblock()
+    def watch() -> None:
+        wait_s = limit_s
+        while not done.wait(wait_s):  # again and again: one wait may follow another
+            expired.set()
+            _kill_jvm(set(_children()) - before)
+            unblock()
+            wait_s = KILL_AGAIN_S
 
-    watch = threading.Timer(limit_s, expire)
-    watch.daemon = True
-    watch.start()
+    watcher = threading.Thread(target=watch, name="spark-start-watch", daemon=True)
+    watcher.start()
     try:
         yield
-        watch.cancel()
+        done.set()
+        watcher.join()
         if expired.is_set():
             raise TimeoutError(f"{limit_s:g} s")
         _ours[:] = [SparkContext._gateway]
     except BaseException as error:
-        watch.cancel()
+        done.set()
+        watcher.join()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # pyspark says that the JVM it stops is gone
             _forget_context()
@@ -114,6 +112,21 @@ def bounded_start(limit_s: float, look_at: str, unblock: Callable[[], None] = la
         if expired.is_set() and isinstance(error, Exception):
             raise Unavailable(f"Spark did not start within {limit_s:g} s: {look_at}", 5.0) from error
         raise
+
+
+def _kill_jvm(fresh: set[int]) -> None:
+    from pyspark import SparkContext
+
+    process = getattr(SparkContext._gateway, "proc", None)
+    if process is not None:
+        process.kill()
+        return
+    for pid in fresh:  # pyspark is still waiting for it to say where it listens
+        if _is_spark(pid):
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
 
 
 def _forget_context() -> None:

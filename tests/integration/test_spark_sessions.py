@@ -1,0 +1,170 @@
+"""The same for every way to a session: it reads what is committed, outlives its executors, leaves nothing."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import psutil
+import pytest
+
+import escrowmq
+from escrowmq.replication.errors import ConfigError, Unavailable
+from escrowmq.replication.model import Message
+from escrowmq.spark_integration import spark_session, stop_session
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from escrowmq import Cluster
+
+pytestmark = [pytest.mark.spark, pytest.mark.ray, pytest.mark.timeout(240)]
+Unique = Callable[[str], str]
+MESSAGES, PARTITIONS = 400, 4
+
+
+@pytest.fixture(scope="module", params=["standalone", "raydp", "local"])
+def session(request: pytest.FixtureRequest, cluster: Cluster) -> Iterator[SparkSession]:
+    before, children = free_cpus(), java_children()
+    spark = spark_session(f"sessions-{request.param}", mode=request.param, quick_start=True)
+    yield spark
+    stop_session(spark)
+    assert java_children() == children, "stop_session left its JVM behind"
+    until(lambda: free_cpus() >= before, "stop_session left executors behind")
+
+
+@pytest.fixture(scope="module")
+def numbers(cluster: Cluster) -> str:
+    """A topic with the numbers below MESSAGES, and some that were rolled back."""
+    topic = f"numbers-{os.getpid()}"
+    cluster.admin.create_topic(topic, partitions=PARTITIONS)
+    with cluster.producer(app="sessions") as producer:
+        for number in range(MESSAGES):
+            producer.send(Message(topic, b"%d" % number, partition=number % PARTITIONS))
+        with producer.transaction() as tx:
+            tx.send(Message(topic, b"1000000"))
+            tx.prepare()
+            tx.rollback()
+    return topic
+
+
+def free_cpus() -> float:
+    import ray
+
+    return float(ray.available_resources().get("CPU", 0.0))  # type: ignore[no-untyped-call]
+
+
+def java_children() -> set[int]:
+    return {child.pid for child in psutil.Process().children() if child.name() == "java"}
+
+
+def until(holds: Callable[[], Any], otherwise: str, seconds: float = 20) -> None:
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline, otherwise
+        time.sleep(0.1)
+
+
+def total(spark: SparkSession, topic: str, pause_s: float = 0.0) -> int:
+    """Sum of the topic's numbers, each task resting a while first."""
+    rows = spark.read.format("escrowmq").option("subscribe", topic).load().select("value")
+
+    def resting(batches: Iterator[Any]) -> Iterator[Any]:
+        time.sleep(pause_s)
+        yield from batches
+
+    found = rows.mapInArrow(resting, rows.schema).selectExpr("sum(CAST(CAST(value AS STRING) AS INT)) AS s")
+    return int(found.collect()[0].s)
+
+
+def executor_pid(spark: SparkSession) -> int:
+    """Of the JVM that runs a task, seen by the task."""
+
+    def parents(_: int) -> list[int]:
+        return [parent.pid for parent in psutil.Process().parents() if parent.name() == "java"]
+
+    parents.__module__ = "__main__"  # sent whole: executors need not find this file
+    return int(spark.sparkContext.parallelize([0], 1).map(parents).collect()[0][0])
+
+
+# First those that start sessions of their own: a process has one at a time.
+
+
+def test_a_session_that_was_stopped_by_spark_s_own_means_makes_room_for_the_next(cluster: Cluster) -> None:
+    spark_session("first", mode="local", quick_start=True, configs={"spark.driver.memory": "600m"}).stop()
+    spark = escrowmq.spark_session("second", mode="local", quick_start=True, memory="700m")
+    try:
+        heap = spark.sparkContext._jvm.Runtime.getRuntime().maxMemory()  # type: ignore[union-attr]
+        assert heap > 640 << 20, "the second session has a JVM of its own, not the first one's"
+    finally:
+        stop_session(spark)
+
+
+def test_a_start_that_takes_too_long_is_given_up_with_nothing_left_behind(cluster: Cluster) -> None:
+    children, cpus = java_children(), free_cpus()
+    for mode in ("local", "standalone", "raydp"):
+        began = time.monotonic()
+        with pytest.raises(Unavailable, match=r"not start within 0\.3 s"):
+            spark_session("hasty", mode=mode, start_timeout_s=0.3)
+        assert time.monotonic() - began < 30
+        assert java_children() == children
+        until(lambda: free_cpus() >= cpus, "the attempt holds CPUs")
+
+
+ORPHANS = """
+import os, psutil, signal, sys
+from escrowmq.spark_integration import spark_session, standalone
+import ray
+spark = spark_session("orphans", mode="standalone", address=sys.argv[1], quick_start=True)
+cluster = standalone._running[0]
+daemons = ray.get([actor.pid.remote() for actor in (cluster.master, *cluster.workers)])
+executors = [child.pid for pid in daemons for child in psutil.Process(pid).children(recursive=True)]
+driver = [child.pid for child in psutil.Process().children(recursive=True)]
+print(*daemons, *executors, *driver, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_nothing_outlives_a_driver_that_is_killed(cluster: Cluster) -> None:
+    before = free_cpus()
+    command = [sys.executable, "-c", ORPHANS, cluster.address]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+    assert run.returncode == -signal.SIGKILL, run.stderr[-3000:]
+    pids = [int(word) for word in run.stdout.split()]
+    assert len(pids) >= 4, "the Master, a Worker, an executor and the driver's JVM"
+    until(lambda: not any(map(psutil.pid_exists, pids)), f"of {pids} some live on")
+    until(lambda: free_cpus() >= before, "CPUs are still held")
+
+
+def test_a_session_reads_what_is_committed(session: SparkSession, numbers: str) -> None:
+    assert total(session, numbers) == sum(range(MESSAGES))
+
+
+def test_a_killed_executor_is_replaced_and_the_job_ends_well(session: SparkSession, numbers: str) -> None:
+    if session.sparkContext.master.startswith("local"):
+        assert executor_pid(session) in java_children(), "threads of the driver's own JVM, nothing to replace"
+        return
+    victim = executor_pid(session)
+    found: list[int] = []
+    # Four tasks of a second each on one core: the kill comes while the second runs.
+    job = threading.Thread(target=lambda: found.append(total(session, numbers, pause_s=1.0)))
+    job.start()
+    done = session.sparkContext.statusTracker()
+    until(
+        lambda: any(done.getStageInfo(s).numCompletedTasks for s in done.getActiveStageIds()), "no task ends"
+    )
+    os.kill(victim, signal.SIGKILL)
+    job.join(120)
+    assert found == [sum(range(MESSAGES))]
+    assert executor_pid(session) != victim
+
+
+def test_a_second_session_is_refused_while_one_runs(session: SparkSession) -> None:
+    with pytest.raises(ConfigError, match=r"already \(sessions-"):
+        spark_session("second", mode="local")
