@@ -17,12 +17,12 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 
 import escrowmq
 from benchmarks.group import GroupUnderTest
-from benchmarks.load import followers, opened, polls
+from benchmarks.load import crowd, followers, opened, polls
 from benchmarks.load.overload import OverloadPlan, overload
 from benchmarks.load.page import render
 from benchmarks.measure import machine
 
-EXPERIMENTS = ("overload", "open", "polls", "slow", "dead")
+EXPERIMENTS = ("overload", "open", "polls", "crowd", "slow", "dead")
 
 
 def main(
@@ -58,6 +58,8 @@ def main(
             return opened.measure(where, open_transactions, seconds, say)
         if name == "polls":
             return polls.measure(where, parked, apps, seconds, say)
+        if name == "crowd":
+            return crowd.measure(where, parked, apps, seconds, say)
         if name == "slow":
             return followers.slow(where, seconds, say)
         return followers.dead(where, log_mb, seconds, say)

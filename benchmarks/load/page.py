@@ -14,6 +14,7 @@ def render(figures: dict[str, Any]) -> str:
         "overload": _overload,
         "open": _open,
         "polls": _polls,
+        "crowd": _crowd,
         "slow": _slow,
         "dead": _dead,
     }
@@ -80,6 +81,19 @@ def _polls(f: dict[str, Any]) -> str:
         f"ms,\np99 {wait['p99_ms']:,.0f} ms. Commits beside it: {f['commits_per_s_with']:,.0f}/s instead of "
         f"{f['commits_per_s_without']:,.0f} ({f['commit_ratio']:.2f}; the pollers take\ntheir share of "
         "the same cores).\n"
+    )
+
+
+def _crowd(f: dict[str, Any]) -> str:
+    wait, calls = f["check_latency"], f["calls_per_s"]
+    return (
+        "### Parked polls of many apps, in one process\n\n"
+        f"{f['parked']:,} polls parked at {f['apps']} apps ({f['producers_each']} each), their feedback and "
+        f"three replicas in one process without Ray.\n{f['kb_per_parked_poll']:.1f} KB for each poll. Idle: "
+        f"{f['polls_per_s']:,.0f} polls/s, {calls.get('lock_due', 0):,.0f} questions for checks to "
+        f"the leader and\n{calls.get('whoami', 0):,.0f} of who leads each second, {f['cores']:.2f} cores. A "
+        f"check reaches a producer after p50 {wait['p50_ms']:,.0f} ms, p99 {wait['p99_ms']:,.0f} ms\n(20 checks "
+        "a second, each of a random app).\n"
     )
 
 

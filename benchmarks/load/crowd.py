@@ -1,0 +1,184 @@
+"""Ten thousand parked polls over two hundred apps without two hundred processes: what the leader has of it.
+
+Every app's feedback is a process of 68 MB, so that many real ones want 14 GB. Here all of them, the real
+``TopicFeedback`` of each, share one process with a group of three real replicas (files, ``fdatasync``, TCP);
+calls go through thread pools of the brokers' sizes instead of Ray. So memory per poll and the time until a
+check arrives are those of the code; the processor time is one interpreter's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import random
+import time
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from benchmarks.load.series import own_megabytes
+from benchmarks.measure import Latencies
+from escrowmq.actors.config import BrokerConfig
+from escrowmq.feedback.brokers import BrokerUnreachable
+from escrowmq.feedback.config import FeedbackConfig
+from escrowmq.feedback.topic_feedback import TopicFeedback
+from escrowmq.replication import ops
+from escrowmq.replication.codec import encode_row
+from escrowmq.replication.errors import EscrowMQError
+from tests.replication.services import Trio
+
+TOPIC = "polls"
+POLL_S = 5.0
+CHECKS, TIMEOUT_MS, SETTLE_S = 200, 1_000, 10.0
+
+
+class PooledBrokers:
+    """``feedback.brokers.Brokers``: each replica's methods in pools as large as its actor's."""
+
+    def __init__(self, group: Trio, config: BrokerConfig) -> None:
+        self._group, self.calls = group, Counter[str]()
+        sizes = {"lock_due": config.feedback_threads, "submit": config.produce_threads}
+        self._pools = {
+            (rid, method): ThreadPoolExecutor(sizes.get(method, config.control_threads))
+            for rid in group.alive
+            for method in ("lock_due", "submit", "")
+        }
+
+    async def call(self, gid: int, rid: int, method: str, *args: Any) -> Any:
+        self.calls[method] += 1
+        pool = self._pools.get((rid, method)) or self._pools[rid, ""]
+        try:
+            function = getattr(self._group.alive[rid], method)
+            return await asyncio.get_running_loop().run_in_executor(pool, function, *args)
+        except EscrowMQError as error:
+            raise BrokerUnreachable(str(error)) from error
+
+    def close(self) -> None:
+        for pool in self._pools.values():
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+class Producers:
+    """All producers of all apps: each has one poll parked, always, and commits whatever it is asked about."""
+
+    def __init__(self, feedbacks: dict[str, TopicFeedback], each: int) -> None:
+        self.arrived: dict[str, float] = {}
+        self.polls = 0
+        self._tasks = [
+            asyncio.create_task(self._one(feedback, f"{app}-{n}"))
+            for app, feedback in feedbacks.items()
+            for n in range(each)
+        ]
+
+    async def _one(self, feedback: TopicFeedback, instance: str) -> None:
+        await asyncio.sleep(random.random() * POLL_S)  # not all in step
+        while True:
+            status, value = await feedback.poll(instance, 16, [], POLL_S)
+            self.polls += 1
+            if status == "retry":
+                await asyncio.sleep(value)
+            elif value:
+                for row in value:
+                    self.arrived.setdefault(row[1], time.time())
+                feedback.answer(instance, [(row[0], row[1], "COMMITTED", "none") for row in value])
+
+    async def stop(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+def measure(
+    folder: Path, parked: int, apps: int, seconds: float, say: Callable[[str], None]
+) -> dict[str, Any]:
+    """All of it; the figures, with ``violations`` that must be empty."""
+    config = BrokerConfig()
+    group = Trio(folder, config)
+    try:
+        group.start()
+        leader = group.leader()
+        group.submit(ops.create_topic(TOPIC, {"partitions": 1}))
+        brokers = PooledBrokers(group, config)
+        try:
+            return asyncio.run(_measure(group, leader, brokers, parked, apps, seconds, say))
+        finally:
+            brokers.close()
+    finally:
+        group.close()
+
+
+async def _measure(
+    group: Trio,
+    leader: Any,
+    brokers: PooledBrokers,
+    parked: int,
+    apps: int,
+    seconds: float,
+    say: Callable[[str], None],
+) -> dict[str, Any]:
+    each = -(-parked // apps)
+    feedback_config = FeedbackConfig(polls_parked_max=max(500, each), producers_max=max(2_000, 2 * each))
+    names = [f"app-{n}" for n in range(apps)]
+    feedbacks = {
+        app: TopicFeedback(app, TOPIC, 1, group.replicas, brokers, feedback_config, random.Random(number))
+        for number, app in enumerate(names)
+    }
+    for feedback in feedbacks.values():
+        feedback.start()
+    await asyncio.sleep(2.0)
+    gc.collect()
+    empty = own_megabytes(os.getpid()) or 0.0
+    producers = Producers(feedbacks, each)
+    try:
+        await asyncio.sleep(POLL_S + SETTLE_S)
+        held = sum(feedback.status()["polls_parked"] for feedback in feedbacks.values())
+        full = own_megabytes(os.getpid()) or 0.0
+        polls, busy, calls, begin = producers.polls, time.process_time(), brokers.calls.copy(), time.time()
+        await asyncio.sleep(2 * seconds)
+        elapsed = time.time() - begin
+        rates = {method: n / elapsed for method, n in (brokers.calls - calls).items()}
+        idle = {"polls_per_s": (producers.polls - polls) / elapsed, "calls_per_s": rates}
+        cores = (time.process_time() - busy) / elapsed
+        say(f"{held:,} polls parked at {apps} apps: {idle}, {cores:.2f} cores")
+        latency = await _checks(group, names, producers)
+    finally:
+        await producers.stop()
+        for feedback in feedbacks.values():
+            await feedback.close()
+    figures: dict[str, Any] = {
+        "parked": held, "apps": apps, "producers_each": each, "cores": cores, "check_latency": latency,
+        "kb_per_parked_poll": 1000 * (full - empty) / max(1, held), "violations": [], **idle,
+    }  # fmt: skip
+    if latency["samples"] < CHECKS:
+        figures["violations"].append(f"only {latency['samples']} of {CHECKS} checks reached a producer")
+    if held < 0.9 * apps * each:
+        figures["violations"].append(f"only {held} of {apps * each} polls were parked")
+    if leader is not group.leader():
+        say("the leader changed on the way")
+    return figures
+
+
+async def _checks(group: Trio, apps: list[str], producers: Producers) -> dict[str, float]:
+    """From a check being due to the poll that brings it; twenty a second, each of a random app."""
+    rng, due = random.Random(1), {}
+    for number in range(CHECKS):
+        tx_id = f"check-{number}"
+        row = encode_row(None, b"v", None, tx_id)
+        request = ops.prepare(
+            rng.choice(apps), TOPIC, [tx_id], None, TIMEOUT_MS, 0, [1], -1, 1
+        ) + ops.pre_message(TOPIC, 0, [0], [len(row)], [row])
+        await asyncio.to_thread(group.submit, request)
+        due[tx_id] = time.time() + TIMEOUT_MS / 1000
+        await asyncio.sleep(0.05)
+    for _ in range(300):
+        if len(producers.arrived) >= CHECKS:
+            break
+        await asyncio.sleep(0.1)
+    latency = Latencies()
+    for tx_id, at in due.items():
+        if tx_id in producers.arrived:
+            latency.add(producers.arrived[tx_id] - at)
+    return latency.summary()
