@@ -3,14 +3,24 @@
 from escrowmq.spark_integration.java import Java, find_java, provide_java
 from escrowmq.spark_integration.session import SessionFactory, spark_session, stop_session
 from escrowmq.spark_integration.session_request import SessionRequest
+from escrowmq.spark_integration.sink_resolve import (
+    Resolution,
+    SparkSinkQuerier,
+    resolve_sink,
+    resolve_write,
+)
 
 __all__ = [
     "Java",
+    "Resolution",
     "SessionFactory",
     "SessionRequest",
+    "SparkSinkQuerier",
     "find_java",
     "provide_java",
     "register",
+    "resolve_sink",
+    "resolve_write",
     "spark_session",
     "stop_session",
 ]

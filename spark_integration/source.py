@@ -30,6 +30,7 @@ from escrowmq.spark_integration.records import arrow_schema, record_batches, sch
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import SparkSession
+    from pyspark.sql.datasource import DataSourceStreamWriter, DataSourceWriter
     from pyspark.sql.types import StructType
 
 log = logging.getLogger(__name__)
@@ -70,6 +71,18 @@ class EscrowMQDataSource(DataSource):
                 f"the schema of the escrowmq source is fixed ({', '.join(columns)}): leave out .schema()"
             )
         return EscrowMQReader(options)
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        """Writer of one batch."""
+        from escrowmq.spark_integration.sink import batch_writer
+
+        return batch_writer(self.options, schema, overwrite, self.default_address, self.default_namespace)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
+        """Writer of a streaming query."""
+        from escrowmq.spark_integration.sink import stream_writer
+
+        return stream_writer(self.options, schema, self.default_address, self.default_namespace)
 
     def _parsed(self) -> SourceOptions:
         return parse_options(

@@ -1,0 +1,206 @@
+"""The sink of format ``escrowmq``, batch and streaming: thin shells around what decides.
+
+    frame.writeStream.format("escrowmq").option("topic", "alerts").option("checkpointLocation", ...).start()
+    frame.write.format("escrowmq").mode("append").option("topic", "alerts").save()
+
+Tasks prepare, in executors; the driver commits, in a process that Spark starts beside it and keeps for the
+next epochs. A stream's writer is made anew for every epoch and knows nothing but options: which query and
+epoch it is working for, tasks learn from Spark's task context, and the commit from what tasks report.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from pyspark import TaskContext
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+
+from escrowmq.actors.catalog import TopicCatalog
+from escrowmq.actors.router import Router
+from escrowmq.actors.topology import ClusterInfo
+from escrowmq.replication.errors import ConfigError
+from escrowmq.spark_integration.ray_link import find_cluster
+from escrowmq.spark_integration.sink_batch import commit_batch, home_of, settle_batch
+from escrowmq.spark_integration.sink_commit import abort_epoch, commit_epoch
+from escrowmq.spark_integration.sink_intents import Attempt, IntentStore, app_of, epoch_id_of
+from escrowmq.spark_integration.sink_link import SinkLink
+from escrowmq.spark_integration.sink_options import SinkOptions, parse_sink_options
+from escrowmq.spark_integration.sink_schema import check_columns
+from escrowmq.spark_integration.sink_task import attempt_name, write_batches
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql.types import StructType
+
+_lock = threading.Lock()
+#: Workers of Spark serve many tasks and epochs: one router for each cluster, as long as the process lives.
+_routers: dict[tuple[str, str], tuple[ClusterInfo, Router]] = {}
+_known_topics: set[tuple[str, str, str]] = set()
+
+
+@dataclass(frozen=True)
+class Prepared(WriterCommitMessage):
+    """What a task reports: what it prepared, and for which epoch of which query ("" in a batch write)."""
+
+    query_id: str
+    epoch: int
+    attempt: Attempt
+    references: Mapping[int, int] = field(default_factory=dict)
+
+
+def router_to(options: SinkOptions) -> Router:
+    """This process's way to the brokers. Raises ClusterNotFound, Unavailable."""
+    key = (options.address, options.namespace)
+    info = find_cluster(*key)
+    with _lock:
+        known = _routers.get(key)
+        if known is not None and known[0] == info:
+            return known[1]
+        router = Router(info, name="escrowmq-sink")
+        _routers[key] = info, router
+    if known is not None:  # another cluster has taken the place of the one before
+        known[1].close()
+    return router
+
+
+def check_topic(options: SinkOptions) -> None:
+    """Raise UnknownTopic before anything runs, if the topic is known before anything runs."""
+    if options.topic is None:
+        return
+    key = (options.address, options.namespace, options.topic)
+    if key not in _known_topics:
+        TopicCatalog(router_to(options)).partitions(options.topic)
+        _known_topics.add(key)
+
+
+def _prepare(
+    options: SinkOptions,
+    app: str,
+    epoch_id: str,
+    batches: Iterator[pa.RecordBatch],
+    home: Callable[[int], int] | None = None,
+) -> tuple[Attempt, dict[int, int]]:
+    context = TaskContext.get()
+    assert context is not None
+
+    def connect() -> tuple[SinkLink, Callable[[str], int]]:
+        router = router_to(options)
+        return SinkLink(router, app), TopicCatalog(router).partitions
+
+    return write_batches(
+        batches,
+        connect,
+        epoch_id=epoch_id,
+        attempt=attempt_name(context.partitionId(), context.attemptNumber()),
+        topic=options.topic,
+        message_bytes_max=options.message_bytes_max,
+        timeout_ms=options.transaction_timeout_ms,
+        home_of=home,
+    )
+
+
+class EscrowMQStreamWriter(DataSourceStreamArrowWriter):
+    """Writer of a streaming query. Append, update and complete mode: what Spark hands over is written."""
+
+    def __init__(self, options: SinkOptions) -> None:
+        self._options = options
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Prepared:
+        """In a task: prepare its rows."""
+        context = TaskContext.get()
+        assert context is not None
+        query_id = context.getLocalProperty("sql.streaming.queryId")
+        batch = context.getLocalProperty("streaming.sql.batchId")
+        if not query_id or not batch:
+            raise ConfigError("the escrowmq sink found no query id: it needs Spark's micro-batch engine")
+        epoch = int(batch)
+        prepared = _prepare(self._options, app_of(query_id), epoch_id_of(query_id, epoch), iterator)
+        return Prepared(query_id, epoch, *prepared)
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
+        """On the driver: make the epoch readable."""
+        found = _reports(messages)
+        store = IntentStore(self._options.checkpoint)
+        query_id = found[0].query_id if found else store.query_id()
+        link = SinkLink(router_to(self._options), app_of(query_id))
+        attempts = [report.attempt for report in found]
+        commit_epoch(store, link, query_id, batchId, attempts, [report.references for report in found])
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
+        """On the driver, after a failure: roll back what the finished tasks prepared."""
+        found = _reports(messages)
+        if any(report.attempt.chunks for report in found):
+            store = IntentStore(self._options.checkpoint)
+            link = SinkLink(router_to(self._options), app_of(found[0].query_id))
+            abort_epoch(store, link, found[0].query_id, batchId, [report.attempt for report in found])
+
+
+class EscrowMQBatchWriter(DataSourceArrowWriter):
+    """Writer of one batch. Made once, on the driver; its copies run in the tasks."""
+
+    def __init__(self, options: SinkOptions) -> None:
+        self._options = options
+        self._write_id = f"batch-{uuid.uuid4()}"
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Prepared:
+        """In a task: prepare its rows."""
+        name = self._write_id
+        prepared = _prepare(
+            self._options, app_of(name), epoch_id_of(name, 0), iterator, functools.partial(home_of, name)
+        )
+        return Prepared(self._write_id, 0, *prepared)
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        """On the driver: make everything readable."""
+        found = _reports(messages)
+        link = SinkLink(router_to(self._options), app_of(self._write_id))
+        attempts = [report.attempt for report in found]
+        commit_batch(link, self._write_id, attempts, [report.references for report in found])
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        """On the driver, after a failure: nothing of it will be read."""
+        link = SinkLink(router_to(self._options), app_of(self._write_id))
+
+        settle_batch(link, self._write_id)
+
+
+def _reports(messages: Sequence[WriterCommitMessage | None]) -> list[Prepared]:
+    return [message for message in messages if isinstance(message, Prepared)]
+
+
+def _checked(
+    options: Mapping[str, str], schema: StructType, address: str, namespace: str, *, streaming: bool
+) -> SinkOptions:
+    parsed = parse_sink_options(
+        options, streaming=streaming, default_address=address, default_namespace=namespace
+    )
+    check_columns([(f.name, f.dataType.simpleString()) for f in schema.fields], parsed.topic)
+    check_topic(parsed)
+    return parsed
+
+
+def batch_writer(
+    options: Mapping[str, str], schema: StructType, overwrite: bool, address: str, namespace: str
+) -> EscrowMQBatchWriter:
+    """For ``DataSource.writer``. Raises ConfigError, UnknownTopic, ClusterNotFound."""
+    if overwrite:
+        raise ConfigError(
+            "a topic cannot be overwritten: write with .mode('append'); to begin anew, delete the topic and "
+            "create it again"
+        )
+    return EscrowMQBatchWriter(_checked(options, schema, address, namespace, streaming=False))
+
+
+def stream_writer(
+    options: Mapping[str, str], schema: StructType, address: str, namespace: str
+) -> EscrowMQStreamWriter:
+    """For ``DataSource.streamWriter``. Raises ConfigError, UnknownTopic, ClusterNotFound.
+
+    In complete mode Spark asks for the table to be replaced; as with Kafka, what it is now is added.
+    """
+    return EscrowMQStreamWriter(_checked(options, schema, address, namespace, streaming=True))

@@ -1,0 +1,267 @@
+"""Intents: what an epoch will commit, noted in the query's checkpoint before it is committed.
+
+``<checkpoint>/escrowmq/<epoch>.json`` names the task attempts whose chunks make up the epoch. It is written
+once, by one driver: whoever comes second finds it and carries it out instead of its own. From then on the
+epoch counts as committed ("presumed commit"), whatever happens to the process. A file is durable, with its
+directory, before anybody acts on it; a half-written one never appears under its name. Never changed; pruned
+when Spark itself has forgotten the epoch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import uuid
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlparse
+
+from escrowmq.actors.encoder import crc32c
+from escrowmq.replication.errors import ConfigError, CorruptLog, UnknownVersion
+
+VERSION = 1
+#: As many as Spark keeps of its own logs (spark.sql.streaming.minBatchesToRetain).
+KEPT = 100
+_NAME = re.compile(r"(\d+)\.json")
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """A task attempt that finished: how many chunks it prepared in each broker group."""
+
+    name: str
+    chunks: Mapping[int, int]
+
+    def ids(self, epoch_id: str) -> dict[int, list[str]]:
+        """Transaction ids by group, in the order in which the messages shall be read."""
+        return {
+            gid: [chunk_id(epoch_id, self.name, gid, number) for number in range(count)]
+            for gid, count in self.chunks.items()
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Intent:
+    """What one epoch commits. ``epoch_id`` is what its messages carry as ``tx_id``."""
+
+    epoch: int
+    epoch_id: str
+    attempts: tuple[Attempt, ...]
+
+    def ids(self) -> dict[int, list[str]]:
+        """Transaction ids by broker group, in order of tasks."""
+        by_group: dict[int, list[str]] = {}
+        for attempt in self.attempts:
+            for gid, ids in attempt.ids(self.epoch_id).items():
+                by_group.setdefault(gid, []).extend(ids)
+        return by_group
+
+
+def app_of(query_id: str) -> str:
+    """The app under which a query's transactions stand."""
+    return f"spark-{query_id}"
+
+
+def epoch_id_of(query_id: str, epoch: int) -> str:
+    """The transaction that readers and operators see: one for each epoch of a query."""
+    return f"spark:{query_id}:{epoch}"
+
+
+def chunk_id(epoch_id: str, attempt: str, gid: int, number: int) -> str:
+    """The id under which a part of an epoch is prepared."""
+    return f"{epoch_id}/{attempt}/{gid}.{number}"
+
+
+def epoch_of(epoch_id: str) -> int | None:
+    """The epoch that an :func:`epoch_id_of` or :func:`chunk_id` names; None for anything else."""
+    found = re.match(r"spark:[^:/]+:(\d+)(/|$)", epoch_id)
+    return None if found is None else int(found[1])
+
+
+def encode(intent: Intent) -> bytes:
+    """The file's bytes."""
+    body = {
+        "version": VERSION,
+        "epoch": intent.epoch,
+        "epoch_id": intent.epoch_id,
+        "attempts": [[a.name, {str(g): n for g, n in a.chunks.items()}] for a in intent.attempts],
+    }
+    text = json.dumps(body, separators=(",", ":"), sort_keys=True)
+    return json.dumps({"intent": body, "crc32c": crc32c(text.encode())}, sort_keys=True).encode() + b"\n"
+
+
+def decode(data: bytes, where: str) -> Intent:
+    """Inverse of :func:`encode`. Raises CorruptLog, UnknownVersion; ``where`` names the file."""
+    try:
+        outer = json.loads(data)
+        body = outer["intent"]
+        version = body["version"]
+        if isinstance(version, int) and version > VERSION:
+            raise UnknownVersion(f"{where} has version {version}; this software reads up to {VERSION}")
+        text = json.dumps(body, separators=(",", ":"), sort_keys=True)
+        if crc32c(text.encode()) != outer["crc32c"]:
+            raise ValueError("its checksum is wrong")
+        attempts = tuple(
+            Attempt(str(name), {int(gid): int(count) for gid, count in chunks.items()})
+            for name, chunks in body["attempts"]
+        )
+        return Intent(int(body["epoch"]), str(body["epoch_id"]), attempts)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CorruptLog(
+            f"{where} is damaged ({error!r}): restore it from a copy of the checkpoint. If there is none, "
+            "look up what became of its epoch (escrowmq txn list), settle that by hand, and remove the file"
+        ) from error
+
+
+class IntentStore:
+    """The intents in one checkpoint directory: a path of this machine, or a URI that pyarrow knows."""
+
+    def __init__(self, checkpoint: str) -> None:
+        parsed = urlparse(checkpoint)
+        self.checkpoint = checkpoint
+        self._local: Path | None = None
+        self._files: Any = None
+        if parsed.scheme in ("", "file"):
+            self._local = Path(unquote(parsed.path) if parsed.scheme else checkpoint)
+            self._base = str(self._local / "escrowmq")
+        else:
+            import pyarrow.fs
+
+            try:
+                self._files, base = pyarrow.fs.FileSystem.from_uri(checkpoint.rstrip("/"))
+            except (OSError, ValueError, ImportError) as error:
+                raise ConfigError(
+                    f"option 'checkpointLocation': {checkpoint!r} cannot be opened: {error}"
+                ) from error
+            self._base = f"{base}/escrowmq"
+
+    # ------------------------------------------------------------ intents
+
+    def read(self, epoch: int) -> Intent | None:
+        """The epoch's intent, or None. Raises CorruptLog, UnknownVersion."""
+        data = self._get(f"{self._base}/{epoch}.json")
+        if data is None:
+            return None
+        intent = decode(data, f"{self._base}/{epoch}.json")
+        if intent.epoch != epoch:
+            raise CorruptLog(f"{self._base}/{epoch}.json holds epoch {intent.epoch}: it was moved or copied")
+        return intent
+
+    def create(self, intent: Intent) -> Intent:
+        """Write the intent unless the epoch has one; returns the one that counts, which is durable then."""
+        name = f"{self._base}/{intent.epoch}.json"
+        if self._local is not None:
+            _create_local(Path(name), encode(intent))
+        else:
+            self._create_remote(name, encode(intent))
+        found = self.read(intent.epoch)
+        if found is None:
+            raise CorruptLog(f"{name} was removed while it was written")
+        return found
+
+    def remove(self, epoch: int) -> None:
+        """For operators, and for pruning."""
+        name = f"{self._base}/{epoch}.json"
+        if self._local is not None:
+            Path(name).unlink(missing_ok=True)
+        else:
+            self._files.delete_file(name)
+
+    def epochs(self) -> list[int]:
+        """Epochs that have an intent, in order."""
+        return sorted(int(found[1]) for name in self._list(self._base) if (found := _NAME.fullmatch(name)))
+
+    def prune(self, newest: int) -> None:
+        """Forget what lies KEPT epochs or more before ``newest``."""
+        for epoch in self.epochs():
+            if epoch <= newest - KEPT:
+                self.remove(epoch)
+
+    # ------------------------------------------------------------ Spark's part of the checkpoint
+
+    def committed_epoch(self) -> int:
+        """The last epoch in Spark's own commit log; -1 if there is none."""
+        names = self._list(f"{self._root}/commits")
+        return max((int(name) for name in names if name.isdecimal()), default=-1)
+
+    def query_id(self) -> str:
+        """The query's id, the same through restarts. Raises ConfigError where no query was."""
+        data = self._get(f"{self._root}/metadata")
+        try:
+            return str(json.loads(data or b"")["id"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise ConfigError(
+                f"{self.checkpoint!r} is no checkpoint of a streaming query: it has no readable 'metadata'"
+            ) from error
+
+    # ------------------------------------------------------------ files
+
+    @property
+    def _root(self) -> str:
+        return self._base.removesuffix("/escrowmq")
+
+    def _get(self, name: str) -> bytes | None:
+        try:
+            if self._local is not None:
+                return Path(name).read_bytes()
+            with self._files.open_input_stream(name) as stream:
+                return bytes(stream.read())
+        except FileNotFoundError:
+            return None
+
+    def _list(self, directory: str) -> list[str]:
+        if self._local is not None:
+            with contextlib.suppress(FileNotFoundError):
+                return os.listdir(directory)
+            return []
+        import pyarrow.fs
+
+        selector = pyarrow.fs.FileSelector(directory, allow_not_found=True)
+        return [info.base_name for info in self._files.get_file_info(selector)]
+
+    def _create_remote(self, name: str, data: bytes) -> None:
+        """Without a way to create exclusively: looked first, then moved to its place. Two drivers of one
+        checkpoint at the same moment are kept apart only where moving onto a file is refused (HDFS)."""
+        if self._get(name) is not None:
+            return
+        self._files.create_dir(self._base, recursive=True)
+        temporary = f"{self._base}/.{uuid.uuid4().hex}.tmp"
+        with self._files.open_output_stream(temporary) as stream:
+            stream.write(data)
+        try:
+            self._files.move(temporary, name)
+        except OSError:
+            if self._get(name) is None:
+                raise
+
+
+def _create_local(path: Path, data: bytes) -> None:
+    """Create ``path`` with ``data``, durably, unless it exists; it is never seen half-written."""
+    fresh = not path.parent.exists()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.parent / f".{uuid.uuid4().hex}.tmp"
+    try:
+        with temporary.open("wb") as stream:
+            stream.write(data)
+            stream.flush()
+            os.fsync(stream.fileno())
+        with contextlib.suppress(FileExistsError):
+            os.link(temporary, path)  # exclusive, which rename is not
+    finally:
+        temporary.unlink(missing_ok=True)
+    for directory in _directories(path.parent, fresh):
+        handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def _directories(directory: Path, fresh: bool) -> Iterator[Path]:
+    yield directory
+    if fresh:
+        yield directory.parent

@@ -1,0 +1,120 @@
+"""What the sink asks of the broker groups, with patience: a query should outlive what brokers outlive.
+
+Every call here may be repeated: chunks are recognised by id and content, a decision that stands is a
+success. So whatever may pass (a fail-over, a full queue or disk, a missing answer) is waited for, up to
+PATIENCE_S; then it is raised, Spark fails the task or the epoch, and nothing is lost by that.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+from escrowmq.actors.blocks import problems_of
+from escrowmq.actors.router import Router, result_of
+from escrowmq.actors.topology import ClusterInfo
+from escrowmq.replication import ops
+from escrowmq.replication.errors import DiskFull, EscrowMQError, OutcomeUnknown, Overloaded, Unavailable
+from escrowmq.replication.model import ResultCode
+
+#: One call, with the channel's own repetitions. A fail-over takes 1 to 2 s, a lost node up to 15.
+CALL_S = 30.0
+#: In all. Longer than what a supervisor takes to start lost replicas again.
+PATIENCE_S = 120.0
+#: Ids of one roll-back: nobody needs those to be one entry.
+IDS_AT_A_TIME = 5_000
+#: Open transactions of a query looked at in one go; what is left is found at the next epoch.
+OPEN_MAX = 100_000
+PASSING = (Unavailable, Overloaded, DiskFull, OutcomeUnknown)
+
+Problems = dict[int, tuple[int, Any]]
+
+
+class SinkLink:
+    """The calls of one app. Thread-safe; closing the router is its owner's business."""
+
+    def __init__(
+        self,
+        router: Router,
+        app: str,
+        *,
+        patience_s: float = PATIENCE_S,
+        call_s: float = CALL_S,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self.router, self.app = router, app
+        self._patience_s, self._call_s, self._sleep = patience_s, call_s, sleep
+
+    @property
+    def info(self) -> ClusterInfo:
+        """The cluster's shape."""
+        return self.router.info
+
+    def start(self, gid: int, request: bytes) -> Future[Any]:
+        """Send a request of one operation; hand the future to :meth:`finish`."""
+        return self.router.submit(gid, request, self._call_s)
+
+    def finish(self, gid: int, request: bytes, future: Future[Any], count: int) -> Problems:
+        """The request's outcome over its ``count`` transactions; sent again as long as patience lasts."""
+        deadline = self.router.clock() + self._patience_s
+        while True:
+            try:
+                results = result_of(future, self._call_s)
+                problems = problems_of(results[0], count)
+                if not any(
+                    code in (ResultCode.RETRY, ResultCode.TOO_MANY_OPEN) for code, _ in problems.values()
+                ):
+                    return problems
+                # Those that are only held up by others: what holds them up is told, or passes.
+                others = {
+                    place: problem
+                    for place, problem in problems.items()
+                    if problem[0] not in (ResultCode.RETRY, ResultCode.TOO_MANY_OPEN)
+                }
+                if others or self.router.clock() >= deadline:
+                    return problems
+                self._sleep(0.1)
+            except PASSING as error:
+                if self.router.clock() >= deadline:
+                    raise
+                self._sleep(min(getattr(error, "retry_after_s", 0.1), 1.0))
+            future = self.start(gid, request)
+
+    def commit(self, gid: int, tx_ids: Sequence[str]) -> Problems:
+        """Commit all of these in one entry, or none of them; {}: they are committed."""
+        request = ops.commit(self.app, tx_ids, together=True)
+        return self.finish(gid, request, self.start(gid, request), len(tx_ids))
+
+    def rollback(self, gid: int, tx_ids: Sequence[str]) -> Problems:
+        """Roll back what is open of these. Problems are those that are committed, or forgotten."""
+        problems: Problems = {}
+        for at in range(0, len(tx_ids), IDS_AT_A_TIME):
+            part = tx_ids[at : at + IDS_AT_A_TIME]
+            request = ops.rollback(self.app, part)
+            found = self.finish(gid, request, self.start(gid, request), len(part))
+            problems.update((at + place, problem) for place, problem in found.items())
+        return problems
+
+    def states(self, gid: int, tx_ids: Sequence[str]) -> list[str]:
+        """ "PREPARE", "COMMITTED", "ROLLBACK", or "UNKNOWN" (also: forgotten) of each."""
+        return list(self._ask(gid, "tx_states", self.app, list(tx_ids)))
+
+    def open_ids(self, gid: int) -> list[str]:
+        """The app's open transactions in a group, oldest first."""
+        return [row[1] for row in self._ask(gid, "transactions", None, self.app, None, OPEN_MAX)]
+
+    def _ask(self, gid: int, method: str, *args: Any) -> Iterable[Any]:
+        deadline = self.router.clock() + self._patience_s
+        while True:
+            future = self.router.leader_call(gid, method, *args, timeout_s=self._call_s)
+            try:
+                answer = result_of(future, self._call_s)
+                if type(answer) is list:
+                    return answer
+                raise EscrowMQError(f"the broker does not answer {method!r}: {answer!r:.200}")
+            except PASSING as error:
+                if self.router.clock() >= deadline:
+                    raise
+                self._sleep(min(getattr(error, "retry_after_s", 0.1), 1.0))

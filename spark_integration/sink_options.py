@@ -1,0 +1,104 @@
+"""Options of the sink: names and meanings. Text in, a frozen value or a ConfigError out.
+
+Spark passes a few of its own beside ours (the checkpoint's place, the query's name); any other name is
+refused, since a mistyped option would be ignored silently.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from escrowmq.cluster.address import AUTO, parse_address
+from escrowmq.replication.errors import ConfigError
+
+#: Every option, its meaning and its default.
+OPTIONS = {
+    "topic": "topic of all rows; without it, column 'topic' says each row's topic",
+    "checkpointLocation": "streaming: where Spark and the sink note the query's progress (required)",
+    "maxMessageBytes": "a larger message is an error (default 1048576, at most 4194304)",
+    "transactionTimeoutMs": "undecided for so long, the sink's querier is asked (default 60000)",
+    "escrowmq.address": "address of the Ray cluster (default: the one Spark was started on)",
+    "escrowmq.namespace": "Ray namespace of the EscrowMQ cluster (default: escrowmq)",
+}
+#: Given by Spark, or harmless: names of the query, and the source's options that have no meaning here.
+_OTHERS = frozenset(("queryname", "includeheaders"))
+_BY_LOWER_CASE = {name.lower(): name for name in OPTIONS}
+
+MESSAGE_BYTES_MAX = 1 << 20
+#: Half of the largest request that a broker takes, since a message travels in one.
+MESSAGE_BYTES_LIMIT = 4 << 20
+#: Longer than most epochs, so that a check finds something to tell.
+TRANSACTION_TIMEOUT_MS = 60_000
+
+
+@dataclass(frozen=True, slots=True)
+class SinkOptions:
+    """All options of one write, checked. ``checkpoint``: "" for a batch write."""
+
+    address: str
+    namespace: str
+    topic: str | None
+    checkpoint: str
+    message_bytes_max: int
+    transaction_timeout_ms: int
+
+
+def parse_sink_options(
+    given: Mapping[str, str],
+    *,
+    streaming: bool,
+    default_address: str = "",
+    default_namespace: str = "escrowmq",
+) -> SinkOptions:
+    """Check what the user wrote (names in any case). Raises ConfigError that names the option."""
+    options: dict[str, str] = {}
+    for name, value in given.items():
+        known = _BY_LOWER_CASE.get(name.lower())
+        if known is not None:
+            options[known] = value.strip()
+        elif name.lower() == "path":
+            raise ConfigError("the escrowmq sink writes to a topic, not to a path: give option 'topic'")
+        elif name.lower() not in _OTHERS:
+            raise ConfigError(
+                f"unknown option {name!r} of the escrowmq sink; known are: {', '.join(OPTIONS)}"
+            )
+    checkpoint = options.get("checkpointLocation", "")
+    if streaming and not checkpoint:
+        raise ConfigError(
+            "option 'checkpointLocation' is missing: give it with .option('checkpointLocation', ...) on "
+            "writeStream, since the sink keeps there what it must know after a crash (the session's "
+            "spark.sql.streaming.checkpointLocation does not reach it)"
+        )
+    return SinkOptions(
+        address=_address(options.get("escrowmq.address") or default_address),
+        namespace=options.get("escrowmq.namespace") or default_namespace,
+        topic=options.get("topic") or None,
+        checkpoint=checkpoint if streaming else "",
+        message_bytes_max=_number(options, "maxMessageBytes", MESSAGE_BYTES_MAX, MESSAGE_BYTES_LIMIT),
+        transaction_timeout_ms=_number(options, "transactionTimeoutMs", TRANSACTION_TIMEOUT_MS, 10**9),
+    )
+
+
+def _address(address: str) -> str:
+    if not address:
+        raise ConfigError(
+            "option 'escrowmq.address' is missing: give the address of the Ray cluster (host:port), or "
+            "register the source with escrowmq.spark.register(spark, address=...)"
+        )
+    if address == AUTO:
+        raise ConfigError("option 'escrowmq.address' must be host:port: Spark's processes cannot guess it")
+    try:
+        parse_address(address)
+    except ConfigError as error:
+        raise ConfigError(f"option 'escrowmq.address': {error}") from error
+    return address
+
+
+def _number(options: Mapping[str, str], name: str, default: int, limit: int) -> int:
+    text = options.get(name)
+    if text is None:
+        return default
+    if not text.isdecimal() or not 1 <= int(text) <= limit:
+        raise ConfigError(f"option {name!r} must be a whole number from 1 to {limit}, not {text!r}")
+    return int(text)

@@ -1,0 +1,191 @@
+"""Settling what a query has left: the answers to checks, and an operator's command.
+
+    python -m escrowmq.spark_integration.sink_resolve /checkpoints/alerts --address host:port
+
+A query that is started again settles everything by itself, so none of this is needed for that. It is for
+queries that will not come back, or not soon. What has an intent is committed, wholly; what has none is
+rolled back. Neither takes anything from a query that is running but its own patience: an epoch that loses
+its chunks before its intent is there fails, and is written again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Annotated
+
+from escrowmq.actors.router import Router
+from escrowmq.actors.topology import ClusterInfo
+from escrowmq.cluster.address import AUTO
+from escrowmq.cluster.connecting import connect
+from escrowmq.feedback.states import TxStatusQuerier
+from escrowmq.replication.errors import ConfigError, EscrowMQError, TransactionConflict
+from escrowmq.replication.model import TransactionState
+from escrowmq.spark_integration.sink_batch import settle_batch
+from escrowmq.spark_integration.sink_commit import EpochConflict, carry_out
+from escrowmq.spark_integration.sink_intents import IntentStore, app_of, epoch_of
+from escrowmq.spark_integration.sink_link import SinkLink
+
+#: Feedback waits some seconds for an answer; what takes longer is asked again.
+CHECK_PATIENCE_S = 5.0
+
+
+@dataclass(slots=True)
+class Resolution:
+    """What :func:`resolve_sink` did. ``stuck``: epochs that cannot be committed, and why."""
+
+    committed: list[int] = field(default_factory=list)
+    rolled_back: int = 0
+    stuck: dict[int, str] = field(default_factory=dict)
+
+
+class SparkSinkQuerier(TxStatusQuerier):
+    """Answers checks of a streaming query's transactions, from its checkpoint.
+
+    ::
+
+        querier = SparkSinkQuerier(checkpoint, cluster.info)
+        producer = cluster.producer(app=querier.app, tx_status_querier=querier)
+
+    Run it where the checkpoint can be read, for instance beside the query. An epoch with an intent is
+    committed, all of it before any part of it is answered for; one that Spark has behind it is rolled back;
+    anything else the query may still commit when it is started again.
+    """
+
+    def __init__(self, checkpoint: str, info: ClusterInfo) -> None:
+        """Raises ConfigError if no query has used the checkpoint yet."""
+        self._store = IntentStore(checkpoint)
+        self.app = app_of(self._store.query_id())
+        self._router = Router(info, name="escrowmq-sink-querier")
+        self._link = SinkLink(self._router, self.app, patience_s=CHECK_PATIENCE_S, call_s=CHECK_PATIENCE_S)
+
+    def query_status(self, tx_id: str, query_id: str) -> TransactionState:
+        """See :class:`TxStatusQuerier`."""
+        return answer(self._store, self._link, tx_id, query_id)
+
+    def close(self) -> None:
+        """Let go of the cluster."""
+        self._router.close()
+
+
+def answer(store: IntentStore, link: SinkLink, tx_id: str, query_id: str) -> TransactionState:
+    """What became of a chunk: ``query_id`` names its epoch. Raises what keeps it from being known."""
+    epoch = epoch_of(query_id)
+    if epoch is None:
+        return TransactionState.UNKNOWN
+    done = store.committed_epoch()  # first: Spark logs an epoch after its intent, never before
+    intent = store.read(epoch)
+    if intent is None:
+        return TransactionState.ROLLBACK if epoch <= done else TransactionState.UNKNOWN
+    if not any(tx_id in ids for ids in intent.ids().values()):
+        return TransactionState.ROLLBACK
+    carry_out(link, intent)
+    return TransactionState.COMMITTED
+
+
+def resolve(store: IntentStore, link: SinkLink, *, discard: int | None = None) -> Resolution:
+    """Commit what has intents and roll back the rest. ``discard``: an epoch to give up instead, if nothing
+    of it is committed; its intent is removed. Raises TransactionConflict if something is."""
+    if discard is not None:
+        _discard(store, link, discard)
+    found = Resolution()
+    kept: set[str] = set()
+    for epoch in store.epochs():
+        intent = store.read(epoch)
+        if intent is None:
+            continue
+        by_group = intent.ids()
+        opened = any(set(link.open_ids(gid)) & set(ids) for gid, ids in by_group.items())
+        try:
+            carry_out(link, intent)
+            found.committed += [epoch] if opened else []
+        except EpochConflict as error:
+            found.stuck[epoch] = str(error)
+            kept.update(tx_id for ids in by_group.values() for tx_id in ids)
+    for gid in range(link.info.groups):
+        left = [tx for tx in link.open_ids(gid) if epoch_of(tx) is not None and tx not in kept]
+        if left:
+            link.rollback(gid, left)
+            found.rolled_back += len(left)
+    return found
+
+
+def _discard(store: IntentStore, link: SinkLink, epoch: int) -> None:
+    intent = store.read(epoch)
+    if intent is None:
+        raise ConfigError(f"epoch {epoch} has no intent in {store.checkpoint!r}; there are {store.epochs()}")
+    for gid, ids in intent.ids().items():
+        for tx_id, state in zip(ids, link.states(gid, ids), strict=True):
+            if state == "COMMITTED":
+                raise TransactionConflict(tx_id, state)
+    for gid, ids in intent.ids().items():
+        link.rollback(gid, ids)
+    store.remove(epoch)
+
+
+def resolve_sink(
+    checkpoint: str, *, address: str = AUTO, namespace: str | None = None, discard: int | None = None
+) -> Resolution:
+    """Settle a streaming query that will not be started again (soon), from its checkpoint.
+
+    Raises ConfigError if there is no query's checkpoint, CorruptLog, ClusterNotFound, Unavailable.
+    """
+    store = IntentStore(checkpoint)
+    with _linked(app_of(store.query_id()), address, namespace) as link:
+        return resolve(store, link, discard=discard)
+
+
+def resolve_write(write_id: str, *, address: str = AUTO, namespace: str | None = None) -> Resolution:
+    """Settle a batch write whose driver died (``batch-...``, its app without ``spark-``): committed if its
+    COMMIT was decided, else rolled back. It must not be running."""
+    if not write_id.startswith("batch-"):
+        raise ConfigError(f"a batch write's id begins with 'batch-', not {write_id!r}; see escrowmq txn list")
+    with _linked(app_of(write_id), address, namespace) as link:
+        committed, rolled_back = settle_batch(link, write_id)
+        return Resolution([0] if committed else [], rolled_back)
+
+
+@contextmanager
+def _linked(app: str, address: str, namespace: str | None) -> Iterator[SinkLink]:
+    with connect(address, namespace) as cluster:
+        router = Router(cluster.info, name="escrowmq-sink-resolve")
+        try:
+            yield SinkLink(router, app)
+        finally:
+            router.close()
+
+
+def main() -> None:
+    """The command line."""
+    import typer
+
+    def run(
+        what: Annotated[str, typer.Argument(help="Checkpoint of a streaming query, or a batch write's id.")],
+        address: Annotated[str, typer.Option(help="Ray cluster as host:port.")] = AUTO,
+        namespace: Annotated[str | None, typer.Option(help="Ray namespace of the cluster.")] = None,
+        discard: Annotated[
+            int | None, typer.Option(help="Give up this epoch, of which nothing is committed.")
+        ] = None,
+    ) -> None:
+        """Settle what a Spark query has left: commit what has an intent, roll back the rest."""
+        try:
+            if what.startswith("batch-"):
+                found = resolve_write(what, address=address, namespace=namespace)
+            else:
+                found = resolve_sink(what, address=address, namespace=namespace, discard=discard)
+        except EscrowMQError as error:
+            typer.echo(f"{type(error).__name__}: {error}", err=True)
+            raise typer.Exit(1) from None
+        typer.echo(f"committed epochs: {', '.join(map(str, found.committed)) or 'none were open'}")
+        typer.echo(f"rolled back: {found.rolled_back} transactions")
+        for epoch, why in found.stuck.items():
+            typer.echo(f"epoch {epoch} is stuck: {why}", err=True)
+        if found.stuck:
+            raise typer.Exit(2)
+
+    typer.run(run)
+
+
+if __name__ == "__main__":
+    main()

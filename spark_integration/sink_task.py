@@ -1,0 +1,223 @@
+"""What a task of the sink does: turn its rows into chunks, and prepare them as they fill.
+
+A chunk is a transaction of some MiB in one broker group, durable on a majority and readable by nobody
+until the driver commits the epoch. A few are under way at a time, so memory is bounded however large the
+task is. An attempt's name is drawn anew, so that a repeated task, a speculative twin or a restarted query
+never meets its predecessor's chunks.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections import deque
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+
+from escrowmq.actors.encoder import crc32c
+from escrowmq.actors.results import prepare_problem
+from escrowmq.replication import ops
+from escrowmq.replication.errors import EscrowMQError, TransactionConflict
+from escrowmq.replication.model import TransactionState, group_of
+from escrowmq.spark_integration.sink_intents import Attempt, chunk_id
+from escrowmq.spark_integration.sink_link import SinkLink
+from escrowmq.spark_integration.sink_rows import RowEncoder, Rows
+
+log = logging.getLogger(__name__)
+
+#: Rows of one chunk. 256 KB to 1 MB per entry is where the log's throughput is flat.
+CHUNK_BYTES = 1 << 20
+#: Of tasks with more than this many chunks in a group: fewer ids for the driver's one COMMIT.
+LARGE_AFTER = 64
+LARGE_CHUNK_BYTES = 4 << 20
+#: Chunks of one task under way: enough that the log never waits for a task, few enough for 16 MiB.
+IN_FLIGHT = 4
+
+
+def attempt_name(task: int, attempt: int) -> str:
+    """A name for a task attempt that never comes again, whoever runs it; the numbers are for people."""
+    return f"{task}.{attempt}.{secrets.token_hex(6)}"
+
+
+@dataclass(slots=True)
+class _Chunk:
+    """Rows of one group that wait for company."""
+
+    size: int = 0
+    columns: dict[tuple[str, int], tuple[list[int], list[bytes]]] = field(default_factory=dict)
+
+    def add(self, rows: Rows) -> None:
+        sizes, bodies = self.columns.setdefault((rows.topic, rows.partition), ([], []))
+        sizes += rows.sizes
+        bodies.append(rows.body)
+        self.size += len(rows.body)
+
+    def request(self, app: str, tx_id: str, epoch_id: str, timeout_ms: int, home_group: int) -> bytes:
+        """PREPARE of this chunk as one transaction."""
+        columns = {place: (sizes, b"".join(bodies)) for place, (sizes, bodies) in self.columns.items()}
+        digest = 0
+        for _, body in columns.values():
+            digest = crc32c(digest.to_bytes(4, "big") + crc32c(body).to_bytes(4, "big"))
+        home_topic = next(iter(columns))[0]
+        frames = [
+            ops.prepare(
+                app, home_topic, [tx_id], [epoch_id], timeout_ms, 0, [digest], home_group, len(columns)
+            ),
+            *(
+                ops.pre_message(topic, partition, [0] * len(sizes), sizes, [body])
+                for (topic, partition), (sizes, body) in columns.items()
+            ),
+        ]
+        return b"".join(frames)
+
+
+def marker(app: str, topic: str, tx_id: str, epoch_id: str, timeout_ms: int) -> bytes:
+    """PREPARE of a chunk that lies in another group, in the group that decides: without messages."""
+    return ops.prepare(app, topic, [tx_id], [epoch_id], timeout_ms, 0, [crc32c(tx_id.encode())], -1, 0)
+
+
+@dataclass(slots=True)
+class _Sent:
+    gid: int
+    tx_id: str
+    request: bytes
+    future: Future[Any]
+
+
+class ChunkWriter:
+    """Prepares the chunks of one task attempt. One thread."""
+
+    def __init__(
+        self,
+        link: SinkLink,
+        epoch_id: str,
+        attempt: str,
+        *,
+        timeout_ms: int,
+        home: int | None = None,
+        chunk_bytes: int = CHUNK_BYTES,
+        large_chunk_bytes: int = LARGE_CHUNK_BYTES,
+    ) -> None:
+        """``home``: the group whose decision counts for chunks of all groups; None: each decides its own."""
+        self._home = home
+        self._link, self._epoch_id, self._attempt, self._timeout_ms = link, epoch_id, attempt, timeout_ms
+        self._chunk_bytes, self._large_chunk_bytes = chunk_bytes, max(large_chunk_bytes, chunk_bytes)
+        self._waiting: dict[int, _Chunk] = {}
+        self._under_way: deque[_Sent] = deque()
+        self._numbers: dict[int, int] = {}
+        #: Places in the log that the COMMIT will have to name, by group: at most so many.
+        self.references: dict[int, int] = {}
+
+    def add(self, rows: Iterable[Rows]) -> None:
+        """Take encoded rows; prepares what is full. Raises what keeps a chunk from being prepared."""
+        groups = self._link.info.groups
+        for piece in rows:
+            gid = group_of(piece.topic, piece.partition, groups)
+            chunk = self._waiting.setdefault(gid, _Chunk())
+            if chunk.size and chunk.size + len(piece.body) > self._limit(gid):
+                self._send(gid)
+                chunk = self._waiting.setdefault(gid, _Chunk())
+            chunk.add(piece)
+
+    def _limit(self, gid: int) -> int:
+        return self._large_chunk_bytes if self._numbers.get(gid, 0) >= LARGE_AFTER else self._chunk_bytes
+
+    def finish(self) -> Attempt:
+        """Prepare the rest and wait for all of it: what the attempt has prepared."""
+        for gid in list(self._waiting):
+            self._send(gid)
+        while self._under_way:
+            self._wait()
+        return Attempt(self._attempt, dict(self._numbers))
+
+    def abandon(self) -> None:
+        """Roll back whatever was sent. Never raises: what it misses, the next epoch's commit finds."""
+        self._under_way.clear()
+        by_group = Attempt(self._attempt, self._numbers).ids(self._epoch_id)
+        if self._home is not None:  # first where it counts
+            by_group = {self._home: [tx for ids in by_group.values() for tx in ids], **by_group}
+        for gid, ids in by_group.items():
+            try:
+                self._link.rollback(gid, ids)
+            except EscrowMQError as error:
+                log.warning("%s chunks of %s stay open for now: %s", len(ids), self._epoch_id, error)
+
+    def _send(self, gid: int) -> None:
+        while len(self._under_way) >= IN_FLIGHT:
+            self._wait()
+        chunk = self._waiting.pop(gid)
+        number = self._numbers.get(gid, 0)
+        tx_id = chunk_id(self._epoch_id, self._attempt, gid, number)
+        elsewhere = self._home is not None and gid != self._home
+        home_group = self._home if elsewhere and self._home is not None else -1
+        request = chunk.request(self._link.app, tx_id, self._epoch_id, self._timeout_ms, home_group)
+        self._numbers[gid] = number + 1
+        self.references[gid] = self.references.get(gid, 0) + len(chunk.columns)
+        if home_group >= 0:  # an empty transaction of the same id: its decision is this chunk's
+            topic = next(iter(chunk.columns))[0]
+            self._start(
+                home_group, tx_id, marker(self._link.app, topic, tx_id, self._epoch_id, self._timeout_ms)
+            )
+        self._start(gid, tx_id, request)
+
+    def _start(self, gid: int, tx_id: str, request: bytes) -> None:
+        self._under_way.append(_Sent(gid, tx_id, request, self._link.start(gid, request)))
+
+    def _wait(self) -> None:
+        sent = self._under_way.popleft()
+        problems = self._link.finish(sent.gid, sent.request, sent.future, 1)
+        if not problems:
+            return
+        problem = prepare_problem(sent.tx_id, *problems[0])
+        if isinstance(problem, TransactionState):  # rolled back meanwhile: somebody took us for dead
+            problem = TransactionConflict(sent.tx_id, problem.value)
+        raise problem
+
+
+def write_batches(
+    batches: Iterable[pa.RecordBatch],
+    connect: Callable[[], tuple[SinkLink, Callable[[str], int]]],
+    *,
+    epoch_id: str,
+    attempt: str,
+    topic: str | None,
+    message_bytes_max: int,
+    timeout_ms: int,
+    home_of: Callable[[int], int] | None = None,
+) -> tuple[Attempt, dict[int, int]]:
+    """All of a task: what it prepared, and its references by group. On an error its chunks are rolled back.
+
+    ``connect`` gives the link and ``partitions(topic)``; it is not called for a task without rows.
+    ``home_of(groups)``: the group that decides for all, where there is no intent to do it.
+    """
+    writer: ChunkWriter | None = None
+    encoder: RowEncoder | None = None
+    try:
+        for batch in batches:
+            if batch.num_rows == 0:
+                continue
+            if writer is None or encoder is None:
+                link, partitions = connect()
+                home = None if home_of is None else home_of(link.info.groups)
+                writer = ChunkWriter(link, epoch_id, attempt, timeout_ms=timeout_ms, home=home)
+                encoder = RowEncoder(
+                    epoch_id,
+                    topic,
+                    partitions,
+                    message_bytes_max,
+                    CHUNK_BYTES,
+                    spread=crc32c(attempt.encode()),
+                )
+            for rows in encoder.encode(batch):
+                writer.add(rows)
+        if writer is None:
+            return Attempt(attempt, {}), {}
+        return writer.finish(), writer.references
+    except BaseException:
+        if writer is not None:
+            writer.abandon()
+        raise

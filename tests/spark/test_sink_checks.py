@@ -1,0 +1,76 @@
+"""What the sink refuses before anything runs, and how it says so."""
+
+from __future__ import annotations
+
+import pytest
+
+from escrowmq.replication.errors import ConfigError
+from escrowmq.spark_integration.sink_options import parse_sink_options
+from escrowmq.spark_integration.sink_schema import check_columns
+
+HEADERS = "array<struct<key:string,value:binary>>"
+GIVEN = {"escrowmq.address": "127.0.0.1:6379", "checkpointLocation": "/tmp/c"}
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        [("value", "string")],
+        [("key", "binary"), ("value", "binary"), ("headers", HEADERS), ("partition", "int")],
+        [("value", "string collate UTF8_LCASE"), ("key", "varchar(10)")],
+        [("value", "binary"), ("topic", "string"), ("offset", "bigint"), ("timestampType", "int")],
+    ],
+)
+def test_columns_of_kafkas_sink_are_taken(columns: list[tuple[str, str]]) -> None:
+    check_columns(columns, "orders")
+
+
+@pytest.mark.parametrize(
+    ("columns", "topic", "said"),
+    [
+        ([("key", "string")], "t", "column 'value' is missing among the columns to write \\(key\\)"),
+        ([("value", "int")], "t", "column 'value' has type int; it must be string or binary"),
+        (
+            [("value", "string"), ("key", "bigint")],
+            "t",
+            "column 'key' has type bigint.*CAST\\(key AS STRING\\)",
+        ),
+        ([("value", "string"), ("partition", "bigint")], "t", "column 'partition' has type bigint"),
+        ([("value", "string"), ("headers", "map<string,string>")], "t", "column 'headers' has type map"),
+        ([("value", "string"), ("amount", "double")], "t", "column 'amount' cannot be written"),
+        ([("Value", "string")], "t", "column 'Value' cannot be written \\(did you mean 'value'\\?\\)"),
+        ([("value", "string"), ("value", "string")], "t", "column 'value' stands twice"),
+        ([("value", "string")], None, "no topic: give option 'topic', or a column 'topic'"),
+    ],
+)
+def test_a_wrong_column_is_named(columns: list[tuple[str, str]], topic: str | None, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        check_columns(columns, topic)
+
+
+def test_options_have_defaults_and_any_case() -> None:
+    options = parse_sink_options({**GIVEN, "TOPIC": " orders ", "queryName": "q"}, streaming=True)
+    assert (options.topic, options.checkpoint, options.namespace) == ("orders", "/tmp/c", "escrowmq")
+    assert (options.message_bytes_max, options.transaction_timeout_ms) == (1 << 20, 60_000)
+    batch = parse_sink_options({"maxMessageBytes": "5"}, streaming=False, default_address="h:1")
+    assert (batch.topic, batch.checkpoint, batch.message_bytes_max, batch.address) == (None, "", 5, "h:1")
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"escrowmq.address": "h:1"}, "'checkpointLocation' is missing"),
+        ({"checkpointLocation": "/c"}, "'escrowmq.address' is missing"),
+        ({**GIVEN, "escrowmq.address": "auto"}, "'escrowmq.address' must be host:port"),
+        ({**GIVEN, "topik": "x"}, "unknown option 'topik'"),
+        ({**GIVEN, "path": "/x"}, "not to a path"),
+        (
+            {**GIVEN, "maxMessageBytes": "5000000"},
+            "'maxMessageBytes' must be a whole number from 1 to 4194304",
+        ),
+        ({**GIVEN, "transactionTimeoutMs": "0"}, "'transactionTimeoutMs'"),
+    ],
+)
+def test_a_wrong_option_is_named(given: dict[str, str], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        parse_sink_options(given, streaming=True)

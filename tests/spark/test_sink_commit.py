@@ -1,0 +1,348 @@
+"""Epochs over real brokers, without Spark: one effect, whoever dies or comes twice."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from escrowmq.replication import ops
+from escrowmq.replication.errors import ConfigError, MessageTooLarge, TransactionConflict, UnknownTopic
+from escrowmq.replication.model import TransactionState
+from escrowmq.spark_integration.sink_batch import commit_batch, home_of, settle_batch
+from escrowmq.spark_integration.sink_commit import (
+    CHUNKS_MAX,
+    EpochConflict,
+    abort_epoch,
+    carry_out,
+    commit_epoch,
+)
+from escrowmq.spark_integration.sink_intents import Attempt, Intent, IntentStore, epoch_id_of
+from escrowmq.spark_integration.sink_link import SinkLink
+from escrowmq.spark_integration.sink_resolve import answer, resolve
+from escrowmq.spark_integration.sink_task import ChunkWriter
+from tests.actors.brokers import Brokers
+from tests.spark.sinking import PARTITIONS, batch, linked, prepare, readable, still_open
+
+
+@pytest.fixture(scope="module", params=[1, 3])
+def brokers(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Brokers]:
+    """One group and three."""
+    running = Brokers(tmp_path_factory.mktemp("brokers"), groups=request.param, replicas=1)
+    yield running
+    running.close()
+
+
+@pytest.fixture
+def query(request: pytest.FixtureRequest) -> str:
+    return f"q-{abs(hash(request.node.nodeid)):x}"
+
+
+@pytest.fixture
+def topic(brokers: Brokers, query: str) -> str:
+    brokers.topic(query, PARTITIONS)
+    return query
+
+
+@pytest.fixture
+def link(brokers: Brokers, query: str) -> Iterator[SinkLink]:
+    with linked(brokers, query) as made:
+        yield made
+
+
+@pytest.fixture
+def store(tmp_path: Path, query: str) -> IntentStore:
+    (tmp_path / "metadata").write_text(json.dumps({"id": query}))
+    (tmp_path / "commits").mkdir()
+    return IntentStore(str(tmp_path))
+
+
+ROWS = [f"row-{i}" for i in range(40)]
+
+
+def effect(rows: list[str], epoch_id: str) -> list[tuple[str, str]]:
+    return sorted((row, epoch_id) for row in rows)
+
+
+def test_an_epoch_is_readable_after_its_commit_and_not_before(
+    brokers: Brokers, query: str, topic: str, link: SinkLink, store: IntentStore
+) -> None:
+    tasks = [prepare(link, query, 0, topic, [batch(*ROWS[i::2])], task=i)[0] for i in range(2)]
+    assert readable(brokers, topic) == [] and still_open(brokers, query) >= 2
+    commit_epoch(store, link, query, 0, tasks)
+    assert readable(brokers, topic) == effect(ROWS, f"spark:{query}:0")
+    assert still_open(brokers, query) == 0 and store.epochs() == [0]
+
+
+def test_a_re_run_epoch_and_a_late_first_run_have_one_effect(
+    brokers: Brokers, query: str, topic: str, link: SinkLink, store: IntentStore
+) -> None:
+    first = prepare(link, query, 5, topic, [batch(*ROWS)])[0]
+    intent = commit_epoch(store, link, query, 5, [first])
+    again = prepare(link, query, 5, topic, [batch(*ROWS, "more")])[0]
+    assert commit_epoch(store, link, query, 5, [again]) == intent
+    assert commit_epoch(store, link, query, 5, [first]) == intent
+    assert readable(brokers, topic) == effect(ROWS, f"spark:{query}:5")
+    assert still_open(brokers, query) == 0
+
+
+def test_a_driver_that_died_after_its_intent_is_finished_by_the_next(
+    brokers: Brokers, query: str, topic: str, link: SinkLink, store: IntentStore
+) -> None:
+    died = prepare(link, query, 1, topic, [batch(*ROWS)])[0]
+    store.create(Intent(1, epoch_id_of(query, 1), (died,)))
+    assert readable(brokers, topic) == []
+    again = prepare(link, query, 1, topic, [batch(*ROWS)])[0]
+    commit_epoch(store, link, query, 1, [again])
+    assert readable(brokers, topic) == effect(ROWS, f"spark:{query}:1")
+    assert still_open(brokers, query) == 0
+
+
+def test_two_drivers_at_the_same_moment_have_one_effect(
+    brokers: Brokers, query: str, topic: str, store: IntentStore
+) -> None:
+    start = threading.Barrier(4)
+    committed: list[Intent] = []
+
+    def drive(number: int) -> None:
+        with linked(brokers, query) as own:
+            prepared = prepare(own, query, 3, topic, [batch(*ROWS)], task=number)[0]
+            start.wait()
+            committed.append(commit_epoch(IntentStore(store.checkpoint), own, query, 3, [prepared]))
+
+    threads = [threading.Thread(target=drive, args=(i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert readable(brokers, topic) == effect(ROWS, f"spark:{query}:3")
+    assert still_open(brokers, query) == 0 and committed == [committed[0]] * 4
+
+
+def test_leftovers_up_to_this_epoch_are_rolled_back_and_later_ones_left(
+    brokers: Brokers, query: str, topic: str, link: SinkLink, store: IntentStore
+) -> None:
+    prepare(link, query, 7, topic, [batch("dead attempt of this epoch")])
+    prepare(link, query, 6, topic, [batch("dead attempt of an earlier one")])
+    later = prepare(link, query, 8, topic, [batch("next")])[0]
+    winner = prepare(link, query, 7, topic, [batch(*ROWS)])[0]
+    commit_epoch(store, link, query, 7, [winner])
+    assert readable(brokers, topic) == effect(ROWS, f"spark:{query}:7")
+    assert still_open(brokers, query) == sum(later.chunks.values())
+
+
+def test_nothing_is_written_if_a_part_was_rolled_back_before_the_intent(
+    brokers: Brokers, query: str, topic: str, link: SinkLink, store: IntentStore
+) -> None:
+    one, two = (prepare(link, query, 2, topic, [batch(*ROWS[i::2])], task=i)[0] for i in range(2))
+    gid, ids = next(iter(two.ids(epoch_id_of(query, 2)).items()))
+    link.rollback(gid, ids)
+    with pytest.raises(EpochConflict, match="recorded as ROLLBACK"):
+        commit_epoch(store, link, query, 2, [one, two])
+    assert store.epochs() == [] and readable(brokers, topic) == []
+    abort_epoch(store, link, query, 2, [one, two])
+    assert still_open(brokers, query) == 0
+    again = prepare(link, query, 2, topic, [batch(*ROWS)])[0]
+    commit_epoch(store, link, query, 2, [again])
+    assert readable(brokers, topic) == effect(ROWS, f"spark:{query}:2")
+
+
+def test_no_part_of_a_group_is_committed_if_one_was_rolled_back_after_the_intent(
+    brokers: Brokers, query: str, topic: str, link: SinkLink, store: IntentStore
+) -> None:
+    one, two = (prepare(link, query, 2, topic, [batch(*ROWS[i::2])], task=i)[0] for i in range(2))
+    intent = store.create(Intent(2, epoch_id_of(query, 2), (one, two)))
+    for gid, ids in two.ids(epoch_id_of(query, 2)).items():
+        link.rollback(gid, ids)
+    with pytest.raises(EpochConflict, match="sink_resolve"):
+        carry_out(link, intent)
+    assert readable(brokers, topic) == []
+
+
+def test_abort_rolls_back_what_it_was_told_but_never_what_an_intent_names(
+    brokers: Brokers, query: str, topic: str, link: SinkLink, store: IntentStore
+) -> None:
+    one, two = (prepare(link, query, 4, topic, [batch(*ROWS[i::2])], task=i)[0] for i in range(2))
+    store.create(Intent(4, epoch_id_of(query, 4), (one,)))
+    abort_epoch(store, link, query, 4, [one, two])
+    assert still_open(brokers, query) == sum(one.chunks.values())
+    commit_epoch(store, link, query, 4, [])
+    assert readable(brokers, topic) == effect(ROWS[0::2], f"spark:{query}:4")
+
+
+def test_what_brokers_have_forgotten_counts_as_committed_by_its_intent(
+    brokers: Brokers, query: str, topic: str, link: SinkLink, store: IntentStore
+) -> None:
+    store.create(Intent(9, epoch_id_of(query, 9), (Attempt("0.0.gone", {0: 3}),)))
+    again = prepare(link, query, 9, topic, [batch(*ROWS)])[0]
+    commit_epoch(store, link, query, 9, [again])
+    assert readable(brokers, topic) == [] and still_open(brokers, query) == 0
+
+
+def test_an_empty_epoch_and_one_that_is_too_large(
+    brokers: Brokers, query: str, topic: str, link: SinkLink, store: IntentStore
+) -> None:
+    empty = prepare(link, query, 0, topic, [batch()])[0]
+    assert empty.chunks == {}
+    commit_epoch(store, link, query, 0, [empty])
+    with pytest.raises(MessageTooLarge) as caught:
+        commit_epoch(store, link, query, 1, [Attempt("0.0.big", {0: CHUNKS_MAX + 1})])
+    assert "maxOffsetsPerTrigger" in caught.value.__notes__[0] and store.epochs() == [0]
+
+
+def test_the_checkpoint_of_another_query_is_refused(query: str, link: SinkLink, store: IntentStore) -> None:
+    with pytest.raises(ConfigError, match=f"checkpoint of query {query}, not of other"):
+        commit_epoch(store, link, "other", 0, [])
+
+
+def test_a_task_that_fails_takes_its_chunks_back(
+    brokers: Brokers, query: str, topic: str, link: SinkLink
+) -> None:
+    def rows() -> Iterator[pa.RecordBatch]:
+        for _ in range(12):
+            yield pa.RecordBatch.from_arrays([pa.array([b"x" * 300_000] * 4)], names=["value"])
+        deadline = time.monotonic() + 20
+        while not still_open(brokers, query):
+            assert time.monotonic() < deadline
+        raise ValueError("the task's own")
+
+    with pytest.raises(ValueError, match="own"):
+        prepare(link, query, 0, topic, rows())
+    assert still_open(brokers, query) == 0 and readable(brokers, topic) == []
+
+
+def test_a_topic_deleted_meanwhile_fails_the_task(brokers: Brokers, query: str, link: SinkLink) -> None:
+    with pytest.raises(UnknownTopic, match="never-made"):
+        prepare(link, query, 0, "never-made", [batch("x")])
+    assert still_open(brokers, query) == 0
+
+
+def test_many_chunks_keep_the_order_of_rows(
+    brokers: Brokers, query: str, topic: str, link: SinkLink, store: IntentStore
+) -> None:
+    writer_batches = [batch(*(f"{i:03}-{j:04}" for j in range(500))) for i in range(20)]
+    attempt, references = prepare_small(link, query, topic, writer_batches)
+    assert sum(attempt.chunks.values()) > 20 and sum(references.values()) >= sum(attempt.chunks.values())
+    commit_epoch(store, link, query, 0, [attempt], [references])
+    found = [value for value, _ in readable(brokers, topic)]
+    assert found == sorted(value for b in writer_batches for value in b.column("value").to_pylist())
+
+
+def prepare_small(
+    link: SinkLink, query: str, topic: str, batches: list[pa.RecordBatch]
+) -> tuple[Attempt, dict[int, int]]:
+    """As tasks do, but with chunks of 10 KB."""
+    from escrowmq.spark_integration.sink_rows import RowEncoder
+
+    epoch_id = epoch_id_of(query, 0)
+    writer = ChunkWriter(
+        link, epoch_id, "0.0.small", timeout_ms=60_000, chunk_bytes=10_000, large_chunk_bytes=20_000
+    )
+    encoder = RowEncoder(epoch_id, topic, lambda _: PARTITIONS, 1 << 20, 5_000)
+    for each in batches:
+        for rows in encoder.encode(each):
+            writer.add(rows)
+    return writer.finish(), writer.references
+
+
+# ------------------------------------------------------------------ checks and operators
+
+
+def test_the_querier_knows_by_intent_and_by_sparks_log(
+    brokers: Brokers, query: str, topic: str, link: SinkLink, store: IntentStore
+) -> None:
+    winner, loser = (prepare(link, query, 2, topic, [batch(*ROWS)])[0] for _ in range(2))
+    epoch_id = epoch_id_of(query, 2)
+    won, lost = (next(iter(attempt.ids(epoch_id).values()))[0] for attempt in (winner, loser))
+    assert answer(store, link, won, epoch_id) is TransactionState.UNKNOWN, "the query may still commit it"
+    store.create(Intent(2, epoch_id, (winner,)))
+    assert answer(store, link, lost, epoch_id) is TransactionState.ROLLBACK
+    assert answer(store, link, won, epoch_id) is TransactionState.COMMITTED
+    assert readable(brokers, topic) == effect(ROWS, epoch_id), "all of it before any part is answered for"
+    earlier = epoch_id_of(query, 1)
+    assert answer(store, link, f"{earlier}/0.0.x/0.0", earlier) is TransactionState.UNKNOWN
+    (Path(store.checkpoint) / "commits" / "1").touch()
+    assert answer(store, link, f"{earlier}/0.0.x/0.0", earlier) is TransactionState.ROLLBACK
+    assert answer(store, link, "order-1", "order-1") is TransactionState.UNKNOWN
+
+
+def test_an_operator_settles_a_query_that_will_not_come_back(
+    brokers: Brokers, query: str, topic: str, link: SinkLink, store: IntentStore
+) -> None:
+    decided = prepare(link, query, 1, topic, [batch(*ROWS)])[0]
+    store.create(Intent(1, epoch_id_of(query, 1), (decided,)))
+    prepare(link, query, 2, topic, [batch("undecided")])
+    done = resolve(store, link)
+    assert done.committed == [1] and done.rolled_back >= 1 and done.stuck == {}
+    assert readable(brokers, topic) == effect(ROWS, f"spark:{query}:1") and still_open(brokers, query) == 0
+    assert resolve(store, link).rolled_back == 0
+
+
+def test_an_operator_discards_an_epoch_that_cannot_be_committed(
+    brokers: Brokers, query: str, topic: str, link: SinkLink, store: IntentStore
+) -> None:
+    stuck = prepare(link, query, 1, topic, [batch(*ROWS)])[0]
+    intent = store.create(Intent(1, epoch_id_of(query, 1), (stuck,)))
+    gid, ids = next(iter(intent.ids().items()))
+    link.rollback(gid, ids[:1])
+    done = resolve(store, link)
+    assert list(done.stuck) == [1] and store.epochs() == [1]
+    if brokers.info.groups == 1:
+        assert resolve(store, link, discard=1).rolled_back >= 0
+        assert store.epochs() == []
+        again = prepare(link, query, 1, topic, [batch(*ROWS)])[0]
+        commit_epoch(store, link, query, 1, [again])
+        assert readable(brokers, topic) == effect(ROWS, f"spark:{query}:1")
+
+
+def test_an_epoch_that_is_committed_cannot_be_discarded(
+    brokers: Brokers, query: str, topic: str, link: SinkLink, store: IntentStore
+) -> None:
+    commit_epoch(store, link, query, 1, [prepare(link, query, 1, topic, [batch(*ROWS)])[0]])
+    with pytest.raises(TransactionConflict, match="COMMITTED"):
+        resolve(store, link, discard=1)
+    assert store.epochs() == [1]
+
+
+# ------------------------------------------------------------------ batch writes
+
+
+def test_a_batch_write_is_one_decision_over_all_groups(
+    brokers: Brokers, query: str, topic: str, link: SinkLink
+) -> None:
+    home = home_of(query, brokers.info.groups)
+    tasks = [prepare(link, query, 0, topic, [batch(*ROWS[i::2])], task=i, home=home)[0] for i in range(2)]
+    prepare(link, query, 0, topic, [batch("of a speculative twin")], home=home)
+    commit_batch(link, query, tasks)
+    assert readable(brokers, topic) == effect(ROWS, f"spark:{query}:0") and still_open(brokers, query) == 0
+
+
+@pytest.mark.parametrize("decided", [False, True])
+def test_a_batch_write_whose_driver_died_is_settled_as_its_home_group_has_it(
+    brokers: Brokers, query: str, topic: str, link: SinkLink, decided: bool
+) -> None:
+    home = home_of(query, brokers.info.groups)
+    attempt = prepare(link, query, 0, topic, [batch(*ROWS)], home=home)[0]
+    prepare(link, query, 0, topic, [batch("loser")], home=home)
+    if decided:  # the driver's COMMIT in the home group, and nothing after it
+        ids = [tx for ids in attempt.ids(epoch_id_of(query, 0)).values() for tx in ids]
+        assert link.commit(home, ids) == {}
+    settle_batch(link, query)
+    assert readable(brokers, topic) == (effect(ROWS, f"spark:{query}:0") if decided else [])
+    assert still_open(brokers, query) == 0
+
+
+def test_operations_over_ids_that_nobody_knows_are_refused_whole(
+    brokers: Brokers, query: str, topic: str, link: SinkLink
+) -> None:
+    attempt = prepare(link, query, 0, topic, [batch(*ROWS)])[0]
+    for gid, ids in attempt.ids(epoch_id_of(query, 0)).items():
+        assert set(link.commit(gid, [*ids, "nobody"])) == set(range(len(ids) + 1))
+        (result,) = brokers.groups[gid].submit(ops.commit(link.app, [*ids, "nobody"], together=True))
+        assert result[0] == 1
+    assert readable(brokers, topic) == []
