@@ -30,6 +30,9 @@ def main(
     open_transactions: Annotated[int, typer.Option("--open", help="transactions to leave open")] = 1_000_000,
     parked: Annotated[int, typer.Option(help="producers' polls that are parked")] = 10_000,
     apps: Annotated[int, typer.Option(help="apps that the parked producers belong to")] = 200,
+    poll_seconds: Annotated[
+        float, typer.Option(help="how long a poll at a real feedback actor is parked")
+    ] = 5.0,
     log_mb: Annotated[int, typer.Option(help="log that a dead follower misses")] = 1_000,
     seconds: Annotated[float, typer.Option(help="length of the other measurements")] = 10.0,
     only: Annotated[list[str] | None, typer.Option(help="one of " + ", ".join(EXPERIMENTS))] = None,
@@ -57,7 +60,7 @@ def main(
         if name == "open":
             return opened.measure(where, open_transactions, seconds, say)
         if name == "polls":
-            return polls.measure(where, parked, apps, seconds, say)
+            return polls.measure(where, parked, apps, poll_seconds, seconds, say)
         if name == "crowd":
             return crowd.measure(where, parked, apps, seconds, say)
         if name == "slow":

@@ -32,7 +32,6 @@ from escrowmq.feedback.actor import start_feedback
 from escrowmq.feedback.config import FeedbackConfig
 
 TOPIC, PARTITIONS = "polls", 4
-POLL_S = 5.0
 TIMEOUT_MS = 1_000
 CHECKS = 60
 #: What is left to the machine, and what one actor is reckoned to need before any is measured.
@@ -49,6 +48,7 @@ class Crowd:
     apps: tuple[str, ...]
     each: int
     config: FeedbackConfig
+    poll_s: float
 
 
 class Pollers:
@@ -75,9 +75,10 @@ class Pollers:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _producer(self, handle: Any, instance: str) -> None:
-        await asyncio.sleep(random.random() * POLL_S)  # not all in step
+        poll_s = self._crowd.poll_s
+        await asyncio.sleep(random.random() * poll_s)  # not all in step
         while True:
-            status, value = await handle.poll.remote(instance, 16, [], POLL_S)
+            status, value = await handle.poll.remote(instance, 16, [], poll_s)
             self.polls += 1
             if status == "retry":
                 await asyncio.sleep(value)
@@ -128,15 +129,17 @@ class PollerProcess:
 
 
 def measure(
-    folder: Path, parked: int, apps: int, seconds: float, say: Callable[[str], None]
+    folder: Path, parked: int, apps: int, poll_s: float, seconds: float, say: Callable[[str], None]
 ) -> dict[str, Any]:
-    """All of it; the figures, with ``violations`` that must be empty."""
+    """All of it; the figures, with ``violations`` that must be empty. ``poll_s``: longest time of a poll."""
     with escrowmq.start_local(groups=1, replicas=3, data_dir=folder, namespace="load-polls") as cluster:
         cluster.admin.create_topic(TOPIC, partitions=PARTITIONS)
         free = psutil.virtual_memory().available / 1e6 - SPARE_MB
         count = max(1, min(apps, int(free / ACTOR_MB)))
         each = -(-parked // count)
-        config = FeedbackConfig(polls_parked_max=max(500, each), producers_max=max(2_000, 2 * each))
+        config = FeedbackConfig(
+            polls_parked_max=max(500, each), producers_max=max(2_000, 2 * each), poll_wait_max_s=poll_s
+        )
         group = GroupUnderTest(cluster)
         with group.producer(app="beside") as producer:
             bulk_transactions(group, producer, TOPIC, 1_024, 2.0)
@@ -147,7 +150,13 @@ def measure(
             finally:
                 for handle in handles.values():
                     ray.kill(handle)
-    figures |= {"apps": count, "apps_wanted": apps, "producers_each": each, "commits_per_s_without": without}
+    figures |= {
+        "poll_s": poll_s,
+        "apps": count,
+        "apps_wanted": apps,
+        "producers_each": each,
+        "commits_per_s_without": without,
+    }
     figures["commit_ratio"] = figures["commits_per_s_with"] / without
     return figures
 
@@ -184,7 +193,9 @@ def _measure(
 ) -> dict[str, Any]:
     empty = [own_megabytes(pid) or 0.0 for pid in pids.values()]
     brokers = {name: pid for name, pid in group.pids().items() if name[:4] in ("lead", "foll")}
-    pollers = PollerProcess(Crowd(cluster.address, cluster.info, tuple(handles), each, config))
+    pollers = PollerProcess(
+        Crowd(cluster.address, cluster.info, tuple(handles), each, config, config.poll_wait_max_s)
+    )
     try:
         held = _await_parked(list(handles.values()), each)
         full = [own_megabytes(pid) or 0.0 for pid in pids.values()]
