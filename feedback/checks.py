@@ -207,7 +207,7 @@ class CheckTable:
         if check.instance is not None:
             seat = self.seats.get(check.instance)
             if seat is not None:
-                seat.holding.discard(check.key)
+                seat.holding.pop(check.key, None)
             check.instance = None
         check.stage = stage
         if stage is Stage.QUEUED:
@@ -219,7 +219,7 @@ class CheckTable:
     def _hand(self, check: Check, seat: Seat, now: float) -> None:
         self._move(check, Stage.HANDED)
         check.instance, check.handed_at, check.confirmed = seat.instance, now, False
-        seat.holding.add(check.key)
+        seat.holding[check.key] = None
 
     def _apply(self, check: Check, verdict: Verdict) -> None:
         if verdict in (Verdict.ASK_ANOTHER, Verdict.RELEASE, Verdict.LEAVE):
@@ -234,7 +234,7 @@ class CheckTable:
         seat = self.seats.remove(instance)
         if seat is None:
             return 0
-        held = [self._checks[key] for key in seat.holding]
+        held = [self._checks[key] for key in reversed(seat.holding)]  # the oldest ends up in front
         for check in held:
             check.tried.add(instance)
             self._move(check, Stage.QUEUED)

@@ -22,7 +22,7 @@ class Seat:
     room: int = 0
     had_room_at: float = 0.0
     parked: bool = False
-    holding: set[Key] = field(default_factory=set)
+    holding: dict[Key, None] = field(default_factory=dict)  # in the order of handing out
 
     @property
     def load(self) -> int:

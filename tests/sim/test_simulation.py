@@ -45,9 +45,12 @@ def test_without_a_guard_something_breaks_soon(guard: Guard) -> None:
     pytest.fail(f"60 schedules without {guard.value} broke nothing: the simulator does not look closely")
 
 
-def test_a_seed_is_the_same_schedule_in_every_process() -> None:
+@pytest.mark.parametrize("workload", ["RawWorkload", "BrokerWorkload"])
+def test_a_seed_is_the_same_schedule_in_every_process(workload: str) -> None:
     """String hashes differ from process to process; what happens must not."""
-    code = "from tests.sim.simulation import run_seed; print(run_seed(7, chaos_s=3.0, trace=True)[0].trace)"
+    code = "from tests.sim.simulation import run_seed, RawWorkload; "
+    code += "from tests.sim.broker_workload import BrokerWorkload; "
+    code += f"print(run_seed(410016, workload={workload}, trace=True)[0].trace)"
     traces = {
         subprocess.run(
             [sys.executable, "-c", code],
