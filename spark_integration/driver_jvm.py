@@ -82,14 +82,14 @@ def bounded_start(limit_s: float, look_at: str, unblock: Callable[[], None] = la
     """
     from pyspark import SparkContext
 
-    before = set(_children())
+    before = child_pids()
     expired, done = threading.Event(), threading.Event()
 
     def watch() -> None:
         wait_s = limit_s
         while not done.wait(wait_s):  # again and again: one wait may follow another
             expired.set()
-            _kill_jvm(set(_children()) - before)
+            _kill_jvm(child_pids() - before)
             unblock()
             wait_s = KILL_AGAIN_S
 
@@ -140,12 +140,15 @@ def _forget_context() -> None:
             SparkContext._active_spark_context = None
 
 
-def _children() -> Iterator[int]:
-    for listed in Path("/proc/self/task").glob("*/children"):
+def child_pids(pid: int | str = "self") -> set[int]:
+    """The processes that process ``pid`` has started and that live."""
+    found: set[int] = set()
+    for listed in Path(f"/proc/{pid}/task").glob("*/children"):
         try:
-            yield from map(int, listed.read_text().split())
+            found.update(map(int, listed.read_text().split()))
         except OSError:  # that thread has ended
             continue
+    return found
 
 
 def _is_spark(pid: int) -> bool:

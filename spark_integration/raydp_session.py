@@ -43,16 +43,26 @@ def start(request: SessionRequest) -> SparkSession:
         except ValueError:
             pass  # it has not come that far
 
-    with bounded_start(request.start_timeout_s, _LOOK_AT, give_up):
-        spark = raydp.init_spark(
-            app_name=request.app_name,
-            num_executors=request.executors,
-            executor_cores=request.cores,
-            executor_memory=request.memory_bytes,
-            configs=dict(request.configs),
-        )
-        wait_for_executors(spark, request.executors)
+    try:
+        with bounded_start(request.start_timeout_s, _LOOK_AT, give_up):
+            spark = raydp.init_spark(
+                app_name=request.app_name,
+                num_executors=request.executors,
+                executor_cores=request.cores,
+                executor_memory=request.memory_bytes,
+                configs={**_master_beside_the_driver(), **request.configs},
+            )
+            wait_for_executors(spark, request.executors)
+    except ray.exceptions.RayActorError as error:
+        raise Unavailable(f"RayDP's actor ended before the session was there: {_LOOK_AT}", 5.0) from error
     return cast("SparkSession", spark)
+
+
+def _master_beside_the_driver() -> dict[str, str]:
+    """RayDP's master on the node of the driver: on another one, the session would be lost with that node."""
+    address = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
+    prefix = "spark.ray.raydp_spark_master.actor.resource."
+    return {f"{prefix}CPU": "0", f"{prefix}node:{address}": "0.001"}
 
 
 def stop() -> None:

@@ -27,6 +27,7 @@ from escrowmq.spark_integration.executors import wait_for_executors
 from escrowmq.spark_integration.room import require_room
 from escrowmq.spark_integration.session_request import SessionRequest
 from escrowmq.spark_integration.standalone_daemon import STOP_TIMEOUT_S, DaemonSpec, SparkDaemon
+from escrowmq.spark_integration.standalone_scaling import Scaler, ScalingThread, executors_wanted
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -37,6 +38,9 @@ _LOOK_AT = (
 )
 #: What a JVM and its Python workers take beside the heap, by the rule that Spark has for containers.
 OVERHEAD_BYTES_MIN, OVERHEAD_SHARE = 384 << 20, 0.1
+
+#: For a count from all Workers' actors; one that waits for room does not answer.
+ANSWER_TIMEOUT_S = 1.0
 
 _SECRET = "_SPARK_AUTH_SECRET"
 _running: list[StandaloneCluster] = []  # at most one: a process has one session
@@ -57,6 +61,7 @@ def start(request: SessionRequest) -> SparkSession:
         with bounded_start(left_s, _LOOK_AT), _secret_in_environment(cluster.secret):
             spark = _connect(cluster)
             wait_for_executors(spark, request.executors)
+        cluster.scale(spark)
     except BaseException:
         cluster.stop()
         raise
@@ -71,7 +76,7 @@ def stop_cluster() -> None:
 
 
 class StandaloneCluster:
-    """The actors of one session."""
+    """The actors of one session; a Worker is known by a name of its own."""
 
     def __init__(self, request: SessionRequest) -> None:
         import pyspark
@@ -80,7 +85,8 @@ class StandaloneCluster:
         self.secret = secrets.token_hex(32)
         self.deadline = time.monotonic() + request.start_timeout_s
         self.url = ""
-        self.workers: list[Any] = []
+        self.workers: dict[str, Any] = {}
+        self.scaling: ScalingThread | None = None
         self._spec = (f"{request.app_name}-{uuid.uuid4().hex[:8]}", pyspark.__version__, self.secret)
         here = ray.get_runtime_context().get_node_id()
         self.master: Any = (
@@ -96,9 +102,15 @@ class StandaloneCluster:
     def start(self) -> None:
         """The Master, then as many Workers as are wanted at the start. Raises as :func:`start`."""
         (self.url,) = self._ready([self.master], "the Master")
-        for _ in range(self.request.most):
+        for _ in range(self.request.executors):
             self.add_worker()
-        self._ready(self.workers, "the Workers")
+        self._ready(list(self.workers.values()), "the Workers")
+
+    def scale(self, spark: SparkSession) -> None:
+        """Follow the number of executors that Spark wants, if that changes."""
+        if self.request.executors_max is not None:
+            scaler = Scaler(self, self.request.executors, self.request.executors_max)
+            self.scaling = ScalingThread(scaler, lambda: executors_wanted(spark))
 
     def add_worker(self) -> None:
         """One more Worker, on the node with the fewest."""
@@ -111,15 +123,29 @@ class StandaloneCluster:
             max_restarts=-1,  # on another node if its own is lost
             scheduling_strategy="SPREAD",
         )
-        self.workers.append(actor.remote(spec))
+        self.workers[uuid.uuid4().hex] = actor.remote(spec)
+
+    def executors_by_worker(self) -> dict[str, int | None]:
+        """How many executors each Worker runs; None for one that does not answer, or not yet."""
+        asked = {actor.executors.remote(): worker for worker, actor in self.workers.items()}
+        answered, _ = ray.wait(list(asked), num_returns=len(asked), timeout=ANSWER_TIMEOUT_S)
+        counts: dict[str, int | None] = dict.fromkeys(self.workers)
+        for answer in answered:
+            try:
+                counts[asked[answer]] = ray.get(answer)
+            except ray.exceptions.RayActorError:  # its node went; Ray starts it again elsewhere
+                continue
+        return counts
+
+    def remove_worker(self, worker: str) -> None:
+        """End one Worker and give its CPUs back."""
+        _stop_actors([self.workers.pop(worker)])
 
     def stop(self) -> None:
-        """End everything. Whoever does not answer is killed, and its JVM with it."""
-        actors = [*self.workers, self.master]
-        stopping = [actor.stop.remote() for actor in actors]
-        ray.wait(stopping, num_returns=len(stopping), timeout=2 * STOP_TIMEOUT_S)
-        for actor in actors:
-            ray.kill(actor)
+        """End everything."""
+        if self.scaling is not None:
+            self.scaling.stop()
+        _stop_actors([*self.workers.values(), self.master])
 
     def _ready(self, actors: list[Any], what: str) -> list[str]:
         left_s = max(1.0, self.deadline - time.monotonic())
@@ -129,6 +155,14 @@ class StandaloneCluster:
             limit = self.request.start_timeout_s
             raise Unavailable(f"{what} of Spark did not start within {limit:g} s: {_LOOK_AT}", 5.0) from error
         return urls
+
+
+def _stop_actors(actors: list[Any]) -> None:
+    """Whoever does not answer is killed, and its JVM with it."""
+    stopping = [actor.stop.remote() for actor in actors]
+    ray.wait(stopping, num_returns=len(stopping), timeout=2 * STOP_TIMEOUT_S)
+    for actor in actors:
+        ray.kill(actor)
 
 
 def _connect(cluster: StandaloneCluster) -> SparkSession:

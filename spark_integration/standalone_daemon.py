@@ -25,6 +25,7 @@ from pathlib import Path
 import ray
 
 from escrowmq.replication.errors import ConfigError, EscrowMQError, Unavailable
+from escrowmq.spark_integration.driver_jvm import child_pids
 from escrowmq.spark_integration.java import provide_java
 
 MASTER, WORKER = "org.apache.spark.deploy.master.Master", "org.apache.spark.deploy.worker.Worker"
@@ -101,6 +102,11 @@ class SparkDaemon:
         """Process id of the JVM on its node; 0 between two."""
         process = self._process
         return 0 if process is None or process.poll() is not None else process.pid
+
+    def executors(self) -> int:
+        """How many executors this Worker runs: its child processes."""
+        pid = self.pid()
+        return len(child_pids(pid)) if pid else 0
 
     def stop(self) -> None:
         """End the JVM with its executors, and remove what they kept on disk but their logs."""

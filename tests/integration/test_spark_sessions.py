@@ -123,7 +123,7 @@ from escrowmq.spark_integration import spark_session, standalone
 import ray
 spark = spark_session("orphans", mode="standalone", address=sys.argv[1], quick_start=True)
 cluster = standalone._running[0]
-daemons = ray.get([actor.pid.remote() for actor in (cluster.master, *cluster.workers)])
+daemons = ray.get([actor.pid.remote() for actor in (cluster.master, *cluster.workers.values())])
 executors = [child.pid for pid in daemons for child in psutil.Process(pid).children(recursive=True)]
 driver = [child.pid for child in psutil.Process().children(recursive=True)]
 print(*daemons, *executors, *driver, flush=True)

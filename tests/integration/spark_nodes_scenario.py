@@ -1,0 +1,153 @@
+"""Spark on three Ray nodes, one of which is killed: a batch and a stream end with the right answer.
+
+Three raylets on this machine. The brokers and the driver are on the first; executors are on the other two,
+one on each. In a process of its own: a process can be connected to one Ray only. With
+``make spark-nodes``, or by hand: ``python -m tests.integration.spark_nodes_scenario --mode standalone``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import ray
+from ray.cluster_utils import Cluster as RayCluster
+
+import escrowmq
+from escrowmq import Cluster, Message
+from escrowmq.cluster.address import join_ray
+from escrowmq.cluster.embedded_ray import system_config
+from escrowmq.cluster.settings import RaySettings
+from escrowmq.spark_integration import provide_java, spark_session, stop_session
+from escrowmq.spark_integration.executors import executor_count
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+BEGAN = time.monotonic()
+PATIENCE_S = 150.0
+MESSAGES, PARTITIONS = 600, 6
+TOPIC = "numbers"
+#: All nodes have one address here, so RayDP's master is put beside the driver by what only the head has.
+ON_THE_HEAD = {"spark.ray.raydp_spark_master.actor.resource.node:__internal_head__": "0.001"}
+
+
+def say(text: str) -> None:
+    print(f"{time.monotonic() - BEGAN:6.1f} s  {text}", flush=True)
+
+
+def until(what: str, holds: Callable[[], Any]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not holds():
+        if time.monotonic() > deadline:
+            raise AssertionError(f"not within {PATIENCE_S} s: {what}")
+        time.sleep(0.2)
+
+
+class Nodes:
+    """A head that holds the brokers, and workers with room for one executor each."""
+
+    def __init__(self, directory: Path) -> None:
+        self.machines = RayCluster(
+            initialize_head=True,
+            head_node_args={
+                "num_cpus": 0,
+                "node_name": "head",
+                "include_dashboard": False,
+                "temp_dir": str(directory / "ray"),
+                # Patience for a busy machine: a node that is merely slow must not be taken for dead.
+                "_system_config": system_config(RaySettings(health_check_failures=10)),
+            },
+        )
+        self.workers = {name: self.add(name) for name in ("w1", "w2")}
+
+    def add(self, name: str) -> Any:
+        return self.machines.add_node(num_cpus=1, node_name=name)
+
+    def kill(self, name: str) -> None:
+        self.machines.remove_node(self.workers.pop(name), allow_graceful=False)
+
+
+def total(spark: SparkSession, pause_s: float = 0.0) -> int:
+    rows = spark.read.format("escrowmq").option("subscribe", TOPIC).load().select("value")
+
+    def resting(batches: Iterator[Any]) -> Iterator[Any]:
+        time.sleep(pause_s)
+        yield from batches
+
+    resting.__module__ = "__main__"  # sent whole: executors need not find this file
+    sums = rows.mapInArrow(resting, rows.schema).selectExpr("sum(CAST(CAST(value AS STRING) AS INT)) AS s")
+    return int(sums.collect()[0].s)
+
+
+def send(cluster: Cluster, numbers: range) -> None:
+    with cluster.producer(app="numbers") as producer:
+        for number in numbers:
+            producer.send(Message(TOPIC, b"%d" % number, partition=number % PARTITIONS))
+
+
+def a_batch_outlives_a_node(spark: SparkSession, nodes: Nodes) -> None:
+    found: list[int] = []
+    job = threading.Thread(target=lambda: found.append(total(spark, pause_s=3.0)))
+    job.start()
+    tracker = spark.sparkContext.statusTracker()
+    until(
+        "a task is done",
+        lambda: any(
+            info.numCompletedTasks for s in tracker.getActiveStageIds() if (info := tracker.getStageInfo(s))
+        ),
+    )
+    began = time.monotonic()
+    nodes.kill("w1")
+    say("node w1 is killed in the middle of a batch")
+    job.join(PATIENCE_S)
+    assert found == [sum(range(MESSAGES))], found
+    say(f"the batch ended well, {time.monotonic() - began:.1f} s after the kill")
+
+
+def a_new_node_gets_an_executor(spark: SparkSession, nodes: Nodes) -> None:
+    until("the lost executor is missed", lambda: executor_count(spark) == 1)
+    nodes.workers["w3"] = nodes.add("w3")
+    began = time.monotonic()
+    until("an executor on the new node", lambda: executor_count(spark) == 2)
+    say(f"an executor runs on a new node, {time.monotonic() - began:.1f} s after it came")
+
+
+def run(mode: str) -> None:
+    """The whole story."""
+    directory = Path(tempfile.mkdtemp(prefix="emq-", dir="/tmp"))  # sockets allow no long path
+    provide_java()  # before Ray's nodes start: RayDP's executors look for it on their PATH
+    nodes = Nodes(directory)
+    try:
+        join_ray(nodes.machines.address, namespace="escrowmq")
+        with escrowmq.start_local(replicas=1) as cluster:
+            cluster.admin.create_topic(TOPIC, partitions=PARTITIONS)
+            send(cluster, range(MESSAGES))
+            say("three nodes and a broker")
+            spark = spark_session(
+                "nodes", mode=mode, executors=2, memory="512m", quick_start=True, configs=ON_THE_HEAD
+            )
+            try:
+                say(f"a session with {executor_count(spark)} executors")
+                assert total(spark) == sum(range(MESSAGES))
+                a_batch_outlives_a_node(spark, nodes)
+                a_new_node_gets_an_executor(spark, nodes)
+            finally:
+                stop_session(spark)
+        say("all is well")
+    finally:
+        ray.shutdown()
+        nodes.machines.shutdown()
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--mode", choices=["standalone", "raydp"], default="standalone")
+    run(parser.parse_args().mode)
