@@ -6,8 +6,8 @@ the same arguments: brokers recognise repetitions by ids, so sending again is sa
 the only thing to be afraid of. A request ends with the broker's answer, or at its deadline with a
 Failure that says whether it may have been done. Ray's word that a process is dead is never waited for
 (it takes 1 to 64 s): whoever is silent for ``probe_after_s`` has the others asked who leads. A leader that
-says itself that it leads is merely slow, and is given longer and longer: the questions of a thousand clients
-ten times a second would be the rest.
+answers something, be it late, or says itself that it leads is merely slow, and is given longer: the questions
+of a thousand clients ten times a second would be the rest.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Start = Callable[[int, str, tuple[Any, ...], int], None]
 RETRY_AFTER_S_MAX = 5.0
 #: After so many redirections without an answer in between, replicas are asked in turn instead.
 REDIRECTS_MAX = 3
-#: Longest time for which a slow leader's word that it leads is enough.
+#: Longest time for which a sign of life of a slow leader is enough.
 TRUST_S_MAX = 1.0
 #: Calls under way to a slow leader: while one is worked on, the next one waits there. More would only wait
 #: there longer, in a queue that nobody can look into, while bigger requests would be cheaper for it.
@@ -126,7 +126,7 @@ class GroupChannel:
         if call is None:
             return
         request = call.request
-        self._adapt(slow=now >= call.suspicious or error is not None, windowed=request.windowed)
+        self._adapt(now >= call.suspicious or error is not None, request.windowed)
         if error is not None:
             request.maybe_done = True
             request.refusal = Failure(FailureKind.UNAVAILABLE, f"last error of replica {call.rid}: {error}")
@@ -136,7 +136,12 @@ class GroupChannel:
             self._on_status(call, answer, now)
         self._advance(now)
 
-    def _adapt(self, *, slow: bool, windowed: bool) -> None:
+    def _trust(self, now: float) -> None:
+        """The leader is slow, and there."""
+        self._trust_s = min(2 * self._trust_s, TRUST_S_MAX)
+        self._trusted_until = now + self._trust_s
+
+    def _adapt(self, slow: bool, windowed: bool) -> None:
         """To how soon the leader answers."""
         most = self._config.calls_in_flight
         if not slow:
@@ -147,6 +152,8 @@ class GroupChannel:
 
     def _on_status(self, call: _Call, answer: Any, now: float) -> None:
         request, status = call.request, answer[0] if type(answer) is tuple and answer else None
+        if now >= call.suspicious and call.rid == self.leader and status not in ("not_leader", "unknown"):
+            self._trust(now)
         if status == "not_leader":
             self._retry(request, now)
             self._redirect(call.rid, answer[1], answer[2])
@@ -173,8 +180,7 @@ class GroupChannel:
         if ready and (term > self.term or (self.leader is None and term == self.term)):
             self._follow(rid, term, now)
         elif ready and rid == self.leader and term == self.term:
-            self._trust_s = min(2 * self._trust_s, TRUST_S_MAX)
-            self._trusted_until = now + self._trust_s
+            self._trust(now)
 
     def _follow(self, rid: int, term: int, now: float) -> None:
         """A new leader: whatever the old one was asked and has not answered is asked here again."""
