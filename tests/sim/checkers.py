@@ -126,6 +126,8 @@ class Feedback:
         if tx.running and tx.producer == instance:
             return TransactionState.UNKNOWN, Trouble.RUNNING
         stands, chance = self._ledger.local(self.app, tx_id), self._rng.random()
+        if self._desk.cluster.calm:
+            chance = 1.0  # six unlucky answers in a row, and the next check would be later than the end
         if chance < 0.08:
             return TransactionState.UNKNOWN, Trouble.RAISED
         if chance < 0.2:
