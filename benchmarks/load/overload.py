@@ -14,10 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.load.clients import CALL, PLAIN, TRANSACTION, ClientPlan, ClientProcess, Times, quantile_ms
+from benchmarks.load.clients import ClientProcess
 from benchmarks.load.ledger import as_dict, compare, read_all
+from benchmarks.load.offering import ClientPlan
 from benchmarks.load.quota import cpu_quota
 from benchmarks.load.series import Sampler, draw
+from benchmarks.load.tally import CALL, PLAIN, TRANSACTION, Times, quantile_ms
 
 TOPIC, PARTITIONS = "load", 4
 FACTOR = 4
