@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -127,6 +128,9 @@ def main(
     schedules = [(number, name) for number in range(seed, seed + seeds) for name in workloads]
     totals = Totals(commits=[commit_hash()])
     count = jobs or os.cpu_count() or 1
+    # A long run may be ended from outside, in the background too, and still tells what it has done.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _interrupted)
     try:
         run(schedules, options, keep_going, count, totals, small=minimise)
     finally:  # also what an interrupted run has done
@@ -134,6 +138,12 @@ def main(
         if coverage_json is not None:
             totals.dump(coverage_json)
     raise typer.Exit(min(totals.broken, 100))
+
+
+def _interrupted(number: int, frame: object) -> None:
+    for each in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(each, signal.SIG_IGN)  # a second one must not interrupt the telling
+    raise KeyboardInterrupt
 
 
 def _numbers(text: str | None) -> frozenset[int] | None:
