@@ -8,6 +8,7 @@ one on each. In a process of its own: a process can be connected to one Ray only
 from __future__ import annotations
 
 import argparse
+import logging
 import shutil
 import tempfile
 import threading
@@ -21,7 +22,6 @@ from ray.cluster_utils import Cluster as RayCluster
 
 import escrowmq
 from escrowmq import Cluster, Message
-from escrowmq.cluster.address import join_ray
 from escrowmq.cluster.embedded_ray import system_config
 from escrowmq.cluster.settings import RaySettings
 from escrowmq.spark_integration import provide_java, spark_session, stop_session
@@ -125,7 +125,14 @@ def run(mode: str) -> None:
     provide_java()  # before Ray's nodes start: RayDP's executors look for it on their PATH
     nodes = Nodes(directory)
     try:
-        join_ray(nodes.machines.address, namespace="escrowmq")
+        # Not by escrowmq.connect(): it would use this machine's token, which these raylets do not know.
+        ray.init(
+            address=nodes.machines.address,
+            namespace="escrowmq",
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            configure_logging=False,
+        )
         with escrowmq.start_local(replicas=1) as cluster:
             cluster.admin.create_topic(TOPIC, partitions=PARTITIONS)
             send(cluster, range(MESSAGES))
