@@ -4,7 +4,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: controls help demo test lint simulate bench load chaos fuzz
+.PHONY: controls help demo test lint simulate bench bench-spark load chaos fuzz
 
 BIN := .venv/bin
 STAMP := .venv/.installed
@@ -49,6 +49,9 @@ controls: $(STAMP) ## faults planted in the code, and how soon the simulator fin
 
 bench: $(STAMP) ## figures and their ratio to a ceiling measured in the same run (5 minutes; ARGS=--help)
 	$(BIN)/python -m benchmarks $(ARGS)
+
+bench-spark: $(STAMP) ## Spark's source and sink beside Parquet, and a trickle's latency (10 minutes; ARGS=--help)
+	$(BIN)/python -m benchmarks.spark $(ARGS)
 
 load: $(STAMP) ## overload, a million open transactions, parked polls, dead followers (25 minutes; ARGS=--help)
 	$(BIN)/python -m benchmarks.load $(ARGS)
