@@ -141,6 +141,16 @@ class OffsetOutOfRange(EscrowMQError):
         )
 
 
+class DataLoss(EscrowMQError):
+    """Messages that a query was to read exist no longer: retention removed them, or their topic is gone."""
+
+    def __str__(self) -> str:
+        return (
+            f"{self.args[0]}. Some data may have been lost: retention removed it before it was read, or the "
+            "topic was deleted. If the query shall go on without it, set option 'failOnDataLoss' to 'false'"
+        )
+
+
 class StaleMember(EscrowMQError):
     """The consumer is no longer a member of this generation of its group: join again."""
 

@@ -1,6 +1,7 @@
 """Spark over EscrowMQ: sessions on Ray, and the data source ``escrowmq``. Reached as ``escrowmq.spark``."""
 
 from escrowmq.spark_integration.java import Java, find_java, provide_java
+from escrowmq.spark_integration.metrics import lag
 from escrowmq.spark_integration.session import SessionFactory, spark_session, stop_session
 from escrowmq.spark_integration.session_request import SessionRequest
 from escrowmq.spark_integration.sink_resolve import (
@@ -17,6 +18,7 @@ __all__ = [
     "SessionRequest",
     "SparkSinkQuerier",
     "find_java",
+    "lag",
     "provide_java",
     "register",
     "resolve_sink",

@@ -8,7 +8,6 @@ silently read everything. What needs the cluster (does the topic exist?) is ``pl
 from __future__ import annotations
 
 import enum
-import json
 import re
 import warnings
 from collections.abc import Mapping
@@ -17,46 +16,61 @@ from typing import Any
 
 from escrowmq.cluster.address import AUTO, parse_address
 from escrowmq.replication.errors import ConfigError
-
-EARLIEST, LATEST = -2, -1
-#: topic -> partition -> offset; -2 and -1 stand for earliest and latest, as in Kafka's source.
-OffsetTable = Mapping[str, Mapping[int, int]]
+from escrowmq.spark_integration.bounds import EARLIEST, LATEST, Bound, parse_bound
+from escrowmq.spark_integration.option_values import (
+    boolean,
+    duration_s,
+    json_object,
+    one_of,
+    positive,
+    size_bytes,
+)
 
 #: Every option, its meaning and its default: what the guide prints and what is allowed.
 OPTIONS = {
     "subscribe": "topics, separated by commas",
     "subscribePattern": "regular expression that a topic's whole name must match",
     "assign": 'partitions, as JSON: {"orders": [0, 1]}',
-    "startingOffsets": 'earliest (default), or JSON for every partition: {"orders": {"0": 23, "1": -2}}',
-    "endingOffsets": 'latest (default), or JSON, exclusive: {"orders": {"0": 50, "1": -1}}',
+    "startingOffsets": 'earliest, latest, or JSON for every partition: {"orders": {"0": 23, "1": -2}}',
     "startingTimestamp": "ms since the epoch: read from the first message stored then or later",
+    "startingOffsetsByTimestamp": 'the same by partition: {"orders": {"0": 1700000000000}}',
+    "startingOffsetsByTimestampStrategy": "latest or error, when no message is that new",
+    "endingOffsets": 'latest, or JSON, exclusive: {"orders": {"0": 50, "1": -1}}',
     "endingTimestamp": "ms since the epoch: read up to the first message stored then or later, without it",
+    "endingOffsetsByTimestamp": "the same by partition",
+    "maxOffsetsPerTrigger": "at most so many messages in one micro-batch",
+    "maxBytesPerTrigger": "at most about so many bytes in one micro-batch (64m)",
+    "minOffsetsPerTrigger": "no micro-batch before there are so many messages",
+    "maxTriggerDelay": "longest wait for minOffsetsPerTrigger (15m)",
     "minPartitions": "at least so many Spark partitions, by cutting offset ranges",
     "maxRecordsPerPartition": "at most so many records in one Spark partition",
+    "failOnDataLoss": "false: what is gone is skipped with a warning (default: true, an error)",
     "includeHeaders": "true: a column with the headers (default: false)",
-    "failOnDataLoss": "false: records that retention has removed are skipped (default: true, an error)",
+    "columns": "columns to deliver, separated by commas (default: all)",
+    "valueFormat": "binary (default), json, msgpack or arrow: decode values in the reader",
+    "valueSchema": "columns of a decoded value, as DDL: id BIGINT, price DOUBLE",
+    "valueMode": "PERMISSIVE (default), DROPMALFORMED or FAILFAST: what becomes of other values",
     "escrowmq.address": "address of the Ray cluster (default: the one Spark was started on)",
     "escrowmq.namespace": "Ray namespace of the EscrowMQ cluster (default: escrowmq)",
 }
 _BY_LOWER_CASE = {name.lower(): name for name in OPTIONS}
 _SUBSCRIPTIONS = ("subscribe", "subscribePattern", "assign")
+_ENDING = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
+
+#: Columns of Kafka's source in its order, and ``tx_id``; headers only on request.
+COLUMNS = ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType", "headers", "tx_id")
+VALUE_FORMATS = ("binary", "json", "msgpack", "arrow")
+VALUE_MODES = ("PERMISSIVE", "DROPMALFORMED", "FAILFAST")
+#: As Kafka's source: long enough to gather, short enough that nobody believes the query to hang.
+MAX_TRIGGER_DELAY_S = 15 * 60.0
 
 
-class BoundKind(enum.Enum):
-    EARLIEST = "earliest"
-    LATEST = "latest"
-    OFFSETS = "offsets"
-    TIMESTAMP = "timestamp"
+class Use(enum.Enum):
+    """What the options are for: some mean something in a batch or in a stream only."""
 
-
-@dataclass(frozen=True, slots=True)
-class Bound:
-    """Where reading starts or ends. ``option`` is the option it came from, for errors."""
-
-    kind: BoundKind
-    option: str
-    offsets: OffsetTable = field(default_factory=dict)
-    timestamp_ms: int = 0
+    SCHEMA = "schema"  # not known yet: only what both have in common is checked
+    BATCH = "batch"
+    STREAM = "stream"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,24 +83,81 @@ class Subscription:
 
 
 @dataclass(frozen=True, slots=True)
+class Limits:
+    """How much one micro-batch takes. ``any``: whether there is any limit."""
+
+    max_offsets: int | None = None
+    max_bytes: int | None = None
+    min_offsets: int | None = None
+    max_trigger_delay_s: float = MAX_TRIGGER_DELAY_S
+
+    @property
+    def any(self) -> bool:
+        return (self.max_offsets or self.max_bytes or self.min_offsets) is not None
+
+
+@dataclass(frozen=True, slots=True)
 class SourceOptions:
-    """All options of one read, checked."""
+    """All options of one read, checked. ``value_schema`` is None if the user's schema says it."""
 
     address: str
     namespace: str
     subscription: Subscription
     starting: Bound
     ending: Bound
+    limits: Limits
     min_partitions: int | None
     max_records_per_partition: int | None
-    include_headers: bool
     fail_on_data_loss: bool
+    columns: tuple[str, ...]
+    value_format: str
+    value_schema: str | None
+    value_mode: str
 
 
 def parse_options(
-    given: Mapping[str, str], *, default_address: str = "", default_namespace: str = "escrowmq"
+    given: Mapping[str, str],
+    use: Use = Use.BATCH,
+    *,
+    default_address: str = "",
+    default_namespace: str = "escrowmq",
 ) -> SourceOptions:
     """Check what the user wrote (names in any case). Raises ConfigError that names the option."""
+    options = _known(given)
+    for name in _ENDING if use is Use.STREAM else ():
+        if name in options:
+            raise ConfigError(f"option {name!r} is for batch reads: a streaming query has no end")
+    strict = one_of(options, "startingOffsetsByTimestampStrategy", ("latest", "error")) == "error"
+    both, batch = (EARLIEST, LATEST), use is Use.BATCH
+    starting = parse_bound(
+        options,
+        "starting",
+        LATEST if use is Use.STREAM else EARLIEST,
+        (EARLIEST,) if batch else both,
+        strict,
+    )
+    ending = parse_bound(options, "ending", LATEST, (LATEST,), strict=False)
+    value_format = one_of(options, "valueFormat", VALUE_FORMATS)
+    if value_format == "binary" and (extra := {"valueSchema", "valueMode"} & options.keys()):
+        raise ConfigError(f"option {min(extra)!r} needs option 'valueFormat': json, msgpack or arrow")
+    return SourceOptions(
+        address=_address(options.get("escrowmq.address") or default_address),
+        namespace=options.get("escrowmq.namespace") or default_namespace,
+        subscription=_subscription(options),
+        starting=starting,
+        ending=ending,
+        limits=_limits(options),
+        min_partitions=positive(options, "minPartitions"),
+        max_records_per_partition=positive(options, "maxRecordsPerPartition"),
+        fail_on_data_loss=boolean(options, "failOnDataLoss", True),
+        columns=_columns(options),
+        value_format=value_format,
+        value_schema=options.get("valueSchema") or None,
+        value_mode=one_of(options, "valueMode", VALUE_MODES),
+    )
+
+
+def _known(given: Mapping[str, str]) -> dict[str, str]:
     options: dict[str, str] = {}
     for name, value in given.items():
         known = _BY_LOWER_CASE.get(name.lower())
@@ -95,7 +166,10 @@ def parse_options(
                 f"unknown option {name!r} of the escrowmq source; known are: {', '.join(OPTIONS)}"
             )
         options[known] = value.strip()
-    address = options.get("escrowmq.address") or default_address
+    return options
+
+
+def _address(address: str) -> str:
     if not address:
         raise ConfigError(
             "option 'escrowmq.address' is missing: give the address of the Ray cluster (host:port), or "
@@ -107,17 +181,33 @@ def parse_options(
         parse_address(address)
     except ConfigError as error:
         raise ConfigError(f"option 'escrowmq.address': {error}") from error
-    return SourceOptions(
-        address=address,
-        namespace=options.get("escrowmq.namespace") or default_namespace,
-        subscription=_subscription(options),
-        starting=_bound(options, "starting", EARLIEST),
-        ending=_bound(options, "ending", LATEST),
-        min_partitions=_positive(options, "minPartitions"),
-        max_records_per_partition=_positive(options, "maxRecordsPerPartition"),
-        include_headers=_boolean(options, "includeHeaders", False),
-        fail_on_data_loss=_boolean(options, "failOnDataLoss", True),
+    return address
+
+
+def _limits(options: Mapping[str, str]) -> Limits:
+    limits = Limits(
+        positive(options, "maxOffsetsPerTrigger"),
+        size_bytes(options, "maxBytesPerTrigger"),
+        positive(options, "minOffsetsPerTrigger"),
+        duration_s(options, "maxTriggerDelay", MAX_TRIGGER_DELAY_S),
     )
+    if limits.min_offsets and limits.max_offsets and limits.min_offsets > limits.max_offsets:
+        raise ConfigError("option 'minOffsetsPerTrigger' must not be more than 'maxOffsetsPerTrigger'")
+    return limits
+
+
+def _columns(options: Mapping[str, str]) -> tuple[str, ...]:
+    include_headers = boolean(options, "includeHeaders", False)
+    if "columns" not in options:
+        return tuple(name for name in COLUMNS if include_headers or name != "headers")
+    by_lower_case = {name.lower(): name for name in COLUMNS}
+    wanted = [part.strip() for part in options["columns"].split(",")]
+    unknown = [name for name in wanted if name.lower() not in by_lower_case]
+    if unknown or len({name.lower() for name in wanted}) < len(wanted):
+        raise ConfigError(
+            f"option 'columns' must name some of {', '.join(COLUMNS)}, each once, not {options['columns']!r}"
+        )
+    return tuple(by_lower_case[name.lower()] for name in wanted)
 
 
 def _subscription(options: Mapping[str, str]) -> Subscription:
@@ -132,17 +222,24 @@ def _subscription(options: Mapping[str, str]) -> Subscription:
             raise ConfigError(f"option 'subscribe' names no topic: {value!r}")
         return Subscription(topics=topics)
     if name == "subscribePattern":
-        try:
-            with warnings.catch_warnings(action="ignore"):  # Python may read "[[" otherwise some day
-                re.compile(value)
-        except (re.error, OverflowError, RecursionError) as error:
-            raise ConfigError(
-                f"option 'subscribePattern' is no regular expression: {value!r} ({error})"
-            ) from error
-        if not value:
-            raise ConfigError("option 'subscribePattern' is empty")
+        _check_pattern(value)
         return Subscription(pattern=value)
-    table = _json_object(name, value)
+    return Subscription(assigned=_assigned(json_object(name, value)))
+
+
+def _check_pattern(value: str) -> None:
+    try:
+        with warnings.catch_warnings(action="ignore"):  # Python may read "[[" otherwise some day
+            re.compile(value)
+    except (re.error, OverflowError, RecursionError) as error:
+        raise ConfigError(
+            f"option 'subscribePattern' is no regular expression: {value!r} ({error})"
+        ) from error
+    if not value:
+        raise ConfigError("option 'subscribePattern' is empty")
+
+
+def _assigned(table: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     assigned: dict[str, tuple[int, ...]] = {}
     for topic, partitions in table.items():
         if not isinstance(partitions, list) or not partitions or not all(map(_is_partition, partitions)):
@@ -153,77 +250,8 @@ def _subscription(options: Mapping[str, str]) -> Subscription:
         assigned[topic] = tuple(sorted(set(partitions)))
     if not assigned:
         raise ConfigError("option 'assign' names no topic")
-    return Subscription(assigned=assigned)
-
-
-def _bound(options: Mapping[str, str], end: str, default: int) -> Bound:
-    offsets_option, timestamp_option = f"{end}Offsets", f"{end}Timestamp"
-    if timestamp_option in options:
-        if offsets_option in options:
-            raise ConfigError(f"give only one of the options {offsets_option!r} and {timestamp_option!r}")
-        moment = _integer(timestamp_option, options[timestamp_option], minimum=0)
-        return Bound(BoundKind.TIMESTAMP, timestamp_option, timestamp_ms=moment)
-    word = "earliest" if default == EARLIEST else "latest"
-    other = "latest" if default == EARLIEST else "earliest"
-    text = options.get(offsets_option, word)
-    if text.lower() == word:
-        return Bound(BoundKind(word), offsets_option)
-    if text.lower() == other:
-        raise ConfigError(
-            f"option {offsets_option!r} cannot be {other!r} in a batch read: nothing would be read"
-        )
-    table: dict[str, dict[int, int]] = {}
-    for topic, partitions in _json_object(offsets_option, text, also=f"{word!r} or ").items():
-        if not isinstance(partitions, dict):
-            raise ConfigError(f"option {offsets_option!r}: {topic!r} must map partitions to offsets")
-        table[topic] = {
-            _integer(offsets_option, key, minimum=0): _offset(offsets_option, value, default)
-            for key, value in partitions.items()
-        }
-    return Bound(BoundKind.OFFSETS, offsets_option, offsets=table)
-
-
-def _offset(option: str, value: Any, allowed_word: int) -> int:
-    if type(value) is not int or not (value >= 0 or value == allowed_word):
-        meaning = "earliest" if allowed_word == EARLIEST else "latest"
-        raise ConfigError(
-            f"option {option!r}: an offset is >= 0, or {allowed_word} for {meaning}, not {value!r}"
-        )
-    return value
-
-
-def _json_object(option: str, text: str, also: str = "") -> dict[str, Any]:
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"option {option!r} must be {also}a JSON object, not {text!r}") from error
-    if not isinstance(value, dict):
-        raise ConfigError(f"option {option!r} must be {also}a JSON object, not {text!r}")
-    return value
+    return assigned
 
 
 def _is_partition(value: Any) -> bool:
     return type(value) is int and value >= 0
-
-
-def _integer(option: str, text: str, minimum: int) -> int:
-    try:
-        number = int(text)
-    except ValueError:
-        raise ConfigError(f"option {option!r} must be a whole number, not {text!r}") from None
-    if number < minimum:
-        raise ConfigError(f"option {option!r} must be at least {minimum}, not {number}")
-    return number
-
-
-def _positive(options: Mapping[str, str], name: str) -> int | None:
-    return _integer(name, options[name], minimum=1) if name in options else None
-
-
-def _boolean(options: Mapping[str, str], name: str, default: bool) -> bool:
-    text = options.get(name)
-    if text is None:
-        return default
-    if text.lower() not in ("true", "false"):
-        raise ConfigError(f"option {name!r} must be 'true' or 'false', not {text!r}")
-    return text.lower() == "true"

@@ -13,17 +13,14 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Protocol
 
-from escrowmq.replication.errors import ConfigError, OffsetOutOfRange, UnknownTopic
-from escrowmq.spark_integration.options import (
-    EARLIEST,
-    LATEST,
-    Bound,
-    BoundKind,
-    SourceOptions,
-    Subscription,
-)
+from escrowmq.replication.errors import ConfigError, DataLoss, OffsetOutOfRange, UnknownTopic
+from escrowmq.spark_integration.bounds import EARLIEST, LATEST, Bound, BoundKind
+from escrowmq.spark_integration.options import SourceOptions, Subscription
+from escrowmq.spark_integration.pushdown import EVERYTHING, Restriction
 
 TopicPartition = tuple[str, int]
+#: Next offset to be read, by partition.
+Offsets = Mapping[TopicPartition, int]
 
 
 class Catalog(Protocol):
@@ -46,9 +43,12 @@ class OffsetRange:
     end: int
 
 
-def plan(options: SourceOptions, catalog: Catalog) -> list[OffsetRange]:
+def plan(options: SourceOptions, catalog: Catalog, only: Restriction = EVERYTHING) -> list[OffsetRange]:
     """The tasks of one read, in order of topic, partition and offset; empty ranges are left out."""
-    partitions = select_partitions(options.subscription, catalog.topics())
+    chosen = select_partitions(options.subscription, catalog.topics())
+    partitions = [which for which in chosen if only.allows(*which)]
+    for bound in (options.starting, options.ending):
+        _check_named(bound, chosen)  # all that are subscribed: a filter makes no wrong option right
     earliest = _ask(catalog, partitions, EARLIEST)
     latest = _ask(catalog, partitions, LATEST)
     starts = _resolve(options.starting, partitions, earliest, latest, catalog)
@@ -58,13 +58,30 @@ def plan(options: SourceOptions, catalog: Catalog) -> list[OffsetRange]:
         start, end = starts[which], ends[which]
         if start < earliest[which]:
             if options.fail_on_data_loss:
-                raise OffsetOutOfRange(*which, start, earliest[which], latest[which])
+                raise DataLoss(f"{which[0]}/{which[1]}: offsets {start} to {earliest[which]} are gone")
             start = earliest[which]
         if end > latest[which] or start > latest[which]:
             raise OffsetOutOfRange(*which, max(start, end), earliest[which], latest[which])
+        start, end = only.narrow(start, end)
         if start < end:
             ranges.append(OffsetRange(*which, start, end))
+    ranges = _narrow_by_time(ranges, only, catalog)
     return split(ranges, options.min_partitions, options.max_records_per_partition)
+
+
+def initial_offsets(options: SourceOptions, catalog: Catalog) -> dict[TopicPartition, int]:
+    """Where a new stream starts: the first offset to be read of each partition."""
+    partitions = select_partitions(options.subscription, catalog.topics())
+    _check_named(options.starting, partitions)
+    earliest = _ask(catalog, partitions, EARLIEST)
+    latest = _ask(catalog, partitions, LATEST)
+    starts = _resolve(options.starting, partitions, earliest, latest, catalog)
+    for which, start in starts.items():
+        if start < earliest[which] and options.fail_on_data_loss:
+            raise DataLoss(f"{which[0]}/{which[1]}: offsets {start} to {earliest[which]} are gone")
+        if start > latest[which]:
+            raise OffsetOutOfRange(*which, start, earliest[which], latest[which])
+    return {which: max(start, earliest[which]) for which, start in starts.items()}
 
 
 def select_partitions(subscription: Subscription, topics: Mapping[str, int]) -> list[TopicPartition]:
@@ -76,14 +93,25 @@ def select_partitions(subscription: Subscription, topics: Mapping[str, int]) -> 
             for partition in wanted:
                 if partition >= topics[topic]:
                     raise UnknownTopic(topic, partition, topics[topic])
-        return sorted((topic, p) for topic, wanted in subscription.assigned.items() for p in wanted)
+    for name in subscription.topics:
+        if name not in topics:
+            raise UnknownTopic(name)
+    return present_partitions(subscription, topics)
+
+
+def present_partitions(subscription: Subscription, topics: Mapping[str, int]) -> list[TopicPartition]:
+    """Those of the partitions meant that exist: for a stream, whose topics may come and go."""
+    if subscription.assigned:
+        return sorted(
+            (topic, p)
+            for topic, wanted in subscription.assigned.items()
+            for p in wanted
+            if p < topics.get(topic, 0)
+        )
     if subscription.pattern is not None:
         names = [name for name in topics if re.fullmatch(subscription.pattern, name)]
     else:
-        names = list(subscription.topics)
-        for name in names:
-            if name not in topics:
-                raise UnknownTopic(name)
+        names = [name for name in subscription.topics if name in topics]
     return sorted((name, p) for name in names for p in range(topics[name]))
 
 
@@ -117,28 +145,61 @@ def _ask(catalog: Catalog, partitions: Sequence[TopicPartition], moment: int) ->
 def _resolve(
     bound: Bound,
     partitions: Sequence[TopicPartition],
-    earliest: Mapping[TopicPartition, int],
-    latest: Mapping[TopicPartition, int],
+    earliest: Offsets,
+    latest: Offsets,
     catalog: Catalog,
-) -> Mapping[TopicPartition, int]:
+) -> Offsets:
     if bound.kind is BoundKind.EARLIEST:
         return earliest
     if bound.kind is BoundKind.LATEST:
         return latest
-    if bound.kind is BoundKind.TIMESTAMP:
+    if bound.kind is BoundKind.OFFSETS:
+        words = {EARLIEST: earliest, LATEST: latest}
+        named = {which: bound.table[which[0]][which[1]] for which in partitions}
+        return {which: words[offset][which] if offset < 0 else offset for which, offset in named.items()}
+    moments = [
+        (topic, p, bound.table[topic][p] if bound.kind is BoundKind.TIMESTAMPS else bound.timestamp_ms)
+        for topic, p in partitions
+    ]
+    found: dict[TopicPartition, int] = {}
+    for (topic, p, moment), offset in zip(moments, catalog.offsets(moments), strict=True):
         # A message may have been committed since ``latest`` was read: the plan must not pass it.
-        found = _ask(catalog, partitions, bound.timestamp_ms)
-        return {which: min(offset, latest[which]) for which, offset in found.items()}
-    named = {(topic, p): offset for topic, table in bound.offsets.items() for p, offset in table.items()}
-    missing, extra = sorted(set(partitions) - set(named)), sorted(set(named) - set(partitions))
+        found[topic, p] = min(offset, latest[topic, p])
+        if bound.strict and offset >= latest[topic, p]:
+            raise ConfigError(
+                f"option {bound.option!r}: {topic}/{p} has no message of {moment} ms or later; give an "
+                "earlier time, or startingOffsetsByTimestampStrategy=latest to start at its end"
+            )
+    return found
+
+
+def _check_named(bound: Bound, partitions: Sequence[TopicPartition]) -> None:
+    if bound.kind not in (BoundKind.OFFSETS, BoundKind.TIMESTAMPS):
+        return
+    named = {(topic, p) for topic, table in bound.table.items() for p in table}
+    missing, extra = sorted(set(partitions) - named), sorted(named - set(partitions))
     if missing or extra:
         raise ConfigError(
             f"option {bound.option!r} must name exactly the partitions that are read: "
-            f"missing {_listed(missing)}, not read {_listed(extra)}"
+            f"missing {listed(missing)}, not read {listed(extra)}"
         )
-    words = {EARLIEST: earliest, LATEST: latest}
-    return {which: words[offset][which] if offset < 0 else offset for which, offset in named.items()}
 
 
-def _listed(partitions: Sequence[TopicPartition]) -> str:
+def _narrow_by_time(ranges: list[OffsetRange], only: Restriction, catalog: Catalog) -> list[OffsetRange]:
+    for moment, from_there in ((only.time_min_ms, True), (only.time_end_ms, False)):
+        if moment is None or not ranges:
+            continue
+        found = catalog.offsets([(r.topic, r.partition, max(moment, 0)) for r in ranges])
+        cut = [
+            OffsetRange(r.topic, r.partition, max(r.start, offset), r.end)
+            if from_there
+            else OffsetRange(r.topic, r.partition, r.start, min(r.end, offset))
+            for r, offset in zip(ranges, found, strict=True)
+        ]
+        ranges = [r for r in cut if r.start < r.end]
+    return ranges
+
+
+def listed(partitions: Sequence[TopicPartition]) -> str:
+    """For errors: ``orders/0, orders/1``."""
     return ", ".join(f"{topic}/{partition}" for topic, partition in partitions) or "none"

@@ -1,19 +1,22 @@
-"""From fetched bytes to Arrow: the schema of the source, and one record batch per fetch.
+"""From fetched bytes to Arrow: the schema of the source, and record batches of the wanted columns.
 
-The rows of a fetch are decoded by one C call and turned over into columns; offsets and timestamps come
-from the runs and never pass through Python objects. Here a million messages a minute go by, so
-nothing is done per message that can be done per run.
+Offsets and timestamps come from the runs and never pass through Python objects; a column that is not
+wanted is not built. Here a million messages a minute go by, so nothing is done per message that can be
+done per run or per batch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 
 from escrowmq.actors.reader import Block
-from escrowmq.replication.codec import decode_rows
+from escrowmq.spark_integration.decoding import HEADERS, raw_columns
+from escrowmq.spark_integration.options import COLUMNS
+from escrowmq.spark_integration.values import ValueDecoder
 
 #: Timestamps are the broker's, set when the message became readable; Kafka calls that LogAppendTime = 1.
 LOG_APPEND_TIME = 1
@@ -21,63 +24,75 @@ LOG_APPEND_TIME = 1
 BATCH_ROWS = 10_000
 BATCH_BYTES = 4 << 20
 
-COLUMNS_DDL = (
-    "key BINARY, value BINARY, topic STRING, partition INT, offset BIGINT, "
-    "timestamp TIMESTAMP, timestampType INT"
-)
-HEADERS_DDL = "headers ARRAY<STRUCT<key: STRING, value: BINARY>>"
-TX_ID_DDL = "tx_id STRING"
-
-_HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
-
-
-def schema_ddl(include_headers: bool) -> str:
-    """The columns of Kafka's source, in its order, and ``tx_id`` (null for plain messages)."""
-    return ", ".join([COLUMNS_DDL, *([HEADERS_DDL] if include_headers else []), TX_ID_DDL])
-
-
-def arrow_schema(include_headers: bool) -> pa.Schema:
-    """The same as :func:`schema_ddl`, for the batches."""
-    fields = [
-        ("key", pa.binary()),
-        ("value", pa.binary()),
-        ("topic", pa.string()),
-        ("partition", pa.int32()),
-        ("offset", pa.int64()),
-        ("timestamp", pa.timestamp("us", tz="UTC")),
-        ("timestampType", pa.int32()),
-        *([("headers", _HEADERS)] if include_headers else []),
-        ("tx_id", pa.string()),
-    ]
-    return pa.schema(fields)
+#: Column -> (type as DDL, type in Arrow).
+_TYPES: dict[str, tuple[str, pa.DataType]] = {
+    "key": ("BINARY", pa.binary()),
+    "value": ("BINARY", pa.binary()),
+    "topic": ("STRING", pa.string()),
+    "partition": ("INT", pa.int32()),
+    "offset": ("BIGINT", pa.int64()),
+    "timestamp": ("TIMESTAMP", pa.timestamp("us", tz="UTC")),
+    "timestampType": ("INT", pa.int32()),
+    "headers": ("ARRAY<STRUCT<key: STRING, value: BINARY>>", HEADERS),
+    "tx_id": ("STRING", pa.string()),
+}
+_DEFAULT = tuple(name for name in COLUMNS if name != "headers")
 
 
-def record_batch(topic: str, partition: int, blocks: Sequence[Block], schema: pa.Schema) -> pa.RecordBatch:
+@dataclass(frozen=True)
+class RowFormat:
+    """Which columns, in which order, and what values are. ``decoder`` is None for plain bytes."""
+
+    columns: tuple[str, ...] = _DEFAULT
+    decoder: ValueDecoder | None = None
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Of the batches."""
+        return pa.schema([(name, self._type(name)) for name in self.columns])
+
+    def _type(self, name: str) -> pa.DataType:
+        return self.decoder.type if name == "value" and self.decoder else _TYPES[name][1]
+
+
+def schema_ddl(columns: Sequence[str], value_ddl: str | None = None) -> str:
+    """Columns as DDL, as Spark wants them from a source; ``value_ddl`` replaces BINARY."""
+    types = {name: ddl for name, (ddl, _) in _TYPES.items()} | ({"value": value_ddl} if value_ddl else {})
+    return ", ".join(f"{name} {types[name]}" for name in columns)
+
+
+def record_batch(topic: str, partition: int, blocks: Sequence[Block], format: RowFormat) -> pa.RecordBatch:
     """The messages of ``blocks``, in order. Raises CorruptLog when the rows are not what the blocks say."""
     counts = np.array([block.messages for block in blocks], dtype=np.int64)
     total = int(counts.sum())
-    rows = decode_rows(b"".join([block.rows for block in blocks]), total)
+    blob = blocks[0].rows if len(blocks) == 1 else b"".join([block.rows for block in blocks])
+    raw = raw_columns(blob, total, format.columns)
     bases = np.array([block.base_offset for block in blocks], dtype=np.int64)
     firsts = np.cumsum(counts) - counts  # place of each block's first message in the batch
-    times_ms = np.array([block.ts_ms for block in blocks], dtype=np.int64)
-    keys, values, headers, tx_ids = zip(*rows, strict=True)
-    columns = [
-        pa.array(keys, pa.binary()),
-        pa.array(values, pa.binary()),
-        pa.repeat(pa.scalar(topic, pa.string()), total),
-        pa.repeat(pa.scalar(partition, pa.int32()), total),
-        pa.array(np.arange(total, dtype=np.int64) + np.repeat(bases - firsts, counts)),
-        pa.array(np.repeat(times_ms * 1000, counts)).view(pa.timestamp("us", tz="UTC")),
-        pa.repeat(pa.scalar(LOG_APPEND_TIME, pa.int32()), total),
-    ]
-    if "headers" in schema.names:
-        columns.append(pa.array([list(h.items()) if h else [] for h in headers], _HEADERS))
-    columns.append(pa.array(tx_ids, pa.string()))
-    return pa.RecordBatch.from_arrays(columns, schema=schema)
+    offsets = np.arange(total, dtype=np.int64) + np.repeat(bases - firsts, counts)
+    columns = []
+    for name in format.columns:
+        if name in raw:
+            columns.append(raw[name])
+        elif name == "offset":
+            columns.append(pa.array(offsets))
+        elif name == "timestamp":
+            times_us = np.array([block.ts_ms for block in blocks], dtype=np.int64) * 1000
+            columns.append(pa.array(np.repeat(times_us, counts)).view(_TYPES[name][1]))
+        else:
+            same = {"topic": topic, "partition": partition, "timestampType": LOG_APPEND_TIME}[name]
+            columns.append(pa.repeat(pa.scalar(same, _TYPES[name][1]), total))
+    decoder = format.decoder
+    if decoder is None or "value" not in format.columns:
+        return pa.RecordBatch.from_arrays(columns, schema=format.schema)
+    at = format.columns.index("value")
+    columns[at], stays = decoder.decode(columns[at], lambda i: f"{topic}/{partition}, offset {offsets[i]}")
+    batch = pa.RecordBatch.from_arrays(columns, schema=format.schema)
+    return batch if stays is None else batch.filter(stays)
 
 
 def record_batches(
-    topic: str, partition: int, blocks: Iterable[Block], schema: pa.Schema
+    topic: str, partition: int, blocks: Iterable[Block], format: RowFormat
 ) -> Iterator[pa.RecordBatch]:
     """Batches of about BATCH_ROWS messages or BATCH_BYTES, whichever comes first."""
     waiting: list[Block] = []
@@ -87,7 +102,7 @@ def record_batches(
         rows += block.messages
         size += len(block.rows)
         if rows >= BATCH_ROWS or size >= BATCH_BYTES:
-            yield record_batch(topic, partition, waiting, schema)
+            yield record_batch(topic, partition, waiting, format)
             waiting, rows, size = [], 0, 0
     if waiting:
-        yield record_batch(topic, partition, waiting, schema)
+        yield record_batch(topic, partition, waiting, format)

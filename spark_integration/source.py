@@ -1,4 +1,4 @@
-"""The Python data source ``escrowmq``: batch reads of committed messages.
+"""The Python data source ``escrowmq``: its faces for batch and streaming, reading and writing.
 
     spark.read.format("escrowmq").option("subscribe", "orders").option("startingOffsets", "earliest").load()
 
@@ -10,22 +10,21 @@ same records. Only what was committed when the plan was made is read.
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
-from escrowmq.actors.offsets import OffsetReader
-from escrowmq.actors.reader import Block, PartitionReader
-from escrowmq.actors.router import Router, result_of
-from escrowmq.actors.topology import ClusterInfo
-from escrowmq.replication.errors import ConfigError, OffsetOutOfRange, UnknownTopic
-from escrowmq.spark_integration.options import SourceOptions, parse_options
-from escrowmq.spark_integration.planning import OffsetRange, plan
-from escrowmq.spark_integration.ray_link import find_cluster, join_from_worker
-from escrowmq.spark_integration.records import arrow_schema, record_batches, schema_ddl
+from escrowmq.actors.router import Router
+from escrowmq.replication.errors import ConfigError
+from escrowmq.spark_integration.heads import LeaderCatalog
+from escrowmq.spark_integration.options import COLUMNS, SourceOptions, Use, parse_options
+from escrowmq.spark_integration.planning import plan
+from escrowmq.spark_integration.pushdown import EVERYTHING, push
+from escrowmq.spark_integration.ray_link import find_cluster
+from escrowmq.spark_integration.reading import Split, TaskReader
+from escrowmq.spark_integration.records import RowFormat, schema_ddl
+from escrowmq.spark_integration.values import ValueDecoder, value_ddl
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -33,18 +32,10 @@ if TYPE_CHECKING:
     from pyspark.sql.datasource import DataSourceStreamWriter, DataSourceWriter
     from pyspark.sql.types import StructType
 
-log = logging.getLogger(__name__)
+    from escrowmq.spark_integration.stream_reader import EscrowMQStreamReader
 
-#: Planning asks two or three small questions; a fail-over takes a second or two.
-PLAN_TIMEOUT_S = 30.0
-
-
-@dataclass(frozen=True)
-class Split(InputPartition):
-    """The work of one Spark task."""
-
-    info: ClusterInfo
-    range: OffsetRange
+#: Without this setting Spark refuses sources that take filters, instead of not offering any.
+PUSHDOWN_SETTING = "spark.sql.python.filterPushdown.enabled"
 
 
 class EscrowMQDataSource(DataSource):
@@ -52,6 +43,7 @@ class EscrowMQDataSource(DataSource):
 
     default_address = ""
     default_namespace = "escrowmq"
+    takes_filters = False
 
     @classmethod
     def name(cls) -> str:
@@ -60,17 +52,28 @@ class EscrowMQDataSource(DataSource):
 
     def schema(self) -> str:
         """Columns as DDL; checks all options first, so that mistakes are told at ``load()``."""
-        return schema_ddl(self._parsed().include_headers)
+        options = self._parsed(Use.SCHEMA)
+        if options.value_format == "binary":
+            return schema_ddl(options.columns)
+        if options.value_schema is None:
+            raise ConfigError(
+                f"valueFormat={options.value_format} needs option 'valueSchema', the columns of a value as "
+                "DDL: id BIGINT, price DOUBLE (or .schema() with all columns)"
+            )
+        return schema_ddl(options.columns, value_ddl(options.value_format, options.value_schema))
 
     def reader(self, schema: StructType) -> EscrowMQReader:
         """Reader of one batch."""
-        options = self._parsed()
-        columns = arrow_schema(options.include_headers).names
-        if list(schema.names) != columns:
-            raise ConfigError(
-                f"the schema of the escrowmq source is fixed ({', '.join(columns)}): leave out .schema()"
-            )
-        return EscrowMQReader(options)
+        options = self._parsed(Use.BATCH)
+        kind = FilteringReader if self.takes_filters else EscrowMQReader
+        return kind(options, _tasks(options, schema))
+
+    def streamReader(self, schema: StructType) -> EscrowMQStreamReader:
+        """Reader of a stream of micro-batches."""
+        from escrowmq.spark_integration.stream_reader import EscrowMQStreamReader
+
+        options = self._parsed(Use.STREAM)
+        return EscrowMQStreamReader(options, _tasks(options, schema))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """Writer of one batch."""
@@ -84,83 +87,79 @@ class EscrowMQDataSource(DataSource):
 
         return stream_writer(self.options, schema, self.default_address, self.default_namespace)
 
-    def _parsed(self) -> SourceOptions:
+    def _parsed(self, use: Use) -> SourceOptions:
         return parse_options(
-            self.options, default_address=self.default_address, default_namespace=self.default_namespace
+            self.options,
+            use,
+            default_address=self.default_address,
+            default_namespace=self.default_namespace,
         )
+
+
+def _tasks(options: SourceOptions, schema: StructType) -> TaskReader:
+    """What tasks do, by the options and the schema: ours, or the user's if it is one that we can give."""
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    wanted = to_arrow_schema(schema, timezone="UTC")
+    decoder = None
+    if options.value_format != "binary" and "value" in wanted.names:
+        decoder = ValueDecoder(options.value_format, wanted.field("value").type, options.value_mode)
+    if set(wanted.names) <= set(COLUMNS):
+        format = RowFormat(tuple(wanted.names), decoder)
+        if format.schema == wanted:
+            return TaskReader(options.address, options.namespace, format, options.fail_on_data_loss)
+    raise ConfigError(
+        f"the escrowmq source cannot give the schema ({schema.simpleString()}): its columns are "
+        f"{schema_ddl(COLUMNS)}; leave out .schema(), or name some of these with these types"
+    )
 
 
 class EscrowMQReader(DataSourceReader):
     """Plans on the driver's side, reads in the executors; holds nothing but the options between the two."""
 
-    def __init__(self, options: SourceOptions) -> None:
-        self._options = options
+    def __init__(self, options: SourceOptions, tasks: TaskReader) -> None:
+        self._options, self._tasks = options, tasks
+        self._only = EVERYTHING
 
     def partitions(self) -> Sequence[Split]:
-        """One split per task. Raises ClusterNotFound, UnknownTopic, ConfigError, OffsetOutOfRange."""
+        """One split per task. Raises ClusterNotFound, UnknownTopic, ConfigError, DataLoss."""
         info = find_cluster(self._options.address, self._options.namespace)
         router = Router(info, name="escrowmq-spark")
         try:
-            return [Split(info, part) for part in plan(self._options, _LeaderCatalog(router))]
+            return [Split(info, part) for part in plan(self._options, LeaderCatalog(router), self._only)]
         finally:
             router.close()
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The records of one split as Arrow batches."""
-        assert isinstance(partition, Split)
-        join_from_worker(self._options.address, self._options.namespace)
-        part = partition.range
-        schema = arrow_schema(self._options.include_headers)
-        yield from record_batches(part.topic, part.partition, self._blocks(partition.info, part), schema)
-
-    def _blocks(self, info: ClusterInfo, part: OffsetRange) -> Iterator[Block]:
-        start = part.start
-        while start < part.end:
-            try:
-                with PartitionReader(info, part.topic, part.partition, start, part.end) as reader:
-                    for block in reader:
-                        yield block
-                        start = block.base_offset + block.messages
-                return
-            except OffsetOutOfRange as error:
-                # Retention moved on between plan and read.
-                if self._options.fail_on_data_loss or not start < error.start:
-                    raise
-                log.warning(
-                    "%s/%s: offsets %s to %s are gone", part.topic, part.partition, start, error.start
-                )
-                start = error.start
+        return self._tasks.read(partition)
 
 
-class _LeaderCatalog:
-    """What planning asks, asked of the leaders: a follower may lag behind what was acknowledged."""
+class FilteringReader(EscrowMQReader):
+    """The same with filters that shorten the plan. A class of its own, since Spark asks for the method."""
 
-    def __init__(self, router: Router) -> None:
-        self._router = router
-        self._offsets = OffsetReader(router)
-
-    def topics(self) -> Mapping[str, int]:
-        call = self._router.leader_call(0, "topics", True, timeout_s=PLAN_TIMEOUT_S)
-        entries: Sequence[dict[str, Any]] = result_of(call, PLAN_TIMEOUT_S)
-        return {entry["name"]: entry["partitions"] for entry in entries}
-
-    def offsets(self, wanted: Sequence[tuple[str, int, int]]) -> list[int]:
-        found = self._offsets.offsets(wanted, PLAN_TIMEOUT_S) if wanted else []
-        for offset in found:
-            if isinstance(offset, UnknownTopic):
-                raise offset
-        return [offset for offset in found if isinstance(offset, int)]
+    def pushFilters(self, filters: list[Any]) -> Iterable[Any]:
+        """Takes what it can; what it gives back, Spark applies to the rows."""
+        self._only, left = push(filters)
+        return left
 
 
 def register(spark: SparkSession, *, address: str = "", namespace: str = "escrowmq") -> None:
     """Make ``format("escrowmq")`` known to a session; ``address`` and ``namespace`` are its defaults.
 
     The defaults travel inside the class, because the processes in which Spark runs it share neither
-    variables nor a Ray connection with this one.
+    variables nor a Ray connection with this one. Also has the session offer filters to Python sources
+    (PUSHDOWN_SETTING), which Spark does not do by itself.
     """
     source = type(
         "EscrowMQDataSource",
         (EscrowMQDataSource,),
-        {"default_address": address, "default_namespace": namespace, "__module__": "escrowmq_session"},
+        {
+            "default_address": address,
+            "default_namespace": namespace,
+            "takes_filters": True,
+            "__module__": "escrowmq_session",
+        },
     )
+    spark.conf.set(PUSHDOWN_SETTING, "true")
     spark.dataSource.register(source)

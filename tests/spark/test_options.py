@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from escrowmq.replication.errors import ConfigError
-from escrowmq.spark_integration.options import BoundKind, SourceOptions, parse_options
+from escrowmq.spark_integration.bounds import BoundKind
+from escrowmq.spark_integration.options import COLUMNS, OPTIONS, Limits, SourceOptions, Use, parse_options
 
 
-def parse(**options: str) -> SourceOptions:
-    return parse_options(options, default_address="127.0.0.1:6379")
+def parse(use: Use = Use.BATCH, **options: str) -> SourceOptions:
+    return parse_options(options, use, default_address="127.0.0.1:6379")
 
 
 def test_defaults_read_everything_that_is_committed() -> None:
@@ -17,7 +20,9 @@ def test_defaults_read_everything_that_is_committed() -> None:
     assert options.subscription.topics == ("orders",)
     assert (options.starting.kind, options.ending.kind) == (BoundKind.EARLIEST, BoundKind.LATEST)
     assert options.min_partitions is None and options.max_records_per_partition is None
-    assert options.include_headers is False and options.fail_on_data_loss is True
+    assert options.columns == tuple(name for name in COLUMNS if name != "headers")
+    assert options.fail_on_data_loss is True and options.limits == Limits() and not options.limits.any
+    assert (options.value_format, options.value_schema, options.value_mode) == ("binary", None, "PERMISSIVE")
     assert (options.address, options.namespace) == ("127.0.0.1:6379", "escrowmq")
 
 
@@ -26,7 +31,7 @@ def test_names_are_case_insensitive_and_values_trimmed() -> None:
         SUBSCRIBE=" a, b ,a", startingoffsets="Earliest", includeheaders="TRUE", minpartitions=" 7 "
     )
     assert options.subscription.topics == ("a", "b")
-    assert options.include_headers is True and options.min_partitions == 7
+    assert options.columns == COLUMNS and options.min_partitions == 7
 
 
 def test_connection_options_win_over_the_session_s() -> None:
@@ -42,8 +47,8 @@ def test_offsets_and_assignment_as_json() -> None:
         endingOffsets='{"a": {"0": 50, "1": -1}}',
     )
     assert options.subscription.assigned == {"a": (0, 1)}
-    assert options.starting.offsets == {"a": {0: 23, 1: -2}}
-    assert options.ending.offsets == {"a": {0: 50, 1: -1}}
+    assert options.starting.table == {"a": {0: 23, 1: -2}}
+    assert options.ending.table == {"a": {0: 50, 1: -1}}
 
 
 def test_timestamps() -> None:
@@ -52,9 +57,76 @@ def test_timestamps() -> None:
     assert (options.starting.timestamp_ms, options.ending.timestamp_ms) == (1000, 2000)
 
 
+def test_a_stream_starts_at_the_end_unless_told_otherwise_and_has_no_end() -> None:
+    assert parse(Use.STREAM, subscribe="a").starting.kind is BoundKind.LATEST
+    for word in ("earliest", "latest"):
+        assert parse(Use.STREAM, subscribe="a", startingOffsets=word).starting.kind is BoundKind(word)
+    table = parse(Use.STREAM, subscribe="a", startingOffsets='{"a": {"0": -1, "1": -2}}').starting.table
+    assert table == {"a": {0: -1, 1: -2}}
+    for name in ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp"):
+        with pytest.raises(ConfigError, match=f"{name}.*has no end"):
+            parse(Use.STREAM, subscribe="a", **{name: "1"})
+
+
+def test_what_only_one_of_both_may_mean_is_left_open_while_the_schema_is_asked_for() -> None:
+    parse(Use.SCHEMA, subscribe="a", startingOffsets="latest")
+    parse(Use.SCHEMA, subscribe="a", endingOffsets="latest", maxOffsetsPerTrigger="5")
+
+
+def test_times_by_partition_and_what_becomes_of_times_to_come() -> None:
+    options = parse(
+        subscribe="a",
+        startingOffsetsByTimestamp='{"a": {"0": 5}}',
+        endingOffsetsByTimestamp='{"a": {"0": 9}}',
+        startingOffsetsByTimestampStrategy="ERROR",
+    )
+    assert options.starting.kind is options.ending.kind is BoundKind.TIMESTAMPS
+    assert options.starting.table == {"a": {0: 5}} and options.starting.strict
+    assert options.ending.table == {"a": {0: 9}} and not options.ending.strict
+
+
+def test_limits_with_units() -> None:
+    given = {"maxOffsetsPerTrigger": "9", "minOffsetsPerTrigger": "3", "maxBytesPerTrigger": "64m"}
+    assert parse(subscribe="a", maxTriggerDelay="90s", **given).limits == Limits(9, 64 << 20, 3, 90.0)
+    for text, seconds in {"250": 0.25, "15m": 900, "2 h": 7200, "500ms": 0.5, "1d": 86400}.items():
+        assert parse(subscribe="a", maxTriggerDelay=text).limits.max_trigger_delay_s == seconds
+
+
+def test_columns_are_delivered_as_named() -> None:
+    assert parse(subscribe="a", columns="Offset, value,HEADERS").columns == ("offset", "value", "headers")
+
+
+@settings(deadline=None)
+@given(st.dictionaries(st.sampled_from([*OPTIONS, "other"]), st.text(max_size=20)), st.sampled_from(Use))
+def test_whatever_is_given_is_understood_or_refused_by_name(given: dict[str, str], use: Use) -> None:
+    try:
+        parse_options(given, use, default_address="127.0.0.1:6379")
+    except ConfigError as error:
+        assert any(name in str(error) for name in OPTIONS)
+
+
 @pytest.mark.parametrize(
     ("named", "given"),
     [
+        (
+            "startingTimestamp",
+            {"subscribe": "a", "startingTimestamp": "1", "startingOffsetsByTimestamp": "{}"},
+        ),
+        ("startingOffsetsByTimestamp", {"subscribe": "a", "startingOffsetsByTimestamp": '{"a": {"0": -2}}'}),
+        ("startingOffsetsByTimestampStrategy", {"subscribe": "a", "startingOffsetsByTimestampStrategy": "x"}),
+        ("maxOffsetsPerTrigger", {"subscribe": "a", "maxOffsetsPerTrigger": "0"}),
+        ("maxBytesPerTrigger", {"subscribe": "a", "maxBytesPerTrigger": "lots"}),
+        (
+            "minOffsetsPerTrigger",
+            {"subscribe": "a", "minOffsetsPerTrigger": "5", "maxOffsetsPerTrigger": "4"},
+        ),
+        ("maxTriggerDelay", {"subscribe": "a", "maxTriggerDelay": "soon"}),
+        ("columns", {"subscribe": "a", "columns": "value,price"}),
+        ("columns", {"subscribe": "a", "columns": "value,VALUE"}),
+        ("columns", {"subscribe": "a", "columns": ""}),
+        ("valueFormat", {"subscribe": "a", "valueFormat": "avro"}),
+        ("valueMode", {"subscribe": "a", "valueFormat": "json", "valueMode": "strict"}),
+        ("valueSchema", {"subscribe": "a", "valueSchema": "id BIGINT"}),
         ("subscribe", {}),
         ("subscribe", {"subscribe": " , "}),
         ("subscribePattern", {"subscribePattern": "a("}),

@@ -5,12 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from escrowmq.replication.errors import ConfigError, OffsetOutOfRange, UnknownTopic
-from escrowmq.spark_integration.options import parse_options
-from escrowmq.spark_integration.planning import OffsetRange, plan, select_partitions, split
+from escrowmq.replication.errors import ConfigError, DataLoss, OffsetOutOfRange, UnknownTopic
+from escrowmq.spark_integration.options import Use, parse_options
+from escrowmq.spark_integration.planning import (
+    OffsetRange,
+    TopicPartition,
+    initial_offsets,
+    plan,
+    present_partitions,
+    select_partitions,
+    split,
+)
 
 
 class Log:
@@ -63,6 +71,50 @@ def test_timestamps_mean_the_first_message_then_or_later() -> None:
     assert planned(subscribe="b", startingTimestamp="99000000") == []
 
 
+def test_times_by_partition() -> None:
+    found = planned(
+        subscribe="a,b",
+        startingOffsetsByTimestamp='{"a": {"0": 2000, "1": 0}, "b": {"0": 7000}}',
+        endingOffsetsByTimestamp='{"a": {"0": 4000, "1": 0}, "b": {"0": 99000}}',
+    )
+    assert found == [OffsetRange("a", 0, 2, 4), OffsetRange("b", 0, 7, 20)]
+
+
+def test_a_time_to_come_means_the_end_or_an_error() -> None:
+    moment = {"subscribe": "b", "startingTimestamp": "99000000"}
+    with pytest.raises(ConfigError, match=r"startingTimestamp.*b/0 has no message of 99000000 ms"):
+        planned(**moment, startingOffsetsByTimestampStrategy="error")
+    assert initial(**moment) == {("b", 0): 20}
+
+
+def initial(**options: str) -> dict[TopicPartition, int]:
+    return initial_offsets(parse_options(options, Use.STREAM, default_address="127.0.0.1:6379"), LOG)
+
+
+def test_where_a_stream_starts() -> None:
+    assert initial(subscribe="a,b") == {("a", 0): 10, ("a", 1): 5, ("b", 0): 20}
+    assert initial(subscribe="a,b", startingOffsets="earliest") == {("a", 0): 0, ("a", 1): 5, ("b", 0): 3}
+    assert initial(subscribe="a", startingOffsets='{"a": {"0": 7, "1": -1}}') == {("a", 0): 7, ("a", 1): 5}
+    assert initial(subscribe="b", startingTimestamp="4500") == {("b", 0): 5}
+    assert initial(subscribePattern="no.*") == {}
+    with pytest.raises(DataLoss):
+        initial(subscribe="b", startingOffsets='{"b": {"0": 1}}')
+    assert initial(subscribe="b", startingOffsets='{"b": {"0": 1}}', failOnDataLoss="false") == {("b", 0): 3}
+    with pytest.raises(OffsetOutOfRange):
+        initial(subscribe="b", startingOffsets='{"b": {"0": 21}}')
+
+
+def test_a_running_stream_takes_what_is_there() -> None:
+    given = {"subscribe": "b,gone", "assign": '{"a": [1, 9], "gone": [0]}', "subscribePattern": "[ab]"}
+    found = [
+        present_partitions(
+            parse_options({name: value}, Use.STREAM, default_address="h:1").subscription, LOG.topics()
+        )
+        for name, value in given.items()
+    ]
+    assert found == [[("b", 0)], [("a", 1)], [("a", 0), ("a", 1), ("b", 0)]]
+
+
 def test_unknown_topics_and_partitions_are_errors() -> None:
     for options in ({"subscribe": "a,nope"}, {"assign": '{"nope": [0]}'}, {"assign": '{"a": [2]}'}):
         with pytest.raises(UnknownTopic):
@@ -77,7 +129,7 @@ def test_offsets_must_name_exactly_what_is_read() -> None:
 def test_offsets_outside_of_the_log_are_errors() -> None:
     with pytest.raises(OffsetOutOfRange):
         planned(subscribe="b", endingOffsets='{"b": {"0": 21}}')
-    with pytest.raises(OffsetOutOfRange):
+    with pytest.raises(DataLoss, match=r"b/0: offsets 2 to 3 are gone.*failOnDataLoss"):
         planned(subscribe="b", startingOffsets='{"b": {"0": 2}}')
     assert planned(subscribe="b", startingOffsets='{"b": {"0": 2}}', failOnDataLoss="false") == [
         OffsetRange("b", 0, 3, 20)
@@ -93,6 +145,7 @@ sizes = st.lists(st.integers(1, 500), min_size=1, max_size=6)
 limits = st.one_of(st.none(), st.integers(1, 60))
 
 
+@settings(deadline=None)  # a machine may be busy
 @given(sizes, limits, limits)
 def test_pieces_cover_every_record_once(
     lengths: list[int], min_partitions: int | None, max_records: int | None

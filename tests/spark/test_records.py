@@ -10,7 +10,10 @@ from escrowmq.actors.reader import Block
 from escrowmq.replication.codec import encode_row
 from escrowmq.replication.errors import CorruptLog
 from escrowmq.spark_integration import records
-from escrowmq.spark_integration.records import arrow_schema, record_batch, record_batches, schema_ddl
+from escrowmq.spark_integration.options import COLUMNS
+from escrowmq.spark_integration.records import RowFormat, record_batch, record_batches, schema_ddl
+
+ALL = RowFormat(COLUMNS)
 
 ROWS = [
     encode_row(b"k0", b"v0", None, None),
@@ -26,7 +29,7 @@ BLOCKS = [
 
 
 def test_columns_hold_what_was_sent() -> None:
-    batch = record_batch("t", 3, BLOCKS, arrow_schema(True))
+    batch = record_batch("t", 3, BLOCKS, ALL)
     assert batch.column("key").to_pylist() == [b"k0", None, b"", b"k3"]
     assert batch.column("value").to_pylist() == [b"v0", b"", b"v2", b"v3"]
     assert batch.column("offset").to_pylist() == [7, 8, 9, 10]
@@ -48,28 +51,30 @@ def test_columns_hold_what_was_sent() -> None:
 
 def test_batches_are_bounded_by_rows_and_by_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     blocks = [Block(i, 1, 0, encode_row(b"k", bytes(100), None, None)) for i in range(10)]
-    schema = arrow_schema(False)
+    format = RowFormat()
 
     def sizes() -> list[int]:
-        return [batch.num_rows for batch in record_batches("t", 0, blocks, schema)]
+        return [batch.num_rows for batch in record_batches("t", 0, blocks, format)]
 
     assert sizes() == [10]
     monkeypatch.setattr(records, "BATCH_ROWS", 4)
     assert sizes() == [4, 4, 2]
     monkeypatch.setattr(records, "BATCH_BYTES", 200)
     assert sizes() == [2] * 5
-    assert list(record_batches("t", 0, [], schema)) == []
+    assert list(record_batches("t", 0, [], format)) == []
 
 
-def test_headers_are_a_column_only_on_request() -> None:
-    assert "headers" not in arrow_schema(False).names and "headers" not in schema_ddl(False)
-    plain = [part.split()[0] for part in schema_ddl(False).split(", ")]
-    assert plain == arrow_schema(False).names
-    assert arrow_schema(True).names == [*plain[:-1], "headers", "tx_id"]
+def test_only_the_wanted_columns_are_made_and_in_that_order() -> None:
+    batch = record_batch("t", 3, BLOCKS, RowFormat(("offset", "tx_id", "timestampType")))
+    assert batch.schema.names == ["offset", "tx_id", "timestampType"]
+    assert batch.to_pylist()[1] == {"offset": 8, "tx_id": "tx-1", "timestampType": 1}
+    assert schema_ddl(["offset", "value"]) == "offset BIGINT, value BINARY"
+    assert schema_ddl(["value"], "STRUCT<a INT>") == "value STRUCT<a INT>"
+    assert "headers" not in RowFormat().columns
 
 
 def test_a_damaged_blob_is_refused() -> None:
     rows = BLOCKS[1].rows
     for damaged in (rows[:-1], rows + b"\x00", b"\xc1" + rows[1:]):
         with pytest.raises(CorruptLog):
-            record_batch("t", 0, [BLOCKS[1]._replace(rows=damaged)], arrow_schema(False))
+            record_batch("t", 0, [BLOCKS[1]._replace(rows=damaged)], RowFormat())

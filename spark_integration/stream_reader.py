@@ -1,0 +1,204 @@
+"""The streaming source: offsets for Spark's engine in one long-lived process, reads in its tasks.
+
+Spark keeps the offsets (its checkpoint is the only memory of a query) and decides when; this says how far
+there is anything committed and which ranges a batch consists of. Nothing is read beyond what ``latestOffset``
+has returned, and nothing between two offsets is left out.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxRows,
+    ReadMinRows,
+    SupportsTriggerAvailableNow,
+)
+
+from escrowmq.actors.router import Router, result_of
+from escrowmq.actors.topology import ClusterInfo
+from escrowmq.replication.model import ResultCode, group_of
+from escrowmq.spark_integration.heads import IDLE_WAIT_S, PLAN_TIMEOUT_S, HeadWatch, LeaderCatalog
+from escrowmq.spark_integration.options import SourceOptions
+from escrowmq.spark_integration.planning import Offsets, TopicPartition, initial_offsets, split
+from escrowmq.spark_integration.ray_link import find_cluster
+from escrowmq.spark_integration.reading import Split, TaskReader
+from escrowmq.spark_integration.stream_limits import Patience, share_out
+from escrowmq.spark_integration.stream_planning import (
+    Bounds,
+    Heads,
+    advance,
+    batch,
+    begin,
+    from_json,
+    lags,
+    losses,
+    require,
+    to_json,
+)
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+log = logging.getLogger(__name__)
+
+
+class EscrowMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """See the module's text. Spark calls it from one thread, and pickles it for ``read``."""
+
+    def __init__(self, options: SourceOptions, tasks: TaskReader) -> None:
+        self._options, self._tasks = options, tasks
+        self._link: _Link | None = None
+        self._initial: Offsets | None = None
+        self._target: Heads | None = None
+        self._patience = Patience(options.limits.min_offsets, options.limits.max_trigger_delay_s)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_link": None}  # tasks have connections of their own
+
+    # -------------------------------------------------------------- offsets
+
+    def initialOffset(self) -> dict[str, Any]:
+        """Where a query without a checkpoint starts, by the options."""
+        self._initial = initial_offsets(self._options, LeaderCatalog(self._here().router))
+        return to_json(self._initial)
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        """One of our limits, to be told by its absence that the trigger wants everything (``Once``)."""
+        limits = self._options.limits
+        if limits.max_offsets is not None:
+            return ReadMaxRows(limits.max_offsets)
+        if limits.max_bytes is not None:
+            return ReadMaxBytes(limits.max_bytes)
+        return ReadAllAvailable() if limits.min_offsets is None else ReadMinRows(limits.min_offsets)
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        """The end of the next batch. Without anything new it waits a moment and gives ``start`` back."""
+        offsets, _ = from_json(start)
+        heads = self._heads(offsets)
+        require(losses(offsets, heads), self._options.fail_on_data_loss)
+        limited = self._options.limits.any and not isinstance(limit, ReadAllAvailable)
+        waiting = lags(offsets, heads)
+        if limited and self._target is None and self._patience.waits(sum(waiting.values()), time.monotonic()):
+            time.sleep(IDLE_WAIT_S)
+            return self._first(start, offsets, offsets)
+        shares = self._shares(offsets, heads, waiting) if limited else None
+        return self._first(start, offsets, advance(offsets, heads, shares))
+
+    def _first(self, start: dict[str, Any], offsets: Offsets, end: Offsets) -> dict[str, Any]:
+        if offsets == self._initial:  # see stream_planning.INITIAL
+            return to_json(end, self._initial)
+        return start if end == offsets else to_json(end)
+
+    def _heads(self, offsets: Offsets) -> Heads:
+        watch = self._here().watch
+        if self._target is not None:
+            return self._target
+        if not watch.known:
+            watch.fresh()
+        return watch.news(lambda heads: advance(offsets, heads, None) != offsets)
+
+    def _shares(
+        self, offsets: Offsets, heads: Heads, waiting: dict[TopicPartition, int]
+    ) -> dict[TopicPartition, int]:
+        limits = self._options.limits
+        if limits.max_bytes is not None and any(waiting.values()):
+            waiting = self._here().within_bytes(offsets, heads, waiting, limits.max_bytes)
+        if limits.max_offsets is None:
+            return waiting
+        return share_out(waiting, limits.max_offsets, sum(offsets.values()))
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        """What is there now is all that this run of the query will see."""
+        self._target = dict(self._here().watch.fresh())
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:
+        """The log's real ends, for the query's progress: see ``metrics.lag``."""
+        known = self._here().watch.known
+        return to_json({which: head.end for which, head in known.items()}) if known else None
+
+    # -------------------------------------------------------------- reading
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[Split]:
+        """The tasks of one batch. Raises DataLoss."""
+        here = self._here()
+        first, _ = from_json(start)
+        last, initial = from_json(end)
+        if initial is not None:
+            first = initial  # the first batch again, after a restart: Spark has asked for a new start
+        elif first == last:
+            return []
+        heads = here.watch.known or here.watch.fresh()
+        planned = batch(first, last, heads)
+        for what in require(planned.missing, self._options.fail_on_data_loss):
+            log.warning("%s: skipped, since failOnDataLoss is false", what)
+        options = self._options
+        pieces = split(planned.ranges, options.min_partitions, options.max_records_per_partition)
+        return [Split(here.info, piece) for piece in pieces]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The messages of one split, in a task."""
+        return self._tasks.read(partition)
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """Nothing to do: the checkpoint is the query's memory, and messages stay until retention."""
+
+    def stop(self) -> None:
+        """The query ends."""
+        if self._link is not None:
+            self._link.router.close()
+
+    def _here(self) -> _Link:
+        if self._link is None:
+            self._link = _Link(self._options)
+        return self._link
+
+
+class _Link:
+    """The query's connection to the cluster."""
+
+    def __init__(self, options: SourceOptions) -> None:
+        self.info: ClusterInfo = find_cluster(options.address, options.namespace)
+        self.router = Router(self.info, name="escrowmq-spark")
+        self.watch = HeadWatch(self.router, options.subscription)
+
+    def within_bytes(
+        self, offsets: Offsets, heads: Heads, waiting: Mapping[TopicPartition, int], max_bytes: int
+    ) -> dict[TopicPartition, int]:
+        """How many messages of each partition fit, by the sizes in the brokers' indexes.
+
+        Asked twice: what each partition has (no further than the limit), then how far its share of the limit
+        reaches. A partition whose next message alone is larger than its share gives that one.
+        """
+        starts = {which: begin(offsets, heads, which) for which, lag in waiting.items() if lag > 0}
+        found = self._spans(starts, heads, dict.fromkeys(starts, max_bytes))
+        shares = share_out({which: size for which, (_, size) in found.items()}, max_bytes)
+        reached = self._spans(starts, heads, shares)
+        return {
+            which: max(1, reached[which][0] - start) for which, start in starts.items() if which in reached
+        }
+
+    def _spans(
+        self, starts: Offsets, heads: Mapping[TopicPartition, Bounds], bytes_max: Mapping[TopicPartition, int]
+    ) -> dict[TopicPartition, tuple[int, int]]:
+        by_group: dict[int, list[TopicPartition]] = {}
+        for which in starts:
+            by_group.setdefault(group_of(*which, self.info.groups), []).append(which)
+        calls = {}
+        for gid, members in by_group.items():
+            asked = [(*m, starts[m], heads[m].end, bytes_max.get(m, 0)) for m in members]
+            calls[gid] = self.router.leader_call(gid, "spans", asked, timeout_s=PLAN_TIMEOUT_S)
+        found = {}
+        for gid, members in by_group.items():
+            answers = result_of(calls[gid], PLAN_TIMEOUT_S)
+            for which, (code, offset, size) in zip(members, answers, strict=True):
+                if code == ResultCode.OK:
+                    found[which] = offset, size
+        return found

@@ -1,0 +1,214 @@
+"""Values that are JSON, msgpack or Arrow, decoded into one typed column, a batch at a time.
+
+The values of a batch are joined and parsed by one call in C. What keeps them apart is chosen such that a
+value which is no valid one can never shift or swallow its neighbours: a batch that does not come out as so
+many values is halved until the bad ones stand alone. So good data cost no Python per message, and bad data
+cost more the more there are.
+
+A message stays a row: ``value`` becomes a STRUCT (json, msgpack), or an ARRAY of STRUCT (arrow, where a
+value is an IPC stream of any number of rows).
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.json
+
+from escrowmq.replication.errors import ConfigError, InvalidMessage
+
+PERMISSIVE, DROPMALFORMED, FAILFAST = "PERMISSIVE", "DROPMALFORMED", "FAILFAST"
+
+#: What the parsers raise for bytes that are not what they should be.
+_BAD = (pa.ArrowException, msgspec.MsgspecError, ValueError, TypeError, OverflowError, RecursionError)
+_decode_pairs = msgspec.msgpack.Decoder(list[tuple[dict[str, Any] | None, int]]).decode
+
+
+@dataclass(frozen=True)
+class ValueDecoder:
+    """How values are decoded. ``type`` is the column's: a struct, or a list of structs for ``arrow``."""
+
+    format: str
+    type: pa.DataType
+    mode: str = PERMISSIVE
+
+    def __post_init__(self) -> None:
+        row: Any = self.type
+        if self.format == "arrow":
+            row = row.value_type if pa.types.is_list(row) else None
+        if row is None or not pa.types.is_struct(row):
+            shape = "ARRAY<STRUCT<...>>" if self.format == "arrow" else "STRUCT<...>"
+            raise ConfigError(f"valueFormat={self.format}: the column 'value' must be {shape}")
+        for i in range(row.num_fields):
+            _check_type(self.format, row.field(i).name, row.field(i))
+
+    def decode(
+        self, values: pa.BinaryArray, name_of: Callable[[int], str]
+    ) -> tuple[pa.Array, pa.BooleanArray | None]:
+        """The column, and which rows stay (None: all). ``name_of(i)`` says which message is meant.
+
+        Raises InvalidMessage for a value that cannot be decoded if the mode is FAILFAST.
+        """
+        if self.format == "arrow":
+            column, bad = _arrow_streams(values, self.type)
+        else:
+            parse = _json if self.format == "json" else _msgpack
+            column, bad = _halved(values, lambda part: parse(part, self.type), self.type)
+        if not bad or self.mode == PERMISSIVE:
+            return column, None
+        if self.mode == FAILFAST:
+            raise InvalidMessage(
+                f"{name_of(bad[0])}: the value is no {self.format} of the given schema; correct option "
+                "'valueSchema', or set option 'valueMode' to PERMISSIVE (null) or DROPMALFORMED (left out)"
+            )
+        stays = [True] * len(values)
+        for i in bad:
+            stays[i] = False
+        return column, pa.array(stays)
+
+
+def value_ddl(format: str, schema: str) -> str:
+    """Type of the column ``value`` for a DDL of its columns."""
+    return f"ARRAY<STRUCT<{schema}>>" if format == "arrow" else f"STRUCT<{schema}>"
+
+
+def _check_type(format: str, name: str, field: pa.Field) -> None:
+    kind = field.type
+    if not field.nullable:
+        raise ConfigError(f"valueSchema: {name!r} is NOT NULL; a value may lack it, so leave that out")
+    if pa.types.is_struct(kind):
+        for i in range(kind.num_fields):
+            _check_type(format, f"{name}.{kind.field(i).name}", kind.field(i))
+    elif pa.types.is_list(kind):
+        _check_type(format, f"{name}[]", kind.value_field)
+    elif pa.types.is_map(kind) and format != "arrow":
+        raise ConfigError(f"valueSchema: {name!r} is a MAP; valueFormat={format} can read a STRUCT instead")
+    elif format == "json" and pa.types.is_binary(kind):
+        raise ConfigError(f"valueSchema: {name!r} is BINARY; read it as STRING and use unbase64 or unhex")
+    elif pa.types.is_duration(kind) or isinstance(kind, pa.ExtensionType):
+        raise ConfigError(f"valueSchema: {name!r} has a type that cannot be decoded: {kind}")
+
+
+def _halved(
+    values: pa.BinaryArray, parse: Callable[[pa.BinaryArray], pa.Array], type: pa.DataType
+) -> tuple[pa.Array, list[int]]:
+    """(all values parsed, places of those that cannot be, which are null)."""
+    done: list[pa.Array] = []
+    bad: list[int] = []
+    waiting = [(0, len(values))] if len(values) else []
+    while waiting:
+        at, size = waiting.pop()
+        try:
+            done.append(parse(values.slice(at, size)))
+        except _BAD:
+            if size == 1:
+                bad.append(at)
+                done.append(pa.nulls(1, type))
+            else:
+                half = size // 2
+                waiting += [(at + half, size - half), (at, half)]
+    return pa.concat_arrays(done) if done else pa.nulls(0, type), bad
+
+
+def _joined(values: pa.BinaryArray, before: bytes, after: bytes) -> pa.Buffer:
+    """Each value between ``before`` and ``after``, one behind the other, without a Python object each."""
+    whole = pa.ListArray.from_arrays(pa.array([0, len(values)], pa.int32()), values)
+    inner = pc.binary_join(whole, after + before)[0].as_buffer()
+    return pa.py_buffer(b"".join((before, inner, after)))
+
+
+def _json(values: pa.BinaryArray, type: pa.StructType) -> pa.Array:
+    """One JSON object per value.
+
+    Each is put into an object of a line of its own: one that is cut off is an error there, and cannot go on
+    in the next line, since no string spans lines. A line break inside of a value is white space, and so is
+    the tab that replaces it; in a string both are errors.
+    """
+    values.cast(pa.string())  # refuses what is no UTF-8; the parser would let it through
+    lines = pc.replace_substring_regex(values, "[\r\n]", "\t") if _has_line_break(values) else values
+    text = _joined(lines, b'{"v":', b"}\n")
+    table = pa.json.read_json(
+        pa.BufferReader(text),
+        read_options=pa.json.ReadOptions(use_threads=False, block_size=text.size + 1),
+        parse_options=pa.json.ParseOptions(
+            explicit_schema=pa.schema([("v", _as_in_json(type))]), unexpected_field_behavior="ignore"
+        ),
+    )
+    if len(table) != len(values):
+        raise ValueError("a value holds more than one object")
+    column = table.column("v").combine_chunks()
+    return column if column.type == type else column.cast(type)
+
+
+def _has_line_break(values: pa.BinaryArray) -> bool:
+    return bool(pc.any(pc.or_(pc.match_substring(values, "\n"), pc.match_substring(values, "\r"))).as_py())
+
+
+def _as_in_json(type: pa.DataType) -> pa.DataType:
+    """The type to parse as: dates stand as texts, and are taken for numbers otherwise."""
+    if pa.types.is_date(type):
+        return pa.string()
+    if pa.types.is_list(type):
+        return pa.list_(_as_in_json(type.value_type))
+    if pa.types.is_struct(type):
+        fields = [type.field(i) for i in range(type.num_fields)]
+        return pa.struct([(field.name, _as_in_json(field.type)) for field in fields])
+    return type
+
+
+def _msgpack(values: pa.BinaryArray, type: pa.StructType) -> pa.Array:
+    """One msgpack map per value. Each is followed by the same random number, so that a value which is cut
+    off, and swallows what follows, is noticed.
+    """
+    mark = secrets.randbits(32) | 1 << 31
+    count = b"\xdd" + len(values).to_bytes(4, "big")
+    joined = _joined(values, b"\x92", b"\xce" + mark.to_bytes(4, "big"))
+    pairs = _decode_pairs(b"".join((count, joined)))
+    maps, marks = zip(*pairs, strict=True)
+    if set(marks) != {mark}:
+        raise ValueError("values run into each other")
+    return pa.array(maps, type)
+
+
+def _arrow_streams(values: pa.BinaryArray, type: pa.ListType) -> tuple[pa.Array, list[int]]:
+    """One IPC stream per value: columns by name, those that are missing are null, others are left out."""
+    row: pa.StructType = type.value_type
+    parts: list[pa.StructArray] = []
+    ends: list[int | None] = []
+    total = 0
+    bad: list[int] = []
+    for i, value in enumerate(values):
+        try:
+            part = _arrow_rows(value.as_buffer(), row)
+        except (*_BAD, OSError, StopIteration):
+            bad.append(i)
+            ends.append(None)
+            continue
+        parts.append(part)
+        ends.append(total)
+        total += len(part)
+    rows = pa.concat_arrays(parts) if parts else pa.array([], row)
+    # An offset that is null makes its list null; the last one is the end of the last list.
+    return pa.ListArray.from_arrays(pa.array([*ends, total], pa.int32()), rows).cast(type), bad
+
+
+def _arrow_rows(stream: pa.Buffer, row: pa.StructType) -> pa.StructArray:
+    with pa.ipc.open_stream(stream) as reader:
+        table = reader.read_all()
+    table.validate(full=True)  # bytes of strangers: nothing behind this looks at them again
+    columns = []
+    for i in range(row.num_fields):
+        field = row.field(i)
+        if field.name in table.column_names:
+            columns.append(table.column(field.name).combine_chunks().cast(field.type))
+        else:
+            columns.append(pa.nulls(len(table), field.type))
+    if not columns:
+        raise ValueError("no columns")
+    return pa.StructArray.from_arrays(columns, fields=[row.field(i) for i in range(row.num_fields)])
