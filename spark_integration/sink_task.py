@@ -203,7 +203,9 @@ def write_batches(
             if writer is None or encoder is None:
                 link, partitions = connect()
                 home = None if home_of is None else home_of(link.info.groups)
-                writer = ChunkWriter(link, epoch_id, attempt, timeout_ms=timeout_ms, home=home)
+                writer = ChunkWriter(
+                    link, epoch_id, attempt, timeout_ms=timeout_ms, home=home, chunk_bytes=CHUNK_BYTES
+                )
                 encoder = RowEncoder(
                     epoch_id,
                     topic,

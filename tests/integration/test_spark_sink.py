@@ -1,0 +1,361 @@
+"""The sink under a real Spark and a real cluster: what is written is read once, whole epochs at a time."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from escrowmq import Message
+from escrowmq.spark_integration import resolve_sink, spark_session, stop_session
+from escrowmq.spark_integration.sink_intents import Attempt, Intent, IntentStore, app_of, epoch_id_of
+from tests.spark_trials.target import Target, problems_of
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming import StreamingQuery
+
+    from escrowmq import Cluster
+
+pytestmark = [pytest.mark.spark, pytest.mark.ray, pytest.mark.timeout(240)]
+Name = Callable[[str], str]
+PARTITIONS = 4
+
+
+@pytest.fixture(scope="module")
+def own(ray_local: str) -> Iterator[Cluster]:
+    """A cluster of this module's own, since one of its leaders is killed."""
+    import escrowmq
+
+    with escrowmq.start_local(groups=1, replicas=3, namespace="sink") as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def spark(own: Cluster) -> Iterator[SparkSession]:
+    session = spark_session(
+        "test-sink",
+        mode="local",
+        namespace="sink",
+        quick_start=True,
+        configs={"spark.master": "local[2,4]", "spark.sql.shuffle.partitions": "2"},
+    )
+    yield session
+    stop_session(session)
+
+
+@pytest.fixture
+def target(own: Cluster, unique: Name) -> Iterator[Target]:
+    topic = unique("sink")
+    own.admin.create_topic(topic, partitions=PARTITIONS)
+    made = Target(own.info, topic, PARTITIONS)
+    yield made
+    made.close()
+
+
+class Files:
+    """A stream of text files: each is one epoch."""
+
+    def __init__(self, directory: Path, count: int = 0, rows: int = 40) -> None:
+        self.directory, self.rows = directory, rows
+        self.epochs: dict[str, list[str]] = {}
+        directory.mkdir()
+        for _ in range(count):
+            self.add()
+
+    def add(self) -> None:
+        name = f"file-{len(self.epochs)}"
+        self.epochs[name] = [f"{name}/{i}" for i in range(self.rows)]
+        hidden = self.directory / f".{name}"
+        hidden.write_text("\n".join(self.epochs[name]) + "\n")
+        hidden.rename(self.directory / name)
+
+    def stream(self, spark: SparkSession) -> DataFrame:
+        """``key``, ``value``, and ``partition`` in turn: every epoch adds as much to each partition."""
+        lines = spark.readStream.format("text").option("maxFilesPerTrigger", 1).load(str(self.directory))
+        number = "CAST(split(value, '/')[1] AS INT)"
+        return lines.repartition(2, "value").selectExpr(
+            "value AS key", "value", f"{number} % {PARTITIONS} AS partition"
+        )
+
+
+def start(frame: DataFrame, target: Target, checkpoint: Path, mode: str = "append") -> StreamingQuery:
+    """The query over what is there now."""
+    return (
+        frame.writeStream.format("escrowmq")
+        .outputMode(mode)
+        .options(topic=target.topic, checkpointLocation=str(checkpoint))
+        .trigger(availableNow=True)
+        .start()
+    )
+
+
+def run(frame: DataFrame, target: Target, checkpoint: Path, mode: str = "append") -> None:
+    """The same, to its end."""
+    assert start(frame, target, checkpoint, mode).awaitTermination(120), "the query does not end"
+
+
+def forget_last_commit(checkpoint: Path) -> int:
+    """As if the driver had died after our commit and before Spark's."""
+    last = max(int(path.name) for path in (checkpoint / "commits").iterdir() if path.name.isdigit())
+    (checkpoint / "commits" / str(last)).unlink()
+    (checkpoint / "commits" / f".{last}.crc").unlink()
+    return last
+
+
+def test_a_batch_comes_back_as_it_was_written(spark: SparkSession, own: Cluster, target: Target) -> None:
+    frame = spark.range(1000).selectExpr(
+        "CAST(id % 10 AS STRING) AS key",
+        "CONCAT('v', id) AS value",
+        "IF(id = 7, array(struct('h' AS key, CAST('x' AS BINARY) AS value)), NULL) AS headers",
+    )
+    frame.write.format("escrowmq").mode("append").option("topic", target.topic).save()
+    rows = target.rows()
+    assert sorted(row.value for row in rows) == sorted(f"v{i}" for i in range(1000))
+    assert len({row.tx_id for row in rows}) == 1 and target.open_transactions() == []
+    of_key = {row.key: {r.partition for r in rows if r.key == row.key} for row in rows}
+    with own.producer(app="as-producers-choose") as producer:
+        for key, partitions in of_key.items():
+            assert partitions == {producer.send(Message(target.topic, b"", key)).result(30).partition}
+    back = (
+        spark.read.format("escrowmq")
+        .option("subscribe", target.topic)
+        .option("includeHeaders", "true")
+        .load()
+    )
+    (found,) = back.where("value = CAST('v7' AS BINARY)").collect()
+    assert [(h.key, bytes(h.value)) for h in found.headers] == [("h", b"x")]
+
+
+def test_a_stream_is_written_epoch_by_epoch_and_goes_on_where_it_stopped(
+    spark: SparkSession, target: Target, tmp_path: Path
+) -> None:
+    files = Files(tmp_path / "in", 3)
+    run(files.stream(spark), target, tmp_path / "check")
+    files.add()
+    run(files.stream(spark), target, tmp_path / "check")
+    rows = target.rows()
+    assert problems_of(rows, files.epochs) == [] and target.open_transactions() == []
+    query_id = json.loads((tmp_path / "check" / "metadata").read_text())["id"]
+    assert {row.tx_id for row in rows} == {f"spark:{query_id}:{epoch}" for epoch in range(4)}
+
+
+def test_no_reader_sees_a_part_of_an_epoch(spark: SparkSession, target: Target, tmp_path: Path) -> None:
+    files = Files(tmp_path / "in", 5, rows=4_000)
+    seen: set[tuple[int, ...]] = set()
+    done = threading.Event()
+
+    def watch() -> None:
+        while not done.is_set():
+            seen.add(tuple(target.ends()))
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        run(files.stream(spark), target, tmp_path / "check")
+    finally:
+        done.set()
+        watcher.join()
+    seen.add(tuple(target.ends()))
+    whole = {tuple([1_000 * epochs] * PARTITIONS) for epochs in range(6)}
+    assert seen <= whole and {(0,) * PARTITIONS, (5_000,) * PARTITIONS} < seen
+
+
+def test_an_epoch_that_is_run_again_has_one_effect(
+    spark: SparkSession, target: Target, tmp_path: Path
+) -> None:
+    files = Files(tmp_path / "in", 2)
+    run(files.stream(spark), target, tmp_path / "check")
+    before = target.rows()
+    assert forget_last_commit(tmp_path / "check") == 1
+    run(files.stream(spark), target, tmp_path / "check")
+    assert target.rows() == before and problems_of(before, files.epochs) == []
+    assert target.open_transactions() == []
+
+
+def test_an_intent_that_a_dead_driver_left_is_carried_out(
+    spark: SparkSession, own: Cluster, target: Target, tmp_path: Path
+) -> None:
+    """As after a crash between the intent and the COMMIT: the chunks are there, and open."""
+    files = Files(tmp_path / "in", 2)
+    checkpoint = tmp_path / "check"
+    run(files.stream(spark), target, checkpoint)
+    files.add()
+    prepared = prepare_as_a_dead_driver(own, target, checkpoint, 2, files.epochs["file-2"])
+    store = IntentStore(str(checkpoint))
+    store.create(Intent(2, epoch_id_of(store.query_id(), 2), (prepared,)))
+    assert len(target.rows()) == 80
+    run(files.stream(spark), target, checkpoint)
+    rows = target.rows()
+    assert problems_of(rows, files.epochs) == [] and target.open_transactions() == []
+    assert {r.key for r in rows if r.value.startswith("file-2")} == {None}, (
+        "the dead driver's rows had no key"
+    )
+
+
+def test_leftovers_are_rolled_back_by_the_next_epoch_or_by_an_operator(
+    spark: SparkSession, own: Cluster, target: Target, tmp_path: Path
+) -> None:
+    files = Files(tmp_path / "in", 1)
+    checkpoint = tmp_path / "check"
+    run(files.stream(spark), target, checkpoint)
+    prepare_as_a_dead_driver(own, target, checkpoint, 0, ["a late twin's"])
+    prepare_as_a_dead_driver(own, target, checkpoint, 7, ["never committed"])
+    files.add()
+    run(files.stream(spark), target, checkpoint)
+    assert len(target.open_transactions()) == 1
+    done = resolve_sink(str(checkpoint), address=own.address, namespace="sink")
+    assert (done.committed, done.rolled_back, done.stuck) == ([], 1, {})
+    assert target.open_transactions() == [] and problems_of(target.rows(), files.epochs) == []
+
+
+def prepare_as_a_dead_driver(
+    own: Cluster, target: Target, checkpoint: Path, epoch: int, values: list[str]
+) -> Attempt:
+    import pyarrow as pa
+
+    from escrowmq.spark_integration.sink_link import SinkLink
+    from escrowmq.spark_integration.sink_task import attempt_name, write_batches
+
+    query_id = IntentStore(str(checkpoint)).query_id()
+    link = SinkLink(target.router, app_of(query_id))
+    attempt, _ = write_batches(
+        [pa.RecordBatch.from_arrays([pa.array(values)], names=["value"])],
+        lambda: (link, lambda _: PARTITIONS),
+        epoch_id=epoch_id_of(query_id, epoch),
+        attempt=attempt_name(0, 0),
+        topic=target.topic,
+        message_bytes_max=1 << 20,
+        timeout_ms=60_000,
+    )
+    return attempt
+
+
+def test_a_task_that_fails_at_first_counts_once(spark: SparkSession, target: Target, tmp_path: Path) -> None:
+    files = Files(tmp_path / "in", 2, rows=3_000)
+
+    def fail_once(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        from pyspark import TaskContext
+
+        context = TaskContext.get()
+        assert context is not None
+        for batch in batches:
+            yield batch.slice(0, 1_000)
+            if context.attemptNumber() == 0 and context.partitionId() == 0:
+                raise RuntimeError("the first attempt fails")
+            yield batch.slice(1_000)
+
+    frame = files.stream(spark)
+    run(frame.mapInArrow(fail_once, frame.schema), target, tmp_path / "check")
+    assert problems_of(target.rows(), files.epochs) == []
+
+
+def test_a_python_worker_killed_in_the_middle_is_repeated(
+    spark: SparkSession, target: Target, tmp_path: Path
+) -> None:
+    files = Files(tmp_path / "in", 2)
+
+    def die_once(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        from pyspark import TaskContext
+
+        context = TaskContext.get()
+        assert context is not None
+        yield from batches
+        if context.attemptNumber() == 0 and context.partitionId() == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    frame = files.stream(spark)
+    run(frame.mapInArrow(die_once, frame.schema), target, tmp_path / "check")
+    assert problems_of(target.rows(), files.epochs) == []
+
+
+def test_a_leader_killed_in_the_middle_delays_and_changes_nothing(
+    spark: SparkSession, own: Cluster, target: Target, tmp_path: Path
+) -> None:
+    files = Files(tmp_path / "in", 8, rows=2_000)
+
+    def kill() -> None:
+        deadline = time.monotonic() + 60
+        while not sum(target.ends()) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        leader = next(r for r in own.status().groups[0].replicas if r.role == "leader")
+        os.kill(leader.details["pid"], signal.SIGKILL)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    run(files.stream(spark), target, tmp_path / "check")
+    killer.join()
+    assert problems_of(target.rows(), files.epochs) == [] and target.open_transactions() == []
+
+
+def test_two_queries_into_one_topic_do_not_meet(spark: SparkSession, target: Target, tmp_path: Path) -> None:
+    one, two = Files(tmp_path / "one", 3), Files(tmp_path / "two", 3)
+    two.epochs = {f"other {name}": values for name, values in two.epochs.items()}
+    frames = one.stream(spark), two.stream(spark).selectExpr("concat('2-', value) AS value")
+    queries = [start(frame, target, tmp_path / f"check-{i}") for i, frame in enumerate(frames)]
+    assert all(query.awaitTermination(120) for query in queries)
+    epochs = {**one.epochs, **{n: [f"2-{value}" for value in values] for n, values in two.epochs.items()}}
+    assert problems_of(target.rows(), epochs) == [] and target.open_transactions() == []
+
+
+def test_an_aggregation_in_complete_mode_writes_what_it_is_at_each_epoch(
+    spark: SparkSession, target: Target, tmp_path: Path
+) -> None:
+    files = Files(tmp_path / "in", 2, rows=10)
+    lines = spark.readStream.format("text").option("maxFilesPerTrigger", 1).load(str(files.directory))
+    counts = lines.groupBy("value").count().selectExpr("concat(value, '=', count) AS value")
+    run(counts, target, tmp_path / "check", "complete")
+    first, second = ([f"{value}=1" for value in values] for values in files.epochs.values())
+    assert sorted(row.value for row in target.rows()) == sorted(first * 2 + second)
+
+
+@pytest.mark.parametrize(
+    ("columns", "options", "said"),
+    [
+        (["id"], {}, "ConfigError: column 'id' cannot be written"),
+        (["id AS value"], {}, "ConfigError: column 'value' has type bigint; it must be string or binary"),
+        (["'x' AS key"], {}, "ConfigError: column 'value' is missing"),
+        (["'x' AS value"], {"topic": "no-such-topic"}, "UnknownTopic: unknown topic 'no-such-topic'"),
+        (["'x' AS value"], {"topik": "t"}, "ConfigError: unknown option 'topik'"),
+        (["CAST(NULL AS STRING) AS value"], {}, "InvalidMessage: column 'value' holds null"),
+        (["'x' AS value", "9 AS partition"], {}, "UnknownTopic: topic .* has no partition 9"),
+        (["repeat('x', 2000000) AS value"], {}, "RowTooLarge: a row makes a message of"),
+    ],
+)
+def test_mistakes_are_told_by_name(
+    spark: SparkSession, target: Target, columns: list[str], options: dict[str, str], said: str
+) -> None:
+    from pyspark.errors import PySparkException
+
+    writer = spark.range(1).selectExpr(*columns).write.format("escrowmq").mode("append")
+    with pytest.raises(PySparkException, match=said):
+        writer.options(**{"topic": target.topic, **options}).save()
+    assert target.ends() == [0] * PARTITIONS and target.open_transactions() == []
+
+
+def test_what_a_topic_is_not_made_for_is_refused(spark: SparkSession, target: Target, tmp_path: Path) -> None:
+    from pyspark.errors import PySparkException
+
+    frame: Any = spark.range(1).selectExpr("'x' AS value")
+    with pytest.raises(PySparkException, match="a topic cannot be overwritten"):
+        frame.write.format("escrowmq").mode("overwrite").option("topic", target.topic).save()
+    spark.conf.set("spark.sql.streaming.checkpointLocation", str(tmp_path / "default"))
+    try:
+        stream = (
+            Files(tmp_path / "in", 1)
+            .stream(spark)
+            .writeStream.format("escrowmq")
+            .option("topic", target.topic)
+        )
+        with pytest.raises(PySparkException, match="option 'checkpointLocation' is missing"):
+            stream.trigger(availableNow=True).start().awaitTermination(60)
+    finally:
+        spark.conf.unset("spark.sql.streaming.checkpointLocation")
