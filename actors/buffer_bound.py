@@ -15,9 +15,10 @@ class BufferBound:
     """Bytes that may be buffered and under way. Used by one thread; ``limit`` may be read by any.
 
     It is changed once per round trip: only an answer to what was taken on after the last change shows what
-    that change did. Waits above the target cut it, to what is there now at most. Waits below half of the
-    target double it, not sooner than a quarter of the target after the last change: a buffer that has yet
-    to fill shows short waits, whatever its bound. In between it stays.
+    that change did. Waits above the target cut it, to what is there now at most. Shorter ones raise it, not
+    sooner than a quarter of the target after the last change: a buffer that has yet to fill shows short
+    waits, whatever its bound. It is raised below the target too, if gently: where calls are what costs, more
+    bytes in each wait no longer.
     """
 
     def __init__(self, bytes_max: int, target_s: float) -> None:
@@ -34,6 +35,7 @@ class BufferBound:
         if waited > self._target_s:
             self.limit = max(self._min, int(min(self.limit, buffered) * self._target_s / waited))
             self._changed = now
-        elif waited < self._target_s / 2 and now - self._changed >= self._target_s / 4:
-            self.limit = min(self._max, 2 * self.limit)
+        elif now - self._changed >= self._target_s / 4:
+            factor = 2 if waited < self._target_s / 2 else 1.25
+            self.limit = min(self._max, int(factor * self.limit))
             self._changed = now

@@ -117,11 +117,11 @@ def calls_of(times: Times, seconds: float) -> str:
 def sustainable_rate(clients: Clients, plan: OverloadPlan, say: Callable[[str], None]) -> float:
     """The most that was accepted per second while the offered rate rose step by step.
 
-    The series ends when two steps in a row gave no more: one alone may be the machine's bad moment.
+    The series ends when three steps in a row gave no more: fewer may be the machine's bad moment.
     """
     rate, best, in_vain = plan.first_rate, 0.0, 0
     for _ in range(plan.steps_max):
-        if in_vain == 2:
+        if in_vain == 3:
             break
         clients.set_rate(rate)
         time.sleep(plan.step_s / 3)  # what the change itself causes does not count
