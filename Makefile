@@ -4,7 +4,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: controls help demo test lint simulate bench bench-spark load chaos fuzz
+.PHONY: spark-trials controls help demo test lint simulate bench bench-spark load chaos fuzz
 
 BIN := .venv/bin
 STAMP := .venv/.installed
@@ -21,7 +21,7 @@ EXAMPLES ?= 20000
 TRIALS ?= 50
 
 help: ## this list
-	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 18
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
 
 demo: $(STAMP) ## orders through escrow while things are being killed; Spark checks the result (4 minutes)
 	$(BIN)/escrowmq demo
@@ -40,6 +40,9 @@ simulate: $(STAMP) ## random schedules of faults against a whole broker group: S
 
 chaos: $(STAMP) ## real processes killed, stopped, cut off: TRIALS=<how many> SEED=<n> (50: 8 minutes; ARGS=--help)
 	$(BIN)/python -m tests.chaos --trials $(TRIALS) --seed $(SEED) $(ARGS)
+
+spark-trials: $(STAMP) ## kills at every step of Spark's sink, every row counted: TRIALS=<how many> SEED=<n> (ARGS=--help)
+	$(BIN)/python -m tests.spark_trials --trials $(TRIALS) --seed $(SEED) $(ARGS)
 
 fuzz: $(STAMP) ## garbage for every decoder: EXAMPLES=<per target> SEED=<n> (20000: half an hour)
 	FUZZ_EXAMPLES=$(EXAMPLES) FUZZ_SEED=$(SEED) $(BIN)/python -m pytest tests/fuzz --timeout=3600 $(ARGS)

@@ -2,6 +2,8 @@
 
     frame.writeStream.format("escrowmq").option("topic", "alerts").option("checkpointLocation", ...).start()
     frame.write.format("escrowmq").mode("append").option("topic", "alerts").save()
+    frame.writeStream.foreachBatch(lambda batch, epoch: batch.write.format("escrowmq").mode("append")
+        .options(topic="alerts", epoch=epoch, checkpointLocation=...).save())   # once, in any output mode
 
 Tasks prepare, in executors; the driver commits, in a process that Spark starts beside it and keeps for the
 next epochs. A stream's writer is made anew for every epoch and knows nothing but options: which query and
@@ -140,6 +142,38 @@ class EscrowMQStreamWriter(DataSourceStreamArrowWriter):
             abort_epoch(store, link, found[0].query_id, batchId, [report.attempt for report in found])
 
 
+class EscrowMQEpochWriter(DataSourceArrowWriter):
+    """Writer of one batch inside foreachBatch, which happens once however often Spark repeats the batch."""
+
+    def __init__(self, options: SinkOptions, epoch: int) -> None:
+        self._options, self._epoch = options, epoch
+        self._query_id = IntentStore(options.checkpoint, options.name).query_id()
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Prepared:
+        """In a task: prepare its rows."""
+        query_id, epoch = self._query_id, self._epoch
+        prepared = _prepare(self._options, app_of(query_id), epoch_id_of(query_id, epoch), iterator)
+        return Prepared(query_id, epoch, *prepared)
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        """On the driver: make the batch readable, unless it was."""
+        found = _reports(messages)
+        attempts = [report.attempt for report in found]
+        references = [report.references for report in found]
+        commit_epoch(self._store(), self._link(), self._query_id, self._epoch, attempts, references)
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        """On the driver, after a failure: roll back what the finished tasks prepared."""
+        attempts = [report.attempt for report in _reports(messages)]
+        abort_epoch(self._store(), self._link(), self._query_id, self._epoch, attempts)
+
+    def _store(self) -> IntentStore:
+        return IntentStore(self._options.checkpoint, self._options.name)
+
+    def _link(self) -> SinkLink:
+        return SinkLink(router_to(self._options), app_of(self._query_id))
+
+
 class EscrowMQBatchWriter(DataSourceArrowWriter):
     """Writer of one batch. Made once, on the driver; its copies run in the tasks."""
 
@@ -186,14 +220,17 @@ def _checked(
 
 def batch_writer(
     options: Mapping[str, str], schema: StructType, overwrite: bool, address: str, namespace: str
-) -> EscrowMQBatchWriter:
+) -> DataSourceArrowWriter:
     """For ``DataSource.writer``. Raises ConfigError, UnknownTopic, ClusterNotFound."""
     if overwrite:
         raise ConfigError(
             "a topic cannot be overwritten: write with .mode('append'); to begin anew, delete the topic and "
             "create it again"
         )
-    return EscrowMQBatchWriter(_checked(options, schema, address, namespace, streaming=False))
+    checked = _checked(options, schema, address, namespace, streaming=False)
+    return (
+        EscrowMQBatchWriter(checked) if checked.epoch is None else EscrowMQEpochWriter(checked, checked.epoch)
+    )
 
 
 def stream_writer(

@@ -22,10 +22,10 @@ from escrowmq.spark_integration.sink_link import SinkLink
 
 log = logging.getLogger(__name__)
 
-#: Chunks, and places in the log that their COMMIT names, of one epoch in one broker group. A broker takes
-#: 20,000 ids; the leader writes the references in one go, during which it does nothing else.
+#: Chunks, and places in the log that their COMMIT names, of one epoch in one broker group. The leader does
+#: nothing else while it writes and applies them: 0.2 s of CPU for so many (measured), an election takes 0.3.
 CHUNKS_MAX = 10_000
-REFERENCES_MAX = 200_000
+REFERENCES_MAX = 100_000
 
 
 class EpochConflict(TransactionConflict):

@@ -1,10 +1,10 @@
 """Intents: what an epoch will commit, noted in the query's checkpoint before it is committed.
 
-``<checkpoint>/escrowmq/<epoch>.json`` names the task attempts whose chunks make up the epoch. It is written
-once, by one driver: whoever comes second finds it and carries it out instead of its own. From then on the
-epoch counts as committed ("presumed commit"), whatever happens to the process. A file is durable, with its
-directory, before anybody acts on it; a half-written one never appears under its name. Never changed; pruned
-when Spark itself has forgotten the epoch.
+``<checkpoint>/escrowmq/<epoch>.json`` names the task attempts whose chunks make up the epoch (one directory
+deeper for writes in foreachBatch). It is written once, by one driver: whoever comes second finds it and
+carries it out instead of its own. From then on the epoch counts as committed ("presumed commit"), whatever
+happens to the process. A file is durable, with its directory, before anybody acts on it; a half-written one
+never appears under its name. Never changed; pruned when Spark itself has forgotten the epoch.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import json
 import os
 import re
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -120,24 +120,25 @@ def decode(data: bytes, where: str) -> Intent:
 class IntentStore:
     """The intents in one checkpoint directory: a path of this machine, or a URI that pyarrow knows."""
 
-    def __init__(self, checkpoint: str) -> None:
+    def __init__(self, checkpoint: str, name: str = "") -> None:
+        """``name``: of one of several sinks that share a checkpoint."""
         parsed = urlparse(checkpoint)
-        self.checkpoint = checkpoint
+        self.checkpoint, self.name = checkpoint, name
         self._local: Path | None = None
         self._files: Any = None
         if parsed.scheme in ("", "file"):
             self._local = Path(unquote(parsed.path) if parsed.scheme else checkpoint)
-            self._base = str(self._local / "escrowmq")
+            self._root = str(self._local)
         else:
             import pyarrow.fs
 
             try:
-                self._files, base = pyarrow.fs.FileSystem.from_uri(checkpoint.rstrip("/"))
+                self._files, self._root = pyarrow.fs.FileSystem.from_uri(checkpoint.rstrip("/"))
             except (OSError, ValueError, ImportError) as error:
                 raise ConfigError(
                     f"option 'checkpointLocation': {checkpoint!r} cannot be opened: {error}"
                 ) from error
-            self._base = f"{base}/escrowmq"
+        self._base = f"{self._root}/escrowmq" + (f"/{name}" if name else "")
 
     # ------------------------------------------------------------ intents
 
@@ -175,6 +176,11 @@ class IntentStore:
         """Epochs that have an intent, in order."""
         return sorted(int(found[1]) for name in self._list(self._base) if (found := _NAME.fullmatch(name)))
 
+    def names(self) -> list[str]:
+        """Names of all sinks that share this checkpoint, the one without a name included."""
+        found = self._list(f"{self._root}/escrowmq")
+        return ["", *sorted(name for name in found if not name.endswith((".json", ".tmp")))]
+
     def prune(self, newest: int) -> None:
         """Forget what lies KEPT epochs or more before ``newest``."""
         for epoch in self.epochs():
@@ -189,20 +195,17 @@ class IntentStore:
         return max((int(name) for name in names if name.isdecimal()), default=-1)
 
     def query_id(self) -> str:
-        """The query's id, the same through restarts. Raises ConfigError where no query was."""
+        """The query's id, the same through restarts, and the sink's name. Raises ConfigError where no
+        query was."""
         data = self._get(f"{self._root}/metadata")
         try:
-            return str(json.loads(data or b"")["id"])
+            return str(json.loads(data or b"")["id"]) + (f".{self.name}" if self.name else "")
         except (ValueError, KeyError, TypeError) as error:
             raise ConfigError(
                 f"{self.checkpoint!r} is no checkpoint of a streaming query: it has no readable 'metadata'"
             ) from error
 
     # ------------------------------------------------------------ files
-
-    @property
-    def _root(self) -> str:
-        return self._base.removesuffix("/escrowmq")
 
     def _get(self, name: str) -> bytes | None:
         try:
@@ -241,7 +244,7 @@ class IntentStore:
 
 def _create_local(path: Path, data: bytes) -> None:
     """Create ``path`` with ``data``, durably, unless it exists; it is never seen half-written."""
-    fresh = not path.parent.exists()
+    fresh = [directory for directory in path.parents if not directory.exists()]
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.parent / f".{uuid.uuid4().hex}.tmp"
     try:
@@ -253,15 +256,9 @@ def _create_local(path: Path, data: bytes) -> None:
             os.link(temporary, path)  # exclusive, which rename is not
     finally:
         temporary.unlink(missing_ok=True)
-    for directory in _directories(path.parent, fresh):
+    for directory in {path.parent, *(made.parent for made in fresh)}:
         handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
         try:
             os.fsync(handle)
         finally:
             os.close(handle)
-
-
-def _directories(directory: Path, fresh: bool) -> Iterator[Path]:
-    yield directory
-    if fresh:
-        yield directory.parent

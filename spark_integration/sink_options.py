@@ -6,6 +6,7 @@ refused, since a mistyped option would be ignored silently.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -16,6 +17,8 @@ from escrowmq.replication.errors import ConfigError
 OPTIONS = {
     "topic": "topic of all rows; without it, column 'topic' says each row's topic",
     "checkpointLocation": "streaming: where Spark and the sink note the query's progress (required)",
+    "epoch": "in foreachBatch: the number that Spark gives the batch; with it, the write happens once",
+    "sinkName": "in foreachBatch: tells this write from others of the same query (default: the topic)",
     "maxMessageBytes": "a larger message is an error (default 1048576, at most 4194304)",
     "transactionTimeoutMs": "undecided for so long, the sink's querier is asked (default 60000)",
     "escrowmq.address": "address of the Ray cluster (default: the one Spark was started on)",
@@ -34,7 +37,8 @@ TRANSACTION_TIMEOUT_MS = 60_000
 
 @dataclass(frozen=True, slots=True)
 class SinkOptions:
-    """All options of one write, checked. ``checkpoint``: "" for a batch write."""
+    """All options of one write, checked. ``checkpoint``: "" for a plain batch write. ``epoch`` and ``name``
+    are those of a write in foreachBatch; else None and ""."""
 
     address: str
     namespace: str
@@ -42,6 +46,8 @@ class SinkOptions:
     checkpoint: str
     message_bytes_max: int
     transaction_timeout_ms: int
+    epoch: int | None = None
+    name: str = ""
 
 
 def parse_sink_options(
@@ -64,20 +70,44 @@ def parse_sink_options(
                 f"unknown option {name!r} of the escrowmq sink; known are: {', '.join(OPTIONS)}"
             )
     checkpoint = options.get("checkpointLocation", "")
-    if streaming and not checkpoint:
+    epoch, name = _epoch(options, streaming)
+    if (streaming or epoch is not None) and not checkpoint:
         raise ConfigError(
             "option 'checkpointLocation' is missing: give it with .option('checkpointLocation', ...) on "
             "writeStream, since the sink keeps there what it must know after a crash (the session's "
-            "spark.sql.streaming.checkpointLocation does not reach it)"
+            "spark.sql.streaming.checkpointLocation does not reach it); in foreachBatch, give the query's"
         )
     return SinkOptions(
         address=_address(options.get("escrowmq.address") or default_address),
         namespace=options.get("escrowmq.namespace") or default_namespace,
         topic=options.get("topic") or None,
-        checkpoint=checkpoint if streaming else "",
+        checkpoint=checkpoint if streaming or epoch is not None else "",
         message_bytes_max=_number(options, "maxMessageBytes", MESSAGE_BYTES_MAX, MESSAGE_BYTES_LIMIT),
         transaction_timeout_ms=_number(options, "transactionTimeoutMs", TRANSACTION_TIMEOUT_MS, 10**9),
+        epoch=epoch,
+        name=name,
     )
+
+
+def _epoch(options: Mapping[str, str], streaming: bool) -> tuple[int | None, str]:
+    """Number and name of a write in foreachBatch."""
+    given = [name for name in ("epoch", "sinkName") if name in options]
+    if not given:
+        return None, ""
+    if streaming or "epoch" not in options:
+        raise ConfigError(
+            f"option {given[0]!r} is for writes in foreachBatch: frame.write...option('epoch', batch_id)"
+            ".option('checkpointLocation', <that of the query>)"
+        )
+    if not options["epoch"].isdecimal():
+        raise ConfigError(f"option 'epoch' must be the number of the batch, not {options['epoch']!r}")
+    name = options.get("sinkName") or options.get("topic", "")
+    if not re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}", name) or name.endswith(".json"):
+        raise ConfigError(
+            f"option 'sinkName' must be up to 100 letters, digits, '.', '_' or '-', not {name!r}; it tells "
+            "the writes of one batch apart, and is the topic unless given"
+        )
+    return int(options["epoch"]), name
 
 
 def _address(address: str) -> str:

@@ -53,9 +53,10 @@ class SparkSinkQuerier(TxStatusQuerier):
     anything else the query may still commit when it is started again.
     """
 
-    def __init__(self, checkpoint: str, info: ClusterInfo) -> None:
-        """Raises ConfigError if no query has used the checkpoint yet."""
-        self._store = IntentStore(checkpoint)
+    def __init__(self, checkpoint: str, info: ClusterInfo, *, name: str = "") -> None:
+        """``name``: the ``sinkName`` of a write in foreachBatch. Raises ConfigError if no query has used the
+        checkpoint yet."""
+        self._store = IntentStore(checkpoint, name)
         self.app = app_of(self._store.query_id())
         self._router = Router(info, name="escrowmq-sink-querier")
         self._link = SinkLink(self._router, self.app, patience_s=CHECK_PATIENCE_S, call_s=CHECK_PATIENCE_S)
@@ -131,9 +132,20 @@ def resolve_sink(
 
     Raises ConfigError if there is no query's checkpoint, CorruptLog, ClusterNotFound, Unavailable.
     """
-    store = IntentStore(checkpoint)
-    with _linked(app_of(store.query_id()), address, namespace) as link:
-        return resolve(store, link, discard=discard)
+    whole = Resolution()
+    stores = [IntentStore(checkpoint, name) for name in IntentStore(checkpoint).names()]
+    known = sorted({epoch for store in stores for epoch in store.epochs()})
+    if discard is not None and discard not in known:
+        raise ConfigError(f"epoch {discard} has no intent in {checkpoint!r}; there are {known}")
+    with _routed(address, namespace) as router:
+        for store in stores:
+            link = SinkLink(router, app_of(store.query_id()))
+            given_up = discard if discard in store.epochs() else None
+            found = resolve(store, link, discard=given_up)
+            whole.committed += found.committed
+            whole.rolled_back += found.rolled_back
+            whole.stuck.update(found.stuck)
+    return whole
 
 
 def resolve_write(write_id: str, *, address: str = AUTO, namespace: str | None = None) -> Resolution:
@@ -141,17 +153,17 @@ def resolve_write(write_id: str, *, address: str = AUTO, namespace: str | None =
     COMMIT was decided, else rolled back. It must not be running."""
     if not write_id.startswith("batch-"):
         raise ConfigError(f"a batch write's id begins with 'batch-', not {write_id!r}; see escrowmq txn list")
-    with _linked(app_of(write_id), address, namespace) as link:
-        committed, rolled_back = settle_batch(link, write_id)
+    with _routed(address, namespace) as router:
+        committed, rolled_back = settle_batch(SinkLink(router, app_of(write_id)), write_id)
         return Resolution([0] if committed else [], rolled_back)
 
 
 @contextmanager
-def _linked(app: str, address: str, namespace: str | None) -> Iterator[SinkLink]:
+def _routed(address: str, namespace: str | None) -> Iterator[Router]:
     with connect(address, namespace) as cluster:
         router = Router(cluster.info, name="escrowmq-sink-resolve")
         try:
-            yield SinkLink(router, app)
+            yield router
         finally:
             router.close()
 

@@ -16,18 +16,17 @@ import pytest
 from escrowmq import Message
 from escrowmq.spark_integration import resolve_sink, spark_session, stop_session
 from escrowmq.spark_integration.sink_intents import Attempt, Intent, IntentStore, app_of, epoch_id_of
+from tests.integration.spark_sinking import PARTITIONS, Files, forget_last_commit, run, start
 from tests.spark_trials.target import Target, problems_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.streaming import StreamingQuery
 
     from escrowmq import Cluster
 
 pytestmark = [pytest.mark.spark, pytest.mark.ray, pytest.mark.timeout(240)]
 Name = Callable[[str], str]
-PARTITIONS = 4
 
 
 @pytest.fixture(scope="module")
@@ -59,56 +58,6 @@ def target(own: Cluster, unique: Name) -> Iterator[Target]:
     made = Target(own.info, topic, PARTITIONS)
     yield made
     made.close()
-
-
-class Files:
-    """A stream of text files: each is one epoch."""
-
-    def __init__(self, directory: Path, count: int = 0, rows: int = 40) -> None:
-        self.directory, self.rows = directory, rows
-        self.epochs: dict[str, list[str]] = {}
-        directory.mkdir()
-        for _ in range(count):
-            self.add()
-
-    def add(self) -> None:
-        name = f"file-{len(self.epochs)}"
-        self.epochs[name] = [f"{name}/{i}" for i in range(self.rows)]
-        hidden = self.directory / f".{name}"
-        hidden.write_text("\n".join(self.epochs[name]) + "\n")
-        hidden.rename(self.directory / name)
-
-    def stream(self, spark: SparkSession) -> DataFrame:
-        """``key``, ``value``, and ``partition`` in turn: every epoch adds as much to each partition."""
-        lines = spark.readStream.format("text").option("maxFilesPerTrigger", 1).load(str(self.directory))
-        number = "CAST(split(value, '/')[1] AS INT)"
-        return lines.repartition(2, "value").selectExpr(
-            "value AS key", "value", f"{number} % {PARTITIONS} AS partition"
-        )
-
-
-def start(frame: DataFrame, target: Target, checkpoint: Path, mode: str = "append") -> StreamingQuery:
-    """The query over what is there now."""
-    return (
-        frame.writeStream.format("escrowmq")
-        .outputMode(mode)
-        .options(topic=target.topic, checkpointLocation=str(checkpoint))
-        .trigger(availableNow=True)
-        .start()
-    )
-
-
-def run(frame: DataFrame, target: Target, checkpoint: Path, mode: str = "append") -> None:
-    """The same, to its end."""
-    assert start(frame, target, checkpoint, mode).awaitTermination(120), "the query does not end"
-
-
-def forget_last_commit(checkpoint: Path) -> int:
-    """As if the driver had died after our commit and before Spark's."""
-    last = max(int(path.name) for path in (checkpoint / "commits").iterdir() if path.name.isdigit())
-    (checkpoint / "commits" / str(last)).unlink()
-    (checkpoint / "commits" / f".{last}.crc").unlink()
-    return last
 
 
 def test_a_batch_comes_back_as_it_was_written(spark: SparkSession, own: Cluster, target: Target) -> None:
@@ -315,6 +264,36 @@ def test_an_aggregation_in_complete_mode_writes_what_it_is_at_each_epoch(
     run(counts, target, tmp_path / "check", "complete")
     first, second = ([f"{value}=1" for value in values] for values in files.epochs.values())
     assert sorted(row.value for row in target.rows()) == sorted(first * 2 + second)
+
+
+def test_update_mode_goes_through_foreach_batch_and_is_written_once(
+    spark: SparkSession, own: Cluster, target: Target, tmp_path: Path
+) -> None:
+    """Spark's Python sinks take no update mode; a write in foreachBatch that names its batch does."""
+    files, checkpoint = Files(tmp_path / "in", 2, rows=10), str(tmp_path / "check")
+    lines = spark.readStream.format("text").option("maxFilesPerTrigger", 1).load(str(files.directory))
+    parity = lines.selectExpr("CAST(split(value, '/')[1] AS INT) % 2 AS parity").groupBy("parity").count()
+
+    def write(batch: DataFrame, epoch: int) -> None:
+        rows = batch.selectExpr("concat(parity, '=', count) AS value")
+        for name in ("one", "two"):
+            options = {
+                "topic": target.topic,
+                "checkpointLocation": checkpoint,
+                "epoch": epoch,
+                "sinkName": name,
+            }
+            rows.write.format("escrowmq").mode("append").options(**options).save()
+
+    for _ in range(2):
+        query = parity.writeStream.outputMode("update").foreachBatch(write)
+        query = query.option("checkpointLocation", checkpoint).trigger(availableNow=True).start()
+        assert query.awaitTermination(120)
+        expected = ["0=10", "0=10", "0=5", "0=5", "1=10", "1=10", "1=5", "1=5"]
+        assert sorted(row.value for row in target.rows()) == expected and target.open_transactions() == []
+        forget_last_commit(tmp_path / "check")
+    done = resolve_sink(checkpoint, address=own.address, namespace="sink")
+    assert (done.committed, done.rolled_back) == ([], 0)
 
 
 @pytest.mark.parametrize(

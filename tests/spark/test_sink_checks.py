@@ -69,8 +69,31 @@ def test_options_have_defaults_and_any_case() -> None:
             "'maxMessageBytes' must be a whole number from 1 to 4194304",
         ),
         ({**GIVEN, "transactionTimeoutMs": "0"}, "'transactionTimeoutMs'"),
+        ({**GIVEN, "epoch": "3"}, "'epoch' is for writes in foreachBatch"),
     ],
 )
 def test_a_wrong_option_is_named(given: dict[str, str], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         parse_sink_options(given, streaming=True)
+
+
+def test_a_write_in_foreach_batch_says_which_batch_and_which_write() -> None:
+    options = parse_sink_options({**GIVEN, "topic": "orders", "epoch": "7"}, streaming=False)
+    assert (options.epoch, options.name, options.checkpoint) == (7, "orders", "/tmp/c")
+    named = parse_sink_options({**GIVEN, "sinkName": "second", "epoch": "7"}, streaming=False)
+    assert named.name == "second"
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"epoch": "7", "topic": "t", "escrowmq.address": "h:1"}, "'checkpointLocation' is missing"),
+        ({**GIVEN, "epoch": "7"}, "'sinkName' must be"),
+        ({**GIVEN, "epoch": "7", "sinkName": "../x"}, "'sinkName' must be"),
+        ({**GIVEN, "epoch": "-1", "topic": "t"}, "'epoch' must be the number of the batch"),
+        ({**GIVEN, "sinkName": "x"}, "'sinkName' is for writes in foreachBatch"),
+    ],
+)
+def test_a_wrong_option_in_foreach_batch_is_named(given: dict[str, str], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        parse_sink_options(given, streaming=False)

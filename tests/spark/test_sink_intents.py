@@ -125,6 +125,16 @@ def test_a_newer_version_and_a_moved_file_are_refused(tmp_path: Path) -> None:
         store.read(2)
 
 
+def test_sinks_that_share_a_checkpoint_do_not_meet(tmp_path: Path) -> None:
+    (tmp_path / "metadata").write_text('{"id":"q-1"}')
+    plain, alerts = IntentStore(str(tmp_path)), IntentStore(str(tmp_path), "alerts")
+    assert plain.names() == [""] and alerts.query_id() == "q-1.alerts"
+    alerts.create(intent(1, "of alerts"))
+    plain.create(intent(1, "plain"))
+    assert plain.names() == ["", "alerts"] and plain.epochs() == alerts.epochs() == [1]
+    assert (plain.read(1), alerts.read(1)) == (intent(1, "plain"), intent(1, "of alerts"))
+
+
 def test_sparks_part_of_the_checkpoint(tmp_path: Path) -> None:
     store = IntentStore(str(tmp_path))
     assert store.committed_epoch() == -1
