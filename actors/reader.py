@@ -36,8 +36,9 @@ FETCH_BYTES = 2 << 20
 FETCH_WAIT_S = 0.25
 #: Silence beyond that wait after which another replica is asked; doubles while nobody answers.
 SILENCE_S, SILENCE_S_MAX = 0.25, 4.0
-#: Between two questions about data that nobody seems to have.
-RETRY_S = 0.05
+#: Between two questions about data that nobody seems to have; after a refusal (overloaded, starting, dead)
+#: longer each time, at least what the broker asks for, and by chance, so that tasks do not come back at once.
+RETRY_S, RETRY_S_MAX = 0.05, 2.0
 #: How long replicas may lag behind an offset that the caller knows to exist.
 LAG_PATIENCE_S = 5.0
 
@@ -82,13 +83,14 @@ class PartitionReader(Closing):
         lag_patience_s: float = LAG_PATIENCE_S,
         calls: ReplicaCalls | None = None,
         clock: Callable[[], float] = time.monotonic,
+        pause: Callable[[float], None] = time.sleep,
     ) -> None:
         if not 0 <= start <= end:
             raise ConfigError(f"need 0 <= start <= end, not start={start}, end={end}")
         self.topic, self.partition, self.start, self.end = topic, partition, start, end
         self._gid = group_of(topic, partition, info.groups)
         self._fetch_bytes, self._timeout_s, self._clock = fetch_bytes, timeout_s, clock
-        self._lag_patience_s = lag_patience_s
+        self._lag_patience_s, self._pause = lag_patience_s, pause
         self._own_calls = RayCalls(info) if calls is None else None
         self._calls: ReplicaCalls = calls if self._own_calls is None else self._own_calls  # type: ignore[assignment]
         self._choice = ReplicaChoice(info.replicas, salt=random.randrange(info.replicas))  # spreads load only
@@ -135,6 +137,7 @@ class PartitionReader(Closing):
         since = self._clock()
         answered = False
         refusal: EscrowMQError | None = None
+        refusals = 0
         while True:
             part, error, rid = self._next_answer(asked)
             now = self._clock()
@@ -159,7 +162,8 @@ class PartitionReader(Closing):
                     f"no replica of group {self._gid} serves {self.topic}/{self.partition}", 1.0
                 )
             self._turn += 1
-            time.sleep(RETRY_S)
+            refusals = refusals + 1 if part is None else 0
+            self._pause(_pause_s(refusals, refusal))
             self._ask(asked.offset, asked)
 
     def _next_answer(self, asked: _Asked) -> tuple[Any, BaseException | None, int]:
@@ -189,3 +193,11 @@ class PartitionReader(Closing):
         if code == ResultCode.BAD_PARTITION:
             return UnknownTopic(self.topic, self.partition)
         return UnknownTopic(self.topic)
+
+
+def _pause_s(refusals: int, refusal: EscrowMQError | None) -> float:
+    """How long to leave the brokers alone: 0 refusals mean an answer without the data."""
+    if not refusals:
+        return RETRY_S
+    wanted = max(RETRY_S * 2 ** min(refusals, 10), getattr(refusal, "retry_after_s", 0.0))
+    return min(wanted, RETRY_S_MAX) * random.uniform(1.0, 1.5)

@@ -8,7 +8,7 @@ import pytest
 
 from escrowmq.actors.reader import PartitionReader
 from escrowmq.replication.codec import decode_rows
-from escrowmq.replication.errors import ConfigError, OffsetOutOfRange, Unavailable, UnknownTopic
+from escrowmq.replication.errors import ConfigError, OffsetOutOfRange, Overloaded, Unavailable, UnknownTopic
 from tests.actors.brokers import Brokers, ClientCalls
 
 
@@ -84,6 +84,35 @@ def test_an_offset_that_a_replica_has_not_got_yet_is_waited_for(brokers, unique)
     blocks = iter(reader)
     brokers.produce(topic, 0, [b"a", b"b", b"c"])
     assert next(blocks).messages == 3
+
+
+class Refusing(ClientCalls):
+    """Refuses the first ``times`` fetches, as brokers under load or starting do."""
+
+    def __init__(self, brokers, error, times):
+        super().__init__(brokers)
+        self.error, self.left = error, times
+
+    def call(self, gid, rid, method, args, done):
+        if self.left:
+            self.left -= 1
+            done(None, self.error)
+        else:
+            super().call(gid, rid, method, args, done)
+
+
+@pytest.mark.parametrize(
+    ("error", "least"), [(Overloaded("the queue is full", 0.7), 0.7), (Unavailable("starting", 0.0), 0.1)]
+)
+def test_refusals_make_it_back_off_further_and_further_and_go_on(brokers, topic, error, least):
+    pauses = []
+    reader = PartitionReader(
+        brokers.info, topic, 0, 0, 5_000, calls=Refusing(brokers, error, 9), pause=pauses.append
+    )
+    found, _ = rows_of(reader)
+    assert found == [(i, b"%d" % i) for i in range(5_000)]
+    assert len(pauses) == 9 and all(least <= pause <= 3.0 for pause in pauses)
+    assert pauses[-1] >= 2.0 and len(set(pauses)) > 1, "bounded, and not all tasks at the same moment"
 
 
 def test_replicas_may_die_while_it_reads(tmp_path):
