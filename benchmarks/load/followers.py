@@ -26,6 +26,8 @@ TOPIC, EARLY, PARTITIONS = "followers", "early", 4
 BULK_BYTES, PACED_BYTES, PACED_PER_S = 16_000, 1_000, 200.0
 STOPPED_S, RUNNING_S = 2.0, 1.0
 SEGMENT_BYTES = 16 << 20
+#: What others write while a follower catches up.
+BESIDE_MB_PER_S = 5.0
 
 
 class Paced:
@@ -74,6 +76,35 @@ class Paced:
 
     def summary(self) -> dict[str, dict[str, float]]:
         return {name: latency.summary() for name, latency in list(self.phases.items())}
+
+
+class Beside:
+    """Load on the group while something else is measured: so many megabytes a second, into ``bulk``."""
+
+    def __init__(self, producer: Any) -> None:
+        self._producer = producer
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self.sent = 0
+        self.refused = 0
+
+    def _run(self) -> None:
+        body = bytes(BULK_BYTES)
+        while not self._ended.wait(BULK_BYTES / BESIDE_MB_PER_S / 1e6):
+            try:
+                self._producer.send(escrowmq.Message("bulk", body))
+            except escrowmq.Overloaded:
+                self.refused += 1
+            else:
+                self.sent += 1
+
+    def __enter__(self) -> Beside:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *args: object) -> None:
+        self._ended.set()
+        self._thread.join()
 
 
 def _cluster(folder: Path) -> Any:
@@ -165,13 +196,14 @@ def _dead(cluster: Any, log_mb: int, seconds: float, say: Callable[[str], None])
             first = replicas.leader().first_index
         finally:
             send_signal(pid_of(victim), SIGKILL)
-    with Paced(cluster, 1) as paced:
+    with GroupUnderTest(cluster).producer(app="beside") as others, Paced(cluster, 1) as paced:
         paced.phase = "while it catches up"
         came = time.monotonic()
-        replicas.restarted(victim)
-        started = time.monotonic() - came
-        replicas.caught_up(victim.replica)
-        back = time.monotonic() - came
+        with Beside(others) as beside:
+            replicas.restarted(victim)
+            started = time.monotonic() - came
+            replicas.caught_up(victim.replica)
+            back = time.monotonic() - came
         paced.phase = "after"
         time.sleep(seconds)
     latencies = early.summary() | paced.summary()
@@ -187,6 +219,8 @@ def _dead(cluster: Any, log_mb: int, seconds: float, say: Callable[[str], None])
             "started_s": started,
             "back_s": back,
             "mb_per_s": log_mb / back,
+            "beside_mb_per_s": beside.sent * BULK_BYTES / 1e6 / back,
+            "beside_refused": beside.refused,
             "latency": latencies,
             "leader_mb": {"first": memory.values[0], "max": memory.maximum()},
             "leader_log_mb": max(r.details.get("log_bytes", 0) for r in replicas.all()) / 1e6,

@@ -118,8 +118,9 @@ def _dead(f: dict[str, Any]) -> str:
         s = f[name]
         parts.append(
             f"{how}: {f['log_mb']:,} MB were written without it; back after {s['back_s']:.1f} s "
-            f"({s['mb_per_s']:.0f} MB/s). The leader's log\nthen holds {s['leader_log_mb']:,.0f} MB, its "
-            f"memory at most {s['leader_mb']['max']:.0f} MB. Plain messages beside, 200 a second:\n\n"
+            f"({s['mb_per_s']:.0f} MB/s), while others\nwrote {s['beside_mb_per_s']:.1f} MB/s. Then the "
+            f"leader's log holds {s['leader_log_mb']:,.0f} MB; its memory was at most "
+            f"{s['leader_mb']['max']:.0f} MB.\nPlain messages beside, 200 a second:\n\n"
             + _phases(s["latency"])
             + "\n"
         )
