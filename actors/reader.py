@@ -199,5 +199,6 @@ def _pause_s(refusals: int, refusal: EscrowMQError | None) -> float:
     """How long to leave the brokers alone: 0 refusals mean an answer without the data."""
     if not refusals:
         return RETRY_S
-    wanted = max(RETRY_S * 2 ** min(refusals, 10), getattr(refusal, "retry_after_s", 0.0))
+    asked_s: float = getattr(refusal, "retry_after_s", 0.0)
+    wanted = max(RETRY_S * 2.0 ** min(refusals, 10), asked_s)
     return min(wanted, RETRY_S_MAX) * random.uniform(1.0, 1.5)
