@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import ray
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
 
 _lock = threading.Lock()
 #: Workers of Spark serve many tasks and epochs: one router for each cluster, as long as the process lives.
-_routers: dict[tuple[str, str], tuple[ClusterInfo, Router]] = {}
+_routers: dict[tuple[str, str], tuple[tuple[ClusterInfo, str], Router]] = {}
 _known_topics: set[tuple[str, str, str]] = set()
 
 
@@ -59,13 +60,15 @@ def router_to(options: SinkOptions) -> Router:
     """This process's way to the brokers. Raises ClusterNotFound, Unavailable."""
     key = (options.address, options.namespace)
     info = find_cluster(*key)
+    # A connection to Ray that was made anew has a job of its own; handles of the one before are dead.
+    now = info, ray.get_runtime_context().get_job_id()
     with _lock:
         known = _routers.get(key)
-        if known is not None and known[0] == info:
+        if known is not None and known[0] == now:
             return known[1]
         router = Router(info, name="escrowmq-sink")
-        _routers[key] = info, router
-    if known is not None:  # another cluster has taken the place of the one before
+        _routers[key] = now, router
+    if known is not None:
         known[1].close()
     return router
 

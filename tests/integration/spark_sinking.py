@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
+
+from escrowmq.spark_integration.sink_intents import Attempt, IntentStore, app_of, epoch_id_of
+from escrowmq.spark_integration.sink_link import SinkLink
+from escrowmq.spark_integration.sink_task import attempt_name, write_batches
 from tests.spark_trials.target import Target
 
 if TYPE_CHECKING:
@@ -29,6 +36,8 @@ class Files:
         self.epochs[name] = [f"{name}/{i}" for i in range(self.rows)]
         hidden = self.directory / f".{name}"
         hidden.write_text("\n".join(self.epochs[name]) + "\n")
+        moment = time.time() - 1_000 + len(self.epochs)  # Spark takes files by their time
+        os.utime(hidden, (moment, moment))
         hidden.rename(self.directory / name)
 
     def stream(self, spark: SparkSession) -> DataFrame:
@@ -62,3 +71,21 @@ def forget_last_commit(checkpoint: Path) -> int:
     (checkpoint / "commits" / str(last)).unlink()
     (checkpoint / "commits" / f".{last}.crc").unlink()
     return last
+
+
+def prepare_as_a_dead_driver(
+    target: Target, checkpoint: Path, epoch: int, values: list[str], timeout_ms: int = 60_000
+) -> Attempt:
+    """What a driver's tasks prepared before it died."""
+    query_id = IntentStore(str(checkpoint)).query_id()
+    link = SinkLink(target.router, app_of(query_id))
+    attempt, _ = write_batches(
+        [pa.RecordBatch.from_arrays([pa.array(values)], names=["value"])],
+        lambda: (link, lambda _: PARTITIONS),
+        epoch_id=epoch_id_of(query_id, epoch),
+        attempt=attempt_name(0, 0),
+        topic=target.topic,
+        message_bytes_max=1 << 20,
+        timeout_ms=timeout_ms,
+    )
+    return attempt

@@ -14,9 +14,16 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from escrowmq import Message
-from escrowmq.spark_integration import resolve_sink, spark_session, stop_session
-from escrowmq.spark_integration.sink_intents import Attempt, Intent, IntentStore, app_of, epoch_id_of
-from tests.integration.spark_sinking import PARTITIONS, Files, forget_last_commit, run, start
+from escrowmq.spark_integration import SparkSinkQuerier, resolve_sink, spark_session, stop_session
+from escrowmq.spark_integration.sink_intents import Intent, IntentStore, epoch_id_of
+from tests.integration.spark_sinking import (
+    PARTITIONS,
+    Files,
+    forget_last_commit,
+    prepare_as_a_dead_driver,
+    run,
+    start,
+)
 from tests.spark_trials.target import Target, problems_of
 
 if TYPE_CHECKING:
@@ -138,7 +145,7 @@ def test_an_intent_that_a_dead_driver_left_is_carried_out(
     checkpoint = tmp_path / "check"
     run(files.stream(spark), target, checkpoint)
     files.add()
-    prepared = prepare_as_a_dead_driver(own, target, checkpoint, 2, files.epochs["file-2"])
+    prepared = prepare_as_a_dead_driver(target, checkpoint, 2, files.epochs["file-2"])
     store = IntentStore(str(checkpoint))
     store.create(Intent(2, epoch_id_of(store.query_id(), 2), (prepared,)))
     assert len(target.rows()) == 80
@@ -156,8 +163,8 @@ def test_leftovers_are_rolled_back_by_the_next_epoch_or_by_an_operator(
     files = Files(tmp_path / "in", 1)
     checkpoint = tmp_path / "check"
     run(files.stream(spark), target, checkpoint)
-    prepare_as_a_dead_driver(own, target, checkpoint, 0, ["a late twin's"])
-    prepare_as_a_dead_driver(own, target, checkpoint, 7, ["never committed"])
+    prepare_as_a_dead_driver(target, checkpoint, 0, ["a late twin's"])
+    prepare_as_a_dead_driver(target, checkpoint, 7, ["never committed"])
     files.add()
     run(files.stream(spark), target, checkpoint)
     assert len(target.open_transactions()) == 1
@@ -166,26 +173,24 @@ def test_leftovers_are_rolled_back_by_the_next_epoch_or_by_an_operator(
     assert target.open_transactions() == [] and problems_of(target.rows(), files.epochs) == []
 
 
-def prepare_as_a_dead_driver(
-    own: Cluster, target: Target, checkpoint: Path, epoch: int, values: list[str]
-) -> Attempt:
-    import pyarrow as pa
-
-    from escrowmq.spark_integration.sink_link import SinkLink
-    from escrowmq.spark_integration.sink_task import attempt_name, write_batches
-
-    query_id = IntentStore(str(checkpoint)).query_id()
-    link = SinkLink(target.router, app_of(query_id))
-    attempt, _ = write_batches(
-        [pa.RecordBatch.from_arrays([pa.array(values)], names=["value"])],
-        lambda: (link, lambda _: PARTITIONS),
-        epoch_id=epoch_id_of(query_id, epoch),
-        attempt=attempt_name(0, 0),
-        topic=target.topic,
-        message_bytes_max=1 << 20,
-        timeout_ms=60_000,
-    )
-    return attempt
+def test_checks_are_answered_from_the_checkpoint_of_a_query_that_is_dead(
+    spark: SparkSession, own: Cluster, target: Target, tmp_path: Path
+) -> None:
+    files, checkpoint = Files(tmp_path / "in", 1), tmp_path / "check"
+    run(files.stream(spark), target, checkpoint)
+    loser = prepare_as_a_dead_driver(target, checkpoint, 1, ["lost"], 500)
+    winner = prepare_as_a_dead_driver(target, checkpoint, 1, ["won", "too"], 500)
+    store = IntentStore(str(checkpoint))
+    store.create(Intent(1, epoch_id_of(store.query_id(), 1), (winner,)))
+    querier = SparkSinkQuerier(str(checkpoint), own.info)
+    assert loser.name != winner.name and len(target.open_transactions()) == 2
+    with own.producer(app=querier.app, tx_status_querier=querier):
+        deadline = time.monotonic() + 60
+        while target.open_transactions():
+            assert time.monotonic() < deadline, "nobody was asked"
+            time.sleep(0.1)
+    querier.close()
+    assert problems_of(target.rows(), {**files.epochs, "dead": ["won", "too"]}) == []
 
 
 def test_a_task_that_fails_at_first_counts_once(spark: SparkSession, target: Target, tmp_path: Path) -> None:
