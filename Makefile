@@ -4,7 +4,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: spark-trials controls help demo test lint simulate bench bench-spark load chaos fuzz
+.PHONY: spark-trials controls help demo test lint simulate bench bench-spark load chaos fuzz spark-nodes
 
 BIN := .venv/bin
 STAMP := .venv/.installed
@@ -52,6 +52,10 @@ controls: $(STAMP) ## faults planted in the code, and how soon the simulator fin
 
 bench: $(STAMP) ## figures and their ratio to a ceiling measured in the same run (5 minutes; ARGS=--help)
 	$(BIN)/python -m benchmarks $(ARGS)
+
+spark-nodes: $(STAMP) ## Spark on three nodes, one of which is killed, by both ways to Spark on Ray (4 minutes)
+	$(BIN)/python -m tests.integration.spark_nodes_scenario --mode standalone
+	$(BIN)/python -m tests.integration.spark_nodes_scenario --mode raydp
 
 bench-spark: $(STAMP) ## Spark's source and sink beside Parquet, and a trickle's latency (10 minutes; ARGS=--help)
 	$(BIN)/python -m benchmarks.spark $(ARGS)
