@@ -1,0 +1,148 @@
+"""News for a streaming query: at once when there is any, and next to no calls while there is none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from escrowmq.replication.errors import OutcomeUnknown, Overloaded, Unavailable
+from escrowmq.replication.model import ResultCode
+from escrowmq.spark_integration import heads
+from escrowmq.spark_integration.heads import HeadWatch
+from escrowmq.spark_integration.options import Subscription
+from escrowmq.spark_integration.stream_planning import Bounds, Heads
+
+A0, B0 = ("a", 0), ("b", 0)
+
+
+class Network:
+    """In the router's place: leaders of two groups that answer at once, or park a question about news."""
+
+    def __init__(self) -> None:
+        self.info = SimpleNamespace(groups=2)
+        self.ends = {A0: 5, B0: 7}
+        self.calls: list[tuple[int, str]] = []
+        self.refusal: Exception | None = None
+        self._parked: list[tuple[list[Any], Future[Any]]] = []
+
+    def leader_call(self, gid: int, method: str, *args: Any, **_: Any) -> Future[Any]:
+        self.calls.append((gid, method))
+        future: Future[Any] = Future()
+        if self.refusal is not None:
+            future.set_exception(self.refusal)
+        elif method == "topics":
+            future.set_result([{"name": topic, "partitions": 1} for topic, _ in self.ends])
+        else:
+            requests, wait_s = args
+            if wait_s and all(self.ends.get((t, p)) == known for t, p, known in requests):
+                self._parked.append((requests, future))
+            else:
+                future.set_result(self._answer(requests))
+        return future
+
+    def _answer(self, requests: list[Any]) -> list[tuple[int, int, int]]:
+        found = [self.ends.get((topic, p)) for topic, p, _ in requests]
+        return [
+            (ResultCode.OK, 0, end) if end is not None else (ResultCode.UNKNOWN_TOPIC, 0, 0) for end in found
+        ]
+
+    def commit(self, which: tuple[str, int], end: int) -> None:
+        self.ends[which] = end
+        for parked in list(self._parked):
+            if any((t, p) == which for t, p, _ in parked[0]):
+                self._parked.remove(parked)
+                parked[1].set_result(self._answer(parked[0]))
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now, self.pauses = 0.0, [0.0]
+
+    def __call__(self) -> float:
+        return self.now
+
+    def pause(self, seconds: float) -> None:
+        self.now += seconds
+        self.pauses.append(seconds)
+
+
+@pytest.fixture
+def network(monkeypatch: pytest.MonkeyPatch) -> Network:
+    monkeypatch.setattr(heads, "IDLE_WAIT_S", 0.01)
+    return Network()
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def watch(network: Network, clock: Clock) -> HeadWatch:
+    everything = Subscription(pattern=".*")
+    return HeadWatch(network, everything, clock=clock, pause=clock.pause)  # type: ignore[arg-type]
+
+
+def beyond(**ends: int) -> Callable[[Heads], bool]:
+    return lambda found: {which[0]: head.end for which, head in found.items()} != ends
+
+
+def test_an_idle_query_parks_one_question_per_group_and_asks_nothing_else(
+    watch: HeadWatch, network: Network
+) -> None:
+    assert watch.fresh() == {A0: Bounds(0, 5), B0: Bounds(0, 7)}
+    watch.news(beyond(a=5, b=7))
+    network.calls.clear()
+    for _ in range(20):
+        watch.news(beyond(a=5, b=7))
+    assert network.calls == []
+
+
+def test_news_come_with_the_parked_answer_and_leave_the_other_groups_parked(
+    watch: HeadWatch, network: Network
+) -> None:
+    watch.fresh()
+    watch.news(beyond(a=5, b=7))
+    network.calls.clear()
+    network.commit(A0, 6)
+    assert watch.news(beyond(a=5, b=7))[A0] == Bounds(0, 6)
+    assert {gid for gid, _ in network.calls} == {97 % 2}
+    network.commit(A0, 9)  # while a batch runs
+    assert watch.news(beyond(a=6, b=7))[A0] == Bounds(0, 9), "not what was known when the batch began"
+
+
+def test_new_topics_are_noticed_and_deleted_ones_forgotten(
+    watch: HeadWatch, network: Network, clock: Clock
+) -> None:
+    watch.fresh()
+    network.ends["c", 0] = 3
+    clock.now += heads.DISCOVERY_S
+    assert watch.news(beyond(a=5, b=7))["c", 0] == Bounds(0, 3)
+    del network.ends[A0]
+    clock.now += heads.DISCOVERY_S
+    assert A0 not in watch.news(beyond(a=5, b=7, c=3))
+
+
+@pytest.mark.parametrize(
+    "refusal", [Overloaded("full", 0.3), Unavailable("no leader", 0.0), OutcomeUnknown("watch")]
+)
+def test_a_query_waits_for_brokers_longer_and_longer_but_not_for_ever(
+    watch: HeadWatch, network: Network, clock: Clock, refusal: Exception
+) -> None:
+    known = dict(watch.fresh())
+    network.refusal = refusal
+    for _ in range(10):
+        assert watch.news(beyond()) == known
+    assert clock.pauses[-1] >= heads.BACKOFF_S_MAX and max(clock.pauses) <= 1.5 * heads.BACKOFF_S_MAX
+    network.refusal = None
+    network.ends[A0] = 50
+    assert watch.news(beyond(a=5, b=7))[A0] == Bounds(0, 50)
+    network.refusal = refusal
+    with pytest.raises(type(refusal)):
+        for _ in range(500):
+            watch.news(beyond())
+    assert clock.now > heads.PATIENCE_S
