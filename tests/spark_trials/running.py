@@ -74,6 +74,7 @@ class Run:
     def __init__(self, trials: Sequence[Trial], say: Callable[[str], None] = print) -> None:
         self._trials, self._say = trials, say
         self.outcome = Outcome()
+        self._judged: list[Work] = []
 
     def run(self) -> Outcome:
         """Everything; problems are in the outcome."""
@@ -96,7 +97,9 @@ class Run:
                 works.append(work)
             self._drive(root, works, clusters)
             for work in works:
-                self._judge(work, clusters[work.trial.groups])
+                if work not in self._judged:
+                    self._await_zombies(work)
+                    self._judge(work, clusters[work.trial.groups])
         self.outcome.seconds = time.monotonic() - began
         return self.outcome
 
@@ -136,6 +139,11 @@ class Run:
                         self._kill_leader(clusters[work.trial.groups], random.Random(work.trial.seed))
                         killed.touch()
                 break
+            ready = next(
+                (w for w in works if w.done.exists() and w not in self._judged and not _zombie(w)), None
+            )
+            if ready is not None:  # as it goes, so that a run that is interrupted has told what it knows
+                self._judge(ready, clusters[ready.trial.groups])
             time.sleep(0.01)
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
@@ -158,7 +166,7 @@ class Run:
         name = f"trial {trial.number} (seed {trial.seed}, {trial.groups} groups): " + ", ".join(
             f"{s.victim.value} at {s.step.value!r} in epoch {s.epoch}" for s in trial.strikes
         )
-        self._await_zombies(work)
+        self._judged.append(work)
         target = Target(cluster.info, work.topic, PARTITIONS)
         try:
             rows = target.rows()
@@ -189,14 +197,20 @@ class Run:
 
     def _await_zombies(self, work: Work) -> None:
         deadline = time.monotonic() + ZOMBIE_S
-        for strike in work.trial.strikes:
-            marker = work.markers / f"{strike.number}"
-            if strike.victim is Victim.ZOMBIE and marker.exists():
-                while not marker.with_suffix(".ended").exists():
-                    if time.monotonic() > deadline:
-                        self.outcome.problems.append(f"trial {work.trial.number}: the zombie does not end")
-                        return
-                    time.sleep(0.1)
+        while _zombie(work):
+            if time.monotonic() > deadline:
+                self.outcome.problems.append(f"trial {work.trial.number}: the zombie does not end")
+                return
+            time.sleep(0.1)
+
+
+def _zombie(work: Work) -> bool:
+    """Whether a part of a dead driver may still be at work on this trial's query."""
+    for strike in work.trial.strikes:
+        marker = work.markers / f"{strike.number}"
+        if strike.victim is Victim.ZOMBIE and marker.exists() and not marker.with_suffix(".ended").exists():
+            return True
+    return False
 
 
 def _out_of_order(values: list[str]) -> list[str]:
