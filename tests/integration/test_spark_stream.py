@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -10,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from escrowmq.replication.model import Message
-from escrowmq.spark_integration import spark_session, stop_session
+from escrowmq.spark_integration import lag, spark_session, stop_session
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -149,3 +151,163 @@ def test_limits_share_batches_out_and_available_now_ends(
     assert query.awaitTermination(60)
     assert sorted(by_bytes.values, key=int) == numbers(0, 40)
     assert len(by_bytes.batches) >= 2
+
+
+def test_new_topics_join_and_open_transactions_never_show(
+    spark: SparkSession, cluster: Cluster, unique: Name, send: Send, tmp_path: Path
+) -> None:
+    prefix, seen = unique("many"), Seen()
+    for name in ("a", "other-b"):
+        cluster.admin.create_topic(f"{prefix}-{name}" if name == "a" else unique(name), partitions=1)
+    query = start(spark, seen, tmp_path, subscribePattern=f"{prefix}-.*")
+    query.processAllAvailable()
+    cluster.admin.create_topic(f"{prefix}-new", partitions=3)
+    send(f"{prefix}-new", *range(10), partition=2)
+    send(f"{prefix}-a", *range(10, 15))
+    with cluster.producer(app=unique("app")) as producer:
+        left = producer.transaction(tx_id="open").__enter__()
+        left.send(Message(f"{prefix}-a", b"undecided"))
+        left.prepare()
+        with pytest.raises(ValueError), producer.transaction() as tx:
+            tx.send(Message(f"{prefix}-a", b"rolled back"))
+            tx.prepare()
+            raise ValueError
+        send(f"{prefix}-a", 15)
+        assert sorted(seen.wait_for(16, query), key=int) == numbers(0, 16)
+        left.commit()
+        assert seen.wait_for(17, query)[-1] == "undecided"
+    query.stop()
+    assert query.lastProgress is not None
+
+
+def test_messages_that_are_gone_are_an_error_or_skipped_as_one_wishes(
+    spark: SparkSession, cluster: Cluster, unique: Name, send: Send, tmp_path: Path
+) -> None:
+    topic, seen = unique("gone"), Seen()
+    cluster.admin.create_topic(topic, partitions=1, retention_ms=500)
+    query = start(spark, seen, tmp_path, subscribe=topic)
+    query.processAllAvailable()
+    query.stop()
+    send(topic, *range(10))
+    time.sleep(1.5)  # retention overtakes the query
+    send(topic, *range(10, 13))
+    query = start(spark, seen, tmp_path, subscribe=topic)
+    with pytest.raises(Exception, match=rf"DataLoss.*{topic}/0: offsets 0 to 10 are gone.*failOnDataLoss"):
+        query.awaitTermination(60)
+    cluster.admin.delete_topic(topic)
+    query = start(spark, seen, tmp_path, subscribe=topic)
+    with pytest.raises(Exception, match=rf"DataLoss.*{topic}/0: gone"):
+        query.awaitTermination(60)
+    query = start(spark, seen, tmp_path, subscribe=topic, failOnDataLoss="false")
+    query.processAllAvailable()
+    cluster.admin.create_topic(topic, partitions=1)
+    send(topic, "anew")
+    assert seen.wait_for(1, query) == ["anew"]
+    query.stop()
+
+
+def test_a_broker_that_dies_in_the_middle_costs_nothing_but_time(
+    spark: SparkSession, ray_local: str, unique: Name, tmp_path: Path
+) -> None:
+    import escrowmq
+
+    seen, namespace = Seen(), unique("killed")
+    with escrowmq.start_local(groups=1, replicas=3, namespace=namespace) as cluster:
+        cluster.admin.create_topic("t", partitions=2)
+        options = {"subscribe": "t", "escrowmq.namespace": namespace, "maxOffsetsPerTrigger": "400"}
+        query = start(spark, seen, tmp_path, startingOffsets="earliest", **options)
+        with cluster.producer(app="app") as producer:
+            sent = [producer.send(Message("t", b"%d" % i)) for i in range(1000)]
+            seen.wait_for(300, query)
+            (group,) = cluster.admin.status().groups
+            assert group.leader is not None
+            os.kill(group.replicas[group.leader].details["pid"], signal.SIGKILL)
+            sent += [producer.send(Message("t", b"%d" % i)) for i in range(1000, 2000)]
+            for future in sent:
+                future.result(60)
+            assert sorted(seen.wait_for(2000, query), key=int) == numbers(0, 2000)
+        query.stop()
+
+
+def read(spark: SparkSession, **options: str) -> DataFrame:
+    return spark.read.format("escrowmq").options(**options).load()
+
+
+def test_filters_shorten_the_plan_and_give_the_same_rows(
+    spark: SparkSession, cluster: Cluster, unique: Name, send: Send
+) -> None:
+    topic = unique("filters")
+    cluster.admin.create_topic(topic, partitions=2)
+    send(topic, *range(100))
+    send(topic, *range(100, 150), partition=1)
+    frame = read(spark, subscribe=topic, minPartitions="15")
+    moment = frame.where("partition = 0 AND offset = 90").first().timestamp  # type: ignore[union-attr]
+    for condition, tasks in {
+        "partition = 1": 15,
+        "partition = 0 AND offset >= 95 AND offset < 97": 2,
+        "topic = 'other'": 1,
+        f"timestamp > TIMESTAMP '{moment}'": 15,
+        "offset IN (3, 7) AND length(value) > 0": 10,
+        "NOT (topic = 'x' OR partition = 0)": 15,
+    }.items():
+        found = frame.where(condition)
+        wanted = frame.where("1 = rand(1) OR true").where(f"IF({condition}, true, false)")
+        assert sorted(found.collect()) == sorted(wanted.collect()), condition
+        assert found.rdd.getNumPartitions() <= tasks + 1, condition
+
+
+def test_only_the_chosen_columns_come_and_schemas_that_cannot_be_are_refused(
+    spark: SparkSession, cluster: Cluster, unique: Name, send: Send
+) -> None:
+    from pyspark.errors import PySparkException
+
+    topic = unique("columns")
+    cluster.admin.create_topic(topic, partitions=1)
+    send(topic, "a", "b")
+    assert read(spark, subscribe=topic, columns="offset,value").columns == ["offset", "value"]
+    chosen = spark.read.format("escrowmq").schema("value BINARY, partition INT").option("subscribe", topic)
+    assert [tuple(row) for row in chosen.load().collect()] == [(b"a", 0), (b"b", 0)]
+    with pytest.raises(PySparkException, match=r"cannot give the schema .*value:string"):
+        spark.read.format("escrowmq").schema("value STRING").option("subscribe", topic).load().count()
+
+
+def test_values_are_decoded_in_batches_and_streams(
+    spark: SparkSession, cluster: Cluster, unique: Name, send: Send, tmp_path: Path
+) -> None:
+    from pyspark.errors import PySparkException
+
+    topic = unique("values")
+    cluster.admin.create_topic(topic, partitions=1)
+    send(topic, '{"id": 1, "tags": ["x"]}', "no json", '{"id": 3, "day": "2024-05-06"}')
+    options = {
+        "subscribe": topic,
+        "valueFormat": "json",
+        "valueSchema": "id BIGINT, day DATE, tags ARRAY<STRING>",
+    }
+    frame = read(spark, **options)
+    rows = frame.orderBy("offset").select("value.*").collect()
+    assert [(row.id, str(row.day), row.tags) for row in rows] == [
+        (1, "None", ["x"]),
+        (None, "None", None),
+        (3, "2024-05-06", None),
+    ]
+    typed = spark.read.format("escrowmq").schema("value STRUCT<id: INT>, offset BIGINT")
+    dropped = typed.options(subscribe=topic, valueFormat="json", valueMode="DROPMALFORMED").load()
+    assert sorted((row.value.id, row.offset) for row in dropped.collect()) == [(1, 0), (3, 2)]
+    with pytest.raises(PySparkException, match=rf"{topic}/0, offset 1: the value is no json"):
+        read(spark, **options, valueMode="FAILFAST").collect()
+    with pytest.raises(PySparkException, match="valueFormat=json needs option 'valueSchema'"):
+        read(spark, subscribe=topic, valueFormat="json")
+    stream = spark.readStream.format("escrowmq").options(**options, startingOffsets="earliest").load()
+    query = (
+        stream.selectExpr("sum(value.id) AS total")
+        .writeStream.format("memory")
+        .queryName("totals")
+        .outputMode("complete")
+        .option("checkpointLocation", str(tmp_path))
+        .start()
+    )
+    query.processAllAvailable()
+    assert spark.table("totals").first().total == 4  # type: ignore[union-attr]
+    assert lag(query.lastProgress) == {topic: {0: 0}}
+    query.stop()

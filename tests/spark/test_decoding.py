@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import given, settings
@@ -10,7 +11,16 @@ from hypothesis import strategies as st
 
 from escrowmq.replication.codec import decode_rows, encode_row
 from escrowmq.replication.errors import CorruptLog
+from escrowmq.spark_integration import decoding
 from escrowmq.spark_integration.decoding import _scan, raw_columns
+
+
+@pytest.fixture(scope="module", autouse=True)
+def rows_of_any_length_go_the_fast_way() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(decoding, "FAST_ROW_BYTES_MAX", 1 << 30)
+        yield
+
 
 WANTED = ("key", "value", "headers", "tx_id")
 #: Bytes that look like rows and like fields of rows, to lead the guess astray.
