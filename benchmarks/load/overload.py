@@ -18,6 +18,7 @@ from benchmarks.load.clients import ClientProcess
 from benchmarks.load.ledger import as_dict, compare, read_all
 from benchmarks.load.offering import ClientPlan
 from benchmarks.load.quota import cpu_quota
+from benchmarks.load.replicas import Replicas
 from benchmarks.load.series import Sampler, draw
 from benchmarks.load.tally import CALL, PLAIN, TRANSACTION, Times, quantile_ms
 
@@ -145,6 +146,8 @@ def overload(
 ) -> dict[str, Any]:
     """Runs it; the figures, with ``violations`` that must be empty."""
     cluster.admin.create_topic(TOPIC, partitions=PARTITIONS)
+    replicas = Replicas(cluster)
+    term = replicas.leader().term
     clients = Clients(cluster, plan)
     try:
         with cpu_quota(pids.values(), plan.broker_cores) as uncapped:
@@ -173,6 +176,7 @@ def overload(
     warm = min(60.0, elapsed / 3)
     figures: dict[str, Any] = {
         "broker_cores": None if uncapped else plan.broker_cores,
+        "leader_changes": replicas.leader().term - term,
         "sustainable_per_s": rate,
         "seconds": elapsed,
         "offered_per_s": totals["offered"] / elapsed,

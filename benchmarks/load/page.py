@@ -40,7 +40,8 @@ def _overload(f: dict[str, Any]) -> str:
         "without an answer.\n\nWhat was accepted waited (a transaction makes two calls one after the other; "
         "*start* is how late the\nclient's own event loop began with it):\n\n"
         + table(("ms", "p50", "p99"), waits)
-        + f"\nThe worst second's p99: {f['worst_second_p99_ms']:,.0f} ms. Own memory in MB (slope: least "
+        + f"\nThe worst second's p99: {f['worst_second_p99_ms']:,.0f} ms; the term rose by "
+        f"{f['leader_changes']}. Own memory in MB (slope: least "
         "squares after the first minute, per minute):\n\n"
         + table(("process", "first", "max", "last", "slope"), rows)
     )
