@@ -41,6 +41,11 @@ class Work:
         return self.directory / "in"
 
     @property
+    def source(self) -> str:
+        """The topic that is read, where one is."""
+        return f"{self.topic}-source"
+
+    @property
     def checkpoint(self) -> Path:
         return self.directory / "checkpoint"
 
@@ -54,14 +59,15 @@ class Work:
 
 
 def frame_of(spark: SparkSession, work: Work) -> DataFrame:
-    """Lines of files as they come; or running totals by key, all of which every file changes."""
-    lines = spark.readStream.format("text").option("maxFilesPerTrigger", 1).load(str(work.files))
+    """Lines of files, one file an epoch; or totals by key of what stands in a topic, so far."""
     if not work.trial.totals:
+        lines = spark.readStream.format("text").option("maxFilesPerTrigger", 1).load(str(work.files))
         return lines.repartition(2).selectExpr("value AS key", "value")
-    parts = lines.selectExpr(
-        "split(value, '/')[0] AS file", f"CAST(split(value, '/')[1] AS INT) % {KEYS} AS k"
+    messages = spark.readStream.format("escrowmq").options(
+        subscribe=work.source, startingOffsets="earliest", maxOffsetsPerTrigger=work.trial.rows[0]
     )
-    totals = parts.groupBy("k").agg({"*": "count"})
+    keys = messages.load().selectExpr(f"CAST(split(CAST(value AS STRING), '/')[1] AS INT) % {KEYS} AS k")
+    totals = keys.groupBy("k").agg({"*": "count"})
     return totals.selectExpr("CAST(k AS STRING) AS key", "concat(k, '=', `count(1)`) AS value")
 
 

@@ -68,8 +68,8 @@ class Strike:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """``rows`` of each file, by epoch. ``totals``: the query keeps running totals by key; eight rows of a
-    file are enough to change all of them."""
+    """``rows`` of each epoch. ``totals``: the query reads a topic, and keeps running totals by key; as many
+    rows in each epoch, and enough to change all totals."""
 
     number: int
     seed: int
@@ -107,7 +107,7 @@ def long_trial(seed: int, epochs: int, kills: int) -> Trial:
         Strike(place, *next(dealt), epoch, rng.choice((0.5, 5.0)))
         for place, epoch in enumerate(sorted(rng.sample(range(epochs), kills)))
     )
-    return Trial(-1, seed, 2, tuple(rng.choice((8, 20, 60)) for _ in range(epochs)), strikes, totals=True)
+    return Trial(-1, seed, 2, (rng.choice((8, 20, 60)),) * epochs, strikes, totals=True)
 
 
 def _deal(rng: random.Random) -> Iterator[tuple[Victim, Step]]:
