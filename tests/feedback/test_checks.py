@@ -92,6 +92,22 @@ def test_pauses_grow_and_end() -> None:
     assert retry_pause_s(1) == 0.1 and retry_pause_s(1000) == 2.0
 
 
+def test_checks_of_a_producer_that_leaves_go_back_in_their_order_and_first() -> None:
+    table, order = CheckTable(FeedbackConfig()), [f"t{n}" for n in range(20)]
+    table.locked(0, [LockedRow(tx_id, "q", 0, 0) for tx_id in order], 0.0)
+
+    def handed(instance: str) -> list[str]:
+        seat = table.arrive(instance, 20, (), 0.0)
+        assert seat is not None
+        seat.parked = True
+        return [check.row.tx_id for check in table.assign(0.0).get(instance, [])]
+
+    assert handed("first") == order
+    table.locked(0, [LockedRow("later", "q", 0, 0)], 0.0)
+    table.leave("first")
+    assert handed("second") == order, "the oldest first, and before what came later"
+
+
 def test_names_are_unambiguous() -> None:
     pairs = [("a-b", "c"), ("a", "b-c"), ("a%2Db", "c"), ("a", "-b-c"), ("a-", "b-c"), ("é/ ", "x")]
     assert len({feedback_name(*pair) for pair in pairs}) == len(pairs)
