@@ -28,7 +28,7 @@ demo: $(STAMP) ## orders through escrow while things are being killed; Spark che
 
 test: lint ## everything: lint, types, layers, then the fast tests, then real Ray and Spark (< 15 minutes)
 	$(BIN)/python -m pytest -m "not ray and not spark and not slow" -n $(JOBS) --dist loadfile
-	$(BIN)/python -m pytest -m "ray or spark or slow"
+	$(BIN)/python -m pytest -m "ray or spark or slow" --durations=20
 
 lint: $(STAMP) ## ruff, mypy --strict, and the direction of imports
 	$(BIN)/ruff check .
