@@ -4,7 +4,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: spark-trials controls help demo test lint simulate bench bench-spark load chaos fuzz spark-nodes
+.PHONY: test-long spark-trials controls help demo test lint simulate bench bench-spark load chaos fuzz spark-nodes
 
 BIN := .venv/bin
 STAMP := .venv/.installed
@@ -27,8 +27,11 @@ demo: $(STAMP) ## orders through escrow while things are being killed; Spark che
 	$(BIN)/escrowmq demo
 
 test: lint ## everything: lint, types, layers, then the fast tests, then real Ray and Spark (< 15 minutes)
-	$(BIN)/python -m pytest -m "not ray and not spark and not slow" -n $(JOBS) --dist loadfile
-	$(BIN)/python -m pytest -m "ray or spark or slow" --durations=20
+	$(BIN)/python -m pytest -m "not ray and not spark and not slow and not long" -n $(JOBS) --dist loadfile
+	$(BIN)/python -m pytest -m "(ray or spark or slow) and not long" -n $(JOBS) --dist loadfile --durations=20
+
+test-long: $(STAMP) ## what make test leaves out: the other ways to a Spark session, the walk-through (5 minutes)
+	$(BIN)/python -m pytest -m long --durations=20
 
 lint: $(STAMP) ## ruff, mypy --strict, and the direction of imports
 	$(BIN)/ruff check .

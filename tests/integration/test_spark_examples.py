@@ -44,6 +44,7 @@ def test_tables_hold_every_committed_order_once_over_a_restart(
     assert spark_topic_to_tables.run(cluster, spark, tmp_path, unique("shop") + "-")
 
 
+@pytest.mark.long
 def test_the_walk_through_runs_as_a_script_and_draws_its_picture(tmp_path: Path) -> None:
     picture = tmp_path / "day.svg"
     environment = {**os.environ, "SPARK_MODE": "local", "PICTURE": str(picture)}

@@ -29,7 +29,11 @@ Unique = Callable[[str], str]
 MESSAGES, PARTITIONS = 400, 4
 
 
-@pytest.fixture(scope="module", params=["standalone", "raydp", "local"])
+# RayDP's sessions are those of test_spark_batch, local ones those of the other modules.
+ELSEWHERE = [pytest.param(mode, marks=pytest.mark.long) for mode in ("raydp", "local")]
+
+
+@pytest.fixture(scope="module", params=["standalone", *ELSEWHERE])
 def session(request: pytest.FixtureRequest, cluster: Cluster) -> Iterator[SparkSession]:
     before, children = free_cpus(), java_children()
     spark = spark_session(f"sessions-{request.param}", mode=request.param, quick_start=True)

@@ -189,7 +189,10 @@ def test_messages_that_are_gone_are_an_error_or_skipped_as_one_wishes(
     query.processAllAvailable()
     query.stop()
     send(topic, *range(10))
-    time.sleep(1.5)  # retention overtakes the query
+    deadline = time.monotonic() + 30
+    while cluster.admin.describe_topic(topic).partitions[0].start < 10:  # retention overtakes the query
+        assert time.monotonic() < deadline, "retention of 500 ms has removed nothing for 30 s"
+        time.sleep(0.1)
     send(topic, *range(10, 13))
     query = start(spark, seen, tmp_path, subscribe=topic)
     with pytest.raises(Exception, match=rf"DataLoss.*{topic}/0: offsets 0 to 1\d are gone.*failOnDataLoss"):
