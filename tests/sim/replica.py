@@ -124,6 +124,7 @@ class SimReplica:
         self._tick_queued = self._wake_queued = False
         self._job: SyncJob | None = None
         self._inbox.clear()
+        self._put_off.clear()
         self.journal = SegmentJournal(
             self.disk, segment_bytes=sim.plan.segment_bytes, cache_bytes=CACHE_BYTES
         )
@@ -191,7 +192,7 @@ class SimReplica:
     def _if_alive(self, incarnation: int, fn: Callable[[], None]) -> None:
         if incarnation != self.incarnation or not self.up:
             return
-        if self._world.now < self.paused_until:
+        if self._world.now < self.paused_until or self._put_off:  # a second pause may end before the first
             self._put_off.append((incarnation, fn))
             if len(self._put_off) == 1:
                 self._world.later(self.paused_until - self._world.now + 1e-6, self._go_on)
