@@ -26,7 +26,7 @@ help: ## this list
 demo: $(STAMP) ## orders through escrow while things are being killed; Spark checks the result (4 minutes)
 	$(BIN)/escrowmq demo
 
-test: lint ## everything: lint, types, layers, then the fast tests, then real Ray and Spark (< 15 minutes)
+test: lint ## everything: lint, types, layers, then the fast tests, then real Ray and Spark (< 18 minutes)
 	$(BIN)/python -m pytest -m "not ray and not spark and not slow and not long" -n $(JOBS) --dist loadfile
 	$(BIN)/python -m pytest -m "(ray or spark or slow) and not long" -n $(JOBS) --dist loadfile --durations=20
 
