@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from escrowmq.cluster.address import AUTO, parse_address
 from escrowmq.replication.errors import ConfigError
 
 _SIZE_UNITS = {"": 0, "k": 10, "m": 20, "g": 30, "t": 40}
@@ -21,6 +22,22 @@ _TIME_UNITS_S = {
     "h": 3600.0,
     "d": 86400.0,
 }
+
+
+def ray_address(address: str) -> str:
+    """The address of a Ray cluster, checked: Spark's processes are told it, and cannot look for it."""
+    if not address:
+        raise ConfigError(
+            "option 'escrowmq.address' is missing: give the address of the Ray cluster (host:port), or "
+            "register the source with escrowmq.spark.register(spark, address=...)"
+        )
+    if address == AUTO:
+        raise ConfigError("option 'escrowmq.address' must be host:port: Spark's processes cannot guess it")
+    try:
+        parse_address(address)
+    except ConfigError as error:
+        raise ConfigError(f"option 'escrowmq.address': {error}") from error
+    return address
 
 
 def json_object(option: str, text: str, also: str = "") -> dict[str, Any]:

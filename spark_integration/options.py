@@ -14,7 +14,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from escrowmq.cluster.address import AUTO, parse_address
 from escrowmq.replication.errors import ConfigError
 from escrowmq.spark_integration.bounds import EARLIEST, LATEST, Bound, parse_bound
 from escrowmq.spark_integration.option_values import (
@@ -23,6 +22,7 @@ from escrowmq.spark_integration.option_values import (
     json_object,
     one_of,
     positive,
+    ray_address,
     size_bytes,
 )
 
@@ -141,7 +141,7 @@ def parse_options(
     if value_format == "binary" and (extra := {"valueSchema", "valueMode"} & options.keys()):
         raise ConfigError(f"option {min(extra)!r} needs option 'valueFormat': json, msgpack or arrow")
     return SourceOptions(
-        address=_address(options.get("escrowmq.address") or default_address),
+        address=ray_address(options.get("escrowmq.address") or default_address),
         namespace=options.get("escrowmq.namespace") or default_namespace,
         subscription=_subscription(options),
         starting=starting,
@@ -167,21 +167,6 @@ def _known(given: Mapping[str, str]) -> dict[str, str]:
             )
         options[known] = value.strip()
     return options
-
-
-def _address(address: str) -> str:
-    if not address:
-        raise ConfigError(
-            "option 'escrowmq.address' is missing: give the address of the Ray cluster (host:port), or "
-            "register the source with escrowmq.spark.register(spark, address=...)"
-        )
-    if address == AUTO:
-        raise ConfigError("option 'escrowmq.address' must be host:port: Spark's processes cannot guess it")
-    try:
-        parse_address(address)
-    except ConfigError as error:
-        raise ConfigError(f"option 'escrowmq.address': {error}") from error
-    return address
 
 
 def _limits(options: Mapping[str, str]) -> Limits:

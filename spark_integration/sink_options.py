@@ -10,8 +10,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from escrowmq.cluster.address import AUTO, parse_address
 from escrowmq.replication.errors import ConfigError
+from escrowmq.spark_integration.option_values import ray_address
 
 #: Every option, its meaning and its default.
 OPTIONS = {
@@ -78,7 +78,7 @@ def parse_sink_options(
             "spark.sql.streaming.checkpointLocation does not reach it); in foreachBatch, give the query's"
         )
     return SinkOptions(
-        address=_address(options.get("escrowmq.address") or default_address),
+        address=ray_address(options.get("escrowmq.address") or default_address),
         namespace=options.get("escrowmq.namespace") or default_namespace,
         topic=options.get("topic") or None,
         checkpoint=checkpoint if streaming or epoch is not None else "",
@@ -108,21 +108,6 @@ def _epoch(options: Mapping[str, str], streaming: bool) -> tuple[int | None, str
             "the writes of one batch apart, and is the topic unless given"
         )
     return int(options["epoch"]), name
-
-
-def _address(address: str) -> str:
-    if not address:
-        raise ConfigError(
-            "option 'escrowmq.address' is missing: give the address of the Ray cluster (host:port), or "
-            "register the source with escrowmq.spark.register(spark, address=...)"
-        )
-    if address == AUTO:
-        raise ConfigError("option 'escrowmq.address' must be host:port: Spark's processes cannot guess it")
-    try:
-        parse_address(address)
-    except ConfigError as error:
-        raise ConfigError(f"option 'escrowmq.address': {error}") from error
-    return address
 
 
 def _number(options: Mapping[str, str], name: str, default: int, limit: int) -> int:
