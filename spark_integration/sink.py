@@ -110,7 +110,8 @@ def _prepare(
 
 
 class EscrowMQStreamWriter(DataSourceStreamArrowWriter):
-    """Writer of a streaming query. Append, update and complete mode: what Spark hands over is written."""
+    """Writer of a streaming query, in append or complete mode (Spark knows no update mode for Python sinks:
+    see :class:`EscrowMQEpochWriter`). What Spark hands over is written."""
 
     def __init__(self, options: SinkOptions) -> None:
         self._options = options
@@ -202,7 +203,6 @@ class EscrowMQBatchWriter(DataSourceArrowWriter):
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """On the driver, after a failure: nothing of it will be read."""
         link = SinkLink(router_to(self._options), app_of(self._write_id))
-
         settle_batch(link, self._write_id)
 
 

@@ -6,6 +6,7 @@ missing messages are excused as there are offsets below a partition's start that
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 
 from tests.history.events import Event
@@ -15,7 +16,7 @@ from tests.history.subjects import COMMITTED, NEVER, ROLLBACK, Cut, Message, Par
 Missing = tuple[str, str, Message, tuple[Event, ...]]  # kind, text, which, evidence
 
 
-class Ending:
+class Ending(ABC):
     """The second half of the checker."""
 
     report: Report
@@ -25,11 +26,13 @@ class Ending:
     partitions: dict[tuple[str, int], Partition]
     suspected: dict[Tx, list[tuple[Cut, str]]]
 
+    @abstractmethod
     def close_cut(self, cut: Cut) -> None:
-        raise NotImplementedError
+        """Judge a cut and forget it."""
 
+    @abstractmethod
     def cuts_still_open(self) -> Iterator[Cut]:
-        raise NotImplementedError
+        """Cuts that nobody closed."""
 
     def finish(self, expect_resolved: bool) -> Report:
         self._missing: list[Missing] = []
