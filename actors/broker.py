@@ -19,6 +19,7 @@ from typing import Any
 
 import ray
 
+from escrowmq.actors.answer_buffers import AnswerBuffers, out_of_band
 from escrowmq.actors.config import BrokerConfig
 from escrowmq.actors.group_service import GroupService
 from escrowmq.actors.peers import RayPeers
@@ -31,6 +32,8 @@ from escrowmq.replication.watching import Watching
 log = logging.getLogger(__name__)
 
 Answer = tuple[Any, ...]
+#: Memory for large answers to fetches, in all 32 MiB; a fetch that finds none free is answered all the same.
+FETCH_BUFFERS, FETCH_BUFFER_BYTES = 4, 8 << 20
 
 
 class Broker:
@@ -67,6 +70,7 @@ class Broker:
             tls=tls,
         )
         self._groups = GroupService.over(service)
+        self._fetch_buffers = AnswerBuffers(FETCH_BUFFERS, FETCH_BUFFER_BYTES)
         self._watching = Watching(service)
         self._thread = threading.Thread(target=self._start, name="start", daemon=True)
         self._thread.start()
@@ -92,7 +96,8 @@ class Broker:
 
     @ray.method(concurrency_group="fetch")
     def fetch(self, requests: Sequence[tuple[str, int, int]], max_bytes: int, wait_s: float) -> list[Any]:
-        return self._service.fetch(requests, max_bytes, wait_s)
+        results = self._service.fetch(requests, max_bytes, wait_s, self._fetch_buffers.join)
+        return [(*head, out_of_band(blob)) for *head, blob in results]
 
     @ray.method(concurrency_group="fetch")
     def watch(self, requests: Sequence[tuple[str, int, int]], wait_s: float) -> Answer:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from escrowmq.actors.calls import RayCalls, ReplicaCalls
 from escrowmq.actors.closing import Closing
-from escrowmq.actors.records import check_dense, trim_run
+from escrowmq.actors.records import Run, check_dense, trim_runs
 from escrowmq.actors.replica_choice import ReplicaChoice
 from escrowmq.actors.topology import ClusterInfo
 from escrowmq.replication.errors import (
@@ -30,8 +30,9 @@ from escrowmq.replication.errors import (
 )
 from escrowmq.replication.model import ResultCode, group_of
 
-#: Bytes of one fetch: Ray moves large answers through shared memory, cheap per byte from 1 MiB on.
-FETCH_BYTES = 2 << 20
+#: Bytes of one fetch. A call costs two to three milliseconds of processor time in all, whatever its size, and
+#: a megabyte another one; the broker has memory at hand for answers up to this (see answer_buffers.py).
+FETCH_BYTES = 8 << 20
 #: How long the broker may wait for news that this replica has not got yet.
 FETCH_WAIT_S = 0.25
 #: Silence beyond that wait after which another replica is asked; doubles while nobody answers.
@@ -43,13 +44,24 @@ RETRY_S, RETRY_S_MAX = 0.05, 2.0
 LAG_PATIENCE_S = 5.0
 
 
+class Stretch(NamedTuple):
+    """Neighbouring runs ``(base offset, messages, time in ms, bytes)``, at least one, and their rows.
+
+    ``rows`` is for ``codec.decode_rows``, all at once or run by run. It is a view of shared memory, which
+    is free again when no view of it is left: copy what is to stay.
+    """
+
+    runs: list[Run]
+    rows: memoryview
+
+
 class Block(NamedTuple):
-    """``messages`` many from ``base_offset`` on, all of one time; ``rows`` is for ``codec.decode_rows``."""
+    """``messages`` many from ``base_offset`` on, all of one time; ``rows`` as in a stretch."""
 
     base_offset: int
     messages: int
     ts_ms: int
-    rows: bytes
+    rows: memoryview
 
 
 @dataclass(slots=True)
@@ -63,7 +75,7 @@ class _Asked:
 
 
 class PartitionReader(Closing):
-    """Iterates over the ``Block``s of ``[start, end)``. One pass, one thread; ``close`` when done.
+    """Gives the ``Block``s of ``[start, end)``, or its ``stretches``. One pass, one thread; ``close`` it.
 
     Raises UnknownTopic; OffsetOutOfRange for data that retention has removed, or that no replica has
     got after ``lag_patience_s``; Unavailable if no replica answers for ``timeout_s``; CorruptLog if all
@@ -103,18 +115,21 @@ class PartitionReader(Closing):
             self._own_calls.close()
 
     def __iter__(self) -> Iterator[Block]:
+        for runs, rows in self.stretches():
+            at = 0
+            for base, count, ts_ms, size in runs:
+                yield Block(base, count, ts_ms, rows[at : at + size])
+                at += size
+
+    def stretches(self) -> Iterator[Stretch]:
+        """The same, an answer at a time: what is done once for each is not done for every run."""
         offset = self.start
         asked = self._ask(offset) if offset < self.end else None
         while asked is not None:
             runs, blob = self._receive(asked)
             offset = runs[-1][0] + runs[-1][1]
             asked = self._ask(offset) if offset < self.end else None
-            view, at = memoryview(blob), 0
-            for run in runs:
-                base, count, _, size = run
-                if base + count > self.start and base < self.end:
-                    yield Block(*trim_run(run, view[at : at + size], self.start, self.end))
-                at += size
+            yield Stretch(*trim_runs(runs, blob, self.start, self.end))
 
     def _ask(self, offset: int, before: _Asked | None = None) -> _Asked:
         now = self._clock()
@@ -132,7 +147,7 @@ class PartitionReader(Closing):
         self._calls.call(self._gid, rid, "fetch", (request, self._fetch_bytes, FETCH_WAIT_S), done)
         return asked
 
-    def _receive(self, asked: _Asked) -> tuple[list[tuple[int, int, int, int]], bytes]:
+    def _receive(self, asked: _Asked) -> tuple[list[Run], memoryview]:
         """The answer to ``asked`` with at least one run; asks others as needed."""
         since = self._clock()
         answered = False
@@ -148,7 +163,7 @@ class PartitionReader(Closing):
                 if code == ResultCode.OK and runs:
                     try:
                         check_dense(runs, asked.offset, len(blob))
-                        return runs, blob
+                        return runs, memoryview(blob)
                     except CorruptLog as damage:
                         refusal = damage
                 else:

@@ -38,9 +38,10 @@ class Chunk:
 
     __slots__ = ("_blob", "_rows", "_run", "_runs", "end", "next", "size")
 
-    def __init__(self, runs: Sequence[Run], blob: bytes, offset: int) -> None:
+    def __init__(self, runs: Sequence[Run], blob: bytes | memoryview, offset: int) -> None:
         check_dense(runs, offset, len(blob))
-        self._runs, self._blob, self._run = runs, blob, 0
+        # A copy, where this is a view of Ray's shared memory: that must not fill with what nobody polls.
+        self._runs, self._blob, self._run = runs, bytes(blob), 0
         self._rows: list[Row] | None = None
         self.next, self.end, self.size = offset, runs[-1][0] + runs[-1][1], len(blob)
 
@@ -70,25 +71,36 @@ class Chunk:
         return records
 
 
-def trim_run(run: Run, rows: memoryview, start: int, end: int) -> tuple[int, int, int, bytes]:
-    """The part of a run inside ``[start, end)`` as ``(base, count, ts_ms, rows)``; nothing is decoded.
+def trim_runs(runs: Sequence[Run], rows: memoryview, start: int, end: int) -> tuple[list[Run], memoryview]:
+    """Neighbouring runs and their rows without what lies outside of ``[start, end)``; nothing is decoded.
 
-    Raises CorruptLog if there are not that many rows.
+    They overlap the range, and the first does not end before it. Raises CorruptLog if there are not as many
+    rows as a run says.
     """
-    base, count, timestamp, size = run
-    if base >= start and base + count <= end:
-        return base, count, timestamp, bytes(rows)
-    first, last = max(base, start), min(base + count, end)
-    unpacker = msgpack.Unpacker(max_buffer_size=max(size, 1))
+    kept, low, high = list(runs), 0, len(rows)
+    while kept[-1][0] >= end:
+        high -= kept.pop()[3]
+    base, count, ts_ms, size = kept[-1]
+    if base + count > end:
+        head = _bytes_of(rows[high - size : high], end - base, kept[-1])
+        kept[-1], high = (base, end - base, ts_ms, head), high - size + head
+    base, count, ts_ms, size = kept[0]
+    if base < start:
+        low = _bytes_of(rows[:size], start - base, kept[0])
+        kept[0] = (start, base + count - start, ts_ms, size - low)
+    return kept, rows[low:high]
+
+
+def _bytes_of(rows: memoryview, count: int, run: Run) -> int:
+    """How many bytes the first ``count`` rows take."""
+    unpacker = msgpack.Unpacker(max_buffer_size=max(len(rows), 1))
     unpacker.feed(rows)
     try:
-        for _ in range(first - base):
-            unpacker.skip()
-        head = unpacker.tell()
-        for _ in range(last - first):
+        for _ in range(count):
             unpacker.skip()
     except (msgpack.UnpackException, ValueError) as error:
         raise CorruptLog(
-            f"rows of offsets {base} to {base + count} cannot be told apart: {error!r}"
+            f"rows of offsets {run[0]} to {run[0] + run[1]} cannot be told apart: {error!r}"
         ) from error
-    return first, last - first, timestamp, bytes(rows[head : unpacker.tell()])
+    at: int = unpacker.tell()
+    return at

@@ -93,7 +93,7 @@ def encode_row(
 def decode_rows(blob: bytes | memoryview, count: int) -> list[Row]:
     """Rows of ``count`` messages that stand one behind the other in ``blob``: one C call for all of them."""
     try:
-        return _decode_rows(b"\xdd" + count.to_bytes(4, "big") + bytes(blob))
+        return _decode_rows(b"".join((b"\xdd", count.to_bytes(4, "big"), blob)))
     except _NOT_MSGPACK as error:
         raise CorruptLog(f"message rows cannot be decoded: {error}") from error
 

@@ -7,7 +7,7 @@ sees one moment: where its partitions end is looked up between two commits, neve
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol
 
 from escrowmq.replication.errors import OffsetGone
@@ -20,7 +20,14 @@ from escrowmq.replication.state.topics import Partition
 RUNS_MAX = 4_096
 
 FetchRequest = tuple[str, int, int]  # topic, partition, offset
-FetchResult = tuple[str, int, int, int, int, list[tuple[int, int, int, int]], bytes]
+FetchResult = tuple[str, int, int, int, int, list[tuple[int, int, int, int]], bytes | memoryview]
+#: Puts parts of so many bytes in all one behind the other. Who serves many large answers has memory for them.
+Join = Callable[[Iterable[bytes], int], bytes | memoryview]
+
+
+def in_bytes(parts: Iterable[bytes], size: int) -> bytes:
+    """The plain ``Join``: into an object of its own."""
+    return b"".join(parts)
 
 
 class RangeReader(Protocol):
@@ -30,7 +37,11 @@ class RangeReader(Protocol):
 
 
 def fetch(
-    state: StateMachine, log: RangeReader, requests: Sequence[FetchRequest], max_bytes: int
+    state: StateMachine,
+    log: RangeReader,
+    requests: Sequence[FetchRequest],
+    max_bytes: int,
+    join: Join = in_bytes,
 ) -> list[FetchResult]:
     """``(topic, partition, code, log start, end, [(base, count, ts_ms, bytes), ...], blob)`` per request.
 
@@ -45,24 +56,24 @@ def fetch(
         if not isinstance(partition, Partition):
             results.append((topic, number, int(partition), 0, 0, [], b""))
             continue
-        result = _fetch_partition(partition, log, offset, end, max(left, 1))
+        result = _fetch_partition(partition, log, offset, end, max(left, 1), join)
         left -= len(result[6])
         results.append(result)
     return results
 
 
 def _fetch_partition(
-    partition: Partition, log: RangeReader, offset: int, end: int, max_bytes: int
+    partition: Partition, log: RangeReader, offset: int, end: int, max_bytes: int, join: Join
 ) -> FetchResult:
     index = partition.index
     topic, number, start = partition.topic, partition.number, index.start
     if not start <= offset <= end:
         return topic, number, int(ResultCode.OUT_OF_RANGE), start, end, [], b""
     # A run that a later commit has made longer is left for the next fetch.
-    known = [run for run in index.runs_from(offset, RUNS_MAX) if run.base + run.messages <= end]
+    known = [run for run in index.runs_from(offset, RUNS_MAX, max_bytes) if run.base + run.messages <= end]
     runs = _within(known, max_bytes)
     try:
-        blob = read_runs(log, runs)
+        blob = join(read_runs(log, runs), sum(run.size for run in runs))
     except OffsetGone:  # retention overtook this read
         return topic, number, int(ResultCode.OUT_OF_RANGE), index.start, index.end, [], b""
     return topic, number, 0, start, end, [(r.base, r.messages, r.time_ms, r.size) for r in runs], blob
@@ -77,9 +88,8 @@ def _within(runs: list[Run], max_bytes: int) -> list[Run]:
     return runs
 
 
-def read_runs(log: RangeReader, runs: Sequence[Run]) -> bytes:
-    """The runs' rows, one behind the other; neighbours in the log are one read."""
-    parts: list[bytes] = []
+def read_runs(log: RangeReader, runs: Sequence[Run]) -> Iterator[bytes]:
+    """The runs' rows, in parts; neighbours in the log are one read."""
     at = 0
     while at < len(runs):
         first = runs[at]
@@ -88,8 +98,7 @@ def read_runs(log: RangeReader, runs: Sequence[Run]) -> bytes:
         while at < len(runs) and runs[at].log_index == first.log_index and runs[at].pos == first.pos + size:
             size += runs[at].size
             at += 1
-        parts.append(log.read_range(first.log_index, first.pos, size))
-    return parts[0] if len(parts) == 1 else b"".join(parts)
+        yield log.read_range(first.log_index, first.pos, size)
 
 
 def offset_for_time(state: StateMachine, topic: str, number: int, time_ms: int) -> tuple[int, int]:

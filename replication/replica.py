@@ -217,6 +217,11 @@ class Replica:
 
     # -------------------------------------------------------------- reads
 
-    def fetch(self, requests: Sequence[fetching.FetchRequest], max_bytes: int) -> list[fetching.FetchResult]:
+    def fetch(
+        self,
+        requests: Sequence[fetching.FetchRequest],
+        max_bytes: int,
+        join: fetching.Join = fetching.in_bytes,
+    ) -> list[fetching.FetchResult]:
         """Committed messages (see fetching.py). Any thread."""
-        return fetching.fetch(self.state, self.journal, requests, max_bytes)
+        return fetching.fetch(self.state, self.journal, requests, max_bytes, join)

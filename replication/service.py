@@ -19,6 +19,7 @@ from escrowmq.replication import fetching
 from escrowmq.replication.answers import DUE_MAX, FETCH_BYTES_MAX, FILE_PART_BYTES_MAX, LEASE_S_MAX, open_row
 from escrowmq.replication.checkpoints import snapshot_name
 from escrowmq.replication.errors import Closed, CorruptLog, InvalidMessage, Overloaded, Unavailable
+from escrowmq.replication.fetching import FetchRequest, FetchResult, Join, in_bytes
 from escrowmq.replication.hosting import NOT_STARTED, ReplicaHost, Status, politely
 from escrowmq.replication.repair import damage_offered, may_be_offered, offered_files
 from escrowmq.replication.state.machine import StateMachine
@@ -67,8 +68,8 @@ class BrokerService(ReplicaHost):
             return ("unknown",)
 
     def fetch(
-        self, requests: Sequence[fetching.FetchRequest], max_bytes: int, wait_s: float
-    ) -> list[fetching.FetchResult]:
+        self, requests: Sequence[FetchRequest], max_bytes: int, wait_s: float, join: Join = in_bytes
+    ) -> list[FetchResult]:
         """Committed messages; waits up to ``wait_s`` if there are none and no error either.
 
         Raises Unavailable while the replica is starting.
@@ -76,12 +77,12 @@ class BrokerService(ReplicaHost):
         self._check_started()
         max_bytes = min(max_bytes, FETCH_BYTES_MAX)
 
-        def attempt() -> list[fetching.FetchResult] | None:
-            results = self.replica.fetch(requests, max_bytes)
+        def attempt() -> list[FetchResult] | None:
+            results = self.replica.fetch(requests, max_bytes, join)
             return results if any(r[2] or r[5] for r in results) else None
 
         try:
-            return self._fetch_lot.wait_for(attempt, wait_s) or self.replica.fetch(requests, max_bytes)
+            return self._fetch_lot.wait_for(attempt, wait_s) or self.replica.fetch(requests, max_bytes, join)
         except CorruptLog as error:
             self._end(error)
             raise Unavailable(f"replica {self.rid} of group {self.gid} leaves for repair", 1.0) from error

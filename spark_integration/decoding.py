@@ -52,7 +52,7 @@ class _Field(NamedTuple):
         return _Field(*(column[rows] for column in self))
 
 
-def raw_columns(blob: bytes, count: int, wanted: Container[str]) -> dict[str, pa.Array]:
+def raw_columns(blob: bytes | memoryview, count: int, wanted: Container[str]) -> dict[str, pa.Array]:
     """Those of ``key``, ``value``, ``headers`` and ``tx_id`` that are wanted, of ``count`` rows in ``blob``.
 
     Raises CorruptLog unless the bytes are exactly so many rows.
@@ -76,7 +76,7 @@ def raw_columns(blob: bytes, count: int, wanted: Container[str]) -> dict[str, pa
     return columns
 
 
-def _plainly(blob: bytes, count: int, wanted: Container[str]) -> dict[str, pa.Array]:
+def _plainly(blob: bytes | memoryview, count: int, wanted: Container[str]) -> dict[str, pa.Array]:
     keys, values, headers, tx_ids = zip(*decode_rows(blob, count), strict=True)
     columns = {}
     if "key" in wanted:
@@ -89,7 +89,7 @@ def _plainly(blob: bytes, count: int, wanted: Container[str]) -> dict[str, pa.Ar
     return columns
 
 
-def _scan(blob: bytes, count: int) -> tuple[_Field, _Field, _Field] | None:
+def _scan(blob: bytes | memoryview, count: int) -> tuple[_Field, _Field, _Field] | None:
     """Key, value and tx_id of every row; None if the rows are not all of the plain kind."""
     data = np.frombuffer(blob, np.uint8)
     starts = np.flatnonzero(data == _ROW)
@@ -145,7 +145,7 @@ def _chain(starts: Places, ends: Places, size: int, count: int) -> Any:
     return rows if int(keep.sum()) == count and ends[rows][-1] == size else None
 
 
-def _gather(blob: bytes, field: _Field) -> pa.Array:
+def _gather(blob: bytes | memoryview, field: _Field) -> pa.Array:
     """The field's contents one behind the other, null where it is nil."""
     count = len(field.start)
     nil = field.tag == _NIL

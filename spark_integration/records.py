@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from escrowmq.actors.reader import Block
+from escrowmq.actors.reader import Stretch
 from escrowmq.spark_integration.decoding import HEADERS, raw_columns
 from escrowmq.spark_integration.options import COLUMNS
 from escrowmq.spark_integration.values import ValueDecoder
@@ -61,15 +61,12 @@ def schema_ddl(columns: Sequence[str], value_ddl: str | None = None) -> str:
     return ", ".join(f"{name} {types[name]}" for name in columns)
 
 
-def record_batch(topic: str, partition: int, blocks: Sequence[Block], format: RowFormat) -> pa.RecordBatch:
-    """The messages of ``blocks``, in order. Raises CorruptLog when the rows are not what the blocks say."""
-    counts = np.array([block.messages for block in blocks], dtype=np.int64)
+def record_batch(topic: str, partition: int, stretch: Stretch, format: RowFormat) -> pa.RecordBatch:
+    """The messages of ``stretch``, in order. Raises CorruptLog when the rows are not what the runs say."""
+    bases, counts, times_ms, _ = np.array(stretch.runs, dtype=np.int64).T
     total = int(counts.sum())
-    blob = blocks[0].rows if len(blocks) == 1 else b"".join([block.rows for block in blocks])
-    raw = raw_columns(blob, total, format.columns)
-    bases = np.array([block.base_offset for block in blocks], dtype=np.int64)
-    firsts = np.cumsum(counts) - counts  # place of each block's first message in the batch
-    offsets = np.arange(total, dtype=np.int64) + np.repeat(bases - firsts, counts)
+    raw = raw_columns(stretch.rows, total, format.columns)
+    offsets = np.arange(bases[0], bases[0] + total, dtype=np.int64)  # they are dense
     columns = []
     for name in format.columns:
         if name in raw:
@@ -77,8 +74,7 @@ def record_batch(topic: str, partition: int, blocks: Sequence[Block], format: Ro
         elif name == "offset":
             columns.append(pa.array(offsets))
         elif name == "timestamp":
-            times_us = np.array([block.ts_ms for block in blocks], dtype=np.int64) * 1000
-            columns.append(pa.array(np.repeat(times_us, counts)).view(_TYPES[name][1]))
+            columns.append(pa.array(np.repeat(times_ms * 1000, counts)).view(_TYPES[name][1]))
         else:
             same = {"topic": topic, "partition": partition, "timestampType": LOG_APPEND_TIME}[name]
             columns.append(pa.repeat(pa.scalar(same, _TYPES[name][1]), total))
@@ -92,17 +88,14 @@ def record_batch(topic: str, partition: int, blocks: Sequence[Block], format: Ro
 
 
 def record_batches(
-    topic: str, partition: int, blocks: Iterable[Block], format: RowFormat
+    topic: str, partition: int, stretches: Iterable[Stretch], format: RowFormat
 ) -> Iterator[pa.RecordBatch]:
     """Batches of about BATCH_ROWS messages or BATCH_BYTES, whichever comes first."""
-    waiting: list[Block] = []
-    rows = size = 0
-    for block in blocks:
-        waiting.append(block)
-        rows += block.messages
-        size += len(block.rows)
-        if rows >= BATCH_ROWS or size >= BATCH_BYTES:
-            yield record_batch(topic, partition, waiting, format)
-            waiting, rows, size = [], 0, 0
-    if waiting:
-        yield record_batch(topic, partition, waiting, format)
+    for runs, view in stretches:
+        begun = rows = size = at = 0
+        for i, run in enumerate(runs, 1):
+            rows += run[1]
+            size += run[3]
+            if rows >= BATCH_ROWS or size >= BATCH_BYTES or i == len(runs):
+                yield record_batch(topic, partition, Stretch(runs[begun:i], view[at : at + size]), format)
+                begun, at, rows, size = i, at + size, 0, 0

@@ -16,6 +16,7 @@ import threading
 from array import array
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 #: Columns of a run table: first offset, log index, byte position in the command, bytes, messages,
@@ -68,17 +69,24 @@ class PartitionIndex:
             self.end = base + count
         return base
 
-    def runs_from(self, offset: int, limit: int = 256) -> list[Run]:
-        """Runs from the one that holds ``offset`` on, at most ``limit``, in order of offsets."""
+    def runs_from(self, offset: int, limit: int = 256, max_bytes: int | None = None) -> list[Run]:
+        """Runs from the one that holds ``offset`` on, in order of offsets: at most ``limit``, and none behind
+        the first with which they are more than ``max_bytes``.
+        """
         with self._lock:
             if not self.start <= offset < self.end:
                 return []
             runs: list[Run] = []
+            left = max_bytes
             for columns in self._tables_from(offset):
                 at = max(bisect_right(columns[BASE], offset) - 1, 0)
                 stop = min(len(columns[BASE]), at + limit - len(runs))
-                runs.extend(Run(*(column[i] for column in columns)) for i in range(at, stop))
-                if len(runs) >= limit:
+                if left is not None:
+                    total = list(accumulate(columns[SIZE][at:stop]))
+                    stop = min(stop, at + bisect_right(total, left) + 1)
+                    left -= total[stop - at - 1]
+                runs.extend(map(Run._make, zip(*(column[at:stop] for column in columns), strict=True)))
+                if len(runs) >= limit or (left is not None and left < 0):
                     break
             return runs
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from escrowmq.actors.records import Chunk, trim_run
+from escrowmq.actors.records import Chunk, trim_runs
 from escrowmq.cluster.address import parse_address
 from escrowmq.replication.codec import decode_rows, encode_row
 from escrowmq.replication.errors import EscrowMQError
@@ -38,8 +38,8 @@ def chunk(data: bytes) -> None:
 
 
 def trimmed(data: bytes) -> None:
-    base, count, _, part = trim_run((7, 3, 1, len(data)), memoryview(data), 8, 9)
-    assert (base, count) == (8, 1)
+    (run,), part = trim_runs([(7, 3, 1, len(data))], memoryview(data), 8, 9)
+    assert run == (8, 1, 1, len(part))
     assert part in data
 
 

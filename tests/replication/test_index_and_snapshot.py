@@ -46,6 +46,11 @@ def test_every_offset_is_found_where_it_was_put(steps: list[tuple[int, int, bool
     for offset, (entry, _) in enumerate(model):
         run = index.runs_from(offset, 1)[0]
         assert run.base <= offset < run.base + run.messages and run.log_index == entry
+        every = index.runs_from(offset, len(model))
+        few, bound = index.runs_from(offset, len(model), offset), offset  # any number will do
+        sizes = [run.size for run in every]
+        enough = next((n for n in range(len(sizes)) if sum(sizes[: n + 1]) > bound), len(sizes) - 1) + 1
+        assert few == every[:enough]
     at = rng.randrange(10, 75)
     wanted = next((i for i, (e, _) in enumerate(model) if e >= at), len(model))
     found = index.offset_at_time(at)

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from escrowmq.actors.reader import Block
+from escrowmq.actors.reader import Stretch
 from escrowmq.replication.codec import encode_row
 from escrowmq.replication.errors import CorruptLog
 from escrowmq.spark_integration import records
@@ -22,14 +22,14 @@ ROWS = [
     encode_row(b"k3", b"v3", {"h": b"3"}, "tx-2"),
 ]
 #: Two entries of the log: one message at offset 7, then three at 8 to 10.
-BLOCKS = [
-    Block(7, 1, 1_700_000_000_123, ROWS[0]),
-    Block(8, 3, 1_700_000_001_000, b"".join(ROWS[1:])),
-]
+STRETCH = Stretch(
+    [(7, 1, 1_700_000_000_123, len(ROWS[0])), (8, 3, 1_700_000_001_000, sum(map(len, ROWS[1:])))],
+    memoryview(b"".join(ROWS)),
+)
 
 
 def test_columns_hold_what_was_sent() -> None:
-    batch = record_batch("t", 3, BLOCKS, ALL)
+    batch = record_batch("t", 3, STRETCH, ALL)
     assert batch.column("key").to_pylist() == [b"k0", None, b"", b"k3"]
     assert batch.column("value").to_pylist() == [b"v0", b"", b"v2", b"v3"]
     assert batch.column("offset").to_pylist() == [7, 8, 9, 10]
@@ -50,22 +50,23 @@ def test_columns_hold_what_was_sent() -> None:
 
 
 def test_batches_are_bounded_by_rows_and_by_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    blocks = [Block(i, 1, 0, encode_row(b"k", bytes(100), None, None)) for i in range(10)]
-    format = RowFormat()
+    row = encode_row(b"k", bytes(100), None, None)
+    stretch = Stretch([(i, 1, 0, len(row)) for i in range(10)], memoryview(row * 10))
+    format = RowFormat(("offset",))
 
-    def sizes() -> list[int]:
-        return [batch.num_rows for batch in record_batches("t", 0, blocks, format)]
+    def found() -> list[list[int]]:
+        return [batch.column("offset").to_pylist() for batch in record_batches("t", 0, [stretch] * 2, format)]
 
-    assert sizes() == [10]
+    assert found() == [list(range(10))] * 2
     monkeypatch.setattr(records, "BATCH_ROWS", 4)
-    assert sizes() == [4, 4, 2]
+    assert found() == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]] * 2
     monkeypatch.setattr(records, "BATCH_BYTES", 200)
-    assert sizes() == [2] * 5
+    assert found() == [[i, i + 1] for i in range(0, 10, 2)] * 2
     assert list(record_batches("t", 0, [], format)) == []
 
 
 def test_only_the_wanted_columns_are_made_and_in_that_order() -> None:
-    batch = record_batch("t", 3, BLOCKS, RowFormat(("offset", "tx_id", "timestampType")))
+    batch = record_batch("t", 3, STRETCH, RowFormat(("offset", "tx_id", "timestampType")))
     assert batch.schema.names == ["offset", "tx_id", "timestampType"]
     assert batch.to_pylist()[1] == {"offset": 8, "tx_id": "tx-1", "timestampType": 1}
     assert schema_ddl(["offset", "value"]) == "offset BIGINT, value BINARY"
@@ -74,7 +75,7 @@ def test_only_the_wanted_columns_are_made_and_in_that_order() -> None:
 
 
 def test_a_damaged_blob_is_refused() -> None:
-    rows = BLOCKS[1].rows
-    for damaged in (rows[:-1], rows + b"\x00", b"\xc1" + rows[1:]):
+    whole = bytes(STRETCH.rows)
+    for damaged in (whole[:-1], whole + b"\x00", b"\xc1" + whole[1:]):
         with pytest.raises(CorruptLog):
-            record_batch("t", 0, [BLOCKS[1]._replace(rows=damaged)], RowFormat())
+            record_batch("t", 0, STRETCH._replace(rows=memoryview(damaged)), RowFormat())
