@@ -20,6 +20,7 @@ from escrowmq.feedback.config import FeedbackConfig
 from escrowmq.feedback.endless import endless
 from escrowmq.feedback.group_feedback import GroupFeedback
 from escrowmq.feedback.policy import LockedRow, Trouble, Verdict
+from escrowmq.feedback.poll_pace import PollPace
 from escrowmq.replication.model import TransactionState
 
 #: What a poll hands out per check: group, transaction id, query id, checks so far, seconds to answer.
@@ -44,6 +45,7 @@ class TopicFeedback:
         self.last_poll_at = _now()
         self._config, self._rng = config, rng
         self._table = CheckTable(config)
+        self._pace = PollPace(config)
         self._parked: dict[str, asyncio.Future[list[Handed]]] = {}
         self._leaders = {
             gid: GroupLeader(gid, replicas, brokers, config.leader, rng) for gid in range(groups)
@@ -82,15 +84,16 @@ class TopicFeedback:
         yet. ``("retry", seconds)``: too many producers are parked here, come back later.
         """
         now = self.last_poll_at = _now()
+        self._pace.arrive(instance, now)
         self._unpark(instance, [])  # a producer that polls again has given its older poll up
         seat = self._table.arrive(instance, room, [(gid, tx_id) for gid, tx_id in working], now)
         if seat is None or len(self._parked) >= self._config.polls_parked_max:
             self.counts["polls_refused"] += 1
-            return "retry", self._rng.uniform(0.5, 1.5)
+            return "retry", self._pace.retry_s() * self._rng.uniform(0.5, 1.5)
         waiting: asyncio.Future[list[Handed]] = asyncio.get_running_loop().create_future()
         self._parked[instance] = waiting
         seat.parked = True
-        longest = min(wait_s, self._config.poll_wait_max_s) * self._rng.uniform(0.8, 1.0)
+        longest = min(wait_s, self._pace.wait_s()) * self._rng.uniform(0.8, 1.0)
         timer = asyncio.get_running_loop().call_later(longest, self._unpark, instance, [], waiting)
         self._match()
         try:
@@ -120,6 +123,7 @@ class TopicFeedback:
     def leave(self, instance: str) -> None:
         """The producer closes: its checks go to the others at once."""
         self._unpark(instance, [])
+        self._pace.leave(instance)
         self._table.leave(instance)
         self._match()
 
@@ -196,6 +200,7 @@ class TopicFeedback:
             "topic": self.topic,
             "producers": sorted(seat.instance for seat in self._table.seats.online(now)),
             "polls_parked": len(self._parked),
+            "poll_wait_s": self._pace.wait_s(),
             "checks": self._table.counts(),
             "counts": dict(self.counts),
             "groups": [group.status() for group in self._groups.values()],

@@ -25,6 +25,8 @@ log = logging.getLogger(__name__)
 
 #: An actor that answers nothing so long after a poll should have ended is given up, and looked for anew.
 POLL_GRACE_S = 3.0
+#: A long poll has as much more time as it is longer than the usual one: it is one of many.
+LONG_POLL_GRACE = 0.6
 ANSWERS_PER_CALL = 256
 #: Answers waiting for the actor; beyond it the oldest are dropped, and their checks repeated.
 ANSWERS_MAX = 4_096
@@ -71,6 +73,7 @@ class TopicLink:
         self._to_send = asyncio.Event()
         self._room_again = asyncio.Event()
         self._polls: set[asyncio.Task[None]] = set()
+        self._wait_s = self._config.poll_wait_s  # what the next idle poll offers
 
     async def run(self) -> None:
         """Poll and answer for ever."""
@@ -112,7 +115,7 @@ class TopicLink:
         poll ends it at the actor)."""
         room, much = self._pool.room, self._pool.full_room // 2
         busy = self._working or room < much
-        wait_s = self._config.working_wait_s if busy else self._config.poll_wait_s
+        wait_s = self._config.working_wait_s if busy else self._wait_s
         self._room_again.clear()
         poll = asyncio.create_task(self._take_from(port, room, wait_s))
         self._polls.add(poll)
@@ -131,11 +134,15 @@ class TopicLink:
             poll.add_done_callback(_look_at)
 
     async def _take_from(self, port: FeedbackPort, room: int, wait_s: float) -> None:
+        begin = _now()
         try:
-            async with asyncio.timeout(wait_s + POLL_GRACE_S):
+            async with asyncio.timeout(wait_s + max(POLL_GRACE_S, LONG_POLL_GRACE * wait_s)):
                 status, value = await port.poll(self._producer.instance, room, list(self._working), wait_s)
         except TimeoutError:
+            self._offer(wait_s, _now() - begin)
             raise FeedbackLost("no answer to a poll") from None
+        if status == "ok" and not value:
+            self._offer(wait_s, _now() - begin)
         if status != "ok":
             self.counts["sent_away"] += 1
             await asyncio.sleep(float(value))
@@ -145,6 +152,13 @@ class TopicLink:
                 self.counts["taken"] += 1
                 task = asyncio.create_task(self._work(gid, tx_id, query_id, answer_s))
                 self._working[gid, tx_id] = task
+
+    def _offer(self, wait_s: float, took_s: float) -> None:
+        """How long the next idle poll may be parked, after one that ended with nothing. The actor of a large
+        crowd uses it up. So does one that is overloaded, which short polls would only make worse."""
+        config = self._config
+        if wait_s >= config.poll_wait_s:
+            self._wait_s = max(config.poll_wait_s, min(2 * took_s, config.poll_wait_max_s))
 
     # ---------------------------------------------------------------- answering
 
@@ -202,3 +216,7 @@ def _look_at(poll: asyncio.Task[None]) -> None:
     """A poll that was given up; what it still brought was taken, and its failure the next one will see."""
     if not poll.cancelled():
         poll.exception()
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

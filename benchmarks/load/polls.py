@@ -1,20 +1,17 @@
 """Ten thousand producers' polls parked at the feedback actors of many apps: what waiting costs.
 
 Every app has its feedback actor, a process of its own, so memory says how many apps fit on a machine:
-the polls are spread over as many actors as fit here, and the cost of one more app is reported. Checks
-are then made due in random apps: how long until a parked poll gets them?
+the polls are spread over as many actors as fit here, and the cost of one more app is reported. What bounds
+the polls is processor time: parked polls are the rate at which polls end times their length, whatever the
+producers wish. Checks are then made due in random apps: how long until a parked poll gets them?
 """
 
 from __future__ import annotations
 
-import asyncio
-import multiprocessing
+import os
 import random
-import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +20,13 @@ import ray
 
 import escrowmq
 from benchmarks.group import GroupUnderTest
+from benchmarks.load.pollers import Crowd, PollerProcess
 from benchmarks.load.series import own_megabytes
 from benchmarks.measure import CpuMeter, Latencies
 from benchmarks.open_transactions import open_many
 from benchmarks.workload import bulk_transactions
-from escrowmq.actors.topology import ClusterInfo
 from escrowmq.feedback.actor import start_feedback
-from escrowmq.feedback.config import FeedbackConfig
+from escrowmq.feedback.config import AnswererConfig, FeedbackConfig
 
 TOPIC, PARTITIONS = "polls", 4
 TIMEOUT_MS = 1_000
@@ -37,95 +34,9 @@ CHECKS = 60
 #: What is left to the machine, and what one actor is reckoned to need before any is measured.
 SPARE_MB, ACTOR_MB = 6_000, 130
 STARTS_AT_ONCE = 8
-
-
-@dataclass(frozen=True)
-class Crowd:
-    """What the pollers' process is told at its start."""
-
-    address: str
-    info: ClusterInfo
-    apps: tuple[str, ...]
-    each: int
-    config: FeedbackConfig
-    poll_s: float
-
-
-class Pollers:
-    """All producers of all apps in one process: each has one poll parked at its app's actor, always."""
-
-    def __init__(self, crowd: Crowd) -> None:
-        self._crowd = crowd
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._main()), daemon=True)
-        self.polls = 0
-        self.arrived: dict[str, float] = {}  # transaction -> when a producer got it
-        self._thread.start()
-
-    async def _main(self) -> None:
-        crowd = self._crowd
-        tasks = []
-        for app in crowd.apps:
-            handle = start_feedback(app, TOPIC, crowd.info, crowd.config)
-            for n in range(crowd.each):
-                tasks.append(asyncio.create_task(self._producer(handle, f"{app}-{n}")))
-        await asyncio.to_thread(self._ended.wait)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-    async def _producer(self, handle: Any, instance: str) -> None:
-        poll_s = self._crowd.poll_s
-        await asyncio.sleep(random.random() * poll_s)  # not all in step
-        while True:
-            status, value = await handle.poll.remote(instance, 16, [], poll_s)
-            self.polls += 1
-            if status == "retry":
-                await asyncio.sleep(value)
-            elif value:
-                now = time.time()
-                for row in value:
-                    self.arrived.setdefault(row[1], now)
-                answers = [(row[0], row[1], "COMMITTED", "none") for row in value]
-                await handle.answer.remote(instance, answers)
-
-    def stop(self) -> None:
-        self._ended.set()
-        self._thread.join(30.0)
-
-
-def run_pollers(crowd: Crowd, pipe: Connection) -> None:
-    """The process: answers every word with what the pollers saw, until it hears "end"."""
-    ray.init(address=crowd.address, namespace=crowd.info.namespace, log_to_driver=False)
-    pollers = Pollers(crowd)
-    while pipe.recv() != "end":
-        pipe.send((pollers.polls, dict(pollers.arrived)))
-    pollers.stop()
-    ray.shutdown()
-
-
-class PollerProcess:
-    """The parent's end."""
-
-    def __init__(self, crowd: Crowd) -> None:
-        context = multiprocessing.get_context("spawn")
-        self._pipe, theirs = context.Pipe()
-        self._process = context.Process(target=run_pollers, args=(crowd, theirs), daemon=True)
-        self._process.start()
-
-    def look(self) -> tuple[int, dict[str, float]]:
-        """Polls that ended so far, and which transactions arrived when."""
-        self._pipe.send("look")
-        if not self._pipe.poll(60.0):
-            raise TimeoutError("the pollers do not answer")
-        polls, arrived = self._pipe.recv()
-        return polls, arrived
-
-    def stop(self) -> None:
-        self._pipe.send("end")
-        self._process.join(60.0)
-        if self._process.is_alive():
-            self._process.kill()
+#: First polls come within this time: a deployment of ten thousand producers does not start in one moment.
+START_S = 30.0
+PARKED_WITHIN_S = 300.0
 
 
 def measure(
@@ -193,30 +104,42 @@ def _measure(
 ) -> dict[str, Any]:
     empty = [own_megabytes(pid) or 0.0 for pid in pids.values()]
     brokers = {name: pid for name, pid in group.pids().items() if name[:4] in ("lead", "foll")}
+    answerer = AnswererConfig(poll_wait_max_s=config.poll_wait_max_s)
+    apps = tuple(handles)
     pollers = PollerProcess(
-        Crowd(cluster.address, cluster.info, tuple(handles), each, config, config.poll_wait_max_s)
+        Crowd(cluster.address, TOPIC, cluster.info, apps, each, config, answerer, START_S)
     )
     try:
-        held = _await_parked(list(handles.values()), each)
+        parked_after = await_parked(list(handles.values()), each * len(handles), pollers, say)
+        time.sleep(2 * config.poll_wait_max_s)  # polls become longer step by step
         full = [own_megabytes(pid) or 0.0 for pid in pids.values()]
-        (polls, _), meter = pollers.look(), CpuMeter({**brokers, **pids})
-        time.sleep(2 * seconds)
-        busy = meter.stop(1).busy()
-        polls = pollers.look()[0] - polls
-        say(f"{held:,} polls parked at {len(handles)} actors; {polls / 2 / seconds:,.0f} polls/s")
-        latency = _checks(cluster, list(handles), pollers)
+        begin, (before, _), meter = (
+            time.monotonic(),
+            pollers.look(),
+            CpuMeter({**brokers, **pids, "pollers": pollers.pid}),
+        )
+        time.sleep(2 * config.poll_wait_max_s)
+        held, busy, (after, _) = parked(list(handles.values())), meter.stop(1).busy(), pollers.look()
+        per_s, counts = (after["polls"] - before["polls"]) / (time.monotonic() - begin), after - before
+        say(f"{held:,} polls parked at {len(handles)} actors; {per_s:,.0f} polls/s; {dict(counts)}")
+        latency, load = _checks(cluster, list(handles), pollers), os.getloadavg()[0]
         rate = bulk_transactions(group, producer, TOPIC, 1_024, seconds).traffic.per_s
     finally:
         pollers.stop()
     actors = [busy[app] for app in pids]
     lost = CHECKS - int(latency["samples"])
-    figures = {
+    figures: dict[str, Any] = {
         "parked": held,
-        "polls_per_s": polls / 2 / seconds,
+        "parked_after_s": parked_after,
+        "polls_per_s": per_s,
+        "polls_lost": counts["lost"],
+        "load": load,
         "actor_mb_empty": sum(empty) / len(empty),
         "actor_mb_full": sum(full) / len(full),
         "kb_per_parked_poll": 1000 * (sum(full) - sum(empty)) / max(1, held),
         "actor_cores_each": sum(actors) / len(actors),
+        "actor_cores_all": sum(actors),
+        "pollers_cores": busy["pollers"],
         "broker_cores": {name: busy[name] for name in brokers},
         "check_latency": latency,
         "commits_per_s_with": rate,
@@ -250,13 +173,23 @@ def _checks(cluster: Any, apps: list[str], pollers: PollerProcess) -> dict[str, 
     return latency.summary()
 
 
-def _await_parked(handles: list[Any], each: int) -> int:
-    """Until nearly all polls are parked, or no more come; how many are."""
-    held, deadline = 0, time.monotonic() + 180
-    while time.monotonic() < deadline:
-        statuses = ray.get([handle.status.remote() for handle in handles], timeout=120)
-        held = sum(status["polls_parked"] for status in statuses)
-        if held >= 0.97 * each * len(handles):
-            break
+def parked(handles: list[Any]) -> int:
+    """Polls parked at these actors."""
+    statuses = ray.get([handle.status.remote() for handle in handles], timeout=120)
+    return sum(status["polls_parked"] for status in statuses)
+
+
+def await_parked(
+    handles: list[Any], wanted: int, pollers: PollerProcess, say: Callable[[str], None]
+) -> float | None:
+    """Until nearly all polls are parked; after how long, or None: not within some minutes."""
+    begin, said = time.monotonic(), 0.0
+    while (took := time.monotonic() - begin) < PARKED_WITHIN_S:
+        held = parked(handles)
+        if held >= 0.97 * wanted:
+            return took
+        if took > said + 10.0:
+            said = took
+            say(f"{held:,} of {wanted:,} polls parked after {took:.0f} s; {dict(pollers.look()[0])}")
         time.sleep(2.0)
-    return held
+    return None

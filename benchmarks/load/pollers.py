@@ -1,0 +1,160 @@
+"""Producers of many apps in one process, all of them idle: the links that real ones have.
+
+A link is the product's own, with its offers, time-outs and reconnects, so an overloaded actor meets here what
+it meets in production. What is missing is the rest of a producer: 10,000 processes fit on no machine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import random
+import threading
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any
+
+import ray
+
+from escrowmq.actors.topology import ClusterInfo
+from escrowmq.feedback.actor import start_feedback
+from escrowmq.feedback.config import AnswererConfig, FeedbackConfig
+from escrowmq.feedback.query_pool import QueryPool
+from escrowmq.feedback.ray_calls import RayFeedbackPort
+from escrowmq.feedback.states import TransactionState, TxStatusQuerier
+from escrowmq.feedback.topic_link import Respondent, TopicLink
+
+
+@dataclass(frozen=True)
+class Crowd:
+    """What the pollers' process is told at its start."""
+
+    address: str
+    topic: str
+    info: ClusterInfo
+    apps: tuple[str, ...]
+    each: int
+    config: FeedbackConfig
+    answerer: AnswererConfig
+    spread_s: float  # their first polls come within this time
+
+
+class CountedPort(RayFeedbackPort):
+    """Counts the polls that end."""
+
+    def __init__(self, handle: Any, polls: Counter[str]) -> None:
+        super().__init__(handle)
+        self._polls = polls
+
+    async def poll(
+        self, instance: str, room: int, working: Sequence[tuple[int, str]], wait_s: float
+    ) -> tuple[str, Any]:
+        answer = await super().poll(instance, room, working, wait_s)
+        self._polls["refused" if answer[0] == "retry" else "polls"] += 1
+        return answer
+
+
+class Arrivals(TxStatusQuerier):
+    """Commits everything; remembers when it was first asked about what."""
+
+    def __init__(self) -> None:
+        self.at: dict[str, float] = {}
+
+    def query_status(self, tx_id: str, query_id: str) -> TransactionState:
+        self.at.setdefault(tx_id, time.time())
+        return TransactionState.COMMITTED
+
+
+class Pollers:
+    """All producers of all apps in one process: the links that real ones have, on one event loop."""
+
+    def __init__(self, crowd: Crowd) -> None:
+        self._crowd = crowd
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._main()), daemon=True)
+        self.counts = Counter[str]()
+        self.arrivals = Arrivals()
+        self._thread.start()
+
+    async def _main(self) -> None:
+        crowd = self._crowd
+        links = []
+        for app in crowd.apps:
+            handle = await asyncio.to_thread(start_feedback, app, crowd.topic, crowd.info, crowd.config)
+            links += [self._link(f"{app}-{n}", handle) for n in range(crowd.each)]
+        random.shuffle(links)
+        tasks = [
+            asyncio.create_task(self._run(link, crowd.spread_s * n / len(links)))
+            for n, link in enumerate(links)
+        ]
+        while not self._ended.is_set():
+            await asyncio.sleep(0.5)
+            self.counts["lost"] = sum(link.counts["lost"] for link in links)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _link(self, instance: str, handle: Any) -> TopicLink:
+        port, config = CountedPort(handle, self.counts), self._crowd.answerer
+
+        async def connect(topic: str) -> CountedPort:
+            return port
+
+        pool = QueryPool(self.arrivals, config)
+        return TopicLink(
+            self._crowd.topic, Respondent(instance, connect, pool, _never, config, random.Random(instance))
+        )
+
+    async def _run(self, link: TopicLink, after_s: float) -> None:
+        await asyncio.sleep(after_s)
+        await link.run()
+
+    def stop(self) -> None:
+        self._ended.set()
+        self._thread.join(30.0)
+
+
+def _never(tx_id: str) -> bool:
+    return False
+
+
+def run_pollers(crowd: Crowd, pipe: Connection) -> None:
+    """The process: answers every word with what the pollers saw, until it hears "end"."""
+    ray.init(address=crowd.address, namespace=crowd.info.namespace, log_to_driver=False)
+    pollers = Pollers(crowd)
+    while pipe.recv() != "end":
+        pipe.send((dict(pollers.counts), dict(pollers.arrivals.at)))
+    pollers.stop()
+    ray.shutdown()
+
+
+class PollerProcess:
+    """The parent's end."""
+
+    def __init__(self, crowd: Crowd) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(target=run_pollers, args=(crowd, theirs), daemon=True)
+        self._process.start()
+
+    @property
+    def pid(self) -> int:
+        assert self._process.pid is not None
+        return self._process.pid
+
+    def look(self) -> tuple[Counter[str], dict[str, float]]:
+        """Polls that ended so far, were refused or lost, and which transactions arrived when."""
+        self._pipe.send("look")
+        if not self._pipe.poll(60.0):
+            raise TimeoutError("the pollers do not answer")
+        counts, arrived = self._pipe.recv()
+        return Counter(counts), arrived
+
+    def stop(self) -> None:
+        self._pipe.send("end")
+        self._process.join(60.0)
+        if self._process.is_alive():
+            self._process.kill()

@@ -1,0 +1,192 @@
+"""Many idle producers at one actor that takes few calls a second: virtual time, the links real ones have."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from escrowmq.feedback.config import AnswererConfig, FeedbackConfig
+from escrowmq.feedback.poll_pace import PollPace
+from escrowmq.feedback.query_pool import QueryPool
+from escrowmq.feedback.states import TransactionState
+from escrowmq.feedback.topic_feedback import TopicFeedback
+from escrowmq.feedback.topic_link import Respondent, TopicLink
+from tests.feedback.clock import now, run
+from tests.feedback.groups import BrokersDouble
+from tests.feedback.test_query_pool import Calls
+
+PRODUCERS = 300
+#: Processor time of a call. 300 polls of 4 to 5 s make 67 a second, of 24 to 30 s 11 a second.
+CALL_S = 0.025
+
+
+class BusyPort:
+    """The actor behind a processor that takes one call after the other, ``CALL_S`` for each."""
+
+    def __init__(self, feedback: TopicFeedback) -> None:
+        self._feedback, self._free_at = feedback, 0.0
+        self.ended = Counter[str]()
+        self.offered: list[float] = []
+
+    async def _processor(self) -> None:
+        self._free_at = max(self._free_at, now()) + CALL_S
+        await asyncio.sleep(self._free_at - now())
+
+    async def poll(self, instance: str, room: int, working: Sequence[tuple[int, str]], wait_s: float) -> Any:
+        self.offered.append(wait_s)
+        # A caller that no longer waits does not take its call back: Ray delivers it all the same.
+        return await asyncio.shield(asyncio.ensure_future(self._poll(instance, room, working, wait_s)))
+
+    async def _poll(self, instance: str, room: int, working: Sequence[tuple[int, str]], wait_s: float) -> Any:
+        await self._processor()
+        answer = await self._feedback.poll(instance, room, working, wait_s)
+        self.ended[answer[0]] += 1
+        return answer
+
+    async def answer(self, instance: str, answers: Sequence[tuple[int, str, str, str]]) -> Any:
+        await self._processor()
+        return self._feedback.answer(instance, answers)
+
+    async def leave(self, instance: str) -> None:
+        self._feedback.leave(instance)
+
+
+class Crowd:
+    """``TopicLink``s of so many producers, at one actor."""
+
+    def __init__(self, feedback: TopicFeedback, producers: int, config: AnswererConfig) -> None:
+        self.feedback, self.port = feedback, BusyPort(feedback)
+        self.links = [self._link(f"p{n}", config) for n in range(producers)]
+        self.tasks = [asyncio.create_task(link.run()) for link in self.links]
+
+    def _link(self, instance: str, config: AnswererConfig) -> TopicLink:
+        async def connect(topic: str) -> BusyPort:
+            return self.port
+
+        pool = QueryPool(Calls(lambda tx, query: TransactionState.COMMITTED), config)
+        producer = Respondent(instance, connect, pool, lambda tx: False, config, random.Random(instance))
+        return TopicLink("orders", producer)
+
+    async def parked_share(self, after_s: float) -> float:
+        """On average over a minute."""
+        await asyncio.sleep(after_s)
+        parked = 0
+        for _ in range(60):
+            parked += self.feedback.status()["polls_parked"]
+            await asyncio.sleep(1.0)
+        return parked / 60 / len(self.links)
+
+    def lost(self) -> int:
+        return sum(link.counts["lost"] for link in self.links)
+
+
+@asynccontextmanager
+async def crowd(
+    producers: int, config: FeedbackConfig | None = None, answerer: AnswererConfig | None = None
+) -> AsyncIterator[Crowd]:
+    brokers = BrokersDouble()
+    brokers.groups[0].create_topic("orders")
+    config = config or FeedbackConfig()
+    feedback = TopicFeedback("shop", "orders", 1, 3, brokers, config, random.Random(1))
+    feedback.start()
+    it = Crowd(feedback, producers, answerer or AnswererConfig())
+    try:
+        yield it
+    finally:
+        for task in it.tasks:
+            task.cancel()
+        await asyncio.gather(*it.tasks, return_exceptions=True)
+        await feedback.close()
+
+
+def test_more_producers_than_the_processor_could_serve_every_five_seconds_are_all_parked() -> None:
+    async def main() -> None:
+        async with crowd(PRODUCERS) as c:
+            assert await c.parked_share(after_s=180) > 0.95
+            lost = c.lost()
+            await asyncio.sleep(120)
+            assert c.lost() == lost, "nobody takes the actor for lost any more"
+
+    run(main())
+
+
+def test_with_polls_of_a_fixed_length_they_would_queue_instead() -> None:
+    async def main() -> None:
+        answerer = AnswererConfig(poll_wait_max_s=5.0)
+        async with crowd(PRODUCERS, FeedbackConfig(poll_wait_max_s=5.0), answerer) as c:
+            assert await c.parked_share(after_s=180) < 0.75
+
+    run(main())
+
+
+def test_few_producers_poll_as_often_as_before() -> None:
+    async def main() -> None:
+        async with crowd(10) as c:
+            await asyncio.sleep(100)
+            assert 200 <= c.port.ended["ok"] <= 260, "each ten times in 4 to 5 s"
+            assert max(c.port.offered) <= 10.5, "so a lost answer is noticed after 16 s"
+
+    run(main())
+
+
+def test_a_check_still_comes_at_once() -> None:
+    async def main() -> None:
+        async with crowd(PRODUCERS) as c:
+            await c.parked_share(after_s=180)
+            brokers: Any = c.feedback._leaders[0]._brokers
+            group, begin = brokers.groups[0], now()
+            for n in range(20):
+                group.prepare(f"t{n}", app="shop", timeout_ms=1)
+            while any(group.outcome(f"t{n}") != "COMMITTED" for n in range(20)):
+                assert now() - begin < 10.0
+                await asyncio.sleep(0.05)
+            assert now() - begin < 3.0
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    ("producers", "wait_s"), [(1, 5.0), (25, 5.0), (50, 10.0), (150, 30.0), (2_000, 30.0)]
+)
+def test_the_length_follows_from_the_number_of_producers(producers: int, wait_s: float) -> None:
+    pace = PollPace(FeedbackConfig())
+    for n in range(producers):
+        pace.arrive(f"p{n}", 0.0)
+    assert pace.wait_s() == wait_s
+    assert pace.retry_s() == wait_s / 5.0
+
+
+def test_producers_that_left_or_are_silent_for_a_minute_do_not_count() -> None:
+    pace = PollPace(FeedbackConfig())
+    for n in range(100):
+        pace.arrive(f"p{n}", float(n) / 100)
+    for n in range(50, 100):
+        pace.leave(f"p{n}")
+    assert pace.wait_s() == 10.0
+    pace.arrive("p0", 59.0)
+    assert pace.wait_s() == 10.0, "one that comes again counts once"
+    pace.arrive("p0", 61.0)
+    assert pace.wait_s() == 5.0
+
+
+def test_what_it_remembers_is_bounded() -> None:
+    pace = PollPace(FeedbackConfig())
+    for n in range(10_000):
+        pace.arrive(f"p{n}", 0.0)
+    assert len(pace._seen) == 150
+
+
+def test_a_longest_poll_below_the_usual_one_changes_nothing() -> None:
+    pace = PollPace(FeedbackConfig(poll_wait_s=5.0, poll_wait_max_s=1.0))
+    waits: list[float] = []
+    note: Callable[[float], None] = waits.append
+    for n in range(1_000):
+        pace.arrive(f"p{n}", 0.0)
+        note(pace.wait_s())
+    assert set(waits) == {5.0}
