@@ -7,10 +7,8 @@ if the user wants that, a warning: it is never skipped in silence.
 
 from __future__ import annotations
 
-import gc
 import logging
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -21,6 +19,7 @@ from escrowmq.actors.reader import PartitionReader, Stretch
 from escrowmq.actors.router import Router
 from escrowmq.actors.topology import ClusterInfo
 from escrowmq.replication.errors import CorruptLog, DataLoss, OffsetOutOfRange, Unavailable, UnknownTopic
+from escrowmq.spark_integration.collector import collector_paused
 from escrowmq.spark_integration.planning import OffsetRange
 from escrowmq.spark_integration.ray_link import join_from_worker
 from escrowmq.spark_integration.records import RowFormat, record_batches
@@ -32,30 +31,6 @@ log = logging.getLogger(__name__)
 
 #: One question to the leader, of a task that found less than was planned.
 ASK_TIMEOUT_S = 30.0
-
-
-_frozen = False
-
-
-@contextmanager
-def collector_paused() -> Iterator[None]:
-    """No cycle collection in this process meanwhile, and none ever of what it has imported until now.
-
-    Rows are tuples by the ten thousand, without cycles. They set the collector off all the time, and each
-    time it went through everything that Spark and Ray have imported: a third of a task's processor time.
-    Spark also collects after every task of a worker that it uses again.
-    """
-    global _frozen
-    was = gc.isenabled()
-    gc.disable()
-    if not _frozen:  # once: what a user's code leaves behind between tasks is collected as ever
-        gc.freeze()
-        _frozen = True
-    try:
-        yield
-    finally:
-        if was:
-            gc.enable()
 
 
 @dataclass(frozen=True)

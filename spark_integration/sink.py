@@ -27,6 +27,7 @@ from escrowmq.actors.catalog import TopicCatalog
 from escrowmq.actors.router import Router
 from escrowmq.actors.topology import ClusterInfo
 from escrowmq.replication.errors import ConfigError
+from escrowmq.spark_integration.collector import collector_paused
 from escrowmq.spark_integration.ray_link import find_cluster
 from escrowmq.spark_integration.sink_batch import commit_batch, home_of, settle_batch
 from escrowmq.spark_integration.sink_commit import abort_epoch, commit_epoch
@@ -97,16 +98,17 @@ def _prepare(
         router = router_to(options)
         return SinkLink(router, app), TopicCatalog(router).partitions
 
-    return write_batches(
-        batches,
-        connect,
-        epoch_id=epoch_id,
-        attempt=attempt_name(context.partitionId(), context.attemptNumber()),
-        topic=options.topic,
-        message_bytes_max=options.message_bytes_max,
-        timeout_ms=options.transaction_timeout_ms,
-        home_of=home,
-    )
+    with collector_paused():
+        return write_batches(
+            batches,
+            connect,
+            epoch_id=epoch_id,
+            attempt=attempt_name(context.partitionId(), context.attemptNumber()),
+            topic=options.topic,
+            message_bytes_max=options.message_bytes_max,
+            timeout_ms=options.transaction_timeout_ms,
+            home_of=home,
+        )
 
 
 class EscrowMQStreamWriter(DataSourceStreamArrowWriter):

@@ -240,9 +240,7 @@ def prepare_small(
     from escrowmq.spark_integration.sink_rows import RowEncoder
 
     epoch_id = epoch_id_of(query, 0)
-    writer = ChunkWriter(
-        link, epoch_id, "0.0.small", timeout_ms=60_000, chunk_bytes=10_000, large_chunk_bytes=20_000
-    )
+    writer = ChunkWriter(link, epoch_id, "0.0.small", timeout_ms=60_000, chunk_bytes=10_000)
     encoder = RowEncoder(epoch_id, topic, lambda _: PARTITIONS, 1 << 20, 5_000)
     for each in batches:
         for rows in encoder.encode(each):
