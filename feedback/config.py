@@ -63,9 +63,9 @@ class FeedbackConfig:
     #: both ends together, so 5 make 1 % of a core. With more than 25 producers polls are longer than
     #: ``poll_wait_s`` ...
     polls_per_s: float = 5.0
-    #: ... up to this (with 150 producers). A producer that died with its poll parked looks online so long,
-    #: and each check that is handed to it comes ``confirm_s`` later to the next one.
-    poll_wait_max_s: float = 30.0
+    #: ... up to this (with 300 producers). A producer that died with its poll parked looks online so long,
+    #: and a check that is handed to it comes ``confirm_s`` later to the next one.
+    poll_wait_max_s: float = 60.0
     #: Parked polls. At max_concurrency an async actor cannot even run the call that wakes the others, so
     #: polls beyond this bound are sent away with a hint when to come back (56 KB each).
     polls_parked_max: int = 500
@@ -100,7 +100,7 @@ class AnswererConfig:
     poll_wait_s: float = 5.0
     #: An actor with many producers lets them poll rarely. So a producer offers twice the time that its last
     #: poll took, up to this; a poll without any answer is noticed after 1.6 times what was offered.
-    poll_wait_max_s: float = 30.0
+    poll_wait_max_s: float = 60.0
     #: While checks are being worked on, polls are short, so that a death is noticed soon.
     working_wait_s: float = 1.0
     #: Time the querier has for one check.

@@ -120,6 +120,7 @@ class TopicLink:
         poll = asyncio.create_task(self._take_from(port, room, wait_s))
         self._polls.add(poll)
         poll.add_done_callback(self._polls.discard)
+        poll.add_done_callback(_look_at)  # nobody else does when this is cancelled meanwhile
         waiting: set[asyncio.Task[Any]] = {poll}
         if room < much:
             waiting.add(asyncio.create_task(self._room_again.wait()))
@@ -130,8 +131,6 @@ class TopicLink:
                 task.cancel()
         if poll.done():
             poll.result()
-        else:
-            poll.add_done_callback(_look_at)
 
     async def _take_from(self, port: FeedbackPort, room: int, wait_s: float) -> None:
         begin = _now()
@@ -213,7 +212,7 @@ class TopicLink:
 
 
 def _look_at(poll: asyncio.Task[None]) -> None:
-    """A poll that was given up; what it still brought was taken, and its failure the next one will see."""
+    """A poll that is given up: what it still brings is taken, and its failure the next one will see."""
     if not poll.cancelled():
         poll.exception()
 

@@ -32,7 +32,7 @@ def main(
     apps: Annotated[int, typer.Option(help="apps that the parked producers belong to")] = 200,
     poll_seconds: Annotated[
         float, typer.Option(help="how long a poll at a real feedback actor is parked at most")
-    ] = 30.0,
+    ] = 60.0,
     log_mb: Annotated[int, typer.Option(help="log that a dead follower misses")] = 1_000,
     seconds: Annotated[float, typer.Option(help="length of the other measurements")] = 10.0,
     only: Annotated[list[str] | None, typer.Option(help="one of " + ", ".join(EXPERIMENTS))] = None,

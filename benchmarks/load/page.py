@@ -78,11 +78,12 @@ def _polls(f: dict[str, Any]) -> str:
         f"({f['producers_each']} each; {f['apps_wanted']} apps were wanted), for up to "
         f"{f['poll_s']:g} s each.\nAn actor takes "
         f"{f['actor_mb_empty']:.0f} MB, and {f['kb_per_parked_poll']:.0f} KB for each poll. Idle, with "
-        f"{f['polls_per_s']:,.0f} polls/s in all, an actor keeps\n{f['actor_cores_each']:.3f} cores busy, "
-        f"the leader {cores['leader']:.2f}. A check reaches a producer after p50 {wait['p50_ms']:,.0f} "
-        f"ms,\np99 {wait['p99_ms']:,.0f} ms. Commits beside it: {f['commits_per_s_with']:,.0f}/s instead of "
-        f"{f['commits_per_s_without']:,.0f} ({f['commit_ratio']:.2f}; the pollers take\ntheir share of "
-        "the same cores).\n"
+        f"{f['polls_per_s']:,.0f} polls/s in all, an actor keeps\n{f['actor_cores_each']:.3f} cores busy "
+        f"({f['actor_cores_all']:.2f} all of them), the leader {cores['leader']:.2f}, the producers' process "
+        f"{f['pollers_cores']:.2f}; load average {f['load'][0]:.0f} to {f['load'][1]:.0f}.\nA check reaches "
+        f"a producer after p50 {wait['p50_ms']:,.0f} ms, p99 {wait['p99_ms']:,.0f} ms. Commits beside it: "
+        f"{f['commits_per_s_with']:,.0f}/s instead of\n{f['commits_per_s_without']:,.0f} "
+        f"({f['commit_ratio']:.2f}; the pollers take their share of the same cores).\n"
     )
 
 

@@ -132,10 +132,10 @@ def run_pollers(crowd: Crowd, pipe: Connection) -> None:
 
 
 class PollerProcess:
-    """The parent's end."""
+    """The parent's end. ``forkserver``: a child of a process without threads, which knows no Ray yet."""
 
     def __init__(self, crowd: Crowd) -> None:
-        context = multiprocessing.get_context("spawn")
+        context = multiprocessing.get_context("forkserver")
         self._pipe, theirs = context.Pipe()
         self._process = context.Process(target=run_pollers, args=(crowd, theirs), daemon=True)
         self._process.start()

@@ -30,7 +30,8 @@ from escrowmq.feedback.config import AnswererConfig, FeedbackConfig
 
 TOPIC, PARTITIONS = "polls", 4
 TIMEOUT_MS = 1_000
-CHECKS = 60
+CHECKS, CHECK_EVERY_S = 60, 0.25
+SAMPLE_S = 5.0
 #: What is left to the machine, and what one actor is reckoned to need before any is measured.
 SPARE_MB, ACTOR_MB = 6_000, 130
 STARTS_AT_ONCE = 8
@@ -102,6 +103,7 @@ def _measure(
     seconds: float,
     say: Callable[[str], None],
 ) -> dict[str, Any]:
+    everyone = list(handles.values())
     empty = [own_megabytes(pid) or 0.0 for pid in pids.values()]
     brokers = {name: pid for name, pid in group.pids().items() if name[:4] in ("lead", "foll")}
     answerer = AnswererConfig(poll_wait_max_s=config.poll_wait_max_s)
@@ -110,47 +112,58 @@ def _measure(
         Crowd(cluster.address, TOPIC, cluster.info, apps, each, config, answerer, START_S)
     )
     try:
-        parked_after = await_parked(list(handles.values()), each * len(handles), pollers, say)
+        parked_after = await_parked(everyone, each * len(handles), pollers, say)
         time.sleep(2 * config.poll_wait_max_s)  # polls become longer step by step
         full = [own_megabytes(pid) or 0.0 for pid in pids.values()]
-        begin, (before, _), meter = (
-            time.monotonic(),
-            pollers.look(),
-            CpuMeter({**brokers, **pids, "pollers": pollers.pid}),
-        )
-        time.sleep(2 * config.poll_wait_max_s)
-        held, busy, (after, _) = parked(list(handles.values())), meter.stop(1).busy(), pollers.look()
-        per_s, counts = (after["polls"] - before["polls"]) / (time.monotonic() - begin), after - before
-        say(f"{held:,} polls parked at {len(handles)} actors; {per_s:,.0f} polls/s; {dict(counts)}")
-        latency, load = _checks(cluster, list(handles), pollers), os.getloadavg()[0]
+        watched = {**brokers, **pids, "pollers": pollers.pid}
+        figures = _watch(everyone, pollers, watched, 2 * config.poll_wait_max_s)
+        say(f"{figures['parked']:,} polls parked; {figures['polls_per_s']:,.0f} polls/s")
+        latency = _checks(cluster, list(handles), pollers)
         rate = bulk_transactions(group, producer, TOPIC, 1_024, seconds).traffic.per_s
     finally:
         pollers.stop()
-    actors = [busy[app] for app in pids]
-    lost = CHECKS - int(latency["samples"])
-    figures: dict[str, Any] = {
-        "parked": held,
+    busy, violations = figures.pop("busy"), []
+    if latency["samples"] < CHECKS:
+        violations = [f"{CHECKS - int(latency['samples'])} of {CHECKS} due checks reached no producer"]
+    elif figures["parked"] < 0.9 * each * len(handles):
+        violations = [f"only {figures['parked']} of {each * len(handles)} polls were parked"]
+    figures |= {
         "parked_after_s": parked_after,
-        "polls_per_s": per_s,
-        "polls_lost": counts["lost"],
-        "load": load,
         "actor_mb_empty": sum(empty) / len(empty),
         "actor_mb_full": sum(full) / len(full),
-        "kb_per_parked_poll": 1000 * (sum(full) - sum(empty)) / max(1, held),
-        "actor_cores_each": sum(actors) / len(actors),
-        "actor_cores_all": sum(actors),
+        "kb_per_parked_poll": 1000 * (sum(full) - sum(empty)) / max(1, figures["parked"]),
+        "actor_cores_each": sum(busy[app] for app in pids) / len(pids),
+        "actor_cores_all": sum(busy[app] for app in pids),
         "pollers_cores": busy["pollers"],
         "broker_cores": {name: busy[name] for name in brokers},
         "check_latency": latency,
         "commits_per_s_with": rate,
-        "violations": [],
+        "violations": violations,
     }
-    if lost:
-        figures["violations"] = [f"{lost} of {CHECKS} due checks reached no producer"]
-    elif held < 0.9 * each * len(handles):
-        figures["violations"] = [f"only {held} of {each * len(handles)} polls were parked"]
     say(f"{figures}")
     return figures
+
+
+def _watch(
+    handles: list[Any], pollers: PollerProcess, watched: dict[str, int], seconds: float
+) -> dict[str, Any]:
+    """What waiting costs: cores by process, polls that end, and how many are parked on average."""
+    begin, (before, _), meter = time.monotonic(), pollers.look(), CpuMeter(watched)
+    held, load = [], []
+    while time.monotonic() - begin < seconds:
+        time.sleep(SAMPLE_S)
+        held.append(parked(handles))
+        load.append(os.getloadavg()[0])
+    (after, _), took = pollers.look(), time.monotonic() - begin
+    return {
+        "busy": meter.stop(1).busy(),
+        "parked": round(sum(held) / len(held)),
+        "parked_least": min(held),
+        "polls_per_s": (after["polls"] - before["polls"]) / took,
+        "polls_lost": after["lost"] - before["lost"],
+        "polls_refused": after["refused"] - before["refused"],
+        "load": [min(load), max(load)],
+    }
 
 
 def _checks(cluster: Any, apps: list[str], pollers: PollerProcess) -> dict[str, float]:
@@ -161,6 +174,7 @@ def _checks(cluster: Any, apps: list[str], pollers: PollerProcess) -> dict[str, 
         tx_id = f"check-{n}-"
         due[tx_id + "0"] = time.time() + TIMEOUT_MS / 1000
         open_many(cluster.info, app, TOPIC, 1, timeout_ms=TIMEOUT_MS, prefix=tx_id)
+        time.sleep(CHECK_EVERY_S)
     deadline = time.time() + 30
     arrived: dict[str, float] = {}
     while len(due.keys() & arrived.keys()) < CHECKS and time.time() < deadline:

@@ -22,7 +22,7 @@ from tests.feedback.groups import BrokersDouble
 from tests.feedback.test_query_pool import Calls
 
 PRODUCERS = 300
-#: Processor time of a call. 300 polls of 4 to 5 s make 67 a second, of 24 to 30 s 11 a second.
+#: Processor time of a call. 300 polls of 4 to 5 s make 67 a second, of 48 to 60 s 6 a second.
 CALL_S = 0.025
 
 
@@ -152,7 +152,7 @@ def test_a_check_still_comes_at_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("producers", "wait_s"), [(1, 5.0), (25, 5.0), (50, 10.0), (150, 30.0), (2_000, 30.0)]
+    ("producers", "wait_s"), [(1, 5.0), (25, 5.0), (50, 10.0), (150, 30.0), (300, 60.0), (2_000, 60.0)]
 )
 def test_the_length_follows_from_the_number_of_producers(producers: int, wait_s: float) -> None:
     pace = PollPace(FeedbackConfig())
@@ -162,16 +162,16 @@ def test_the_length_follows_from_the_number_of_producers(producers: int, wait_s:
     assert pace.retry_s() == wait_s / 5.0
 
 
-def test_producers_that_left_or_are_silent_for_a_minute_do_not_count() -> None:
+def test_producers_that_left_or_are_silent_for_long_do_not_count() -> None:
     pace = PollPace(FeedbackConfig())
     for n in range(100):
         pace.arrive(f"p{n}", float(n) / 100)
     for n in range(50, 100):
         pace.leave(f"p{n}")
     assert pace.wait_s() == 10.0
-    pace.arrive("p0", 59.0)
+    pace.arrive("p0", 119.0)
     assert pace.wait_s() == 10.0, "one that comes again counts once"
-    pace.arrive("p0", 61.0)
+    pace.arrive("p0", 121.0)
     assert pace.wait_s() == 5.0
 
 
@@ -179,7 +179,7 @@ def test_what_it_remembers_is_bounded() -> None:
     pace = PollPace(FeedbackConfig())
     for n in range(10_000):
         pace.arrive(f"p{n}", 0.0)
-    assert len(pace._seen) == 150
+    assert len(pace._seen) == 300
 
 
 def test_a_longest_poll_below_the_usual_one_changes_nothing() -> None:
