@@ -1,6 +1,7 @@
-"""Spark on three Ray nodes, one of which is killed: a batch and a stream end with the right answer.
+"""Spark on three Ray nodes, of which one is killed, and later another: a batch and a stream end well.
 
-Three raylets on this machine. The brokers and the driver are on the first; executors are on the other two,
+The stream goes from topic to topic, and each message must be in the second one once. Three raylets on this
+machine. The brokers and the driver are on the first; executors are on the other two,
 one on each. In a process of its own: a process can be connected to one Ray only. With
 ``make spark-nodes``, or by hand: ``python -m tests.integration.spark_nodes_scenario --mode standalone``.
 """
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 BEGAN = time.monotonic()
 PATIENCE_S = 150.0
 MESSAGES, PARTITIONS = 600, 6
-TOPIC = "numbers"
+TOPIC, COPIES = "numbers", "copies"
 #: All nodes have one address here, so RayDP's master is put beside the driver by what only the head has.
 ON_THE_HEAD = {"spark.ray.raydp_spark_master.actor.resource.node:__internal_head__": "0.001"}
 
@@ -119,6 +120,34 @@ def a_new_node_gets_an_executor(spark: SparkSession, nodes: Nodes) -> None:
     say(f"an executor runs on a new node, {time.monotonic() - began:.1f} s after it came")
 
 
+def a_stream_outlives_a_node(spark: SparkSession, cluster: Cluster, nodes: Nodes, checkpoint: Path) -> None:
+    cluster.admin.create_topic(COPIES, partitions=2)
+    source = spark.readStream.format("escrowmq").option("subscribe", TOPIC)
+    source = source.option("startingOffsets", "earliest").option("maxOffsetsPerTrigger", MESSAGES // 10)
+    copied = source.load().select("value").writeStream.format("escrowmq").option("topic", COPIES)
+    query = copied.option("checkpointLocation", str(checkpoint)).start()
+    try:
+        until("some epochs are done", lambda: (p := query.lastProgress) and p["batchId"] >= 2)
+        began = time.monotonic()
+        nodes.kill("w2")
+        say(f"node w2 is killed in the middle of a stream, after epoch {query.lastProgress['batchId']}")
+        send(cluster, range(MESSAGES, 2 * MESSAGES))
+        after = query.lastProgress["batchId"] + 1  # the one under way may have been past its tasks
+        until("the next epochs", lambda: query.lastProgress["batchId"] > after or not query.isActive)
+        say(f"the stream goes on, {time.monotonic() - began:.1f} s after the kill")
+        query.processAllAvailable()
+    finally:
+        query.stop()
+    found = (
+        spark.read.format("escrowmq").option("subscribe", COPIES).load().selectExpr("CAST(value AS STRING) v")
+    )
+    numbers = sorted(int(row.v) for row in found.collect())
+    assert numbers == list(range(2 * MESSAGES)), (
+        f"{len(numbers)} messages, {len(set(numbers))} different ones"
+    )
+    say(f"{len(numbers)} messages are in the second topic, each once, {time.monotonic() - began:.1f} s after")
+
+
 def run(mode: str) -> None:
     """The whole story."""
     directory = Path(tempfile.mkdtemp(prefix="emq-", dir="/tmp"))  # sockets allow no long path
@@ -145,6 +174,7 @@ def run(mode: str) -> None:
                 assert total(spark) == sum(range(MESSAGES))
                 a_batch_outlives_a_node(spark, nodes)
                 a_new_node_gets_an_executor(spark, nodes)
+                a_stream_outlives_a_node(spark, cluster, nodes, directory / "checkpoint")
             finally:
                 stop_session(spark)
         say("all is well")
