@@ -127,9 +127,10 @@ class PartitionReader(Closing):
         asked = self._ask(offset) if offset < self.end else None
         while asked is not None:
             runs, blob = self._receive(asked)
-            offset = runs[-1][0] + runs[-1][1]
+            # Not from self.start: what is one run here may be two at the replica that was asked before.
+            begin, offset = offset, runs[-1][0] + runs[-1][1]
             asked = self._ask(offset) if offset < self.end else None
-            yield Stretch(*trim_runs(runs, blob, self.start, self.end))
+            yield Stretch(*trim_runs(runs, blob, begin, self.end))
 
     def _ask(self, offset: int, before: _Asked | None = None) -> _Asked:
         now = self._clock()

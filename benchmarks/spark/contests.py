@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql import functions as F
 
 from benchmarks.measure import Latencies
+from benchmarks.spark.limits import memory_rows, synced_copies
 from benchmarks.spark.rounds import Contest
 from escrowmq import Cluster, Message
 
@@ -84,7 +85,11 @@ def reading(bench: Bench, topic: str, rows: int, row_bytes: int, parquet: Path) 
     found: dict[str, Any] = {}
     for name, query in (("sum(length(value))", total), ("groupBy(key)", groups)):
         contest = Contest(rows, row_bytes)
-        contenders = {"escrowmq": query(bench.source(topic)), "parquet": query(files)}
+        contenders = {
+            "escrowmq": query(bench.source(topic)),
+            "parquet": query(files),
+            "Python source out of memory": query(memory_rows(bench.spark, rows, row_bytes, PARTITIONS)),
+        }
         contest.run(contenders, bench.rounds, bench.pids, partial(_say, bench, name))
         found[name] = contest.figures("parquet")
     return found
@@ -145,7 +150,12 @@ def writing(bench: Bench, topic: str, rows: int, row_bytes: int, parquet: Path) 
         frame.write.format("escrowmq").option("topic", target).mode("append").save()
 
     contest = Contest(rows, row_bytes)
-    contest.run({"escrowmq": sink, "parquet": files}, bench.rounds, bench.pids, partial(_say, bench, "write"))
+    contenders = {
+        "escrowmq": sink,
+        "parquet": files,
+        "three synced copies in plain files": lambda: synced_copies(bench.folder, rows * row_bytes),
+    }
+    contest.run(contenders, bench.rounds, bench.pids, partial(_say, bench, "write"))
     return contest.figures("parquet")
 
 

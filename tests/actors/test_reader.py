@@ -86,6 +86,43 @@ def test_an_offset_that_a_replica_has_not_got_yet_is_waited_for(brokers, unique)
     assert next(blocks).messages == 3
 
 
+class Joining(ClientCalls):
+    """Each replica has runs of its own: here, from the second answer on, all is one run."""
+
+    def call(self, gid, rid, method, args, done):
+        ((topic, partition, offset),), max_bytes, wait_s = args
+
+        def joined(answer, error):
+            head = [(base, count) for base, count, *_ in answer[0][5]] if error is None else []
+            if offset and head:  # as a replica answers that never cut its run where the other one did
+                super(Joining, self).call(gid, rid, method, ([(topic, partition, 0)], 1 << 20, wait_s), whole)
+            else:
+                done(answer, error)
+
+        def whole(answer, error):
+            _, _, code, start, end, runs, blob = answer[0]
+            ends = runs[-1][0] + runs[-1][1]
+            done([(topic, partition, code, start, end, [(0, ends, runs[-1][2], len(blob))], blob)], error)
+
+        super().call(gid, rid, method, ([(topic, partition, offset)], max_bytes, wait_s), joined)
+
+
+def test_runs_need_not_be_the_same_at_all_replicas(brokers, unique):
+    topic = unique("runs")
+    brokers.topic(topic)
+    for start in range(0, 12, 4):
+        brokers.produce(topic, 0, [b"%d" % i for i in range(start, start + 4)])
+    time.sleep(0.5)  # until all replicas have all of it
+    reader = PartitionReader(brokers.info, topic, 0, 2, 11, fetch_bytes=1, calls=Joining(brokers))
+    found, blocks = rows_of(reader)
+    assert found == [(i, b"%d" % i) for i in range(2, 11)]
+    assert blocks == 1, "one run holds everything"
+    reader = PartitionReader(brokers.info, topic, 0, 0, 11, fetch_bytes=1, calls=Joining(brokers))
+    found, blocks = rows_of(reader)
+    assert found == [(i, b"%d" % i) for i in range(11)]
+    assert blocks == 2, "a run of four, and then what is left of a run of twelve"
+
+
 class Refusing(ClientCalls):
     """Refuses the first ``times`` fetches, as brokers under load or starting do."""
 

@@ -88,9 +88,7 @@ class App:
 
     def values(self, count: int) -> list[bytes]:
         """What a consumer reads: waits for ``count`` messages, then a moment for more."""
-        consumer = self.cluster.consumer(
-            group=self.name, topics=[self.topic], auto_offset_reset="earliest"
-        )
+        consumer = self.cluster.consumer(group=self.name, topics=[self.topic], auto_offset_reset="earliest")
         with consumer:
             found: list[bytes] = []
             deadline = time.monotonic() + 15
