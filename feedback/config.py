@@ -59,8 +59,8 @@ class FeedbackConfig:
     #: Long poll of a producer, as in FMQ. Randomised downwards by a fifth, so that the polls of producers
     #: that all lost one actor do not stay in step.
     poll_wait_s: float = 5.0
-    #: Polls of one actor that end in a second, without checks. Each costs 2 to 3 ms of processor time at
-    #: both ends together, so 5 make 1 % of a core. With more than 25 producers polls are longer than
+    #: Polls of one actor that end in a second, without checks. Each costs 2 to 4 ms of processor time at
+    #: both ends together, so 5 make 1 to 2 % of a core. With more than 25 producers polls are longer than
     #: ``poll_wait_s`` ...
     polls_per_s: float = 5.0
     #: ... up to this (with 300 producers). A producer that died with its poll parked looks online so long,
