@@ -1,9 +1,9 @@
 """How long producers' polls are parked: longer, the more producers share one feedback actor.
 
 A parked poll costs nothing, but each one that ends and comes again costs 1 to 2.5 ms of processor time
-in the actor and about 1 ms in the producer, nearly all of it Ray's. With polls of a fixed 5 s, ten thousand idle
-producers need five cores; where there are fewer, polls queue before the actor instead of being
-parked in it, and checks with them. So the rate is bounded, not the length. Pure: takes ``now``.
+in the actor and about 1 ms in the producer, nearly all of it Ray's. With polls of a fixed 5 s, ten
+thousand idle producers need five cores; where there are fewer, polls queue before the actor instead of
+being parked in it, and checks with them. So the rate is bounded, not the length. Pure: takes ``now``.
 """
 
 from __future__ import annotations
