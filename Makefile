@@ -56,7 +56,7 @@ controls: $(STAMP) ## faults planted in the code, and how soon the simulator fin
 bench: $(STAMP) ## figures and their ratio to a ceiling measured in the same run (5 minutes; ARGS=--help)
 	$(BIN)/python -m benchmarks $(ARGS)
 
-spark-nodes: $(STAMP) ## Spark on three nodes, one of which is killed, by both ways to Spark on Ray (4 minutes)
+spark-nodes: $(STAMP) ## Spark on nodes that are killed, a batch and a stream, by both ways to Spark on Ray (6 minutes)
 	$(BIN)/python -m tests.integration.spark_nodes_scenario --mode standalone
 	$(BIN)/python -m tests.integration.spark_nodes_scenario --mode raydp
 

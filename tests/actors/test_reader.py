@@ -74,7 +74,7 @@ def test_what_retention_removed_is_out_of_range_at_once(brokers, unique):
     with pytest.raises(OffsetOutOfRange) as caught:
         rows_of(reader_of(brokers, topic, 0, 10))
     assert caught.value.start == 5
-    assert time.monotonic() - started < 5.0, "not after the time-out of 60 s"
+    assert time.monotonic() - started < 30.0, "not after the time-out of 60 s"
 
 
 def test_an_offset_that_a_replica_has_not_got_yet_is_waited_for(brokers, unique):
