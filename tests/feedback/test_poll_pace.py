@@ -60,9 +60,14 @@ class BusyPort:
 class Crowd:
     """``TopicLink``s of so many producers, at one actor."""
 
-    def __init__(self, feedback: TopicFeedback, producers: int, config: AnswererConfig) -> None:
-        self.feedback, self.port = feedback, BusyPort(feedback)
-        self.links = [self._link(f"p{n}", config) for n in range(producers)]
+    def __init__(self, producers: int, config: FeedbackConfig, answerer: AnswererConfig) -> None:
+        brokers = BrokersDouble()
+        self.config, self.group = config, brokers.groups[0]
+        self.group.create_topic("orders")
+        self.feedback = TopicFeedback("shop", "orders", 1, 3, brokers, config, random.Random(1))
+        self.feedback.start()
+        self.port = BusyPort(self.feedback)
+        self.links = [self._link(f"p{n}", answerer) for n in range(producers)]
         self.tasks = [asyncio.create_task(link.run()) for link in self.links]
 
     def _link(self, instance: str, config: AnswererConfig) -> TopicLink:
@@ -82,6 +87,16 @@ class Crowd:
             await asyncio.sleep(1.0)
         return parked / 60 / len(self.links)
 
+    async def checked_within(self, checks: int) -> float:
+        """So many transactions come due at once: how long until all of them are committed."""
+        begin = now()
+        for n in range(checks):
+            self.group.prepare(f"t{n}", timeout_ms=1)
+        while any(self.group.outcome(f"t{n}") != "COMMITTED" for n in range(checks)):
+            assert now() - begin < 60.0
+            await asyncio.sleep(0.05)
+        return now() - begin
+
     def lost(self) -> int:
         return sum(link.counts["lost"] for link in self.links)
 
@@ -90,19 +105,14 @@ class Crowd:
 async def crowd(
     producers: int, config: FeedbackConfig | None = None, answerer: AnswererConfig | None = None
 ) -> AsyncIterator[Crowd]:
-    brokers = BrokersDouble()
-    brokers.groups[0].create_topic("orders")
-    config = config or FeedbackConfig()
-    feedback = TopicFeedback("shop", "orders", 1, 3, brokers, config, random.Random(1))
-    feedback.start()
-    it = Crowd(feedback, producers, answerer or AnswererConfig())
+    it = Crowd(producers, config or FeedbackConfig(), answerer or AnswererConfig())
     try:
         yield it
     finally:
         for task in it.tasks:
             task.cancel()
         await asyncio.gather(*it.tasks, return_exceptions=True)
-        await feedback.close()
+        await it.feedback.close()
 
 
 def test_more_producers_than_the_processor_could_serve_every_five_seconds_are_all_parked() -> None:
@@ -139,14 +149,21 @@ def test_a_check_still_comes_at_once() -> None:
     async def main() -> None:
         async with crowd(PRODUCERS) as c:
             await c.parked_share(after_s=180)
-            brokers: Any = c.feedback._leaders[0]._brokers
-            group, begin = brokers.groups[0], now()
-            for n in range(20):
-                group.prepare(f"t{n}", app="shop", timeout_ms=1)
-            while any(group.outcome(f"t{n}") != "COMMITTED" for n in range(20)):
-                assert now() - begin < 10.0
-                await asyncio.sleep(0.05)
-            assert now() - begin < 3.0
+            assert await c.checked_within(20) < 3.0
+
+    run(main())
+
+
+def test_when_half_of_them_were_killed_checks_find_the_others_within_seconds() -> None:
+    async def main() -> None:
+        async with crowd(PRODUCERS) as c:
+            await c.parked_share(after_s=180)
+            for task in c.tasks[::2]:
+                task.cancel()  # their polls stay parked at the actor, as after SIGKILL
+            await asyncio.sleep(1.0)
+            assert c.feedback.status()["polls_parked"] > 0.9 * PRODUCERS
+            took = await c.checked_within(20)
+            assert took < 6 * c.config.confirm_s, "each try fails with one half"
 
     run(main())
 
