@@ -136,7 +136,8 @@ class Checkpoints:
 
     def oldest_needed_index(self) -> int | None:
         """Log entries after this one are needed to recover from the older of the kept snapshots."""
-        return self.indexes[0] if len(self.indexes) >= SNAPSHOTS_KEPT else None
+        # There may be more: a crash can leave one that is superseded, and whose part of the log is gone.
+        return self.indexes[-SNAPSHOTS_KEPT] if len(self.indexes) >= SNAPSHOTS_KEPT else None
 
     def recover(self, state_factory: Callable[[], StateMachine]) -> tuple[StateMachine, int]:
         """The state of the newest good snapshot and the term of its last entry; an empty state, 0 if none.

@@ -140,8 +140,13 @@ class PartitionIndex:
             return columns
 
     def unseal(self, columns: Columns) -> None:
-        """Undo ``seal`` (the file could not be written): the table goes back in front of the active runs."""
+        """Undo ``seal`` (the file could not be written): the table goes back in front of the active runs.
+
+        Unless retention has dropped all of it in the meantime.
+        """
         with self._lock:
+            if columns[BASE][0] not in self._sealed_bases:
+                return
             at = self._sealed_bases.index(columns[BASE][0])
             del self._sealed[at], self._sealed_bases[at]
             joined = tuple(array("Q", column) for column in columns)

@@ -58,6 +58,34 @@ def test_a_snapshot_that_claims_another_version_is_passed_over() -> None:
     assert found.applied_index == 5 and "version" in reports[0]
 
 
+def test_a_superseded_snapshot_that_a_crash_left_is_not_what_the_log_is_kept_for() -> None:
+    """Broker seed 432437: its entries are gone, and a leader that asked for them ended, again and again."""
+    disk = sim_disk()
+    checkpoints = Checkpoints(disk)
+    state = StateMachine(0, 1)
+    left = b""
+    for index in (4, 75, 83):
+        state.applied_index = index
+        job = checkpoints.begin(state, 1)
+        job.run()
+        if index == 4:
+            left = disk.read_all("0000000000000004.snap")
+        checkpoints.finish(state, job)
+    assert checkpoints.oldest_needed_index() == 75
+    disk.write_atomic("0000000000000004.snap", [left])
+    again = Checkpoints(disk)
+    found, _ = again.recover(lambda: StateMachine(0, 1))
+    assert found.applied_index == 83 and again.oldest_needed_index() == 75
+    found.applied_index = 90
+    job = again.begin(found, 1)
+    job.run()
+    again.finish(found, job)
+    assert sorted(n for n in disk.names() if n.endswith(".snap")) == [
+        "0000000000000053.snap",
+        "000000000000005a.snap",
+    ]
+
+
 class Leader(NoPeers):
     """A peer that leads, as the repair sees it."""
 

@@ -61,6 +61,19 @@ def test_every_offset_is_found_where_it_was_put(steps: list[tuple[int, int, bool
     assert lowest is None or lowest >= at
 
 
+def test_what_retention_drops_while_a_snapshot_is_written_does_not_come_back_when_that_fails() -> None:
+    """Broker seed 431175: the disk was full, and the replica ended."""
+    index = PartitionIndex()
+    index.append(10, 0, 30, 3, 1)
+    sealed = index.seal()
+    assert sealed is not None
+    index.append(11, 0, 20, 2, 2)
+    index.trim(3)
+    index.unseal(sealed)
+    assert [(run.base, run.messages) for run in index.runs_from(3)] == [(3, 2)]
+    assert index.runs_from(2) == [] and index.oldest_log_index() == 11
+
+
 def busy_log() -> Log:
     log = Log()
     rows = [encode_row(b"k", b"v", None, None)] * 3
