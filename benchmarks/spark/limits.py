@@ -12,6 +12,7 @@ import os
 import random
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -75,8 +76,13 @@ def memory_rows(spark: SparkSession, rows: int, row_bytes: int, partitions: int)
 
 
 def synced_copies(folder: Path, size: int, copies: int = 3) -> None:
-    """``size`` bytes into each of ``copies`` new files at the same time; every piece is synced."""
+    """``size`` bytes into each of ``copies`` new files at the same time; every piece is synced.
+
+    Those of the call before go only then, as a log keeps what it has: a page that was just freed is cheap.
+    """
     piece = random.Random(1).randbytes(PIECE_BYTES)
+    before = list(folder.glob("copy-*"))
+    paths = [folder / f"copy-{time.monotonic_ns()}-{n}" for n in range(copies)]
 
     def write(path: Path) -> None:
         with path.open("wb", buffering=0) as file:
@@ -85,11 +91,12 @@ def synced_copies(folder: Path, size: int, copies: int = 3) -> None:
                 file.write(memoryview(piece)[: min(left, PIECE_BYTES)])
                 os.fdatasync(file.fileno())
                 left -= PIECE_BYTES
-        path.unlink()
 
-    writers = [threading.Thread(target=write, args=(folder / f"copy-{n}",)) for n in range(copies)]
+    writers = [threading.Thread(target=write, args=(path,)) for path in paths]
     for writer in writers:
         writer.start()
     for writer in writers:
         writer.join()
-    assert not any((folder / f"copy-{n}").exists() for n in range(copies)), "a writer failed"
+    assert all(path.stat().st_size == size for path in paths), "a writer failed"
+    for path in before:
+        path.unlink()
