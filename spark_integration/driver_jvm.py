@@ -122,7 +122,7 @@ def _kill_jvm(fresh: set[int]) -> None:
         process.kill()
         return
     for pid in fresh:  # pyspark is still waiting for it to say where it listens
-        if _is_spark(pid):
+        if runs(pid, b"spark"):
             try:
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:
@@ -151,8 +151,9 @@ def child_pids(pid: int | str = "self") -> set[int]:
     return found
 
 
-def _is_spark(pid: int) -> bool:
+def runs(pid: int, word: bytes) -> bool:
+    """Whether the process lives and its command line has ``word`` in it; one that has ended has none."""
     try:
-        return b"spark" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        return word in Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
         return False

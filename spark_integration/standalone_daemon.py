@@ -25,10 +25,12 @@ from pathlib import Path
 import ray
 
 from escrowmq.replication.errors import ConfigError, EscrowMQError, Unavailable
-from escrowmq.spark_integration.driver_jvm import child_pids
+from escrowmq.spark_integration.driver_jvm import child_pids, runs
 from escrowmq.spark_integration.java import provide_java
 
 MASTER, WORKER = "org.apache.spark.deploy.master.Master", "org.apache.spark.deploy.worker.Worker"
+#: The main class of what a Worker runs for a session.
+EXECUTOR = b"org.apache.spark.executor.CoarseGrainedExecutorBackend"
 _MASTER_URL = re.compile(r"Starting Spark master at (spark://\S+:(\d+))")
 _WORKER_URL = re.compile(r"Successfully registered with master (spark://\S+:(\d+))")
 
@@ -104,9 +106,9 @@ class SparkDaemon:
         return 0 if process is None or process.poll() is not None else process.pid
 
     def executors(self) -> int:
-        """How many executors this Worker runs: its child processes."""
+        """How many executors this Worker runs, by their main class: a Worker has other children as well."""
         pid = self.pid()
-        return len(child_pids(pid)) if pid else 0
+        return sum(runs(child, EXECUTOR) for child in child_pids(pid)) if pid else 0
 
     def stop(self) -> None:
         """End the JVM with its executors, and remove what they kept on disk but their logs."""

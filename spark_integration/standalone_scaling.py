@@ -19,6 +19,8 @@ log = logging.getLogger(__name__)
 LOOK_EVERY_S = 1.0
 #: A Worker that has no executor may be about to get one: it is ended when so many looks found it so.
 IDLE_LOOKS = 3
+#: Looks that fail one after the other until there is nothing left to scale.
+FAILURES_MAX = 10
 
 
 class Workers(Protocol):
@@ -76,12 +78,16 @@ class ScalingThread:
         self._thread.join()
 
     def _run(self) -> None:
+        failures = 0
         while not self._stopping.wait(LOOK_EVERY_S):
             try:
                 self._scaler.look(self._target())
-            except Exception as error:  # the session ended by itself, or Ray did: there is nothing to scale
-                log.debug("scaling of Spark's executors ends: %r", error)
-                return
+                failures = 0
+            except Exception as error:
+                failures += 1
+                if failures == FAILURES_MAX:  # the session ended by itself, or Ray did
+                    log.info("Spark's executors are not scaled any more: %r", error)
+                    return
 
 
 def executors_wanted(spark: Any) -> int:

@@ -18,6 +18,7 @@ import escrowmq
 from escrowmq.replication.errors import ConfigError, Unavailable
 from escrowmq.replication.model import Message
 from escrowmq.spark_integration import spark_session, stop_session
+from escrowmq.spark_integration.executors import executor_count
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -144,6 +145,36 @@ def test_nothing_outlives_a_driver_that_is_killed(cluster: Cluster) -> None:
     assert len(pids) >= 4, "the Master, a Worker, an executor and the driver's JVM"
     until(lambda: not any(map(psutil.pid_exists, pids)), f"of {pids} some live on")
     until(lambda: free_cpus() >= before, "CPUs are still held")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("mode", ["standalone", "raydp"])
+def test_executors_come_while_tasks_wait_and_go_when_they_are_idle(cluster: Cluster, mode: str) -> None:
+    before = free_cpus()
+    soon = {"spark.dynamicAllocation.executorIdleTimeout": "3s"}
+    spark = spark_session(
+        "dynamic", mode=mode, executors=(1, 2), memory="512m", quick_start=True, configs=soon
+    )
+    try:
+        assert executor_count(spark) == 1
+
+        def rest(number: int) -> int:
+            time.sleep(1.5)
+            return number
+
+        rest.__module__ = "__main__"  # sent whole: executors need not find this file
+        tasks = spark.sparkContext.parallelize(range(24), 24).map(rest)
+        found: list[int] = []
+        job = threading.Thread(target=lambda: found.append(tasks.sum()))
+        job.start()
+        until(lambda: executor_count(spark) == 2, "no second executor while tasks wait", 60)
+        job.join(120)
+        assert found == [sum(range(24))]
+        until(lambda: executor_count(spark) == 1, "the idle executor stays", 60)
+        until(lambda: free_cpus() >= before - 1.0, "its CPU is still held", 60)
+    finally:
+        stop_session(spark)
+    until(lambda: free_cpus() >= before, "stop_session left executors behind")
 
 
 def test_a_session_reads_what_is_committed(session: SparkSession, numbers: str) -> None:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import random
+import subprocess
+import sys
 
 import pytest
 
+from escrowmq.spark_integration.driver_jvm import runs
 from escrowmq.spark_integration.standalone_scaling import IDLE_LOOKS, Scaler
 
 
@@ -83,3 +87,14 @@ def test_any_wish_is_met_within_its_bounds(seed: int) -> None:
     for _ in range(IDLE_LOOKS):
         scaler.look(0)
     assert len(cluster.running) == 2, f"seed {seed}"
+
+
+def test_a_child_that_has_ended_or_is_something_else_is_no_executor() -> None:
+    command = [sys.executable, "-c", "import sys; print('up', flush=True); sys.stdin.read()", "an.executor"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None and child.stdout.readline() == b"up\n"
+        assert runs(child.pid, b"an.executor") and not runs(child.pid, b"another")
+        child.kill()
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # ended, and not yet waited for
+        assert not runs(child.pid, b"an.executor")
+    assert not runs(child.pid, b"an.executor")
