@@ -57,3 +57,8 @@ def test_a_fault_counts_for_the_phases_it_met() -> None:
     }
     assert (Phase.CHECK_OUT.value, "kill") in empty(found, ("kill",))
     assert (Phase.LOCAL.value, "kill") not in empty(found, ("kill",))
+
+
+def test_ranges_of_seeds_that_join_are_one() -> None:
+    totals = Totals(seeds=[["raw", 5, 5], ["broker", 10, 5], ["broker", 0, 10], ["broker", 16, 1]])
+    assert totals.ranges() == [("broker", 0, 14), ("broker", 16, 16), ("raw", 5, 9)]

@@ -86,6 +86,16 @@ class Totals:
             last = (workload, max(first + count, last[1] if last[0] == workload else 0))
         return found
 
+    def ranges(self) -> list[tuple[str, int, int]]:
+        """Workload, first seed, last seed; what joins is one range."""
+        joined: list[tuple[str, int, int]] = []
+        for workload, first, count in sorted(self.seeds):
+            if joined and joined[-1][0] == workload and joined[-1][2] + 1 == first:
+                first, count = joined[-1][1], first + count - joined[-1][1]
+                joined.pop()
+            joined.append((workload, first, first + count - 1))
+        return joined
+
     def text(self) -> str:
         f = self.figures
         return (
@@ -122,7 +132,7 @@ class Totals:
 
     def markdown(self) -> str:
         """For a document: totals, seeds, faults by phase."""
-        seeds = ", ".join(f"{w} {first} to {first + count - 1}" for w, first, count in sorted(self.seeds))
+        seeds = ", ".join(f"{w} {first} to {last}" for w, first, last in self.ranges())
         rows = [
             ("schedules", f"{self.schedules:,}"),
             ("of them with a broken promise", f"{self.broken:,}"),
