@@ -15,8 +15,8 @@ import threading
 import weakref
 from collections.abc import Iterable
 
-#: Answers below this are small enough for memory that the allocator keeps at hand, and Ray sends those
-#: below 100 KiB within its messages.
+#: Answers below this are small enough for memory that the allocator keeps at hand (glibc maps larger ones
+#: anew each time).
 SHARED_BYTES_MIN = 128 << 10
 
 

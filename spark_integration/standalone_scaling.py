@@ -83,8 +83,9 @@ class ScalingThread:
             try:
                 self._scaler.look(self._target())
                 failures = 0
-            except Exception as error:
+            except Exception as error:  # Ray or Spark may be busy for a moment; the next look tries again
                 failures += 1
+                log.debug("a look at Spark's executors failed: %r", error)
                 if failures == FAILURES_MAX:  # the session ended by itself, or Ray did
                     log.info("Spark's executors are not scaled any more: %r", error)
                     return

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import selectors
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -51,3 +51,11 @@ async def until(condition: Callable[[], Any], within_s: float) -> float:
         assert now() - start < within_s, f"not within {within_s} s"
         await asyncio.sleep(0.01)
     return now() - start
+
+
+async def end(tasks: Iterable[asyncio.Task[Any]]) -> None:
+    """Cancel all of them and wait until they have ended, however they do."""
+    ending = list(tasks)
+    for task in ending:
+        task.cancel()
+    await asyncio.gather(*ending, return_exceptions=True)

@@ -16,6 +16,7 @@ from escrowmq.feedback.query_pool import QueryPool
 from escrowmq.feedback.states import TransactionState
 from escrowmq.feedback.topic_feedback import TopicFeedback
 from escrowmq.feedback.topic_link import FeedbackLost, Respondent
+from tests.feedback.clock import end
 from tests.feedback.groups import BrokersDouble
 from tests.feedback.test_query_pool import Calls
 
@@ -87,9 +88,7 @@ async def place() -> AsyncIterator[Place]:
     try:
         yield it
     finally:
-        for task in it.tasks:
-            task.cancel()
-        await asyncio.gather(*it.tasks, return_exceptions=True)
+        await end(it.tasks)
         for port in it.ports.values():
             await port.feedback.close()
 

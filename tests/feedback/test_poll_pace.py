@@ -17,7 +17,7 @@ from escrowmq.feedback.query_pool import QueryPool
 from escrowmq.feedback.states import TransactionState
 from escrowmq.feedback.topic_feedback import TopicFeedback
 from escrowmq.feedback.topic_link import Respondent, TopicLink
-from tests.feedback.clock import now, run
+from tests.feedback.clock import end, now, run
 from tests.feedback.groups import BrokersDouble
 from tests.feedback.test_query_pool import Calls
 
@@ -109,9 +109,7 @@ async def crowd(
     try:
         yield it
     finally:
-        for task in it.tasks:
-            task.cancel()
-        await asyncio.gather(*it.tasks, return_exceptions=True)
+        await end(it.tasks)
         await it.feedback.close()
 
 
