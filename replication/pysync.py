@@ -231,16 +231,20 @@ class Core(SyncObj):  # type: ignore[misc]
 
     # -------------------------------------------------------------- reading it
     def role(self) -> int:
-        return int(self._SyncObj__raftState)
+        role: int = self._SyncObj__raftState
+        return role
 
     def term(self) -> int:
-        return int(self._SyncObj__raftCurrentTerm)
+        term: int = self._SyncObj__raftCurrentTerm
+        return term
 
     def commit_index(self) -> int:
-        return int(self._SyncObj__raftCommitIndex)
+        index: int = self._SyncObj__raftCommitIndex
+        return index
 
     def applied_index(self) -> int:
-        return int(self._SyncObj__raftLastApplied)
+        index: int = self._SyncObj__raftLastApplied
+        return index
 
     def leader_id(self) -> str | None:
         node: PeerNode | None = self._SyncObj__raftLeader

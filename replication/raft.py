@@ -120,8 +120,11 @@ class RaftNode:
     @property
     def ready(self) -> bool:
         """Leader, and has applied the entry that opened its term: its state holds all that was committed."""
-        noop = self._core.noop_index()
-        return self._core.role() == LEADER and noop is not None and self._core.applied_index() >= noop
+        core = self._core
+        if core.role() != LEADER:
+            return False
+        noop = core.noop_index()
+        return noop is not None and core.applied_index() >= noop
 
     @property
     def leader_id(self) -> str | None:
@@ -329,7 +332,10 @@ class RaftNode:
         return quorum_index(own, [self._core.match_index(peer) for peer in self.peers])
 
     def _report(self) -> None:
-        state = (self.is_leader, self.ready, self.leader_id, self.term, self.too_far_behind, self.rejoining)
+        core = self._core
+        leads = core.role() == LEADER
+        ready = leads and self.ready
+        state = (leads, ready, core.leader_id(), core.term(), self.too_far_behind, self._rejoin.active)
         if state != self._reported:
             self._reported = state
             if self._on_state is not None:

@@ -9,6 +9,7 @@ from typing import Any
 from escrowmq.replication.checkpoints import CheckpointJob, Checkpoints, snapshot_name
 from escrowmq.replication.codec import decode_rows
 from escrowmq.replication.fetching import FetchResult
+from escrowmq.replication.hosting import TIMER_S
 from escrowmq.replication.raft import RaftNode
 from escrowmq.replication.replica import Limits, Replica
 from escrowmq.replication.service import BrokerService
@@ -47,7 +48,7 @@ class BrokerApplication:
     def __init__(self, context: ReplicaContext, on_entry: Callable[[int, bytes], None]) -> None:
         self._context, self._on_entry = context, on_entry
         self.cluster: Cluster | None = None
-        self._now_s = 0.0
+        self._now_s = self._next_timer_s = 0.0
         self.checkpoints = Checkpoints(context.disk)
         state, _ = self.checkpoints.recover(lambda: StateMachine(0, 1))
         self.replica = Replica(
@@ -80,7 +81,9 @@ class BrokerApplication:
     def after_tick(self, now_s: float) -> None:
         self._now_s = now_s
         now_ms = int(now_s * 1000)
-        self.replica.on_timer(now_ms)
+        if (clock_s := self._context.clock()) >= self._next_timer_s:
+            self._next_timer_s = clock_s + TIMER_S
+            self.replica.on_timer(now_ms)
         self.replica.pump(now_ms)
 
     def _start_job(self, job: CheckpointJob, done: Callable[[], None]) -> None:
@@ -118,6 +121,7 @@ class BrokerApplication:
 
     def want_retention(self) -> None:
         self.replica._next_retention_ms = 0
+        self._next_timer_s = 0.0
 
     # -------------------------------------------------------------- what clients ask of a replica
 

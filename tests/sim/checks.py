@@ -55,6 +55,8 @@ class Checker:
         self._replicas: dict[str, Observed] = {}
         self._applied: dict[int, bytes] = {}
         self._digests: dict[int, bytes] = {}
+        #: (leader, peer) -> what was last found true: match, the leader's term, the peer's process and log
+        self._matched: dict[tuple[str, str], tuple[int, int, int, int]] = {}
         self._seen: dict[str, tuple[int, int, int]] = {}  # replica -> incarnation, term led, commit index
 
     # -------------------------------------------------------------- as it happens
@@ -83,11 +85,11 @@ class Checker:
 
     def look(self, replica: Observed) -> None:
         """After every step of ``replica``."""
-        node = replica.node
-        self._replicas[replica.name] = replica
+        node, name = replica.node, replica.name
+        self._replicas[name] = replica
         self._voted(replica)
         commit, leads = node.commit_index, node.term if node.is_leader else 0
-        seen = self._seen.get(replica.name)
+        seen = self._seen.get(name)
         if seen is not None and seen[0] == replica.incarnation:
             if commit < seen[2]:
                 self._broken(
@@ -99,20 +101,23 @@ class Checker:
                 self._elected(replica, leads)
         elif leads:
             self._elected(replica, leads)
-        self._seen[replica.name] = (replica.incarnation, leads, commit)
+        self._seen[name] = (replica.incarnation, leads, commit)
 
     def _voted(self, replica: Observed) -> None:
         """What the replica's disk says; one that lost its disk may have forgotten (see rejoin.py)."""
-        term, candidate = replica.journal.getCurrentTerm(), replica.journal.getVotedForNodeId()
         if replica.learner:
             self._ballots.pop(replica.name, None)
             return
+        journal = replica.journal
+        ballot = term, candidate = journal.getCurrentTerm(), journal.getVotedForNodeId()
         known, before = self._ballots.get(replica.name, (0, None))
+        if ballot == (known, before):
+            return
         if term < known:
             self._broken("term-fell", f"the term of {replica.name} fell from {known} to {term}")
         elif term == known and before not in (None, candidate):
             self._broken("voted-twice", f"{replica.name} voted for {before} and {candidate} in term {term}")
-        self._ballots[replica.name] = (term, candidate)
+        self._ballots[replica.name] = ballot
         if candidate is not None:
             self._votes.setdefault(term, {}).setdefault(replica.name, candidate)
 
@@ -125,18 +130,23 @@ class Checker:
                 f"{replica.name}, leading term {term}, commits up to entry {committed} of term "
                 f"{journal.term_at(committed)}",
             )
-        for peer in replica.node.progress():
-            other = self._replicas.get(peer.peer)
+        for peer, progress in replica.node._replicator._progress.items():
+            other = self._replicas.get(peer)
             if other is None or other.learner or not other.up or other.node.term > term:
                 continue  # one that follows a later leader may have cut what it acknowledged to this one
-            match = peer.match_index
+            match = progress.match
+            # What was durable in one process stays so until it cuts its log.
+            claim = (match, term, other.incarnation, other.journal.generation)
+            if self._matched.get((replica.name, peer)) == claim:
+                continue
             entry_term = journal.term_at(match)
             if entry_term is not None and not _holds_durably(other.journal, match, entry_term):
                 self._broken(
                     "false-match",
-                    f"{replica.name}, leading term {term}, takes {peer.peer} to hold entry {match}, "
+                    f"{replica.name}, leading term {term}, takes {peer} to hold entry {match}, "
                     "which it does not",
                 )
+            self._matched[replica.name, peer] = claim
 
     def _elected(self, replica: Observed, term: int) -> None:
         self.elections += 1

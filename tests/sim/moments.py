@@ -44,7 +44,8 @@ class Moments:
 
     def look(self, replica: SimReplica) -> None:
         """After a step of ``replica``."""
-        if not self._armed and replica.name not in self._seen:
+        if not self._armed:
+            self._seen.clear()  # of what happens until the next ambush is laid nothing is noted
             return
         journal, node = replica.journal, replica.node
         vote = (journal.getCurrentTerm(), journal.getVotedForNodeId())

@@ -48,7 +48,8 @@ class World:
         heap = self._heap
         while heap and heap[0][0] <= until_s:
             at, _, fn, args = heapq.heappop(heap)
-            self.now = max(self.now, at)
+            if at > self.now:
+                self.now = at
             self.events += 1
             fn(*args)
         self.now = until_s
