@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
@@ -33,6 +34,12 @@ from escrowmq.replication.errors import ConfigError
 PREFIX, DELIMITER = "ESCROWMQ_", "__"
 #: Names the YAML file; not a setting itself.
 FILE_VARIABLE = PREFIX + "CONFIG"
+#: Complaints of the YAML reader that quote what it expected, and one character of what it found. Others
+#: quote names and values of the file.
+_QUOTES_ONE_CHARACTER = ("expected ", "could not find expected ", "found character ", "found unknown escape ")
+_QUOTED = re.compile(r"['\"].*['\"]", re.DOTALL)
+#: `secret=hunter2` or `secret:hunter2` with the space forgotten is a key, with the secret in it.
+_KEY_TO_SHOW = re.compile(r"\w{1,40}")
 
 
 class Config(BaseSettings):
@@ -122,18 +129,26 @@ def _read_yaml(path: Path) -> dict[str, Any]:
         content = yaml.safe_load(path.read_text())
     except OSError as error:
         raise ConfigError(f"cannot read the configuration file {path}: {error.strerror}") from None
-    except (
-        yaml.YAMLError,
-        ValueError,
-        RecursionError,
-    ) as error:  # no UTF-8, a 99th of May, nesting without end
-        raise ConfigError(f"{path} is not YAML: {error}") from None
+    except Exception as error:  # no UTF-8, a 99th of May, nesting without end, a tag that fits no value
+        raise ConfigError(f"{path} is not YAML: {_yaml_problem(error)}") from None
     if content is None:
         return {}
     if not isinstance(content, dict):
         expected = ", ".join(sections())
         raise ConfigError(f"{path} must hold sections ({expected}), not a {type(content).__name__}")
     return content
+
+
+def _yaml_problem(error: Exception) -> str:
+    """What is wrong and where; never a piece of the file, which may be a secret."""
+    if not isinstance(error, yaml.MarkedYAMLError):
+        where = f", position {error.position}" if isinstance(error, yaml.reader.ReaderError) else ""
+        return f"a value, or its encoding, does not fit ({type(error).__name__}{where})"
+    text = error.problem or error.context or "it does not parse"
+    if not text.startswith(_QUOTES_ONE_CHARACTER):
+        text = _QUOTED.sub("…", text)
+    mark = error.problem_mark or error.context_mark
+    return text if mark is None else f"{text}, line {mark.line + 1}, column {mark.column + 1}"
 
 
 def _refuse_unknown_keys(content: Mapping[str, Any], where: str) -> None:
@@ -146,7 +161,10 @@ def _refuse_unknown_keys(content: Mapping[str, Any], where: str) -> None:
             if path in known:
                 continue
             if path not in groups:
-                raise ConfigError(f"unknown key {path!r} in {where}; {nearest(path, known, groups)}")
+                shown = prefix != "security." and _KEY_TO_SHOW.fullmatch(str(key)) is not None
+                above = f"below {prefix[:-1]!r}" if prefix else "at the top"
+                name = repr(path) if shown else f"(it may hold a secret) {above}"
+                raise ConfigError(f"unknown key {name} in {where}; {nearest(path, known, groups)}")
             if value is None:
                 raise ConfigError(f"{path!r} in {where} is empty; give its keys, or leave it out")
             if isinstance(value, Mapping):

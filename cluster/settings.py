@@ -84,8 +84,13 @@ class SecuritySettings:
     def __post_init__(self) -> None:
         if self.secret is not None and self.secret_file is not None:
             raise ConfigError("give secret or secret_file, not both")
-        if self.secret is not None and len(self.secret.get_secret_value()) < SECRET_BYTES_MIN:
-            raise ConfigError(f"secret must have at least {SECRET_BYTES_MIN} characters")
+        if self.secret is not None:
+            if len(self.secret.get_secret_value()) < SECRET_BYTES_MIN:
+                raise ConfigError(f"secret must have at least {SECRET_BYTES_MIN} characters")
+            if any("\ud800" <= c <= "\udfff" for c in self.secret.get_secret_value()):
+                raise ConfigError(
+                    "secret must be text in UTF-8; put other bytes into a file, see secret_file"
+                )
         self.tls_files()
 
     def tls_files(self) -> TlsFiles | None:
@@ -99,7 +104,7 @@ class SecuritySettings:
             )
         for name, path in (("tls_cert_file", cert), ("tls_key_file", key), ("tls_ca_file", ca)):
             if not path.is_absolute():  # brokers have a working directory of their own
-                raise ConfigError(f"{name} must be an absolute path, not {path}")
+                raise ConfigError(f"{name} must be an absolute path")  # not shown: it may be the key itself
         return TlsFiles(cert, key, ca)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from pathlib import Path
 
 import pytest
@@ -105,6 +106,59 @@ def test_a_secret_shows_in_no_error_and_no_text(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("ESCROWMQ_SECURITY__SECRET", "correct horse battery staple")
     config = load_config()
     assert "horse" not in f"{config} {config!r} {config.security}"
+
+
+SECRET = "k3yQwhZbnMp7Lx9TfVr"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "security: {secret: @%}",
+        "security: {secret: %, %",
+        'security: {secret: "\\%"}',
+        "security:\n  secret: !% x",
+        "security:\n  secret: !'% x'x",
+        "security:\n  secret: *%",
+        "security: {secret: &% 1, secret_file: &% 2}",
+        "security: {secret: !!int %}",
+        "security: {secret: !!float %}",
+        "security: {secret: !!bool %}",
+        "security: {secret: !!timestamp %}",
+        "security: {secret: !!binary %}",
+        "? [%]\n: 1",
+        "security: %",
+        "security: {secret: [%]}",
+        "security: {secret: {%: 1}}",
+        "security: {secret:%}",
+        "security: {secret=%}",
+        "security: {secret:: %}",
+        "security: {%: 1}",
+        "{secret:%}",
+        "secret=%: 1",
+        "security: {secret_file: [%]}",
+        "security: {tls_cert_file: /a, tls_key_file: -----BEGIN %, tls_ca_file: /a}",
+    ],
+)
+def test_a_secret_in_a_wrong_file_is_not_quoted(tmp_path: Path, text: str) -> None:
+    path = written(tmp_path, "cluster: {groups: 2}\n" * (text[0] == "s") + text.replace("%", SECRET))
+    with pytest.raises(ConfigError) as refused:
+        load_config(path)
+    said = "".join(traceback.format_exception(refused.value))
+    assert not any(SECRET[at : at + 4] in said for at in range(len(SECRET) - 3)), said
+
+
+def test_a_syntax_error_names_its_place(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"is not YAML: found character '@' .*, line 2, column 11$"):
+        load_config(written(tmp_path, "security:\n  secret: @%"))
+
+
+def test_a_secret_that_is_no_text_is_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bytes of the environment that are no UTF-8; encoding them would fail later, and show them."""
+    monkeypatch.setenv("ESCROWMQ_SECURITY__SECRET", SECRET + "\udcff")
+    with pytest.raises(ConfigError, match="secret must be text in UTF-8") as refused:
+        load_config()
+    assert SECRET not in "".join(traceback.format_exception(refused.value))
 
 
 def test_the_secret_is_given_once(tmp_path: Path) -> None:
