@@ -41,7 +41,7 @@ lint: $(STAMP) ## ruff, mypy --strict, and the direction of imports
 simulate: $(STAMP) ## random schedules of faults against a whole broker group: SEEDS=<how many> SEED=<first>
 	$(BIN)/python -m tests.sim --seeds $(SEEDS) --seed $(SEED)
 
-chaos: $(STAMP) ## real processes killed, stopped, cut off: TRIALS=<how many> SEED=<n> (50: 8 minutes; ARGS=--help)
+chaos: $(STAMP) ## real processes killed, stopped, cut off: TRIALS=<how many> SEED=<n> (50: 10 minutes; ARGS=--help)
 	$(BIN)/python -m tests.chaos --trials $(TRIALS) --seed $(SEED) $(ARGS)
 
 spark-trials: $(STAMP) ## kills at every step of Spark's sink, every row counted: TRIALS=<how many> SEED=<n> (ARGS=--help)

@@ -15,11 +15,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from tests.chaos import report
+from tests.chaos.drawn import lines
 from tests.chaos.kinds import KINDS, Kind, kind_of
 from tests.chaos.machines import missing
 from tests.chaos.picture import draw
 from tests.chaos.plan import ROUND_TRIALS, Round
-from tests.chaos.running import Run, RunOptions
+from tests.chaos.running import NothingPossible, Run, RunOptions
 
 
 class Screen:
@@ -57,10 +58,9 @@ class Screen:
             self._say(f"{plan.number}     {what}: {event['text'][:300]}", "yellow")
         self._doing(plan, {"trial": "working", "started": "clients start"}.get(what, what))
 
-    def skipped(self, plan: Round, reason: str) -> None:
-        kinds = ", ".join(dict.fromkeys(fault.kind.value for fault in plan.faults))
-        self._say(f"{plan.number}     skipped {len(plan.faults)} faults ({kinds}): {reason}", "yellow")
-        self.progress.advance(self._task, len(plan.faults))
+    def left_out(self, reasons: dict[str, str]) -> None:
+        for line in lines(reasons):
+            self._say(f"will not be inflicted: {line}", "yellow")
 
     def failed(self, plan: Round, directory: Path, problems: list[str], replay: str) -> None:
         for problem in problems[:10]:
@@ -128,6 +128,9 @@ def main(
     try:
         with screen.progress:
             good = run.run()
+    except NothingPossible as error:
+        console.print(f"[bold red]nothing of this can be inflicted on this machine: {escape(str(error))}")
+        raise typer.Exit(2) from None
     finally:
         report.write(run.results, json_file, markdown)
     report.show(run.results, console)

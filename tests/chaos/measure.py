@@ -67,8 +67,8 @@ class Results:
 
     seed: int
     trials: list[dict[str, Any]] = field(default_factory=list)
-    #: Faults that were not inflicted, with the reason.
-    skipped: list[dict[str, Any]] = field(default_factory=list)
+    #: Kinds that were asked for and not inflicted, with the reason (see ``drawn``).
+    left_out: dict[str, str] = field(default_factory=dict)
     judged: list[dict[str, Any]] = field(default_factory=list)
     #: By round: text of every violation.
     violations: list[dict[str, Any]] = field(default_factory=list)
@@ -99,7 +99,7 @@ class Results:
             "seed": self.seed,
             "took_s": round(self.took_s, 1),
             "trials": self.trials,
-            "skipped": self.skipped,
+            "left_out": self.left_out,
             "rounds": self.judged,
             "violations": self.violations,
         }

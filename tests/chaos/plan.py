@@ -16,9 +16,10 @@ from tests.chaos.kinds import KINDS, Kind
 
 #: Trials on one cluster before everything is read and checked, and a fresh one is started.
 ROUND_TRIALS = 25
-#: Every so many rounds replicas run on machines of their own, where the network can be cut; and every so
-#: many there are two broker groups, so that transactions span them.
-MACHINES_EVERY = 3
+#: Rounds of odd numbers run on machines of their own, where the network can be cut: the second round of a run
+#: already, so that two rounds have had every kind. Every so many, from the first on, have two broker groups,
+#: so that transactions span them.
+MACHINES_EVERY = 2
 TWO_GROUPS_EVERY = 4
 #: Share of faults that strike before the cluster has recovered from the one before.
 OVERLAP_SHARE = 0.2
@@ -65,7 +66,7 @@ def plan_round(seed: int, number: int, size: int, kinds: Collection[Kind]) -> Ro
     ordinary = [kind for kind in Kind if kind in kinds and not KINDS[kind].machines]
     of_machines = [kind for kind in Kind if kind in kinds and KINDS[kind].machines]
     machines = bool(of_machines) and (not ordinary or number % MACHINES_EVERY == MACHINES_EVERY - 1)
-    groups = 2 if not machines and number % TWO_GROUPS_EVERY == TWO_GROUPS_EVERY - 1 else 1
+    groups = 2 if not machines and number % TWO_GROUPS_EVERY == 0 else 1
     drawn = of_machines if machines else ordinary
     rng = random.Random(f"{seed}/{number}")
     dealt = islice(deal(rng, drawn), size)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
+from tests.chaos.drawn import lines
 from tests.chaos.measure import FAIL_OVER_S, Results, Row, rows
 
 HEADINGS = ("fault", "trials", "overlap", "away p50", "p95", "max", "well p50", "max")
@@ -33,21 +34,12 @@ def show(results: Results, console: Console) -> None:
         operations.add_row(kind, *(f"{counted[k]:,}" for k in ("invoke", "ok", "fail", "unknown")))
     console.print(operations)
     console.print(", ".join(f"{count:,} {what}" for what, count in results.figures().items()))
-    for reason, count in skipped(results):
-        console.print(f"[yellow]skipped {count}: {reason}")
+    for line in lines(results.left_out):
+        console.print(f"[yellow]not inflicted: {escape(line)}")
     if results.violations:
         console.print(f"[bold red]{len(results.violations)} violations")
     else:
         console.print(f"[bold green]no violations[/] ({results.took_s:.0f} s)")
-
-
-def skipped(results: Results) -> Iterator[tuple[str, int]]:
-    """Faults that were not inflicted: kinds and reason, and how often."""
-    reasons: dict[str, list[str]] = {}
-    for entry in results.skipped:
-        reasons.setdefault(entry["reason"], []).append(entry["kind"])
-    for reason, kinds in reasons.items():
-        yield f"{', '.join(dict.fromkeys(kinds))}: {reason}", len(kinds)
 
 
 def cells(row: Row) -> list[str]:
@@ -71,7 +63,7 @@ def fail_over_held(results: Results) -> bool | None:
 
 def markdown(results: Results) -> str:
     """For docs/reliability.md."""
-    lines = [
+    page = [
         f"{len(results.trials)} trials on real processes (seed {results.seed}), "
         f"{len(results.violations)} violations, {results.took_s / 60:.0f} minutes.",
         "",
@@ -85,10 +77,10 @@ def markdown(results: Results) -> str:
         _markdown_row(["---", *["--:"] * 4]),
     ]
     for kind, counted in sorted(results.operations().items()):
-        lines.append(_markdown_row([kind, *(f"{counted[k]:,}" for k in ("invoke", "ok", "fail", "unknown"))]))
-    lines += ["", ", ".join(f"{count:,} {what}" for what, count in results.figures().items()) + "."]
-    lines += [f"Skipped {count}: {reason}." for reason, count in skipped(results)]
-    return "\n".join(lines) + "\n"
+        page.append(_markdown_row([kind, *(f"{counted[k]:,}" for k in ("invoke", "ok", "fail", "unknown"))]))
+    page += ["", ", ".join(f"{count:,} {what}" for what, count in results.figures().items()) + "."]
+    page += [f"Not inflicted: {line}." for line in lines(results.left_out)]
+    return "\n".join(page) + "\n"
 
 
 def _markdown_row(values: list[str] | tuple[str, ...]) -> str:

@@ -17,11 +17,12 @@ import threading
 import time
 import uuid
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 from tests.chaos import cleanup
+from tests.chaos.drawn import absent, planned, possible
 from tests.chaos.kinds import Kind
 from tests.chaos.machines import ENVIRONMENT, remove_leftovers
 from tests.chaos.measure import Results
@@ -38,12 +39,16 @@ class NotStarted(Exception):
     """The round's cluster did not come up: no fault was inflicted, nothing can be judged."""
 
 
+class NothingPossible(Exception):
+    """This machine can inflict none of the kinds that were asked for."""
+
+
 class Watcher(Protocol):
     """Who is shown what happens."""
 
     def round_begins(self, plan: Round) -> None: ...
     def told(self, plan: Round, event: dict[str, Any]) -> None: ...
-    def skipped(self, plan: Round, reason: str) -> None: ...
+    def left_out(self, reasons: dict[str, str]) -> None: ...
     def failed(self, plan: Round, directory: Path, problems: list[str], replay: str) -> None: ...
 
 
@@ -78,28 +83,36 @@ class Run:
     """See the module's text."""
 
     def __init__(self, options: RunOptions, watcher: Watcher, machines_missing: str | None) -> None:
-        self.options, self.watcher, self.machines_missing = options, watcher, machines_missing
+        # Where there can be no machines, rounds that would have them are dealt from the other kinds.
+        self.options = replace(options, kinds=possible(options.kinds, machines_missing))
+        self.asked, self.watcher, self.machines_missing = options.kinds, watcher, machines_missing
         self.results = Results(options.seed)
         self.mark = f"{os.getpid()}-{uuid.uuid4().hex}"
 
     def run(self) -> bool:
         """All rounds, or until one fails; whether none did. Leaves no process behind, however it ends."""
         start = time.monotonic()
+        if not self.options.kinds:
+            self._leave_out(set(), 1, 0)
+            raise NothingPossible(self.machines_missing)
+        plans = self.options.plans()
+        self._leave_out(*planned(plans), sum(len(plan.faults) for plan in plans))
+        self.watcher.left_out(self.results.left_out)
+        groups = 1
         try:
-            for plan in self.options.plans():
-                if plan.machines and self.machines_missing is not None:
-                    self._skip(plan, self.machines_missing)
-                elif not self._round(plan) and not self.options.keep_going:
+            for plan in plans:
+                groups = max(groups, plan.groups)
+                if not self._round(plan) and not self.options.keep_going:
                     break
         finally:
             cleanup.end_all(self.mark)
             self.results.took_s = time.monotonic() - start
+            trials = self.results.trials
+            self._leave_out({trial["kind"] for trial in trials}, groups, len(trials))
         return not self.results.violations
 
-    def _skip(self, plan: Round, reason: str) -> None:
-        for fault in plan.faults:
-            self.results.skipped.append({"round": plan.number, "kind": fault.kind.value, "reason": reason})
-        self.watcher.skipped(plan, reason)
+    def _leave_out(self, seen: set[str], groups: int, trials: int) -> None:
+        self.results.left_out = absent(seen, groups, self.asked, self.machines_missing, trials)
 
     def _round(self, plan: Round) -> bool:
         for _ in range(STARTS - 1):

@@ -87,17 +87,18 @@ def test_fail_over_is_judged_by_the_p95_of_enough_trials() -> None:
     assert report.fail_over_held(Results(1, only_overlapping)) is None
 
 
-def test_reports_name_every_kind_and_every_reason_for_a_skip(tmp_path: Path) -> None:
+def test_reports_name_every_kind_and_what_was_left_out_and_why(tmp_path: Path) -> None:
     results = Results(4, [trial("leader-kill", 0.5), trial("brokers-kill", 3.0)], judged=[judged()])
-    results.skipped += [{"round": 2, "kind": "leader-cut", "reason": "network namespaces need root"}] * 3
+    results.left_out |= dict.fromkeys(("leader-cut", "disk-full"), "not possible on this machine: no root")
     results.violations.append({"round": 0, "text": "duplicate: x"})
     report.write(results, tmp_path / "r.json", tmp_path / "r.md")
     text = (tmp_path / "r.md").read_text()
     assert "leader-kill" in text and "brokers-kill" in text and "1 violations" in text
-    assert "Skipped 3: leader-cut: network namespaces need root." in text
+    assert "Not inflicted: leader-cut, disk-full: not possible on this machine: no root." in text
     assert "2 crashes of clients by their own plan" in text and "| decide | 10 | 9 | 0 | 1 |" in text
     loaded = json.loads((tmp_path / "r.json").read_text())
     assert loaded["seed"] == 4 and len(loaded["trials"]) == 2 and loaded["violations"]
+    assert set(loaded["left_out"]) == {"leader-cut", "disk-full"}
 
 
 def test_acknowledgements_are_counted_in_intervals() -> None:

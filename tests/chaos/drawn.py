@@ -1,0 +1,57 @@
+"""What a run does not show: kinds of faults that were not drawn, or cannot be inflicted here, and why.
+
+Pure functions. A run that is silent about what it left out would be taken for one that had everything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from tests.chaos.kinds import KINDS, Kind
+from tests.chaos.plan import Round
+
+#: Not a fault, but what some rounds have and others not.
+TWO_GROUPS = "two broker groups"
+
+
+def possible(kinds: Collection[Kind], missing: str | None) -> tuple[Kind, ...]:
+    """Those that this machine can inflict. ``missing``: why there can be no machines; None if there can."""
+    return tuple(kind for kind in Kind if kind in kinds and not (missing and KINDS[kind].machines))
+
+
+def absent(
+    seen: Collection[str], groups: int, asked: Collection[Kind], missing: str | None, trials: int
+) -> dict[str, str]:
+    """What is not among the values of kinds ``seen`` in so many trials, with the reason.
+
+    ``groups``: the most broker groups that a round had. What was not asked for needs no reason.
+    """
+    reasons: dict[str, str] = {}
+    for kind in Kind:
+        if kind in asked and kind.value not in seen:
+            impossible = missing is not None and KINDS[kind].machines
+            why = f"not possible on this machine: {missing}" if impossible else _not_drawn(trials)
+            reasons[kind.value] = why
+    if groups < 2 and any(not KINDS[kind].machines for kind in asked):
+        reasons[TWO_GROUPS] = _not_drawn(trials)
+    return reasons
+
+
+def planned(plans: Sequence[Round]) -> tuple[set[str], int]:
+    """(values of all kinds in those rounds, the most broker groups)."""
+    kinds = {fault.kind.value for plan in plans for fault in plan.faults}
+    return kinds, max((plan.groups for plan in plans), default=1)
+
+
+def lines(reasons: dict[str, str]) -> list[str]:
+    """For people: one line for each reason, with all that it holds for."""
+    by_reason: dict[str, list[str]] = {}
+    for what, reason in reasons.items():
+        by_reason.setdefault(reason, []).append(what)
+    return [f"{', '.join(whats)}: {reason}" for reason, whats in by_reason.items()]
+
+
+def _not_drawn(trials: int) -> str:
+    return (
+        f"not drawn in {trials} trials (rounds of odd numbers run on machines; more trials have more rounds)"
+    )

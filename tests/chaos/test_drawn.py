@@ -1,0 +1,70 @@
+"""What a run leaves out is said, and why; and a run as ``make chaos`` makes it leaves out nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.chaos.drawn import TWO_GROUPS, absent, lines, planned, possible
+from tests.chaos.kinds import KINDS, Kind
+from tests.chaos.plan import ROUND_TRIALS, Round, rounds
+from tests.chaos.running import NothingPossible, Run, RunOptions
+
+ALL = tuple(Kind)
+MACHINES = {kind.value for kind in Kind if KINDS[kind].machines}
+NO_ROOT = "network namespaces need root"
+
+
+class Told:
+    """Keeps what is said before the first round."""
+
+    def __init__(self) -> None:
+        self.reasons: dict[str, str] = {}
+
+    def left_out(self, reasons: dict[str, str]) -> None:
+        self.reasons = dict(reasons)
+
+    def round_begins(self, plan: Round) -> None:
+        raise KeyboardInterrupt
+
+    def told(self, plan: Round, event: dict[str, Any]) -> None: ...
+    def failed(self, plan: Round, directory: Path, problems: list[str], replay: str) -> None: ...
+
+
+@pytest.mark.parametrize("seed", range(1, 20))
+def test_fifty_trials_of_any_seed_have_every_kind_and_two_groups(seed: int) -> None:
+    plans = rounds(seed, 50, ROUND_TRIALS, ALL)
+    assert [plan.machines for plan in plans] == [False, True]
+    assert absent(*planned(plans), ALL, None, 50) == {}
+
+
+def test_what_was_not_drawn_is_told_from_what_is_not_possible() -> None:
+    reasons = absent({"leader-kill"}, 1, ALL, NO_ROOT, 10)
+    assert set(reasons) == {kind.value for kind in Kind} - {"leader-kill"} | {TWO_GROUPS}
+    assert {what for what, why in reasons.items() if NO_ROOT in why} == MACHINES
+    assert "not drawn in 10 trials" in reasons["follower-kill"] and "10 trials" in reasons[TWO_GROUPS]
+    assert len(lines(reasons)) == 2
+    assert absent({"leader-kill"}, 2, [Kind.LEADER_KILL], NO_ROOT, 10) == {}, "nobody asked for more"
+    assert absent({"leader-cut"}, 1, [Kind.LEADER_CUT], None, 10) == {}, "machines have one group"
+
+
+def test_without_machines_rounds_are_dealt_from_the_other_kinds_and_none_is_lost() -> None:
+    assert set(possible(ALL, None)) == set(ALL)
+    ordinary = possible(ALL, NO_ROOT)
+    assert {kind.value for kind in ordinary} == {kind.value for kind in Kind} - MACHINES
+    watcher = Told()
+    run = Run(RunOptions(1, 50, ROUND_TRIALS, ALL), watcher, NO_ROOT)
+    with pytest.raises(KeyboardInterrupt):
+        run.run()
+    plans = run.options.plans()
+    assert sum(len(plan.faults) for plan in plans) == 50 and not any(plan.machines for plan in plans)
+    assert set(watcher.reasons) == MACHINES, "said before the first round begins"
+    assert set(run.results.left_out) > MACHINES, "and after the last, with what an early end left out"
+
+
+def test_a_run_of_which_nothing_is_possible_does_not_pass() -> None:
+    run = Run(RunOptions(1, 5, 5, (Kind.LEADER_CUT,)), Told(), NO_ROOT)
+    with pytest.raises(NothingPossible, match=NO_ROOT):
+        run.run()
