@@ -18,8 +18,8 @@ from typing import Protocol
 from escrowmq.replication.disk import Disk
 from escrowmq.replication.entry import HEADER_SIZE, scan
 from escrowmq.replication.errors import CorruptLog, Unavailable, UnknownVersion
+from escrowmq.replication.install import MARKER, staged_name, switch_files
 from escrowmq.replication.install import PREFIX as STAGED_PREFIX
-from escrowmq.replication.install import staged_name, switch_files
 from escrowmq.replication.segment_format import FILE_HEADER_SIZE, first_of_name, log_name
 from escrowmq.replication.verify import damage_in
 from escrowmq.replication.vote import NAME as VOTE_FILE
@@ -128,8 +128,8 @@ def copy_from_leader(
 
 def _copy(disk: Disk, peer: str, offer: Manifest, source: PeerSource) -> None:
     for name, size in offer.files:
-        if "/" in name or name.startswith("."):
-            raise CorruptLog(f"replica {peer} offers a file named {name!r}")
+        if not _may_be_taken(name):
+            raise Unavailable(f"replica {peer} offers a file named {name!r}", ASK_INTERVAL_S)
         disk.remove(staged_name(name))
         file = disk.open(staged_name(name), create=True)
         try:
@@ -160,6 +160,13 @@ def _copy(disk: Disk, peer: str, offer: Manifest, source: PeerSource) -> None:
     ours = [name for name in disk.names() if not name.startswith(STAGED_PREFIX)]
     old = [name for name in ours if name.endswith((".log", ".pos", ".snap", ".runs"))]
     switch_files(disk, [name for name, _ in offer.files], remove=old)
+
+
+def _may_be_taken(name: str) -> bool:
+    """Whether a file of this name can be part of a log; what this replica alone writes is none of it."""
+    if "/" in name or name.startswith((".", STAGED_PREFIX)) or name.endswith((".tmp", ".pos")):
+        return False
+    return name not in (VOTE_FILE, MARKER) and (not name.endswith(".log") or first_of_name(name) is not None)
 
 
 def _end_of(disk: Disk, names: Sequence[str], prefix: str = "") -> tuple[int, int]:

@@ -42,7 +42,8 @@ class SegmentReport(NamedTuple):
 def damage_in(name: str, data: bytes) -> str | None:
     """What is wrong with a whole file that others are to rely on (.log, .snap or .runs); None: nothing.
 
-    A log file must hold whole, sound entries up to its last byte.
+    A log file must hold whole, sound entries up to its last byte. Another format version counts as damage:
+    a flipped bit can look like one, and what cannot be read cannot be relied on.
     """
     try:
         if name.endswith(".snap"):
@@ -57,6 +58,8 @@ def damage_in(name: str, data: bytes) -> str | None:
             return f"{name}: {found.problem}" if found.problem is not None else None
     except CorruptLog as error:
         return str(error)
+    except UnknownVersion as error:
+        return f"{name}: {error} (damaged, or written by a newer version: then upgrade this replica)"
     return None
 
 
