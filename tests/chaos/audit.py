@@ -19,8 +19,9 @@ from tests.chaos.database import Database
 from tests.chaos.deployment import Deployment, until
 from tests.chaos.fleet import Fleet
 from tests.chaos.probe import OPERATED, Operator
-from tests.history.checker import check, stream
+from tests.history.checker import check
 from tests.history.events import INVOKE, OK, READ, Event, Recorder, identify
+from tests.history.files import stream
 from tests.history.report import Report
 
 #: A check may have been put off a few times: 1, 2, 4, 8 s.

@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from tests.history.checker import check, stream
+from tests.history.checker import check
+from tests.history.files import stream
 
 
 def main(

@@ -10,25 +10,17 @@ when everything is quiet; all processes share one clock.
 
 from __future__ import annotations
 
-import heapq
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from operator import attrgetter
-from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from tests.history.ending import Ending
-from tests.history.events import FAIL, INVOKE, OK, READ, Event, Sent, decode
+from tests.history.events import FAIL, INVOKE, OK, READ, BadHistory, Event, Sent
 from tests.history.report import Report
 from tests.history.subjects import COMMITTED, NEVER, Cut, Message, Partition, Send, Tx
 
 PENDING_PER_TX = 4  # suspicions of a torn read that are kept for one transaction
-
-
-class BadHistory(Exception):
-    """The recording itself is wrong; nothing can be said about the system."""
 
 
 class Checker(Ending):
@@ -47,6 +39,7 @@ class Checker(Ending):
         self._cuts: dict[str, Cut] = {}
         self._offsets: dict[tuple[str, str, int], tuple[int, int]] = {}  # acknowledged, and ever sent
         self._floors: dict[tuple[str, int], int] = {}  # what was acknowledged when a fetch was invoked
+        self._asked: dict[tuple[str, int], tuple[bool, bool]] = {}  # what was sure of a transaction then
 
     # ---------------------------------------------------------------- operations
 
@@ -66,11 +59,13 @@ class Checker(Ending):
         invoked = self._open.pop(key, None)
         if invoked is None:
             raise BadHistory(f"operation {event.op} of {event.process} ends and was not invoked: {event}")
-        floor = self._floors.pop(key, -1)
+        floor, sure = self._floors.pop(key, -1), self._asked.pop(key, (False, False))
         self._count(invoked.kind, event.phase)
         if event.phase == OK:
             if invoked.kind == "offset-fetch":
                 self._fetched_offset(invoked, event, floor)
+            elif invoked.kind == "outcome":
+                self._answered(invoked, event, *sure)
             else:
                 getattr(self, f"_ok_{invoked.kind.replace('-', '_')}")(invoked, event)
         elif event.phase == FAIL:
@@ -103,7 +98,10 @@ class Checker(Ending):
         self._own(event.fields["messages"], tx, "")
 
     def _ok_prepare(self, invoked: Event, event: Event) -> None:
-        self._tx(invoked).prepared = True
+        tx = self._tx(invoked)
+        tx.prepared = True
+        if tx.outcome == "UNKNOWN":
+            tx.outcome = None  # it was asked too early
 
     def _invoke_decide(self, event: Event) -> None:
         tx, outcome = self._tx(event), event.fields["outcome"]
@@ -116,6 +114,7 @@ class Checker(Ending):
     def _ok_decide(self, invoked: Event, event: Event) -> None:
         tx, told = self._tx(invoked), event.fields["outcome"]
         tx.told.setdefault(told, event)
+        tx.outcome = None  # what was answered to a question is old
         if told == invoked.fields["outcome"]:
             tx.granted.add(told)
         if told == COMMITTED:
@@ -152,16 +151,27 @@ class Checker(Ending):
     def _ok_local(self, invoked: Event, event: Event) -> None: ...
 
     def _invoke_outcome(self, event: Event) -> None:
-        self._tx(event)
+        tx = self._tx(event)
+        self._asked[event.process, event.op] = (tx.prepared, bool(tx.told or tx.seen))
 
-    def _ok_outcome(self, invoked: Event, event: Event) -> None:
-        """The broker was asked: COMMITTED, ROLLBACK, PREPARE (open), or UNKNOWN (never heard, forgotten)."""
+    def _answered(self, invoked: Event, event: Event, prepared: bool, decided: bool) -> None:
+        """The broker was asked: COMMITTED, ROLLBACK, PREPARE (open), or UNKNOWN (it knows of no such thing).
+
+        An answer may be as old as its question: ``prepared`` and ``decided`` were sure by then. A broker
+        rightly forgets an outcome after 500,000 later ones; a recorder must not ask for one so old.
+        """
         tx, outcome = self._tx(invoked), event.fields["outcome"]
         if outcome in tx.live:
             tx.told.setdefault(outcome, event)
+        elif not decided and (tx.told or tx.seen):
+            return  # decided meanwhile
         elif outcome == "PREPARE" and tx.told:
             before = ", ".join(tx.told)
             self.report.add("unstable-outcome", f"{tx} was {before} and is open again", event)
+        elif outcome == "UNKNOWN" and (prepared or decided):
+            tx.forgotten = tx.forgotten or event
+        elif outcome == "UNKNOWN" and tx.prepared:
+            return  # prepared meanwhile
         tx.outcome = outcome
 
     def _failed(self, invoked: Event) -> None:
@@ -315,35 +325,3 @@ def check(events: Iterable[Event], *, expect_resolved: bool = True) -> Report:
     for event in events:
         checker.feed(event)
     return checker.finish(expect_resolved)
-
-
-def stream(files: Iterable[Path]) -> Iterator[Event]:
-    """Events of several recorders in the order of time, without holding them all.
-
-    The last line of a recorder that was killed may be torn, also in the middle of the file if it went
-    on later. What the line was to say had not happened yet: an invoke is written before anything is
-    sent, and an end that is missing is an unknown.
-    """
-    return heapq.merge(*(_lines(file) for file in files), key=attrgetter("at"))
-
-
-def load(files: Iterable[Path]) -> list[Event]:
-    """As ``stream``, all in memory."""
-    return list(stream(files))
-
-
-def _lines(file: Path) -> Iterator[Event]:
-    torn: Any = None
-    with file.open("rb") as lines:
-        for number, line in enumerate(lines, start=1):
-            if line == b"\n":
-                torn = None  # the recorder started again
-                continue
-            if torn is not None:
-                raise BadHistory(f"{file}:{torn[0]} is no event: {torn[1][:200]!r}")
-            try:
-                event = decode(line)
-            except (msgspec.DecodeError, UnicodeDecodeError):
-                torn = (number, line)
-                continue
-            yield event

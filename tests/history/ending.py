@@ -61,7 +61,7 @@ class Ending(ABC):
 
     def _contradicts(self, tx: Tx) -> bool:
         """Whether what was told, read and wanted of a transaction cannot be true together."""
-        events = tuple(e for e in (tx.event, *tx.told.values(), tx.early) if e is not None)
+        events = tuple(e for e in (tx.event, *tx.told.values(), tx.early, tx.forgotten) if e is not None)
 
         def found(kind: str, text: str) -> bool:
             self.report.add(kind, f"{tx}: {text}", *events)
@@ -71,6 +71,11 @@ class Ending(ABC):
             if len(tx.granted) > 1:
                 return found("both-decided", "commit and rollback were both acknowledged")
             return found("unstable-outcome", f"first told {next(iter(tx.told))}, then {list(tx.told)[1]}")
+        if tx.forgotten is not None:
+            if tx.told or tx.seen:
+                before = ", ".join(tx.told) or "read"
+                return found("unstable-outcome", f"it was {before}, and the broker knows nothing of it")
+            return found("lost-write", "its prepare was acknowledged, and the broker knows nothing of it")
         if tx.seen and ROLLBACK in tx.told:
             return found("G1a", "rolled back, and its messages were read")
         if tx.seen and not tx.prepares:
@@ -102,7 +107,7 @@ class Ending(ABC):
             self._miss("lost-write", f"{tx} was committed", missing, events)
         elif ROLLBACK in tx.told:
             counts["transactions rolled back"] += 1
-        elif tx.prepared and tx.outcome != "UNKNOWN":
+        elif tx.prepared:
             if tx.outcome is None and tx.live[ROLLBACK]:
                 # A one-way rollback, or one whose answer was lost: it looks the same done and not done.
                 counts["transactions rolled back, unanswered"] += 1

@@ -26,6 +26,10 @@ _END = b"|"  # ends the id in a value
 _CRC_HEX = 8
 
 
+class BadHistory(Exception):
+    """The recording itself is wrong; nothing can be said about the system."""
+
+
 @dataclass(frozen=True, slots=True)
 class Sent:
     """One message as a client sent it."""

@@ -19,6 +19,7 @@ class Tx:
         "app",
         "early",
         "event",
+        "forgotten",
         "granted",
         "ids",
         "invoked_at",
@@ -46,6 +47,7 @@ class Tx:
         self.invoked_at = NEVER  # the first commit
         self.acked_at = NEVER  # the first time that COMMITTED was told
         self.outcome: str | None = None  # the last answer of the broker to a mere question
+        self.forgotten: Event | None = None  # it was prepared, or decided, and then it was UNKNOWN
         self.local: str | None = None
         self.early: Event | None = None  # read when nobody had asked for a commit
         self.seen = 0

@@ -119,6 +119,30 @@ BAD = {
         one().rollback("x", told="COMMITTED").commit("x", told="ROLLBACK"),
         "unstable-outcome",
     ),
+    "lost-write: an acknowledged PREPARE that the broker knows nothing of": (
+        one().outcome("x", "UNKNOWN").holds(),
+        "lost-write",
+    ),
+    "lost-write: an acknowledged PREPARE, and its rollback without answer": (
+        one().rollback("x", end="unknown").outcome("x", "UNKNOWN").holds(),
+        "lost-write",
+    ),
+    "lost-write: an acknowledged PREPARE that was open, then unknown": (
+        one().outcome("x", "PREPARE").outcome("x", "UNKNOWN").holds(),
+        "lost-write",
+    ),
+    "unstable-outcome: told, then unknown": (
+        one().rollback("x").outcome("x", "UNKNOWN").holds(),
+        "unstable-outcome",
+    ),
+    "unstable-outcome: told to a mere question, then unknown": (
+        one().commit("x", end="unknown").outcome("x", "COMMITTED").outcome("x", "UNKNOWN").holds("a"),
+        "unstable-outcome",
+    ),
+    "unstable-outcome: read, then unknown": (
+        one().commit("x", end="unknown").poll((0, "a")).outcome("x", "UNKNOWN").holds("a"),
+        "unstable-outcome",
+    ),
     "unstable-outcome: open again": (one().rollback("x").outcome("x", "PREPARE"), "unstable-outcome"),
     "unstable-outcome: read, and said to be open": (
         one().commit("x", end="unknown").outcome("x", "PREPARE").holds("a"),

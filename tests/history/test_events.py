@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from tests.history.__main__ import main
-from tests.history.checker import BadHistory, check, load
-from tests.history.events import Recorder, Sent, body, identify
+from tests.history.checker import check
+from tests.history.events import BadHistory, Recorder, Sent, body, identify
+from tests.history.files import load
 
 IDS = st.text(st.characters(codec="utf-8", exclude_characters="|"), min_size=1, max_size=20)
 

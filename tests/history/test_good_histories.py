@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.history.checker import BadHistory
+from tests.history.events import BadHistory
 from tests.history.written import Written
 
 
@@ -71,6 +71,18 @@ GOOD = {
         Written().offset(3).offset(5, end="unknown").offset_is(3).offset_is(5)
     ),
     "an offset that was set back on purpose": Written().offset(5).offset(2).offset_is(2),
+    "an unknown prepare of which the broker knows nothing": (
+        Written().prepare("x", "a", end="unknown").outcome("x", "UNKNOWN").holds()
+    ),
+    "unknown when it was asked, before the prepare": (
+        Written()
+        .prepare("x", "a", end="unknown")
+        .outcome("x", "UNKNOWN")
+        .prepare("x", "a")
+        .commit("x")
+        .holds("a")
+    ),
+    "open when it was asked, and committed later": one().outcome("x", "PREPARE").commit("x").holds("a"),
     "an outcome that was asked for": one().rollback("x", end="unknown").outcome("x", "ROLLBACK").holds(),
 }
 
@@ -89,6 +101,23 @@ def test_an_open_transaction_is_fine_while_nobody_has_to_answer() -> None:
 def test_a_rollback_without_answer_is_counted_and_not_judged() -> None:
     report = one().rollback("x", end="unknown").holds().check()
     assert report.ok and report.counts["transactions rolled back, unanswered"] == 1
+
+
+def test_an_answer_counts_from_the_moment_of_its_question() -> None:
+    for answer in ("UNKNOWN", "PREPARE"):
+        history = Written().prepare("x", "a", end="unknown")
+        if answer == "PREPARE":
+            history.prepare("x", "a")
+        asked = history.recorder.invoke("outcome", app="a", tx="x")
+        history.prepare("x", "a").commit("x")
+        history.recorder.ok(asked, outcome=answer)
+        report = history.holds("a").check()
+        assert report.ok, report.summary()
+
+
+def test_what_was_unknown_and_prepared_later_must_be_resolved() -> None:
+    history = Written().prepare("x", "a", end="unknown").outcome("x", "UNKNOWN").prepare("x", "a").holds()
+    assert set(history.check().found) == {"unresolved"}
 
 
 def test_a_recording_that_contradicts_itself_is_refused() -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 from escrowmq.replication import ops
 from escrowmq.replication.model import ResultCode
+from escrowmq.replication.state.transactions import STATE_OF
 from tests.history.report import Report
 from tests.sim.broker_app import BrokerApplication
 from tests.sim.checkers import Feedback
@@ -205,8 +206,11 @@ class BrokerWorkload:
         tables = leader.replica.state.transactions.apps
         for app_name, tx_id in self.ledger.transactions:
             table = tables.get(app_name)
-            mark = None if table is None else table.outcome(tx_id)
-            state = "UNKNOWN" if mark is None else ("COMMITTED" if mark == 1 else "ROLLBACK")
+            if table is not None and tx_id in table.open:
+                state = "PREPARE"
+            else:
+                mark = None if table is None else table.outcome(tx_id)
+                state = "UNKNOWN" if mark is None else STATE_OF[mark].value
             recorder.ok(recorder.invoke("outcome", app=app_name, tx=tx_id), outcome=state)
 
     def coverage(self, log: Sequence[tuple[float, str, str]]) -> Cells:
