@@ -1,7 +1,8 @@
 """Which faults struck in which phases of transactions: the table that shows where the schedules went.
 
 A transaction can be in several phases at once (its local transaction runs while a check is out). A
-cell counts the faults that struck while at least one transaction was in that phase.
+cell counts the faults that struck while at least one transaction was in that phase: when they had their
+effect, not when they were laid, and none that met nothing.
 """
 
 from __future__ import annotations

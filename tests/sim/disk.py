@@ -13,7 +13,8 @@ names are different: a journaling file system that cannot write its journal stop
 ``sync_dir`` must be followed by ``power_cut``.
 
 Faults: ``capacity`` (ENOSPC), ``fail_next`` (EIO on append, read or sync), ``stop_after`` (power goes at
-the n-th operation from now).
+the n-th operation from now). The first two tell when they strike: what is asked for may never happen,
+and a crash forgets it.
 """
 
 from __future__ import annotations
@@ -123,8 +124,9 @@ class SimDisk:
         self.epoch = 0
         self.reboot_needed = False  # the file system stopped: only a reboot helps
         self.on_effect: Callable[[], None] = lambda: None  # before everything that changes something
+        self.on_full: Callable[[], None] = lambda: None  # when something finds no room
         self._stop_at: int | None = None
-        self._failures: list[str] = []
+        self._failures: dict[str, list[Callable[[], None]]] = {}  # operation -> whom each failure tells
         self._names: dict[str, _Inode] = {}
         self._durable_names: dict[str, _Inode] = {}
         self._pending_names: list[tuple[str, str, _Inode | None]] = []  # (kind, name, inode)
@@ -171,9 +173,9 @@ class SimDisk:
         """Raise PowerCut at the n-th changing operation from now (0: the next); then call power_cut()."""
         self._stop_at = self.operations + operations
 
-    def fail_next(self, kind: str) -> None:
-        """The next ``append``, ``read``, ``sync`` or ``sync_dir`` fails with EIO."""
-        self._failures.append(kind)
+    def fail_next(self, kind: str, struck: Callable[[], None] = lambda: None) -> None:
+        """The next ``append``, ``read``, ``sync`` or ``sync_dir`` fails with EIO; ``struck`` hears of it."""
+        self._failures.setdefault(kind, []).append(struck)
 
     def flip(self, name: str, pos: int, mask: int = 1) -> None:
         """Damage one byte where it lies, synced or not."""
@@ -201,8 +203,8 @@ class SimDisk:
 
     def step(self, kind: str) -> None:
         """One operation: counted, and stopped or failed if that was asked for."""
-        if kind in self._failures:
-            self._failures.remove(kind)
+        if failures := self._failures.get(kind):
+            failures.pop(0)()
             self.reboot_needed |= kind == "sync_dir"
             error = FsyncFailed if kind.startswith("sync") else DiskFailed
             raise error(f"injected EIO on {kind}")
@@ -296,6 +298,7 @@ class SimFile:
             if free:  # a real append fails half-way, and the file cuts it back
                 inode.write(end, data[:free])
                 inode.truncate(end)
+            self._disk.on_full()
             raise DiskFull(f"{self._name}: no room for {len(data)} bytes")
         inode.write(end, data)
 

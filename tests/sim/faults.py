@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from tests.sim.workload import Application
 
 
+#: These are only laid or armed, and log themselves when they strike: later, more than once, or never.
+STRIKE_LATER = frozenset(("disk-full", "eio", "failed-fsync", "slow-fsync", "crash-at-effect", *AMBUSHES))
+
+
 class Faults:
     """Strikes at the running simulation. Each fault draws from a stream of its own."""
 
@@ -50,13 +54,14 @@ class Faults:
         self._kinds.update({moment: partial(simulation.moments.lay, moment) for moment in AMBUSHES})
 
     def strike(self, fault: Fault) -> None:
-        """Carry out one fault, and log it with its victim ("" if it met nothing that it could harm)."""
+        """Carry out one fault, or lay it; one that meets nothing that it could harm is not logged."""
         sim = self._sim
         if sim.calm:
             return
         victim = self._kinds[fault.kind](random.Random(fault.seed))
-        sim.fault_log.append((sim.world.elapsed_s, fault.kind, victim))
         sim.happened(f"fault {fault.number}: {fault.kind} {victim or '(no victim)'}")
+        if victim and fault.kind not in STRIKE_LATER:
+            sim.struck(fault.kind, victim)
 
     # -------------------------------------------------------------- processes and machines
     def _victim(self, rng: random.Random) -> SimReplica:
@@ -97,7 +102,7 @@ class Faults:
         """A virtual machine was halted: when it goes on, its monotonic clock has jumped."""
         victim = self._victim(rng)
         victim.clock_ahead_s += rng.choice((0.1, 1.0, 30.0)) * rng.random()
-        return victim.name
+        return victim.name if victim.up else ""  # a process begins with whatever the clock says
 
     # -------------------------------------------------------------- the log's own life
     def _roll(self, rng: random.Random) -> str:
@@ -116,6 +121,8 @@ class Faults:
 
     def _pause(self, rng: random.Random) -> str:
         victim = self._victim(rng)
+        if not victim.up:
+            return ""
         victim.paused_until = self._sim.world.now + rng.random() * rng.choice((0.1, 1.0))
         return victim.name
 
@@ -123,16 +130,23 @@ class Faults:
         victim = self._victim(rng)
         if not victim.up:
             return ""
+        begins = victim.node.is_leader and not victim.node.transferring
         victim.node.transfer_leadership()
         victim.kick()
-        return victim.name
+        return victim.name if begins else ""
 
     # -------------------------------------------------------------- disks
     def _fill_disk(self, rng: random.Random) -> str:
         victim = self._victim(rng)
         victim.disk.capacity = victim.disk.used_bytes() + rng.choice((0, 100, 2000))
+        victim.disk.on_full = partial(self._was_full, victim)
         self._sim.world.later(rng.random(), self._make_room, victim)
         return victim.name
+
+    def _was_full(self, victim: SimReplica) -> None:
+        """Once for each time that the disk was filled, however often it is tried again."""
+        victim.disk.on_full = lambda: None
+        self._sim.struck("disk-full", victim.name)
 
     def _make_room(self, victim: SimReplica) -> None:
         victim.disk.capacity = None
@@ -141,7 +155,9 @@ class Faults:
         victim = self._victim(rng)
         if not victim.up:
             return ""
-        victim.disk.fail_next(rng.choice(("append", "read", "sync_dir")))
+        victim.disk.fail_next(
+            rng.choice(("append", "read", "sync_dir")), partial(self._sim.struck, "eio", victim.name)
+        )
         return victim.name
 
     def _fail_sync(self, rng: random.Random) -> str:
@@ -149,7 +165,7 @@ class Faults:
         victim = self._victim(rng)
         if not victim.up:
             return ""
-        victim.disk.fail_next("sync")
+        victim.disk.fail_next("sync", partial(self._sim.struck, "failed-fsync", victim.name))
         return victim.name
 
     def _hang_disk(self, rng: random.Random) -> str:
@@ -189,8 +205,7 @@ class Faults:
 
     def _cut(self, rng: random.Random) -> str:
         a, b = rng.sample(self._sim.names, 2)
-        self._sim.network.cut(a, b)
-        return f"{a}-{b}"
+        return f"{a}-{b}" if self._sim.network.cut(a, b) else ""
 
     def _partition(self, rng: random.Random) -> str:
         """One replica from all others, a minority from the majority, or one direction of one link."""
@@ -207,7 +222,7 @@ class Faults:
                 side.add(rng.choice([name for name in names if name != one]))
             links = [(a, b) for a in names for b in names if a != b and (a in side) != (b in side)]
             where = "+".join(sorted(side))
-        self._sim.network.block(links)
+        met = self._sim.network.block(links)
         duration = rng.choice((0.1, 0.7, 1.5)) * (0.5 + rng.random())
         self._sim.world.later(duration, self._sim.network.unblock, links)
-        return where
+        return where if met else ""

@@ -76,6 +76,7 @@ class Moments:
             return
         what = rng.choice(("kill", "kill", "power-cut", "pause", "isolate"))
         sim.happened(f"{ambush.moment} of {replica.name}: {what}")
+        met = True
         if what == "pause":
             replica.paused_until = sim.world.now + rng.random() * rng.choice((0.1, 1.0))
         elif what == "isolate":
@@ -85,7 +86,9 @@ class Moments:
                 if n != replica.name
                 for pair in ((n, replica.name), (replica.name, n))
             ]
-            sim.network.block(links)
+            met = sim.network.block(links)
             sim.world.later(rng.choice((0.3, 1.0)) * (0.5 + rng.random()), sim.network.unblock, links)
         else:
             sim.crash(replica, what == "power-cut", rng)
+        if met:
+            sim.struck(ambush.moment, replica.name)

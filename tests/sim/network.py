@@ -74,17 +74,19 @@ class SimNetwork:
             if other != name:
                 self.cut(name, other)
 
-    def cut(self, a: str, b: str) -> None:
-        """Break the connection between two hosts; it is dialled again."""
+    def cut(self, a: str, b: str) -> bool:
+        """Break the connection between two hosts; it is dialled again. False if there is none."""
         pair = _pair(a, b)
-        if self._connections.get(pair):
-            self._connections[pair] = 0
-            for x, y in ((a, b), (b, a)):
-                self._held.pop((x, y), None)
-                if self.hosts[x].up:
-                    delay = self._stream(x, y).random() * 0.05
-                    self.world.later(delay, self._notice, x, y, self.hosts[x].incarnation)
-            self._connect_soon(a, b)
+        if not self._connections.get(pair):
+            return False
+        self._connections[pair] = 0
+        for x, y in ((a, b), (b, a)):
+            self._held.pop((x, y), None)
+            if self.hosts[x].up:
+                delay = self._stream(x, y).random() * 0.05
+                self.world.later(delay, self._notice, x, y, self.hosts[x].incarnation)
+        self._connect_soon(a, b)
+        return True
 
     def _notice(self, name: str, peer: str, incarnation: int) -> None:
         host = self.hosts[name]
@@ -125,9 +127,13 @@ class SimNetwork:
         self._storm_until, self._storm_delay_s = self.world.now + duration_s, delay_s
 
     # -------------------------------------------------------------- partitions
-    def block(self, links: Iterable[Link]) -> None:
+    def block(self, links: Iterable[Link]) -> bool:
+        """Nothing passes these links until ``unblock``; whether any of them was connected and open."""
+        met = False
         for link in links:
+            met |= bool(self._connections.get(_pair(*link))) and link not in self._blocked
             self._blocked[link] = self._blocked.get(link, 0) + 1
+        return met
 
     def unblock(self, links: Iterable[Link]) -> None:
         for link in links:

@@ -231,6 +231,9 @@ class SimReplica:
         if self._effects_left is None or not self._working:
             return
         if self._effects_left <= 0:  # and every further one, however the stack unwinds
+            if self._effects_left == 0:
+                self._effects_left = -1
+                self._sim.struck("crash-at-effect", self.name)
             raise PowerCut(f"{self.name} stops in the middle")
         self._effects_left -= 1
 
@@ -281,6 +284,8 @@ class SimReplica:
         if self._job is None and (job := self.journal.begin_sync()) is not None:
             self._job = job
             hangs_s, self.disk_hangs_s = self.disk_hangs_s, 0.0
+            if hangs_s:
+                self._sim.struck("slow-fsync", self.name)
             self.later(hangs_s + self._sim.sync_latency_s(self._sync_rng), lambda: self._synced(job))
 
     def _synced(self, job: SyncJob) -> None:

@@ -108,7 +108,7 @@ class Simulation:
         self.rng = self.world.stream("clients")  # nobody else draws from it
         if self.faults is None:
             self.faults = draw_faults(self.seed, self.chaos_s)
-        #: What struck: (virtual seconds, kind, victim; "" if it met nothing that it could harm).
+        #: What struck, when it did (a fault may be laid long before, and may never strike): see ``struck``.
         self.fault_log: list[tuple[float, str, str]] = []
         self.actions = 0
         self.names = [f"r{n}" for n in range(self.plan.size)]
@@ -221,6 +221,11 @@ class Simulation:
 
     def happened(self, text: str) -> None:
         """A fault or a start; for whoever reads along."""
+
+    def struck(self, kind: str, victim: str) -> None:
+        """Log that a fault of this kind has its effect on ``victim`` now."""
+        self.fault_log.append((self.world.elapsed_s, kind, victim))
+        self.happened(f"{kind} strikes {victim}")
 
     def crash(self, replica: SimReplica, power: bool, rng: random.Random) -> None:
         self.crashes += 1
