@@ -16,6 +16,12 @@ from escrowmq.spark_integration.sink_task import attempt_name, write_batches
 from tests.actors.brokers import Brokers, ClientCalls
 
 PARTITIONS = 4
+ROWS = [f"row-{i}" for i in range(40)]
+
+
+def effect(rows: list[str], epoch_id: str) -> list[tuple[str, str]]:
+    """What :func:`readable` gives for these rows of an epoch."""
+    return sorted((row, epoch_id) for row in rows)
 
 
 @contextmanager

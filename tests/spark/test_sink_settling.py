@@ -1,0 +1,101 @@
+"""Settling what writes have left, without Spark: answers to checks, an operator's commands, batch writes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from escrowmq.replication.errors import TransactionConflict
+from escrowmq.replication.model import TransactionState
+from escrowmq.spark_integration.sink_batch import commit_batch, home_of, settle_batch
+from escrowmq.spark_integration.sink_commit import commit_epoch
+from escrowmq.spark_integration.sink_intents import Intent, IntentStore, epoch_id_of
+from escrowmq.spark_integration.sink_link import SinkLink
+from escrowmq.spark_integration.sink_resolve import answer, resolve
+from tests.actors.brokers import Brokers
+from tests.spark.sinking import ROWS, batch, effect, prepare, readable, still_open
+
+
+def test_the_querier_knows_by_intent_and_by_sparks_log(
+    brokers: Brokers, query: str, topic: str, link: SinkLink, store: IntentStore
+) -> None:
+    winner, loser = (prepare(link, query, 2, topic, [batch(*ROWS)])[0] for _ in range(2))
+    epoch_id = epoch_id_of(query, 2)
+    won, lost = (next(iter(attempt.ids(epoch_id).values()))[0] for attempt in (winner, loser))
+    assert answer(store, link, won, epoch_id) is TransactionState.UNKNOWN, "the query may still commit it"
+    store.create(Intent(2, epoch_id, (winner,)))
+    assert answer(store, link, lost, epoch_id) is TransactionState.ROLLBACK
+    assert answer(store, link, won, epoch_id) is TransactionState.COMMITTED
+    assert readable(brokers, topic) == effect(ROWS, epoch_id), "all of it before any part is answered for"
+    earlier = epoch_id_of(query, 1)
+    assert answer(store, link, f"{earlier}/0.0.x/0.0", earlier) is TransactionState.UNKNOWN
+    (Path(store.checkpoint) / "commits" / "1").touch()
+    assert answer(store, link, f"{earlier}/0.0.x/0.0", earlier) is TransactionState.ROLLBACK
+    assert answer(store, link, "order-1", "order-1") is TransactionState.UNKNOWN
+
+
+def test_an_operator_settles_a_query_that_will_not_come_back(
+    brokers: Brokers, query: str, topic: str, link: SinkLink, store: IntentStore
+) -> None:
+    decided = prepare(link, query, 1, topic, [batch(*ROWS)])[0]
+    store.create(Intent(1, epoch_id_of(query, 1), (decided,)))
+    prepare(link, query, 2, topic, [batch("undecided")])
+    done = resolve(store, link)
+    assert done.committed == [1] and done.rolled_back >= 1 and done.stuck == {}
+    assert readable(brokers, topic) == effect(ROWS, f"spark:{query}:1") and still_open(brokers, query) == 0
+    assert resolve(store, link).rolled_back == 0
+
+
+def test_an_operator_discards_an_epoch_that_cannot_be_committed(
+    brokers: Brokers, query: str, topic: str, link: SinkLink, store: IntentStore
+) -> None:
+    stuck = prepare(link, query, 1, topic, [batch(*ROWS)])[0]
+    intent = store.create(Intent(1, epoch_id_of(query, 1), (stuck,)))
+    gid, ids = next(iter(intent.ids().items()))
+    link.rollback(gid, ids[:1])
+    done = resolve(store, link)
+    assert list(done.stuck) == [1] and store.epochs() == [1]
+    if brokers.info.groups == 1:
+        assert resolve(store, link, discard=1).rolled_back >= 0
+        assert store.epochs() == []
+        again = prepare(link, query, 1, topic, [batch(*ROWS)])[0]
+        commit_epoch(store, link, query, 1, [again])
+        assert readable(brokers, topic) == effect(ROWS, f"spark:{query}:1")
+
+
+def test_an_epoch_that_is_committed_cannot_be_discarded(
+    brokers: Brokers, query: str, topic: str, link: SinkLink, store: IntentStore
+) -> None:
+    commit_epoch(store, link, query, 1, [prepare(link, query, 1, topic, [batch(*ROWS)])[0]])
+    with pytest.raises(TransactionConflict, match="COMMITTED"):
+        resolve(store, link, discard=1)
+    assert store.epochs() == [1]
+
+
+# ------------------------------------------------------------------ batch writes
+
+
+def test_a_batch_write_is_one_decision_over_all_groups(
+    brokers: Brokers, query: str, topic: str, link: SinkLink
+) -> None:
+    home = home_of(query, brokers.info.groups)
+    tasks = [prepare(link, query, 0, topic, [batch(*ROWS[i::2])], task=i, home=home)[0] for i in range(2)]
+    prepare(link, query, 0, topic, [batch("of a speculative twin")], home=home)
+    commit_batch(link, query, tasks)
+    assert readable(brokers, topic) == effect(ROWS, f"spark:{query}:0") and still_open(brokers, query) == 0
+
+
+@pytest.mark.parametrize("decided", [False, True])
+def test_a_batch_write_whose_driver_died_is_settled_as_its_home_group_has_it(
+    brokers: Brokers, query: str, topic: str, link: SinkLink, decided: bool
+) -> None:
+    home = home_of(query, brokers.info.groups)
+    attempt = prepare(link, query, 0, topic, [batch(*ROWS)], home=home)[0]
+    prepare(link, query, 0, topic, [batch("loser")], home=home)
+    if decided:  # the driver's COMMIT in the home group, and nothing after it
+        ids = [tx for ids in attempt.ids(epoch_id_of(query, 0)).values() for tx in ids]
+        assert link.commit(home, ids) == {}
+    settle_batch(link, query)
+    assert readable(brokers, topic) == (effect(ROWS, f"spark:{query}:0") if decided else [])
+    assert still_open(brokers, query) == 0
