@@ -23,10 +23,9 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from escrowmq.actors.router import Router, result_of
-from escrowmq.actors.topology import ClusterInfo
 from escrowmq.replication.model import ResultCode, group_of
 from escrowmq.spark_integration.heads import IDLE_WAIT_S, PLAN_TIMEOUT_S, HeadWatch, LeaderCatalog
-from escrowmq.spark_integration.options import SourceOptions
+from escrowmq.spark_integration.options import SourceOptions, Subscription
 from escrowmq.spark_integration.planning import Offsets, TopicPartition, initial_offsets, split
 from escrowmq.spark_integration.ray_link import find_cluster
 from escrowmq.spark_integration.reading import Split, TaskReader
@@ -53,10 +52,12 @@ log = logging.getLogger(__name__)
 class EscrowMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """See the module's text. Spark calls it from one thread, and pickles it for ``read``."""
 
-    def __init__(self, options: SourceOptions, tasks: TaskReader) -> None:
+    def __init__(self, options: SourceOptions, tasks: TaskReader, link: Link | None = None) -> None:
+        """``link``: the connection to use, instead of one by the options; ``stop`` closes it."""
         self._options, self._tasks = options, tasks
-        self._link: _Link | None = None
+        self._link = link
         self._initial: Offsets | None = None
+        self._available_now = False
         self._target: Heads | None = None
         self._patience = Patience(options.limits.min_offsets, options.limits.max_trigger_delay_s)
 
@@ -86,7 +87,8 @@ class EscrowMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         require(losses(offsets, heads), self._options.fail_on_data_loss)
         limited = self._options.limits.any and not isinstance(limit, ReadAllAvailable)
         waiting = lags(offsets, heads)
-        if limited and self._target is None and self._patience.waits(sum(waiting.values()), time.monotonic()):
+        total = sum(waiting.values())
+        if limited and not self._available_now and self._patience.waits(total, time.monotonic()):
             time.sleep(IDLE_WAIT_S)
             return self._first(start, offsets, offsets)
         shares = self._shares(offsets, heads, waiting) if limited else None
@@ -99,7 +101,10 @@ class EscrowMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _heads(self, offsets: Offsets) -> Heads:
         watch = self._here().watch
-        if self._target is not None:
+        if self._available_now:
+            # Taken only now that the start is known: nothing that was committed before it may lie beyond.
+            if self._target is None:
+                self._target = dict(watch.fresh())
             return self._target
         if not watch.known:
             watch.fresh()
@@ -116,8 +121,10 @@ class EscrowMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return share_out(waiting, limits.max_offsets, sum(offsets.values()))
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """What is there now is all that this run of the query will see."""
-        self._target = dict(self._here().watch.fresh())
+        """All that this run will see is what is there when it first asks. Spark asks where to start, if
+        that is a question, between this call and that one.
+        """
+        self._available_now = True
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
         """The log's real ends, for the query's progress: see ``metrics.lag``."""
@@ -155,19 +162,20 @@ class EscrowMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._link is not None:
             self._link.router.close()
 
-    def _here(self) -> _Link:
+    def _here(self) -> Link:
         if self._link is None:
-            self._link = _Link(self._options)
+            options = self._options
+            info = find_cluster(options.address, options.namespace)
+            self._link = Link(Router(info, name="escrowmq-spark"), options.subscription)
         return self._link
 
 
-class _Link:
+class Link:
     """The query's connection to the cluster."""
 
-    def __init__(self, options: SourceOptions) -> None:
-        self.info: ClusterInfo = find_cluster(options.address, options.namespace)
-        self.router = Router(self.info, name="escrowmq-spark")
-        self.watch = HeadWatch(self.router, options.subscription)
+    def __init__(self, router: Router, subscription: Subscription) -> None:
+        self.info, self.router = router.info, router
+        self.watch = HeadWatch(router, subscription)
 
     def within_bytes(
         self, offsets: Offsets, heads: Heads, waiting: Mapping[TopicPartition, int], max_bytes: int

@@ -21,6 +21,7 @@ from escrowmq.replication import codec, ops
 from escrowmq.replication.admission import Submission
 from escrowmq.replication.model import group_of
 from escrowmq.replication.service import BrokerService
+from escrowmq.replication.watching import Watching
 from tests.replication.services import Trio
 
 _GROUP_CALLS = {
@@ -31,6 +32,7 @@ _GROUP_CALLS = {
     "group_list": "names",
     "group_describe": "describe",
 }
+_WATCHING = {"watch", "spans"}
 
 
 class Brokers:
@@ -67,6 +69,8 @@ class Brokers:
             target: Any = service
             if method in _GROUP_CALLS:
                 target, method = self._group_service(gid, rid, service), _GROUP_CALLS[method]
+            elif method in _WATCHING:
+                target = Watching(service)
             answer = getattr(target, method)(*args)
         except Exception as error:
             answer, failure = None, error

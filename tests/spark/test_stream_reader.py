@@ -1,0 +1,103 @@
+"""The streaming source between Spark's calls, over in-process brokers: what happens between two of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pyspark")
+
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit
+
+from escrowmq.actors.router import Router
+from escrowmq.spark_integration.options import Use, parse_options
+from escrowmq.spark_integration.reading import TaskReader
+from escrowmq.spark_integration.records import RowFormat
+from escrowmq.spark_integration.stream_planning import from_json
+from escrowmq.spark_integration.stream_reader import EscrowMQStreamReader, Link
+from tests.actors.brokers import Brokers, ClientCalls
+
+ReaderOf = Callable[..., EscrowMQStreamReader]
+
+
+@pytest.fixture(scope="module")
+def brokers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Brokers]:
+    running = Brokers(tmp_path_factory.mktemp("brokers"), groups=2, replicas=1)
+    yield running
+    running.close()
+
+
+@pytest.fixture
+def topic(request: pytest.FixtureRequest, brokers: Brokers) -> str:
+    """A topic of two partitions, ten messages in the first."""
+    name = f"t-{abs(hash(request.node.nodeid)):x}"
+    brokers.topic(name, 2)
+    brokers.produce(name, 0, numbers(0, 10))
+    return name
+
+
+@pytest.fixture
+def reader_of(brokers: Brokers) -> Iterator[ReaderOf]:
+    """``reader_of(**options)``: what Spark would make of them."""
+    made: list[EscrowMQStreamReader] = []
+
+    def make(**given: str) -> EscrowMQStreamReader:
+        options = parse_options(given, Use.STREAM, default_address="127.0.0.1:1")
+        tasks = TaskReader(options.address, options.namespace, RowFormat(), options.fail_on_data_loss)
+        link = Link(Router(brokers.info, calls=ClientCalls(brokers)), options.subscription)
+        made.append(EscrowMQStreamReader(options, tasks, link))
+        return made[-1]
+
+    yield make
+    for reader in made:
+        reader.stop()
+
+
+def numbers(first: int, end: int) -> list[bytes]:
+    return [b"%d" % i for i in range(first, end)]
+
+
+def run(
+    reader: EscrowMQStreamReader, start: dict[str, Any], limit: ReadLimit | None = None
+) -> list[list[tuple[str, int, int, int]]]:
+    """The batches that Spark would run from ``start`` until there is nothing new, as ranges."""
+    batches = []
+    while (end := reader.latestOffset(start, limit or reader.getDefaultReadLimit())) != start:
+        planned = [split.range for split in reader.partitions(start, end)]
+        batches.append([(r.topic, r.partition, r.start, r.end) for r in planned])
+        start = end
+    return batches
+
+
+@pytest.mark.parametrize(
+    "starting",
+    [{}, {"startingOffsets": "latest"}, {"startingTimestamp": "99000000000000"}],
+    ids=["default", "latest", "time to come"],
+)
+@pytest.mark.parametrize("fails", ["true", "false"])
+def test_available_now_reads_from_where_it_starts_whatever_comes_while_it_starts(
+    brokers: Brokers, topic: str, reader_of: ReaderOf, starting: dict[str, str], fails: str
+) -> None:
+    reader = reader_of(subscribe=topic, failOnDataLoss=fails, **starting)
+    reader.prepareForTriggerAvailableNow()
+    brokers.produce(topic, 0, numbers(10, 12))
+    start = reader.initialOffset()
+    assert from_json(start)[0][topic, 0] == 12, "latest is what is committed when the query starts"
+    brokers.produce(topic, 0, numbers(12, 15))
+    assert [ranges for ranges in run(reader, start) if ranges] == [[(topic, 0, 12, 15)]]
+    brokers.produce(topic, 0, numbers(15, 20))
+    end = reader.latestOffset(start, ReadAllAvailable())
+    assert from_json(end)[0][topic, 0] == 15, "one run reads what was there when it began"
+
+
+def test_a_partition_that_comes_while_available_now_starts_is_not_one_that_is_gone(
+    brokers: Brokers, topic: str, reader_of: ReaderOf
+) -> None:
+    reader = reader_of(subscribePattern=f"{topic}.*", startingOffsets="earliest")
+    reader.prepareForTriggerAvailableNow()
+    brokers.topic(f"{topic}-new")
+    brokers.produce(f"{topic}-new", 0, numbers(0, 3))
+    (ranges,) = run(reader, reader.initialOffset())
+    assert ranges == [(topic, 0, 0, 10), (f"{topic}-new", 0, 0, 3)]
