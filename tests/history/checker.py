@@ -5,7 +5,8 @@ judges what can only be judged at the end. Time and memory are proportional to w
 a record that was read before costs one look-up.
 
 What it relies on: clients record an invoke before they send anything; the last complete reads are made
-when everything is quiet; all processes share one clock.
+when everything is quiet; all processes share one clock; a topic that is deleted and created anew has
+another name in the history.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ class Checker(Ending):
         self._numbers: Counter[str] = Counter()
         self._positions: dict[tuple[str, str, int], int] = {}
         self._cuts: dict[str, Cut] = {}
+        self._keys: dict[tuple[str, str], tuple[int, str]] = {}  # (topic, key) -> partition, first message
         self._offsets: dict[tuple[str, str, int], tuple[int, int]] = {}  # acknowledged, and ever sent
         self._floors: dict[tuple[str, int], int] = {}  # what was acknowledged when a fetch was invoked
         self._asked: dict[tuple[str, int], tuple[bool, bool]] = {}  # what was sure of a transaction then
@@ -250,6 +252,13 @@ class Checker(Ending):
         wanted = message.sent
         if wanted.topic != key[0] or wanted.partition not in (-1, key[1]):
             self.report.add("wrong-place", f"{id} was sent to {wanted} and is at {place}", shown)
+        elif wanted.key is not None and wanted.partition < 0:  # else the partition wins
+            kept, first = self._keys.setdefault((wanted.topic, wanted.key), (key[1], id))
+            if kept != key[1]:
+                text = (
+                    f"{first} and {id} have the key {wanted.key!r} and are in partitions {kept} and {key[1]}"
+                )
+                self.report.add("divided-key", f"{text} of {wanted.topic}", shown)
         if isinstance(message.owner, Tx):
             message.owner.seen += 1
             if not message.owner.live[COMMITTED] and message.owner.early is None:

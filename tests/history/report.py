@@ -23,6 +23,7 @@ MEANING = {
     "gap": "a complete read lacks offsets",
     "torn": "a transaction partly readable at a stable cut, or in the end",
     "nonmonotonic-send": "order of a producer within a partition, or of real time, is broken",
+    "divided-key": "two messages of one key in two partitions of their topic, where nothing orders them",
     "nonmonotonic-poll": "a reader was led backwards",
     "poll-skip": "a reader was led past offsets",
     "both-decided": "commit and rollback of one transaction were both acknowledged",

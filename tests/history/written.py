@@ -12,7 +12,8 @@ TOPIC = "t"
 
 
 class Written:
-    """A history of one hand. Messages are ``id`` or ``id@partition``; all have one topic."""
+    """A history of one hand. Messages are ``id``, ``id@partition`` or ``id@partition@key`` (partition -1: by
+    the key); all have one topic."""
 
     def __init__(self) -> None:
         self._now = 0
@@ -26,9 +27,9 @@ class Written:
     def sent(self, *messages: str) -> list[Sent]:
         made = []
         for text in messages:
-            id, _, number = text.partition("@")
+            id, number, key, *_ = (*text.split("@"), "", "")
             self._partition_of[id] = int(number or 0)
-            made.append(Sent(id, TOPIC, int(number or 0)))
+            made.append(Sent(id, TOPIC, int(number or 0), key or None))
         return made
 
     def prepare(self, tx: str, *messages: str, end: str = "ok") -> Written:
