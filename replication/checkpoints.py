@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from escrowmq.replication.disk import Disk
-from escrowmq.replication.errors import CorruptLog, DiskFull, UnknownVersion
+from escrowmq.replication.errors import CorruptLog, DiskFull, ReadFailed, UnknownVersion
 from escrowmq.replication.state import snapshot as snapshots
 from escrowmq.replication.state.index import Columns
 from escrowmq.replication.state.machine import StateMachine
@@ -161,7 +161,7 @@ class Checkpoints:
                     tables = map_runs(run_file, self._disk.mmap(run_file))
                     self._note_ends(run_file, tables)
                     snapshots.adopt_runs(state, tables)
-            except (CorruptLog, UnknownVersion) as error:
+            except (CorruptLog, ReadFailed, UnknownVersion) as error:
                 # Of another version: one flipped bit can say so too. What follows is redone from the log.
                 self._report(f"{name} is damaged and not used: {error}")
                 continue

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final, NoReturn, Protocol
 
-from escrowmq.replication.errors import DiskFailed, DiskFull, FsyncFailed
+from escrowmq.replication.errors import DiskFailed, DiskFull, FsyncFailed, ReadFailed
 
 #: Buffers per system call; Linux refuses more than 1024 (IOV_MAX).
 _IOV_MAX: Final = 1024
@@ -163,17 +163,13 @@ class RealFile:
     def read(self, pos: int, size: int) -> bytes:
         descriptor = self._held()
         try:
-            data = os.pread(descriptor.number, size, pos)
-            if len(data) == size:
-                return data
-            parts = [data]
-            while data and (size := size - len(data)):
-                pos += len(data)
-                data = os.pread(descriptor.number, size, pos)
-                parts.append(data)
-            return b"".join(parts)
+            return _read_all(descriptor.number, size, pos)
+        except OSError:
+            pass  # a bad moment of the device, or a bad place on it: the second try tells
+        try:
+            return _read_all(descriptor.number, size, pos)
         except OSError as error:
-            raise DiskFailed(f"cannot read {self._path} at byte {pos}: {error}") from error
+            raise ReadFailed(f"cannot read {self._path} at byte {pos}: {error}") from error
 
     def size(self) -> int:
         return self._size
@@ -249,6 +245,19 @@ class RealDisk(Disk):
             if os.fstat(file.fileno()).st_size == 0:
                 return memoryview(b"")
             return memoryview(mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ))
+
+
+def _read_all(number: int, size: int, pos: int) -> bytes:
+    """pread until everything is read, or the file ends."""
+    data = os.pread(number, size, pos)
+    if len(data) == size:
+        return data
+    parts = [data]
+    while data and (size := size - len(data)):
+        pos += len(data)
+        data = os.pread(number, size, pos)
+        parts.append(data)
+    return b"".join(parts)
 
 
 def _write_all(number: int, buffers: Sequence[bytes], pos: int) -> int:

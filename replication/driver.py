@@ -127,6 +127,11 @@ class Driver:
         return future.result(timeout_s)
 
     @property
+    def running(self) -> bool:
+        """Whether the loop's thread is alive."""
+        return self._thread.is_alive()
+
+    @property
     def node(self) -> RaftNode:
         """The node; its read-only properties may be looked at from any thread."""
         assert self._node is not None, "the driver has not been started"

@@ -183,6 +183,10 @@ class FsyncFailed(DiskFailed):
     """fdatasync or fsync failed: the page cache can no longer be believed, so the process must end."""
 
 
+class ReadFailed(DiskFailed):
+    """The disk does not give back what was written, tried twice: the replica repairs itself from a peer."""
+
+
 class OffsetGone(EscrowMQError, LookupError):
     """The log entry is not held here: retention dropped it, or it was never written. Read on later."""
 

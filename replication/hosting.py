@@ -13,15 +13,17 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from escrowmq.replication.checkpoints import CheckpointJob, Checkpoints
 from escrowmq.replication.datadir import DataDir, Identity
 from escrowmq.replication.disk import RealDisk
 from escrowmq.replication.driver import Driver
-from escrowmq.replication.errors import CorruptLog, Unavailable
+from escrowmq.replication.errors import Closed, CorruptLog, DiskFull, Overloaded, ReadFailed, Unavailable
 from escrowmq.replication.handshake import PeerIdentity
+from escrowmq.replication.host_config import HostConfig
 from escrowmq.replication.journal import SegmentJournal
+from escrowmq.replication.marks import BEHIND, DAMAGED, LEARNER, PORT_FILE, WANTS_COPY, Marks
 from escrowmq.replication.parking import ParkingLot
 from escrowmq.replication.raft import PeerLink, RaftConfig, RaftNode
 from escrowmq.replication.repair import (
@@ -38,21 +40,15 @@ from escrowmq.replication.tls import TlsFiles
 Status = tuple[Any, ...]
 Resolve = Callable[[str], tuple[str, int] | None]
 NOT_STARTED: Status = ("not_leader", None, 0)
-WANTS_COPY, LEARNER, PORT_FILE = "wants-copy", "learner", "raft-port"
-BEHIND, DAMAGED = "behind", "damaged"  # why a copy is wanted
 BEHIND_PATIENCE_S = 5.0  # several elections
 TIMER_S = 0.1
+#: What the log holds here is not what was written: this replica needs a copy of the leader's.
+UNSOUND = (CorruptLog, ReadFailed)
 
 
 def _exit_process(error: BaseException) -> None:
     """Nothing may be written after a failed fsync, not even by exit handlers."""
     os._exit(70)
-
-
-def read_port(content: bytes) -> int:
-    """The port that a file names; 0 (any) if it names none, since nothing depends on it."""
-    text = content.decode("ascii", errors="replace").strip()
-    return int(text) if text.isdecimal() and len(text) <= 5 and int(text) < 1 << 16 else 0
 
 
 def politely(items: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
@@ -63,39 +59,12 @@ def politely(items: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
         yield item
 
 
-class ServiceConfig(Protocol):
-    """What of the broker's configuration is used here (``actors.config.BrokerConfig`` has the reasons)."""
-
-    @property
-    def segment_bytes(self) -> int: ...
-    @property
-    def queue_bytes(self) -> int: ...
-    @property
-    def request_bytes_max(self) -> int: ...
-    @property
-    def open_transactions_max(self) -> int: ...
-    @property
-    def copy_bytes_max(self) -> int: ...
-    @property
-    def election_min_s(self) -> float: ...
-    @property
-    def election_max_s(self) -> float: ...
-    @property
-    def heartbeat_s(self) -> float: ...
-    @property
-    def disk_reserve_bytes(self) -> int: ...
-    @property
-    def fetch_threads(self) -> int: ...
-    @property
-    def feedback_threads(self) -> int: ...
-
-
 class ReplicaHost:
     """One replica, running. Build it, ``start()``, call the rest from any thread, ``stop()``."""
 
     def __init__(
         self,
-        config: ServiceConfig,
+        config: HostConfig,
         identity: Identity,
         *,
         groups: int,
@@ -124,6 +93,7 @@ class ReplicaHost:
         self._due_lot = ParkingLot(max(1, config.feedback_threads // 2), monotonic)
         self._data_dir = DataDir(data_dir, identity)
         self._disk = RealDisk(data_dir / "log")
+        self._marks = Marks(self._data_dir.disk)
         self._founded = has_history(self._disk)
         self._peers = [str(r) for r in range(replicas) if r != self.rid]
         self._listen_host, self._secret, self._resolve, self._tls = listen_host, secret, resolve, tls
@@ -143,10 +113,10 @@ class ReplicaHost:
     def start(self, patience_s: float = 60.0) -> None:
         """Repair if need be, recover, and take part. Blocks; run it beside the calls that peers make.
 
-        Raises what makes this replica unfit: CorruptLog (after a repair failed), Unavailable (no peer
-        to repair from), and the disk's errors.
+        Raises what makes this replica unfit: CorruptLog or ReadFailed (after a repair failed), Unavailable
+        (no peer to repair from), and the disk's errors. It may be called again after that.
         """
-        wanted = self._read_mark(WANTS_COPY) if self._peers else None
+        wanted = self._marks.read(WANTS_COPY) if self._peers else None
         if wanted == BEHIND:
             self._catch_up(patience_s)
         elif wanted is not None or (
@@ -155,18 +125,35 @@ class ReplicaHost:
             self._copy(patience_s, lost_log=True)
         try:
             self._open()
-        except CorruptLog as error:
+        except UNSOUND as error:
             if not self._peers:
                 raise
             self._report(f"{error}; this replica leaves the group until it has a copy of the leader's log")
             self._copy(patience_s, lost_log=True)
             self._open()
-        self._write_mark(WANTS_COPY, None)
-        self.driver.start()
-        self.node = self.driver.node
-        assert self.driver.address is not None
-        self._write_mark(PORT_FILE, str(self.driver.address[1]))
+        self._marks.remove(WANTS_COPY)
+        try:
+            self.driver.start()
+            self.node = self.driver.node
+            self._remember_port()
+        except BaseException as error:
+            self._give_up(error)
+            raise
         self._started = True
+
+    def _remember_port(self) -> None:
+        assert self.driver.address is not None
+        try:
+            self._marks.write(PORT_FILE, str(self.driver.address[1]))
+        except DiskFull as error:  # a matter of convenience: peers ask where this replica listens
+            self._report(f"{error}; the next start may listen on another port")
+
+    def _give_up(self, error: BaseException) -> None:
+        """The driver may run, and another start would put a second node over the same files: one that does
+        not stop takes the process with it."""
+        self.driver.stop()
+        if self.driver.running:
+            self._end(error)
 
     def _catch_up(self, patience_s: float) -> None:
         """Take the leader's log, or else go on with the own one, which is sound, only old.
@@ -183,7 +170,7 @@ class ReplicaHost:
         it may have promised what it no longer knows. That is remembered on disk until it has caught up.
         """
         if lost_log:
-            self._write_mark(LEARNER, "1")
+            self._marks.write(LEARNER, "1")
         copy_from_leader(self._disk, self._peers, self._source, time.sleep, patience_s, self._report)
 
     def _open(self) -> None:
@@ -225,8 +212,7 @@ class ReplicaHost:
     def _listen_port(self) -> int:
         """The port of last time, so that peers find this replica at once; any other if it is taken now
         (peers ask where it listens before they dial, so nothing depends on it)."""
-        path = self._mark_path(PORT_FILE)
-        port = read_port(path.read_bytes()) if path.exists() else 0
+        port = self._marks.port()
         with socket.socket(socket.AF_INET6 if ":" in self._listen_host else socket.AF_INET) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
@@ -238,7 +224,7 @@ class ReplicaHost:
 
     def _build_node(self, link: PeerLink, clock: Callable[[], float]) -> RaftNode:
         config = self.config
-        self._learner = self._read_mark(LEARNER) is not None
+        self._learner = self._marks.read(LEARNER) is not None
         node = RaftNode(
             str(self.rid),
             self._peers,
@@ -267,9 +253,9 @@ class ReplicaHost:
             self.replica.on_timer(now_ms)
             if self._learner and not self.driver.node.rejoining:
                 self._learner = False
-                self._write_mark(LEARNER, None)
+                self._marks.remove(LEARNER)
             if self.driver.node.too_far_behind:
-                self._write_mark(WANTS_COPY, BEHIND)
+                self._marks.write(WANTS_COPY, BEHIND)
                 self._end(Unavailable("the leader's log starts after ours ends: copying its log", 1.0))
         applied = self.replica.state.applied_index
         if applied != self._last_applied:
@@ -280,9 +266,11 @@ class ReplicaHost:
     def _end(self, error: BaseException) -> None:
         """This replica cannot go on: the process ends and is started anew by whoever watches it."""
         self._report(f"replica {self.rid} of group {self.gid} ends: {error}")
-        if isinstance(error, CorruptLog) or isinstance(error.__cause__, CorruptLog):
-            self._write_mark(WANTS_COPY, DAMAGED)  # found while reading; the next start repairs it
-        self._fatal(error)
+        try:
+            if isinstance(error, UNSOUND) or isinstance(error.__cause__, UNSOUND):
+                self._marks.write(WANTS_COPY, DAMAGED)  # found while reading; the next start repairs it
+        finally:  # also on a disk that takes no mark: whatever reads that place again ends the next process
+            self._fatal(error)
 
     def stop(self) -> None:
         """Hand leadership over, sync, close. Calls after it are answered as by a follower."""
@@ -293,19 +281,6 @@ class ReplicaHost:
             self.driver.stop()
             self.journal.close()
         self._data_dir.close()
-
-    def _mark_path(self, name: str) -> Path:
-        return self._data_dir.path / name
-
-    def _read_mark(self, name: str) -> str | None:
-        path = self._mark_path(name)
-        return path.read_text().strip() if path.exists() else None
-
-    def _write_mark(self, name: str, text: str | None) -> None:
-        if text is None:
-            self._mark_path(name).unlink(missing_ok=True)
-        else:
-            self._data_dir.disk.write_atomic(name, [text.encode()])
 
     # -------------------------------------------------------------- helpers
 
@@ -327,9 +302,21 @@ class ReplicaHost:
         if not self._started:
             raise Unavailable(f"replica {self.rid} of group {self.gid} is starting", 0.2)
 
-    def _led(self, read: Callable[[], Any]) -> Status:
-        """``("ok", read())`` in the driver's thread if this replica is the ready leader."""
+    def _have_done(self, fn: Callable[[], None]) -> None:
+        """``fn`` in the driver's thread, however many calls wait there; if that has ended, nobody minds."""
+        while True:
+            try:
+                return self.driver.submit(fn)
+            except Overloaded as error:
+                time.sleep(error.retry_after_s)
+            except Closed:
+                return None
 
+    def _led(self, read: Callable[[], Any]) -> Status:
+        """``("ok", read())`` in the driver's thread if this replica is the ready leader.
+
+        Raises Unavailable when that thread does not come to it in time.
+        """
         if not self._started:
             return NOT_STARTED
 
@@ -338,5 +325,8 @@ class ReplicaHost:
                 return self.replica.not_leader()
             return ("ok", read())
 
-        status: Status = self.driver.call(guarded)
+        try:
+            status: Status = self.driver.call(guarded)
+        except TimeoutError as error:
+            raise Unavailable(f"replica {self.rid} of group {self.gid} does not answer", 1.0) from error
         return status

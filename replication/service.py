@@ -7,31 +7,36 @@ committed messages do not, and may run in any.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import asdict
-from itertools import islice
 from typing import Any
 
 from escrowmq.replication import fetching
-from escrowmq.replication.answers import DUE_MAX, FETCH_BYTES_MAX, FILE_PART_BYTES_MAX, LEASE_S_MAX, open_row
+from escrowmq.replication.answers import DUE_MAX, FETCH_BYTES_MAX, FILE_PART_BYTES_MAX, LEASE_S_MAX
 from escrowmq.replication.checkpoints import snapshot_name
-from escrowmq.replication.errors import Closed, CorruptLog, InvalidMessage, Overloaded, Unavailable
+from escrowmq.replication.errors import (
+    Closed,
+    CorruptLog,
+    DiskFailed,
+    EscrowMQError,
+    InvalidMessage,
+    Overloaded,
+    Unavailable,
+)
 from escrowmq.replication.fetching import FetchRequest, FetchResult, Join, in_bytes
-from escrowmq.replication.hosting import NOT_STARTED, ReplicaHost, Status, politely
+from escrowmq.replication.hosting import NOT_STARTED, Status
+from escrowmq.replication.inspection import Inspection
 from escrowmq.replication.repair import damage_offered, may_be_offered, offered_files
 from escrowmq.replication.state.machine import StateMachine
-from escrowmq.replication.state.open_table import OpenTable, View
-from escrowmq.replication.state.transactions import STATE_OF
 from escrowmq.replication.validation import brings_new_work, parse_request
 
 #: A request is answered within this time or its outcome is unknown to the caller (it may still happen).
 SUBMIT_WAIT_S = 15.0
 
 
-class BrokerService(ReplicaHost):
+class BrokerService(Inspection):
     """One replica, running. Build it, ``start()``, call the rest from any thread, ``stop()``."""
 
     # -------------------------------------------------------------- requests
@@ -83,9 +88,13 @@ class BrokerService(ReplicaHost):
 
         try:
             return self._fetch_lot.wait_for(attempt, wait_s) or self.replica.fetch(requests, max_bytes, join)
-        except CorruptLog as error:
-            self._end(error)
-            raise Unavailable(f"replica {self.rid} of group {self.gid} leaves for repair", 1.0) from error
+        except (CorruptLog, DiskFailed) as error:
+            raise self._leaves(error) from error
+
+    def _leaves(self, error: EscrowMQError) -> Unavailable:
+        """What it has stored cannot be read: it ends, and the next start repairs it."""
+        self._end(error)
+        return Unavailable(f"replica {self.rid} of group {self.gid} leaves for repair", 1.0)
 
     def offsets(
         self, requests: Sequence[tuple[str, int, int]], leader: bool = False
@@ -152,7 +161,7 @@ class BrokerService(ReplicaHost):
         """Groups that have committed offsets."""
         return list(self.replica.state.group_offsets)
 
-    # -------------------------------------------------------------- transactions
+    # -------------------------------------------------------------- checks
 
     def lock_due(self, app: str, topic: str, max_n: int, lease_s: float, wait_s: float, owner: str) -> Status:
         """``("ok", [(tx_id, query_id, prepared_ms, checks, home_group, exhausted), ...])``; leader only.
@@ -195,74 +204,6 @@ class BrokerService(ReplicaHost):
 
         return self._led(read)
 
-    def tx_states(self, app: str, tx_ids: Sequence[str]) -> Status:
-        """``("ok", ["PREPARE" | "COMMITTED" | "ROLLBACK" | "UNKNOWN", ...])``; leader only."""
-
-        def read() -> list[str]:
-            table = self.replica.state.transactions.apps.get(app)
-            if table is None:
-                return ["UNKNOWN"] * len(tx_ids)
-            outcomes = [table.outcome(tx_id) for tx_id in tx_ids]
-            return [
-                "PREPARE" if tx_id in table.open else STATE_OF[outcome].value if outcome else "UNKNOWN"
-                for tx_id, outcome in zip(tx_ids, outcomes, strict=True)
-            ]
-
-        return self._led(read)
-
-    def transactions(
-        self, state: str | None = None, app: str | None = None, topic: str | None = None, limit: int = 1000
-    ) -> Status:
-        """``("ok", [OpenTransaction as a tuple, ...])``, oldest first; leader only.
-
-        ``state``: None or "PREPARE" = all open, "PARKED" = only those that are no longer checked.
-        """
-        apps = self.replica.state.transactions.apps if self._started else {}
-
-        def hold() -> list[tuple[str, OpenTable, View]]:
-            return [(n, t.open, t.open.hold()) for n, t in apps.items() if app in (None, n) and t.open]
-
-        def release() -> None:
-            for _, table, _ in held:
-                table.release()
-
-        status = self._led(hold)
-        if status[0] != "ok":
-            return status
-        held: list[tuple[str, OpenTable, View]] = status[1]
-        try:  # in this thread: a million rows take seconds, during which the replica goes on
-            found = (
-                open_row(name, tx_id, r)
-                for name, _, view in held
-                for tx_id, r in politely(view.items())
-                if topic in (None, r.topic) and not (state == "PARKED" and r.due_ms >= 0)
-            )
-            return ("ok", list(islice(found, limit)))
-        finally:
-            with contextlib.suppress(Closed):  # then nobody minds
-                self.driver.submit(release)
-
-    def find_transaction(self, tx_id: str, app: str | None = None) -> Status:
-        """``("ok", [(app, state, OpenTransaction as a tuple | None), ...])``: whose id it is; leader only."""
-
-        def read() -> list[tuple[str, str, tuple[Any, ...] | None]]:
-            found: list[tuple[str, str, tuple[Any, ...] | None]] = []
-            for name, table in self.replica.state.transactions.apps.items():
-                if app not in (None, name):
-                    continue
-                opened, outcome = table.open.get(tx_id), table.outcome(tx_id)
-                if opened is not None:
-                    found.append((name, "PREPARE", open_row(name, tx_id, opened)))
-                elif outcome is not None:
-                    found.append((name, STATE_OF[outcome].value, None))
-            return found
-
-        return self._led(read)
-
-    def audit(self) -> Status:
-        """``("ok", [(now_ms, by, app, tx_id, outcome), ...])``: decisions made by hand or by policy."""
-        return self._led(lambda: list(self.replica.state.transactions.audit))
-
     # -------------------------------------------------------------- status
 
     def whoami(self) -> tuple[bool, int | None, int]:
@@ -303,46 +244,16 @@ class BrokerService(ReplicaHost):
         """Part of a file that ``checkpoint_manifest`` named; b"" past its end or when it is gone."""
         if pos < 0 or size <= 0 or not may_be_offered(self._disk, name):
             return b""
-        return self._disk.open(name).read(pos, min(size, FILE_PART_BYTES_MAX))
+        try:
+            return self._disk.open(name).read(pos, min(size, FILE_PART_BYTES_MAX))
+        except DiskFailed as error:
+            raise self._leaves(error) from error
 
     def checkpoint_suspect(self, name: str, size: int) -> None:
         """A peer found the copy of a file damaged. If ours is, this replica leaves for repair."""
-        if (damage := damage_offered(self._disk, name, size)) is not None:
+        try:
+            damage = damage_offered(self._disk, name, size)
+        except DiskFailed as error:
+            raise self._leaves(error) from error
+        if damage is not None:
             self._end(CorruptLog(f"{damage} (found by a peer)"))
-
-    # -------------------------------------------------------------- status
-
-    def status(self) -> dict[str, Any]:
-        """Positions and role of this replica, for operators."""
-        if not self._started:
-            return {"gid": self.gid, "rid": self.rid, "role": "starting", "ready": False, "leader": None}
-
-        def read() -> dict[str, Any]:
-            node, state, journal = self.node, self.replica.state, self.journal
-            leader = node.leader_id
-            return {
-                "gid": self.gid,
-                "rid": self.rid,
-                "role": "leader" if node.is_leader else "follower",
-                "ready": node.ready,
-                "leader": None if leader is None else int(leader),
-                "term": node.term,
-                "commit_index": node.commit_index,
-                "applied_index": state.applied_index,
-                "first_index": journal.first_index,
-                "last_index": journal.last_index,
-                "durable_index": journal.durable_index,
-                "recovered_index": self.recovered_index,
-                "open_transactions": state.transactions.open_count(),
-                "topics": len(state.topics.topics),
-                "log_bytes": sum(segment.size for segment in journal.segments()),
-                "snapshots": list(self.checkpoints.indexes),
-                "waiting": self.replica.admission.waiting(),
-                "address": "{}:{}".format(*(self.driver.address or ("", 0))),
-                "disk_full": self.driver.disk_full,
-                "free_bytes": self._disk.free_bytes(),
-                "peers": [(p.peer, p.connected, p.match_index) for p in node.progress()],
-            }
-
-        result: dict[str, Any] = self.driver.call(read)
-        return result

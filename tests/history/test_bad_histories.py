@@ -98,6 +98,20 @@ BAD = {
         one().prepare("y", "b").commit("x").commit("y").holds("b", "a"),
         "nonmonotonic-send",
     ),
+    "divided-key: two transactions": (
+        Written()
+        .prepare("x", "a@-1@k")
+        .commit("x")
+        .prepare("y", "b@-1@k")
+        .commit("y")
+        .holds("a")
+        .holds("b", p=1),
+        "divided-key",
+    ),
+    "divided-key: a transaction and a plain message of another producer": (
+        Written().prepare("x", "a@-1@k").commit("x").send("b@-1@k", by="q").holds("b").holds("a", p=1),
+        "divided-key",
+    ),
     "nonmonotonic-poll": (
         Written().send("a").send("b").poll((0, "a"), (1, "b")).poll((0, "a")).holds("a", "b"),
         "nonmonotonic-poll",
@@ -198,6 +212,14 @@ BAD = {
     "wrong-place: a retry was told another one": (
         Written().send("a", at=[0]).send("a", at=[1]).holds("a"),
         "wrong-place",
+    ),
+    "lost-offset: set back, and the old one is there again": (
+        Written().offset(5).offset(2).offset_is(5),
+        "lost-offset",
+    ),
+    "lost-offset: between two that were committed": (
+        Written().offset(5).offset(2, end="unknown").offset_is(3),
+        "lost-offset",
     ),
     "lost-offset: back": (Written().offset(5).offset_is(3), "lost-offset"),
     "lost-offset: gone": (Written().offset(5).offset_is(-1), "lost-offset"),

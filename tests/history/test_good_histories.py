@@ -67,8 +67,23 @@ GOOD = {
     "two transactions of one producer, decided in the other order": (
         one().prepare("y", "b").commit("y").commit("x").holds("b", "a")
     ),
+    "messages of two keys, or of none, anywhere": (
+        Written()
+        .send("a@-1@k")
+        .send("b@-1@l")
+        .send("c@-1")
+        .send("d@-1@k")
+        .holds("a", "c", "d")
+        .holds("b", p=1)
+    ),
+    "a partition that was named, whatever the key": (
+        Written().send("a@-1@k").send("b@1@k").send("c@-1@k").holds("a", "c").holds("b", p=1)
+    ),
     "an offset commit without answer, both ways": (
         Written().offset(3).offset(5, end="unknown").offset_is(3).offset_is(5)
+    ),
+    "an offset that was set back without an answer": (
+        Written().offset(5).offset(2, end="unknown").offset_is(5).offset_is(2)
     ),
     "an offset that was set back on purpose": Written().offset(5).offset(2).offset_is(2),
     "an unknown prepare of which the broker knows nothing": (
@@ -101,6 +116,28 @@ def test_an_open_transaction_is_fine_while_nobody_has_to_answer() -> None:
 def test_a_rollback_without_answer_is_counted_and_not_judged() -> None:
     report = one().rollback("x", end="unknown").holds().check()
     assert report.ok and report.counts["transactions rolled back, unanswered"] == 1
+
+
+def test_of_two_offsets_committed_at_once_either_may_stand() -> None:
+    for stands in (7, 9):
+        history = Written().offset(5)
+        place = {"group": "g", "topic": "t", "partition": 0}
+        first = history.recorder.invoke("offset-commit", **place, offset=7)
+        second = history.recorder.invoke("offset-commit", **place, offset=9)
+        history.recorder.ok(second)
+        history.recorder.ok(first)
+        report = history.offset_is(stands).check()
+        assert report.ok, report.summary()
+
+
+def test_an_offset_that_is_committed_while_it_is_asked_for_may_be_seen_or_not() -> None:
+    for seen in (5, 7, 9):
+        history = Written().offset(5)
+        asked = history.recorder.invoke("offset-fetch", group="g", topic="t", partition=0)
+        history.offset(7).offset(9)
+        history.recorder.ok(asked, offset=seen)
+        report = history.check()
+        assert report.ok, report.summary()
 
 
 def test_an_answer_counts_from_the_moment_of_its_question() -> None:

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from escrowmq.replication import wire
 from escrowmq.replication.errors import ApplyFailed, CorruptLog, DiskFailed, DiskFull, FsyncFailed
-from escrowmq.replication.hosting import BEHIND, DAMAGED
 from escrowmq.replication.journal import SegmentJournal
+from escrowmq.replication.marks import BEHIND, DAMAGED
 from escrowmq.replication.raft import RaftNode
 from escrowmq.replication.syncjob import SyncJob
 from tests.sim.bounds import check_bounds
