@@ -146,12 +146,15 @@ class Admission:
         app, topic, tx_ids, part = op.meta[0], op.meta[1], op.meta[2], op.meta[5]
         if part:  # opens nothing
             return True
-        opened = self._state.transactions.app(app).open_by_topic.get(topic, 0)
-        opening = self._opening.get((app, topic), 0)
-        if opened + opening + len(tx_ids) > self._open_max:
-            return False
-        self._opening[app, topic] = opening + len(tx_ids)
-        writer.opening.append(((app, topic), len(tx_ids)))
+        table = self._state.transactions.app(app)
+        opened, opening = table.open_by_topic.get(topic, 0), self._opening.get((app, topic), 0)
+        new = len(tx_ids)
+        if opened + opening + new > self._open_max:
+            new -= sum(tx_id in table.open for tx_id in tx_ids)  # sent again: its answer was lost
+            if new and opened + opening + new > self._open_max:
+                return False
+        self._opening[app, topic] = opening + new
+        writer.opening.append(((app, topic), new))
         return True
 
     def _write_decision(

@@ -30,6 +30,8 @@ CHUNK = 1_000
 TIDY_IDS = 20_000
 #: Dead ids that are left alone: 5 MB.
 TIDY_SLACK = 50_000
+#: Buckets that are gone and may still be named in the order of those to come.
+GONE_BUCKETS = 1_000
 
 Key = tuple[str, str]  # app, tx_id
 
@@ -75,6 +77,8 @@ class DueQueue:
     def tidy(self, budget: int = TIDY_IDS) -> None:
         """Forget ids that need no look any more, if they may be too many; looks at ``budget`` at most
         (and at the rest of one chunk)."""
+        if len(self._order) > 2 * len(self._buckets) + GONE_BUCKETS:
+            self._order = sorted(self._buckets)  # who never leads never takes any out; sorted is a heap
         if self._queued <= 2 * self._table.open_count() + self._slack:
             return
         if not self._untidied:

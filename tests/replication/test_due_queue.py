@@ -105,3 +105,20 @@ def test_a_rebuilt_queue_hands_out_the_same_checks() -> None:
     locked = due.lock("app", "t", 10_000, "me", 5_000, now)
     assert {tx for tx, _ in locked} == {f"{i}" for i in range(2 * checks.CHUNK + 5)}
     assert len(locked) == 2 * checks.CHUNK + 5
+
+
+def test_a_follower_keeps_no_trace_of_times_that_have_passed() -> None:
+    """Every quarter of a second under traffic is a bucket, and who never leads never empties one."""
+    log = log_with_slack(10)
+    due = log.state.due
+    for n in range(3 * checks.GONE_BUCKETS):
+        log.prepare([f"{n}"])
+        log.now_ms += checks.BUCKET_MS
+        log.commit([f"{n}"])
+        due.resign(log.now_ms)
+        due.tidy()
+        assert len(due._order) <= 2 * len(due._buckets) + checks.GONE_BUCKETS + 50
+    log.prepare(["last"])
+    later = log.now_ms + 10_000
+    due.advance(later)
+    assert [tx for tx, _ in due.lock("app", "t", 10, "me", 5_000, later)] == ["last"]

@@ -149,6 +149,15 @@ def test_the_limit_of_open_transactions_refuses_the_rest_of_the_request_stands(t
     assert single.submit(prepare(["c"])) == [[0]]
 
 
+def test_what_the_limit_let_in_is_answered_alike_when_it_is_sent_again(tmp_path: Path) -> None:
+    single = start(tmp_path, limits=Limits(open_transactions_max=2))
+    assert single.submit(prepare(["a", "b"])) == [[0]]
+    assert single.submit(prepare(["a", "b"])) == [[0]]  # the first answer was lost
+    assert single.submit(prepare(["b", "c"]))[0][0] == ResultCode.TOO_MANY_OPEN
+    single.submit(ops.rollback("app", ["a"]))
+    assert single.submit(prepare(["b", "c"])) == [[0]]
+
+
 def test_a_full_queue_refuses_with_overloaded_and_nothing_is_lost(tmp_path: Path) -> None:
     single = start(tmp_path, limits=Limits(queue_bytes_max=1_000, entries_in_flight=1))
     single.node.held = []
