@@ -18,6 +18,7 @@ import msgspec
 
 from tests.history.ending import Ending
 from tests.history.events import FAIL, INVOKE, OK, READ, BadHistory, Event, Sent
+from tests.history.offsets import GroupOffsets
 from tests.history.report import Report
 from tests.history.subjects import COMMITTED, NEVER, Cut, Message, Partition, Send, Tx
 
@@ -39,8 +40,7 @@ class Checker(Ending):
         self._positions: dict[tuple[str, str, int], int] = {}
         self._cuts: dict[str, Cut] = {}
         self._keys: dict[tuple[str, str], tuple[int, str]] = {}  # (topic, key) -> partition, first message
-        self._offsets: dict[tuple[str, str, int], tuple[int, int]] = {}  # acknowledged, and ever sent
-        self._floors: dict[tuple[str, int], int] = {}  # what was acknowledged when a fetch was invoked
+        self._offsets = GroupOffsets(self.report)
         self._asked: dict[tuple[str, int], tuple[bool, bool]] = {}  # what was sure of a transaction then
 
     # ---------------------------------------------------------------- operations
@@ -61,12 +61,12 @@ class Checker(Ending):
         invoked = self._open.pop(key, None)
         if invoked is None:
             raise BadHistory(f"operation {event.op} of {event.process} ends and was not invoked: {event}")
-        floor, sure = self._floors.pop(key, -1), self._asked.pop(key, (False, False))
+        sure = self._asked.pop(key, (False, False))
         self._count(invoked.kind, event.phase)
-        if event.phase == OK:
-            if invoked.kind == "offset-fetch":
-                self._fetched_offset(invoked, event, floor)
-            elif invoked.kind == "outcome":
+        if invoked.kind == "offset-fetch":
+            self._offsets.fetch_ended(invoked, event if event.phase == OK else None)
+        elif event.phase == OK:
+            if invoked.kind == "outcome":
                 self._answered(invoked, event, *sure)
             else:
                 getattr(self, f"_ok_{invoked.kind.replace('-', '_')}")(invoked, event)
@@ -183,30 +183,17 @@ class Checker(Ending):
             self._tx(invoked).live[invoked.fields["outcome"]] -= 1
         elif invoked.kind == "send" and invoked.fields["messages"]:
             self._send_of(invoked).attempts -= 1
-
-    def _place_of(self, event: Event) -> tuple[str, str, int]:
-        return event.fields["group"], event.fields["topic"], event.fields["partition"]
+        elif invoked.kind == "offset-commit":
+            self._offsets.commit_failed(invoked)
 
     def _invoke_offset_commit(self, event: Event) -> None:
-        key, offset = self._place_of(event), event.fields["offset"]
-        low, high = self._offsets.get(key, (-1, -1))
-        self._offsets[key] = (min(low, offset), max(high, offset))
+        self._offsets.commit_invoked(event)
 
     def _ok_offset_commit(self, invoked: Event, event: Event) -> None:
-        key = self._place_of(invoked)
-        low, high = self._offsets[key]
-        self._offsets[key] = (max(low, invoked.fields["offset"]), high)
+        self._offsets.commit_acknowledged(invoked)
 
     def _invoke_offset_fetch(self, event: Event) -> None:
-        self._floors[event.process, event.op] = self._offsets.get(self._place_of(event), (-1, -1))[0]
-
-    def _fetched_offset(self, invoked: Event, event: Event, low: int) -> None:
-        """One member commits for a group, never backwards unless it means to."""
-        high = self._offsets.get(self._place_of(invoked), (-1, -1))[1]
-        if not low <= event.fields["offset"] <= high:
-            where = "{} of {}[{}]".format(*self._place_of(invoked))
-            text = f"group {where} is at {event.fields['offset']}; acknowledged {low}, sent {high}"
-            self.report.add("lost-offset", text, invoked, event)
+        self._offsets.fetch_invoked(event)
 
     # ---------------------------------------------------------------- reads
 
