@@ -17,7 +17,15 @@ from collections.abc import Mapping, Sequence
 
 from escrowmq.replication.errors import ConfigError, MessageTooLarge, TransactionConflict, Unavailable
 from escrowmq.replication.model import ResultCode
-from escrowmq.spark_integration.sink_intents import Attempt, Intent, IntentStore, epoch_id_of, epoch_of
+from escrowmq.spark_integration.sink_intents import (
+    Attempt,
+    Intent,
+    IntentStore,
+    app_of,
+    epoch_id_of,
+    epoch_of,
+    query_of,
+)
 from escrowmq.spark_integration.sink_link import SinkLink
 
 log = logging.getLogger(__name__)
@@ -61,6 +69,9 @@ def commit_epoch(
     check_checkpoint(store, query_id)
     intent = store.read(epoch)
     if intent is None:
+        for other in store.epochs() if epoch == 0 else ():  # not only when this query comes that far
+            if (found := store.read(other)) is not None:
+                require_own(store, query_id, found)
         mine = Intent(epoch, epoch_id_of(query_id, epoch), tuple(attempts))
         check_size(mine.epoch_id, mine.ids(), references)
         try:
@@ -71,6 +82,7 @@ def commit_epoch(
                 raise
         else:
             intent = store.create(mine)
+    require_own(store, query_id, intent)
     carry_out(link, intent)
     clear_leftovers(link, epoch)
     store.prune(epoch)
@@ -84,6 +96,19 @@ def check_checkpoint(store: IntentStore, query_id: str) -> None:
         raise ConfigError(
             f"{store.checkpoint!r} is the checkpoint of query {found}, not of {query_id}; if Spark reads it "
             "from its default file system, give option 'checkpointLocation' as a whole URI (hdfs://host/...)"
+        )
+
+
+def require_own(store: IntentStore, query_id: str, intent: Intent) -> None:
+    """Raise ConfigError if an intent is another query's. Nobody knows its chunks under this query's app, so
+    it would count as committed long ago, and the epoch's rows as written."""
+    if intent.epoch_id != epoch_id_of(query_id, intent.epoch):
+        other = query_of(intent.epoch_id)
+        raise ConfigError(
+            f"{store.path_of(intent.epoch)} is of query {other}, not of {query_id}: Spark's part of the "
+            "checkpoint was removed or replaced, and the sink's was not. Settle what the former query left "
+            f"(escrowmq txn list --app {app_of(other)}), then delete the directory {store.base!r}, or give "
+            "this query a checkpointLocation of its own"
         )
 
 

@@ -82,6 +82,11 @@ def epoch_of(epoch_id: str) -> int | None:
     return None if found is None else int(found[1])
 
 
+def query_of(epoch_id: str) -> str:
+    """The query that an :func:`epoch_id_of` names."""
+    return epoch_id.removeprefix("spark:").rpartition(":")[0]
+
+
 def encode(intent: Intent) -> bytes:
     """The file's bytes."""
     body = {
@@ -138,23 +143,27 @@ class IntentStore:
                 raise ConfigError(
                     f"option 'checkpointLocation': {checkpoint!r} cannot be opened: {error}"
                 ) from error
-        self._base = f"{self._root}/escrowmq" + (f"/{name}" if name else "")
+        self.base = f"{self._root}/escrowmq" + (f"/{name}" if name else "")
 
     # ------------------------------------------------------------ intents
 
+    def path_of(self, epoch: int) -> str:
+        """Where an epoch's intent is, or would be."""
+        return f"{self.base}/{epoch}.json"
+
     def read(self, epoch: int) -> Intent | None:
         """The epoch's intent, or None. Raises CorruptLog, UnknownVersion."""
-        data = self._get(f"{self._base}/{epoch}.json")
+        data = self._get(self.path_of(epoch))
         if data is None:
             return None
-        intent = decode(data, f"{self._base}/{epoch}.json")
+        intent = decode(data, self.path_of(epoch))
         if intent.epoch != epoch:
-            raise CorruptLog(f"{self._base}/{epoch}.json holds epoch {intent.epoch}: it was moved or copied")
+            raise CorruptLog(f"{self.path_of(epoch)} holds epoch {intent.epoch}: it was moved or copied")
         return intent
 
     def create(self, intent: Intent) -> Intent:
         """Write the intent unless the epoch has one; returns the one that counts, which is durable then."""
-        name = f"{self._base}/{intent.epoch}.json"
+        name = self.path_of(intent.epoch)
         if self._local is not None:
             _create_local(Path(name), encode(intent))
         else:
@@ -166,7 +175,7 @@ class IntentStore:
 
     def remove(self, epoch: int) -> None:
         """For operators, and for pruning."""
-        name = f"{self._base}/{epoch}.json"
+        name = self.path_of(epoch)
         if self._local is not None:
             Path(name).unlink(missing_ok=True)
         else:
@@ -174,7 +183,7 @@ class IntentStore:
 
     def epochs(self) -> list[int]:
         """Epochs that have an intent, in order."""
-        return sorted(int(found[1]) for name in self._list(self._base) if (found := _NAME.fullmatch(name)))
+        return sorted(int(found[1]) for name in self._list(self.base) if (found := _NAME.fullmatch(name)))
 
     def names(self) -> list[str]:
         """Names of all sinks that share this checkpoint, the one without a name included."""
@@ -231,8 +240,8 @@ class IntentStore:
         checkpoint at the same moment are kept apart only where moving onto a file is refused (HDFS)."""
         if self._get(name) is not None:
             return
-        self._files.create_dir(self._base, recursive=True)
-        temporary = f"{self._base}/.{uuid.uuid4().hex}.tmp"
+        self._files.create_dir(self.base, recursive=True)
+        temporary = f"{self.base}/.{uuid.uuid4().hex}.tmp"
         with self._files.open_output_stream(temporary) as stream:
             stream.write(data)
         try:
