@@ -43,6 +43,7 @@ class Screen:
         what = event["event"]
         if what == "trial":
             overlapping = " (overlapping)" if event["overlapping"] else ""
+            overlapping += f" (with {event['meanwhile']})" if event["meanwhile"] else ""
             self._say(
                 f"{plan.number}.{event['number']:<3} {event['kind']:16} {event['victim'][:24]:24} "
                 f"away {event['away_s']:5.2f} s{overlapping}"

@@ -39,7 +39,8 @@ def absent(
 
 def planned(plans: Sequence[Round]) -> tuple[set[str], int]:
     """(values of all kinds in those rounds, the most broker groups)."""
-    kinds = {fault.kind.value for plan in plans for fault in plan.faults}
+    faults = [fault for plan in plans for fault in plan.faults]
+    kinds = {one.kind.value for fault in faults for one in (fault, fault.meanwhile) if one is not None}
     return kinds, max((plan.groups for plan in plans), default=1)
 
 

@@ -1,7 +1,7 @@
 """Inflicting faults. Each ends healed: what was stopped runs, what was cut is joined, what was full is empty.
 
-A fault is a context: entering it strikes, leaving it heals. ``struck_at`` is the moment of the blow on
-the clock of the histories; the driver's probe starts right after it.
+A fault is a context: entering it strikes, leaving it heals; another may strike inside it. ``struck_at`` is
+the moment of the blow on the clock of the histories; the driver's probe starts right after it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import ray
@@ -43,9 +43,14 @@ class Faults:
 
     @contextlib.contextmanager
     def inflicted(self, fault: Fault) -> Iterator[Blow]:
-        """Strike; heal at the end."""
+        """Strike, and strike again while it lasts if the plan says so; heal at the end."""
         with getattr(self, method_of(fault.kind))(fault) as blow:
-            yield blow
+            if fault.meanwhile is None:
+                yield blow
+                return
+            time.sleep(fault.meanwhile.before_s)
+            with getattr(self, method_of(fault.meanwhile.kind))(fault.meanwhile) as second:
+                yield replace(second, victim=f"{blow.victim}; {second.victim}")
 
     # -------------------------------------------------------------- brokers
 
@@ -120,6 +125,8 @@ class Faults:
             pids = self.deployment.broker_pids()
             if all(victim in pids and not gone(pids[victim]) for victim in victims):
                 return [pids[victim] for victim in victims]
+            if self.machines is not None:
+                self.machines.revive()  # a node may die late of an earlier cut, and its broker with it
             return None
 
         pids: list[int] = until(f"{victims} run", found, BACK_S)
@@ -208,11 +215,30 @@ class Faults:
         return self._network(fault, leader, lambda: self._rig().delay(leader, fault.delay_s))
 
     def _disk_full(self, fault: Fault) -> Any:
-        leader = fault.target % 3 > 0
-        rid = self.deployment.leader(0) if leader else self._follower(fault)[1]
-        rig, role = self._rig(), "leader" if leader else "follower"
-        victim = f"replica {rid} ({role})"
+        (_, rid), rig = self._with_disk(fault)
+        victim = f"replica {rid} ({'leader' if fault.target % 3 else 'follower'})"
         return self._timed(fault, victim, lambda: rig.fill_disk(rid), lambda: rig.free_disk(rid))
+
+    @contextlib.contextmanager
+    def _disk_full_restart(self, fault: Fault) -> Iterator[Blow]:
+        """The disk stays full until the process has started on it, and for the fault's seconds after that."""
+        victim, rig = self._with_disk(fault)
+        (pid,) = self._pids([victim])
+        name = broker_name(*victim)
+        rig.fill_disk(victim[1])
+        try:
+            blow = Blow(time.monotonic_ns(), name)
+            os.kill(pid, signal.SIGKILL)
+            yield blow
+            until(f"{name} is back, on a full disk", lambda: (self._living(name) or pid) != pid, BACK_S)
+            time.sleep(fault.seconds)
+        finally:
+            rig.free_disk(victim[1])
+
+    def _with_disk(self, fault: Fault) -> tuple[tuple[int, int], Machines]:
+        """Two times out of three the leader."""
+        leader = fault.target % 3 > 0
+        return (0, self.deployment.leader(0)) if leader else self._follower(fault), self._rig()
 
     def _node_kill(self, fault: Fault) -> Any:
         """The raylet alone, whose processes must notice by themselves, or the whole machine."""

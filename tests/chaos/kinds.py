@@ -25,6 +25,7 @@ class Kind(enum.Enum):
     LINK_CUT = "link-cut"
     SLOW_LINKS = "slow-links"
     DISK_FULL = "disk-full"
+    DISK_FULL_RESTART = "disk-full-restart"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +58,20 @@ KINDS: dict[Kind, About] = {
     Kind.LINK_CUT: About("only the link between the leader and one follower is cut", 2, True, (2.0, 8.0)),
     Kind.SLOW_LINKS: About("0.5 to 3 s of delay between the leader and the others", 3, True, (3.0, 8.0)),
     Kind.DISK_FULL: About("the disk of the leader or a follower is full", 2, True, (2.0, 6.0)),
+    Kind.DISK_FULL_RESTART: About(
+        "a replica's disk is full, its process is killed, and has to start on the full disk",
+        2,
+        True,
+        (2.0, 4.0),
+    ),
 }
+
+#: Machine faults that last, and during which another may strike: a leader killed while a link is cut.
+LASTING = (Kind.LEADER_CUT, Kind.FOLLOWER_CUT, Kind.LINK_CUT, Kind.SLOW_LINKS, Kind.DISK_FULL)
+#: What may strike meanwhile: all on processes, but a rolling restart, which waits for all to be well.
+MEANWHILE = tuple(
+    kind for kind, about in KINDS.items() if not about.machines and kind is not Kind.ROLLING_RESTART
+)
 
 #: Kinds after which another replica has to lead before anything can be committed.
 FAIL_OVERS = (Kind.LEADER_KILL, Kind.LEADER_PAUSE, Kind.LEADER_CUT, Kind.NODE_KILL)

@@ -75,6 +75,10 @@ class Machines:
         """Everything runs and is joined again. To be repeated until the cluster is well."""
         self.rig.mend()
 
+    def revive(self) -> None:
+        """Nodes that died run again; what is cut or full stays so."""
+        self.rig.revive()
+
     def logs(self) -> list[Path]:
         """What Ray and the brokers wrote."""
         return self.rig.logs()

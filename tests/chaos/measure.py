@@ -1,7 +1,8 @@
 """Figures of a run: how long the cluster was away after each kind of fault, how many faults there were.
 
 Pure functions over what the rounds told. A fault that struck before the cluster had recovered from the one
-before counts as a trial, but its times would measure both, so they are kept apart.
+before, or during which another struck, counts as a trial, but its times would measure both, so they are kept
+apart.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def rows(trials: Sequence[Mapping[str, Any]]) -> list[Row]:
 
 
 def _row(kind: str, trials: Sequence[Mapping[str, Any]]) -> Row:
-    alone = [trial for trial in trials if not trial["overlapping"]]
+    alone = [trial for trial in trials if not trial["overlapping"] and not trial.get("meanwhile")]
     away = [trial["away_s"] for trial in alone if trial.get("away_s") is not None]
     well = [trial["well_after_s"] for trial in alone if trial.get("well_after_s") is not None]
     return Row(
@@ -81,6 +82,12 @@ class Results:
             for kind, row in judged["operations"].items():
                 total.setdefault(kind, Counter()).update(row)
         return total
+
+    def together(self) -> Counter[str]:
+        """Pairs of faults of which the second struck while the first lasted, and how often."""
+        return Counter(
+            f"{trial['meanwhile']} during {trial['kind']}" for trial in self.trials if trial.get("meanwhile")
+        )
 
     def figures(self) -> Counter[str]:
         """What was read in the end, and what the checker counted."""

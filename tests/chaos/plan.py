@@ -8,11 +8,11 @@ one round can be repeated without the others.
 from __future__ import annotations
 
 import random
-from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import islice
 
-from tests.chaos.kinds import KINDS, Kind
+from tests.chaos.kinds import KINDS, LASTING, MEANWHILE, Kind
 
 #: Trials on one cluster before everything is read and checked, and a fresh one is started.
 ROUND_TRIALS = 25
@@ -21,6 +21,8 @@ ROUND_TRIALS = 25
 #: so that transactions span them.
 MACHINES_EVERY = 2
 TWO_GROUPS_EVERY = 4
+#: Share of lasting machine faults during which another one strikes, on a process.
+MEANWHILE_SHARE = 0.4
 #: Share of faults that strike before the cluster has recovered from the one before.
 OVERLAP_SHARE = 0.2
 
@@ -31,6 +33,7 @@ class Fault:
 
     ``before_s``: undisturbed work before it. ``seconds``: how long it lasts, where the driver decides
     that. ``delay_s``: of slow links. ``overlaps``: the next fault does not wait for the recovery.
+    ``meanwhile``: another fault, on a process, that strikes while this one lasts, its ``before_s`` after it.
     """
 
     number: int
@@ -41,11 +44,13 @@ class Fault:
     seconds: float
     delay_s: float
     overlaps: bool
+    meanwhile: Fault | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """Trials on one cluster. ``machines``: replicas on (simulated) machines of their own."""
+    """Trials on one cluster. ``machines``: replicas on (simulated) machines of their own, and faults of all
+    kinds; without, only those on processes."""
 
     seed: int
     number: int
@@ -63,14 +68,15 @@ def rounds(seed: int, trials: int, per_round: int, kinds: Collection[Kind]) -> l
 
 def plan_round(seed: int, number: int, size: int, kinds: Collection[Kind]) -> Round:
     """Round ``number`` of the run with that seed."""
-    ordinary = [kind for kind in Kind if kind in kinds and not KINDS[kind].machines]
-    of_machines = [kind for kind in Kind if kind in kinds and KINDS[kind].machines]
-    machines = bool(of_machines) and (not ordinary or number % MACHINES_EVERY == MACHINES_EVERY - 1)
+    drawn = [kind for kind in Kind if kind in kinds]
+    ordinary = [kind for kind in drawn if not KINDS[kind].machines]
+    machines = len(ordinary) < len(drawn) and (not ordinary or number % MACHINES_EVERY == MACHINES_EVERY - 1)
     groups = 2 if not machines and number % TWO_GROUPS_EVERY == 0 else 1
-    drawn = of_machines if machines else ordinary
     rng = random.Random(f"{seed}/{number}")
-    dealt = islice(deal(rng, drawn), size)
-    return Round(seed, number, machines, groups, tuple(_fault(rng, n, kind) for n, kind in enumerate(dealt)))
+    dealt = list(islice(deal(rng, drawn if machines else ordinary), size))
+    second = [kind for kind in MEANWHILE if kind in ordinary]
+    faults = tuple(_fault(rng, n, kind, second) for n, kind in enumerate(dealt))
+    return Round(seed, number, machines, groups, faults)
 
 
 def deal(rng: random.Random, kinds: Collection[Kind]) -> Iterator[Kind]:
@@ -87,7 +93,16 @@ def deal(rng: random.Random, kinds: Collection[Kind]) -> Iterator[Kind]:
         yield from rest
 
 
-def _fault(rng: random.Random, number: int, kind: Kind) -> Fault:
+def _fault(rng: random.Random, number: int, kind: Kind, second: Sequence[Kind]) -> Fault:
+    """``second``: kinds that may strike while a lasting one lasts."""
+    first = _alone(rng, number, kind)
+    if kind not in LASTING or not second or rng.random() >= MEANWHILE_SHARE:
+        return first
+    (also,) = rng.choices(second, [KINDS[one].cards for one in second])
+    return replace(first, meanwhile=replace(_alone(rng, number, also), overlaps=False))
+
+
+def _alone(rng: random.Random, number: int, kind: Kind) -> Fault:
     return Fault(
         number=number,
         kind=kind,

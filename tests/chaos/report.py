@@ -16,7 +16,7 @@ HEADINGS = ("fault", "trials", "overlap", "away p50", "p95", "max", "well p50", 
 NOTE = (
     "Away: seconds from the fault to the acknowledgement of a transaction that a client began right after. "
     "Well: until every replica was back and had caught up. Overlapping ones struck before the cluster had "
-    "recovered from the fault before; their times are not counted."
+    "recovered from the fault before, or had another strike while they lasted; their times are not counted."
 )
 
 
@@ -34,12 +34,19 @@ def show(results: Results, console: Console) -> None:
         operations.add_row(kind, *(f"{counted[k]:,}" for k in ("invoke", "ok", "fail", "unknown")))
     console.print(operations)
     console.print(", ".join(f"{count:,} {what}" for what, count in results.figures().items()))
+    if results.together():
+        console.print(f"While another lasted: {together(results)}.")
     for line in lines(results.left_out):
         console.print(f"[yellow]not inflicted: {escape(line)}")
     if results.violations:
         console.print(f"[bold red]{len(results.violations)} violations")
     else:
         console.print(f"[bold green]no violations[/] ({results.took_s:.0f} s)")
+
+
+def together(results: Results) -> str:
+    """Faults that struck while another lasted."""
+    return ", ".join(f"{pair} {count}" for pair, count in sorted(results.together().items()))
 
 
 def cells(row: Row) -> list[str]:
@@ -79,6 +86,7 @@ def markdown(results: Results) -> str:
     for kind, counted in sorted(results.operations().items()):
         page.append(_markdown_row([kind, *(f"{counted[k]:,}" for k in ("invoke", "ok", "fail", "unknown"))]))
     page += ["", ", ".join(f"{count:,} {what}" for what, count in results.figures().items()) + "."]
+    page += [f"While another lasted: {together(results)}."] if results.together() else []
     page += [f"Not inflicted: {line}." for line in lines(results.left_out)]
     return "\n".join(page) + "\n"
 

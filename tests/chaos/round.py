@@ -154,7 +154,10 @@ class Trials:
             "number": fault.number,
             "kind": fault.kind.value,
             "overlapping": overlapping,
+            "meanwhile": None if fault.meanwhile is None else fault.meanwhile.kind.value,
         }
+        if overlapping and self.machines is not None:
+            self.machines.revive()  # nodes may have died late; nothing else is mended between these two
         time.sleep(fault.before_s)
         probe.until_acknowledged(gid, time.monotonic_ns())
         began = time.monotonic()

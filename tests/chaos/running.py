@@ -108,7 +108,8 @@ class Run:
             cleanup.end_all(self.mark)
             self.results.took_s = time.monotonic() - start
             trials = self.results.trials
-            self._leave_out({trial["kind"] for trial in trials}, groups, len(trials))
+            seen = {trial[which] for trial in trials for which in ("kind", "meanwhile") if trial[which]}
+            self._leave_out(seen, groups, len(trials))
         return not self.results.violations
 
     def _leave_out(self, seen: set[str], groups: int, trials: int) -> None:

@@ -73,6 +73,17 @@ def test_overlapping_trials_count_but_their_times_do_not() -> None:
     assert (row.away_p50, row.away_p95, row.away_max, row.well_max) == (0.5, 0.7, 0.7, 3.0)
 
 
+def test_times_of_a_trial_with_a_second_fault_are_not_counted_but_both_faults_are_told(
+    tmp_path: Path,
+) -> None:
+    both = {**trial("leader-cut", 9.0), "meanwhile": "leader-kill"}
+    results = Results(1, [trial("leader-cut", 0.5), both, both])
+    (row,) = rows(results.trials)
+    assert (row.trials, row.overlapping, row.away_max) == (3, 2, 0.5)
+    report.write(results, None, tmp_path / "r.md")
+    assert "While another lasted: leader-kill during leader-cut 2." in (tmp_path / "r.md").read_text()
+
+
 def test_a_trial_whose_recovery_was_not_awaited_has_no_time_for_it() -> None:
     (row,) = rows([trial("follower-kill", 0.1, well_s=None)])
     assert row.well_p50 is None and report.cells(row)[-2:] == ["-", "-"]

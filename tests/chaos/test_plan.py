@@ -9,8 +9,8 @@ from itertools import islice
 import pytest
 
 from tests.chaos.faults import Faults, method_of
-from tests.chaos.kinds import KINDS, Kind, kind_of
-from tests.chaos.plan import OVERLAP_SHARE, deal, plan_round, rounds
+from tests.chaos.kinds import KINDS, LASTING, MEANWHILE, Kind, kind_of
+from tests.chaos.plan import MEANWHILE_SHARE, OVERLAP_SHARE, deal, plan_round, rounds
 
 ALL = tuple(Kind)
 ORDINARY = [kind for kind in Kind if not KINDS[kind].machines]
@@ -35,12 +35,32 @@ def test_every_kind_comes_once_before_any_comes_twice_and_as_often_as_its_cards_
     assert Counter(dealt) == {kind: KINDS[kind].cards for kind in ORDINARY}
 
 
-def test_kinds_that_need_machines_and_others_never_meet_in_a_round() -> None:
-    for plan in rounds(5, 300, 25, ALL):
-        assert {KINDS[fault.kind].machines for fault in plan.faults} == {plan.machines}
-    drawn = Counter(fault.kind for plan in rounds(5, 300, 25, ALL) for fault in plan.faults)
-    assert set(drawn) == set(Kind)
+def test_rounds_on_machines_have_all_kinds_and_the_others_those_on_processes() -> None:
+    planned = rounds(5, 300, 25, ALL)
+    assert {plan.machines for plan in planned} == {True, False}
+    for plan in planned:
+        assert {fault.kind for fault in plan.faults} == set(ALL if plan.machines else ORDINARY)
+    drawn = Counter(fault.kind for plan in planned for fault in plan.faults)
     assert drawn[Kind.LEADER_KILL] >= 20, "enough to speak of a p95"
+
+
+def test_faults_on_processes_strike_while_cuts_and_full_disks_last() -> None:
+    pairs = {
+        (fault.kind, fault.meanwhile.kind)
+        for seed in range(40)
+        for plan in rounds(seed, 300, 25, ALL)
+        for fault in plan.faults
+        if fault.meanwhile is not None
+    }
+    assert pairs == {(first, second) for first in LASTING for second in MEANWHILE}
+    assert {(Kind.LEADER_CUT, Kind.LEADER_KILL), (Kind.DISK_FULL, Kind.BROKERS_KILL)} < pairs
+    lasting = [f for plan in rounds(11, 3000, 25, ALL) for f in plan.faults if f.kind in LASTING]
+    doubled = [fault for fault in lasting if fault.meanwhile is not None]
+    assert abs(len(doubled) / len(lasting) - MEANWHILE_SHARE) < 0.1
+    for fault in doubled:
+        assert fault.meanwhile is not None and fault.meanwhile.before_s < KINDS[fault.kind].seconds[0]
+    alone = [f for plan in rounds(2, 60, 10, [Kind.LEADER_CUT]) for f in plan.faults]
+    assert all(fault.meanwhile is None for fault in alone), "no kind that was not asked for"
 
 
 def test_a_run_of_some_kinds_draws_only_those() -> None:

@@ -200,6 +200,11 @@ class MachineRig:
             disk.free()
             if disk.failed:
                 self.replace_disk(replica)
+        self.revive()
+
+    def revive(self) -> None:
+        """Start the nodes that died. What is cut or full stays so."""
+        for replica in self.replicas:
             if self.ray.raylet(self.host(replica)) is None:
                 self.kill_node(replica)
                 self.start_node(replica)
