@@ -29,10 +29,12 @@ BACK_S = 120.0
 
 @dataclass(slots=True)
 class Blow:
-    """What was done: the moment, and to whom."""
+    """What was done: the moment, and to whom. ``going_on``: of a fault that is many blows one after the
+    other, whether there are more to come."""
 
     struck_at: int
     victim: str
+    going_on: Callable[[], bool] | None = None
 
 
 class Faults:
@@ -155,8 +157,26 @@ class Faults:
 
     @contextlib.contextmanager
     def _rolling_restart(self, fault: Fault) -> Iterator[Blow]:
-        blow = Blow(time.monotonic_ns(), "all, one after the other")
-        yield blow
+        """In a thread, so that clients are looked at while it goes on."""
+        failures: list[BaseException] = []
+
+        def restart() -> None:
+            try:
+                self._restart_all()
+            except BaseException as error:
+                failures.append(error)
+
+        thread = threading.Thread(target=restart, name="rolling-restart", daemon=True)
+        blow = Blow(time.monotonic_ns(), "all, one after the other", thread.is_alive)
+        thread.start()
+        try:
+            yield blow
+        finally:
+            thread.join()
+        if failures:
+            raise failures[0]
+
+    def _restart_all(self) -> None:
         info = self.deployment.info
         for gid in range(info.groups):
             for rid in range(info.replicas):

@@ -28,7 +28,8 @@ def percentile(values: Sequence[float], share: float) -> float | None:
 @dataclass(frozen=True, slots=True)
 class Row:
     """One kind of fault. Times in seconds; ``away``: until a transaction begun after the fault was
-    acknowledged; ``well``: until every replica was back and had caught up."""
+    acknowledged, of a rolling restart the longest gap; ``well``: until every replica was back and had caught
+    up."""
 
     kind: str
     trials: int

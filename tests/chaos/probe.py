@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 import threading
 import time
+from collections.abc import Callable
 
 from escrowmq import Cluster, EscrowMQError, Message, OpenTransaction, TransactionState
 from escrowmq.replication.model import group_of
@@ -20,6 +21,8 @@ PROBES = "probes"
 TOPIC = "probes"
 #: A cluster that acknowledges nothing for so long, with a majority alive, is broken.
 PATIENCE_S = 90.0
+#: Between two transactions that look for gaps: enough to see any, without being a load.
+GAP_PAUSE_S = 0.01
 #: Apps whose transactions are the operator's.
 OPERATED = (ORPHANS, PROBES)
 
@@ -40,6 +43,10 @@ class Probe:
             time.sleep(0.02)
         return (time.monotonic_ns() - since) / 1e9
 
+    def longest_gap(self, gid: int, since: int, going_on: Callable[[], bool]) -> float:
+        """The longest time between two acknowledgements in a row (seconds), while something goes on."""
+        return longest_gap(lambda last: self.until_acknowledged(gid, last), since, going_on)
+
     def _transaction(self, gid: int) -> bool:
         self._count += 1
         identity = f"probe-{self._number}-{self._count}"
@@ -53,6 +60,20 @@ class Probe:
 
     def close(self) -> None:
         self._producer.close()
+
+
+def longest_gap(next_acknowledged: Callable[[int], float], since: int, going_on: Callable[[], bool]) -> float:
+    """Of a row of acknowledgements from ``since`` (ns) on, until after nothing goes on any more (seconds).
+
+    ``next_acknowledged``: waits for the next one, and says how many seconds after the given moment that was.
+    """
+    longest, last, more = 0.0, since, True
+    while more:
+        more = going_on()  # asked first: what begins before the end counts to its own end
+        gap = next_acknowledged(last)
+        longest, last = max(longest, gap), last + round(gap * 1e9)
+        time.sleep(GAP_PAUSE_S)
+    return longest
 
 
 class Operator:

@@ -14,8 +14,9 @@ from tests.chaos.measure import FAIL_OVER_S, Results, Row, rows
 
 HEADINGS = ("fault", "trials", "overlap", "away p50", "p95", "max", "well p50", "max")
 NOTE = (
-    "Away: seconds from the fault to the acknowledgement of a transaction that a client began right after. "
-    "Well: until every replica was back and had caught up. Overlapping ones struck before the cluster had "
+    "Away: seconds from the fault to the acknowledgement of a transaction that a client began right after; "
+    "of rolling-restart, the longest time between two acknowledgements in a row while it goes on. Well: "
+    "until every replica was back and had caught up. Overlapping ones struck before the cluster had "
     "recovered from the fault before, or had another strike while they lasted; their times are not counted."
 )
 

@@ -163,7 +163,11 @@ class Trials:
         began = time.monotonic()
         with self.faults.inflicted(fault) as blow:
             fields |= {"victim": blow.victim, "struck_at": blow.struck_at}
-            fields["away_s"] = probe.until_acknowledged(gid, blow.struck_at)
+            fields["away_s"] = (
+                probe.until_acknowledged(gid, blow.struck_at)
+                if blow.going_on is None
+                else probe.longest_gap(gid, blow.struck_at, blow.going_on)
+            )
         fields["lasted_s"] = time.monotonic() - began
         self.well = not fault.overlaps
         if self.well:
