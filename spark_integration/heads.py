@@ -5,7 +5,8 @@ stands for all of these questions: it comes back with the news, or after two sec
 that finds nothing new waits with it for a moment, so a message is noticed milliseconds after its commit and
 an idle query costs about one call a second and group. Topics are looked up once a second.
 
-One thread, the query's; blocks for bounded times only, so that a query can be stopped.
+One thread, the query's; blocks for bounded times only: while a query runs for seconds, so that it can be
+stopped, and for what it cannot go on without up to PATIENCE_S.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future
 from concurrent.futures import wait as wait_for
-from typing import Any
+from typing import Any, TypeVar
 
 from escrowmq.actors.offsets import OffsetReader
 from escrowmq.actors.router import Router, result_of
@@ -35,7 +36,8 @@ PARK_S = 2.0
 IDLE_WAIT_S = 0.1
 #: New topics and partitions are noticed within this time.
 DISCOVERY_S = 1.0
-#: Without any answer for this time the query ends with the error; until then it waits for the brokers.
+#: Without any answer for this time a query ends with the error; until then, and from its first question on,
+#: it waits for the brokers.
 PATIENCE_S = 120.0
 #: Backing off after a refusal: the first and the longest pause, each made longer by up to half at random.
 BACKOFF_S, BACKOFF_S_MAX = 0.05, 1.0
@@ -45,10 +47,13 @@ SETTLE_S = 5.0
 _REFUSALS = (Unavailable, Overloaded, OutcomeUnknown)
 
 
+Answer = TypeVar("Answer")
+
+
 class LeaderCatalog:
     """What planning asks, asked of the leaders: a follower may lag behind what was acknowledged."""
 
-    def __init__(self, router: Router, timeout_s: float = PLAN_TIMEOUT_S) -> None:
+    def __init__(self, router: Router, timeout_s: float) -> None:
         self._router, self._timeout_s = router, timeout_s
         self._offsets = OffsetReader(router)
 
@@ -80,12 +85,13 @@ class HeadWatch:
     ) -> None:
         self._router, self._subscription = router, subscription
         self._clock, self._pause = clock, pause
-        self._catalog = LeaderCatalog(router)
+        self._catalog = LeaderCatalog(router, PLAN_TIMEOUT_S)
         self._partitions: list[TopicPartition] = []
         self._heads: dict[TopicPartition, Bounds] = {}
         self._parked: dict[int, tuple[list[TopicPartition], Future[Any]]] = {}
-        self._discovered_at = self._answered_at = float("-inf")
-        self._failures = 0
+        self._discovered_at = float("-inf")
+        #: Since the last answer: refusals, and the time that questions have waited in vain.
+        self._failures, self._vain_s = 0, 0.0
 
     @property
     def known(self) -> Heads:
@@ -93,10 +99,28 @@ class HeadWatch:
         return self._heads
 
     def fresh(self) -> Heads:
-        """As it is now. Raises Unavailable, Overloaded."""
-        self._discover()
-        self._ask(list(self._by_group()))
+        """As it is now; waits for brokers that do not answer: see ``patiently``."""
+
+        def ask() -> None:
+            self._discover()
+            self._ask(list(self._by_group()))
+
+        self.patiently(ask)
         return self._heads
+
+    def patiently(self, ask: Callable[[], Answer]) -> Answer:
+        """``ask()``, asked again, more and more slowly, while brokers do not answer; raises their error
+        after PATIENCE_S.
+        """
+        began, failures = self._clock(), 0
+        while True:
+            try:
+                return ask()
+            except _REFUSALS as error:
+                if self._clock() - began > PATIENCE_S:
+                    raise
+                self._pause(_pause_s(failures, error))
+                failures += 1
 
     def news(self, is_new: Callable[[Heads], bool]) -> Heads:
         """As it is now; waits for a moment if ``is_new`` finds nothing in it.
@@ -104,6 +128,7 @@ class HeadWatch:
         While brokers do not answer this gives what was known, more and more slowly, and their error only
         after PATIENCE_S.
         """
+        began = self._clock()
         try:
             if self._clock() - self._discovered_at >= DISCOVERY_S:
                 self._discover()
@@ -114,15 +139,14 @@ class HeadWatch:
                 self._wait()
             self._failures = 0
         except _REFUSALS as error:
-            self._back_off(error)
+            self._vain_s += self._clock() - began  # not what batches in between took
+            if self._vain_s > PATIENCE_S:
+                raise
+            pause_s = _pause_s(self._failures, error)
+            self._failures += 1
+            self._vain_s += pause_s
+            self._pause(pause_s)
         return self._heads
-
-    def _back_off(self, error: EscrowMQError) -> None:
-        if self._clock() - self._answered_at > PATIENCE_S:
-            raise error
-        pause_s = max(BACKOFF_S * 2 ** min(self._failures, 10), getattr(error, "retry_after_s", 0.0))
-        self._failures += 1
-        self._pause(min(pause_s, BACKOFF_S_MAX) * random.uniform(1.0, 1.5))
 
     def _discover(self) -> None:
         present = present_partitions(self._subscription, self._catalog.topics())
@@ -173,7 +197,13 @@ class HeadWatch:
         )
 
     def _take(self, partitions: list[TopicPartition], answer: Sequence[tuple[int, int, int]]) -> None:
-        self._answered_at = self._clock()
+        self._vain_s = 0.0
         for which, (code, start, end) in zip(partitions, answer, strict=True):
             if code == ResultCode.OK:
                 self._heads[which] = Bounds(start, end)
+
+
+def _pause_s(failures: int, error: EscrowMQError) -> float:
+    """How long to leave the brokers alone after so many refusals and this one."""
+    pause_s: float = max(BACKOFF_S * 2 ** min(failures, 10), getattr(error, "retry_after_s", 0.0))
+    return min(pause_s, BACKOFF_S_MAX) * random.uniform(1.0, 1.5)

@@ -17,7 +17,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
 from escrowmq.actors.router import Router
 from escrowmq.replication.errors import ConfigError
-from escrowmq.spark_integration.heads import LeaderCatalog
+from escrowmq.spark_integration.heads import PLAN_TIMEOUT_S, LeaderCatalog
 from escrowmq.spark_integration.options import COLUMNS, SourceOptions, Use, parse_options
 from escrowmq.spark_integration.planning import plan
 from escrowmq.spark_integration.pushdown import EVERYTHING, push
@@ -126,7 +126,8 @@ class EscrowMQReader(DataSourceReader):
         info = find_cluster(self._options.address, self._options.namespace)
         router = Router(info, name="escrowmq-spark")
         try:
-            return [Split(info, part) for part in plan(self._options, LeaderCatalog(router), self._only)]
+            catalog = LeaderCatalog(router, PLAN_TIMEOUT_S)
+            return [Split(info, part) for part in plan(self._options, catalog, self._only)]
         finally:
             router.close()
 

@@ -68,7 +68,9 @@ class EscrowMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def initialOffset(self) -> dict[str, Any]:
         """Where a query without a checkpoint starts, by the options."""
-        self._initial = initial_offsets(self._options, LeaderCatalog(self._here().router))
+        here = self._here()
+        catalog = LeaderCatalog(here.router, PLAN_TIMEOUT_S)
+        self._initial = here.watch.patiently(lambda: initial_offsets(self._options, catalog))
         return to_json(self._initial)
 
     def getDefaultReadLimit(self) -> ReadLimit:
@@ -186,9 +188,9 @@ class Link:
         reaches. A partition whose next message alone is larger than its share gives that one.
         """
         starts = {which: begin(offsets, heads, which) for which, lag in waiting.items() if lag > 0}
-        found = self._spans(starts, heads, dict.fromkeys(starts, max_bytes))
+        found = self.watch.patiently(lambda: self._spans(starts, heads, dict.fromkeys(starts, max_bytes)))
         shares = share_out({which: size for which, (_, size) in found.items()}, max_bytes)
-        reached = self._spans(starts, heads, shares)
+        reached = self.watch.patiently(lambda: self._spans(starts, heads, shares))
         return {
             which: max(1, reached[which][0] - start) for which, start in starts.items() if which in reached
         }

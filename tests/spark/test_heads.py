@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from escrowmq.replication.errors import OutcomeUnknown, Overloaded, Unavailable
+from escrowmq.replication.errors import OutcomeUnknown, Overloaded, Unavailable, UnknownTopic
 from escrowmq.replication.model import ResultCode
 from escrowmq.spark_integration import heads
 from escrowmq.spark_integration.heads import HeadWatch
@@ -27,12 +27,17 @@ class Network:
         self.ends = {A0: 5, B0: 7}
         self.calls: list[tuple[int, str]] = []
         self.refusal: Exception | None = None
+        #: So many calls fail first.
+        self.refusals = 0
         self._parked: list[tuple[list[Any], Future[Any]]] = []
 
     def leader_call(self, gid: int, method: str, *args: Any, **_: Any) -> Future[Any]:
         self.calls.append((gid, method))
         future: Future[Any] = Future()
-        if self.refusal is not None:
+        if self.refusals > 0:
+            self.refusals -= 1
+            future.set_exception(Unavailable("no leader", 0.0))
+        elif self.refusal is not None:
             future.set_exception(self.refusal)
         elif method == "topics":
             future.set_result([{"name": topic, "partitions": 1} for topic, _ in self.ends])
@@ -146,3 +151,49 @@ def test_a_query_waits_for_brokers_longer_and_longer_but_not_for_ever(
         for _ in range(500):
             watch.news(beyond())
     assert clock.now > heads.PATIENCE_S
+
+
+def test_the_first_look_waits_for_brokers_like_every_other(
+    watch: HeadWatch, network: Network, clock: Clock
+) -> None:
+    network.refusals = 40
+    assert watch.fresh() == {A0: Bounds(0, 5), B0: Bounds(0, 7)}
+    assert 30.0 < clock.now < heads.PATIENCE_S
+    assert clock.pauses[1] < clock.pauses[4] and max(clock.pauses) <= 1.5 * heads.BACKOFF_S_MAX
+    network.refusal, began = Overloaded("full", 0.0), clock.now
+    with pytest.raises(Overloaded):
+        watch.fresh()
+    assert heads.PATIENCE_S < clock.now - began < heads.PATIENCE_S + 5.0
+
+
+def test_any_question_waits_for_brokers_and_other_errors_do_not(
+    watch: HeadWatch, network: Network, clock: Clock
+) -> None:
+    failing = [OutcomeUnknown("offsets"), Unavailable("no leader", 0.0)]
+
+    def ask() -> str:
+        if failing:
+            raise failing.pop()
+        return "answer"
+
+    assert watch.patiently(ask) == "answer"
+    assert len(clock.pauses) == 1 + 2
+
+    def wrong() -> None:
+        raise UnknownTopic("nope")
+
+    with pytest.raises(UnknownTopic):
+        watch.patiently(wrong)
+    assert len(clock.pauses) == 1 + 2
+
+
+def test_time_that_a_batch_took_is_not_time_that_brokers_did_not_answer(
+    watch: HeadWatch, network: Network, clock: Clock
+) -> None:
+    known = dict(watch.fresh())
+    clock.now += 10 * heads.PATIENCE_S
+    network.refusal = Unavailable("no leader", 0.0)
+    for _ in range(10):
+        assert watch.news(beyond()) == known
+    clock.now += 10 * heads.PATIENCE_S
+    assert watch.news(beyond()) == known

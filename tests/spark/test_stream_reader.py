@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -12,6 +13,7 @@ pytest.importorskip("pyspark")
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit
 
 from escrowmq.actors.router import Router
+from escrowmq.spark_integration import heads, stream_reader
 from escrowmq.spark_integration.options import Use, parse_options
 from escrowmq.spark_integration.reading import TaskReader
 from escrowmq.spark_integration.records import RowFormat
@@ -101,3 +103,43 @@ def test_a_partition_that_comes_while_available_now_starts_is_not_one_that_is_go
     brokers.produce(f"{topic}-new", 0, numbers(0, 3))
     (ranges,) = run(reader, reader.initialOffset())
     assert ranges == [(topic, 0, 0, 10), (f"{topic}-new", 0, 0, 3)]
+
+
+@pytest.fixture
+def away(brokers: Brokers, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
+    """``away()``: nobody answers for a second and a half, several times as long as one question waits."""
+    monkeypatch.setattr(heads, "ASK_TIMEOUT_S", 0.3)
+    for module in (heads, stream_reader):
+        monkeypatch.setattr(module, "PLAN_TIMEOUT_S", 0.3)
+    timers: list[threading.Timer] = []
+
+    def away() -> None:
+        brokers.silent |= {(gid, 0) for gid in range(brokers.info.groups)}
+        timers.append(threading.Timer(1.5, brokers.silent.clear))
+        timers[-1].start()
+
+    yield away
+    for timer in timers:
+        timer.join()
+
+
+@pytest.mark.parametrize("available_now", [False, True])
+def test_every_question_of_a_query_waits_for_brokers(
+    topic: str, reader_of: ReaderOf, away: Callable[[], None], available_now: bool
+) -> None:
+    options = {"subscribe": topic, "startingOffsets": "earliest", "maxBytesPerTrigger": "20"}
+    reader = reader_of(**options)
+    if available_now:
+        reader.prepareForTriggerAvailableNow()
+    away()
+    start = reader.initialOffset()
+    limit = reader.getDefaultReadLimit()
+    away()
+    end = reader.latestOffset(start, limit)  # the first look
+    away()
+    after = reader.latestOffset(end, limit)  # and how many bytes there are
+    assert 0 < from_json(end)[0][topic, 0] < from_json(after)[0][topic, 0] < 10
+    restarted = reader_of(**options)
+    away()
+    planned = restarted.partitions(start, after)
+    assert [(s.range.start, s.range.end) for s in planned] == [(0, from_json(after)[0][topic, 0])]
