@@ -17,8 +17,8 @@ from typing import Protocol
 
 from escrowmq.replication.disk import Disk
 from escrowmq.replication.entry import HEADER_SIZE, scan
-from escrowmq.replication.errors import CorruptLog, Unavailable, UnknownVersion
-from escrowmq.replication.install import MARKER, staged_name, switch_files
+from escrowmq.replication.errors import CorruptLog, ReadFailed, Unavailable, UnknownVersion
+from escrowmq.replication.install import MARKER, finish_install, may_be_installed, staged_name, switch_files
 from escrowmq.replication.install import PREFIX as STAGED_PREFIX
 from escrowmq.replication.segment_format import FILE_HEADER_SIZE, first_of_name, log_name
 from escrowmq.replication.verify import damage_in
@@ -67,9 +67,11 @@ class NoPeers:
 
 def has_history(disk: Disk) -> bool:
     """Whether the log holds more than the no-op that every log begins with: a leader has been here."""
+    if disk.exists(MARKER):
+        return True  # a peer's log is about to be ours
     bare = FILE_HEADER_SIZE + HEADER_SIZE + 1
-    logs = [name for name in disk.names() if name.endswith(".log")]
-    return len(logs) > 1 or any(int(name[:-4], 16) > 1 or disk.open(name).size() > bare for name in logs)
+    logs = [(first, name) for name in disk.names() if (first := first_of_name(name)) is not None]
+    return len(logs) > 1 or any(first > 1 or disk.open(name).size() > bare for first, name in logs)
 
 
 def must_copy(
@@ -105,8 +107,14 @@ def copy_from_leader(
 ) -> None:
     """Replace the log, snapshots and run files by the leader's, all or nothing. Retries other leaders.
 
-    Raises Unavailable when no leader was found in time; the old files then still stand.
+    Raises Unavailable when no leader was found in time; the old files then still stand. A copy that was
+    decided and not finished before the power failed is finished first: its staged files are our log.
     """
+    if disk.exists(MARKER):
+        try:
+            finish_install(disk)
+        except (CorruptLog, ReadFailed) as error:  # this copy will take its place
+            report(str(error))
     waited, known_term = 0.0, _known_term(disk)
     while True:
         for peer in peers:
@@ -164,9 +172,9 @@ def _copy(disk: Disk, peer: str, offer: Manifest, source: PeerSource) -> None:
 
 def _may_be_taken(name: str) -> bool:
     """Whether a file of this name can be part of a log; what this replica alone writes is none of it."""
-    if "/" in name or name.startswith((".", STAGED_PREFIX)) or name.endswith((".tmp", ".pos")):
+    if not may_be_installed(name) or name.endswith((".tmp", ".pos")):
         return False
-    return name not in (VOTE_FILE, MARKER) and (not name.endswith(".log") or first_of_name(name) is not None)
+    return not name.endswith(".log") or first_of_name(name) is not None
 
 
 def _end_of(disk: Disk, names: Sequence[str], prefix: str = "") -> tuple[int, int]:
@@ -175,7 +183,7 @@ def _end_of(disk: Disk, names: Sequence[str], prefix: str = "") -> tuple[int, in
         try:
             data = memoryview(disk.read_all(prefix + log_name(first)))
             found = scan(data, FILE_HEADER_SIZE, first)
-        except (CorruptLog, UnknownVersion):
+        except (CorruptLog, ReadFailed, UnknownVersion):
             return 0, 0  # nothing that this replica could vote with: it begins as a learner
         if found.terms:
             return found.terms[-1][1], first + len(found.positions) - 2
@@ -186,7 +194,7 @@ def _known_term(disk: Disk) -> int:
     """The term this replica was in; 0 when it lost that too."""
     try:
         vote = VoteFile(disk, must_exist=True)
-    except CorruptLog:
+    except (CorruptLog, ReadFailed):
         return 0
     term = vote.term
     vote.close()
@@ -197,7 +205,7 @@ def _pledge(disk: Disk, offer: Manifest) -> None:
     """In the leader's term our vote is the leader's: one that we may have forgotten cannot count twice."""
     try:
         vote = VoteFile(disk)
-    except CorruptLog:
+    except (CorruptLog, ReadFailed):
         disk.remove(VOTE_FILE)
         vote = VoteFile(disk)
     if vote.term < offer.term:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 
 import pytest
 
 from escrowmq.replication.disk import Disk
 from escrowmq.replication.errors import Unavailable
+from escrowmq.replication.install import MARKER, staged_name, switch_files
 from escrowmq.replication.journal import SegmentJournal
-from escrowmq.replication.repair import Manifest, NoPeers, copy_from_leader, damage_offered
+from escrowmq.replication.repair import Manifest, NoPeers, copy_from_leader, damage_offered, has_history
 from escrowmq.replication.verify import damage_in
+from escrowmq.replication.vote import VoteFile
 from tests.fuzz.test_log_files import RUNS, SNAPSHOT, mend_segment
-from tests.replication.storage import NEWEST, fill, sim_disk
+from tests.replication.storage import NEWEST, fill, indexes, sim_disk
+from tests.sim.disk import PowerCut, SimDisk
 
 SNAP_NAME, RUNS_NAME = f"{3:016x}.snap", f"{3:016x}.runs"
 KINDS = [NEWEST, SNAP_NAME, RUNS_NAME]
@@ -44,7 +48,7 @@ def files() -> dict[str, bytes]:
     return {NEWEST: disk.read_all(NEWEST), SNAP_NAME: SNAPSHOT, RUNS_NAME: RUNS}
 
 
-def disk_with(content: dict[str, bytes]) -> Disk:
+def disk_with(content: dict[str, bytes]) -> SimDisk:
     disk = sim_disk()
     for name, data in content.items():
         disk.write_atomic(name, [data])
@@ -106,3 +110,52 @@ def test_what_is_no_file_of_a_log_is_not_taken(name: str) -> None:
     suspected, reports = refused_copy({**files(), name: b"x"}, [name, *KINDS])
     assert suspected == [] and repr(name) in reports[0]
     assert "incoming-" + name not in own.names()
+
+
+def interrupted_copy(own: Disk) -> None:
+    """A copy that breaks off in the middle of the first file, as at a crash: its staged part stays."""
+    file = own.open(staged_name(NEWEST), create=True)
+    file.append([files()[NEWEST][:100]])
+    file.sync()
+    file.close()
+
+
+def test_what_a_broken_first_copy_left_is_no_history() -> None:
+    """The name of the staged file was taken for a segment's, and the replica could not be built any more;
+    with two of them it went on without a copy."""
+    own = sim_disk()
+    interrupted_copy(own)
+    assert not has_history(own)
+    own.write_atomic(staged_name(f"{6:016x}.log"), [b"x"])
+    assert not has_history(own)
+    assert has_history(disk_with(files()))
+
+
+class Breaks(Offering):
+    def read(self, peer: str, name: str, pos: int, size: int) -> bytes:
+        raise Unavailable("gone in the middle", 0.1)
+
+
+def test_a_copy_that_was_decided_is_finished_before_another_begins() -> None:
+    """Else the next copy writes over its staged files, while the old marker still calls them whole."""
+    content, decided = files(), 0
+    for operations in range(40):
+        own = disk_with(dict.fromkeys(KINDS, b"older"))
+        VoteFile(own).close()
+        for name, data in content.items():
+            own.write_atomic(staged_name(name), [data])
+        own.stop_after(operations)
+        with contextlib.suppress(PowerCut):
+            switch_files(own, KINDS, remove=[])
+        own.kill()
+        if not own.exists(MARKER):
+            continue
+        decided += 1
+        assert has_history(own)
+        with pytest.raises(Unavailable):
+            copy_from_leader(
+                own, ["r0"], Breaks(disk_with(content), KINDS), lambda s: None, 0.0, lambda text: None
+            )
+        assert indexes(SegmentJournal(own)) == [1, 2, 3, 4, 5]
+        assert {name: own.read_all(name) for name in KINDS} == content
+    assert decided > 3
