@@ -53,6 +53,26 @@ class EpochConflict(TransactionConflict):
         )
 
 
+class EpochReplanned(EpochConflict):
+    """An epoch's intent is of another batch than the one that Spark plans under the same number now."""
+
+    def __init__(self, epoch_id: str, intent: str, planned: str, checkpoint: str) -> None:
+        super().__init__(epoch_id, epoch_id, "planned anew")
+        self.args = (epoch_id, intent, planned, checkpoint)
+
+    def __str__(self) -> str:
+        epoch_id, intent, planned, checkpoint = self.args
+        return (
+            f"epoch {epoch_id!r} was decided ({intent}) for other offsets than {planned} says now: Spark's "
+            "offset log was rewound, or lost its end, and the batch was planned anew. Rows between the two "
+            f"would never be written. Restore {planned} from a copy of the checkpoint. Without one, stop the "
+            f"query and run python -m escrowmq.spark_integration.sink_resolve {checkpoint} --discard "
+            f"{epoch_of(epoch_id)}: if nothing of the earlier batch is committed, it is given up, and the "
+            "query writes the new one. If that is refused, the earlier batch can be read already: start the query "
+            "after it with a checkpoint of its own, or delete the intent, which writes its rows twice"
+        )
+
+
 def commit_epoch(
     store: IntentStore,
     link: SinkLink,
@@ -63,8 +83,9 @@ def commit_epoch(
 ) -> Intent:
     """Make the epoch readable, all of it, once; returns what was committed. May be repeated at will.
 
-    Raises EpochConflict; ConfigError for a checkpoint that is not this query's; MessageTooLarge for an
-    epoch beyond what one operation can commit; and what the link raises when patience ends.
+    Raises EpochConflict, EpochReplanned; ConfigError for a checkpoint or an intent that is not this
+    query's; MessageTooLarge for an epoch beyond what one operation can commit; and what the link raises
+    when patience ends.
     """
     check_checkpoint(store, query_id)
     intent = store.read(epoch)
@@ -72,7 +93,7 @@ def commit_epoch(
         for other in store.epochs() if epoch == 0 else ():  # not only when this query comes that far
             if (found := store.read(other)) is not None:
                 require_own(store, query_id, found)
-        mine = Intent(epoch, epoch_id_of(query_id, epoch), tuple(attempts))
+        mine = Intent(epoch, epoch_id_of(query_id, epoch), tuple(attempts), store.offsets_digest(epoch))
         check_size(mine.epoch_id, mine.ids(), references)
         try:
             _require_open(link, mine)
@@ -82,7 +103,7 @@ def commit_epoch(
                 raise
         else:
             intent = store.create(mine)
-    require_own(store, query_id, intent)
+    require_this_batch(store, query_id, intent)
     carry_out(link, intent)
     clear_leftovers(link, epoch)
     store.prune(epoch)
@@ -110,6 +131,16 @@ def require_own(store: IntentStore, query_id: str, intent: Intent) -> None:
             f"(escrowmq txn list --app {app_of(other)}), then delete the directory {store.base!r}, or give "
             "this query a checkpointLocation of its own"
         )
+
+
+def require_this_batch(store: IntentStore, query_id: str, intent: Intent) -> None:
+    """Raise ConfigError as :func:`require_own`; EpochReplanned if the intent is not of the batch that Spark
+    has under this number, whose rows would be taken for written."""
+    require_own(store, query_id, intent)
+    planned = store.offsets_digest(intent.epoch)
+    if intent.offsets and planned and planned != intent.offsets:
+        where = store.path_of(intent.epoch), f"{store.root}/offsets/{intent.epoch}"
+        raise EpochReplanned(intent.epoch_id, *where, store.checkpoint)
 
 
 def check_size(

@@ -10,6 +10,7 @@ never appears under its name. Never changed; pruned when Spark itself has forgot
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import re
@@ -46,11 +47,13 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True)
 class Intent:
-    """What one epoch commits. ``epoch_id`` is what its messages carry as ``tx_id``."""
+    """What one epoch commits. ``epoch_id`` is what its messages carry as ``tx_id``; ``offsets`` is the
+    :meth:`IntentStore.offsets_digest` of the batch, "" if nobody could say."""
 
     epoch: int
     epoch_id: str
     attempts: tuple[Attempt, ...]
+    offsets: str = ""
 
     def ids(self) -> dict[int, list[str]]:
         """Transaction ids by broker group, in order of tasks."""
@@ -94,6 +97,7 @@ def encode(intent: Intent) -> bytes:
         "epoch": intent.epoch,
         "epoch_id": intent.epoch_id,
         "attempts": [[a.name, {str(g): n for g, n in a.chunks.items()}] for a in intent.attempts],
+        **({"offsets": intent.offsets} if intent.offsets else {}),
     }
     text = json.dumps(body, separators=(",", ":"), sort_keys=True)
     return json.dumps({"intent": body, "crc32c": crc32c(text.encode())}, sort_keys=True).encode() + b"\n"
@@ -114,7 +118,7 @@ def decode(data: bytes, where: str) -> Intent:
             Attempt(str(name), {int(gid): int(count) for gid, count in chunks.items()})
             for name, chunks in body["attempts"]
         )
-        return Intent(int(body["epoch"]), str(body["epoch_id"]), attempts)
+        return Intent(int(body["epoch"]), str(body["epoch_id"]), attempts, str(body.get("offsets", "")))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CorruptLog(
             f"{where} is damaged ({error!r}): restore it from a copy of the checkpoint. If there is none, "
@@ -133,17 +137,17 @@ class IntentStore:
         self._files: Any = None
         if parsed.scheme in ("", "file"):
             self._local = Path(unquote(parsed.path) if parsed.scheme else checkpoint)
-            self._root = str(self._local)
+            self.root = str(self._local)
         else:
             import pyarrow.fs
 
             try:
-                self._files, self._root = pyarrow.fs.FileSystem.from_uri(checkpoint.rstrip("/"))
+                self._files, self.root = pyarrow.fs.FileSystem.from_uri(checkpoint.rstrip("/"))
             except (OSError, ValueError, ImportError) as error:
                 raise ConfigError(
                     f"option 'checkpointLocation': {checkpoint!r} cannot be opened: {error}"
                 ) from error
-        self.base = f"{self._root}/escrowmq" + (f"/{name}" if name else "")
+        self.base = f"{self.root}/escrowmq" + (f"/{name}" if name else "")
 
     # ------------------------------------------------------------ intents
 
@@ -187,7 +191,7 @@ class IntentStore:
 
     def names(self) -> list[str]:
         """Names of all sinks that share this checkpoint, the one without a name included."""
-        found = self._list(f"{self._root}/escrowmq")
+        found = self._list(f"{self.root}/escrowmq")
         return ["", *sorted(name for name in found if not name.endswith((".json", ".tmp")))]
 
     def prune(self, newest: int) -> None:
@@ -200,13 +204,22 @@ class IntentStore:
 
     def committed_epoch(self) -> int:
         """The last epoch in Spark's own commit log; -1 if there is none."""
-        names = self._list(f"{self._root}/commits")
+        names = self._list(f"{self.root}/commits")
         return max((int(name) for name in names if name.isdecimal()), default=-1)
+
+    def offsets_digest(self, epoch: int) -> str:
+        """What tells a batch from another one of its number: SHA-256 of ``offsets/<epoch>``. Spark writes it
+        before the batch runs, and never again for it. "" where it cannot be read from here."""
+        try:
+            planned = self._get(f"{self.root}/offsets/{epoch}")
+        except OSError:
+            return ""
+        return "" if planned is None else hashlib.sha256(planned).hexdigest()
 
     def query_id(self) -> str:
         """The query's id, the same through restarts, and the sink's name. Raises ConfigError where no
         query was."""
-        data = self._get(f"{self._root}/metadata")
+        data = self._get(f"{self.root}/metadata")
         try:
             return str(json.loads(data or b"")["id"]) + (f".{self.name}" if self.name else "")
         except (ValueError, KeyError, TypeError) as error:

@@ -23,7 +23,7 @@ from escrowmq.feedback.states import TxStatusQuerier
 from escrowmq.replication.errors import ConfigError, EscrowMQError, TransactionConflict
 from escrowmq.replication.model import TransactionState
 from escrowmq.spark_integration.sink_batch import settle_batch
-from escrowmq.spark_integration.sink_commit import EpochConflict, carry_out, require_own
+from escrowmq.spark_integration.sink_commit import EpochConflict, carry_out, require_own, require_this_batch
 from escrowmq.spark_integration.sink_intents import IntentStore, app_of, epoch_of
 from escrowmq.spark_integration.sink_link import SinkLink
 
@@ -79,7 +79,7 @@ def answer(store: IntentStore, link: SinkLink, tx_id: str, query_id: str) -> Tra
     intent = store.read(epoch)
     if intent is None:
         return TransactionState.ROLLBACK if epoch <= done else TransactionState.UNKNOWN
-    require_own(store, store.query_id(), intent)
+    require_this_batch(store, store.query_id(), intent)
     if not any(tx_id in ids for ids in intent.ids().values()):
         return TransactionState.ROLLBACK
     carry_out(link, intent)
@@ -100,7 +100,7 @@ def resolve(store: IntentStore, link: SinkLink, *, discard: int | None = None) -
         by_group = intent.ids()
         opened = any(set(link.open_ids(gid)) & set(ids) for gid, ids in by_group.items())
         try:
-            require_own(store, query_id, intent)
+            require_this_batch(store, query_id, intent)
             carry_out(link, intent)
             found.committed += [epoch] if opened else []
         except (EpochConflict, ConfigError) as error:
@@ -119,10 +119,15 @@ def _discard(store: IntentStore, link: SinkLink, epoch: int) -> None:
     if intent is None:
         raise ConfigError(f"epoch {epoch} has no intent in {store.checkpoint!r}; there are {store.epochs()}")
     require_own(store, store.query_id(), intent)
-    for gid, ids in intent.ids().items():
-        for tx_id, state in zip(ids, link.states(gid, ids), strict=True):
-            if state == "COMMITTED":
-                raise TransactionConflict(tx_id, state)
+    states = {
+        tx_id: state
+        for gid, ids in intent.ids().items()
+        for tx_id, state in zip(ids, link.states(gid, ids), strict=True)
+    }
+    for tx_id, state in states.items():
+        # What brokers have forgotten, all of it, was committed: see carry_out.
+        if state == "COMMITTED" or set(states.values()) == {"UNKNOWN"}:
+            raise TransactionConflict(tx_id, state)
     for gid, ids in intent.ids().items():
         link.rollback(gid, ids)
     store.remove(epoch)
