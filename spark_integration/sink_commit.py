@@ -68,8 +68,8 @@ class EpochReplanned(EpochConflict):
             f"would never be written. Restore {planned} from a copy of the checkpoint. Without one, stop the "
             f"query and run python -m escrowmq.spark_integration.sink_resolve {checkpoint} --discard "
             f"{epoch_of(epoch_id)}: if nothing of the earlier batch is committed, it is given up, and the "
-            "query writes the new one. If that is refused, the earlier batch can be read already: start the query "
-            "after it with a checkpoint of its own, or delete the intent, which writes its rows twice"
+            "query writes the new one. If that is refused, the earlier batch can be read already: start the "
+            "query after it with a checkpoint of its own, or delete the intent, which writes its rows twice"
         )
 
 

@@ -156,13 +156,17 @@ class IntentStore:
         return f"{self.base}/{epoch}.json"
 
     def read(self, epoch: int) -> Intent | None:
-        """The epoch's intent, or None. Raises CorruptLog, UnknownVersion."""
+        """The epoch's intent, durable then whoever wrote it, or None. Raises CorruptLog, UnknownVersion."""
         data = self._get(self.path_of(epoch))
         if data is None:
             return None
         intent = decode(data, self.path_of(epoch))
         if intent.epoch != epoch:
             raise CorruptLog(f"{self.path_of(epoch)} holds epoch {intent.epoch}: it was moved or copied")
+        if self._local is not None:
+            # Its creator may have died between its name and its directory's fsync: what we do on its account
+            # would outlive a power cut, and it would not.
+            _sync_directories(Path(self.base), self._local)
         return intent
 
     def create(self, intent: Intent) -> Intent:
@@ -265,7 +269,8 @@ class IntentStore:
 
 
 def _create_local(path: Path, data: bytes) -> None:
-    """Create ``path`` with ``data``, durably, unless it exists; it is never seen half-written."""
+    """Create ``path`` with ``data``, unless it exists; it is never seen half-written. Durable as soon as its
+    directory is, which is up to whoever reads it."""
     fresh = [directory for directory in path.parents if not directory.exists()]
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.parent / f".{uuid.uuid4().hex}.tmp"
@@ -278,8 +283,15 @@ def _create_local(path: Path, data: bytes) -> None:
             os.link(temporary, path)  # exclusive, which rename is not
     finally:
         temporary.unlink(missing_ok=True)
-    for directory in {path.parent, *(made.parent for made in fresh)}:
-        handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    for made in fresh:
+        _sync_directories(made.parent, made.parent)
+
+
+def _sync_directories(directory: Path, top: Path) -> None:
+    """Make names in ``directory`` durable, and in those above it up to ``top``."""
+    above = [directory, *directory.parents]
+    for each in above[: above.index(top) + 1]:
+        handle = os.open(each, os.O_RDONLY | os.O_DIRECTORY)
         try:
             os.fsync(handle)
         finally:

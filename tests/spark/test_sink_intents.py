@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 from pathlib import Path
 
@@ -61,6 +62,29 @@ def test_of_many_at_once_one_wins_and_all_see_it(tmp_path: Path) -> None:
         thread.join()
     assert len(found) == 16 and len({i.attempts[0].name for i in found}) == 1
     assert [path.name for path in (tmp_path / "escrowmq").iterdir()] == ["9.json"]
+
+
+def test_an_intent_that_is_found_is_durable_before_anybody_acts_on_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever created it may have died before its directory, a new one, was on the disk."""
+    writer = IntentStore(str(tmp_path / "check"), "alerts")
+    monkeypatch.setattr("os.fsync", lambda _: None)
+    writer.create(intent(3))
+    synced: set[tuple[int, int]] = set()
+    monkeypatch.setattr("os.fsync", lambda handle: synced.add(place(os.fstat(handle))))
+    wanted = {
+        place(os.stat(tmp_path / name)) for name in ("check", "check/escrowmq", "check/escrowmq/alerts")
+    }
+    finder = IntentStore(str(tmp_path / "check"), "alerts")
+    assert finder.read(4) is None and not synced, "nothing found, nothing to make durable"
+    assert finder.read(3) == intent(3) and synced >= wanted
+    synced.clear()
+    assert finder.create(intent(3, "second")) == intent(3) and synced >= wanted
+
+
+def place(found: os.stat_result) -> tuple[int, int]:
+    return found.st_dev, found.st_ino
 
 
 def test_old_intents_are_pruned_as_spark_prunes(tmp_path: Path) -> None:
