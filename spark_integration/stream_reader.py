@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
@@ -26,7 +26,7 @@ from escrowmq.actors.router import Router, result_of
 from escrowmq.replication.model import ResultCode, group_of
 from escrowmq.spark_integration.heads import IDLE_WAIT_S, PLAN_TIMEOUT_S, HeadWatch, LeaderCatalog
 from escrowmq.spark_integration.options import SourceOptions, Subscription
-from escrowmq.spark_integration.planning import Offsets, TopicPartition, initial_offsets, split
+from escrowmq.spark_integration.planning import Offsets, TopicPartition, initial_offsets, listed, split
 from escrowmq.spark_integration.ray_link import find_cluster
 from escrowmq.spark_integration.reading import Split, TaskReader
 from escrowmq.spark_integration.stream_limits import Patience, share_out
@@ -93,8 +93,15 @@ class EscrowMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if limited and not self._available_now and self._patience.waits(total, time.monotonic()):
             time.sleep(IDLE_WAIT_S)
             return self._first(start, offsets, offsets)
-        shares = self._shares(offsets, heads, waiting) if limited else None
-        return self._first(start, offsets, advance(offsets, heads, shares))
+        if not limited:
+            return self._first(start, offsets, advance(offsets, heads, None))
+        limits = self._options.limits
+        if limits.max_bytes is not None and total:
+            waiting, gone = self._here().within_bytes(offsets, heads, waiting, limits.max_bytes)
+            heads = self._without(gone, heads)
+        if limits.max_offsets is not None:
+            waiting = share_out(waiting, limits.max_offsets, sum(offsets.values()))
+        return self._first(start, offsets, advance(offsets, heads, waiting))
 
     def _first(self, start: dict[str, Any], offsets: Offsets, end: Offsets) -> dict[str, Any]:
         if offsets == self._initial:  # see stream_planning.INITIAL
@@ -112,15 +119,15 @@ class EscrowMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             watch.fresh()
         return watch.news(lambda heads: advance(offsets, heads, None) != offsets)
 
-    def _shares(
-        self, offsets: Offsets, heads: Heads, waiting: dict[TopicPartition, int]
-    ) -> dict[TopicPartition, int]:
-        limits = self._options.limits
-        if limits.max_bytes is not None and any(waiting.values()):
-            waiting = self._here().within_bytes(offsets, heads, waiting, limits.max_bytes)
-        if limits.max_offsets is None:
-            return waiting
-        return share_out(waiting, limits.max_offsets, sum(offsets.values()))
+    def _without(self, gone: Collection[TopicPartition], heads: Heads) -> Heads:
+        """``heads`` without the partitions that were deleted since it was asked for. Raises DataLoss."""
+        if not gone:
+            return heads
+        require([f"{listed(sorted(gone))}: gone"], self._options.fail_on_data_loss)
+        left = {which: head for which, head in heads.items() if which not in gone}
+        if self._available_now:
+            self._target = left
+        return left
 
     def prepareForTriggerAvailableNow(self) -> None:
         """All that this run will see is what is there when it first asks. Spark asks where to start, if
@@ -181,8 +188,9 @@ class Link:
 
     def within_bytes(
         self, offsets: Offsets, heads: Heads, waiting: Mapping[TopicPartition, int], max_bytes: int
-    ) -> dict[TopicPartition, int]:
-        """How many messages of each partition fit, by the sizes in the brokers' indexes.
+    ) -> tuple[dict[TopicPartition, int], set[TopicPartition]]:
+        """How many messages of each partition fit, by the sizes in the brokers' indexes; and which partitions
+        exist no longer.
 
         Asked twice: what each partition has (no further than the limit), then how far its share of the limit
         reaches. A partition whose next message alone is larger than its share gives that one.
@@ -191,13 +199,13 @@ class Link:
         found = self.watch.patiently(lambda: self._spans(starts, heads, dict.fromkeys(starts, max_bytes)))
         shares = share_out({which: size for which, (_, size) in found.items()}, max_bytes)
         reached = self.watch.patiently(lambda: self._spans(starts, heads, shares))
-        return {
-            which: max(1, reached[which][0] - start) for which, start in starts.items() if which in reached
-        }
+        fits = {which: max(1, end - starts[which]) for which, (end, _) in reached.items()}
+        return fits, starts.keys() - fits.keys()
 
     def _spans(
         self, starts: Offsets, heads: Mapping[TopicPartition, Bounds], bytes_max: Mapping[TopicPartition, int]
     ) -> dict[TopicPartition, tuple[int, int]]:
+        """(offset, bytes until there) of each partition, as far as its share goes; none of unknown ones."""
         by_group: dict[int, list[TopicPartition]] = {}
         for which in starts:
             by_group.setdefault(group_of(*which, self.info.groups), []).append(which)

@@ -93,6 +93,10 @@ class Brokers:
         for group in self.groups:
             group.submit(ops.create_topic(name, {"partitions": partitions, **settings}))
 
+    def delete(self, name: str) -> None:
+        for group in self.groups:
+            group.submit(ops.delete_topic(name))
+
     def produce(self, topic: str, partition: int, values: Iterable[bytes], tx_id: str | None = None) -> None:
         rows = [codec.encode_row(None, value, None, tx_id) for value in values]
         gid = group_of(topic, partition, self.info.groups)

@@ -13,6 +13,7 @@ pytest.importorskip("pyspark")
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit
 
 from escrowmq.actors.router import Router
+from escrowmq.replication.errors import DataLoss
 from escrowmq.spark_integration import heads, stream_reader
 from escrowmq.spark_integration.options import Use, parse_options
 from escrowmq.spark_integration.reading import TaskReader
@@ -143,3 +144,32 @@ def test_every_question_of_a_query_waits_for_brokers(
     away()
     planned = restarted.partitions(start, after)
     assert [(s.range.start, s.range.end) for s in planned] == [(0, from_json(after)[0][topic, 0])]
+
+
+@pytest.mark.parametrize("fails", ["true", "false"])
+@pytest.mark.parametrize("available_now", [False, True])
+def test_a_topic_that_is_deleted_while_a_limited_run_reads_is_a_loss(
+    brokers: Brokers, topic: str, reader_of: ReaderOf, available_now: bool, fails: str
+) -> None:
+    other = f"{topic}-b"
+    brokers.topic(other)
+    brokers.produce(other, 0, numbers(0, 10))
+    reader = reader_of(
+        subscribe=f"{topic},{other}",
+        startingOffsets="earliest",
+        maxBytesPerTrigger="40",
+        failOnDataLoss=fails,
+    )
+    if available_now:
+        reader.prepareForTriggerAvailableNow()
+    limit, start = reader.getDefaultReadLimit(), reader.initialOffset()
+    end = reader.latestOffset(start, limit)
+    assert from_json(end)[0][topic, 0] < 10, "some are left when the topic is deleted"
+    brokers.delete(topic)
+    if fails == "true":
+        with pytest.raises(DataLoss, match=rf"{topic}/0: gone.*failOnDataLoss"):
+            run(reader, end)
+        return
+    batches = run(reader, end)
+    assert [r[0] for ranges in batches for r in ranges] == [other] * len(batches)
+    assert batches[-1][0][3] == 10, "the rest is read to its end"
