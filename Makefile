@@ -42,7 +42,7 @@ simulate: $(STAMP) ## random schedules of faults against a whole broker group: S
 	$(BIN)/python -m tests.sim --seeds $(SEEDS) --seed $(SEED)
 
 chaos: $(STAMP) ## real processes killed, stopped, cut off: TRIALS=<how many> SEED=<n> (50: 10 minutes; ARGS=--help)
-	$(BIN)/python -m tests.chaos --trials $(TRIALS) --seed $(SEED) $(ARGS)
+	$(BIN)/python -m tests.chaos --fail-over --trials $(TRIALS) --seed $(SEED) $(ARGS)
 
 spark-trials: $(STAMP) ## kills at every step of Spark's sink, every row counted: TRIALS=<how many> SEED=<n> (ARGS=--help)
 	$(BIN)/python -m tests.spark_trials --trials $(TRIALS) --seed $(SEED) $(ARGS)

@@ -13,8 +13,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-#: What a fail-over may take from the SIGKILL of the leader to the next acknowledged commit, p95.
-FAIL_OVER_S = 1.0
+#: What a fail-over may take from the SIGKILL of the leader to the next acknowledged commit, p95, and how many
+#: it takes to speak of a p95.
+FAIL_OVER_S, FAIL_OVER_SAMPLES = 1.0, 20
 
 
 def percentile(values: Sequence[float], share: float) -> float | None:
@@ -61,6 +62,41 @@ def _row(kind: str, trials: Sequence[Mapping[str, Any]]) -> Row:
         percentile(well, 0.5),
         max(well, default=None),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class FailOver:
+    """Of ``leader-kill`` where nothing else was broken: seconds until the next acknowledged commit."""
+
+    samples: int
+    p95: float | None
+
+    @property
+    def held(self) -> bool | None:
+        """Whether the bound was kept; None: too few to say."""
+        if self.samples < FAIL_OVER_SAMPLES or self.p95 is None:
+            return None
+        return self.p95 <= FAIL_OVER_S
+
+    def text(self) -> str:
+        """For people."""
+        if self.held is None:
+            return (
+                f"fail-over is not judged: {self.samples} undisturbed SIGKILLs of a leader, and a p95 wants "
+                f"{FAIL_OVER_SAMPLES} (--kinds leader-kill --trials 30 has them in a few minutes)"
+            )
+        word = "within" if self.held else "MORE THAN"
+        return (
+            f"fail-over p95 {self.p95:.2f} s, {word} {FAIL_OVER_S:g} s ({self.samples} SIGKILLs of a leader)"
+        )
+
+
+def fail_over(trials: Sequence[Mapping[str, Any]]) -> FailOver | None:
+    """Of all trials that were made; None: no leader was killed in any."""
+    for row in rows(trials):
+        if row.kind == "leader-kill":
+            return FailOver(row.trials - row.overlapping, row.away_p95)
+    return None
 
 
 @dataclass(slots=True)

@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from tests.chaos.drawn import lines
-from tests.chaos.measure import FAIL_OVER_S, Results, Row, rows
+from tests.chaos.measure import Results, Row, fail_over, rows
 
 HEADINGS = ("fault", "trials", "overlap", "away p50", "p95", "max", "well p50", "max")
 NOTE = (
@@ -37,6 +37,8 @@ def show(results: Results, console: Console) -> None:
     console.print(", ".join(f"{count:,} {what}" for what, count in results.figures().items()))
     if results.together():
         console.print(f"While another lasted: {together(results)}.")
+    if (found := fail_over(results.trials)) is not None:
+        console.print(escape(found.text()))
     for line in lines(results.left_out):
         console.print(f"[yellow]not inflicted: {escape(line)}")
     if results.violations:
@@ -61,14 +63,6 @@ def cells(row: Row) -> list[str]:
     ]
 
 
-def fail_over_held(results: Results) -> bool | None:
-    """Whether fail-over after SIGKILL of the leader kept its bound (p95); None: too few to say."""
-    for row in rows(results.trials):
-        if row.kind == "leader-kill" and row.trials - row.overlapping >= 20 and row.away_p95 is not None:
-            return row.away_p95 <= FAIL_OVER_S
-    return None
-
-
 def markdown(results: Results) -> str:
     """For docs/reliability.md."""
     page = [
@@ -88,6 +82,7 @@ def markdown(results: Results) -> str:
         page.append(_markdown_row([kind, *(f"{counted[k]:,}" for k in ("invoke", "ok", "fail", "unknown"))]))
     page += ["", ", ".join(f"{count:,} {what}" for what, count in results.figures().items()) + "."]
     page += [f"While another lasted: {together(results)}."] if results.together() else []
+    page += [f"{found.text()}."] if (found := fail_over(results.trials)) is not None else []
     page += [f"Not inflicted: {line}." for line in lines(results.left_out)]
     return "\n".join(page) + "\n"
 

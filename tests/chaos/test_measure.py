@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 from typing import Any
@@ -9,10 +10,12 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 
 from tests.chaos import report
+from tests.chaos.__main__ import BROKEN, TOO_SLOW, exit_code
 from tests.chaos.audit import acknowledged_at, never_delivered
-from tests.chaos.measure import Results, percentile, rows
+from tests.chaos.measure import FailOver, Results, fail_over, percentile, rows
 from tests.chaos.picture import draw, per_second
 from tests.chaos.round import bucketed
 from tests.history.events import Recorder, Sent
@@ -89,13 +92,47 @@ def test_a_trial_whose_recovery_was_not_awaited_has_no_time_for_it() -> None:
     assert row.well_p50 is None and report.cells(row)[-2:] == ["-", "-"]
 
 
+def judged_fail_over(*trials: dict[str, Any]) -> FailOver:
+    found = fail_over(trials)
+    assert found is not None
+    return found
+
+
 def test_fail_over_is_judged_by_the_p95_of_enough_trials() -> None:
-    assert report.fail_over_held(Results(1, [trial("leader-kill", 0.5)] * 19)) is None
-    assert report.fail_over_held(Results(1, [trial("leader-kill", 0.5)] * 30)) is True
-    slow = [trial("leader-kill", 0.5)] * 30 + [trial("leader-kill", 1.5)] * 3
-    assert report.fail_over_held(Results(1, slow)) is False
-    only_overlapping = [trial("leader-kill", 5.0, overlapping=True)] * 30
-    assert report.fail_over_held(Results(1, only_overlapping)) is None
+    fast, slow = [trial("leader-kill", 0.5)] * 30, [trial("leader-kill", 1.5)] * 3
+    assert judged_fail_over(*fast[:19]).held is None
+    assert judged_fail_over(*fast[:20]).held is True
+    assert judged_fail_over(*fast, *slow).held is False
+    assert "MORE THAN 1 s" in judged_fail_over(*fast, *slow).text()
+    overlapping = judged_fail_over(*[trial("leader-kill", 5.0, overlapping=True)] * 30)
+    assert overlapping.held is None and "not judged: 0" in overlapping.text()
+    assert fail_over([trial("follower-kill", 5.0)]) is None
+
+
+@pytest.mark.parametrize(
+    ("good", "p95", "samples", "enforced", "code"),
+    [
+        (True, 0.9, 20, True, 0),
+        (True, 1.1, 20, True, TOO_SLOW),
+        (True, 1.1, 20, False, 0),
+        (True, 1.1, 19, True, 0),
+        (False, 1.1, 20, True, BROKEN),
+        (False, 0.9, 20, False, BROKEN),
+    ],
+)
+def test_a_slow_fail_over_fails_the_run_where_it_is_enforced(
+    good: bool, p95: float, samples: int, enforced: bool, code: int
+) -> None:
+    console = Console(file=io.StringIO())
+    assert exit_code(good, FailOver(samples, p95), enforced, console) == code
+    said = "--fail-over" in console.file.getvalue() or "fails (3)" in console.file.getvalue()  # type: ignore[attr-defined]
+    assert said == (p95 > 1.0 and samples >= 20), "a slow one is told in any case"
+
+
+def test_make_chaos_enforces_the_fail_over_and_leaves_a_way_out() -> None:
+    makefile = (Path(__file__).parents[2] / "Makefile").read_text()
+    (line,) = [line for line in makefile.splitlines() if "-m tests.chaos " in line]
+    assert "--fail-over" in line.split("$(ARGS)")[0], "what comes in ARGS has the last word"
 
 
 def test_reports_name_every_kind_and_what_was_left_out_and_why(tmp_path: Path) -> None:
