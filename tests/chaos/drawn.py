@@ -30,10 +30,10 @@ def absent(
     for kind in Kind:
         if kind in asked and kind.value not in seen:
             impossible = missing is not None and KINDS[kind].machines
-            why = f"not possible on this machine: {missing}" if impossible else _not_drawn(trials)
+            why = f"not possible on this machine: {missing}" if impossible else _not_drawn(kind, trials)
             reasons[kind.value] = why
     if groups < 2 and any(not KINDS[kind].machines for kind in asked):
-        reasons[TWO_GROUPS] = _not_drawn(trials)
+        reasons[TWO_GROUPS] = f"no such round in {trials} trials (every fourth is one, from the first on)"
     return reasons
 
 
@@ -52,7 +52,6 @@ def lines(reasons: dict[str, str]) -> list[str]:
     return [f"{', '.join(whats)}: {reason}" for reason, whats in by_reason.items()]
 
 
-def _not_drawn(trials: int) -> str:
-    return (
-        f"not drawn in {trials} trials (rounds of odd numbers run on machines; more trials have more rounds)"
-    )
+def _not_drawn(kind: Kind, trials: int) -> str:
+    where = " (rounds of odd numbers have it: take more trials)" if KINDS[kind].machines else ""
+    return f"not drawn in {trials} trials{where}"

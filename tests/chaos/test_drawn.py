@@ -45,7 +45,7 @@ def test_what_was_not_drawn_is_told_from_what_is_not_possible() -> None:
     assert set(reasons) == {kind.value for kind in Kind} - {"leader-kill"} | {TWO_GROUPS}
     assert {what for what, why in reasons.items() if NO_ROOT in why} == MACHINES
     assert "not drawn in 10 trials" in reasons["follower-kill"] and "10 trials" in reasons[TWO_GROUPS]
-    assert len(lines(reasons)) == 2
+    assert len(lines(reasons)) == 3
     assert absent({"leader-kill"}, 2, [Kind.LEADER_KILL], NO_ROOT, 10) == {}, "nobody asked for more"
     assert absent({"leader-cut"}, 1, [Kind.LEADER_CUT], None, 10) == {}, "machines have one group"
 
