@@ -1,30 +1,42 @@
 """Queues and tables of a replica that must stay within bounds, whatever it goes through.
 
-Looked at after a tick, now and then. Each bound is the one that the configuration names, with room for the
-one item that is let in before the bound is met; sums that are kept must be the sums of what is there.
+Looked at after every tick. Each bound is the one that the configuration names, with room for the one item
+that is let in before the bound is met. What is compared are sums that the code under test keeps; now and
+then they are counted again, and must be the sums of what is there.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from escrowmq.replication.proposals import COMMAND_BYTES_MAX
+from escrowmq.replication.state.machine import PRODUCERS_GENERATION
+from escrowmq.replication.state.transactions import AUDIT_KEPT, SETTLED_GENERATION
 from tests.sim.world import Violation
 
 if TYPE_CHECKING:
+    from escrowmq.replication.state.dedup import TwoGenerations
     from tests.sim.replica import SimReplica
 
+RECOUNT_EVERY = 32  # ticks: counting takes ten times as long as comparing
 #: Far above what a window per peer lets in; duplicates of the wild network and a pause of seconds included.
 INBOX_MAX = 20_000
 REQUEST_BYTES_MAX = 8 << 20
+#: Buckets of checks that are gone and still stand in the order of those to come: twice the number from
+#: which the order is made anew, since between two looks of the timer some more may go.
+GONE_BUCKETS_MAX = 2_000
+#: Transactions that one operation may settle: the table of the settled turns after it.
+SETTLED_AT_ONCE = 10_000
 
 
-def check_bounds(replica: SimReplica, cache_bytes: int) -> None:
-    """Raise Violation for whatever has grown beyond its bound."""
-    _inside(replica, "messages not yet read", len(replica._inbox), INBOX_MAX)
-    _check_node(replica)
-    _check_cache(replica, cache_bytes)
+def check_bounds(replica: SimReplica, cache_bytes: int, *, recount: bool) -> None:
+    """Raise Violation for whatever has grown beyond its bound; with ``recount``, for lost counts too."""
     broker = getattr(replica.app, "replica", None)  # the broker's state; the plain workload has none
+    if recount:
+        _recount_node(replica)
+        if broker is not None:
+            _recount_broker(replica, broker)
+    _check_node(replica, cache_bytes)
     if broker is not None:
         _check_broker(replica, broker)
 
@@ -34,40 +46,95 @@ def _inside(replica: SimReplica, what: str, value: int, bound: int) -> None:
         raise Violation(f"{what} on {replica.name}: {value}, not 0 to {bound}", "unbounded")
 
 
-def _check_node(replica: SimReplica) -> None:
-    node, config = replica.node, replica.node.config
-    proposals = node._proposals
-    # One entry is taken however large.
-    bound = config.outstanding_bytes_max if len(proposals._sizes) > 1 else COMMAND_BYTES_MAX
-    _inside(replica, "bytes proposed", node.outstanding_bytes, bound)
-    _inside(replica, "entries proposed", len(proposals._sizes), config.outstanding_entries_max)
-    if sum(proposals._sizes.values()) != node.outstanding_bytes:
-        raise Violation(f"{replica.name} has lost count of the bytes it proposed", "unbounded")
-    _inside(replica, "acknowledgements held back", len(node._guard._held), len(node.peers))
+def _same(replica: SimReplica, what: str, kept: int, counted: int) -> None:
+    if kept != counted:
+        raise Violation(f"{replica.name} has lost count of {what}: {kept}, not {counted}", "unbounded")
+
+
+# ------------------------------------------------------------------ log and messages
+
+
+def _check_node(replica: SimReplica, cache_bytes: int) -> None:
+    node = replica.node
+    config, proposals = node.config, node._proposals
+    if replica._inbox:
+        _inside(replica, "messages not yet read", len(replica._inbox), INBOX_MAX)
+    entries = len(proposals._sizes)
+    if entries or proposals.outstanding_bytes:
+        # One entry is taken however large.
+        bound = config.outstanding_bytes_max if entries > 1 else COMMAND_BYTES_MAX
+        _inside(replica, "bytes proposed", proposals.outstanding_bytes, bound)
+        _inside(replica, "entries proposed", entries, config.outstanding_entries_max)
+    if node._guard._held:
+        _inside(replica, "acknowledgements held back", len(node._guard._held), len(node.peers))
+    bound = config.window_bytes + max(config.send_batch_bytes, COMMAND_BYTES_MAX)
     for peer, state in node._replicator._progress.items():
-        bound = config.window_bytes + max(config.send_batch_bytes, COMMAND_BYTES_MAX)
-        _inside(replica, f"bytes under way to {peer}", state.in_flight_bytes, bound)
+        if not 0 <= state.in_flight_bytes <= bound:  # here and below: names are made when they are needed
+            _inside(replica, f"bytes under way to {peer}", state.in_flight_bytes, bound)
+    if not 0 <= replica.journal._cache._bytes <= cache_bytes:
+        _check_cache(replica, cache_bytes)
 
 
 def _check_cache(replica: SimReplica, cache_bytes: int) -> None:
-    cache = replica.journal._cache
-    held = {index: len(command) for index, command in cache._entries.items()}
-    if sum(held.values()) != cache._bytes:
-        raise Violation(f"{replica.name} has lost count of the bytes in its entry cache", "unbounded")
-    # What waits for the disk is read nowhere else; the oldest of the durable ones may stay until the next.
-    durable = sum(size for index, size in held.items() if index <= replica.journal.durable_index)
-    unsynced = cache._bytes - durable
-    _inside(replica, "durable bytes in the entry cache", durable, max(cache_bytes, cache_bytes - unsynced))
+    """What waits for the disk is read nowhere else; the oldest durable ones may stay until the next put."""
+    cache, durable = replica.journal._cache, replica.journal.durable_index
+    held = sum(len(command) for index, command in cache._entries.items() if index <= durable)
+    unsynced = cache._bytes - held
+    _inside(replica, "durable bytes in the entry cache", held, max(cache_bytes, cache_bytes - unsynced))
 
 
-def _check_broker(replica: SimReplica, broker: object) -> None:
-    admission, state = broker.admission, broker.state  # type: ignore[attr-defined]
-    waiting = sum(submission.size for submission in admission._queue)
-    if waiting != admission._queued_bytes:
-        raise Violation(f"{replica.name} has lost count of the bytes in its queue of requests", "unbounded")
-    # One request is taken however large, when none waits.
-    bound = admission._queue_bytes_max if len(admission._queue) > 1 else REQUEST_BYTES_MAX
-    _inside(replica, "bytes of requests that wait", waiting, bound)
-    _inside(replica, "entries in flight", broker._in_flight, broker.limits.entries_in_flight)  # type: ignore[attr-defined]
+def _recount_node(replica: SimReplica) -> None:
+    proposals, cache = replica.node._proposals, replica.journal._cache
+    _same(replica, "bytes proposed", proposals.outstanding_bytes, sum(proposals._sizes.values()))
+    _same(replica, "bytes in the entry cache", cache._bytes, sum(map(len, cache._entries.values())))
+
+
+# ------------------------------------------------------------------ requests and transactions
+
+
+def _check_broker(replica: SimReplica, broker: Any) -> None:
+    admission, state, limits = broker.admission, broker.state, broker.limits
+    queue = admission._queue
+    if queue or admission._queued_bytes:
+        # One request is taken however large, when none waits.
+        bound = admission._queue_bytes_max if len(queue) > 1 else REQUEST_BYTES_MAX
+        _inside(replica, "bytes of requests that wait", admission._queued_bytes, bound)
+    if broker._in_flight:
+        _inside(replica, "entries in flight", broker._in_flight, limits.entries_in_flight)
+    opened = 0
+    for app, table in state.transactions.apps.items():
+        opened += len(table.open)
+        for topic, count in table.open_by_topic.items():
+            if not 0 <= count <= limits.open_transactions_max:
+                _inside(replica, f"open of {app}, {topic}", count, limits.open_transactions_max)
     due = state.due
-    _inside(replica, "checks queued", due._queued, 2 * state.transactions.open_count() + 2 * due._slack)
+    if due._queued > due._slack:
+        _inside(replica, "checks queued", due._queued, 2 * opened + 2 * due._slack)
+    if len(due._order) > len(due._buckets):
+        _inside(replica, "order of checks", len(due._order), 2 * len(due._buckets) + GONE_BUCKETS_MAX)
+    if due._leases:
+        _inside(replica, "leases of checks", len(due._leases), opened)
+
+
+def _recount_broker(replica: SimReplica, broker: Any) -> None:
+    """Counts that are kept, and tables that grow and turn too slowly to look at them every time."""
+    admission, state = broker.admission, broker.state
+    waiting = sum(submission.size for submission in admission._queue)
+    _same(replica, "bytes of requests that wait", admission._queued_bytes, waiting)
+    transactions, due = state.transactions, state.due
+    settled = young = 0
+    for app, table in transactions.apps.items():
+        _same(replica, f"open of {app}", sum(table.open_by_topic.values()), len(table.open))
+        settled, young = settled + len(table.settled), young + len(table.settled.young)
+    _same(replica, "settled", transactions._young, young)
+    _inside(replica, "settled and remembered", settled, 2 * (SETTLED_GENERATION + SETTLED_AT_ONCE))
+    _check_generations(replica, "batches remembered", state.producers, PRODUCERS_GENERATION)
+    _inside(replica, "decisions in the audit trail", len(transactions.audit), AUDIT_KEPT)
+    queued = sum(len(ids) for chunks in due._buckets.values() for _, ids in chunks)
+    queued += sum(map(len, due._due.values()))
+    _same(replica, "checks queued", due._queued, queued)
+
+
+def _check_generations(replica: SimReplica, what: str, table: TwoGenerations[Any, Any], most: int) -> None:
+    _inside(replica, f"{what} (young)", len(table.young), most)
+    _inside(replica, f"{what} (old)", len(table.old), most)

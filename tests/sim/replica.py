@@ -16,7 +16,7 @@ from escrowmq.replication.journal import SegmentJournal
 from escrowmq.replication.marks import BEHIND, DAMAGED
 from escrowmq.replication.raft import RaftNode
 from escrowmq.replication.syncjob import SyncJob
-from tests.sim.bounds import check_bounds
+from tests.sim.bounds import RECOUNT_EVERY, check_bounds
 from tests.sim.disk import PowerCut, SimDisk
 from tests.sim.repair import copy_log
 from tests.sim.workload import Application, ReplicaContext
@@ -29,7 +29,6 @@ STEP_S = 0.0002  # from an event to the tick it causes
 DISK_FULL_RETRY_S = 0.2
 START_RETRY_S = 0.2
 CACHE_BYTES = 4096
-BOUNDS_EVERY = 8  # ticks
 COPY_TRIES = 5  # then one that is only behind goes on without, so that a leader can be elected
 WALL_S = 1.7e9  # what the wall clock adds to virtual time
 #: What ends a process, as opposed to a fault of the code under test.
@@ -256,8 +255,7 @@ class SimReplica:
         self._begin_sync()
         self.learner = node.rejoining
         self._ticks += 1
-        if self._ticks % BOUNDS_EVERY == 0:
-            check_bounds(self, CACHE_BYTES)
+        check_bounds(self, CACHE_BYTES, recount=self._ticks % RECOUNT_EVERY == 0)
         self._sim.look(self)
         if node.more_to_apply():
             self.kick()
