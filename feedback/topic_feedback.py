@@ -14,14 +14,14 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from escrowmq.feedback import arguments
 from escrowmq.feedback.brokers import Brokers, GroupLeader
 from escrowmq.feedback.checks import Check, CheckTable
 from escrowmq.feedback.config import FeedbackConfig
 from escrowmq.feedback.endless import endless
 from escrowmq.feedback.group_feedback import GroupFeedback
-from escrowmq.feedback.policy import LockedRow, Trouble, Verdict
+from escrowmq.feedback.policy import LockedRow, Verdict
 from escrowmq.feedback.poll_pace import PollPace
-from escrowmq.replication.model import TransactionState
 
 #: What a poll hands out per check: group, transaction id, query id, checks so far, seconds to answer.
 Handed = tuple[int, str, str, int, float]
@@ -82,11 +82,15 @@ class TopicFeedback:
         """Checks for this producer, as soon as there are any: ``("ok", [Handed, ...])``, empty after the
         wait. ``room``: how many it takes; ``working``: (group, transaction) of those it has not answered
         yet. ``("retry", seconds)``: too many producers are parked here, come back later.
+
+        Raises InvalidMessage for arguments that make no sense, as ``answer`` and ``leave`` do.
         """
+        instance, room = arguments.instance_of(instance), arguments.room_of(room)
+        keys, wait_s = arguments.working_of(working), arguments.wait_of(wait_s)
         now = self.last_poll_at = _now()
         self._pace.arrive(instance, now)
         self._unpark(instance, [])  # a producer that polls again has given its older poll up
-        seat = self._table.arrive(instance, room, [(gid, tx_id) for gid, tx_id in working], now)
+        seat = self._table.arrive(instance, room, keys, now)
         if seat is None or len(self._parked) >= self._config.polls_parked_max:
             self.counts["polls_refused"] += 1
             return "retry", self._pace.retry_s() * self._rng.uniform(0.5, 1.5)
@@ -102,26 +106,27 @@ class TopicFeedback:
             timer.cancel()
             self._unpark(instance, [], waiting)
 
-    def answer(self, instance: str, answers: Iterable[tuple[int, str, str, str]]) -> tuple[str, Any]:
+    def answer(self, instance: str, answers: Sequence[tuple[int, str, str, str]]) -> tuple[str, Any]:
         """Answers (group, transaction, state, trouble); ``("ok", n)``, or ``("retry", seconds)`` when too
         many wait for their submit (those before were taken; repeating all of them is harmless)."""
+        instance, said = arguments.instance_of(instance), arguments.answers_of(answers)
         now = _now()
-        for gid, tx_id, state, trouble in answers:
-            group = self._groups.get(gid)
+        for key, state, trouble in said:
+            group = self._groups.get(key[0])
             if group is None:
                 continue
             if not group.has_room():
                 return "retry", 0.5
-            said = TransactionState(state)
-            self.counts[f"answered_{said.value}"] += 1
-            verdict = self._table.answer(instance, (gid, tx_id), said, Trouble(trouble), now)
+            self.counts[f"answered_{state.value}"] += 1
+            verdict = self._table.answer(instance, key, state, trouble, now)
             if verdict is not None:
-                group.settle(tx_id, verdict)
+                group.settle(key[1], verdict)
         self._match()
         return "ok", None
 
     def leave(self, instance: str) -> None:
         """The producer closes: its checks go to the others at once."""
+        instance = arguments.instance_of(instance)
         self._unpark(instance, [])
         self._pace.leave(instance)
         self._table.leave(instance)

@@ -1,0 +1,91 @@
+"""What producers may say to a feedback actor: checked whole before anything of it is kept.
+
+The actor is shared by all producers of an app, so one malformed value in its tables would end the polls
+of all of them. Whoever sends one gets InvalidMessage, which names the argument; nothing has changed.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from escrowmq.feedback.policy import Trouble
+from escrowmq.feedback.seats import Key
+from escrowmq.replication.errors import InvalidMessage
+from escrowmq.replication.model import TransactionState
+from escrowmq.replication.validation import GROUPS_MAX, NAME_BYTES_MAX
+
+#: Checks that a producer can take or work on at a time, and answers of one call: far above what any does.
+CHECKS_MAX = 1_000_000
+ANSWERS_MAX = 10_000
+
+Answer = tuple[Key, TransactionState, Trouble]
+
+
+def instance_of(value: Any) -> str:
+    """The name of a producer instance."""
+    return _text("instance", value, NAME_BYTES_MAX)
+
+
+def room_of(value: Any) -> int:
+    """How many checks it takes now."""
+    if type(value) is not int or not 0 <= value <= CHECKS_MAX:
+        raise InvalidMessage(f"room must be a whole number from 0 to {CHECKS_MAX}, not {_shown(value)}")
+    return value
+
+
+def working_of(value: Any) -> list[Key]:
+    """The checks that it works on: (group, transaction id) of each."""
+    return [_key("working", *row) for row in _rows("working", value, 2, CHECKS_MAX)]
+
+
+def wait_of(value: Any) -> float:
+    """How long a poll may wait, in seconds."""
+    if type(value) not in (int, float) or not value >= 0:  # not: value < 0, which NaN is not either
+        raise InvalidMessage(f"wait_s must be a number of seconds, 0 or more, not {_shown(value)}")
+    return float(min(value, 1e9))
+
+
+def answers_of(value: Any) -> list[Answer]:
+    """Answers: (group, transaction id, state, trouble) of each."""
+    found = []
+    for gid, tx_id, state, trouble in _rows("answers", value, 4, ANSWERS_MAX):
+        try:
+            said = TransactionState(state), Trouble(trouble)
+        except (ValueError, TypeError):  # the second: it cannot even be looked up
+            raise InvalidMessage(
+                f"answers must hold a state and a trouble by name, not {_shown(state)}, {_shown(trouble)}"
+            ) from None
+        found.append((_key("answers", gid, tx_id), *said))
+    return found
+
+
+def _rows(name: str, value: Any, columns: int, rows_max: int) -> Any:
+    if type(value) not in (list, tuple) or len(value) > rows_max:
+        raise InvalidMessage(f"{name} must be a list of at most {rows_max}, not {_shown(value)}")
+    for row in value:
+        if type(row) not in (list, tuple) or len(row) != columns:
+            raise InvalidMessage(f"{name} must hold tuples of {columns}, not {_shown(row)}")
+    return value
+
+
+def _key(name: str, gid: Any, tx_id: Any) -> Key:
+    if type(gid) is not int or not 0 <= gid < GROUPS_MAX:
+        raise InvalidMessage(f"{name} must name a group by its number, not {_shown(gid)}")
+    return gid, _text(f"a transaction id in {name}", tx_id, NAME_BYTES_MAX)
+
+
+def _text(name: str, value: Any, characters_max: int) -> str:
+    if type(value) is not str or not 0 < len(value) <= characters_max:
+        raise InvalidMessage(f"{name} must be 1 to {characters_max} characters, not {_shown(value)}")
+    if any("\ud800" <= c <= "\udfff" for c in value):
+        raise InvalidMessage(f"{name} must be text that UTF-8 can hold, not {_shown(value)}")
+    return value
+
+
+def _shown(value: Any) -> str:
+    """Short, whatever it is."""
+    if type(value) in (str, int, float, bool, type(None)):
+        text = ascii(value) if type(value) is not int or value.bit_length() < 200 else "a huge number"
+        return text if len(text) <= 60 else text[:57] + "..."
+    size = f" of {len(value)}" if type(value) in (list, tuple, dict, bytes) else ""
+    return f"{type(value).__name__}{size}"
