@@ -4,6 +4,9 @@ A planted fault is a function that patches the product's classes for as long as 
 Its docstring says what it breaks; ``expected`` names the invariants and anomalies that are a fair
 report of it. Nothing in the product knows of any of them: they are installed from here, by name
 (``python -m tests.sim --plant NAME``), and gone when the schedule ends.
+
+``conditions`` are not part of the fault: a world in which it shows, such as a network that doubles every
+vote. They harm nothing as long as the product is sound, and a test runs them without the fault to prove it.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ import importlib
 import inspect
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -43,6 +46,7 @@ class Planted:
     passing_over: frozenset[str]  # kinds that prove nothing here: the next seed is tried
     blind: frozenset[str]  # invariants that are overlooked, because they always come first
     often: dict[str, int]  # weights of the kinds of faults that bring it out, instead of the usual ones
+    conditions: Install | None  # what else the world does so that it shows; harmless by itself
 
     @property
     def breaks(self) -> str:
@@ -67,6 +71,7 @@ def plant(
     passing_over: Iterable[str] = (),
     blind: Iterable[str] = (),
     often: dict[str, int] | None = None,
+    conditions: Install | None = None,
 ) -> Callable[[Install], Install]:
     """Register a function as the planted fault ``name``, which ``expected`` kinds of violation report."""
 
@@ -87,6 +92,7 @@ def plant(
             frozenset(passing_over),
             frozenset(blind),
             often or {},
+            conditions,
         )
         return install
 
@@ -114,10 +120,17 @@ def planted(fault: Planted | str | None) -> Iterator[None]:
         for kind, weight in fault.often.items():
             assert kind in WEIGHTS, kind
             patch.setitem(WEIGHTS, kind, weight)
+        if fault.conditions is not None:
+            fault.conditions(patch)
         if fault.without:
             _without(patch, fault.without)
         fault.install(patch)
         yield
+
+
+def sound(fault: Planted) -> Planted:
+    """The same world and the same schedules, with nothing planted."""
+    return replace(fault, install=lambda patch: None, without=frozenset(), blind=frozenset())
 
 
 def _without(patch: pytest.MonkeyPatch, guards: frozenset[Guard]) -> None:

@@ -1,8 +1,7 @@
 """Planted faults in elections, replication and the commit rule.
 
-Not here: acknowledgements of an earlier term. It takes a leader that is deposed, cut, elected again and
-reached by an old answer before it has reached that follower, which random schedules do not bring about;
-the scripted ones of tests/replication/test_defects_leader.py do.
+Random schedules bring out all but one of them: acknowledgements of an earlier term count only in a directed
+one (ambush.py), with the random faults still going on around it.
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ from escrowmq.replication.raft import RaftNode
 from escrowmq.replication.raft_types import Message
 from escrowmq.replication.rejoin import Rejoin
 from escrowmq.replication.vote import VoteFile, _Record
+from tests.controls.ambush import stale_acknowledgements
 from tests.controls.planting import plant
 
 TRUNCATION = {Guard.LOG_MATCHING, Guard.COMMIT_CAP, Guard.ACK_CAP}
@@ -52,6 +52,19 @@ def acks_before_fsync(patch: pytest.MonkeyPatch) -> None:
 @plant("leader-counts-itself-early", *LOST, "CorruptLog", workload="raw", without={Guard.SELF_DURABLE})
 def leader_counts_itself_early(patch: pytest.MonkeyPatch) -> None:
     """A leader counts itself for entries that its own disk does not hold yet."""
+
+
+@plant(
+    "acks-without-term",
+    *LOST,
+    workload="raw",
+    without={Guard.ACK_TERM},
+    size=5,
+    kind="wild",
+    conditions=stale_acknowledgements,
+)
+def acks_without_term(patch: pytest.MonkeyPatch) -> None:
+    """A leader counts acknowledgements of an earlier term, whose entries the follower has cut since."""
 
 
 @plant(

@@ -9,8 +9,10 @@ from __future__ import annotations
 import pytest
 
 from tests.controls.catalogue import PLANTED, Planted
-from tests.controls.hunt import hunt
+from tests.controls.hunt import hunt, schedule
+from tests.controls.planting import sound
 
+DIRECTED = [pytest.param(p, id=p.name) for p in PLANTED.values() if p.conditions is not None]
 QUICK = [pytest.param(p, id=p.name, marks=[pytest.mark.slow] if p.slow else []) for p in PLANTED.values()]
 
 
@@ -24,3 +26,11 @@ def test_a_planted_fault_is_found(fault: Planted) -> None:
     )
     print(f"{fault.name}: {found.text}")
     assert found.outcome.kind in fault.expected, found.text
+
+
+@pytest.mark.parametrize("fault", DIRECTED)
+def test_its_conditions_alone_break_nothing(fault: Planted) -> None:
+    """Else the control above would prove its conditions, and not its fault."""
+    for seed in range(fault.start, fault.start + 4):
+        outcome = schedule(sound(fault), seed)
+        assert outcome.kind is None, f"seed {seed}: {outcome.kind}: {outcome.text}"
