@@ -216,7 +216,7 @@ def _with_tail(replica: Replica, result: FetchResult, offset: int) -> FetchResul
     at = runs[-1][0] + runs[-1][1] if runs else offset
     if code or at != end:
         return result
-    runs = list(runs)
+    runs, blob = list(runs), bytes(blob)
     for index in range(replica.state.applied_index + 1, replica.journal.last_index + 1):
         command = replica.journal.read(index)
         for op in decode_command(command)[1] if command[0] == 0 else ():
