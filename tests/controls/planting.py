@@ -2,8 +2,13 @@
 
 A planted fault is a function that patches the product's classes for as long as one schedule runs.
 Its docstring says what it breaks; ``expected`` names the invariants and anomalies that are a fair
-report of it. Nothing in the product knows of any of them: they are installed from here, by name
-(``python -m tests.sim --plant NAME``), and gone when the schedule ends.
+report of it. They are installed from here, by name (``python -m tests.sim --plant NAME``), and gone when
+the schedule ends; no product code asks for any of them.
+
+Some faults take guards away instead (``without``). Those switches are part of the product: ``Guard``
+(replication/guards.py) names each defence so that its necessity can be shown, and ``RaftNode`` takes the
+set of them as an argument of its constructor. No configuration, no environment variable and no public
+interface reaches that argument; everything but a test leaves all guards on.
 
 ``conditions`` are not part of the fault: a world in which it shows, such as a network that doubles every
 vote. They harm nothing as long as the product is sound, and a test runs them without the fault to prove it.
@@ -36,7 +41,7 @@ class Planted:
     install: Install
     expected: frozenset[str]
     workload: str
-    within: int  # schedules that may be needed, from any seed
+    within: int  # schedules that the test may need from ``start`` on; from elsewhere more may be needed
     start: int  # where the test begins, so that it is quick
     without: frozenset[Guard]
     kind: str | None  # of network; None: by the seed
