@@ -8,17 +8,27 @@ if the user wants that, a warning: it is never skipped in silence.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import InputPartition
 
+from escrowmq.actors.calls import ReplicaCalls
 from escrowmq.actors.offsets import OffsetReader
-from escrowmq.actors.reader import PartitionReader, Stretch
+from escrowmq.actors.reader import LAG_PATIENCE_S, PartitionReader, Stretch
 from escrowmq.actors.router import Router
 from escrowmq.actors.topology import ClusterInfo
-from escrowmq.replication.errors import CorruptLog, DataLoss, OffsetOutOfRange, Unavailable, UnknownTopic
+from escrowmq.replication.errors import (
+    CorruptLog,
+    DataLoss,
+    OffsetOutOfRange,
+    OutcomeUnknown,
+    Overloaded,
+    Unavailable,
+    UnknownTopic,
+)
 from escrowmq.spark_integration.collector import collector_paused
 from escrowmq.spark_integration.planning import OffsetRange
 from escrowmq.spark_integration.ray_link import join_from_worker
@@ -56,15 +66,24 @@ class TaskReader:
             return
         join_from_worker(self.address, self.namespace)
         part = partition.range
-        stretches = self._stretches(partition.info, part)
+        stretches = self.stretches(partition.info, part)
         with collector_paused():
             yield from record_batches(part.topic, part.partition, stretches, self.format)
 
-    def _stretches(self, info: ClusterInfo, part: OffsetRange) -> Iterator[Stretch]:
+    def stretches(
+        self,
+        info: ClusterInfo,
+        part: OffsetRange,
+        *,
+        calls: ReplicaCalls | None = None,
+        lag_patience_s: float = LAG_PATIENCE_S,
+    ) -> Iterator[Stretch]:
+        """All messages of ``part``. ``calls``: a way to the brokers other than Ray."""
+        reader_of = partial(PartitionReader, calls=calls, lag_patience_s=lag_patience_s)
         at = part.start
         while at < part.end:
             try:
-                with PartitionReader(info, part.topic, part.partition, at, part.end) as reader:
+                with reader_of(info, part.topic, part.partition, at, part.end) as reader:
                     for stretch in reader.stretches():
                         first, last = stretch.runs[0], stretch.runs[-1]
                         if first[0] != at:
@@ -76,32 +95,49 @@ class TaskReader:
                         yield stretch
                 if at != part.end:
                     raise CorruptLog(f"{part.topic}/{part.partition}: ended at {at}, not at {part.end}")
-            except UnknownTopic as error:
-                self._lost(f"{part.topic}/{part.partition}: {error}")
-                return
-            except OffsetOutOfRange as error:
-                at = self._after_loss(info, part, at, error)
+            except (OffsetOutOfRange, UnknownTopic) as error:
+                at = self._after_loss(part, at, error, partial(_bounds_at_leader, info, part, calls))
 
-    def _after_loss(self, info: ClusterInfo, part: OffsetRange, at: int, error: OffsetOutOfRange) -> int:
-        """Where reading goes on when ``at`` is not there."""
+    def _after_loss(
+        self,
+        part: OffsetRange,
+        at: int,
+        error: OffsetOutOfRange | UnknownTopic,
+        bounds: Callable[[], tuple[int, int] | UnknownTopic],
+    ) -> int:
+        """Where reading goes on when no replica gives ``at``. ``bounds`` asks the leader."""
         name = f"{part.topic}/{part.partition}"
-        if at < error.start:  # retention moved on between plan and read
+        if isinstance(error, OffsetOutOfRange) and at < error.start:  # retention moved on since the plan
             first = min(error.start, part.end)
             self._lost(f"{name}: offsets {at} to {first} are gone")
             return first
-        # No replica has got that far. They may all lag; only the leader knows that there is no more.
-        router = Router(info, name="escrowmq-spark")
-        try:
-            bounds = OffsetReader(router).bounds([(part.topic, part.partition)], ASK_TIMEOUT_S)
-        finally:
-            router.close()
-        found = bounds[part.topic, part.partition]
-        if not isinstance(found, UnknownTopic) and at < found[1]:
+        # No replica has got that far, or knows the topic. They may all lag, and one that has just started may
+        # not know of what was created since its last checkpoint; only the leader knows that there is no more.
+        found = bounds()
+        if isinstance(found, UnknownTopic):
+            self._lost(f"{name}: {found}")
+        elif at < found[1]:
             raise Unavailable(f"the replicas lag behind offset {at} of {name}", 1.0)
-        self._lost(f"{name}: ends before offset {at}: it was deleted and created anew")
+        else:
+            self._lost(f"{name}: ends before offset {at}: it was deleted and created anew")
         return part.end
 
     def _lost(self, what: str) -> None:
         if self.fail_on_data_loss:
             raise DataLoss(what)
         log.warning("%s: skipped, since failOnDataLoss is false", what)
+
+
+def _bounds_at_leader(
+    info: ClusterInfo, part: OffsetRange, calls: ReplicaCalls | None
+) -> tuple[int, int] | UnknownTopic:
+    """What the partition holds, if it exists. Raises Unavailable, so that the task is tried again."""
+    router = Router(info, calls=calls, name="escrowmq-spark")
+    which = part.topic, part.partition
+    try:
+        return OffsetReader(router).bounds([which], ASK_TIMEOUT_S)[which]
+    except (Overloaded, OutcomeUnknown) as error:
+        name = f"{part.topic}/{part.partition}"
+        raise Unavailable(f"no replica has all of {name}, and its leader does not answer", 1.0) from error
+    finally:
+        router.close()
