@@ -88,7 +88,7 @@ def commit_epoch(
     when patience ends.
     """
     check_checkpoint(store, query_id)
-    intent = store.read(epoch)
+    intent, fresh = store.read(epoch), False
     if intent is None:
         for other in store.epochs() if epoch == 0 else ():  # not only when this query comes that far
             if (found := store.read(other)) is not None:
@@ -103,8 +103,9 @@ def commit_epoch(
                 raise
         else:
             intent = store.create(mine)
+            fresh = intent == mine
     require_this_batch(store, query_id, intent)
-    carry_out(link, intent)
+    carry_out(link, intent, checked=fresh)
     clear_leftovers(link, epoch)
     store.prune(epoch)
     return intent
@@ -171,13 +172,19 @@ def require_open(link: SinkLink, gid: int, epoch_id: str, ids: Sequence[str]) ->
             raise EpochConflict(epoch_id, tx_id, state)
 
 
-def carry_out(link: SinkLink, intent: Intent) -> None:
-    """Commit what an intent names. Raises EpochConflict if a part of it was rolled back.
+def carry_out(link: SinkLink, intent: Intent, *, checked: bool = False) -> None:
+    """Commit what an intent names. Raises EpochConflict if a part of it was rolled back: before anything is
+    committed, unless that happens at this moment. ``checked``: all of it was open a moment ago.
 
     Brokers forget settled ids after a while. With an intent, a chunk that nobody knows was committed: only
     then is it settled, and its having been rolled back is what an operator was warned of.
     """
-    for gid, ids in intent.ids().items():
+    by_group = intent.ids()
+    for gid, ids in by_group.items() if len(by_group) > 1 and not checked else ():
+        for tx_id, state in zip(ids, link.states(gid, ids), strict=True):
+            if state == "ROLLBACK":
+                raise EpochConflict(intent.epoch_id, tx_id, state)
+    for gid, ids in by_group.items():
         commit_together(link, gid, intent.epoch_id, ids)
 
 

@@ -56,12 +56,13 @@ class Intent:
     offsets: str = ""
 
     def ids(self) -> dict[int, list[str]]:
-        """Transaction ids by broker group, in order of tasks."""
+        """Transaction ids by broker group, in order of tasks. Groups are in the order in which everybody
+        settles them, so that of two the second meets the first one's decision at once."""
         by_group: dict[int, list[str]] = {}
         for attempt in self.attempts:
             for gid, ids in attempt.ids(self.epoch_id).items():
                 by_group.setdefault(gid, []).extend(ids)
-        return by_group
+        return dict(sorted(by_group.items()))
 
 
 def app_of(query_id: str) -> str:

@@ -3,9 +3,10 @@
     python -m escrowmq.spark_integration.sink_resolve /checkpoints/alerts --address host:port
 
 A query that is started again settles everything by itself, so none of this is needed for that. It is for
-queries that will not come back, or not soon. What has an intent is committed, wholly; what has none is
-rolled back. Neither takes anything from a query that is running but its own patience: an epoch that loses
-its chunks before its intent is there fails, and is written again.
+queries that will not come back, or not soon. What has an intent is committed, wholly; what cannot win any
+more, since its epoch was decided for others, is rolled back. What is not decided is left to the query,
+unless the operator says that it is stopped: a driver that writes its intent meanwhile would find its epoch
+half gone.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from escrowmq.cluster.address import AUTO
 from escrowmq.cluster.connecting import connect
 from escrowmq.feedback.states import TxStatusQuerier
 from escrowmq.replication.errors import ConfigError, EscrowMQError, TransactionConflict
-from escrowmq.replication.model import TransactionState
+from escrowmq.replication.model import ResultCode, TransactionState
 from escrowmq.spark_integration.sink_batch import settle_batch
 from escrowmq.spark_integration.sink_commit import EpochConflict, carry_out, require_own, require_this_batch
 from escrowmq.spark_integration.sink_intents import IntentStore, app_of, epoch_of
@@ -33,11 +34,13 @@ CHECK_PATIENCE_S = 5.0
 
 @dataclass(slots=True)
 class Resolution:
-    """What :func:`resolve_sink` did. ``stuck``: epochs that cannot be committed, and why."""
+    """What :func:`resolve_sink` did. ``stuck``: epochs that cannot be settled, and why. ``undecided``:
+    transactions that were left alone, since the query may still commit them."""
 
     committed: list[int] = field(default_factory=list)
     rolled_back: int = 0
     stuck: dict[int, str] = field(default_factory=dict)
+    undecided: int = 0
 
 
 class SparkSinkQuerier(TxStatusQuerier):
@@ -86,17 +89,23 @@ def answer(store: IntentStore, link: SinkLink, tx_id: str, query_id: str) -> Tra
     return TransactionState.COMMITTED
 
 
-def resolve(store: IntentStore, link: SinkLink, *, discard: int | None = None) -> Resolution:
-    """Commit what has intents and roll back the rest. ``discard``: an epoch to give up instead, if nothing
-    of it is committed; its intent is removed. Raises TransactionConflict if something is."""
+def resolve(
+    store: IntentStore, link: SinkLink, *, discard: int | None = None, stopped: bool = False
+) -> Resolution:
+    """Commit what has intents, and roll back what nobody can commit any more; with ``stopped``, also what
+    only the query itself still could. ``discard``: an epoch to give up instead, if nothing of it is
+    committed; its intent is removed. Raises TransactionConflict if something is."""
     if discard is not None:
         _discard(store, link, discard)
     found, query_id = Resolution(), store.query_id()
+    done = store.committed_epoch()
     kept: set[str] = set()
+    decided: set[int] = set()
     for epoch in store.epochs():
         intent = store.read(epoch)
         if intent is None:
             continue
+        decided.add(epoch)
         by_group = intent.ids()
         opened = any(set(link.open_ids(gid)) & set(ids) for gid, ids in by_group.items())
         try:
@@ -106,12 +115,43 @@ def resolve(store: IntentStore, link: SinkLink, *, discard: int | None = None) -
         except (EpochConflict, ConfigError) as error:
             found.stuck[epoch] = str(error)
             kept.update(tx_id for ids in by_group.values() for tx_id in ids)
+    undecided: dict[int, dict[int, list[str]]] = {}
     for gid in range(link.info.groups):
-        left = [tx for tx in link.open_ids(gid) if epoch_of(tx) is not None and tx not in kept]
+        left = []
+        for tx_id in link.open_ids(gid):
+            of = epoch_of(tx_id)
+            if of is None or tx_id in kept:
+                continue
+            if of <= done or of in decided:
+                left.append(tx_id)
+            else:
+                undecided.setdefault(of, {}).setdefault(gid, []).append(tx_id)
         if left:
             link.rollback(gid, left)
             found.rolled_back += len(left)
+    for epoch, by_group in sorted(undecided.items()):
+        if stopped:
+            _give_up(store, link, epoch, by_group, found)
+        else:
+            found.undecided += sum(map(len, by_group.values()))
     return found
+
+
+def _give_up(
+    store: IntentStore, link: SinkLink, epoch: int, by_group: dict[int, list[str]], found: Resolution
+) -> None:
+    """Roll back an epoch without intent, group by group in the order in which a driver commits: of two that
+    are at it at once, who comes second meets a decision at the first group and leaves the others alone."""
+    running = "the query is running, and was about to commit it: stop it first"
+    if store.read(epoch) is not None:
+        found.stuck[epoch] = running
+        return
+    for gid, ids in by_group.items():
+        problems = link.rollback(gid, ids)
+        if any(code == ResultCode.TX_CONFLICT for code, _ in problems.values()):
+            found.stuck[epoch] = running
+            return
+        found.rolled_back += len(ids)
 
 
 def _discard(store: IntentStore, link: SinkLink, epoch: int) -> None:
@@ -128,17 +168,29 @@ def _discard(store: IntentStore, link: SinkLink, epoch: int) -> None:
         # What brokers have forgotten, all of it, was committed: see carry_out.
         if state == "COMMITTED" or set(states.values()) == {"UNKNOWN"}:
             raise TransactionConflict(tx_id, state)
-    for gid, ids in intent.ids().items():
-        link.rollback(gid, ids)
+    for gid, ids in intent.ids().items():  # in the order in which a driver would commit them
+        for place, (code, recorded) in link.rollback(gid, ids).items():
+            if code == ResultCode.TX_CONFLICT:
+                raise TransactionConflict(ids[place], str(recorded))
     store.remove(epoch)
 
 
 def resolve_sink(
-    checkpoint: str, *, address: str = AUTO, namespace: str | None = None, discard: int | None = None
+    checkpoint: str,
+    *,
+    address: str = AUTO,
+    namespace: str | None = None,
+    discard: int | None = None,
+    stopped: bool = False,
 ) -> Resolution:
     """Settle a streaming query that will not be started again (soon), from its checkpoint.
 
-    Raises ConfigError if there is no query's checkpoint, CorruptLog, ClusterNotFound, Unavailable.
+    What has an intent is committed, what lost against one is rolled back; both may be done beside a query
+    that runs. With ``stopped`` so are epochs that the query itself might still commit: say so only if it is
+    stopped, as it must be for ``discard``, which gives up an epoch of which nothing is committed.
+
+    Raises TransactionConflict if something of that is; ConfigError if there is no query's checkpoint,
+    CorruptLog, ClusterNotFound, Unavailable.
     """
     whole = Resolution()
     stores = [IntentStore(checkpoint, name) for name in IntentStore(checkpoint).names()]
@@ -149,8 +201,9 @@ def resolve_sink(
         for store in stores:
             link = SinkLink(router, app_of(store.query_id()))
             given_up = discard if discard in store.epochs() else None
-            found = resolve(store, link, discard=given_up)
+            found = resolve(store, link, discard=given_up, stopped=stopped)
             whole.committed += found.committed
+            whole.undecided += found.undecided
             whole.rolled_back += found.rolled_back
             whole.stuck.update(found.stuck)
     return whole
@@ -185,20 +238,30 @@ def main() -> None:
         address: Annotated[str, typer.Option(help="Ray cluster as host:port.")] = AUTO,
         namespace: Annotated[str | None, typer.Option(help="Ray namespace of the cluster.")] = None,
         discard: Annotated[
-            int | None, typer.Option(help="Give up this epoch, of which nothing is committed.")
+            int | None,
+            typer.Option(
+                help="Give up this epoch, of which nothing is committed. The query must be stopped."
+            ),
         ] = None,
+        stopped: Annotated[
+            bool, typer.Option("--stopped", help="The query is stopped: roll back what only it could commit.")
+        ] = False,
     ) -> None:
-        """Settle what a Spark query has left: commit what has an intent, roll back the rest."""
+        """Settle what a Spark query has left: commit what has an intent, roll back what cannot win."""
         try:
             if what.startswith("batch-"):
                 found = resolve_write(what, address=address, namespace=namespace)
             else:
-                found = resolve_sink(what, address=address, namespace=namespace, discard=discard)
+                found = resolve_sink(
+                    what, address=address, namespace=namespace, discard=discard, stopped=stopped
+                )
         except EscrowMQError as error:
             typer.echo(f"{type(error).__name__}: {error}", err=True)
             raise typer.Exit(1) from None
         typer.echo(f"committed epochs: {', '.join(map(str, found.committed)) or 'none were open'}")
         typer.echo(f"rolled back: {found.rolled_back} transactions")
+        if found.undecided:
+            typer.echo(f"left to the query: {found.undecided} transactions; if it is stopped, say --stopped")
         for epoch, why in found.stuck.items():
             typer.echo(f"epoch {epoch} is stuck: {why}", err=True)
         if found.stuck:

@@ -169,7 +169,9 @@ def test_leftovers_are_rolled_back_by_the_next_epoch_or_by_an_operator(
     run(files.stream(spark), target, checkpoint)
     assert len(target.open_transactions()) == 1
     done = resolve_sink(str(checkpoint), address=own.address, namespace="sink")
-    assert (done.committed, done.rolled_back, done.stuck) == ([], 1, {})
+    assert (done.committed, done.rolled_back, done.undecided, done.stuck) == ([], 0, 1, {})
+    done = resolve_sink(str(checkpoint), address=own.address, namespace="sink", stopped=True)
+    assert (done.committed, done.rolled_back, done.undecided, done.stuck) == ([], 1, 0, {})
     assert target.open_transactions() == [] and problems_of(target.rows(), files.epochs) == []
 
 

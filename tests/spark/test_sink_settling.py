@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from escrowmq.replication.errors import TransactionConflict
 from escrowmq.replication.model import TransactionState
 from escrowmq.spark_integration.sink_batch import commit_batch, home_of, settle_batch
-from escrowmq.spark_integration.sink_commit import commit_epoch
+from escrowmq.spark_integration.sink_commit import EpochConflict, carry_out, commit_epoch
 from escrowmq.spark_integration.sink_intents import Intent, IntentStore, epoch_id_of
 from escrowmq.spark_integration.sink_link import SinkLink
 from escrowmq.spark_integration.sink_resolve import answer, resolve
@@ -41,10 +42,14 @@ def test_an_operator_settles_a_query_that_will_not_come_back(
     decided = prepare(link, query, 1, topic, [batch(*ROWS)])[0]
     store.create(Intent(1, epoch_id_of(query, 1), (decided,)))
     prepare(link, query, 2, topic, [batch("undecided")])
+    prepare(link, query, 1, topic, [batch("a loser's")])
     done = resolve(store, link)
     assert done.committed == [1] and done.rolled_back >= 1 and done.stuck == {}
-    assert readable(brokers, topic) == effect(ROWS, f"spark:{query}:1") and still_open(brokers, query) == 0
-    assert resolve(store, link).rolled_back == 0
+    assert readable(brokers, topic) == effect(ROWS, f"spark:{query}:1")
+    assert done.undecided == still_open(brokers, query) > 0, "a query that runs may still commit it"
+    done = resolve(store, link, stopped=True)
+    assert (done.committed, done.undecided, done.stuck) == ([], 0, {}) and done.rolled_back >= 1
+    assert still_open(brokers, query) == 0 == resolve(store, link, stopped=True).rolled_back
 
 
 def test_an_operator_discards_an_epoch_that_cannot_be_committed(
@@ -52,16 +57,53 @@ def test_an_operator_discards_an_epoch_that_cannot_be_committed(
 ) -> None:
     stuck = prepare(link, query, 1, topic, [batch(*ROWS)])[0]
     intent = store.create(Intent(1, epoch_id_of(query, 1), (stuck,)))
-    gid, ids = next(iter(intent.ids().items()))
+    gid, ids = max(intent.ids().items())
     link.rollback(gid, ids[:1])
+    with pytest.raises(EpochConflict, match="recorded as ROLLBACK"):
+        commit_epoch(store, link, query, 1, [])
     done = resolve(store, link)
     assert list(done.stuck) == [1] and store.epochs() == [1]
-    if brokers.info.groups == 1:
-        assert resolve(store, link, discard=1).rolled_back >= 0
-        assert store.epochs() == []
-        again = prepare(link, query, 1, topic, [batch(*ROWS)])[0]
-        commit_epoch(store, link, query, 1, [again])
-        assert readable(brokers, topic) == effect(ROWS, f"spark:{query}:1")
+    assert readable(brokers, topic) == [], "of an epoch that cannot be whole, no group commits its part"
+    resolve(store, link, discard=1)
+    assert store.epochs() == [] and still_open(brokers, query) == 0
+    again = prepare(link, query, 1, topic, [batch(*ROWS)])[0]
+    commit_epoch(store, link, query, 1, [again])
+    assert readable(brokers, topic) == effect(ROWS, f"spark:{query}:1")
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+@pytest.mark.parametrize("moment", ["epochs", "read"])
+def test_an_operator_beside_a_query_that_runs_does_not_tear_its_epoch_apart(
+    brokers: Brokers,
+    query: str,
+    topic: str,
+    link: SinkLink,
+    store: IntentStore,
+    monkeypatch: pytest.MonkeyPatch,
+    stopped: bool,
+    moment: str,
+) -> None:
+    """The driver decides while the operator's command looks around, and has told one group so far."""
+    attempt = prepare(link, query, 7, topic, [batch(*ROWS)])[0]
+    intent = Intent(7, epoch_id_of(query, 7), (attempt,))
+    look, looked = getattr(store, moment), threading.Event()
+
+    def before_the_driver(*asked: int) -> object:
+        found = look(*asked)
+        if not looked.is_set():
+            looked.set()
+            IntentStore(store.checkpoint).create(intent)
+            gid, ids = min(intent.ids().items())
+            assert link.commit(gid, ids) == {}
+        return found
+
+    monkeypatch.setattr(store, moment, before_the_driver)
+    done = resolve(store, link, stopped=stopped)
+    assert done.rolled_back == 0 and looked.is_set() is (stopped or moment == "epochs")
+    if stopped and (brokers.info.groups > 1 or moment == "read"):  # else nothing of it was open any more
+        assert "running" in done.stuck[7]
+    carry_out(link, store.create(intent))
+    assert readable(brokers, topic) == effect(ROWS, f"spark:{query}:7") and still_open(brokers, query) == 0
 
 
 def test_an_epoch_that_is_committed_cannot_be_discarded(

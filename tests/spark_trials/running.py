@@ -189,7 +189,9 @@ class Run:
             found = problems_of(rows, epochs)
             if trial.totals:
                 found += _out_of_order([row.value for row in rows])
-            done = resolve_sink(str(work.checkpoint), address=cluster.address, namespace=work.namespace)
+            done = resolve_sink(
+                str(work.checkpoint), address=cluster.address, namespace=work.namespace, stopped=True
+            )
             if done.committed or done.stuck:
                 found.append(f"epochs {done.committed} were not committed, {done.stuck} are stuck")
             if target.rows() != rows:
