@@ -56,7 +56,9 @@ KINDS: dict[Kind, About] = {
     Kind.LEADER_CUT: About("the leader's node is cut off from the other replicas", 3, True, (2.0, 8.0)),
     Kind.FOLLOWER_CUT: About("a follower's node is cut off from the other replicas", 2, True, (2.0, 8.0)),
     Kind.LINK_CUT: About("only the link between the leader and one follower is cut", 2, True, (2.0, 8.0)),
-    Kind.SLOW_LINKS: About("0.5 to 3 s of delay between the leader and the others", 3, True, (3.0, 8.0)),
+    Kind.SLOW_LINKS: About(
+        "0.5 to 3 s of delay, each way, between the leader and the others", 3, True, (3.0, 8.0)
+    ),
     Kind.DISK_FULL: About("the disk of the leader or a follower is full", 2, True, (2.0, 6.0)),
     Kind.DISK_FULL_RESTART: About(
         "a replica's disk is full, its process is killed, and has to start on the full disk",

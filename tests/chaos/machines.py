@@ -46,10 +46,10 @@ class Machines:
         self.rig.cut(a, b)
 
     def delay(self, replica: int, seconds: float) -> None:
-        """From a replica to all others and back, each way half of it."""
+        """From a replica to all others, and as long again back: a round trip takes twice that."""
         for other in self.rig.replicas:
             if other != replica:
-                self.rig.delay(replica, other, seconds / 2)
+                self.rig.delay(replica, other, seconds)
 
     def heal(self) -> None:
         """The network."""

@@ -32,7 +32,7 @@ class Fault:
     """One trial. ``target`` picks the victim (modulo how many there are), ``group`` the broker group.
 
     ``before_s``: undisturbed work before it. ``seconds``: how long it lasts, where the driver decides
-    that. ``delay_s``: of slow links. ``overlaps``: the next fault does not wait for the recovery.
+    that. ``delay_s``: of slow links, each way. ``overlaps``: the next fault does not wait for the recovery.
     ``meanwhile``: another fault, on a process, that strikes while this one lasts, its ``before_s`` after it.
     """
 
