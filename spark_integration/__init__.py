@@ -4,7 +4,7 @@ from escrowmq.spark_integration.java import Java, find_java, provide_java
 from escrowmq.spark_integration.metrics import lag
 from escrowmq.spark_integration.session import SessionFactory, spark_session, stop_session
 from escrowmq.spark_integration.session_request import SessionRequest
-from escrowmq.spark_integration.sink_resolve import (
+from escrowmq.spark_integration.sink_settling import (
     Resolution,
     SparkSinkQuerier,
     resolve_sink,

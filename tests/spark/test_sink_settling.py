@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -13,7 +15,7 @@ from escrowmq.spark_integration.sink_batch import commit_batch, home_of, settle_
 from escrowmq.spark_integration.sink_commit import EpochConflict, carry_out, commit_epoch
 from escrowmq.spark_integration.sink_intents import Intent, IntentStore, epoch_id_of
 from escrowmq.spark_integration.sink_link import SinkLink
-from escrowmq.spark_integration.sink_resolve import answer, resolve
+from escrowmq.spark_integration.sink_settling import answer, resolve
 from tests.actors.brokers import Brokers
 from tests.spark.sinking import ROWS, batch, effect, prepare, readable, still_open
 
@@ -141,3 +143,13 @@ def test_a_batch_write_whose_driver_died_is_settled_as_its_home_group_has_it(
     settle_batch(link, query)
     assert readable(brokers, topic) == (effect(ROWS, f"spark:{query}:0") if decided else [])
     assert still_open(brokers, query) == 0
+
+
+def test_the_command_line_says_what_it_takes_and_what_is_wrong(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "escrowmq.spark_integration.sink_resolve"]
+    told = subprocess.run([*command, "--help"], capture_output=True, text=True, timeout=60, check=False)
+    assert told.returncode == 0 and told.stderr == "" and "--stopped" in told.stdout
+    wrong = subprocess.run(
+        [*command, str(tmp_path), "--discard", "7"], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert wrong.returncode == 1 and wrong.stderr.startswith("ConfigError: epoch 7 has no intent in ")
