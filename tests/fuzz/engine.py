@@ -15,8 +15,10 @@ import tracemalloc
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any, cast
 
 from hypothesis import HealthCheck, given, settings
+from hypothesis import seed as seeded
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
@@ -133,27 +135,34 @@ def _apply(seed: bytes, steps: Sequence[tuple[str, int, object]]) -> bytes:
     return bytes(data)
 
 
+def drawn(
+    *strategies: SearchStrategy[Any], examples: int = EXAMPLES
+) -> Callable[[Callable[..., None]], Callable[[], None]]:
+    """Run a test with so many inputs: the same ones each time, or those of FUZZ_SEED."""
+
+    def wrap(test: Callable[..., None]) -> Callable[[], None]:
+        run = settings(
+            max_examples=max(examples, 1),
+            derandomize=SEED is None,
+            deadline=None,
+            database=None,
+            suppress_health_check=list(HealthCheck),
+            print_blob=True,
+        )(given(*strategies)(test))
+        return cast(Callable[[], None], run if SEED is None else seeded(int(SEED))(run))
+
+    return wrap
+
+
 def fuzz(target: Target, examples: int = EXAMPLES) -> None:
     """Feed ``target``: its good inputs first (which it must understand), then damaged ones."""
     for seed in target.seeds:
         target.run(seed)
 
-    @settings(
-        max_examples=examples,
-        derandomize=SEED is None,
-        deadline=None,
-        database=None,
-        suppress_health_check=list(HealthCheck),
-        print_blob=True,
-    )
-    @given(mutated(target.seeds))
+    @drawn(mutated(target.seeds), examples=examples)
     def run(data: bytes) -> None:
         examine(target, data)
 
-    if SEED is not None:
-        from hypothesis import seed as seeded
-
-        run = seeded(int(SEED))(run)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Generating overly large repr")  # of a failing example
         run()

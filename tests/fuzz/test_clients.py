@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import pytest
-from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from escrowmq.actors.records import Chunk, trim_runs
@@ -13,7 +12,7 @@ from escrowmq.cluster.address import parse_address
 from escrowmq.replication.codec import decode_rows, encode_row
 from escrowmq.replication.errors import EscrowMQError
 from escrowmq.spark_integration.options import OPTIONS, parse_options
-from tests.fuzz.engine import EXAMPLES, Target, examine, fuzz
+from tests.fuzz.engine import Target, drawn, examine, fuzz
 
 ROWS = [
     encode_row(b"key", b"value" * 10, {"h": b"1", "i": b""}, "tx"),
@@ -64,8 +63,7 @@ one_row = st.tuples(
 )
 
 
-@settings(max_examples=EXAMPLES, derandomize=True, deadline=None)
-@given(st.lists(one_row, max_size=6))
+@drawn(st.lists(one_row, max_size=6))
 def test_rows_come_back_as_they_were(
     wanted: list[tuple[bytes | None, bytes, Mapping[str, bytes] | None, str]],
 ) -> None:

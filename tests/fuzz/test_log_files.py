@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 from google_crc32c import extend, value
-from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from escrowmq.replication import recovery, vote
@@ -25,7 +24,7 @@ from escrowmq.replication.segment_format import FILE_HEADER_SIZE, decode_sidecar
 from escrowmq.replication.state import snapshot as snapshots
 from escrowmq.replication.state.machine import StateMachine
 from escrowmq.replication.state.runs_file import map_runs
-from tests.fuzz.engine import EXAMPLES, Target, fuzz
+from tests.fuzz.engine import EXAMPLES, Target, drawn, fuzz
 from tests.replication.golden_storage import FOLDER, build, from_hex
 from tests.sim.disk import SimDisk
 
@@ -167,8 +166,7 @@ def test_mending_leaves_good_files_as_they_are() -> None:
             assert target.mend(seed) == seed, target.name
 
 
-@settings(max_examples=EXAMPLES, derandomize=True, deadline=None)
-@given(st.lists(st.integers(0, (1 << 32) - 1), min_size=1), st.sets(st.integers(0, 99), max_size=5))
+@drawn(st.lists(st.integers(0, (1 << 32) - 1), min_size=1), st.sets(st.integers(0, 99), max_size=5))
 def test_a_sidecar_comes_back_as_it_was(positions: list[int], terms: set[int]) -> None:
     runs = list(enumerate(sorted(terms), start=7))
     found = decode_sidecar(encode_sidecar(7, array("I", positions), runs), 7)
@@ -176,8 +174,7 @@ def test_a_sidecar_comes_back_as_it_was(positions: list[int], terms: set[int]) -
     assert (list(found.positions), found.terms) == (positions, runs)
 
 
-@settings(max_examples=EXAMPLES, derandomize=True, deadline=None)
-@given(st.integers(0, (1 << 64) - 1), st.none() | st.text(min_size=1, max_size=25))
+@drawn(st.integers(0, (1 << 64) - 1), st.none() | st.text(min_size=1, max_size=25))
 def test_a_vote_comes_back_as_it_was(term: int, name: str | None) -> None:
     record = vote._Record(5, term, name)
     if "\0" not in (name or ""):

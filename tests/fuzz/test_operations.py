@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from escrowmq.replication import codec, ops
@@ -20,7 +19,7 @@ from escrowmq.replication.errors import InvalidMessage
 from escrowmq.replication.state import snapshot as snapshots
 from escrowmq.replication.state.machine import StateMachine
 from escrowmq.replication.validation import TIMEOUT_MS_MAX, parse_request
-from tests.fuzz.engine import EXAMPLES, Target, examine, fuzz
+from tests.fuzz.engine import EXAMPLES, Target, drawn, examine, fuzz
 from tests.replication.single import Single
 
 GOLDEN = {
@@ -132,8 +131,7 @@ values = st.recursive(
 )
 
 
-@settings(max_examples=EXAMPLES, derandomize=True, deadline=None)
-@given(values)
+@drawn(values)
 def test_what_is_packed_is_unpacked(value: object) -> None:
     assert codec.unpack(codec.pack(value)) == value
 
@@ -142,8 +140,7 @@ names = st.text(min_size=1, max_size=30)
 numbers = st.integers(0, (1 << 53) - 1)
 
 
-@settings(max_examples=EXAMPLES, derandomize=True, deadline=None)
-@given(
+@drawn(
     names,
     names,
     st.lists(names, min_size=1, max_size=5, unique=True),

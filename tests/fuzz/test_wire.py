@@ -7,13 +7,12 @@ import socket
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from escrowmq.replication import wire
 from escrowmq.replication.connection import Connection
 from escrowmq.replication.handshake import NONCE_BYTES, Dialer, Listener
-from tests.fuzz.engine import EXAMPLES, Target, examine, fuzz
+from tests.fuzz.engine import EXAMPLES, Target, drawn, examine, fuzz
 from tests.replication.test_transport import ME, MESSAGES, PEER, SECRET
 
 FRAMES = [b"".join(wire.encode(message)) for message in MESSAGES if len(str(message)) < 10_000]
@@ -88,8 +87,7 @@ index = st.integers(0, (1 << 63) - 1)
 entries = st.lists(st.tuples(st.binary(min_size=1, max_size=50), index), max_size=5)
 
 
-@settings(max_examples=EXAMPLES, derandomize=True, deadline=None)
-@given(index, index, index, index, entries)
+@drawn(index, index, index, index, entries)
 def test_what_is_encoded_is_decoded(
     term: int, commit: int, seq: int, previous: int, commands: list[tuple[bytes, int]]
 ) -> None:
