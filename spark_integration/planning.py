@@ -7,16 +7,19 @@ retries its tasks. Never plans beyond what was committed when the plan was made.
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Protocol
 
-from escrowmq.replication.errors import ConfigError, DataLoss, OffsetOutOfRange, UnknownTopic
+from escrowmq.replication.errors import ConfigError, DataLoss, UnknownTopic
 from escrowmq.spark_integration.bounds import EARLIEST, LATEST, Bound, BoundKind
 from escrowmq.spark_integration.options import SourceOptions, Subscription
 from escrowmq.spark_integration.pushdown import EVERYTHING, Restriction
+
+log = logging.getLogger(__name__)
 
 TopicPartition = tuple[str, int]
 #: Next offset to be read, by partition.
@@ -52,17 +55,12 @@ def plan(options: SourceOptions, catalog: Catalog, only: Restriction = EVERYTHIN
     earliest = _ask(catalog, partitions, EARLIEST)
     latest = _ask(catalog, partitions, LATEST)
     starts = _resolve(options.starting, partitions, earliest, latest, catalog)
+    starts = _inside(starts, earliest, latest, options.fail_on_data_loss)
     ends = _resolve(options.ending, partitions, earliest, latest, catalog)
+    ends = _inside(ends, dict.fromkeys(ends, 0), latest, options.fail_on_data_loss)
     ranges = []
     for which in partitions:
-        start, end = starts[which], ends[which]
-        if start < earliest[which]:
-            if options.fail_on_data_loss:
-                raise DataLoss(f"{which[0]}/{which[1]}: offsets {start} to {earliest[which]} are gone")
-            start = earliest[which]
-        if end > latest[which] or start > latest[which]:
-            raise OffsetOutOfRange(*which, max(start, end), earliest[which], latest[which])
-        start, end = only.narrow(start, end)
+        start, end = only.narrow(starts[which], ends[which])
         if start < end:
             ranges.append(OffsetRange(*which, start, end))
     ranges = _narrow_by_time(ranges, only, catalog)
@@ -76,12 +74,7 @@ def initial_offsets(options: SourceOptions, catalog: Catalog) -> dict[TopicParti
     earliest = _ask(catalog, partitions, EARLIEST)
     latest = _ask(catalog, partitions, LATEST)
     starts = _resolve(options.starting, partitions, earliest, latest, catalog)
-    for which, start in starts.items():
-        if start < earliest[which] and options.fail_on_data_loss:
-            raise DataLoss(f"{which[0]}/{which[1]}: offsets {start} to {earliest[which]} are gone")
-        if start > latest[which]:
-            raise OffsetOutOfRange(*which, start, earliest[which], latest[which])
-    return {which: max(start, earliest[which]) for which, start in starts.items()}
+    return _inside(starts, earliest, latest, options.fail_on_data_loss)
 
 
 def select_partitions(subscription: Subscription, topics: Mapping[str, int]) -> list[TopicPartition]:
@@ -170,6 +163,24 @@ def _resolve(
                 f"option {bound.option!r}: {topic}/{p} has no message of {moment} ms or later; give an "
                 "earlier time, or startingOffsetsByTimestampStrategy=latest to start at its end"
             )
+    return found
+
+
+def _inside(
+    offsets: Offsets, earliest: Offsets, latest: Offsets, fail_on_data_loss: bool
+) -> dict[TopicPartition, int]:
+    """``offsets``, those outside of the log moved into it. Raises DataLoss if that shall be an error."""
+    found = {}
+    for which, offset in offsets.items():
+        first, last = earliest[which], latest[which]
+        found[which] = max(first, min(offset, last))
+        if found[which] == offset:
+            continue
+        before, behind = f"offsets {offset} to {first} are gone", f"ends at offset {last}, before {offset}"
+        gone = f"{which[0]}/{which[1]}: {before if offset < first else behind}"
+        if fail_on_data_loss:
+            raise DataLoss(gone)
+        log.warning("%s: skipped, since failOnDataLoss is false", gone)
     return found
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from escrowmq.replication.errors import ConfigError, DataLoss, OffsetOutOfRange, UnknownTopic
+from escrowmq.replication.errors import ConfigError, DataLoss, UnknownTopic
 from escrowmq.spark_integration.options import Use, parse_options
 from escrowmq.spark_integration.planning import (
     OffsetRange,
@@ -100,7 +100,7 @@ def test_where_a_stream_starts() -> None:
     with pytest.raises(DataLoss):
         initial(subscribe="b", startingOffsets='{"b": {"0": 1}}')
     assert initial(subscribe="b", startingOffsets='{"b": {"0": 1}}', failOnDataLoss="false") == {("b", 0): 3}
-    with pytest.raises(OffsetOutOfRange):
+    with pytest.raises(DataLoss, match=r"b/0: ends at offset 20, before 21.*failOnDataLoss"):
         initial(subscribe="b", startingOffsets='{"b": {"0": 21}}')
 
 
@@ -127,13 +127,48 @@ def test_offsets_must_name_exactly_what_is_read() -> None:
 
 
 def test_offsets_outside_of_the_log_are_errors() -> None:
-    with pytest.raises(OffsetOutOfRange):
+    with pytest.raises(DataLoss, match=r"b/0: ends at offset 20, before 21.*failOnDataLoss"):
         planned(subscribe="b", endingOffsets='{"b": {"0": 21}}')
     with pytest.raises(DataLoss, match=r"b/0: offsets 2 to 3 are gone.*failOnDataLoss"):
         planned(subscribe="b", startingOffsets='{"b": {"0": 2}}')
     assert planned(subscribe="b", startingOffsets='{"b": {"0": 2}}', failOnDataLoss="false") == [
         OffsetRange("b", 0, 3, 20)
     ]
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "found", "said"),
+    [
+        (5, 25, (5, 20), ["ends at offset 20, before 25"]),
+        (22, 25, None, ["ends at offset 20, before 22", "ends at offset 20, before 25"]),
+        (1, 2, None, ["offsets 1 to 3 are gone"]),
+        (1, 21, (3, 20), ["offsets 1 to 3 are gone", "ends at offset 20, before 21"]),
+        (3, 20, (3, 20), []),
+    ],
+)
+def test_offsets_behind_the_log_s_end_are_skipped_with_a_warning_if_one_wishes(
+    caplog: pytest.LogCaptureFixture, start: int, end: int, found: tuple[int, int] | None, said: list[str]
+) -> None:
+    ranges = planned(
+        subscribe="b",
+        failOnDataLoss="false",
+        startingOffsets=f'{{"b": {{"0": {start}}}}}',
+        endingOffsets=f'{{"b": {{"0": {end}}}}}',
+    )
+    assert ranges == ([OffsetRange("b", 0, *found)] if found else [])
+    assert [record.getMessage() for record in caplog.records] == [
+        f"b/0: {what}: skipped, since failOnDataLoss is false" for what in said
+    ]
+
+
+def test_a_stream_that_is_to_start_behind_the_end_starts_at_the_end_if_one_wishes(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    options = {"subscribe": "b", "startingOffsets": '{"b": {"0": 21}}', "failOnDataLoss": "false"}
+    assert initial(**options) == {("b", 0): 20}
+    assert "b/0: ends at offset 20, before 21" in caplog.text
+    assert initial(**{**options, "startingOffsets": '{"b": {"0": 1}}'}) == {("b", 0): 3}
+    assert "b/0: offsets 1 to 3 are gone" in caplog.text
 
 
 def test_partitions_are_sorted_however_they_were_named() -> None:
