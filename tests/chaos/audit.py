@@ -7,13 +7,14 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from escrowmq import TransactionState
+from escrowmq import Admin, TransactionState
 from escrowmq.actors.calls import Done, RayCalls
 from escrowmq.actors.offsets import OffsetReader
 from escrowmq.actors.reader import PartitionReader
 from escrowmq.actors.router import Router
 from escrowmq.actors.topology import ClusterInfo
 from escrowmq.replication.codec import decode_rows
+from escrowmq.replication.errors import UnknownTransaction
 from tests.chaos.consumer import GROUP, Place
 from tests.chaos.database import Database
 from tests.chaos.deployment import Deployment, until
@@ -108,6 +109,41 @@ def _read(
             figures["messages of 30 KB and more"] += len(value) >= LARGE
             figures["messages of 1 MB"] += len(value) >= HUGE
     recorder.read(reader, *place, records, start=bounds[0], end=bounds[1])
+
+
+def ask_outcomes(admin: Admin, recorder: Recorder, histories: Iterable[Path]) -> int:
+    """What the brokers say of transactions whose PREPARE they acknowledged and whose outcome nobody was told:
+    one that they know nothing of is lost. Returns how many those are.
+
+    Only so soon after a round: brokers forget a transaction when 500,000 others have settled after it.
+    """
+    doubtful = never_told(stream(histories))
+    for app, tx in doubtful:
+        op = recorder.invoke("outcome", app=app, tx=tx)
+        try:
+            outcome = admin.show_transaction(tx, app=app).state.value
+        except UnknownTransaction:
+            outcome = TransactionState.UNKNOWN.value
+        recorder.ok(op, outcome=outcome)
+    return len(doubtful)
+
+
+def never_told(events: Iterable[Event]) -> list[tuple[str, str]]:
+    """(app, transaction) of which a PREPARE was acknowledged, and no decision."""
+    asked: dict[tuple[str, int], tuple[str, tuple[str, str]]] = {}
+    prepared: dict[tuple[str, str], None] = {}
+    told: set[tuple[str, str]] = set()
+    for event in events:
+        key = event.process, event.op
+        if event.phase == INVOKE and event.kind in ("prepare", "decide"):
+            asked[key] = event.kind, (event.fields["app"], event.fields["tx"])
+        elif event.phase == OK and key in asked:
+            kind, tx = asked[key]
+            if kind == "prepare":
+                prepared[tx] = None
+            else:
+                told.add(tx)
+    return [tx for tx in prepared if tx not in told]
 
 
 def tell_the_truth(recorder: Recorder, directory: Path, histories: Iterable[Path]) -> None:

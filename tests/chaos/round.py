@@ -116,6 +116,8 @@ class Trials:
             audit.settle(self.deployment, self.fleet, operator)
             self.tell("reading", rest_s=time.monotonic() - start)
             figures = audit.read_everything(self.deployment, self.recorder, places(self.topics))
+            asked = audit.ask_outcomes(cluster.admin, self.recorder, sorted(self.directory.glob("*.jsonl")))
+            figures["transactions asked for in the end"] = asked
         return self._judge(dict(figures), operator)
 
     def _add_clients(self) -> None:
