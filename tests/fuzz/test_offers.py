@@ -1,0 +1,168 @@
+"""What a replica takes from a peer or finds at a start: offered files, the install marker, marks.
+
+Whatever the bytes, the files end up as they were, or wholly as they were to become.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+
+import pytest
+from google_crc32c import value as crc32c
+
+from escrowmq.replication.disk import Disk
+from escrowmq.replication.errors import EscrowMQError, Unavailable
+from escrowmq.replication.install import MARKER, finish_install, staged_name, switch_files
+from escrowmq.replication.marks import LEARNER, PORT_FILE, WANTS_COPY, Marks
+from escrowmq.replication.repair import copy_from_leader, may_be_offered
+from escrowmq.replication.verify import damage_in
+from tests.fuzz.engine import EXAMPLES, Target, examine, fuzz
+from tests.fuzz.test_log_files import mend_runs, mend_segment, mend_snapshot
+from tests.replication.storage import NEWEST
+from tests.replication.test_offered_files import KINDS, RUNS_NAME, SNAP_NAME, Offering, disk_with, files
+from tests.sim.disk import PowerCut, SimDisk
+
+MENDS = {NEWEST: mend_segment, SNAP_NAME: mend_snapshot, RUNS_NAME: mend_runs}
+GOOD = files()
+
+
+# ------------------------------------------------------------------ files that a peer offers
+def judged(name: str) -> Callable[[bytes], None]:
+    def run(data: bytes) -> None:
+        found = damage_in(name, data)
+        assert found is None or found
+
+    return run
+
+
+def copied(name: str) -> Callable[[bytes], None]:
+    """Sound, and taken; or refused, its owner told, and ours as before."""
+
+    def run(data: bytes) -> None:
+        own = disk_with(GOOD)
+        source = Offering(disk_with({**GOOD, name: data}), KINDS)
+        reports: list[str] = []
+        try:
+            copy_from_leader(own, ["r0"], source, lambda s: None, 0.0, reports.append)
+        except Unavailable:
+            assert reports and {n: own.read_all(n) for n in KINDS} == GOOD
+            # A log that ends before ours is refused too, and there its owner is not to blame.
+            assert source.suspected == [name] or (name == NEWEST and "and we have" in reports[0])
+            return
+        assert {n: own.read_all(n) for n in KINDS} == {**GOOD, name: data}
+
+    return run
+
+
+def named(data: bytes) -> None:
+    """A peer that offers a file of any name, and one that asks for it."""
+    name = data.decode(errors="surrogateescape")
+    may_be_offered(disk_with(GOOD), name)
+    own, content = disk_with(GOOD), {**GOOD, name: b"x"}
+    kept = {n: own.read_all(n) for n in own.names()}
+    try:
+        copy_from_leader(own, ["r0"], Offering(disk_with(content), [*KINDS, name]), lambda s: None, 0.0, str)
+    except Unavailable:
+        assert {n: own.read_all(n) for n in kept} == kept
+    assert own.exists(NEWEST) and not own.exists(MARKER)
+
+
+# ------------------------------------------------------------------ the marker of a decided switch
+def decided() -> SimDisk:
+    """A disk on which the switch to ``GOOD`` is decided, and nothing of it done."""
+    for operations in range(40):
+        disk = disk_with(dict.fromkeys(("old.log", *KINDS), b"older"))
+        for name, data in GOOD.items():
+            disk.write_atomic(staged_name(name), [data])
+        disk.stop_after(operations)
+        try:
+            switch_files(disk, KINDS, remove=["old.log", *KINDS])
+        except PowerCut:
+            disk.kill()
+            if disk.exists(MARKER):
+                return disk
+    raise AssertionError("no switch was decided")
+
+
+def content(disk: Disk) -> dict[str, bytes]:
+    return {name: disk.read_all(name) for name in disk.names()}
+
+
+def finished(data: bytes) -> None:
+    disk = decided()
+    disk.write_atomic(MARKER, [data])
+    before = content(disk)
+    try:
+        finish_install(disk)
+    except EscrowMQError:
+        assert content(disk) == before
+        raise
+    after = content(disk)
+    assert MARKER not in after and not any(name.startswith(staged_name("")) for name in after)
+    # What it says is done as it says it, and a name that it replaces is never left without content.
+    assert all(after[name] in (before[staged_name(name)], b"older") for name in after if name in GOOD)
+
+
+def mend_marker(data: bytes) -> bytes:
+    line, end, _ = data.partition(b"\n")
+    return line + end + b"%08x\n" % crc32c(line + end) if end else data
+
+
+MARKED = decided().read_all(MARKER)
+OLD_MARKED = b'{"version": 1, "rename": ["%s"], "remove": ["old.log"]}' % b'", "'.join(
+    k.encode() for k in KINDS
+)
+
+
+# ------------------------------------------------------------------ marks beside the log
+def marked(name: str) -> Callable[[bytes], None]:
+    """A mark counts by being there, whatever it says."""
+
+    def run(data: bytes) -> None:
+        disk = SimDisk(random.Random(0))
+        disk.write_atomic(name, [data])
+        marks = Marks(disk)
+        assert isinstance(marks.read(name), str)
+        assert 0 <= marks.port() < 1 << 16
+
+    return run
+
+
+def of_kinds(what: str, run: Callable[[str], Callable[[bytes], None]]) -> list[Target]:
+    """A target per kind of file, and one with checksums put right."""
+    plain = [Target(f"{what} {name[17:]}", run(name), [GOOD[name]]) for name in KINDS]
+    return plain + [
+        Target(f"{what} {name[17:]}, checksums right", run(name), [GOOD[name]], MENDS[name]) for name in KINDS
+    ]
+
+
+TARGETS = [
+    *of_kinds("offered", judged),
+    *of_kinds("copied", copied),
+    Target("name of an offered file", named, [b"raw-state.json", b"0000000000000009.log"]),
+    Target(MARKER, finished, [MARKED, OLD_MARKED]),
+    Target(f"{MARKER}, checksum right", finished, [MARKED], mend_marker),
+    Target(WANTS_COPY, marked(WANTS_COPY), [b"behind", b"damaged"]),
+    Target(LEARNER, marked(LEARNER), [b"1"]),
+    Target(PORT_FILE, marked(PORT_FILE), [b"40123"]),
+]
+
+
+@pytest.mark.parametrize("target", TARGETS, ids=lambda t: t.name)
+def test_damaged_bytes_are_refused_with_an_error_of_ours(target: Target) -> None:
+    fuzz(target, EXAMPLES // 2)
+
+
+def test_mending_leaves_good_files_as_they_are() -> None:
+    for target in TARGETS:
+        for seed in target.seeds:
+            assert target.mend(seed) == seed, target.name
+
+
+@pytest.mark.parametrize("target", [t for t in TARGETS if t.name.startswith(MARKER)], ids=lambda t: t.name)
+def test_a_marker_nested_without_end_is_refused(target: Target) -> None:
+    for deep in (b"[" * 100_000, b'{"a":' * 100_000, b'{"version": 2, "rename": ' + b"[" * 100_000):
+        for data in (deep, deep + b"\n"):
+            examine(target, data)
