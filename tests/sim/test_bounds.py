@@ -1,20 +1,181 @@
-"""The simulator's bounds see what has grown, and counts that went wrong; a sound replica passes."""
+"""Each bound of bounds.py is shown to be one: a replica of a sound simulation that exceeds just this one.
+
+The replica is a real one, in the middle of a schedule without faults. One field at a time is given a
+value that the code under test must never let it have, and put back afterwards.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import ast
+import inspect
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
+from escrowmq.replication.proposals import COMMAND_BYTES_MAX
 from tests.sim import bounds
-from tests.sim.bounds import GONE_BUCKETS_MAX, RECOUNT_EVERY, check_bounds
+from tests.sim.bounds import RECOUNT_EVERY, check_bounds
 from tests.sim.broker_workload import BrokerWorkload
 from tests.sim.replica import CACHE_BYTES, SimReplica
 from tests.sim.simulation import Plan, Simulation
 from tests.sim.world import START_S, Violation
 
+Tamper = Callable[[pytest.MonkeyPatch, SimReplica, Any], None]
+#: (what the bound is on, whether only a recount sees it, what exceeds it)
+CASES: list[tuple[str, bool, Tamper]] = []
 
+
+def exceeds(what: str, *, recount: bool = False) -> Callable[[Tamper], Tamper]:
+    def register(tamper: Tamper) -> Tamper:
+        CASES.append((what, recount, tamper))
+        return tamper
+
+    return register
+
+
+# ------------------------------------------------------------------ log and messages
+@exceeds("messages not yet read")
+def inbox(patch: pytest.MonkeyPatch, replica: SimReplica, broker: Any) -> None:
+    patch.setattr(replica, "_inbox", [("r1", b"")] * (bounds.INBOX_MAX + 1))
+
+
+@exceeds("bytes proposed")
+def one_large_proposal(patch: pytest.MonkeyPatch, replica: SimReplica, broker: Any) -> None:
+    patch.setattr(replica.node._proposals, "outstanding_bytes", COMMAND_BYTES_MAX + 1)
+
+
+@exceeds("bytes proposed")
+def many_proposals(patch: pytest.MonkeyPatch, replica: SimReplica, broker: Any) -> None:
+    patch.setattr(replica.node._proposals, "_sizes", {1: 1, 2: replica.node.config.outstanding_bytes_max})
+    patch.setattr(replica.node._proposals, "outstanding_bytes", replica.node.config.outstanding_bytes_max + 1)
+
+
+@exceeds("bytes proposed", recount=True)
+def proposed_bytes_miscounted(patch: pytest.MonkeyPatch, replica: SimReplica, broker: Any) -> None:
+    patch.setattr(replica.node._proposals, "outstanding_bytes", replica.node.outstanding_bytes + 1)
+
+
+@exceeds("entries proposed")
+def entries_proposed(patch: pytest.MonkeyPatch, replica: SimReplica, broker: Any) -> None:
+    most = replica.node.config.outstanding_entries_max
+    patch.setattr(replica.node._proposals, "_sizes", dict.fromkeys(range(most + 1), 0))
+
+
+@exceeds("acknowledgements held back")
+def acknowledgements_held(patch: pytest.MonkeyPatch, replica: SimReplica, broker: Any) -> None:
+    patch.setattr(replica.node._guard, "_held", {name: {} for name in ("r0", "r1", "r2")})
+
+
+@exceeds("bytes under way to ")
+def window(patch: pytest.MonkeyPatch, replica: SimReplica, broker: Any) -> None:
+    config, progress = replica.node.config, replica.node._replicator._progress
+    most = config.window_bytes + max(config.send_batch_bytes, COMMAND_BYTES_MAX)
+    patch.setattr(next(iter(progress.values())), "in_flight_bytes", most + 1)
+
+
+@exceeds("bytes under way to ")
+def window_below_zero(patch: pytest.MonkeyPatch, replica: SimReplica, broker: Any) -> None:
+    patch.setattr(next(iter(replica.node._replicator._progress.values())), "in_flight_bytes", -1)
+
+
+@exceeds("durable bytes in the entry cache")
+def cache_of_durable_entries(patch: pytest.MonkeyPatch, replica: SimReplica, broker: Any) -> None:
+    patch.setattr(replica.journal._cache, "_entries", {1: bytes(CACHE_BYTES + 1)})
+    patch.setattr(replica.journal._cache, "_bytes", CACHE_BYTES + 1)
+
+
+@exceeds("bytes in the entry cache", recount=True)
+def cache_miscounted(patch: pytest.MonkeyPatch, replica: SimReplica, broker: Any) -> None:
+    patch.setattr(replica.journal._cache, "_bytes", replica.journal._cache._bytes - 1)
+
+
+# ------------------------------------------------------------------ requests and transactions
+@exceeds("bytes of requests that wait")
+def one_large_request(patch: pytest.MonkeyPatch, replica: SimReplica, broker: Any) -> None:
+    patch.setattr(broker.admission, "_queued_bytes", bounds.REQUEST_BYTES_MAX + 1)
+
+
+@exceeds("bytes of requests that wait")
+def many_requests(patch: pytest.MonkeyPatch, replica: SimReplica, broker: Any) -> None:
+    patch.setattr(broker.admission, "_queue", [object(), object()])
+    patch.setattr(broker.admission, "_queued_bytes", broker.admission._queue_bytes_max + 1)
+
+
+@exceeds("bytes of requests that wait", recount=True)
+def waiting_requests_miscounted(patch: pytest.MonkeyPatch, replica: SimReplica, broker: Any) -> None:
+    patch.setattr(broker.admission, "_queued_bytes", broker.admission._queued_bytes + 1)
+
+
+@exceeds("entries in flight")
+def entries_in_flight(patch: pytest.MonkeyPatch, replica: SimReplica, broker: Any) -> None:
+    patch.setattr(broker, "_in_flight", broker.limits.entries_in_flight + 1)
+
+
+@exceeds("open of ")
+def open_of_a_topic(patch: pytest.MonkeyPatch, replica: SimReplica, broker: Any) -> None:
+    counts = next(t.open_by_topic for t in broker.state.transactions.apps.values() if t.open_by_topic)
+    patch.setitem(counts, next(iter(counts)), broker.limits.open_transactions_max + 1)
+
+
+@exceeds("open of ", recount=True)
+def open_miscounted(patch: pytest.MonkeyPatch, replica: SimReplica, broker: Any) -> None:
+    counts = next(t.open_by_topic for t in broker.state.transactions.apps.values() if t.open_by_topic)
+    topic = next(iter(counts))
+    patch.setitem(counts, topic, counts[topic] + 1)
+
+
+@exceeds("checks queued")
+def checks_queued(patch: pytest.MonkeyPatch, replica: SimReplica, broker: Any) -> None:
+    due = broker.state.due
+    patch.setattr(due, "_queued", 2 * broker.state.transactions.open_count() + 2 * due._slack + 1)
+
+
+@exceeds("checks queued", recount=True)
+def checks_miscounted(patch: pytest.MonkeyPatch, replica: SimReplica, broker: Any) -> None:
+    patch.setattr(broker.state.due, "_queued", broker.state.due._queued + 1)
+
+
+@exceeds("order of checks")
+def order_of_checks(patch: pytest.MonkeyPatch, replica: SimReplica, broker: Any) -> None:
+    due = broker.state.due
+    patch.setattr(due, "_order", list(range(2 * len(due._buckets) + bounds.GONE_BUCKETS_MAX + 1)))
+
+
+@exceeds("leases of checks")
+def leases(patch: pytest.MonkeyPatch, replica: SimReplica, broker: Any) -> None:
+    opened = broker.state.transactions.open_count()
+    patch.setattr(broker.state.due, "_leases", {("shop", str(n)): 0 for n in range(opened + 1)})
+
+
+@exceeds("settled", recount=True)
+def settled_miscounted(patch: pytest.MonkeyPatch, replica: SimReplica, broker: Any) -> None:
+    patch.setattr(broker.state.transactions, "_young", broker.state.transactions._young + 1)
+
+
+@exceeds("settled and remembered", recount=True)
+def settled_kept_for_ever(patch: pytest.MonkeyPatch, replica: SimReplica, broker: Any) -> None:
+    most = 2 * (bounds.SETTLED_GENERATION + bounds.SETTLED_AT_ONCE)
+    table = next(iter(broker.state.transactions.apps.values()))
+    patch.setattr(table.settled, "old", dict.fromkeys(range(most + 1)))
+
+
+@exceeds(r"batches remembered \(young\)", recount=True)
+def batches_young(patch: pytest.MonkeyPatch, replica: SimReplica, broker: Any) -> None:
+    patch.setattr(broker.state.producers, "young", dict.fromkeys(range(bounds.PRODUCERS_GENERATION + 1)))
+
+
+@exceeds(r"batches remembered \(old\)", recount=True)
+def batches_old(patch: pytest.MonkeyPatch, replica: SimReplica, broker: Any) -> None:
+    patch.setattr(broker.state.producers, "old", dict.fromkeys(range(bounds.PRODUCERS_GENERATION + 1)))
+
+
+@exceeds("decisions in the audit trail", recount=True)
+def audit_trail(patch: pytest.MonkeyPatch, replica: SimReplica, broker: Any) -> None:
+    patch.setattr(broker.state.transactions, "audit", [None] * (bounds.AUDIT_KEPT + 1))
+
+
+# ------------------------------------------------------------------ the tests
 def busy_leader() -> SimReplica:
     """A leader with transactions and requests, some seconds after its start."""
     simulation = Simulation(
@@ -25,76 +186,31 @@ def busy_leader() -> SimReplica:
     simulation.world.later(0.5, simulation._act)
     simulation.world.run(START_S + 2.5)
     leader = next(r for r in simulation.replicas if r.node.is_leader)
-    while not any(len(t.open) for t in state_of(leader).transactions.apps.values()):
+    while not leader.app.replica.state.transactions.open_count():  # type: ignore[attr-defined]
         simulation.world.run(simulation.world.now + 0.05)
     return leader
 
 
-def state_of(replica: SimReplica) -> Any:
-    return replica.app.replica.state  # type: ignore[attr-defined]
+@pytest.fixture(scope="module")
+def leader() -> SimReplica:
+    return busy_leader()
 
 
-def an_app(replica: SimReplica) -> Any:
-    return next(t for t in state_of(replica).transactions.apps.values() if len(t.open))
+@pytest.mark.parametrize("recount", [False, True])
+def test_a_sound_replica_is_within_all_bounds(leader: SimReplica, recount: bool) -> None:
+    check_bounds(leader, CACHE_BYTES, recount=recount)
 
 
-def lower_open_limit(replica: SimReplica) -> None:
-    broker = replica.app.replica  # type: ignore[attr-defined]
-    broker.limits = type(broker.limits)(open_transactions_max=0)
-
-
-def raise_counts(replica: SimReplica) -> None:
-    counts = an_app(replica).open_by_topic
-    counts[next(iter(counts))] += 1
-
-
-GROWN: dict[str, Callable[[SimReplica], object]] = {
-    "messages not yet read": lambda r: r._inbox.extend([("r0", b"")] * (bounds.INBOX_MAX + 1)),
-    "bytes proposed": lambda r: setattr(r.node._proposals, "outstanding_bytes", -1),
-    "durable bytes in the entry cache": lambda r: check_bounds(r, 0, recount=False),
-    "bytes of requests that wait": lambda r: setattr(r.app.replica.admission, "_queued_bytes", 1 << 30),  # type: ignore[attr-defined]
-    "entries in flight": lambda r: setattr(r.app.replica, "_in_flight", 5),  # type: ignore[attr-defined]
-    "open of": lower_open_limit,
-    "checks queued": lambda r: setattr(state_of(r).due, "_queued", 10**6),
-    "order of checks": lambda r: state_of(r).due._order.extend(range(2 * GONE_BUCKETS_MAX)),
-    "leases of checks": lambda r: state_of(r).due._leases.update(
-        {("a", str(n)): ("", 0) for n in range(999)}
-    ),
-}
-
-MISCOUNTED: dict[str, Callable[[SimReplica], object]] = {
-    "bytes in the entry cache": lambda r: r.journal._cache._entries.popitem(),
-    "open of": raise_counts,
-    "settled": lambda r: setattr(state_of(r).transactions, "_young", -1),
-    "checks queued": lambda r: setattr(state_of(r).due, "_queued", state_of(r).due._queued + 1),
-    "batches remembered": lambda r: state_of(r).producers.old.update(
-        {("p", n): (0, 0, ()) for n in range(20_001)}
-    ),
-    "decisions in the audit trail": lambda r: state_of(r).transactions.audit.extend(
-        [(0, "", "", "", "")] * 1_001
-    ),
-}
-
-
-def test_a_sound_replica_passes() -> None:
-    check_bounds(busy_leader(), CACHE_BYTES, recount=True)
-
-
-@pytest.mark.parametrize("what", GROWN)
-def test_what_has_grown_is_seen_at_once(what: str) -> None:
-    replica = busy_leader()
-    with pytest.raises(Violation, match=what):
-        GROWN[what](replica)
-        check_bounds(replica, CACHE_BYTES, recount=False)
-
-
-@pytest.mark.parametrize("what", MISCOUNTED)
-def test_what_was_miscounted_is_seen_when_it_is_counted_again(what: str) -> None:
-    replica = busy_leader()
-    MISCOUNTED[what](replica)
-    check_bounds(replica, CACHE_BYTES, recount=False)
-    with pytest.raises(Violation, match=what):
-        check_bounds(replica, CACHE_BYTES, recount=True)
+@pytest.mark.parametrize(("what", "recount", "tamper"), [pytest.param(*c, id=c[2].__name__) for c in CASES])
+def test_what_exceeds_a_bound_is_reported(
+    leader: SimReplica, what: str, recount: bool, tamper: Tamper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tamper(monkeypatch, leader, leader.app.replica)  # type: ignore[attr-defined]
+    if recount:
+        check_bounds(leader, CACHE_BYTES, recount=False)  # the sums look well
+    with pytest.raises(Violation, match=what) as broken:
+        check_bounds(leader, CACHE_BYTES, recount=recount)
+    assert broken.value.kind == "unbounded"
 
 
 def test_every_tick_of_a_replica_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,3 +219,23 @@ def test_every_tick_of_a_replica_is_looked_at(monkeypatch: pytest.MonkeyPatch) -
     replica = busy_leader()
     ticks = sum(r._ticks for r in replica._sim.replicas)
     assert len(seen) == ticks and abs(sum(seen) - ticks // RECOUNT_EVERY) <= 3
+
+
+def test_no_bound_is_without_a_case() -> None:
+    for what, recount in _bounds():
+        assert any(case[0].startswith(what) and case[1] == recount for case in CASES), (what, recount)
+
+
+def _bounds() -> Iterator[tuple[str, bool]]:
+    """What bounds.py looks at, as its calls name it, and whether only when it recounts."""
+    for function in ast.parse(inspect.getsource(bounds)).body:
+        for call in ast.walk(function):
+            if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
+                continue
+            if call.func.id not in ("_inside", "_same", "_check_generations"):
+                continue
+            what = call.args[1]
+            first = what.values[0] if isinstance(what, ast.JoinedStr) else what
+            if isinstance(first, ast.Constant):
+                assert isinstance(function, ast.FunctionDef)
+                yield str(first.value), function.name.startswith("_recount")
