@@ -111,9 +111,7 @@ def mend_marker(data: bytes) -> bytes:
 
 
 MARKED = decided().read_all(MARKER)
-OLD_MARKED = b'{"version": 1, "rename": ["%s"], "remove": ["old.log"]}' % b'", "'.join(
-    k.encode() for k in KINDS
-)
+OLD_MARKED = json.dumps({"version": 1, "rename": KINDS, "remove": ["old.log"]}).encode()
 
 
 # ------------------------------------------------------------------ marks beside the log
