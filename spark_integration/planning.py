@@ -7,6 +7,7 @@ retries its tasks. Never plans beyond what was committed when the plan was made.
 
 from __future__ import annotations
 
+import heapq
 import logging
 import re
 from collections.abc import Mapping, Sequence
@@ -111,23 +112,50 @@ def present_partitions(subscription: Subscription, topics: Mapping[str, int]) ->
 def split(
     ranges: Sequence[OffsetRange], min_partitions: int | None, max_records: int | None
 ) -> list[OffsetRange]:
-    """Cut ranges so that there are at least ``min_partitions`` and none is longer than ``max_records``.
+    """Cut ranges so that none is longer than ``max_records`` and there are at least ``min_partitions``.
 
-    Long ranges are cut into more pieces than short ones, each into pieces that differ by one record at
-    most; there are never more pieces than records.
+    Both as Kafka's source does: what is too long first, and then, only if these are still too few, the large
+    ones among them, into pieces of about one size. There are never more pieces than records.
     """
-    total = sum(r.end - r.start for r in ranges)
-    pieces: list[OffsetRange] = []
-    for r in ranges:
-        size, count = r.end - r.start, 1
-        if min_partitions is not None:
-            count = max(count, -(-size * min_partitions // total))
-        if max_records is not None:
-            count = max(count, -(-size // max_records))
-        count = min(count, size)
-        cuts = [r.start + size * i // count for i in range(count + 1)]
-        pieces += [OffsetRange(r.topic, r.partition, a, b) for a, b in pairwise(cuts)]
-    return pieces
+    pieces = list(ranges)
+    if max_records is not None:
+        pieces = [piece for r in ranges for piece in _cut(r, -(-(r.end - r.start) // max_records))]
+    if min_partitions is None or len(pieces) >= min_partitions:
+        return pieces
+    counts = _counts([r.end - r.start for r in pieces], min_partitions)
+    return [piece for r, count in zip(pieces, counts, strict=True) for piece in _cut(r, count)]
+
+
+def _cut(r: OffsetRange, count: int) -> list[OffsetRange]:
+    """``count`` pieces, which differ by one record at most."""
+    size = r.end - r.start
+    cuts = [r.start + size * i // count for i in range(count + 1)]
+    return [OffsetRange(r.topic, r.partition, a, b) for a, b in pairwise(cuts)]
+
+
+def _counts(sizes: Sequence[int], wanted: int) -> list[int]:
+    """Into how many pieces each of ``sizes`` is cut, so that there are ``wanted``, or a few more by rounding.
+
+    Sizes that are worth one piece stay whole, and the others share what is left, in proportion. Where Kafka's
+    source leaves it at too few by rounding, those with the longest pieces get one more.
+    """
+
+    def share(size: int, total: int, count: int) -> int:
+        return min(size, max(1, (2 * size * count + total) // (2 * total)))
+
+    total = sum(sizes)
+    large = [i for i, size in enumerate(sizes) if share(size, total, wanted) > 1]
+    left, rest = max(1, wanted - len(sizes) + len(large)), sum(sizes[i] for i in large)
+    counts = [1] * len(sizes)
+    for i in large:
+        counts[i] = share(sizes[i], rest, left)
+    longest = [(-size / count, i) for i, (size, count) in enumerate(zip(sizes, counts, strict=True))]
+    heapq.heapify(longest)
+    for _ in range(min(wanted, total) - sum(counts)):
+        _, i = longest[0]
+        counts[i] += 1
+        heapq.heapreplace(longest, (-sizes[i] / counts[i], i))
+    return counts
 
 
 def _ask(catalog: Catalog, partitions: Sequence[TopicPartition], moment: int) -> dict[TopicPartition, int]:

@@ -196,3 +196,40 @@ def test_pieces_cover_every_record_once(
         assert len(pieces) >= min(min_partitions, sum(lengths))
     if min_partitions is None and max_records is None:
         assert pieces == ranges
+
+
+@pytest.mark.parametrize(
+    ("lengths", "min_partitions", "max_records", "expected"),
+    [
+        ([10, 10, 500], 3, None, [10, 10, 500]),  # there are enough
+        ([10, 10, 500], 2, None, [10, 10, 500]),
+        ([1, 1, 1, 97], 6, None, [1, 1, 1, 32, 32, 33]),  # small ones stay whole, and take their share along
+        ([4], 3, None, [1, 1, 2]),
+        ([40, 10], 5, None, [10, 10, 10, 10, 10]),
+        ([10, 10, 10], 4, None, [10, 10, 5, 5]),  # Kafka's source rounds this to 3
+        ([2, 1], 10, None, [1, 1, 1]),
+        ([100, 10], 4, 40, [33, 33, 34, 10]),  # pieces count, not partitions
+        ([100, 10], 5, 60, [25, 25, 25, 25, 10]),
+    ],
+)
+def test_ranges_are_cut_only_as_far_as_there_are_too_few(
+    lengths: list[int], min_partitions: int, max_records: int | None, expected: list[int]
+) -> None:
+    ranges = [OffsetRange("t", i, 100, 100 + n) for i, n in enumerate(lengths)]
+    pieces = split(ranges, min_partitions, max_records)
+    found = [piece.end - piece.start for piece in pieces]
+    assert sorted(found) == sorted(expected)
+    assert [p.partition for p in pieces] == sorted(p.partition for p in pieces)
+
+
+@settings(deadline=None)
+@given(sizes, st.integers(1, 60))
+def test_tasks_are_about_as_many_as_wanted_and_of_about_one_size(lengths: list[int], wanted: int) -> None:
+    ranges = [OffsetRange("t", i, 0, n) for i, n in enumerate(lengths)]
+    pieces = split(ranges, wanted, None)
+    if len(ranges) >= wanted:
+        assert pieces == ranges
+        return
+    assert min(wanted, sum(lengths)) <= len(pieces) <= wanted + len(ranges) // 2
+    longest = max(p.end - p.start for p in pieces)
+    assert longest <= -(-3 * sum(lengths) // wanted) + 1
