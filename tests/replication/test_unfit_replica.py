@@ -89,14 +89,18 @@ def test_a_damaged_mark_counts_as_one(trio: Trio, mark: str) -> None:
 
 
 # ------------------------------------------------------------------ reading
-def fail_reads(monkeypatch: pytest.MonkeyPatch, folder: Path, times: int = 1 << 30) -> list[str]:
-    """From now on reads of log files under ``folder`` answer EIO, ``times`` times; those that did."""
-    pread, failed = os.pread, list[str]()
+def fail_reads(monkeypatch: pytest.MonkeyPatch, folder: Path, times: int = 1 << 30) -> list[int]:
+    """From now on reads of the files that ``folder`` has now answer EIO, ``times`` times; those that did."""
+    pread, failed = os.pread, list[int]()
+    held = [
+        path.open("rb") for path in (folder / "log").iterdir()
+    ]  # so that no new file has an old one's inode
+    bad_files = {os.fstat(file.fileno()).st_ino for file in held}
 
-    def bad(number: int, size: int, pos: int) -> bytes:
-        path = os.readlink(f"/proc/self/fd/{number}")
-        if path.startswith(str(folder)) and path.endswith(".log") and len(failed) < times:
-            failed.append(path)
+    def bad(number: int, size: int, pos: int, held: object = held) -> bytes:
+        inode = os.fstat(number).st_ino
+        if inode in bad_files and len(failed) < times:
+            failed.append(inode)
             raise OSError(errno.EIO, "Input/output error")
         return pread(number, size, pos)
 
@@ -118,15 +122,14 @@ def test_a_replica_that_cannot_read_ends_and_repairs_itself(
     texts(trio.alive[first], 100)
     victim = a_follower(trio)
     cold(trio, victim)
-    with monkeypatch.context() as patch:
-        failed = fail_reads(patch, trio.path / f"r{victim}")
-        with pytest.raises(Unavailable):
-            trio.alive[victim].fetch([("t", 0, 0)], 1 << 30, 0.0)
-        assert failed
+    failed = fail_reads(monkeypatch, trio.path / f"r{victim}")
+    with pytest.raises(Unavailable):
+        trio.alive[victim].fetch([("t", 0, 0)], 1 << 30, 0.0)
+    assert failed
     assert isinstance(trio.ended[victim], ReadFailed)
     assert (trio.path / f"r{victim}" / WANTS_COPY).read_text() == DAMAGED
     trio.stop(victim)
-    trio.start(victim)  # as whoever watches the process does
+    trio.start(victim)  # as whoever watches the process does; nothing of the old files can be read
     assert texts(trio.alive[victim], 100) == written
     assert not (trio.path / f"r{victim}" / WANTS_COPY).exists()
 
