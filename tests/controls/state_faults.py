@@ -68,13 +68,13 @@ def two_decisions_in_flight(patch: pytest.MonkeyPatch) -> None:
         self._deciding.clear()
         write(self, *args)
 
+    whole = StateMachine._settle
+
     def settle(
         self: StateMachine, table: Any, app: str, tx_ids: Sequence[str], by: str, outcome: int
     ) -> Result:
-        for tx_id in tx_ids:
-            if tx_id in table.open:
-                table.settle(tx_id, outcome)
-        return OK
+        known = [tx_id for tx_id in dict.fromkeys(tx_ids) if tx_id in table.open]
+        return whole(self, table, app, known, by, outcome)
 
     patch.setattr(Admission, "_write_decision", forgetful)
     patch.setattr(StateMachine, "_settle", settle)
