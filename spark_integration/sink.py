@@ -29,7 +29,7 @@ from escrowmq.actors.topology import ClusterInfo
 from escrowmq.replication.errors import ConfigError
 from escrowmq.spark_integration.collector import collector_paused
 from escrowmq.spark_integration.ray_link import find_cluster
-from escrowmq.spark_integration.sink_batch import commit_batch, home_of, settle_batch
+from escrowmq.spark_integration.sink_batch import abort_batch, commit_batch, home_of, sweep_behind
 from escrowmq.spark_integration.sink_commit import abort_epoch, commit_epoch
 from escrowmq.spark_integration.sink_intents import Attempt, IntentStore, app_of, epoch_id_of
 from escrowmq.spark_integration.sink_link import SinkLink
@@ -201,11 +201,13 @@ class EscrowMQBatchWriter(DataSourceArrowWriter):
         link = SinkLink(router_to(self._options), app_of(self._write_id))
         attempts = [report.attempt for report in found]
         commit_batch(link, self._write_id, attempts, [report.references for report in found])
+        sweep_behind(link, self._write_id)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """On the driver, after a failure: nothing of it will be read."""
         link = SinkLink(router_to(self._options), app_of(self._write_id))
-        settle_batch(link, self._write_id)
+        abort_batch(link, self._write_id)
+        sweep_behind(link, self._write_id)
 
 
 def _reports(messages: Sequence[WriterCommitMessage | None]) -> list[Prepared]:

@@ -4,16 +4,35 @@ Each chunk in another group than the write's home group has an empty transaction
 follows its decision, as branches of transactions over several groups do. So one COMMIT in the home group
 decides over all groups; a driver that dies before it leaves a write that was never done, and one that dies
 after it leaves chunks whose fate is known, and which :func:`settle_batch` carries out.
+
+Nobody comes after a batch write to clear up, as a stream's next epoch does, and nobody answers checks of its
+transactions. So its end looks for what stays open until nothing new shows: Spark waits neither for the tasks
+of a write that failed nor for twins of those that won, and they may prepare a last chunk.
 """
 
 from __future__ import annotations
 
+import logging
+import threading
+import time
 from collections.abc import Mapping, Sequence
 
 from escrowmq.actors.encoder import crc32c
+from escrowmq.replication.errors import EscrowMQError
 from escrowmq.spark_integration.sink_commit import check_size, commit_together, require_open
 from escrowmq.spark_integration.sink_intents import Attempt, Intent, epoch_id_of
 from escrowmq.spark_integration.sink_link import SinkLink
+from escrowmq.spark_integration.sink_task import attempt_number
+
+log = logging.getLogger(__name__)
+
+#: Spark leaves the Python side of a task that it kills 2 s to end (spark.python.task.killTimeout).
+QUIET_S = 3.0
+#: Longer than tasks need that meet a decision over their chunks at the next one; nobody waits longer.
+SWEEP_MAX_S = 60.0
+LOOK_S = 0.5
+#: Behind a write that has ended: as long as an idle process of Spark's lives, and never in anybody's way.
+PAUSES_S = (1.0, 2.0, 4.0, 8.0, 15.0, 25.0)
 
 
 def home_of(write_id: str, groups: int) -> int:
@@ -22,9 +41,17 @@ def home_of(write_id: str, groups: int) -> int:
 
 
 def commit_batch(
-    link: SinkLink, write_id: str, attempts: Sequence[Attempt], references: Sequence[Mapping[int, int]] = ()
+    link: SinkLink,
+    write_id: str,
+    attempts: Sequence[Attempt],
+    references: Sequence[Mapping[int, int]] = (),
+    *,
+    quiet_s: float = QUIET_S,
 ) -> None:
-    """Make all of a write readable. Raises EpochConflict, MessageTooLarge, and what the link raises."""
+    """Make all of a write readable. Raises EpochConflict, MessageTooLarge, and what the link raises.
+
+    Where there are signs of attempts that lost, it waits until none has shown for ``quiet_s``.
+    """
     epoch_id = epoch_id_of(write_id, 0)
     by_group = _with_home_first(link, write_id, attempts)
     check_size(epoch_id, by_group, references)
@@ -32,7 +59,53 @@ def commit_batch(
         require_open(link, gid, epoch_id, ids)
     for gid, ids in by_group.items():
         commit_together(link, gid, epoch_id, ids)
-    settle_batch(link, write_id)  # what unsuccessful attempts have left
+    found = settle_batch(link, write_id)  # what unsuccessful attempts have left
+    if any(found) or any(attempt_number(attempt.name) for attempt in attempts):
+        settle_until_quiet(link, write_id, quiet_s)
+
+
+def abort_batch(
+    link: SinkLink, write_id: str, *, quiet_s: float = QUIET_S, at_most_s: float = SWEEP_MAX_S
+) -> None:
+    """End a write that failed: nothing of it will be read. Raises what the link raises."""
+    say = f"escrowmq.spark.resolve_write({write_id!r}) settles it"
+    log.warning(
+        "batch write %s failed and is rolled back; should transactions of it stay open, %s", write_id, say
+    )
+    if not settle_until_quiet(link, write_id, quiet_s, at_most_s):
+        log.warning("tasks of the batch write %s still run: once they have ended, %s", write_id, say)
+
+
+def settle_until_quiet(
+    link: SinkLink, write_id: str, quiet_s: float = QUIET_S, at_most_s: float = SWEEP_MAX_S
+) -> bool:
+    """:func:`settle_batch` until nothing has shown for ``quiet_s``; False if that does not come about."""
+    began = last = time.monotonic()
+    while True:
+        if any(settle_batch(link, write_id)):
+            last = time.monotonic()
+        now = time.monotonic()
+        if now - last >= quiet_s:
+            return True
+        if now - began >= at_most_s:
+            return False
+        time.sleep(LOOK_S)
+
+
+def sweep_behind(link: SinkLink, write_id: str, pauses_s: Sequence[float] = PAUSES_S) -> threading.Thread:
+    """:func:`settle_batch` after each of these pauses, in a thread that keeps nobody waiting."""
+
+    def sweep() -> None:
+        try:
+            for pause in pauses_s:
+                time.sleep(pause)
+                settle_batch(link, write_id)
+        except EscrowMQError as error:
+            log.info("sweeping behind the batch write %s ends: %s", write_id, error)
+
+    thread = threading.Thread(target=sweep, name=f"escrowmq-sweep-{write_id}", daemon=True)
+    thread.start()
+    return thread
 
 
 def settle_batch(link: SinkLink, write_id: str) -> tuple[int, int]:

@@ -43,6 +43,11 @@ def attempt_name(task: int, attempt: int) -> str:
     return f"{task}.{attempt}.{secrets.token_hex(6)}"
 
 
+def attempt_number(name: str) -> int:
+    """How many attempts of its task were started before this one."""
+    return int(name.split(".")[1])
+
+
 @dataclass(slots=True)
 class _Chunk:
     """Rows of one group that wait for company."""

@@ -47,6 +47,7 @@ def prepare(
     batches: Iterable[pa.RecordBatch],
     *,
     task: int = 0,
+    attempt: int = 0,
     home: int | None = None,
 ) -> tuple[Attempt, dict[int, int]]:
     """What one task does."""
@@ -54,7 +55,7 @@ def prepare(
         batches,
         lambda: (link, lambda _: PARTITIONS),
         epoch_id=epoch_id_of(query, epoch),
-        attempt=attempt_name(task, 0),
+        attempt=attempt_name(task, attempt),
         topic=topic,
         message_bytes_max=1 << 20,
         timeout_ms=60_000,

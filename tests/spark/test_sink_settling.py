@@ -5,19 +5,28 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from escrowmq.replication.errors import TransactionConflict
 from escrowmq.replication.model import TransactionState
-from escrowmq.spark_integration.sink_batch import commit_batch, home_of, settle_batch
+from escrowmq.spark_integration.sink_batch import (
+    abort_batch,
+    commit_batch,
+    home_of,
+    settle_batch,
+    sweep_behind,
+)
 from escrowmq.spark_integration.sink_commit import EpochConflict, carry_out, commit_epoch
 from escrowmq.spark_integration.sink_intents import Intent, IntentStore, epoch_id_of
 from escrowmq.spark_integration.sink_link import SinkLink
 from escrowmq.spark_integration.sink_settling import answer, resolve
 from tests.actors.brokers import Brokers
-from tests.spark.sinking import ROWS, batch, effect, prepare, readable, still_open
+from tests.spark.sinking import ROWS, batch, effect, linked, prepare, readable, still_open
 
 
 def test_the_querier_knows_by_intent_and_by_sparks_log(
@@ -145,10 +154,85 @@ def test_a_batch_write_whose_driver_died_is_settled_as_its_home_group_has_it(
     assert still_open(brokers, query) == 0
 
 
-def test_the_command_line_says_what_it_takes_and_what_is_wrong(tmp_path: Path) -> None:
+def late_attempts(
+    brokers: Brokers, query: str, topic: str, pauses: Sequence[float], first: threading.Event
+) -> threading.Thread:
+    """Attempts that nobody waits for any more, each preparing rows after its pause."""
+
+    def run() -> None:
+        with linked(brokers, query) as own:
+            for number, pause in enumerate(pauses):
+                time.sleep(pause)
+                home = home_of(query, brokers.info.groups)
+                with suppress(TransactionConflict):  # swept before it had its answer
+                    prepare(own, query, 0, topic, [batch(*ROWS)], task=number, home=home)
+                first.set()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    return thread
+
+
+def test_a_failed_batch_write_is_swept_until_its_tasks_have_ended(
+    brokers: Brokers, query: str, topic: str, link: SinkLink, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = threading.Event()
+    tasks = late_attempts(brokers, query, topic, [0.0, 0.5, 0.5, 0.5], first)
+    assert first.wait(20)
+    abort_batch(link, query, quiet_s=2.0)
+    tasks.join()
+    assert still_open(brokers, query) == 0 and readable(brokers, topic) == []
+    (line,) = (record.getMessage() for record in caplog.records)
+    assert query in line and f"resolve_write({query!r})" in line
+
+
+def test_sweeping_a_failed_batch_write_ends_even_if_its_tasks_do_not(
+    brokers: Brokers, query: str, topic: str, link: SinkLink, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = threading.Event()
+    tasks = late_attempts(brokers, query, topic, [0.05] * 40, first)
+    assert first.wait(20)
+    abort_batch(link, query, quiet_s=60.0, at_most_s=1.0)
+    assert "still run" in caplog.records[-1].getMessage()
+    tasks.join()
+    settle_batch(link, query)
+    assert still_open(brokers, query) == 0 and readable(brokers, topic) == []
+
+
+def test_attempts_that_come_after_a_batch_write_s_commit_are_swept_behind_it(
+    brokers: Brokers, query: str, topic: str, link: SinkLink
+) -> None:
+    home = home_of(query, brokers.info.groups)
+    attempt = prepare(link, query, 0, topic, [batch(*ROWS)], home=home)[0]
+    commit_batch(link, query, [attempt])
+    first = threading.Event()
+    late_attempts(brokers, query, topic, [0.0, 0.3], first).join()
+    assert still_open(brokers, query) > 0
+    sweeping = sweep_behind(link, query, pauses_s=(0.1, 0.1))
+    sweeping.join(20)
+    assert still_open(brokers, query) == 0 and readable(brokers, topic) == effect(ROWS, f"spark:{query}:0")
+
+
+@pytest.mark.parametrize("sign", ["a second attempt", "a chunk of a twin"])
+def test_a_batch_write_with_signs_of_other_attempts_waits_for_them(
+    brokers: Brokers, query: str, topic: str, link: SinkLink, sign: str
+) -> None:
+    home = home_of(query, brokers.info.groups)
+    attempt = prepare(link, query, 0, topic, [batch(*ROWS)], home=home)[0]
+    if sign == "a chunk of a twin":
+        prepare(link, query, 0, topic, [batch("a twin's")], home=home)
+    else:
+        attempt = prepare(link, query, 0, topic, [batch(*ROWS)], home=home, attempt=1)[0]
+    first = threading.Event()
+    twin = late_attempts(brokers, query, topic, [1.0], first)
+    commit_batch(link, query, [attempt], quiet_s=2.5)
+    assert first.is_set()
+    twin.join()
+    assert still_open(brokers, query) == 0 and readable(brokers, topic) == effect(ROWS, f"spark:{query}:0")
+
+
+def test_the_command_line_says_what_is_wrong(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "escrowmq.spark_integration.sink_resolve"]
-    told = subprocess.run([*command, "--help"], capture_output=True, text=True, timeout=60, check=False)
-    assert told.returncode == 0 and told.stderr == "" and "--stopped" in told.stdout
     wrong = subprocess.run(
         [*command, str(tmp_path), "--discard", "7"], capture_output=True, text=True, timeout=60, check=False
     )
