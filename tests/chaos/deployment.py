@@ -7,13 +7,13 @@ never a guess by name.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import psutil
 
 from escrowmq import Cluster, EscrowMQError
-from escrowmq.actors.admin_types import GroupStatus
+from escrowmq.actors.admin_types import GroupStatus, ReplicaStatus
 from escrowmq.actors.topology import SUPERVISOR, broker_name
 
 POLL_S = 0.05
@@ -64,11 +64,9 @@ class Deployment:
         return until(f"group {gid} has a leader", lambda: self._ready_leader(gid), within_s)
 
     def _ready_leader(self, gid: int) -> int | None:
+        rid = leading(self.group(gid).replicas)
         # Truthiness is the condition of ``until``, and replica 0 is as good a leader as any.
-        for replica in self.group(gid).replicas:
-            if replica.reachable and replica.details.get("ready"):
-                return _Number(replica.replica)
-        return None
+        return None if rid is None else _Number(rid)
 
     def wait_well(self, within_s: float = 60.0) -> None:
         """Until all is well. Raises Stuck."""
@@ -94,6 +92,12 @@ class Deployment:
             )
 
         until("all replicas have applied the same", same, within_s)
+
+
+def leading(replicas: Iterable[ReplicaStatus]) -> int | None:
+    """Who leads and is ready to: the one of the latest term, since one that is cut off may not know of it."""
+    ready = [replica for replica in replicas if replica.reachable and replica.details.get("ready")]
+    return max(ready, key=lambda replica: replica.term).replica if ready else None
 
 
 class _Number(int):
