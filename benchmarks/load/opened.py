@@ -1,7 +1,7 @@
 """A million open transactions: memory, listing, checks, commits beside them, and recovery.
 
-Commits are measured on two clusters in turns, one with none open and one with all of them, since a
-machine that others use changes from minute to minute: the ratio of neighbours is what counts.
+Commits and checks are measured on two clusters in turns, one with none open and one with all of them, since
+a machine that others use changes from minute to minute: the ratio of neighbours is what counts.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ from escrowmq.actors.admin_transactions import LIST_MAX
 
 TOPIC, APP = "open", "bench-open"
 IN_FLIGHT, TURNS = 1_024, 5
-CHECKS = 10_000
+CHECKS, CHECK_TURNS = 10_000, 3
 CHECK_AFTER_MS = 1_000
+CHECKS_TOPIC, CHECKS_APP = "checks", "bench-checks"
 
 
 class Settles(escrowmq.TxStatusQuerier):
@@ -51,9 +52,9 @@ def measure(folder: Path, opened: int, seconds: float, say: Callable[[str], None
         figures: dict[str, Any] = {"opened": opened}
         figures |= _open(many, opened, say)
         figures |= _commits(none, many, seconds / 2, say)
+        figures |= _checks(none, many, say)
         none.stop()
         figures |= _listing(many, say)
-        figures |= _checks(many, say)
         figures |= _recovery(many, opened, say)
     figures["violations"] = figures.pop("recovery_problems")
     return figures
@@ -94,7 +95,7 @@ def _commits(none: Any, many: Any, seconds: float, say: Callable[[str], None]) -
     finally:
         for producer in producers.values():
             producer.close()
-    ratios = [b / a for a, b in zip(rates["none"], rates["many"], strict=True)]
+    ratios = ratios_of(rates)
     say(f"commits/s: {median(rates['none']):,.0f} and {median(rates['many']):,.0f}; ratios {ratios}")
     return {
         "commits_per_s": {name: median(values) for name, values in rates.items()},
@@ -151,15 +152,42 @@ def _listing(cluster: Any, say: Callable[[str], None]) -> dict[str, Any]:
     return figures
 
 
-def _checks(cluster: Any, say: Callable[[str], None]) -> dict[str, Any]:
-    """Transactions whose producer vanished, and one producer that knows: how fast they are resolved."""
-    cluster.admin.create_topic("checks", partitions=PARTITIONS)
-    open_many(cluster.info, "bench-checks", "checks", CHECKS, timeout_ms=CHECK_AFTER_MS)
+def _checks(none: Any, many: Any, say: Callable[[str], None]) -> dict[str, Any]:
+    """How fast checks are resolved, with none open besides and with all of them."""
+    clusters = {"none": none, "many": many}
+    for cluster in clusters.values():
+        cluster.admin.create_topic(CHECKS_TOPIC, partitions=PARTITIONS)
+    rates: dict[str, list[float]] = {"none": [], "many": []}
+    questions = 0
+    for turn in range(CHECK_TURNS):
+        for name in ("none", "many") if turn % 2 else ("many", "none"):
+            rate, asked = _checked(clusters[name], turn, say)
+            rates[name].append(rate)
+            questions += asked if name == "many" else 0
+    ratios = ratios_of(rates)
+    say(f"checks/s: {median(rates['none']):,.0f} and {median(rates['many']):,.0f}; ratios {ratios}")
+    return {
+        "checks_per_s": {name: median(values) for name, values in rates.items()},
+        "check_ratios": ratios,
+        "check_ratio": median(ratios),
+        "questions_per_check": questions / (CHECK_TURNS * CHECKS),
+    }
+
+
+def ratios_of(rates: dict[str, list[float]]) -> list[float]:
+    """Turn by turn: the rate with all of them open over the rate with none."""
+    return [many / none for none, many in zip(rates["none"], rates["many"], strict=True)]
+
+
+def _checked(cluster: Any, turn: int, say: Callable[[str], None]) -> tuple[float, int]:
+    """Transactions whose producer vanished, and one producer that knows: (resolved per second, questions)."""
+    ids = f"turn-{turn}-"  # those of an earlier turn are settled
+    open_many(cluster.info, CHECKS_APP, CHECKS_TOPIC, CHECKS, timeout_ms=CHECK_AFTER_MS, prefix=ids)
     time.sleep(CHECK_AFTER_MS / 1000 + 1.0)  # all are due
     querier = Settles()
-    with cluster.producer(app="bench-checks", tx_status_querier=querier):
+    with cluster.producer(app=CHECKS_APP, tx_status_querier=querier):
         begin = time.monotonic()
-        while cluster.admin.list_transactions(app="bench-checks", limit=1):
+        while cluster.admin.list_transactions(app=CHECKS_APP, limit=1):
             if time.monotonic() - begin > 300:
                 raise TimeoutError("checks are not resolved")
             time.sleep(0.1)
@@ -167,7 +195,7 @@ def _checks(cluster: Any, say: Callable[[str], None]) -> dict[str, Any]:
     first = querier.asked[0]
     rate = CHECKS / (end - first)
     say(f"{rate:,.0f} checks/s, the first after {first - begin:.1f} s; {len(querier.asked):,} questions")
-    return {"checks_per_s": rate, "questions_per_check": len(querier.asked) / CHECKS}
+    return rate, len(querier.asked)
 
 
 def _recovery(cluster: Any, opened: int, say: Callable[[str], None]) -> dict[str, Any]:
