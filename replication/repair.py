@@ -229,9 +229,18 @@ def offered_files(
 
 def may_be_offered(disk: Disk, name: str) -> bool:
     """Whether a peer may read this file: the log, snapshots, run files, and nothing else."""
-    return "/" not in name and name.endswith((".log", ".snap", ".runs")) and disk.exists(name)
+    if type(name) is not str or not name.endswith((".log", ".snap", ".runs")):
+        return False
+    return may_be_installed(name) and disk.exists(name)
 
 
 def damage_offered(disk: Disk, name: str, size: int) -> str | None:
-    """What is wrong with the first ``size`` bytes of a file that was offered; None: nothing."""
-    return damage_in(name, disk.open(name).read(0, size)) if may_be_offered(disk, name) else None
+    """What is wrong with the first ``size`` bytes of a file that was offered; None: nothing.
+
+    The file is judged, and not the size: one that was never offered, as in the middle of an entry, would
+    make sound entries look cut off.
+    """
+    if type(size) is not int or not may_be_offered(disk, name):
+        return None
+    data, least = disk.read_all(name), FILE_HEADER_SIZE if name.endswith(".log") else 1
+    return damage_in(name, data, size) if least <= size <= len(data) else None

@@ -39,10 +39,11 @@ class SegmentReport(NamedTuple):
     torn: bool = False
 
 
-def damage_in(name: str, data: bytes) -> str | None:
+def damage_in(name: str, data: bytes, size: int | None = None) -> str | None:
     """What is wrong with a whole file that others are to rely on (.log, .snap or .runs); None: nothing.
 
-    A log file must hold whole, sound entries up to its last byte. Another format version counts as damage:
+    A log file must hold whole, sound entries up to its last byte, or at least up to ``size``: the rest may
+    just be written. Another format version counts as damage:
     a flipped bit can look like one, and what cannot be read cannot be relied on.
     """
     try:
@@ -55,7 +56,8 @@ def damage_in(name: str, data: bytes) -> str | None:
             if not file_header_is_sound(memoryview(data), first, name):
                 return f"{name} has a damaged file header at byte 0"
             found = scan(memoryview(data), FILE_HEADER_SIZE, first)
-            return f"{name}: {found.problem}" if found.problem is not None else None
+            if found.problem is not None and (size is None or found.end < size):
+                return f"{name}: {found.problem}"
     except CorruptLog as error:
         return str(error)
     except UnknownVersion as error:

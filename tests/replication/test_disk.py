@@ -81,6 +81,14 @@ def test_a_closed_file_is_not_found(disk: Disk) -> None:
             action()
 
 
+def test_nothing_is_behind_the_end_however_far(disk: Disk) -> None:
+    """The kernel calls such a position an error, which was taken for a failing disk."""
+    file = disk.open("a", create=True)
+    file.append([b"abc"])
+    for pos in (3, 1 << 40, (1 << 63) - 11, (1 << 63) - 1, 1 << 63, 1 << 70):
+        assert file.read(pos, 10) == b""
+
+
 def test_free_bytes_is_a_number(disk: Disk) -> None:
     assert disk.free_bytes() > 0
 

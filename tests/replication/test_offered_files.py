@@ -159,3 +159,23 @@ def test_a_copy_that_was_decided_is_finished_before_another_begins() -> None:
         assert indexes(SegmentJournal(own)) == [1, 2, 3, 4, 5]
         assert {name: own.read_all(name) for name in KINDS} == content
     assert decided > 3
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_size_that_was_never_offered_makes_no_sound_file_damaged(name: str) -> None:
+    """A call with a size in the middle of an entry ended the leader, which then left for repair."""
+    disk = disk_with(files())
+    size = len(files()[name])
+    for wrong in (*range(-1, size + 2), 1 << 62, 1 << 70, None, "5", 1.5, True):
+        assert damage_offered(disk, name, wrong) is None, wrong  # type: ignore[arg-type]
+    for odd in (None, 5, [], b"x.log", "", "x\0.log", "\ud800.log", "../x.log", "x" * 999 + ".log"):
+        assert damage_offered(disk, odd, size) is None, odd  # type: ignore[arg-type]
+    disk.flip(name, size - 1)
+    assert damage_offered(disk, name, size) is not None
+
+
+def test_what_is_being_written_behind_the_offered_part_is_no_damage() -> None:
+    data = files()[NEWEST]
+    for more in range(1, 40):
+        disk = disk_with({NEWEST: data + data[32 : 32 + more]})
+        assert damage_offered(disk, NEWEST, len(data)) is None
