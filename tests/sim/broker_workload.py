@@ -12,22 +12,22 @@ from typing import Any
 
 from escrowmq.replication import ops
 from escrowmq.replication.model import ResultCode
-from escrowmq.replication.state.transactions import STATE_OF
 from tests.history.report import Report
 from tests.sim.broker_app import BrokerApplication
 from tests.sim.checkers import Feedback
-from tests.sim.consumers import Consumer, read_all
+from tests.sim.consumers import Consumer, read_finally
 from tests.sim.coverage import Cells, cells
 from tests.sim.decisions import Decision
 from tests.sim.desk import Desk
 from tests.sim.ledger import Ledger
-from tests.sim.producers import PLACES, Producer
+from tests.sim.producers import Producer
 from tests.sim.workload import Application, Cluster, ReplicaContext
 from tests.sim.world import Violation
 
 APPS = ("shop", "shop", "shop", "mute")
 RESOLVE_S = 60.0  # after the calm, for the last check
 STEP_S = 0.5
+READS = 5  # of everything, in the end: each may find the damage of one replica
 
 
 class BrokerWorkload:
@@ -82,12 +82,12 @@ class BrokerWorkload:
             self._begin(cluster)
         if self._topics < 2:
             return
-        if cluster.calm:
-            self._send()
-            return
         for number, producer in enumerate(self._working):
             if not producer.alive:
                 self._working[number] = self._hire(producer.app)
+        if cluster.calm:
+            self._send()
+            return
         acts = (self._transact, self._send, self._poll, self._cut, self._commit_offsets, self._trouble)
         for act in self._rng.choices(acts, (8, 5, 6, 2, 1, 1), k=self._rng.choice((1, 1, 2, 4))):
             act()
@@ -151,7 +151,6 @@ class BrokerWorkload:
         for (name, tx_id), arrived in self._listed(leader).items():
             self._operate(name, tx_id, arrived, self._rng.choice(("COMMITTED", "ROLLBACK")))
         self._resolve(None, RESOLVE_S)
-        self._run(1.0)  # followers apply the last of it
         self._read_everything()
         self.ledger.leave_all()
         self.report = self.ledger.recorder.checker.finish(expect_resolved=True)
@@ -190,28 +189,40 @@ class BrokerWorkload:
                 raise Violation(f"{tx.tx} was decided by nobody and is no longer open", "invented-decision")
 
     def _read_everything(self) -> None:
+        """Every partition at every replica, the groups' offsets, all outcomes, and the databases' truth."""
         assert self.ledger is not None
-        recorder = self.ledger.recorder
-        for replica, app in self.desk.replicas():
-            for place in PLACES:
-                part = read_all(app, place, 0)
-                if part is not None:
-                    start, end, records = part
-                    name = f"final-{replica.name}"
-                    recorder.read(name, *place, records, start=start, end=end, cut=name)
-        leader = self._leader()
-        assert leader is not None
+        for attempt in range(READS):
+            leader = self._wait_until_all_agree()
+            if read_finally(self.desk.replicas(), self.ledger.recorder, attempt):
+                break
+        else:
+            raise Violation(f"of {READS} tries to read everything none could be ended", "stuck")
         for consumer in self.consumers:
             consumer.check_offsets(leader)
         tables = leader.replica.state.transactions.apps
-        for app_name, tx_id in self.ledger.transactions:
-            table = tables.get(app_name)
-            if table is not None and tx_id in table.open:
-                state = "PREPARE"
-            else:
-                mark = None if table is None else table.outcome(tx_id)
-                state = "UNKNOWN" if mark is None else STATE_OF[mark].value
-            recorder.ok(recorder.invoke("outcome", app=app_name, tx=tx_id), outcome=state)
+        for app, tx_id in self.ledger.transactions:
+            self.ledger.tell_outcome(app, tx_id, tables.get(app))
+        self.ledger.tell_the_truth()
+
+    def _wait_until_all_agree(self) -> BrokerApplication:
+        """Every replica is up and has applied what the leader has. What a reader's look at a disk finds
+        ends a process even now, and a start mends it."""
+        assert self._cluster is not None
+        replicas = self._cluster.replicas
+        until = self._cluster.world.now + RESOLVE_S
+        while True:
+            self._run(STEP_S)
+            here = self.desk.replicas()
+            applied = {r.name: app.applied_index for r, app in here}
+            leader = self._leader()
+            if leader is not None and len(here) == len(replicas) and len(set(applied.values())) == 1:
+                return leader
+            if self._cluster.world.now >= until:
+                raise Violation(
+                    f"long after the calm, of {len(replicas)} replicas these are there and have applied so "
+                    f"much: {applied}",
+                    "stuck",
+                )
 
     def coverage(self, log: Sequence[tuple[float, str, str]]) -> Cells:
         """Which of these faults met transactions in which phase."""

@@ -6,15 +6,18 @@ the offset where it stands for ever.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from escrowmq.replication import ops
 from escrowmq.replication.fetching import FetchResult
 from escrowmq.replication.model import ResultCode
+from tests.history.events import Recorder
 from tests.sim.broker_app import BrokerApplication, ids_of
 from tests.sim.desk import Desk
 from tests.sim.ledger import Ledger
 from tests.sim.producers import PLACES
+from tests.sim.replica import SimReplica
 from tests.sim.world import Violation
 
 POLL_BYTES = (1, 500, 20_000)
@@ -120,3 +123,29 @@ def read_all(
             return start, max(end, start), records
         records += got
         at = records[-1][0] + 1
+
+
+def read_finally(
+    replicas: Sequence[tuple[SimReplica, BrokerApplication]], recorder: Recorder, attempt: int
+) -> bool:
+    """Everything from every replica: all must have the same, from the same start to the same end.
+
+    The history cannot tell a replica that lacks the end from one that is behind. False: a replica found
+    damage when it was read, and is gone.
+    """
+    bounds: dict[tuple[str, int], tuple[str, int, int]] = {}
+    for replica, app in replicas:
+        name = f"final-{replica.name}"
+        for place in PLACES:
+            part = read_all(app, place, 0)
+            if part is None:
+                return False
+            start, end, records = part
+            recorder.read(name, *place, records, start=start, end=end, cut=f"{name}-{attempt}")
+            other, *known = bounds.setdefault(place, (replica.name, start, end))
+            if known != [start, end]:
+                raise Violation(
+                    f"{place} in the end: {other} has {known[0]}..{known[1]}, {replica.name} {start}..{end}",
+                    "final-reads-differ",
+                )
+    return True

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from escrowmq.replication.codec import OpType, decode_command
+from escrowmq.replication.state.transactions import STATE_OF, AppTransactions
 from tests.history.checker import Checker
 from tests.history.events import Event, Recorder, Sent
 from tests.sim.coverage import Phase
@@ -84,6 +85,25 @@ class Ledger:
             known = self._database[app, tx] = outcome
             self.recorder.ok(self.recorder.invoke("local", app=app, tx=tx, outcome=outcome))
         return known
+
+    def tell_outcome(self, app: str, tx_id: str, table: AppTransactions | None) -> None:
+        """What the broker says of a transaction in the end; ``table``: that of its app, at the leader."""
+        mark = None if table is None else table.outcome(tx_id)
+        if table is not None and tx_id in table.open:
+            outcome = "PREPARE"
+        else:
+            outcome = "UNKNOWN" if mark is None else STATE_OF[mark].value
+        self.recorder.ok(self.recorder.invoke("outcome", app=app, tx=tx_id), outcome=outcome)
+
+    def tell_the_truth(self) -> None:
+        """In the end, of every transaction of which its database knows nothing: nobody decided it there.
+
+        Here, unlike in tests/chaos, a rollback has its row, too: producers and checks write it before they
+        ask for it.
+        """
+        for app, tx_id in self.transactions:
+            if (app, tx_id) not in self._database:
+                self.recorder.ok(self.recorder.invoke("local", app=app, tx=tx_id, outcome="NONE"))
 
     # -------------------------------------------------------------- phases
 
