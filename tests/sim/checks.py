@@ -14,7 +14,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from escrowmq.replication.journal import SegmentJournal
@@ -71,6 +71,14 @@ class Checker:
             self._broken(
                 "state-differs",
                 f"the state of {replica.name} after entry {index} differs from another replica's",
+            )
+
+    def rebuilt(self, replica: Observed, has: bytes | None, would_have: bytes | None) -> None:
+        """The state of ``replica``, and the one that a start would make of its disk."""
+        if has is None or has != would_have:
+            self._broken(
+                "state-differs",
+                f"the state of {replica.name} differs from the one that its disk leads to",
             )
 
     def acknowledge(self, replicas: Iterable[Observed], index: int, term: int) -> None:
@@ -168,8 +176,11 @@ class Checker:
             raise Violation(text, kind)
 
     # -------------------------------------------------------------- at the end
-    def end(self, replicas: list[Observed]) -> None:
-        """After the calm, with every replica up: nothing acknowledged is missing anywhere, one leads."""
+    def end(self, replicas: list[Observed], missing: Sequence[str] = ()) -> None:
+        """After the calm, with every replica up: nothing acknowledged is missing anywhere, one leads.
+
+        ``missing``: what the group lacked to the last although there was time.
+        """
         if not any(r.node.ready for r in replicas):
             self._broken("stuck", "no leader after the calm: the group is stuck")
         learners = [r.name for r in replicas if r.node.rejoining]
@@ -185,6 +196,8 @@ class Checker:
                     self._broken(
                         "lost-entry", f"acknowledged entry {index} is missing on {replica.name} at the end"
                     )
+        if missing:
+            self._broken("stuck", f"the group is stuck long after the calm: {'; '.join(missing)}")
 
 
 def _holds_durably(journal: SegmentJournal, index: int, term: int) -> bool:

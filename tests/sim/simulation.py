@@ -137,15 +137,18 @@ class Simulation:
         for replica in self.replicas:  # somebody reads everything: damage that nobody met yet is found now
             if replica.up:
                 replica.guarded(lambda replica=replica: scrub(replica))  # type: ignore[misc]
-        self._prove_alive(len(self.checker.acknowledged))
-        self.checker.end(list(self.replicas))
+        missing = self._prove_alive(len(self.checker.acknowledged))
+        self.checker.end(list(self.replicas), missing)
         self.workload.check_end([r.app for r in self.replicas])
         for replica in self.replicas:
             check_rebuilt(self, replica)
         return self.figures()
 
-    def _prove_alive(self, before: int) -> None:
-        """A group that is stuck must not pass: something is acknowledged after the calm."""
+    def _prove_alive(self, before: int) -> list[str]:
+        """A group that is stuck must not pass: something is acknowledged after the calm, and all agree.
+
+        What it still lacks after 20 s; nothing, if it is well.
+        """
         world = self.world
         for _ in range(40):
             self.workload.act(self)
@@ -153,14 +156,20 @@ class Simulation:
                 if replica.up:
                     replica.kick()
             world.run(world.now + 0.5)
-            up = [r for r in self.replicas if r.up and not r.node.rejoining]
-            positions = {r.node.applied_index for r in up}
-            if (
-                len(up) == len(self.replicas)
-                and len(self.checker.acknowledged) > before
-                and len(positions) == 1
-            ):
-                return
+            if not (missing := self._missing(before)):
+                break
+        return missing
+
+    def _missing(self, before: int) -> list[str]:
+        missing = [f"{r.name} is down" for r in self.replicas if not r.up]
+        up = [r for r in self.replicas if r.up]
+        missing += [f"{r.name} is still learning" for r in up if r.node.rejoining]
+        positions = {r.name: r.node.applied_index for r in up}
+        if len(set(positions.values())) > 1:
+            missing.append(f"the replicas have applied differently far: {positions}")
+        if len(self.checker.acknowledged) <= before:
+            missing.append("nothing was acknowledged")
+        return missing
 
     def figures(self) -> Figures:
         return Figures(
