@@ -15,7 +15,7 @@ from escrowmq.replication.replica import Limits, Replica
 from escrowmq.replication.service import BrokerService
 from escrowmq.replication.state.machine import StateMachine
 from tests.history.events import identify
-from tests.sim.runs import joined
+from tests.sim.contents import everything
 from tests.sim.workload import Cluster, ReplicaContext
 
 DIGEST_EVERY = 32  # entries; the digest walks the whole state
@@ -93,20 +93,11 @@ class BrokerApplication:
 
         self._context.later(self._context.rng.random() * 0.3, write)
 
-    def digest(self) -> bytes | None:
+    def digest(self, force: bool = False) -> bytes | None:
         state = self.replica.state
-        if state.applied_index % DIGEST_EVERY:
+        if state.applied_index % DIGEST_EVERY and not force:
             return None
-        parts: list[object] = [state.now_ms, state.first_index, state.topics.next_slot]
-        for slot, partition in sorted(state.topics.slots.items()):
-            index = partition.index
-            parts.append((slot, index.start, index.end, joined(index.runs_from(index.start, 100_000))))
-        for app, table in sorted(state.transactions.apps.items()):
-            if not table.open and not len(table.settled):
-                continue  # a leader looks apps up before their first PREPARE is applied
-            parts.append((app, list(table.open.items()), table.settled.copy()))
-        parts += [state.producers.copy(), sorted(state.group_offsets.items())]
-        return hashlib.sha1(repr(parts).encode()).digest()
+        return hashlib.sha1(repr(everything(state)).encode()).digest()
 
     def repair_files(self, last: int) -> list[str] | None:
         """The newest snapshot at or before entry ``last``, and all run files; None if there is none."""

@@ -76,6 +76,7 @@ def check_rebuilt(simulation: Simulation, replica: SimReplica, moment: str = "")
             command = command if command[0] == 0 else b""
             app.apply(index, term, command)
             simulation.checker.applied(replica, index, term, command, app.digest())
+        simulation.checker.rebuilt(replica, replica.app.digest(force=True), app.digest(force=True))
     except CorruptLog:
         if not replica.flipped:  # else the next start would find it, and repair it
             raise

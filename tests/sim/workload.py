@@ -50,8 +50,9 @@ class Application(Protocol):
     def attach(self, raft: RaftNode) -> None: ...
     def apply(self, index: int, term: int, command: bytes) -> Any: ...
     def after_tick(self, now_s: float) -> None: ...
-    def digest(self) -> bytes | None:
-        """Hash of the state after the last applied entry; None where that would cost too much now."""
+    def digest(self, force: bool = False) -> bytes | None:
+        """Hash of the state after the last applied entry; None where that would cost too much now, which
+        it never does with ``force``."""
 
     def repair_files(self, last_index: int) -> list[str] | None:
         """Files that a replica needs beside the log up to ``last_index``; None if there are none that fit."""
@@ -117,7 +118,7 @@ class RawApplication:
         self._chain = hashlib.sha1(self._chain + struct.pack("<QQ", index, term) + command).digest()
         return index
 
-    def digest(self) -> bytes:
+    def digest(self, force: bool = False) -> bytes:
         return self._chain
 
     def repair_files(self, last_index: int) -> list[str] | None:

@@ -1,0 +1,50 @@
+"""All that a broker's replicated state holds, in one form for every replica that applied the same entries.
+
+Left out is what a replica has for itself: leases, the order of checks, tables that a leader made for an
+app whose first PREPARE it has not applied yet, and counts of zero. Which open transactions no queue of
+checks holds is in: nobody would ever ask for those.
+"""
+
+from __future__ import annotations
+
+from escrowmq.replication.state.machine import StateMachine
+from escrowmq.replication.state.topics import Partition
+from tests.sim.runs import joined
+
+ALL_RUNS = 100_000
+
+
+def everything(state: StateMachine) -> list[object]:
+    """What two states must have alike."""
+    topics = state.topics
+    parts: list[object] = [state.gid, state.groups, state.applied_index, state.now_ms, state.first_index]
+    parts += [topics.next_slot, sorted((slot, *_partition(p)) for slot, p in topics.slots.items())]
+    for name, topic in sorted(topics.topics.items()):
+        parts.append((name, topic.info, sorted((p.number, p.slot) for p in topic.partitions.values())))
+    for app, table in sorted(state.transactions.apps.items()):
+        counts = sorted((topic, count) for topic, count in table.open_by_topic.items() if count)
+        if table.open or len(table.settled) or counts:
+            parts.append((app, list(table.open.items()), table.settled.copy(), counts))
+    transactions = state.transactions
+    parts += [transactions.audit, transactions._young, transactions.oldest_index(), transactions.open_count()]
+    offsets = [
+        (group, topic, sorted(by_number.items()))
+        for group, by_topic in state.group_offsets.items()
+        for topic, by_number in by_topic.items()
+    ]
+    return [*parts, state.producers.copy(), sorted(offsets), _never_checked(state)]
+
+
+def _never_checked(state: StateMachine) -> list[tuple[str, str]]:
+    due = state.due
+    queued = {(app, tx_id) for (app, _), tx_ids in due._due.items() for tx_id in tx_ids}
+    for chunks in due._buckets.values():
+        queued.update((app, tx_id) for app, tx_ids in chunks for tx_id in tx_ids)
+    opened = state.transactions.iterate_open()
+    return sorted((app, tx_id) for app, tx_id, tx in opened if tx.due_ms >= 0 and (app, tx_id) not in queued)
+
+
+def _partition(partition: Partition) -> tuple[object, ...]:
+    index = partition.index
+    runs = joined(index.runs_from(index.start, ALL_RUNS))
+    return partition.topic, partition.number, index.start, index.end, index.last_time_ms, runs
