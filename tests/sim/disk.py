@@ -12,7 +12,7 @@ are evicted (``kill`` may do that) or the power goes. Writing them again makes t
 names are different: a journaling file system that cannot write its journal stops, so a failed
 ``sync_dir`` must be followed by ``power_cut``.
 
-Faults: ``capacity`` (ENOSPC), ``fail_next`` (EIO on append, read or sync), ``stop_after`` (power goes at
+Faults: ``capacity`` (ENOSPC), ``fail_next`` (EIO on any one operation), ``stop_after`` (power goes at
 the n-th operation from now). The first two tell when they strike: what is asked for may never happen,
 and a crash forgets it.
 """
@@ -174,7 +174,10 @@ class SimDisk:
         self._stop_at = self.operations + operations
 
     def fail_next(self, kind: str, struck: Callable[[], None] = lambda: None) -> None:
-        """The next ``append``, ``read``, ``sync`` or ``sync_dir`` fails with EIO; ``struck`` hears of it."""
+        """The next operation of this kind fails with EIO, and ``struck`` hears of it.
+
+        One of append, read, write_at, truncate, sync; create, rename, remove, sync_dir.
+        """
         self._failures.setdefault(kind, []).append(struck)
 
     def flip(self, name: str, pos: int, mask: int = 1) -> None:

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from tests.sim.workload import Application
 
 
+#: What an armed EIO strikes, the next time that it is done; ``write_at`` is the vote file's.
+EIO_OPERATIONS = ("append", "read", "sync_dir", "write_at", "rename", "remove")
 #: These are only laid or armed, and log themselves when they strike: later, more than once, or never.
 STRIKE_LATER = frozenset(("disk-full", "eio", "failed-fsync", "slow-fsync", "crash-at-effect", *AMBUSHES))
 
@@ -155,9 +157,7 @@ class Faults:
         victim = self._victim(rng)
         if not victim.up:
             return ""
-        victim.disk.fail_next(
-            rng.choice(("append", "read", "sync_dir")), partial(self._sim.struck, "eio", victim.name)
-        )
+        victim.disk.fail_next(rng.choice(EIO_OPERATIONS), partial(self._sim.struck, "eio", victim.name))
         return victim.name
 
     def _fail_sync(self, rng: random.Random) -> str:

@@ -9,7 +9,7 @@ import pytest
 from escrowmq.replication.errors import DiskFailed, DiskFull, FsyncFailed
 from tests.sim.disk import SimDisk
 from tests.sim.faultplan import KINDS, Fault
-from tests.sim.faults import STRIKE_LATER, Faults
+from tests.sim.faults import EIO_OPERATIONS, STRIKE_LATER, Faults
 from tests.sim.moments import AMBUSHES
 from tests.sim.simulation import Plan, Simulation
 from tests.sim.workload import RawWorkload
@@ -18,8 +18,12 @@ from tests.sim.world import START_S
 
 @pytest.fixture
 def sim() -> Simulation:
+    return started(retain=False)
+
+
+def started(*, retain: bool) -> Simulation:
     """Three replicas with a leader, and clients, after two seconds without faults."""
-    plan, workload = Plan.of(5, size=3, kind="fifo"), RawWorkload(retain=False)
+    plan, workload = Plan.of(5, size=3, kind="fifo"), RawWorkload(retain)
     simulation = Simulation(5, plan, workload=workload, faults=[], chaos_s=60.0)
     for replica in simulation.replicas:
         simulation.world.later(replica.rng.random() * 0.1, replica.start)
@@ -120,6 +124,42 @@ def test_a_disk_tells_when_an_armed_failure_strikes(kind: str) -> None:
     again = disk.open("f")
     {"append": lambda: again.append((b"x",)), "read": lambda: again.read(0, 1), "sync": again.sync}[kind]()
     assert told == [1, 2]
+
+
+@pytest.mark.parametrize("kind", ["write_at", "rename", "remove"])
+def test_an_operation_that_fails_has_changed_nothing(kind: str) -> None:
+    disk, told = SimDisk(random.Random(0)), []
+    file = disk.open("f", create=True)
+    file.append((b"abc",))
+    does = {
+        "write_at": lambda: file.write_at(0, b"x"),
+        "rename": lambda: disk.rename("f", "g"),
+        "remove": lambda: disk.remove("f"),
+    }[kind]
+    disk.fail_next(kind, lambda: told.append(kind))
+    with pytest.raises(DiskFailed):
+        does()
+    assert told == [kind] and disk.names() == ["f"] and disk.peek("f") == b"abc"
+    does()
+    assert told == [kind]
+
+
+@pytest.mark.parametrize("kind", EIO_OPERATIONS)
+def test_a_group_meets_every_operation_that_may_fail_and_goes_on(kind: str) -> None:
+    """Votes are written in an election; checkpoints rename, and retention removes."""
+    sim, told = started(retain=True), []
+    for replica in sim.replicas:
+        replica.disk.fail_next(kind, lambda: told.append(kind))
+    depose_leader(sim)
+    if kind == "read":  # nobody reads from the disk what is still in memory, except at a start
+        stop_all(sim)
+        for replica in sim.replicas:
+            replica.disk.fail_next(kind, lambda: told.append(kind))
+            replica.start()
+    before = len(sim.checker.acknowledged)
+    sim.world.run(sim.world.now + 5.0)
+    assert told and sim.leaders() and all(r.up for r in sim.replicas)
+    assert len(sim.checker.acknowledged) > before
 
 
 def test_a_full_disk_tells_when_something_finds_no_room() -> None:
