@@ -120,7 +120,7 @@ def decode(data: bytes, where: str) -> Intent:
             for name, chunks in body["attempts"]
         )
         return Intent(int(body["epoch"]), str(body["epoch_id"]), attempts, str(body.get("offsets", "")))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise CorruptLog(
             f"{where} is damaged ({error!r}): restore it from a copy of the checkpoint. If there is none, "
             "look up what became of its epoch (escrowmq txn list), settle that by hand, and remove the file"
