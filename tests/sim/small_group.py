@@ -1,0 +1,92 @@
+"""Three replicas that have only what the checker looks at, so that a test can make any of them go wrong.
+
+Nothing here follows Raft: a test says what each of them holds, votes and leads. The checker is the real one.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from tests.sim.checks import Checker
+
+
+class Log:
+    """What the checker asks of a journal: terms by index, what is durable, the ballot."""
+
+    def __init__(self) -> None:
+        self.first_index, self.durable_index, self.generation = 1, 1, 0
+        self.terms = {1: 0}
+        self.ballot: tuple[int, str | None] = (0, None)
+
+    def term_at(self, index: int) -> int | None:
+        return self.terms.get(index)
+
+    def getCurrentTerm(self) -> int:
+        return self.ballot[0]
+
+    def getVotedForNodeId(self) -> str | None:
+        return self.ballot[1]
+
+    def append(self, term: int, *, durable: bool = True) -> None:
+        self.terms[max(self.terms) + 1] = term
+        if durable:
+            self.durable_index = max(self.terms)
+
+    def cut(self, index: int) -> None:
+        """Drop the entries from ``index`` on."""
+        self.terms = {at: term for at, term in self.terms.items() if at < index}
+        self.durable_index, self.generation = min(self.durable_index, index - 1), self.generation + 1
+
+
+class Replica:
+    """What the checker sees of one."""
+
+    def __init__(self, name: str) -> None:
+        self.name, self.up, self.learner, self.incarnation = name, True, False, 1
+        self.journal = Log()
+        self.node: Any = SimpleNamespace(
+            term=0, is_leader=False, ready=False, rejoining=False, commit_index=1, applied_index=1
+        )
+        self.node._replicator = SimpleNamespace(_progress={})
+
+
+class Group:
+    """Three replicas and their checker."""
+
+    def __init__(self) -> None:
+        self.checker: Any = Checker(3)
+        self.replicas = [Replica(name) for name in ("a", "b", "c")]
+        self.a, self.b, self.c = self.replicas
+        self.look()
+
+    def look(self) -> None:
+        for replica in self.replicas:
+            self.checker.look(replica)
+
+    def elect(self, leader: Replica, term: int, *voters: Replica) -> None:
+        """``voters`` give their vote; then ``leader`` leads ``term``, and nobody of an earlier one."""
+        for voter in voters:
+            voter.journal.ballot = (term, leader.name)
+            voter.node.term = term
+            voter.node.is_leader = voter.node.ready = False
+            self.checker.look(voter)
+        leader.node.is_leader = leader.node.ready = True
+        leader.node.term = term
+        peers = [r.name for r in self.replicas if r is not leader]
+        leader.node._replicator._progress = {name: SimpleNamespace(match=0) for name in peers}
+        self.checker.look(leader)
+
+    def replicate(self, term: int, *replicas: Replica) -> None:
+        for replica in replicas:
+            replica.journal.append(term)
+        self.look()
+
+    def acknowledge(self, index: int, term: int) -> None:
+        self.checker.acknowledge(self.replicas, index, term)
+
+    def led_by_a(self) -> None:
+        """Term 1, led by a; entry 2 is on all three, and acknowledged."""
+        self.elect(self.a, 1, self.a, self.b)
+        self.replicate(1, self.a, self.b, self.c)
+        self.acknowledge(2, 1)
