@@ -41,7 +41,7 @@ class Planted:
     install: Install
     expected: frozenset[str]
     workload: str
-    within: int  # schedules that the test may need from ``start`` on; from elsewhere more may be needed
+    within: int  # schedules that may be needed: from ``start`` in the test, from each start of the table
     start: int  # where the test begins, so that it is quick
     without: frozenset[Guard]
     kind: str | None  # of network; None: by the seed

@@ -1,6 +1,7 @@
 """``python -m tests.controls``: how soon each planted fault is found, from many starting points.
 
-Prints a table, and writes it as markdown to the file that ``--markdown`` names.
+Prints a table, and writes it as markdown to the file that ``--markdown`` names. It fails if a fault is not
+found within its bound (``Planted.within``) from one of the starts, or as something that was not expected.
 """
 
 from __future__ import annotations
@@ -58,7 +59,9 @@ def markdown(rows: list[tuple[str, ...]]) -> str:
 
 def main(
     starts: Annotated[int, typer.Option(help="Starting points per fault.")] = 10,
-    most: Annotated[int, typer.Option(help="Seeds that are tried from each.")] = 60,
+    most: Annotated[
+        int | None, typer.Option(help="Seeds that are tried from each.", show_default="the fault's bound")
+    ] = None,
     only: Annotated[list[str] | None, typer.Option(help="A planted fault; may be repeated.")] = None,
     to: Annotated[Path | None, typer.Option("--markdown", help="Where the table goes as markdown.")] = None,
     jobs: Annotated[int, typer.Option(help="Processes; 0: one per core.")] = 0,
@@ -67,7 +70,7 @@ def main(
     if unknown := set(names) - set(PLANTED):
         raise typer.BadParameter(f"no planted fault {', '.join(unknown)}; there are {', '.join(PLANTED)}")
     console, started = Console(), time.monotonic()
-    work = [(name, STRIDE * n, most) for name in names for n in range(starts)]
+    work = [(name, STRIDE * n, most or PLANTED[name].within) for name in names for n in range(starts)]
     results: dict[str, list[Found | None]] = {name: [] for name in names}
     with multiprocessing.get_context("spawn").Pool(jobs or os.cpu_count() or 1) as pool:
         for name, found in track(pool.imap(_hunt, work), "hunting", len(work), console=console):
