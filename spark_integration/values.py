@@ -2,8 +2,9 @@
 
 The values of a batch are joined and parsed by one call in C. What keeps them apart is chosen such that a
 value which is no valid one can never shift or swallow its neighbours: a batch that does not come out as so
-many values is halved until the bad ones stand alone. So good data cost no Python per message, and bad data
-cost more the more there are.
+many values is halved until the bad ones stand alone. So good data cost no Python code per message (msgpack
+makes Python objects), and bad data cost more the more there are. Arrow streams are joined otherwise: see
+``arrow_values``.
 
 A message stays a row: ``value`` becomes a STRUCT (json, msgpack), or an ARRAY of STRUCT (arrow, where a
 value is an IPC stream of any number of rows).
@@ -22,11 +23,11 @@ import pyarrow.compute as pc
 import pyarrow.json
 
 from escrowmq.replication.errors import ConfigError, InvalidMessage
+from escrowmq.spark_integration.arrow_values import arrow_lists
+from escrowmq.spark_integration.halving import halved
 
 PERMISSIVE, DROPMALFORMED, FAILFAST = "PERMISSIVE", "DROPMALFORMED", "FAILFAST"
 
-#: What the parsers raise for bytes that are not what they should be.
-_BAD = (pa.ArrowException, msgspec.MsgspecError, ValueError, TypeError, OverflowError, RecursionError)
 _decode_pairs = msgspec.msgpack.Decoder(list[tuple[dict[str, Any] | None, int]]).decode
 
 
@@ -56,10 +57,12 @@ class ValueDecoder:
         Raises InvalidMessage for a value that cannot be decoded if the mode is FAILFAST.
         """
         if self.format == "arrow":
-            column, bad = _arrow_streams(values, self.type)
+            column, bad = arrow_lists(values, self.type)
         else:
             parse = _json if self.format == "json" else _msgpack
-            column, bad = _halved(values, lambda part: parse(part, self.type), self.type)
+            column, bad = halved(
+                len(values), lambda at, size: parse(values.slice(at, size), self.type), self.type
+            )
         if not bad or self.mode == PERMISSIVE:
             return column, None
         if self.mode == FAILFAST:
@@ -93,27 +96,6 @@ def _check_type(format: str, name: str, field: pa.Field) -> None:
         raise ConfigError(f"valueSchema: {name!r} is BINARY; read it as STRING and use unbase64 or unhex")
     elif pa.types.is_duration(kind) or isinstance(kind, pa.ExtensionType):
         raise ConfigError(f"valueSchema: {name!r} has a type that cannot be decoded: {kind}")
-
-
-def _halved(
-    values: pa.BinaryArray, parse: Callable[[pa.BinaryArray], pa.Array], type: pa.DataType
-) -> tuple[pa.Array, list[int]]:
-    """(all values parsed, places of those that cannot be, which are null)."""
-    done: list[pa.Array] = []
-    bad: list[int] = []
-    waiting = [(0, len(values))] if len(values) else []
-    while waiting:
-        at, size = waiting.pop()
-        try:
-            done.append(parse(values.slice(at, size)))
-        except _BAD:
-            if size == 1:
-                bad.append(at)
-                done.append(pa.nulls(1, type))
-            else:
-                half = size // 2
-                waiting += [(at + half, size - half), (at, half)]
-    return pa.concat_arrays(done) if done else pa.nulls(0, type), bad
 
 
 def _joined(values: pa.BinaryArray, before: bytes, after: bytes) -> pa.Buffer:
@@ -174,41 +156,3 @@ def _msgpack(values: pa.BinaryArray, type: pa.StructType) -> pa.Array:
     if set(marks) != {mark}:
         raise ValueError("values run into each other")
     return pa.array(maps, type)
-
-
-def _arrow_streams(values: pa.BinaryArray, type: pa.ListType) -> tuple[pa.Array, list[int]]:
-    """One IPC stream per value: columns by name, those that are missing are null, others are left out."""
-    row: pa.StructType = type.value_type
-    parts: list[pa.StructArray] = []
-    ends: list[int | None] = []
-    total = 0
-    bad: list[int] = []
-    for i, value in enumerate(values):
-        try:
-            part = _arrow_rows(value.as_buffer(), row)
-        except (*_BAD, OSError, StopIteration):
-            bad.append(i)
-            ends.append(None)
-            continue
-        parts.append(part)
-        ends.append(total)
-        total += len(part)
-    rows = pa.concat_arrays(parts) if parts else pa.array([], row)
-    # An offset that is null makes its list null; the last one is the end of the last list.
-    return pa.ListArray.from_arrays(pa.array([*ends, total], pa.int32()), rows).cast(type), bad
-
-
-def _arrow_rows(stream: pa.Buffer, row: pa.StructType) -> pa.StructArray:
-    with pa.ipc.open_stream(stream) as reader:
-        table = reader.read_all()
-    table.validate(full=True)  # bytes of strangers: nothing behind this looks at them again
-    columns = []
-    for i in range(row.num_fields):
-        field = row.field(i)
-        if field.name in table.column_names:
-            columns.append(table.column(field.name).combine_chunks().cast(field.type))
-        else:
-            columns.append(pa.nulls(len(table), field.type))
-    if not columns:
-        raise ValueError("no columns")
-    return pa.StructArray.from_arrays(columns, fields=[row.field(i) for i in range(row.num_fields)])

@@ -1,0 +1,218 @@
+"""Values that are Arrow IPC streams, decoded into one column of lists, a batch at a time.
+
+Opening a stream costs more than its first thousand rows. So values with the same schema, byte by byte, are
+made one stream: that schema, and then the messages of all of them. Where each value's messages end is
+found before, for all values at once with numpy, from the numbers that Arrow's reader goes by; so a value
+can neither swallow a neighbour nor be taken for two. What is not of that plain kind (dictionaries, the
+framing before Arrow 0.15, damage) is read value by value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from escrowmq.spark_integration.halving import BAD, halved
+
+#: What a message starts with; the length of its description follows, which is 0 at a stream's end.
+_CONTINUES = 0xFFFFFFFF
+#: What messages are, as their descriptions say.
+_SCHEMA, _RECORD_BATCH = 1, 3
+#: A value of more messages is read by itself: each one costs a pass over those that are left.
+_MESSAGES_MAX = 64
+
+#: Types by width.
+_NUMBERS = {1: "<u1", 2: "<u2", 4: "<u4", 8: "<i8"}
+
+Places = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
+
+
+class _Message(NamedTuple):
+    """A message of each of several values: what it is, its rows, where it ends; and if that is known."""
+
+    kind: Places
+    rows: Places
+    body: Places
+    end: Places
+    plain: Mask
+
+
+class _Layout(NamedTuple):
+    """Of each value: where it starts, where its schema ends, where its messages end, and their rows."""
+
+    start: Places
+    body: Places
+    end: Places
+    rows: Places
+    plain: Mask
+
+
+def arrow_lists(values: pa.BinaryArray, type: pa.ListType) -> tuple[pa.Array, list[int]]:
+    """(a list of rows per value, places of those that cannot be read, which are null).
+
+    Columns are taken by name: those that are missing are null, others are left out.
+    """
+    layout = _layout(values)
+    parts, places = [pa.nulls(0, type)], [np.zeros(0, np.int64)]
+    bad: list[int] = []
+    for members in _same_schema(values, layout):
+
+        def joined(at: int, size: int, members: Places = members) -> pa.Array:
+            return _joined(values, layout, members[at : at + size], type)
+
+        part, wrong = halved(len(members), joined, type)
+        parts.append(part)
+        places.append(members)
+        bad += members[wrong].tolist()
+    others = np.flatnonzero(~layout.plain)
+    part, wrong = _one_by_one(values, others, type)
+    bad += others[wrong].tolist()
+    column = pa.concat_arrays([*parts, part])
+    order = np.concatenate([*places, others])
+    if (order[1:] < order[:-1]).any():
+        column = column.take(pa.array(np.argsort(order)))
+    return column, sorted(bad)
+
+
+def _one_by_one(values: pa.BinaryArray, members: Places, type: pa.ListType) -> tuple[pa.Array, list[int]]:
+    """The same as :func:`arrow_lists` for some of the values, whatever they are."""
+    parts: list[pa.StructArray] = [pa.array([], type.value_type)]
+    bounds: list[int | None] = []
+    total = 0
+    bad: list[int] = []
+    for i, at in enumerate(members.tolist()):
+        try:
+            rows = _rows(values[at].as_buffer(), type.value_type)
+        except (*BAD, StopIteration):
+            bad.append(i)
+            bounds.append(None)
+            continue
+        parts.append(rows)
+        bounds.append(total)
+        total += len(rows)
+    # A bound that is null makes its list null; the last one is the end of the last list.
+    lists = pa.ListArray.from_arrays(pa.array([*bounds, total], pa.int32()), pa.concat_arrays(parts))
+    return lists.cast(type), bad
+
+
+def _joined(values: pa.BinaryArray, layout: _Layout, members: Places, type: pa.ListType) -> pa.Array:
+    """Values of one schema, read as one stream: the first one with it, the others without."""
+    starts = layout.body[members]
+    starts[0] = layout.start[members[0]]
+    ends = layout.end[members]
+    stream = _slices(values, starts, ends).buffers()[2].slice(0, int((ends - starts).sum()))
+    rows = _rows(stream, type.value_type)
+    bounds = np.concatenate([[0], np.cumsum(layout.rows[members])])
+    if bounds[-1] != len(rows):
+        raise ValueError("there are other rows than was said")
+    return pa.ListArray.from_arrays(pa.array(bounds, pa.int32()), rows).cast(type)
+
+
+def _rows(stream: pa.Buffer, row: pa.StructType) -> pa.StructArray:
+    with pa.ipc.open_stream(stream) as reader:
+        table = reader.read_all()
+    table.validate(full=True)  # bytes of strangers: nothing behind this looks at them again
+    columns = []
+    for i in range(row.num_fields):
+        field = row.field(i)
+        found = table.schema.get_all_field_indices(field.name)
+        if len(found) > 1:
+            raise ValueError(f"there are two columns {field.name!r}")
+        if found:
+            columns.append(table.column(found[0]).combine_chunks().cast(field.type))
+        else:
+            columns.append(pa.nulls(len(table), field.type))
+    if not columns:
+        raise ValueError("no columns")
+    return pa.StructArray.from_arrays(columns, fields=[row.field(i) for i in range(row.num_fields)])
+
+
+def _same_schema(values: pa.BinaryArray, layout: _Layout) -> Iterator[Places]:
+    """The plain values, by schema; in order within each."""
+    plain = np.flatnonzero(layout.plain)
+    if not len(plain):
+        return
+    schemas = _slices(values, layout.start[plain], layout.body[plain]).dictionary_encode()
+    codes = schemas.indices.to_numpy()
+    by_code = np.argsort(codes, kind="stable")
+    yield from np.split(plain[by_code], np.flatnonzero(np.diff(codes[by_code])) + 1)
+
+
+def _slices(values: pa.BinaryArray, starts: Places, ends: Places) -> pa.BinaryArray:
+    """The bytes ``[start, end)`` of the values' buffer, for places in order, one behind the other."""
+    bounds = np.empty(2 * len(starts), np.int32)  # of the slices and, in between, of what separates them
+    bounds[0::2], bounds[1::2] = starts, ends
+    buffers = [None, pa.py_buffer(bounds), values.buffers()[2]]
+    parts = pa.Array.from_buffers(pa.binary(), 2 * len(starts) - 1, buffers)
+    return parts.take(pa.array(np.arange(0, 2 * len(starts), 2)))
+
+
+def _layout(values: pa.BinaryArray) -> _Layout:
+    _, offsets, content = values.buffers()
+    count = len(values)
+    bounds = np.zeros(count + 1, np.int64)
+    if count:
+        bounds[:] = np.frombuffer(offsets, np.int32, count + 1, 4 * values.offset)
+    start, limit = bounds[:-1], bounds[1:]
+    data = np.frombuffer(content, np.uint8) if content is not None and content.size else np.zeros(1, np.uint8)
+    schema = _message(data, start, limit)
+    plain = schema.plain & (schema.kind == _SCHEMA) & (schema.body == schema.end)
+    end, rows = schema.end.copy(), np.zeros(count, np.int64)
+    left = np.flatnonzero(plain)
+    for _ in range(_MESSAGES_MAX):
+        at = end[left]
+        stops = (_number(data, at, 4) == _CONTINUES) & (_number(data, at + 4, 4) == 0)
+        left = left[(at < limit[left]) & ~(stops & (limit[left] - at >= 8))]
+        if not len(left):
+            break
+        message = _message(data, end[left], limit[left])
+        good = message.plain & (message.kind == _RECORD_BATCH) & (message.rows >= 0)
+        plain[left[~good]] = False
+        end[left] = message.end
+        rows[left] += message.rows
+        left = left[good]
+    plain[left] = False
+    return _Layout(start, schema.end, end, rows, plain)
+
+
+def _message(data: npt.NDArray[np.uint8], at: Places, limit: Places) -> _Message:
+    """The messages at ``at``, of values that end at ``limit``.
+
+    A description is a flatbuffer: a table's first number leads back to its list of fields, which says how
+    many bytes behind the table's start each field is. Where that leads out of the description, anything is
+    read: Arrow's reader refuses such a message.
+    """
+    length = _number(data, at + 4, 4)
+    root = at + 8 + _number(data, at + 8, 4)
+    body = at + 8 + length
+    size = _field(data, root, 3, 8)
+    header = _place(data, root, 2)
+    rows = _field(data, header + _number(data, header, 4), 0, 8)
+    plain = (limit - at >= 16) & (_number(data, at, 4) == _CONTINUES) & (length > 0) & (body <= limit)
+    plain &= (size >= 0) & (size <= limit - body) & (length % 8 == 0) & (size % 8 == 0)
+    return _Message(_field(data, root, 1, 1), rows, body, body + np.where(plain, size, 0), plain)
+
+
+def _place(data: npt.NDArray[np.uint8], table: Places, field: int) -> Places:
+    """Where a field of flatbuffers' tables is; 0, a place that no field has, where it is not."""
+    fields = table - _number(data, table, 4).astype(np.int32)
+    known = _number(data, fields, 2) >= 6 + 2 * field
+    behind = np.where(known, _number(data, fields + 4 + 2 * field, 2), 0)
+    return np.where(behind > 0, table + behind, 0)
+
+
+def _field(data: npt.NDArray[np.uint8], table: Places, field: int, width: int) -> Places:
+    """A number in flatbuffers' tables; 0 where it is left out."""
+    place = _place(data, table, field)
+    return np.where(place > 0, _number(data, place, width), 0)
+
+
+def _number(data: npt.NDArray[np.uint8], at: Places, width: int) -> Places:
+    """Little-endian numbers of ``width`` bytes, without sign unless it is 8."""
+    taken = data.take(at[:, None] + np.arange(width), mode="clip")
+    return taken.view(_NUMBERS[width])[:, 0].astype(np.int64)
