@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,6 +18,7 @@ import pytest
 from escrowmq import Message
 from escrowmq.spark_integration import SparkSinkQuerier, resolve_sink, spark_session, stop_session
 from escrowmq.spark_integration.sink_intents import Intent, IntentStore, epoch_id_of
+from tests.integration.spark_modes import MODES, two_cores
 from tests.integration.spark_sinking import (
     PARTITIONS,
     Files,
@@ -45,15 +48,12 @@ def own(ray_local: str) -> Iterator[Cluster]:
         yield running
 
 
-@pytest.fixture(scope="module")
-def spark(own: Cluster) -> Iterator[SparkSession]:
-    session = spark_session(
-        "test-sink",
-        mode="local",
-        namespace="sink",
-        quick_start=True,
-        configs={"spark.master": "local[2,4]", "spark.sql.shuffle.partitions": "2"},
-    )
+@pytest.fixture(scope="module", params=MODES)
+def spark(request: pytest.FixtureRequest, own: Cluster) -> Iterator[SparkSession]:
+    configs = {"spark.sql.shuffle.partitions": "2"}
+    if request.param == "local":
+        configs["spark.master"] = "local[2,4]"  # else a task that fails is not repeated
+    session = spark_session("test-sink", namespace="sink", configs=configs, **two_cores(request.param))
     yield session
     stop_session(session)
 
@@ -170,8 +170,11 @@ def test_leftovers_are_rolled_back_by_the_next_epoch_or_by_an_operator(
     assert len(target.open_transactions()) == 1
     done = resolve_sink(str(checkpoint), address=own.address, namespace="sink")
     assert (done.committed, done.rolled_back, done.undecided, done.stuck) == ([], 0, 1, {})
-    done = resolve_sink(str(checkpoint), address=own.address, namespace="sink", stopped=True)
-    assert (done.committed, done.rolled_back, done.undecided, done.stuck) == ([], 1, 0, {})
+    command = [sys.executable, "-m", "escrowmq.spark_integration.sink_resolve", str(checkpoint)]
+    command += ["--address", own.address, "--namespace", "sink", "--stopped"]
+    told = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert told.returncode == 0, told.stderr[-3000:]
+    assert told.stdout == "committed epochs: none were open\nrolled back: 1 transactions\n"
     assert target.open_transactions() == [] and problems_of(target.rows(), files.epochs) == []
 
 
