@@ -242,5 +242,7 @@ def damage_offered(disk: Disk, name: str, size: int) -> str | None:
     """
     if type(size) is not int or not may_be_offered(disk, name):
         return None
-    data, least = disk.read_all(name), FILE_HEADER_SIZE if name.endswith(".log") else 1
-    return damage_in(name, data, size) if least <= size <= len(data) else None
+    data = disk.read_all(name)
+    if name.endswith(".log") and not 0 < size <= len(data):  # others are written whole, and offered whole
+        return None
+    return damage_in(name, data, size)

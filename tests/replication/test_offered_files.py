@@ -30,7 +30,8 @@ class Offering(NoPeers):
         self.suspected: list[str] = []
 
     def manifest(self, peer: str) -> Manifest | None:
-        return Manifest(peer, 3, 1, [(name, len(self._disk.read_all(name))) for name in self._names])
+        files = [(name, len(self._disk.read_all(name))) for name in self._names]
+        return Manifest(peer, 3, 1, [f for f in files if f[1] or not f[0].endswith(".log")])
 
     def read(self, peer: str, name: str, pos: int, size: int) -> bytes:
         return self._disk.open(name).read(pos, size)
@@ -172,6 +173,14 @@ def test_a_size_that_was_never_offered_makes_no_sound_file_damaged(name: str) ->
         assert damage_offered(disk, odd, size) is None, odd  # type: ignore[arg-type]
     disk.flip(name, size - 1)
     assert damage_offered(disk, name, size) is not None
+    short = disk_with({name: files()[name][:20]})  # cut off where it lies
+    assert damage_offered(short, name, 20) is not None
+
+
+@pytest.mark.parametrize("name", [SNAP_NAME, RUNS_NAME])
+def test_a_file_that_lost_all_its_bytes_is_damaged(name: str) -> None:
+    assert damage_offered(disk_with({name: b""}), name, 0) is not None
+    assert refused_copy({**files(), name: b""}, KINDS)[0] == [name]
 
 
 def test_what_is_being_written_behind_the_offered_part_is_no_damage() -> None:
