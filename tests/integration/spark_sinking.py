@@ -65,11 +65,11 @@ def run(frame: DataFrame, target: Target, checkpoint: Path, mode: str = "append"
     assert start(frame, target, checkpoint, mode).awaitTermination(120), "the query does not end"
 
 
-def forget_last_commit(checkpoint: Path) -> int:
-    """As if the driver had died after our commit and before Spark's."""
-    last = max(int(path.name) for path in (checkpoint / "commits").iterdir() if path.name.isdigit())
-    (checkpoint / "commits" / str(last)).unlink()
-    (checkpoint / "commits" / f".{last}.crc").unlink()
+def forget_last_commit(checkpoint: Path, log: str = "commits") -> int:
+    """As if the driver had died after our commit and before Spark's; ``log``: or another of Spark's logs."""
+    last = max(int(path.name) for path in (checkpoint / log).iterdir() if path.name.isdigit())
+    (checkpoint / log / str(last)).unlink()
+    (checkpoint / log / f".{last}.crc").unlink()
     return last
 
 

@@ -131,10 +131,34 @@ def test_an_epoch_that_is_run_again_has_one_effect(
     files = Files(tmp_path / "in", 2)
     run(files.stream(spark), target, tmp_path / "check")
     before = target.rows()
+    store = IntentStore(str(tmp_path / "check"))
+    intent = store.read(1)
+    assert intent is not None and intent.offsets == store.offsets_digest(1) != ""
     assert forget_last_commit(tmp_path / "check") == 1
     run(files.stream(spark), target, tmp_path / "check")
     assert target.rows() == before and problems_of(before, files.epochs) == []
     assert target.open_transactions() == []
+
+
+def test_a_batch_that_spark_plans_anew_is_not_taken_for_the_one_that_was_written(
+    spark: SparkSession, target: Target, tmp_path: Path
+) -> None:
+    """As when a power cut takes the end of Spark's logs, and leaves the intent."""
+    from pyspark.errors import StreamingQueryException
+
+    files, checkpoint = Files(tmp_path / "in", 2), tmp_path / "check"
+    run(files.stream(spark), target, checkpoint)
+    before = target.rows()
+    copy = (checkpoint / "offsets" / "1").read_bytes()
+    assert forget_last_commit(checkpoint) == forget_last_commit(checkpoint, "offsets") == 1
+    files.add()
+    with pytest.raises(StreamingQueryException, match=r"(?s)EpochReplanned.*offsets/1.*--discard 1"):
+        run(files.stream(spark), target, checkpoint)
+    assert target.rows() == before and target.open_transactions() == []
+    forget_last_commit(checkpoint, "offsets")
+    (checkpoint / "offsets" / "1").write_bytes(copy)
+    run(files.stream(spark), target, checkpoint)
+    assert problems_of(target.rows(), files.epochs) == [] and target.open_transactions() == []
 
 
 def test_an_intent_that_a_dead_driver_left_is_carried_out(
