@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -151,6 +152,32 @@ def test_limits_share_batches_out_and_available_now_ends(
     assert query.awaitTermination(60)
     assert sorted(by_bytes.values, key=int) == numbers(0, 40)
     assert len(by_bytes.batches) >= 2
+
+
+def test_available_now_may_start_at_the_end_while_others_write(
+    spark: SparkSession, cluster: Cluster, unique: Name, send: Send, tmp_path: Path
+) -> None:
+    topic, seen, ended = unique("busy"), Seen(), threading.Event()
+    cluster.admin.create_topic(topic, partitions=1)
+    send(topic, *range(100))
+
+    def write() -> None:
+        number = 100
+        while not ended.is_set():
+            send(topic, number)
+            number += 1
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        for run in range(2):  # the second one goes on from the checkpoint
+            query = start(spark, seen, tmp_path, {"availableNow": True}, subscribe=topic)
+            assert query.awaitTermination(60), f"run {run}"
+    finally:
+        ended.set()
+        writer.join()
+    first = int(seen.values[0])
+    assert first >= 100 and seen.values == numbers(first, first + len(seen.values))
 
 
 def test_new_topics_join_and_open_transactions_never_show(
