@@ -1,7 +1,8 @@
 """What the driver does at the end of an epoch: commit it once, however often it is asked to.
 
-1. If the epoch has an intent, a run before this one came so far: its chunks are the epoch, ours are
-   rolled back. Else all of ours must still be open; then the intent is written.
+1. If the epoch has an intent, of this query and of this very batch, a run before this one came so far: its
+   chunks are the epoch, ours are rolled back. Else all of ours must still be open, and the intent is
+   written.
 2. One COMMIT per broker group names all chunks of the intent: one entry of the log, all or none.
 3. Every other open transaction of the query up to this epoch is a leftover of a dead or superseded
    attempt, and is rolled back. Never before the intent is there: until then nobody knows who wins.
