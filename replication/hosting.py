@@ -29,6 +29,7 @@ from escrowmq.replication.raft import PeerLink, RaftConfig, RaftNode
 from escrowmq.replication.repair import (
     NoPeers,
     PeerSource,
+    check_log,
     copy_from_leader,
     has_history,
     must_copy,
@@ -158,8 +159,15 @@ class ReplicaHost:
     def _catch_up(self, patience_s: float) -> None:
         """Take the leader's log, or else go on with the own one, which is sound, only old.
 
-        Without that vote a group of which a majority is behind could never elect a leader again.
+        Without that vote a group of which a majority is behind could never elect a leader again. One that
+        turns out not to be sound comes back as a learner.
         """
+        try:
+            check_log(self._disk)
+        except UNSOUND as error:
+            self._report(f"{error}; this replica was behind, and leaves the group until it has a copy")
+            self._copy(patience_s, lost_log=True)
+            return
         try:
             self._copy(min(patience_s, BEHIND_PATIENCE_S), lost_log=False)
         except Unavailable as error:
@@ -294,7 +302,7 @@ class ReplicaHost:
             except Exception as error:  # a failed fsync above all
                 self._end(error)
                 return
-            self.driver.submit(done)
+            self._have_done(done)
 
         threading.Thread(target=work, name="checkpoint", daemon=True).start()
 

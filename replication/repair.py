@@ -20,6 +20,7 @@ from escrowmq.replication.entry import HEADER_SIZE, scan
 from escrowmq.replication.errors import CorruptLog, ReadFailed, Unavailable, UnknownVersion
 from escrowmq.replication.install import MARKER, finish_install, may_be_installed, staged_name, switch_files
 from escrowmq.replication.install import PREFIX as STAGED_PREFIX
+from escrowmq.replication.recovery import recover
 from escrowmq.replication.segment_format import FILE_HEADER_SIZE, first_of_name, log_name
 from escrowmq.replication.verify import damage_in
 from escrowmq.replication.vote import NAME as VOTE_FILE
@@ -95,6 +96,13 @@ def must_copy(
             )
         sleep(ASK_INTERVAL_S)
         waited += ASK_INTERVAL_S
+
+
+def check_log(disk: Disk) -> None:
+    """Raise what a start would fail with: CorruptLog or ReadFailed if the end of the log or the vote cannot
+    be read. Then this replica does not know what it acknowledged, and is no member that is only behind."""
+    finish_install(disk)
+    VoteFile(disk, must_exist=bool(recover(disk).segments)).close()
 
 
 def copy_from_leader(

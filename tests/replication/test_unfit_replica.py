@@ -19,7 +19,7 @@ from escrowmq.actors.config import BrokerConfig
 from escrowmq.replication import ops
 from escrowmq.replication.errors import CorruptLog, DiskFailed, DiskFull, ReadFailed, Unavailable
 from escrowmq.replication.hosting import ReplicaHost
-from escrowmq.replication.marks import DAMAGED, LEARNER, PORT_FILE, WANTS_COPY, Marks
+from escrowmq.replication.marks import BEHIND, DAMAGED, LEARNER, PORT_FILE, WANTS_COPY, Marks
 from tests.replication.services import Trio
 from tests.replication.test_service import prepare, stop_a_full_follower, texts
 
@@ -85,6 +85,29 @@ def test_a_damaged_mark_counts_as_one(trio: Trio, mark: str) -> None:
     written, victim = stop_a_full_follower(trio)
     (trio.path / f"r{victim}" / mark).write_bytes(b"\xe9\xff")
     trio.start(victim)
+    assert texts(trio.alive[victim], 100) == written
+
+
+def test_one_that_is_behind_and_not_sound_comes_back_as_a_learner(
+    trio: Trio, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it acknowledged last it cannot know, so its vote must not count until it has caught up."""
+    written, victim = stop_a_full_follower(trio)
+    newest = max((trio.path / f"r{victim}" / "log").glob("*.log"))
+    data = bytearray(newest.read_bytes())
+    data[len(data) // 2] ^= 8
+    newest.write_bytes(data)
+    (trio.path / f"r{victim}" / WANTS_COPY).write_text(BEHIND)
+    left: list[str] = []
+    write = Marks.write
+
+    def noted(self: Marks, name: str, text: str) -> None:
+        left.append(name)
+        write(self, name, text)
+
+    monkeypatch.setattr(Marks, "write", noted)
+    trio.start(victim)
+    assert LEARNER in left
     assert texts(trio.alive[victim], 100) == written
 
 

@@ -5,7 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from escrowmq.replication.errors import CorruptLog, DiskFailed, Unavailable
-from escrowmq.replication.repair import Manifest, copy_from_leader, damage_offered, offered_files
+from escrowmq.replication.marks import BEHIND
+from escrowmq.replication.repair import (
+    Manifest,
+    check_log,
+    copy_from_leader,
+    damage_offered,
+    offered_files,
+)
 
 if TYPE_CHECKING:
     from tests.sim.replica import SimReplica
@@ -67,6 +74,8 @@ def _look_at(source: SimReplica, name: str, size: int) -> None:
 
 def copy_log(simulation: Simulation, replica: SimReplica) -> bool:
     """Replace the files of ``replica``, which is down, by its leader's; False if no leader answers now."""
+    if replica.wants_copy == BEHIND:
+        check_log(replica.disk)
     peers = [r.name for r in simulation.replicas if r is not replica]
     source = SimPeers(simulation, replica)
     try:
