@@ -30,7 +30,7 @@ test: lint ## everything: lint, types, layers, then the fast tests, then real Ra
 	$(BIN)/python -m pytest -m "not ray and not spark and not slow and not long" -n $(JOBS) --dist loadfile
 	$(BIN)/python -m pytest -m "(ray or spark or slow) and not long" -n $(JOBS) --dist loadfile --durations=20
 
-test-long: $(STAMP) ## what make test leaves out: the other ways to a Spark session, the walk-through (5 minutes)
+test-long: $(STAMP) ## what make test leaves out: all of Spark's tests under the other ways to a session, speculation, the walk-through (20 minutes)
 	$(BIN)/python -m pytest -m long --durations=20
 
 lint: $(STAMP) ## ruff, mypy --strict, and the direction of imports

@@ -1,4 +1,4 @@
-"""Batch reads on Spark on Ray (RayDP) and a real cluster: what is committed, all of it, and nothing else."""
+"""Batch reads on Spark and a real cluster: what is committed, all of it, and nothing else."""
 
 from __future__ import annotations
 
@@ -30,12 +30,16 @@ pytestmark = [pytest.mark.spark, pytest.mark.ray, pytest.mark.timeout(240)]
 Name = Callable[[str], str]
 
 
-@pytest.fixture(scope="module")
-def spark(cluster: Cluster) -> Iterator[SparkSession]:
+# Here Spark on Ray is the one of every run.
+ELSEWHERE = [pytest.param(mode, marks=pytest.mark.long) for mode in ("local", "standalone")]
+
+
+@pytest.fixture(scope="module", params=["raydp", *ELSEWHERE])
+def spark(request: pytest.FixtureRequest, cluster: Cluster) -> Iterator[SparkSession]:
     import ray
 
     before = ray.available_resources()["CPU"]  # type: ignore[no-untyped-call]
-    session = spark_session("test-batch", mode="raydp", executors=1, cores=1, quick_start=True)
+    session = spark_session("test-batch", mode=request.param, executors=1, cores=1, quick_start=True)
     yield session
     stop_session(session)
     deadline = time.monotonic() + 20

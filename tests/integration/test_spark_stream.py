@@ -14,6 +14,7 @@ import pytest
 
 from escrowmq.replication.model import Message
 from escrowmq.spark_integration import lag, spark_session, stop_session
+from tests.integration.spark_modes import MODES, two_cores
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -28,9 +29,9 @@ Name = Callable[[str], str]
 Send = Callable[..., None]
 
 
-@pytest.fixture(scope="module")
-def spark(cluster: Cluster) -> Iterator[SparkSession]:
-    session = spark_session("test-stream", mode="local", cores=2, quick_start=True)
+@pytest.fixture(scope="module", params=MODES)
+def spark(request: pytest.FixtureRequest, cluster: Cluster) -> Iterator[SparkSession]:
+    session = spark_session("test-stream", **two_cores(request.param))
     session.sparkContext.setLogLevel("ERROR")
     yield session
     stop_session(session)
