@@ -161,6 +161,7 @@ def snapshot_without_producers(patch: pytest.MonkeyPatch) -> None:
     REFUSED,
     "UnknownVersion",
     chaos_s=10.0,
+    within=40,
     start=10,
     often={"snapshot": 60, "roll": 60, "power-cut": 60},
 )
