@@ -19,6 +19,7 @@ from collections.abc import Mapping, Sequence
 
 from escrowmq.actors.encoder import crc32c
 from escrowmq.replication.errors import EscrowMQError
+from escrowmq.replication.model import ResultCode, TransactionState
 from escrowmq.spark_integration.sink_commit import check_size, commit_together, require_open
 from escrowmq.spark_integration.sink_intents import Attempt, Intent, epoch_id_of
 from escrowmq.spark_integration.sink_link import SinkLink
@@ -120,15 +121,31 @@ def settle_batch(link: SinkLink, write_id: str) -> tuple[int, int]:
     committed = rolled_back = 0
     for gid in range(link.info.groups):
         left = link.open_ids(gid) if gid != home else []
-        states = link.states(home, left) if left else []
-        wanted = [tx_id for tx_id, state in zip(left, states, strict=True) if state == "COMMITTED"]
-        others = [tx_id for tx_id, state in zip(left, states, strict=True) if state != "COMMITTED"]
+        wanted, others = _as_decided(link, home, left) if left else ([], [])
         if wanted:
             commit_together(link, gid, epoch_id_of(write_id, 0), wanted)
         if others:
             link.rollback(gid, others)
         committed, rolled_back = committed + len(wanted), rolled_back + len(others)
     return committed, rolled_back + len(undecided)
+
+
+def _as_decided(link: SinkLink, home: int, ids: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Which of these the home group has committed, and which it has not, and now never will.
+
+    Asked by a ROLLBACK, which goes through its log: a leader that has been deposed and does not know it yet
+    could still answer a question, without what was committed since.
+    """
+    wanted: list[str] = []
+    others: list[str] = []
+    problems = link.rollback(home, ids)
+    for place, tx_id in enumerate(ids):
+        code, info = problems.get(place, (ResultCode.OK, None))
+        if code == ResultCode.TX_CONFLICT and info == TransactionState.COMMITTED.value:
+            wanted.append(tx_id)
+        elif code in (ResultCode.OK, ResultCode.UNKNOWN_TX):
+            others.append(tx_id)
+    return wanted, others
 
 
 def _with_home_first(link: SinkLink, write_id: str, attempts: Sequence[Attempt]) -> dict[int, list[str]]:

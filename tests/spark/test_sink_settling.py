@@ -154,6 +154,22 @@ def test_a_batch_write_whose_driver_died_is_settled_as_its_home_group_has_it(
     assert still_open(brokers, query) == 0
 
 
+def test_a_decided_batch_write_is_never_torn_by_a_leader_that_does_not_know_it_is_deposed(
+    brokers: Brokers, query: str, topic: str, link: SinkLink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its answers lack what was decided since; whatever it says, only the log of the home group counts."""
+    home = home_of(query, brokers.info.groups)
+    attempt = prepare(link, query, 0, topic, [batch(*ROWS)], home=home)[0]
+    ids = [tx for ids in attempt.ids(epoch_id_of(query, 0)).values() for tx in ids]
+    assert link.commit(home, ids) == {}
+    open_ids = link.open_ids
+    monkeypatch.setattr(link, "open_ids", lambda gid: [] if gid == home else open_ids(gid))
+    monkeypatch.setattr(link, "states", lambda gid, ids: ["UNKNOWN"] * len(ids))
+    settle_batch(link, query)
+    assert readable(brokers, topic) == effect(ROWS, f"spark:{query}:0")
+    assert still_open(brokers, query) == 0
+
+
 def late_attempts(
     brokers: Brokers, query: str, topic: str, pauses: Sequence[float], first: threading.Event
 ) -> threading.Thread:
