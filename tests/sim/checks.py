@@ -147,8 +147,9 @@ class Checker:
             claim = (match, term, other.incarnation, other.journal.generation)
             if self._matched.get((replica.name, peer)) == claim:
                 continue
-            entry_term = journal.term_at(match)
-            if entry_term is not None and not _holds_durably(other.journal, match, entry_term):
+            entry_term = journal.term_at(match)  # None: retention has taken it, or it is not there at all
+            beyond = match > journal.last_index
+            if beyond or (entry_term is not None and not _holds_durably(other.journal, match, entry_term)):
                 self._broken(
                     "false-match",
                     f"{replica.name}, leading term {term}, takes {peer} to hold entry {match}, "

@@ -19,6 +19,10 @@ class Log:
         self.terms = {1: 0}
         self.ballot: tuple[int, str | None] = (0, None)
 
+    @property
+    def last_index(self) -> int:
+        return max(self.terms)
+
     def term_at(self, index: int) -> int | None:
         return self.terms.get(index)
 

@@ -88,6 +88,18 @@ def a_follower_cuts_what_the_leader_counts_on(group: Group) -> Callable[[], None
 
 
 @breaks("false-match")
+def a_follower_is_counted_for_what_the_leader_itself_lacks(group: Group) -> Callable[[], None]:
+    group.led_by_a()
+    group.look()
+
+    def bad() -> None:
+        group.a.node._replicator._progress["b"].match = group.a.journal.last_index + 1
+        group.look()
+
+    return bad
+
+
+@breaks("false-match")
 def a_follower_is_counted_before_its_sync(group: Group) -> Callable[[], None]:
     group.led_by_a()
     for replica in group.replicas:
