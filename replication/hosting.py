@@ -101,6 +101,7 @@ class ReplicaHost:
         self._source: PeerSource = source or NoPeers()
         self._fatal = fatal
         self._started = self._learner = False
+        self._ending = threading.Lock()
         self._last_applied = 0
         self._next_timer = 0.0
         self._monotonic = monotonic
@@ -276,7 +277,8 @@ class ReplicaHost:
         self._report(f"replica {self.rid} of group {self.gid} ends: {error}")
         try:
             if isinstance(error, UNSOUND) or isinstance(error.__cause__, UNSOUND):
-                self._marks.write(WANTS_COPY, DAMAGED)  # found while reading; the next start repairs it
+                with self._ending:  # several threads may find the same damage
+                    self._marks.write(WANTS_COPY, DAMAGED)  # the next start repairs it
         finally:  # also on a disk that takes no mark: whatever reads that place again ends the next process
             self._fatal(error)
 

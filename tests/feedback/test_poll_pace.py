@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from escrowmq.feedback.config import AnswererConfig, FeedbackConfig
+from escrowmq.feedback.policy import Trouble
 from escrowmq.feedback.poll_pace import PollPace
 from escrowmq.feedback.query_pool import QueryPool
 from escrowmq.feedback.states import TransactionState
@@ -57,6 +58,15 @@ class BusyPort:
         self._feedback.leave(instance)
 
 
+class AtOnce(QueryPool):
+    """Without threads: those take real time, in which the virtual clock runs on by as much as it likes."""
+
+    async def ask(
+        self, tx_id: str, query_id: str, start_within_s: float, late: Callable[[TransactionState], None]
+    ) -> tuple[TransactionState, Trouble]:
+        return TransactionState.COMMITTED, Trouble.NONE
+
+
 class Crowd:
     """``TopicLink``s of so many producers, at one actor."""
 
@@ -74,7 +84,7 @@ class Crowd:
         async def connect(topic: str) -> BusyPort:
             return self.port
 
-        pool = QueryPool(Calls(lambda tx, query: TransactionState.COMMITTED), config)
+        pool = AtOnce(Calls(lambda tx, query: TransactionState.COMMITTED), config)
         producer = Respondent(instance, connect, pool, lambda tx: False, config, random.Random(instance))
         return TopicLink("orders", producer)
 

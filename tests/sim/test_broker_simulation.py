@@ -17,7 +17,7 @@ from tests.sim.simulation import Plan, Simulation
 from tests.sim.world import Violation
 
 #: At least so many schedules, and as many more as it takes to fill the table of the common kinds.
-SEEDS, SEEDS_MAX = 24, 60
+SEEDS, SEEDS_MAX = 24, 120
 #: Kinds that do not meet a transaction in each of its phases within so few schedules; thousands of
 #: schedules fill the table (docs/reliability.md).
 RARE = ("storm", "clock-ahead", "slow-fsync", "flip-log", "flip-state", "flip-vote", "hand-over", "at-cut")
