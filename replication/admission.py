@@ -146,7 +146,7 @@ class Admission:
         app, topic, tx_ids, part = op.meta[0], op.meta[1], op.meta[2], op.meta[5]
         if part:  # opens nothing
             return True
-        table = self._state.transactions.app(app)
+        table = self._state.transactions.look(app)
         opened, opening = table.open_by_topic.get(topic, 0), self._opening.get((app, topic), 0)
         new = len(tx_ids)
         if opened + opening + new > self._open_max:
@@ -162,7 +162,7 @@ class Admission:
     ) -> None:
         meta = submission.units[number].ops[0].meta
         app, tx_ids, by = meta[0], meta[1], meta[2]
-        opened = self._state.transactions.app(app).open
+        opened = self._state.transactions.look(app).open
         deciding = self._deciding.setdefault(app, set())
         valid: Sequence[str] = tx_ids
         if not opened.has_all(tx_ids) or not deciding.isdisjoint(tx_ids) or len(set(tx_ids)) != len(tx_ids):
@@ -181,7 +181,7 @@ class Admission:
 
     def _hindered(self, app: str, tx_ids: Sequence[str], deciding: set[str]) -> bool:
         """Whether one of these can never be committed, or is about to get its decision elsewhere."""
-        table = self._state.transactions.app(app)
+        table = self._state.transactions.look(app)
         return any(t in deciding or (t not in table.open and table.outcome(t) != COMMITTED) for t in tx_ids)
 
     def _references(self, records: Sequence[OpenTx]) -> list[bytes]:
@@ -250,7 +250,7 @@ class Admission:
 
     def _with_left_out(self, submission: Submission, number: int, result: Result) -> Result:
         app, outcome, tx_ids, included = submission.left_out[number]
-        table = self._state.transactions.app(app)
+        table = self._state.transactions.look(app)
         problems: list[list[Any]] = []
         for i, tx_id in enumerate(tx_ids):
             if tx_id in table.open:

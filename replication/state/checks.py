@@ -109,13 +109,13 @@ class DueQueue:
         return left, budget
 
     def _needed(self, app: str, tx_id: str, bucket: int) -> bool:
-        record = self._table.app(app).open.get(tx_id)
+        record = self._table.look(app).open.get(tx_id)
         return record is not None and record.due_ms >= 0 and _bucket(record.due_ms) <= bucket
 
     def _tidy_due(self, key: Key, left: int, budget: int) -> tuple[int, int]:
         """Goes once round the queue, so that its order stays."""
         queue = self._due.get(key)
-        opened = self._table.app(key[0]).open
+        opened = self._table.look(key[0]).open
         while queue and left > 0 and budget > 0:
             tx_id = queue.popleft()
             budget -= 1
@@ -179,7 +179,7 @@ class DueQueue:
 
     def _enqueue(self, app: str, tx_ids: Iterable[str], now_ms: int) -> int:
         moved = 0
-        opened = self._table.app(app).open
+        opened = self._table.look(app).open
         for tx_id in tx_ids:
             record = opened.get(tx_id)
             if record is None or record.due_ms < 0 or self._leased(app, tx_id, now_ms):
@@ -203,7 +203,7 @@ class DueQueue:
     ) -> list[tuple[str, OpenTx]]:
         """Hand out up to ``limit`` due transactions; nobody else gets them until the lease ends."""
         queue = self._due.get((app, topic))
-        opened = self._table.app(app).open
+        opened = self._table.look(app).open
         taken: list[tuple[str, OpenTx]] = []
         while queue and len(taken) < limit:
             tx_id = queue.popleft()

@@ -38,6 +38,9 @@ PRODUCERS_GENERATION = 20_000
 #: Batches per producer and partition whose offsets are remembered; clients keep at most this many
 #: unacknowledged, as in Kafka's idempotent producer.
 SEQUENCES_KEPT = 5
+#: Consumer groups whose positions are kept (part of the log format): those that committed last. Kafka's are
+#: forgotten a week after their last member has left; by number, memory is bounded too.
+GROUPS_KEPT = 50_000
 
 
 class StateMachine:
@@ -227,7 +230,7 @@ class StateMachine:
     def _commit(self, index: int, op: Op) -> Result:
         """All of it or nothing: every id is open (the leader saw to that), or the whole entry is refused."""
         app, tx_ids, by, _ = op.meta
-        table = self.transactions.app(app)
+        table = self.transactions.look(app)
         refs, self._pending_refs = self._pending_refs, []
         result = self._settle(table, app, tx_ids, by, COMMITTED)
         if result is OK:
@@ -241,7 +244,7 @@ class StateMachine:
 
     def _rollback(self, index: int, op: Op) -> Result:
         app, tx_ids, by = op.meta
-        return self._settle(self.transactions.app(app), app, tx_ids, by, ROLLED_BACK)
+        return self._settle(self.transactions.look(app), app, tx_ids, by, ROLLED_BACK)
 
     def _settle(
         self, table: AppTransactions, app: str, tx_ids: Sequence[str], by: str, outcome: int
@@ -267,7 +270,7 @@ class StateMachine:
 
     def _checked(self, index: int, op: Op) -> Result:
         app, tx_ids = op.meta
-        table = self.transactions.app(app)
+        table = self.transactions.look(app)
         for tx_id in tx_ids:
             record = table.open.get(tx_id)
             if record is None:
@@ -291,8 +294,10 @@ class StateMachine:
         if topic is not None:
             dead = {p.slot for p in topic.partitions.values()}
             self.producers.discard_where(lambda key: key[1] in dead)
-            for offsets in self.group_offsets.values():
+            for group, offsets in list(self.group_offsets.items()):
                 offsets.pop(name, None)
+                if not offsets:
+                    del self.group_offsets[group]
         return self.topics.delete(name)
 
     def _group_offsets(self, index: int, op: Op) -> Result:
@@ -300,7 +305,11 @@ class StateMachine:
         if topic not in self.topics.topics:
             return [int(ResultCode.UNKNOWN_TOPIC), [topic]]
         it = iter(flat)
-        self.group_offsets.setdefault(group, {}).setdefault(topic, {}).update(zip(it, it, strict=True))
+        offsets = self.group_offsets.pop(group, {})  # it goes behind all others
+        offsets.setdefault(topic, {}).update(zip(it, it, strict=True))
+        self.group_offsets[group] = offsets
+        if len(self.group_offsets) > GROUPS_KEPT:
+            del self.group_offsets[next(iter(self.group_offsets))]
         return OK
 
     def _trim(self, index: int, op: Op) -> Result:

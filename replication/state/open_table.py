@@ -149,6 +149,11 @@ class OpenTable(Mapping[str, "OpenTx"]):
         self._holders += 1
         return View(self.old, self.young.copy(), self.gone.copy(), self._changed.copy())
 
+    @property
+    def in_use(self) -> bool:
+        """Whether somebody has a view."""
+        return self._holders > 0
+
     def release(self) -> None:
         """A view is not used any more."""
         self._holders -= 1

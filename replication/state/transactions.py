@@ -19,6 +19,9 @@ from escrowmq.replication.state.open_table import OpenTable
 #: format: replicas must forget alike). 500,000 are ten seconds at 50,000/s, and the most takes 130 MB,
 #: however many apps there are.
 SETTLED_GENERATION = 500_000
+#: What an app with settled ids counts as beside them: its tables, which every look over all apps passes. So
+#: of apps that come and go (each batch write of Spark is one) some 20,000 stay, and no more.
+APP_AS_IDS = 50
 #: Operator decisions kept for audit in the state (the log itself keeps them until retention).
 AUDIT_KEPT = 1_000
 
@@ -81,8 +84,12 @@ class TransactionTable:
         self.audit: list[tuple[int, str, str, str, str]] = []  # now_ms, by, app, tx_id, outcome
         self._young = 0  # settled ids in the apps' young generations; derived from them
 
+    def look(self, name: str) -> AppTransactions:
+        """The app's transactions, to look at: one that has none is not kept."""
+        return self.apps.get(name) or AppTransactions()
+
     def app(self, name: str) -> AppTransactions:
-        """The app's transactions; created on first use."""
+        """The app's transactions, to open some; created on first use."""
         table = self.apps.get(name)
         if table is None:
             table = self.apps[name] = AppTransactions()
@@ -93,15 +100,24 @@ class TransactionTable:
         before = len(table.settled.young)
         for tx_id in tx_ids:
             table.settle(tx_id, outcome)
-        self._young += len(table.settled.young) - before
+        after = len(table.settled.young)
+        self._young += after - before + (APP_AS_IDS if after and not before else 0)
         if self._young >= SETTLED_GENERATION:
-            for each in self.apps.values():
-                each.settled.turn()
-            self._young = 0
+            self._turn()
+
+    def _turn(self) -> None:
+        for table in self.apps.values():
+            table.settled.turn()
+        # What is empty means the same as what is not there, so that a reader may keep one here for longer.
+        idle = [name for name, t in self.apps.items() if not t.open and not t.open.in_use and not t.settled]
+        for name in idle:
+            del self.apps[name]
+        self._young = 0
 
     def count_settled(self) -> None:
         """After the tables were filled from a snapshot."""
-        self._young = sum(len(table.settled.young) for table in self.apps.values())
+        young = [len(table.settled.young) for table in self.apps.values() if table.settled.young]
+        self._young = sum(young) + APP_AS_IDS * len(young)
 
     def record_decision(self, now_ms: int, by: str, app: str, tx_ids: Sequence[str], outcome: int) -> None:
         """Keep who decided, for all but producers and feedback (they are the rule, not news)."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from escrowmq.replication.proposals import COMMAND_BYTES_MAX
 from escrowmq.replication.state.machine import PRODUCERS_GENERATION
-from escrowmq.replication.state.transactions import AUDIT_KEPT, SETTLED_GENERATION
+from escrowmq.replication.state.transactions import APP_AS_IDS, AUDIT_KEPT, SETTLED_GENERATION
 from tests.sim.world import Violation
 
 if TYPE_CHECKING:
@@ -125,7 +125,8 @@ def _recount_broker(replica: SimReplica, broker: Any) -> None:
     settled = young = 0
     for app, table in transactions.apps.items():
         _same(replica, f"open of {app}", sum(table.open_by_topic.values()), len(table.open))
-        settled, young = settled + len(table.settled), young + len(table.settled.young)
+        settled += len(table.settled)
+        young += len(table.settled.young) + (APP_AS_IDS if table.settled.young else 0)
     _same(replica, "settled", transactions._young, young)
     _inside(replica, "settled and remembered", settled, 2 * (SETTLED_GENERATION + SETTLED_AT_ONCE))
     _check_generations(replica, "batches remembered", state.producers, PRODUCERS_GENERATION)
