@@ -78,6 +78,20 @@ class TestTopics:
         with pytest.raises(TopicExists, match="other settings"):
             admin.create_topic(name, partitions=4)
 
+    def test_deleting_is_done_though_the_first_answer_was_lost(self, admin, unique, monkeypatch):
+        name, submit = unique("orders"), admin._router.submit
+        admin.create_topic(name)
+
+        def lossy(gid, request, timeout_s):
+            submit(gid, request, timeout_s).result()  # nobody hears of it
+            return submit(gid, request, timeout_s)
+
+        monkeypatch.setattr(admin._router, "submit", lossy)
+        admin.delete_topic(name)
+        assert name not in [topic.name for topic in admin.topics()]
+        with pytest.raises(UnknownTopic):
+            admin.delete_topic(name)
+
     def test_what_does_not_exist(self, admin, unique):
         for call in (admin.describe_topic, admin.delete_topic):
             with pytest.raises(UnknownTopic, match="create it"):
