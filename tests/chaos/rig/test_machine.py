@@ -1,4 +1,7 @@
-"""EscrowMQ on three simulated machines: real network cuts, real full disks, one story after another."""
+"""EscrowMQ on three simulated machines: real network cuts, real full disks, one story after another.
+
+Left out of ``make test``, whose slice of chaos has both under the checker (tests/chaos/test_slice.py).
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,7 @@ ROOT = Path(__file__).resolve().parents[3]
 pytestmark = [
     pytest.mark.ray,
     pytest.mark.slow,
+    pytest.mark.long,
     pytest.mark.skipif(REASON is not None, reason=f"no simulated machines: {REASON}"),
 ]
 
