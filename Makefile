@@ -19,6 +19,8 @@ JOBS ?= 2
 SEED ?= 1
 EXAMPLES ?= 20000
 TRIALS ?= 50
+# Of files with few and long tests the longest come early in the alphabet; by number of tests they would be last.
+IN_ORDER = --dist loadfile --no-loadscope-reorder
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
@@ -28,7 +30,7 @@ demo: $(STAMP) ## orders through escrow while things are being killed; Spark che
 
 test: lint ## everything: lint, types, layers, then the fast tests, then real Ray and Spark (< 18 minutes)
 	$(BIN)/python -m pytest -m "not ray and not spark and not slow and not long" -n $(JOBS) --dist loadfile
-	$(BIN)/python -m pytest -m "(ray or spark or slow) and not long" -n $(JOBS) --dist loadfile --durations=20
+	$(BIN)/python -m pytest -m "(ray or spark or slow) and not long" -n $(JOBS) $(IN_ORDER) --durations=20
 
 test-long: $(STAMP) ## what make test leaves out: all of Spark's tests under the other ways to a session, speculation, the walk-through (20 minutes)
 	$(BIN)/python -m pytest -m long --durations=20
