@@ -11,6 +11,7 @@ Work per entry is small tables and runs of partition indexes; bodies are never t
 from __future__ import annotations
 
 import threading
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -55,7 +56,7 @@ class StateMachine:
         self.producers: TwoGenerations[tuple[str, int], tuple[int, int, tuple[tuple[int, int, int], ...]]] = (
             TwoGenerations(PRODUCERS_GENERATION)
         )
-        self.group_offsets: dict[str, dict[str, dict[int, int]]] = {}
+        self.group_offsets: OrderedDict[str, dict[str, dict[int, int]]] = OrderedDict()
         #: Held while a commit's messages become readable, and by readers while they look where partitions
         #: end: so whoever asks for several partitions at once sees all of a transaction or nothing.
         self.cut = threading.Lock()
@@ -305,11 +306,10 @@ class StateMachine:
         if topic not in self.topics.topics:
             return [int(ResultCode.UNKNOWN_TOPIC), [topic]]
         it = iter(flat)
-        offsets = self.group_offsets.pop(group, {})  # it goes behind all others
-        offsets.setdefault(topic, {}).update(zip(it, it, strict=True))
-        self.group_offsets[group] = offsets
+        self.group_offsets.setdefault(group, {}).setdefault(topic, {}).update(zip(it, it, strict=True))
+        self.group_offsets.move_to_end(group)  # in one step: other threads look groups up meanwhile
         if len(self.group_offsets) > GROUPS_KEPT:
-            del self.group_offsets[next(iter(self.group_offsets))]
+            self.group_offsets.popitem(last=False)
         return OK
 
     def _trim(self, index: int, op: Op) -> Result:
