@@ -5,12 +5,9 @@ from __future__ import annotations
 import shutil
 import socket
 import time
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from escrowmq.actors.config import BrokerConfig
 from escrowmq.replication import ops
 from escrowmq.replication.codec import decode_rows
 from escrowmq.replication.datadir import Identity
@@ -18,14 +15,6 @@ from escrowmq.replication.errors import CorruptLog, DataDirLocked, Unavailable
 from escrowmq.replication.service import BrokerService
 from tests.replication.services import Trio
 from tests.replication.test_replica import prepare
-
-
-@pytest.fixture
-def trio(tmp_path: Path) -> Iterator[Trio]:
-    trio = Trio(tmp_path, BrokerConfig(segment_bytes=200_000, disk_reserve_bytes=0))
-    trio.start()
-    yield trio
-    trio.close()
 
 
 def texts(service: BrokerService, expected: int, timeout_s: float = 10.0) -> list[str]:

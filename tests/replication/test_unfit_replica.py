@@ -8,28 +8,18 @@ from __future__ import annotations
 import errno
 import os
 import threading
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from escrowmq.actors.config import BrokerConfig
 from escrowmq.replication import ops
 from escrowmq.replication.errors import CorruptLog, DiskFailed, DiskFull, ReadFailed, Unavailable
 from escrowmq.replication.hosting import ReplicaHost
 from escrowmq.replication.marks import BEHIND, DAMAGED, LEARNER, PORT_FILE, WANTS_COPY, Marks
 from tests.replication.services import Trio
 from tests.replication.test_service import prepare, stop_a_full_follower, texts
-
-
-@pytest.fixture
-def trio(tmp_path: Path) -> Iterator[Trio]:
-    trio = Trio(tmp_path, BrokerConfig(segment_bytes=200_000, disk_reserve_bytes=0))
-    trio.start()
-    yield trio
-    trio.close()
 
 
 def a_follower(trio: Trio) -> int:
