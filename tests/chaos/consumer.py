@@ -12,6 +12,7 @@ import random
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 
 from escrowmq import Cluster, Consumer, EscrowMQError, StaleMember
 from escrowmq.actors.offsets import OffsetReader
@@ -51,16 +52,72 @@ def read_range(info: ClusterInfo, place: Place, start: int, end: int) -> list[tu
         ]
 
 
+class Progress:
+    """What a member has polled: for the history, and to be committed."""
+
+    def __init__(self, name: str, recorder: Recorder) -> None:
+        self.name, self.recorder = name, recorder
+        self.epoch = 0
+        self.polled: dict[Place, int] = {}  # the next offset of all that this membership has polled
+        self.begun: set[Place] = set()  # read by this epoch's reader
+
+    def joins(self) -> None:
+        """Anew: nothing is held."""
+        self.polled = {}
+        self.new_epoch()
+
+    def new_epoch(self) -> None:
+        """A reader of its own in the history, since partitions may have moved. What was polled stays:
+        a partition that did not move is read on, and no message need come that would be committed."""
+        self.epoch += 1
+        self.begun = set()
+
+    def record(self, records: Sequence[ConsumerRecord]) -> None:
+        for place, found in by_partition(records).items():
+            start = found[0][0] if place not in self.begun else None
+            self.begun.add(place)
+            self.recorder.read(f"{self.name}#{self.epoch}", *place, found, start=start)
+            self.polled[place] = found[-1][0] + 1
+
+    def _still_there(self, consumer: Consumer) -> dict[Place, int]:
+        """Of what was polled, where the consumer stands now; a partition that moved away and came back
+        begins again where the group is."""
+        there: dict[Place, int] = {}
+        for place, offset in self.polled.items():
+            with suppress(EscrowMQError):
+                if consumer.position(*place) == offset:
+                    there[place] = offset
+        return there
+
+    def commit(self, consumer: Consumer) -> None:
+        offsets = self._still_there(consumer)
+        if not offsets:
+            return
+        ops = [
+            self.recorder.invoke("offset-commit", group=GROUP, topic=t, partition=p, offset=offset)
+            for (t, p), offset in offsets.items()
+        ]
+        try:
+            consumer.commit(offsets)
+        except EscrowMQError as error:
+            for op in ops:
+                self.recorder.unknown(op, repr(error))
+            if isinstance(error, StaleMember):
+                self.new_epoch()
+        else:
+            for op in ops:
+                self.recorder.ok(op)
+
+
 class Member:
     """A member of the group. A new name for every time that it joins, so that its positions are its own."""
 
     def __init__(
         self, cluster: Cluster, settings: ClientSettings, recorder: Recorder, parent: Parent
     ) -> None:
-        self.cluster, self.settings, self.recorder, self.parent = cluster, settings, recorder, parent
+        self.cluster, self.settings, self.parent = cluster, settings, parent
         self.rng = random.Random(f"{settings.seed}/{settings.name}")
-        self.epoch = 0
-        self.polled: dict[Place, int] = {}
+        self.progress = Progress(settings.name, recorder)
 
     def run(self) -> None:
         """Joins again and again, until the end."""
@@ -77,7 +134,7 @@ class Member:
     def _attend(self, consumer: Consumer) -> None:
         """Some hundred polls."""
         assigned: list[Place] = []
-        self._new_epoch()
+        self.progress.joins()
         for _ in range(self.rng.randint(100, 400)):
             if self.parent.ending.is_set():
                 return
@@ -88,43 +145,12 @@ class Member:
             now = consumer.assignment()
             if now != assigned:
                 assigned = now
-                self._new_epoch()
-            self._record(records)
+                self.progress.new_epoch()
+            self.progress.record(records)
             if self.rng.random() < self.settings.crashes and not self.parent.resting.is_set():
                 crash()
             if self.rng.random() < 0.3:
-                self._commit(consumer)
-
-    def _new_epoch(self) -> None:
-        self.epoch += 1
-        self.polled = {}
-
-    def _record(self, records: Sequence[ConsumerRecord]) -> None:
-        for place, found in by_partition(records).items():
-            start = found[0][0] if place not in self.polled else None
-            self.recorder.read(f"{self.settings.name}#{self.epoch}", *place, found, start=start)
-            self.polled[place] = found[-1][0] + 1
-
-    def _commit(self, consumer: Consumer) -> None:
-        offsets = dict(self.polled)
-        if not offsets:
-            return
-        ops = [
-            self.recorder.invoke("offset-commit", group=GROUP, topic=t, partition=p, offset=offset)
-            for (t, p), offset in offsets.items()
-        ]
-        try:
-            consumer.commit(offsets)
-        except StaleMember as error:
-            for op in ops:
-                self.recorder.unknown(op, repr(error))
-            self._new_epoch()
-        except EscrowMQError as error:
-            for op in ops:
-                self.recorder.unknown(op, repr(error))
-        else:
-            for op in ops:
-                self.recorder.ok(op)
+                self.progress.commit(consumer)
 
 
 class Reader:
