@@ -92,6 +92,17 @@ class Trio:
             time.sleep(0.01)
         raise AssertionError("no leader")
 
+    def follower(self, timeout_s: float = 10.0) -> tuple[BrokerService, BrokerService]:
+        """One that knows who leads, and that leader. A follower learns it some time after the election."""
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline:
+            leader = self.leader()
+            for service in list(self.alive.values()):
+                if service is not leader and service.whoami()[1] == leader.rid:
+                    return service, leader
+            time.sleep(0.01)
+        raise AssertionError("no follower knows the leader")
+
     def submit(self, *frames: bytes, timeout_s: float = 10.0) -> list[Any]:
         """As a client: follow the leader, send the same bytes again until there is an answer."""
         deadline = time.monotonic() + timeout_s

@@ -49,8 +49,7 @@ def test_prepared_is_unreadable_and_committed_is_readable_on_every_replica(trio:
 
 
 def test_a_follower_refuses_and_names_the_leader(trio: Trio) -> None:
-    leader = trio.leader()
-    follower = next(s for s in trio.alive.values() if s is not leader)
+    follower, leader = trio.follower()
     assert follower.submit(ops.create_topic("x", {}))[:2] == ("not_leader", leader.rid)
 
 

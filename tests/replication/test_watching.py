@@ -48,8 +48,7 @@ def test_a_parked_watch_ends_with_the_news_and_an_idle_one_with_its_time(trio: T
 
 def test_only_the_leader_answers_and_it_knows_what_is_not_there(trio: Trio) -> None:
     trio.topic()
-    leader = trio.leader()
-    follower = next(service for service in trio.alive.values() if service is not leader)
+    follower, leader = trio.follower()
     assert Watching(follower).watch([("t", 0, 0)], 0.0)[:2] == ("not_leader", leader.rid)
     assert Watching(follower).spans([("t", 0, 0, 1, 1)])[:2] == ("not_leader", leader.rid)
     codes = [answer[0] for answer in Watching(leader).watch([("nope", 0, -1), ("t", 99, -1)], 0.0)[1]]
