@@ -12,7 +12,7 @@ import logging
 import secrets
 from collections import deque
 from collections.abc import Callable, Iterable
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,7 +24,7 @@ from escrowmq.replication import ops
 from escrowmq.replication.errors import EscrowMQError, TransactionConflict
 from escrowmq.replication.model import TransactionState, group_of
 from escrowmq.spark_integration.sink_intents import Attempt, chunk_id
-from escrowmq.spark_integration.sink_link import SinkLink
+from escrowmq.spark_integration.sink_link import CALL_S, SinkLink
 from escrowmq.spark_integration.sink_rows import RowEncoder, Rows
 
 log = logging.getLogger(__name__)
@@ -137,6 +137,8 @@ class ChunkWriter:
 
     def abandon(self) -> None:
         """Roll back whatever was sent. Never raises: what it misses, the next epoch's commit finds."""
+        # A small ROLLBACK overtakes a large PREPARE, which would open its transaction behind it.
+        wait([sent.future for sent in self._under_way], CALL_S)
         self._under_way.clear()
         by_group = Attempt(self._attempt, self._numbers).ids(self._epoch_id)
         if self._home is not None:  # first where it counts

@@ -5,10 +5,13 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future
+from typing import Any
 
 import pyarrow as pa
 import pytest
 
+from escrowmq.actors.router import result_of
 from escrowmq.replication import ops
 from escrowmq.replication.errors import ConfigError, MessageTooLarge, UnknownTopic
 from escrowmq.spark_integration.sink_commit import (
@@ -170,6 +173,42 @@ def test_a_task_that_fails_takes_its_chunks_back(
     with pytest.raises(ValueError, match="own"):
         prepare(link, query, 0, topic, rows())
     assert still_open(brokers, query) == 0 and readable(brokers, topic) == []
+
+
+class SlowPrepares(SinkLink):
+    """Large requests are a second longer on their way than small ones."""
+
+    def __init__(self, link: SinkLink) -> None:
+        super().__init__(link.router, link.app)
+        self.late: list[threading.Timer] = []
+
+    def start(self, gid: int, request: bytes) -> Future[Any]:
+        if len(request) < 1 << 20:
+            return super().start(gid, request)
+        answer: Future[Any] = Future()
+
+        def send() -> None:
+            answer.set_result(result_of(super(SlowPrepares, self).start(gid, request), 30.0))
+
+        self.late.append(threading.Timer(1.0, send))
+        self.late[-1].start()
+        return answer
+
+
+def test_a_roll_back_waits_for_what_is_on_its_way(
+    brokers: Brokers, query: str, topic: str, link: SinkLink
+) -> None:
+    def rows() -> Iterator[pa.RecordBatch]:
+        for _ in range(12):
+            yield pa.RecordBatch.from_arrays([pa.array([b"x" * 300_000] * 4)], names=["value"])
+        raise ValueError("the task's own")
+
+    slow = SlowPrepares(link)
+    with pytest.raises(ValueError, match="own"):
+        prepare(slow, query, 0, topic, rows())
+    for timer in slow.late:
+        timer.join()
+    assert len(slow.late) >= 2 and still_open(brokers, query) == 0 and readable(brokers, topic) == []
 
 
 def test_a_topic_deleted_meanwhile_fails_the_task(brokers: Brokers, query: str, link: SinkLink) -> None:
