@@ -105,7 +105,9 @@ def read_all(
     app: BrokerApplication, place: tuple[str, int], position: int
 ) -> tuple[int, int, list[tuple[int, str]]] | None:
     """(start, end, records) of a partition from ``position``, or from where retention left it; None if
-    the replica has gone. A replica that is behind ``position`` has nothing: it ends where it starts."""
+    the replica has gone, or has removed from its log what it does not know yet to be removed: one that
+    starts again from a snapshot applies retention anew. A replica that is behind ``position`` has nothing:
+    it ends where it starts."""
     records: list[tuple[int, str]] = []
     start = at = position
     while True:
@@ -114,6 +116,8 @@ def read_all(
             return None
         _, _, code, low, end, _, _ = result
         if code == ResultCode.OUT_OF_RANGE:
+            if low <= at < end:
+                return None
             if at >= low or records:
                 return start, max(at, start), records
             start = at = low

@@ -51,3 +51,8 @@ def test_promises_hold_over_many_schedules_that_reach_every_phase() -> None:
     assert not empty(reached, common), "find out why this is no longer reached"
     for kind in RARE:
         assert len(empty(reached, (kind,))) <= len(Phase) // 2, f"{kind} met hardly any transaction"
+
+
+def test_a_replica_that_applies_retention_anew_gives_no_cut() -> None:
+    """A cut took it for one that is behind, and so a transaction for torn, of which it had a part."""
+    run(501194)
