@@ -102,12 +102,12 @@ class Consumer:
 
 
 def read_all(
-    app: BrokerApplication, place: tuple[str, int], position: int
+    app: BrokerApplication, place: tuple[str, int], position: int, *, settled: bool = False
 ) -> tuple[int, int, list[tuple[int, str]]] | None:
     """(start, end, records) of a partition from ``position``, or from where retention left it; None if
     the replica has gone, or has removed from its log what it does not know yet to be removed: one that
-    starts again from a snapshot applies retention anew. A replica that is behind ``position`` has nothing:
-    it ends where it starts."""
+    starts again from a snapshot applies retention anew, and is done with it where all is ``settled``. A
+    replica that is behind ``position`` has nothing: it ends where it starts."""
     records: list[tuple[int, str]] = []
     start = at = position
     while True:
@@ -116,7 +116,7 @@ def read_all(
             return None
         _, _, code, low, end, _, _ = result
         if code == ResultCode.OUT_OF_RANGE:
-            if low <= at < end:
+            if low <= at < end and not settled:
                 return None
             if at >= low or records:
                 return start, max(at, start), records
@@ -141,7 +141,7 @@ def read_finally(
     for replica, app in replicas:
         name = f"final-{replica.name}"
         for place in PLACES:
-            part = read_all(app, place, 0)
+            part = read_all(app, place, 0, settled=True)
             if part is None:
                 return False
             start, end, records = part
