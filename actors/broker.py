@@ -25,6 +25,7 @@ from escrowmq.actors.group_service import GroupService
 from escrowmq.actors.peers import RayPeers
 from escrowmq.actors.topology import ClusterInfo, broker_name
 from escrowmq.replication.datadir import Identity
+from escrowmq.replication.fetching import FetchRequest
 from escrowmq.replication.service import BrokerService
 from escrowmq.replication.tls import TlsFiles
 from escrowmq.replication.watching import Watching
@@ -95,7 +96,7 @@ class Broker:
     # -------------------------------------------------------------- fetch
 
     @ray.method(concurrency_group="fetch")
-    def fetch(self, requests: Sequence[tuple[str, int, int]], max_bytes: int, wait_s: float) -> list[Any]:
+    def fetch(self, requests: Sequence[FetchRequest], max_bytes: int, wait_s: float) -> list[Any]:
         results = self._service.fetch(requests, max_bytes, wait_s, self._fetch_buffers.join)
         return [(*head, out_of_band(blob)) for *head, blob in results]
 
@@ -106,6 +107,12 @@ class Broker:
     @ray.method(concurrency_group="control")
     def spans(self, requests: Sequence[tuple[str, int, int, int, int]]) -> Answer:
         return self._watching.spans(requests)
+
+    @ray.method(concurrency_group="control")
+    def fetch_ends(
+        self, topic: str, partition: int, offset: int, until: int, max_bytes: int, count: int
+    ) -> tuple[int, list[int]]:
+        return self._service.fetch_ends(topic, partition, offset, until, max_bytes, count)
 
     # -------------------------------------------------------------- feedback
 

@@ -1,9 +1,9 @@
 """Reading a fixed range of one partition in large blobs, for jobs: Spark splits, exports, repairs.
 
-No group, no thread, no state to keep: a loop over fetch calls to any replica, the next one under way
-while the caller deals with what came. Gives exactly ``[start, end)``: runs that stick out are cut at
-message borders without decoding them. Every end is a typed error; data that is not there is never
-skipped in silence.
+No group, no thread, no state to keep: a loop over fetch calls to any replica, a few of them under way
+while the caller deals with what came (see read_ahead.py). Gives exactly ``[start, end)``: runs that
+stick out are cut at message borders without decoding them. Every end is a typed error; data that is not
+there is never skipped in silence.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import queue
 import random
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from escrowmq.actors.calls import RayCalls, ReplicaCalls
 from escrowmq.actors.closing import Closing
+from escrowmq.actors.read_ahead import Answer, Asked, ReadAhead
 from escrowmq.actors.records import Run, check_dense, trim_runs
 from escrowmq.actors.replica_choice import ReplicaChoice
 from escrowmq.actors.topology import ClusterInfo
@@ -33,8 +33,13 @@ from escrowmq.replication.model import ResultCode, group_of
 #: Bytes of one fetch. A call costs two to three milliseconds of processor time in all, whatever its size, and
 #: a megabyte another one; the broker has memory at hand for answers up to this (see answer_buffers.py).
 FETCH_BYTES = 8 << 20
+#: Fetches under way while the caller deals with what came: one is enough while the caller is the slower one,
+#: more cover what an answer takes on its way, and a broker that does other things meanwhile.
+IN_FLIGHT = 3
 #: How long the broker may wait for news that this replica has not got yet.
 FETCH_WAIT_S = 0.25
+#: Of so many fetches to come it asks at once where they end: a walk through the index, past all messages.
+ENDS_PER_CALL = 16
 #: Silence beyond that wait after which another replica is asked; doubles while nobody answers.
 SILENCE_S, SILENCE_S_MAX = 0.25, 4.0
 #: Between two questions about data that nobody seems to have; after a refusal (overloaded, starting, dead)
@@ -64,16 +69,6 @@ class Block(NamedTuple):
     rows: memoryview
 
 
-@dataclass(slots=True)
-class _Asked:
-    """The question under way; ``rid`` is whom it was put to last."""
-
-    offset: int
-    tokens: dict[int, int]  # token -> replica: a silent one may still answer first
-    rid: int
-    ask_again_at: float
-
-
 class PartitionReader(Closing):
     """Gives the ``Block``s of ``[start, end)``, or its ``stretches``. One pass, one thread; ``close`` it.
 
@@ -91,6 +86,7 @@ class PartitionReader(Closing):
         end: int,
         *,
         fetch_bytes: int = FETCH_BYTES,
+        in_flight: int = IN_FLIGHT,
         timeout_s: float = 60.0,
         lag_patience_s: float = LAG_PATIENCE_S,
         calls: ReplicaCalls | None = None,
@@ -99,6 +95,8 @@ class PartitionReader(Closing):
     ) -> None:
         if not 0 <= start <= end:
             raise ConfigError(f"need 0 <= start <= end, not start={start}, end={end}")
+        if in_flight < 1:
+            raise ConfigError(f"in_flight is {in_flight}: nothing can be read without a fetch under way")
         self.topic, self.partition, self.start, self.end = topic, partition, start, end
         self._gid = group_of(topic, partition, info.groups)
         self._fetch_bytes, self._timeout_s, self._clock = fetch_bytes, timeout_s, clock
@@ -108,6 +106,8 @@ class PartitionReader(Closing):
         self._choice = ReplicaChoice(info.replicas, salt=random.randrange(info.replicas))  # spreads load only
         self._turn, self._token, self._silence_s = partition, 0, SILENCE_S
         self._inbox: queue.SimpleQueue[tuple[int, Any, BaseException | None]] = queue.SimpleQueue()
+        self._ahead = ReadAhead(end, in_flight, self._ask)
+        self._ends_asked: int | None = None  # the token of the question for where fetches end
 
     def close(self) -> None:
         """Drops what is under way. Safe to call twice."""
@@ -123,34 +123,50 @@ class PartitionReader(Closing):
 
     def stretches(self) -> Iterator[Stretch]:
         """The same, an answer at a time: what is done once for each is not done for every run."""
-        offset = self.start
-        asked = self._ask(offset) if offset < self.end else None
-        while asked is not None:
+        if self.start < self.end:
+            self._ahead.begin(self.start)
+        while (asked := self._ahead.first) is not None:
             runs, blob = self._receive(asked)
-            # Not from self.start: what is one run here may be two at the replica that was asked before.
-            begin, offset = offset, runs[-1][0] + runs[-1][1]
-            asked = self._ask(offset) if offset < self.end else None
-            yield Stretch(*trim_runs(runs, blob, begin, self.end))
+            self._ahead.received(runs[-1][0] + runs[-1][1])
+            self._look_ahead(asked.rid)
+            # Not from where the run starts: what is one run here may be two at the replica asked before.
+            yield Stretch(*trim_runs(runs, blob, asked.offset, asked.until))
 
-    def _ask(self, offset: int, before: _Asked | None = None) -> _Asked:
+    def _ask(self, offset: int, until: int, before: Asked | None = None) -> Asked:
         now = self._clock()
         rid = self._choice.pick(self._gid, self._turn, now)
+        asked = before or Asked(offset, until, {}, rid, 0.0)
+        asked.ask_again_at = now + FETCH_WAIT_S + self._silence_s
+        asked.rid = rid
+        asked.tokens[self._token + 1] = rid
+        request = [(self.topic, self.partition, offset, until)]
+        self._call(rid, "fetch", request, self._fetch_bytes, FETCH_WAIT_S)
+        return asked
+
+    def _look_ahead(self, rid: int) -> None:
+        """Has more answers under way, and asks ``rid`` in time where those behind them will end."""
+        self._ahead.extend()
+        at = self._ahead.ends_wanted()
+        if at is not None and self._ends_asked is None:
+            which = self.topic, self.partition, at, self.end, self._fetch_bytes, ENDS_PER_CALL
+            self._ends_asked = self._call(rid, "fetch_ends", *which)
+
+    def _call(self, rid: int, method: str, *args: Any) -> int:
+        """Puts a question; what comes to the inbox in answer has the token that this returns."""
         self._token += 1
         token = self._token
-        asked = before or _Asked(offset, {}, rid, 0.0)
-        asked.tokens[token] = asked.rid = rid
-        asked.ask_again_at = now + FETCH_WAIT_S + self._silence_s
 
         def done(answer: Any, error: BaseException | None) -> None:
             self._inbox.put((token, answer, error))
 
-        request = [(self.topic, self.partition, offset)]
-        self._calls.call(self._gid, rid, "fetch", (request, self._fetch_bytes, FETCH_WAIT_S), done)
-        return asked
+        self._calls.call(self._gid, rid, method, args, done)
+        return token
 
-    def _receive(self, asked: _Asked) -> tuple[list[Run], memoryview]:
+    def _receive(self, asked: Asked) -> tuple[list[Run], memoryview]:
         """The answer to ``asked`` with at least one run; asks others as needed."""
         since = self._clock()
+        # Those before it may have kept the broker busy until now.
+        asked.ask_again_at = max(asked.ask_again_at, since + self._silence_s)
         answered = False
         refusal: EscrowMQError | None = None
         refusals = 0
@@ -180,19 +196,26 @@ class PartitionReader(Closing):
             self._turn += 1
             refusals = refusals + 1 if part is None else 0
             self._pause(_pause_s(refusals, refusal))
-            self._ask(asked.offset, asked)
+            self._ask(asked.offset, asked.until, asked)
 
-    def _next_answer(self, asked: _Asked) -> tuple[Any, BaseException | None, int]:
-        """(part, None, replica) or (None, error or None for silence, replica)."""
+    def _next_answer(self, asked: Asked) -> Answer:
+        """To the question that is read now, when all that has come is in its place."""
         while True:
-            left_s = asked.ask_again_at - self._clock()
+            left_s = 0.0 if asked.answers else max(asked.ask_again_at - self._clock(), 0.001)
             try:
-                token, answer, error = self._inbox.get(timeout=max(left_s, 0.001))
+                token, answer, error = self._inbox.get(timeout=left_s)
             except queue.Empty:
+                if asked.answers:
+                    return asked.answers.popleft()
                 self._silence_s = min(self._silence_s * 2, SILENCE_S_MAX)
                 return None, None, asked.rid
-            if token in asked.tokens:  # else: a late answer to an earlier question
-                return (None if error is not None else answer[0]), error, asked.tokens.pop(token)
+            if token != self._ends_asked:
+                self._ahead.take(token, answer, error)
+                continue
+            self._ends_asked = None
+            if error is None:
+                self._ahead.learn(answer[1])
+                self._ahead.extend()
 
     def _refusal(
         self, code: int, offset: int, log_start: int, log_end: int, before: EscrowMQError | None

@@ -8,6 +8,7 @@ from escrowmq.replication.state.transactions import OpenTx
 
 #: What one answer may bring, whatever its caller asks for: it is put together in this process's memory.
 FETCH_BYTES_MAX = 64 << 20
+FETCH_ENDS_MAX = 64
 DUE_MAX = 10_000
 FILE_PART_BYTES_MAX = 8 << 20
 LEASE_S_MAX = 86_400.0

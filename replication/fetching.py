@@ -12,14 +12,15 @@ from typing import Protocol
 
 from escrowmq.replication.errors import OffsetGone
 from escrowmq.replication.model import ResultCode
-from escrowmq.replication.state.index import Run
+from escrowmq.replication.state.index import PartitionIndex, Run
 from escrowmq.replication.state.machine import StateMachine
 from escrowmq.replication.state.topics import Partition
 
 #: Runs looked up per partition and call: bounds the work of one call over many tiny runs.
 RUNS_MAX = 4_096
 
-FetchRequest = tuple[str, int, int]  # topic, partition, offset
+#: Topic, partition, offset; and, from who wants no more than a range, its end: no run that begins there.
+FetchRequest = tuple[str, int, int] | tuple[str, int, int, int]
 FetchResult = tuple[str, int, int, int, int, list[tuple[int, int, int, int]], bytes | memoryview]
 #: Puts parts of so many bytes in all one behind the other. Who serves many large answers has memory for them.
 Join = Callable[[Iterable[bytes], int], bytes | memoryview]
@@ -49,34 +50,62 @@ def fetch(
     """
     results: list[FetchResult] = []
     left = max_bytes
-    found = [state.topics.find(topic, number) for topic, number, _ in requests]
+    found = [state.topics.find(request[0], request[1]) for request in requests]
     with state.cut:
         ends = [partition.index.end if isinstance(partition, Partition) else 0 for partition in found]
-    for (topic, number, offset), partition, end in zip(requests, found, ends, strict=True):
+    for (topic, number, offset, *until), partition, end in zip(requests, found, ends, strict=True):
         if not isinstance(partition, Partition):
             results.append((topic, number, int(partition), 0, 0, [], b""))
             continue
-        result = _fetch_partition(partition, log, offset, end, max(left, 1), join)
+        bounds = offset, end, until[0] if until else end
+        result = _fetch_partition(partition, log, bounds, max(left, 1), join)
         left -= len(result[6])
         results.append(result)
     return results
 
 
 def _fetch_partition(
-    partition: Partition, log: RangeReader, offset: int, end: int, max_bytes: int, join: Join
+    partition: Partition, log: RangeReader, bounds: tuple[int, int, int], max_bytes: int, join: Join
 ) -> FetchResult:
-    index = partition.index
+    (offset, end, until), index = bounds, partition.index
     topic, number, start = partition.topic, partition.number, index.start
     if not start <= offset <= end:
         return topic, number, int(ResultCode.OUT_OF_RANGE), start, end, [], b""
-    # A run that a later commit has made longer is left for the next fetch.
-    known = [run for run in index.runs_from(offset, RUNS_MAX, max_bytes) if run.base + run.messages <= end]
-    runs = _within(known, max_bytes)
+    runs = _runs_of_answer(index, offset, end, until, max_bytes)
     try:
         blob = join(read_runs(log, runs), sum(run.size for run in runs))
     except OffsetGone:  # retention overtook this read
         return topic, number, int(ResultCode.OUT_OF_RANGE), index.start, index.end, [], b""
     return topic, number, 0, start, end, [(r.base, r.messages, r.time_ms, r.size) for r in runs], blob
+
+
+def _runs_of_answer(index: PartitionIndex, offset: int, end: int, until: int, max_bytes: int) -> list[Run]:
+    runs = index.runs_from(offset, RUNS_MAX, max_bytes)
+    # A run that a later commit has made longer is left for the next fetch.
+    return _within([r for r in runs if r.base + r.messages <= end and r.base < until], max_bytes)
+
+
+def fetch_ends(
+    state: StateMachine, topic: str, number: int, offset: int, until: int, max_bytes: int, count: int
+) -> tuple[int, list[int]]:
+    """``(code, offsets)``: where the answers to the next fetches would end, each from where the last one did.
+
+    At most ``count`` of them, and none behind the first at ``until`` or later. For who wants to have several
+    under way: otherwise where one ends is known only when it has come.
+    """
+    partition = state.topics.find(topic, number)
+    if not isinstance(partition, Partition):
+        return int(partition), []
+    with state.cut:
+        end = partition.index.end
+    found: list[int] = []
+    while len(found) < count and offset < until:
+        runs = _runs_of_answer(partition.index, offset, end, until, max_bytes)
+        if not runs:
+            break
+        offset = runs[-1].base + runs[-1].messages
+        found.append(offset)
+    return int(ResultCode.OK), found
 
 
 def _within(runs: list[Run], max_bytes: int) -> list[Run]:

@@ -14,7 +14,13 @@ from dataclasses import asdict
 from typing import Any
 
 from escrowmq.replication import fetching
-from escrowmq.replication.answers import DUE_MAX, FETCH_BYTES_MAX, FILE_PART_BYTES_MAX, LEASE_S_MAX
+from escrowmq.replication.answers import (
+    DUE_MAX,
+    FETCH_BYTES_MAX,
+    FETCH_ENDS_MAX,
+    FILE_PART_BYTES_MAX,
+    LEASE_S_MAX,
+)
 from escrowmq.replication.checkpoints import snapshot_name
 from escrowmq.replication.errors import (
     Closed,
@@ -90,6 +96,14 @@ class BrokerService(Inspection):
             return self._fetch_lot.wait_for(attempt, wait_s) or self.replica.fetch(requests, max_bytes, join)
         except (CorruptLog, DiskFailed) as error:
             raise self._leaves(error) from error
+
+    def fetch_ends(
+        self, topic: str, partition: int, offset: int, until: int, max_bytes: int, count: int
+    ) -> tuple[int, list[int]]:
+        """Where the next fetches end (see fetching.py), at most ``FETCH_ENDS_MAX`` of them."""
+        self._check_started()
+        max_bytes, count = min(max_bytes, FETCH_BYTES_MAX), min(count, FETCH_ENDS_MAX)
+        return fetching.fetch_ends(self.replica.state, topic, partition, offset, until, max_bytes, count)
 
     def _leaves(self, error: EscrowMQError) -> Unavailable:
         """What it has stored cannot be read: it ends, and the next start repairs it."""

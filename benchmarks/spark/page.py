@@ -14,6 +14,7 @@ CONTESTS = (
     ("Batch read, `groupBy(key)`", ("reading", "groupBy(key)"), "Parquet"),
     ("Stream, all in one micro-batch", ("streaming",), "rate source"),
     ("Write", ("writing",), "Parquet"),
+    ("Reader of one task without Spark, by fetches under way", ("ahead",), "one"),
 )
 
 

@@ -90,7 +90,9 @@ class Joining(ClientCalls):
     """Each replica has runs of its own: here, from the second answer on, all is one run."""
 
     def call(self, gid, rid, method, args, done):
-        ((topic, partition, offset),), max_bytes, wait_s = args
+        if method != "fetch":
+            return super().call(gid, rid, method, args, done)
+        ((topic, partition, offset, until),), max_bytes, wait_s = args
 
         def joined(answer, error):
             head = [(base, count) for base, count, *_ in answer[0][5]] if error is None else []
@@ -104,7 +106,8 @@ class Joining(ClientCalls):
             ends = runs[-1][0] + runs[-1][1]
             done([(topic, partition, code, start, end, [(0, ends, runs[-1][2], len(blob))], blob)], error)
 
-        super().call(gid, rid, method, ([(topic, partition, offset)], max_bytes, wait_s), joined)
+        request = [(topic, partition, offset, until)]
+        return super().call(gid, rid, method, (request, max_bytes, wait_s), joined)
 
 
 def test_runs_need_not_be_the_same_at_all_replicas(brokers, unique):
@@ -117,10 +120,11 @@ def test_runs_need_not_be_the_same_at_all_replicas(brokers, unique):
     found, blocks = rows_of(reader)
     assert found == [(i, b"%d" % i) for i in range(2, 11)]
     assert blocks == 1, "one run holds everything"
-    reader = PartitionReader(brokers.info, topic, 0, 0, 11, fetch_bytes=1, calls=Joining(brokers))
-    found, blocks = rows_of(reader)
-    assert found == [(i, b"%d" % i) for i in range(11)]
-    assert blocks == 2, "a run of four, and then what is left of a run of twelve"
+    for in_flight in (1, 3):
+        options = {"fetch_bytes": 1, "in_flight": in_flight, "calls": Joining(brokers)}
+        found, blocks = rows_of(PartitionReader(brokers.info, topic, 0, 0, 11, **options))
+        assert found == [(i, b"%d" % i) for i in range(11)]
+        assert in_flight > 1 or blocks == 2, "a run of four, and then what is left of a run of twelve"
 
 
 class Refusing(ClientCalls):

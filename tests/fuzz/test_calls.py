@@ -26,8 +26,8 @@ from tests.replication.services import Trio
 
 ROW = encode_row(None, b"v", None, None)
 #: Method -> how many arguments it takes; the last of them may be left out.
-BROKER = {"submit": 1, "fetch": 3, "lock_due": 6, "release_locks": 4, "open_topics": 1, "tx_states": 2,
-          "offsets": 2, "topics": 1, "partition_bounds": 1, "committed": 2, "transactions": 4,
+BROKER = {"submit": 1, "fetch": 3, "fetch_ends": 6, "lock_due": 6, "release_locks": 4, "open_topics": 1,
+          "tx_states": 2, "offsets": 2, "topics": 1, "partition_bounds": 1, "committed": 2, "transactions": 4,
           "find_transaction": 2, "audit": 0, "status": 0, "whoami": 0, "raft_address": 0, "founded": 0,
           "checkpoint_manifest": 0, "checkpoint_read": 3, "checkpoint_suspect": 2}  # fmt: skip
 WATCHING = {"watch": 2, "spans": 1}
@@ -47,7 +47,8 @@ odd = st.sampled_from([
     {"t": 5}, {5: {"x": None}}, {"t": {"x": "y"}}, [[["t"]]], [1], ["t", 7],
     FILE, 40, (1 << 63) - 1, "x\0.log", "\ud800.log", "x" * 300 + ".snap", [("t", 0, 0, 1, 1)],
     [("t", 0, 0, 1 << 70, 1 << 70)], [("t", 0, -1, -5, -1)], [("t", 0, "0", None, 1.5)], [("t", None, 0)],
-    [("t", [], 0)], [([], 0, 0)], [("t", 0, None)], [("t", 0, math.nan)],
+    [("t", 0, 0, 1)], [("t", 0, 0, None)], [("t", 0, 0, -1)], [("t", [], 0)], [([], 0, 0)],
+    [("t", 0, None)], [("t", 0, math.nan)],
 ])  # fmt: skip
 calls = st.lists(
     st.one_of(
@@ -100,6 +101,7 @@ class Broker:
         assert (code, base) == (0, self.sent)
         self.sent += 1
         assert self.service.fetch([("t", 0, base)], 1000, 0.0)[0][6] == ROW
+        assert self.service.fetch_ends("t", 0, base, base + 1, 1000, 9) == (0, [base + 1])
         assert self.watching.watch([("t", 0, base)], 0.0) == ("ok", [(0, 0, base + 1)])
         assert self.watching.spans([("t", 0, base, base + 1, 1 << 20)]) == ("ok", [(0, base + 1, len(ROW))])
         joined = self.groups.join("honest", "me", ["t"], 10.0)

@@ -1,0 +1,87 @@
+"""Which fetches of a range are under way, and which come next. Decides only: no call, no clock, no thread.
+
+Where the answer to a fetch ends depends on the sizes of messages, so the next fetch could be put only when
+the one before has come. A broker can tell from its index where the next answers will end (``fetch_ends``),
+and then several are under way at once. What it tells is no more than advice: replicas may have cut their
+runs in different places, and retention goes on. A piece whose answer is shorter is asked for again from
+there, one that is longer is cut, and without the advice one fetch at a time is under way.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+#: (what the broker said of the partition, None, replica), or (None, error or None for silence, replica).
+Answer = tuple[Any, BaseException | None, int]
+
+
+@dataclass(slots=True)
+class Asked:
+    """A fetch under way for ``[offset, until)``; ``rid`` is whom it was put to last."""
+
+    offset: int
+    until: int
+    tokens: dict[int, int]  # token -> replica: a silent one may still answer first
+    rid: int
+    ask_again_at: float
+    #: What came before it was this one's turn.
+    answers: deque[Answer] = field(default_factory=deque)
+
+
+class ReadAhead:
+    """The pieces of one range, in their order. All but the last end where a fetch was told to end."""
+
+    def __init__(self, end: int, in_flight: int, ask: Callable[[int, int], Asked]) -> None:
+        """``ask(offset, until)`` puts a fetch."""
+        self._end, self._in_flight, self._ask = end, in_flight, ask
+        self._pieces: deque[Asked] = deque()
+        self._ends: deque[int] = deque()
+
+    def begin(self, start: int) -> None:
+        self._pieces.append(self._ask(start, self._end))
+
+    @property
+    def first(self) -> Asked | None:
+        """The one to be read now."""
+        return self._pieces[0] if self._pieces else None
+
+    def received(self, reached: int) -> None:
+        """The answer to the first piece goes until ``reached``."""
+        piece = self._pieces.popleft()
+        if reached < piece.until:
+            self._pieces.appendleft(self._ask(reached, piece.until))
+
+    def ends_wanted(self) -> int | None:
+        """From which offset on to ask where fetches end, before those known are used up; None: not now."""
+        if not self._pieces or self._in_flight == 1 or len(self._ends) >= self._in_flight:
+            return None
+        known = self._ends[-1] if self._ends else self._pieces[-1].offset
+        return known if known < self._end else None
+
+    def learn(self, ends: Sequence[int]) -> None:
+        """Where the fetches from some earlier ``ends_wanted`` on end."""
+        for end in ends:
+            if not self._ends or end > self._ends[-1]:
+                self._ends.append(end)
+
+    def extend(self) -> None:
+        """Asks for what comes next, as far as it is known where that starts."""
+        while self._pieces and len(self._pieces) < self._in_flight:
+            last = self._pieces[-1]
+            while self._ends and self._ends[0] <= last.offset:
+                self._ends.popleft()
+            if not self._ends or self._ends[0] >= self._end:
+                return
+            last.until = self._ends.popleft()
+            self._pieces.append(self._ask(last.until, self._end))
+
+    def take(self, token: int, answer: Any, error: BaseException | None) -> None:
+        """Keeps what came for the piece that asked; a late answer to an earlier question is dropped."""
+        for piece in self._pieces:
+            if token in piece.tokens:
+                rid = piece.tokens.pop(token)
+                piece.answers.append((None if error is not None else answer[0], error, rid))
+                return
