@@ -165,8 +165,9 @@ class PartitionReader(Closing):
     def _receive(self, asked: Asked) -> tuple[list[Run], memoryview]:
         """The answer to ``asked`` with at least one run; asks others as needed."""
         since = self._clock()
-        # Those before it may have kept the broker busy until now.
-        asked.ask_again_at = max(asked.ask_again_at, since + self._silence_s)
+        if self._choice.pick(self._gid, self._turn, since) == asked.rid:
+            # Those before it may have kept the broker busy until now; one that fell silent is not waited for.
+            asked.ask_again_at = max(asked.ask_again_at, since + self._silence_s)
         answered = False
         refusal: EscrowMQError | None = None
         refusals = 0

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import itertools
+import queue
 import random
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from escrowmq.actors.calls import Done
-from escrowmq.actors.reader import PartitionReader
+from escrowmq.actors.reader import FETCH_WAIT_S, SILENCE_S, PartitionReader
 from escrowmq.actors.topology import ClusterInfo
 from escrowmq.replication.codec import decode_rows, encode_row
 from escrowmq.replication.errors import ConfigError, Unavailable
@@ -152,6 +154,52 @@ def test_exact_whatever_is_told_and_in_whatever_order_it_comes(seed: int) -> Non
     reader = reader_of(wire, start, end, fetch_bytes=rng.randrange(1, 2_000), in_flight=in_flight, **options)
     assert values_of(list(reader.stretches())) == expected(shelf, start, end), f"seed {seed}"
     assert in_flight > 1 or all(method == "fetch" for method, _, _ in wire.waiting)
+
+
+class Impatient:
+    """An inbox, and time, which goes on only while somebody waits for what is not there."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self._items: deque[Any] = deque()
+
+    def put(self, item: Any) -> None:
+        self._items.append(item)
+
+    def get(self, timeout: float) -> Any:
+        if self._items:
+            return self._items.popleft()
+        self.now += timeout
+        raise queue.Empty
+
+    def lose(self, answers: list[deque[Any]]) -> None:
+        """What was under way never comes."""
+        for kept in (self._items, *answers):
+            kept.clear()
+
+
+def test_a_replica_that_falls_silent_is_waited_for_once_and_not_for_every_fetch_under_way() -> None:
+    shelf = Shelf(random.Random(2), 300)
+    wire, inbox = Wire(shelf), Impatient()
+    silent: set[int] = set()
+
+    def unless_silent() -> None:
+        if wire.waiting[-1][1][0] not in silent:
+            wire.answer(len(wire.waiting) - 1)
+
+    wire.on_call = unless_silent
+    reader = reader_of(wire, 0, 300, fetch_bytes=400, clock=lambda: inbox.now, pause=lambda _s: None)
+    reader._inbox = inbox  # type: ignore[assignment]
+    stretches = reader.stretches()
+    found = [next(stretches) for _ in range(3)]
+    under_way = list(reader._ahead._pieces)
+    assert len(under_way) == 3
+    silent |= {piece.rid for piece in under_way}
+    inbox.lose([piece.answers for piece in under_way])
+    began = inbox.now
+    found += stretches
+    assert values_of(found) == expected(shelf, 0, 300)
+    assert inbox.now - began < 1.5 * (FETCH_WAIT_S + SILENCE_S)
 
 
 def iter_clock() -> Callable[[], float]:
