@@ -87,6 +87,7 @@ class PartitionReader(Closing):
         *,
         fetch_bytes: int = FETCH_BYTES,
         in_flight: int = IN_FLIGHT,
+        leader: int | None = None,
         timeout_s: float = 60.0,
         lag_patience_s: float = LAG_PATIENCE_S,
         calls: ReplicaCalls | None = None,
@@ -103,8 +104,10 @@ class PartitionReader(Closing):
         self._lag_patience_s, self._pause = lag_patience_s, pause
         self._own_calls = RayCalls(info) if calls is None else None
         self._calls: ReplicaCalls = calls if self._own_calls is None else self._own_calls  # type: ignore[assignment]
-        self._choice = ReplicaChoice(info.replicas, salt=random.randrange(info.replicas))  # spreads load only
-        self._turn, self._token, self._silence_s = partition, 0, SILENCE_S
+        # By chance, to spread the load; at the leader, which has the writes to do, only in the end.
+        first = random.randrange(max(1, info.replicas - (leader is not None)))
+        self._choice = ReplicaChoice(info.replicas, first, leader)
+        self._turn, self._token, self._silence_s = 0, 0, SILENCE_S
         self._inbox: queue.SimpleQueue[tuple[int, Any, BaseException | None]] = queue.SimpleQueue()
         self._ahead = ReadAhead(end, in_flight, self._ask)
         self._ends_asked: int | None = None  # the token of the question for where fetches end

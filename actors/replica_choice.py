@@ -2,7 +2,8 @@
 
 Any replica serves reads. A consumer spreads its partitions over the replicas of a group (and
 consumers differ by a salt), leaves a replica that stays silent or fails at once, and comes back to
-it after a penalty that doubles. Pure: takes ``now``.
+it after a penalty that doubles. Who reads in bulk begins with the followers, since the leader has the
+writes to do. Pure: takes ``now``.
 """
 
 from __future__ import annotations
@@ -23,13 +24,16 @@ class _Health:
 class ReplicaChoice:
     """Penalties of every replica of every group, and the pick among them."""
 
-    def __init__(self, replicas: int, salt: int = 0) -> None:
-        self._replicas, self._salt = replicas, salt
+    def __init__(self, replicas: int, salt: int = 0, last: int | None = None) -> None:
+        """Turns go round, from the replica ``salt`` on; ``last``: behind all others, whatever its number."""
+        self._ring = sorted(range(replicas), key=lambda rid: rid == last)
+        self._salt = salt
         self._health: dict[tuple[int, int], _Health] = {}
 
     def pick(self, gid: int, turn: int, now: float) -> int:
         """The replica for this turn: the first not avoided, else the one whose penalty ends first."""
-        order = [(self._salt + turn + i) % self._replicas for i in range(self._replicas)]
+        first = (self._salt + turn) % len(self._ring)
+        order = [*self._ring[first:], *self._ring[:first]]
         for rid in order:
             health = self._health.get((gid, rid))
             if health is None or health.avoid_until <= now:

@@ -8,7 +8,7 @@ if the user wants that, a warning: it is never skipped in silence.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -29,6 +29,7 @@ from escrowmq.replication.errors import (
     Unavailable,
     UnknownTopic,
 )
+from escrowmq.replication.model import group_of
 from escrowmq.spark_integration.collector import collector_paused
 from escrowmq.spark_integration.planning import OffsetRange
 from escrowmq.spark_integration.ray_link import join_from_worker
@@ -45,10 +46,20 @@ ASK_TIMEOUT_S = 30.0
 
 @dataclass(frozen=True)
 class Split(InputPartition):
-    """The work of one Spark task."""
+    """The work of one Spark task. ``leader``: who led the partition's group when this was planned."""
 
     info: ClusterInfo
     range: OffsetRange
+    leader: int | None = None
+
+
+def splits(router: Router, ranges: Iterable[OffsetRange]) -> list[Split]:
+    """One for each range, after ``router`` has asked the leaders for their ends."""
+
+    def leader(part: OffsetRange) -> int | None:
+        return router.channels[group_of(part.topic, part.partition, router.info.groups)].leader
+
+    return [Split(router.info, part, leader(part)) for part in ranges]
 
 
 @dataclass(frozen=True)
@@ -66,7 +77,7 @@ class TaskReader:
             return
         join_from_worker(self.address, self.namespace)
         part = partition.range
-        stretches = self.stretches(partition.info, part)
+        stretches = self.stretches(partition.info, part, leader=partition.leader)
         with collector_paused():
             yield from record_batches(part.topic, part.partition, stretches, self.format)
 
@@ -77,9 +88,10 @@ class TaskReader:
         *,
         calls: ReplicaCalls | None = None,
         lag_patience_s: float = LAG_PATIENCE_S,
+        leader: int | None = None,
     ) -> Iterator[Stretch]:
         """All messages of ``part``. ``calls``: a way to the brokers other than Ray."""
-        reader_of = partial(PartitionReader, calls=calls, lag_patience_s=lag_patience_s)
+        reader_of = partial(PartitionReader, calls=calls, lag_patience_s=lag_patience_s, leader=leader)
         at = part.start
         while at < part.end:
             try:

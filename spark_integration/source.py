@@ -22,7 +22,7 @@ from escrowmq.spark_integration.options import COLUMNS, SourceOptions, Use, pars
 from escrowmq.spark_integration.planning import plan
 from escrowmq.spark_integration.pushdown import EVERYTHING, push
 from escrowmq.spark_integration.ray_link import find_cluster
-from escrowmq.spark_integration.reading import Split, TaskReader
+from escrowmq.spark_integration.reading import Split, TaskReader, splits
 from escrowmq.spark_integration.records import RowFormat, schema_ddl
 from escrowmq.spark_integration.values import ValueDecoder, value_ddl
 
@@ -127,7 +127,7 @@ class EscrowMQReader(DataSourceReader):
         router = Router(info, name="escrowmq-spark")
         try:
             catalog = LeaderCatalog(router, PLAN_TIMEOUT_S)
-            return [Split(info, part) for part in plan(self._options, catalog, self._only)]
+            return splits(router, plan(self._options, catalog, self._only))
         finally:
             router.close()
 

@@ -28,7 +28,7 @@ from escrowmq.spark_integration.heads import IDLE_WAIT_S, PLAN_TIMEOUT_S, HeadWa
 from escrowmq.spark_integration.options import SourceOptions, Subscription
 from escrowmq.spark_integration.planning import Offsets, TopicPartition, initial_offsets, listed, split
 from escrowmq.spark_integration.ray_link import find_cluster
-from escrowmq.spark_integration.reading import Split, TaskReader
+from escrowmq.spark_integration.reading import Split, TaskReader, splits
 from escrowmq.spark_integration.stream_limits import Patience, share_out
 from escrowmq.spark_integration.stream_planning import (
     Bounds,
@@ -157,7 +157,7 @@ class EscrowMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             log.warning("%s: skipped, since failOnDataLoss is false", what)
         options = self._options
         pieces = split(planned.ranges, options.min_partitions, options.max_records_per_partition)
-        return [Split(here.info, piece) for piece in pieces]
+        return splits(here.router, pieces)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The messages of one split, in a task."""

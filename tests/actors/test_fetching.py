@@ -219,6 +219,16 @@ def test_runs_must_join():
             Chunk(runs, blob, offset)
 
 
+@pytest.mark.parametrize(("last", "expected"), [(None, [1, 2, 0, 1]), (1, [2, 1, 0, 2]), (2, [1, 2, 0, 1])])
+def test_turns_go_round_and_come_to_the_one_that_is_spared_in_the_end(last, expected):
+    choice = ReplicaChoice(3, 1, last)
+    assert [choice.pick(0, turn, 0.0) for turn in range(4)] == expected
+    for rid in {0, 1, 2} - {last}:
+        choice.failed(0, rid, 0.0)
+    assert last is None or choice.pick(0, 0, 0.1) == last
+    assert ReplicaChoice(1, 0, 0).pick(0, 5, 0.0) == 0
+
+
 def test_penalties_double_and_end():
     choice = ReplicaChoice(2)
     assert [choice.pick(0, turn, 0.0) for turn in range(3)] == [0, 1, 0]

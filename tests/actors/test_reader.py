@@ -44,6 +44,20 @@ def test_exactly_the_range_whatever_the_borders_of_runs(brokers, topic, start, e
     assert found == [(i, b"%d" % i) for i in range(start, end)]
 
 
+def test_followers_are_read_and_the_leader_only_if_they_do_not_serve(brokers, topic):
+    leader = brokers.leader()
+    for _ in range(6):
+        brokers.asked.clear()
+        rows_of(reader_of(brokers, topic, 0, 5_000, fetch_bytes=3_000, leader=leader))
+        assert leader not in {rid for _, rid, method in brokers.asked if method == "fetch"}
+    brokers.silent |= {(0, rid) for rid in range(3) if rid != leader}
+    try:
+        found, _ = rows_of(reader_of(brokers, topic, 0, 5_000, leader=leader))
+    finally:
+        brokers.silent.clear()
+    assert found == [(i, b"%d" % i) for i in range(5_000)]
+
+
 def test_large_fetches_make_few_calls(brokers, topic):
     brokers.asked.clear()
     rows_of(reader_of(brokers, topic, 0, 5000, fetch_bytes=1 << 20))

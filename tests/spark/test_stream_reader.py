@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from escrowmq.spark_integration import heads, stream_reader
 from escrowmq.spark_integration.options import Use, parse_options
 from escrowmq.spark_integration.reading import TaskReader
 from escrowmq.spark_integration.records import RowFormat
-from escrowmq.spark_integration.stream_planning import from_json
+from escrowmq.spark_integration.stream_planning import from_json, to_json
 from escrowmq.spark_integration.stream_reader import EscrowMQStreamReader, Link
 from tests.actors.brokers import Brokers, ClientCalls
 
@@ -173,3 +174,29 @@ def test_a_topic_that_is_deleted_while_a_limited_run_reads_is_a_loss(
     batches = run(reader, end)
     assert [r[0] for ranges in batches for r in ranges] == [other] * len(batches)
     assert batches[-1][0][3] == 10, "the rest is read to its end"
+
+
+def test_tasks_are_told_who_leads_so_that_they_read_from_the_others(tmp_path: Path) -> None:
+    three = Brokers(tmp_path, groups=1, replicas=3)
+    try:
+        three.topic("t", 2)
+        for partition in (0, 1):
+            three.produce("t", partition, numbers(0, 10))
+        options = parse_options({"subscribe": "t"}, Use.STREAM, default_address="127.0.0.1:1")
+        tasks = TaskReader(options.address, options.namespace, RowFormat(), options.fail_on_data_loss)
+        router = Router(three.info, calls=ClientCalls(three))
+        reader = EscrowMQStreamReader(options, tasks, Link(router, options.subscription))
+        start = to_json({("t", 0): 0, ("t", 1): 0})
+        splits = reader.partitions(start, reader.latestOffset(start, ReadAllAvailable()))
+        assert [split.leader for split in splits] == [three.leader()] * 2
+        three.asked.clear()
+        for split in splits:
+            read = tasks.stretches(
+                split.info, split.range, calls=ClientCalls(three), leader=split.leader, lag_patience_s=5.0
+            )
+            assert sum(run[1] for runs, _ in read for run in runs) == 10
+        asked = {rid for _, rid, method in three.asked if method == "fetch"}
+        assert asked and three.leader() not in asked
+        reader.stop()
+    finally:
+        three.close()
