@@ -13,6 +13,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import Any
 
 from escrowmq.replication.codec import Op, OpType, decode_command
@@ -334,13 +335,20 @@ class StateMachine:
 
 def _collect_refs(refs: list[tuple[int, ...] | None], slot: int, index: int, pre: Op) -> None:
     """Add the places of one PRE_MESSAGE's rows to their transactions; neighbours become one reference."""
-    pos = pre.body_pos
-    for tx, size in zip(pre.meta[2], pre.meta[3], strict=True):
-        known = refs[tx]
+    txs, sizes = pre.meta[2], pre.meta[3]
+    pos, last, size, count = pre.body_pos, txs[0] if txs else -1, 0, 0
+    # A row that goes on with its transaction only counts; the end stands for a transaction of its own.
+    for tx, more in zip(chain(txs, (-1,)), chain(sizes, (0,)), strict=True):
+        if tx == last:
+            size += more
+            count += 1
+            continue
+        known = refs[last]
         if known is None:
-            refs[tx] = (slot, index, pos, size, 1)
+            refs[last] = (slot, index, pos, size, count)
         elif known[-5] == slot and known[-3] + known[-2] == pos:
-            refs[tx] = (*known[:-2], known[-2] + size, known[-1] + 1)
+            refs[last] = (*known[:-2], known[-2] + size, known[-1] + count)
         else:
-            refs[tx] = (*known, slot, index, pos, size, 1)
+            refs[last] = (*known, slot, index, pos, size, count)
         pos += size
+        last, size, count = tx, more, 1

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from hypothesis import given
+from hypothesis import strategies as st
+
 from escrowmq.replication import ops
-from escrowmq.replication.codec import decode_ops, encode_command, encode_row
+from escrowmq.replication.codec import ENVELOPE, decode_ops, encode_command, encode_row
 from escrowmq.replication.model import ResultCode
 from escrowmq.replication.state.machine import StateMachine
 
@@ -80,6 +83,34 @@ def test_prepared_messages_are_unreadable_until_commit_and_then_all_there() -> N
     assert log.commit(["a", "b", "c"]) == [[0]]
     runs = log.state.topics.topics["t"].partitions[0].index.runs_from(0)
     assert [(r.base, r.messages) for r in runs] == [(0, 3)], "neighbours in one entry are one run"
+
+
+@given(st.lists(st.tuples(st.lists(st.integers(0, 4), max_size=25), st.integers(0, 1)), max_size=4))
+def test_rows_of_a_transaction_that_are_neighbours_are_one_reference(
+    parts: list[tuple[list[int], int]],
+) -> None:
+    """Whatever the order of its rows: as if each row was looked at by itself."""
+    log, names = Log(), ["a", "b", "c", "d", "e"]
+    frames = [ops.prepare("app", "t", names, None, 0, 0, [7] * 5, -1, len(parts))]
+    sizes = [[1 + (i * 7 + tx) % 9 for i, tx in enumerate(txs)] for txs, _ in parts]
+    for (txs, partition), lengths in zip(parts, sizes, strict=True):
+        frames.append(ops.pre_message("t", partition, txs, lengths, [b"x" * sum(lengths)]))
+    places = [op.body_pos for op in decode_ops(encode_command(frames, 1 + len(parts), 0), ENVELOPE.size)[1:]]
+    assert log.add(*frames) == [[0]]
+    expected: dict[str, list[list[int]]] = {name: [] for name in names}
+    for (txs, partition), lengths, pos in zip(parts, sizes, places, strict=True):
+        slot = log.state.topics.topics["t"].partitions[partition].slot
+        for tx, size in zip(txs, lengths, strict=True):
+            mine = expected[names[tx]]
+            if mine and mine[-1][0] == slot and mine[-1][2] + mine[-1][3] == pos:
+                mine[-1][3:] = [mine[-1][3] + size, mine[-1][4] + 1]
+            else:
+                mine.append([slot, log.index, pos, size, 1])
+            pos += size
+    table = log.state.transactions.app("app").open
+    assert {name: list(table[name].refs) for name in names} == {
+        name: [n for ref in refs for n in ref] for name, refs in expected.items()
+    }
 
 
 def test_rollback_leaves_nothing_behind() -> None:
