@@ -20,39 +20,53 @@ Answer = tuple[Any, BaseException | None, int]
 
 @dataclass(slots=True)
 class Asked:
-    """A fetch under way for ``[offset, until)``; ``rid`` is whom it was put to last."""
+    """A fetch under way for ``[offset, until)``; ``rid`` is whom it was put to last, in that ``turn``."""
 
     offset: int
     until: int
-    tokens: dict[int, int]  # token -> replica: a silent one may still answer first
-    rid: int
-    ask_again_at: float
+    #: Token -> replica: a silent one may still answer first.
+    tokens: dict[int, int] = field(default_factory=dict)
+    rid: int = 0
+    turn: int = 0
+    ask_again_at: float = 0.0
     #: What came before it was this one's turn.
     answers: deque[Answer] = field(default_factory=deque)
 
 
-class ReadAhead:
-    """The pieces of one range, in their order. All but the last end where a fetch was told to end."""
+#: ``ask(offset, until)`` puts a fetch.
+Ask = Callable[[int, int], Asked]
 
-    def __init__(self, end: int, in_flight: int, ask: Callable[[int, int], Asked]) -> None:
-        """``ask(offset, until)`` puts a fetch."""
-        self._end, self._in_flight, self._ask = end, in_flight, ask
+
+class ReadAhead:
+    """The pieces of one range, in their order. All but the last end where a fetch was told to end.
+
+    Who puts fetches is handed in each time: kept here, reader and pieces would keep each other in memory,
+    and with them the answers that nobody read.
+    """
+
+    def __init__(self, end: int, in_flight: int) -> None:
+        self._end, self._in_flight = end, in_flight
         self._pieces: deque[Asked] = deque()
         self._ends: deque[int] = deque()
 
-    def begin(self, start: int) -> None:
-        self._pieces.append(self._ask(start, self._end))
+    def begin(self, start: int, ask: Ask) -> None:
+        self._pieces.append(ask(start, self._end))
+
+    def clear(self) -> None:
+        """Forgets all; what comes from now on is dropped."""
+        self._pieces.clear()
+        self._ends.clear()
 
     @property
     def first(self) -> Asked | None:
         """The one to be read now."""
         return self._pieces[0] if self._pieces else None
 
-    def received(self, reached: int) -> None:
+    def received(self, reached: int, ask: Ask) -> None:
         """The answer to the first piece goes until ``reached``."""
         piece = self._pieces.popleft()
         if reached < piece.until:
-            self._pieces.appendleft(self._ask(reached, piece.until))
+            self._pieces.appendleft(ask(reached, piece.until))
 
     def ends_wanted(self) -> int | None:
         """From which offset on to ask where fetches end, before those known are used up; None: not now."""
@@ -67,7 +81,7 @@ class ReadAhead:
             if not self._ends or end > self._ends[-1]:
                 self._ends.append(end)
 
-    def extend(self) -> None:
+    def extend(self, ask: Ask) -> None:
         """Asks for what comes next, as far as it is known where that starts."""
         while self._pieces and len(self._pieces) < self._in_flight:
             last = self._pieces[-1]
@@ -76,7 +90,7 @@ class ReadAhead:
             if not self._ends or self._ends[0] >= self._end:
                 return
             last.until = self._ends.popleft()
-            self._pieces.append(self._ask(last.until, self._end))
+            self._pieces.append(ask(last.until, self._end))
 
     def take(self, token: int, answer: Any, error: BaseException | None) -> None:
         """Keeps what came for the piece that asked; a late answer to an earlier question is dropped."""

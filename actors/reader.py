@@ -21,6 +21,7 @@ from escrowmq.actors.records import Run, check_dense, trim_runs
 from escrowmq.actors.replica_choice import ReplicaChoice
 from escrowmq.actors.topology import ClusterInfo
 from escrowmq.replication.errors import (
+    Closed,
     ConfigError,
     CorruptLog,
     EscrowMQError,
@@ -40,6 +41,8 @@ IN_FLIGHT = 3
 FETCH_WAIT_S = 0.25
 #: Of so many fetches to come it asks at once where they end: a walk through the index, past all messages.
 ENDS_PER_CALL = 16
+#: After so long without an answer to that it asks again: who was asked may have died.
+ENDS_PATIENCE_S = 1.0
 #: Silence beyond that wait after which another replica is asked; doubles while nobody answers.
 SILENCE_S, SILENCE_S_MAX = 0.25, 4.0
 #: Between two questions about data that nobody seems to have; after a refusal (overloaded, starting, dead)
@@ -109,11 +112,17 @@ class PartitionReader(Closing):
         self._choice = ReplicaChoice(info.replicas, first, leader)
         self._turn, self._token, self._silence_s = 0, 0, SILENCE_S
         self._inbox: queue.SimpleQueue[tuple[int, Any, BaseException | None]] = queue.SimpleQueue()
-        self._ahead = ReadAhead(end, in_flight, self._ask)
-        self._ends_asked: int | None = None  # the token of the question for where fetches end
+        self._ahead = ReadAhead(end, in_flight)
+        self._ends_asked, self._ends_asked_at = 0, float("-inf")  # the token; none is under way: 0
+        self._serves = 0  # the replica that answered last
+        self._closed = False
 
     def close(self) -> None:
-        """Drops what is under way. Safe to call twice."""
+        """Drops what is under way, and what came and was not read. Safe to call twice."""
+        self._closed = True
+        self._ahead.clear()
+        while not self._inbox.empty():
+            self._inbox.get()
         if self._own_calls is not None:
             self._own_calls.close()
 
@@ -127,32 +136,36 @@ class PartitionReader(Closing):
     def stretches(self) -> Iterator[Stretch]:
         """The same, an answer at a time: what is done once for each is not done for every run."""
         if self.start < self.end:
-            self._ahead.begin(self.start)
-        while (asked := self._ahead.first) is not None:
+            self._ahead.begin(self.start, self._ask)
+        while (asked := self._ahead.first) is not None or self._closed:
+            if asked is None:
+                raise Closed(
+                    f"the reader of {self.topic}/{self.partition} was closed before it came to its end"
+                )
             runs, blob = self._receive(asked)
-            self._ahead.received(runs[-1][0] + runs[-1][1])
-            self._look_ahead(asked.rid)
+            self._ahead.received(runs[-1][0] + runs[-1][1], self._ask)
+            self._look_ahead()
             # Not from where the run starts: what is one run here may be two at the replica asked before.
             yield Stretch(*trim_runs(runs, blob, asked.offset, asked.until))
 
     def _ask(self, offset: int, until: int, before: Asked | None = None) -> Asked:
         now = self._clock()
         rid = self._choice.pick(self._gid, self._turn, now)
-        asked = before or Asked(offset, until, {}, rid, 0.0)
+        asked = before or Asked(offset, until)
         asked.ask_again_at = now + FETCH_WAIT_S + self._silence_s
-        asked.rid = rid
+        asked.rid, asked.turn = rid, self._turn
         asked.tokens[self._token + 1] = rid
         request = [(self.topic, self.partition, offset, until)]
         self._call(rid, "fetch", request, self._fetch_bytes, FETCH_WAIT_S)
         return asked
 
-    def _look_ahead(self, rid: int) -> None:
-        """Has more answers under way, and asks ``rid`` in time where those behind them will end."""
-        self._ahead.extend()
-        at = self._ahead.ends_wanted()
-        if at is not None and self._ends_asked is None:
+    def _look_ahead(self) -> None:
+        """Has more answers under way, and asks in time where those behind them will end."""
+        self._ahead.extend(self._ask)
+        at, now = self._ahead.ends_wanted(), self._clock()
+        if at is not None and (not self._ends_asked or now - self._ends_asked_at > ENDS_PATIENCE_S):
             which = self.topic, self.partition, at, self.end, self._fetch_bytes, ENDS_PER_CALL
-            self._ends_asked = self._call(rid, "fetch_ends", *which)
+            self._ends_asked, self._ends_asked_at = self._call(self._serves, "fetch_ends", *which), now
 
     def _call(self, rid: int, method: str, *args: Any) -> int:
         """Puts a question; what comes to the inbox in answer has the token that this returns."""
@@ -160,7 +173,8 @@ class PartitionReader(Closing):
         token = self._token
 
         def done(answer: Any, error: BaseException | None) -> None:
-            self._inbox.put((token, answer, error))
+            if not self._closed:
+                self._inbox.put((token, answer, error))
 
         self._calls.call(self._gid, rid, method, args, done)
         return token
@@ -168,7 +182,7 @@ class PartitionReader(Closing):
     def _receive(self, asked: Asked) -> tuple[list[Run], memoryview]:
         """The answer to ``asked`` with at least one run; asks others as needed."""
         since = self._clock()
-        if self._choice.pick(self._gid, self._turn, since) == asked.rid:
+        if not self._choice.avoids(self._gid, asked.rid, since):
             # Those before it may have kept the broker busy until now; one that fell silent is not waited for.
             asked.ask_again_at = max(asked.ask_again_at, since + self._silence_s)
         answered = False
@@ -179,6 +193,7 @@ class PartitionReader(Closing):
             now = self._clock()
             if part is not None:
                 self._choice.answered(self._gid, rid)
+                self._serves = rid
                 self._silence_s, answered = SILENCE_S, True
                 code, log_start, log_end, runs, blob = part[2:]
                 if code == ResultCode.OK and runs:
@@ -197,9 +212,13 @@ class PartitionReader(Closing):
                 raise refusal or Unavailable(
                     f"no replica of group {self._gid} serves {self.topic}/{self.partition}", 1.0
                 )
-            self._turn += 1
-            refusals = refusals + 1 if part is None else 0
-            self._pause(_pause_s(refusals, refusal))
+            if asked.answers:  # from somebody else, meanwhile
+                continue
+            # What was put to a replica that had failed already: neither a turn nor a pause for each of them.
+            if asked.turn == self._turn:
+                self._turn += 1
+                refusals = refusals + 1 if part is None else 0
+                self._pause(_pause_s(refusals, refusal))
             self._ask(asked.offset, asked.until, asked)
 
     def _next_answer(self, asked: Asked) -> Answer:
@@ -216,10 +235,10 @@ class PartitionReader(Closing):
             if token != self._ends_asked:
                 self._ahead.take(token, answer, error)
                 continue
-            self._ends_asked = None
+            self._ends_asked = 0
             if error is None:
                 self._ahead.learn(answer[1])
-                self._ahead.extend()
+                self._ahead.extend(self._ask)
 
     def _refusal(
         self, code: int, offset: int, log_start: int, log_end: int, before: EscrowMQError | None

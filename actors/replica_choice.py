@@ -25,20 +25,25 @@ class ReplicaChoice:
     """Penalties of every replica of every group, and the pick among them."""
 
     def __init__(self, replicas: int, salt: int = 0, last: int | None = None) -> None:
-        """Turns go round, from the replica ``salt`` on; ``last``: behind all others, whatever its number."""
-        self._ring = sorted(range(replicas), key=lambda rid: rid == last)
-        self._salt = salt
+        """Turns go round, from the replica ``salt`` on; ``last`` comes behind all others."""
+        others = [rid for rid in range(replicas) if rid != last]
+        first = salt % len(others) if others else 0
+        self._ring = [*others[first:], *others[:first], *(rid for rid in range(replicas) if rid == last)]
         self._health: dict[tuple[int, int], _Health] = {}
 
     def pick(self, gid: int, turn: int, now: float) -> int:
         """The replica for this turn: the first not avoided, else the one whose penalty ends first."""
-        first = (self._salt + turn) % len(self._ring)
+        first = turn % len(self._ring)
         order = [*self._ring[first:], *self._ring[:first]]
         for rid in order:
-            health = self._health.get((gid, rid))
-            if health is None or health.avoid_until <= now:
+            if not self.avoids(gid, rid, now):
                 return rid
         return min(order, key=lambda rid: self._health[gid, rid].avoid_until)
+
+    def avoids(self, gid: int, rid: int, now: float) -> bool:
+        """Whether this one is left alone now."""
+        health = self._health.get((gid, rid))
+        return health is not None and health.avoid_until > now
 
     def failed(self, gid: int, rid: int, now: float) -> None:
         """It was silent too long, or its actor is gone."""

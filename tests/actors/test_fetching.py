@@ -219,7 +219,7 @@ def test_runs_must_join():
             Chunk(runs, blob, offset)
 
 
-@pytest.mark.parametrize(("last", "expected"), [(None, [1, 2, 0, 1]), (1, [2, 1, 0, 2]), (2, [1, 2, 0, 1])])
+@pytest.mark.parametrize(("last", "expected"), [(None, [1, 2, 0, 1]), (1, [2, 0, 1, 2]), (2, [1, 0, 2, 1])])
 def test_turns_go_round_and_come_to_the_one_that_is_spared_in_the_end(last, expected):
     choice = ReplicaChoice(3, 1, last)
     assert [choice.pick(0, turn, 0.0) for turn in range(4)] == expected
