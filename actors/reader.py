@@ -136,17 +136,21 @@ class PartitionReader(Closing):
     def stretches(self) -> Iterator[Stretch]:
         """The same, an answer at a time: what is done once for each is not done for every run."""
         if self.start < self.end:
+            self._check_open()
             self._ahead.begin(self.start, self._ask)
-        while (asked := self._ahead.first) is not None or self._closed:
-            if asked is None:
-                raise Closed(
-                    f"the reader of {self.topic}/{self.partition} was closed before it came to its end"
-                )
+        while (asked := self._ahead.first) is not None:
             runs, blob = self._receive(asked)
             self._ahead.received(runs[-1][0] + runs[-1][1], self._ask)
             self._look_ahead()
             # Not from where the run starts: what is one run here may be two at the replica asked before.
+            last = self._ahead.first is None
             yield Stretch(*trim_runs(runs, blob, asked.offset, asked.until))
+            if not last:
+                self._check_open()  # or what is left would look like the end
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise Closed(f"the reader of {self.topic}/{self.partition} was closed before it came to its end")
 
     def _ask(self, offset: int, until: int, before: Asked | None = None) -> Asked:
         now = self._clock()

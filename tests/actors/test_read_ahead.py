@@ -162,6 +162,21 @@ def test_what_was_not_read_is_free_when_the_reader_is_closed() -> None:
         gc.enable()
 
 
+def test_a_reader_that_is_closed_says_so_unless_it_has_come_to_its_end() -> None:
+    shelf = Shelf(random.Random(6), 50)
+    world = World(shelf)
+    whole = world.reader(0, 50)
+    stretches = whole.stretches()
+    found = [next(stretches)]
+    whole.close()
+    assert values_of(found) == shelf.values(0, 50) and list(stretches) == []
+    with pytest.raises(Closed):
+        next(whole.stretches())
+    empty = world.reader(7, 7)
+    empty.close()
+    assert list(empty.stretches()) == []
+
+
 def test_nothing_can_be_read_without_a_fetch_under_way() -> None:
     with pytest.raises(ConfigError, match="in_flight is 0"):
         PartitionReader(
