@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from typing import Any
 
@@ -159,19 +159,24 @@ def test_the_checkpoint_of_another_query_is_refused(query: str, link: SinkLink, 
         commit_epoch(store, link, "other", 0, [])
 
 
+def chunks_and_an_error(before: Callable[[], None] = lambda: None) -> Iterator[pa.RecordBatch]:
+    """Rows for several chunks; then the task fails."""
+    for _ in range(12):
+        yield pa.RecordBatch.from_arrays([pa.array([b"x" * 300_000] * 4)], names=["value"])
+    before()
+    raise ValueError("the task's own")
+
+
 def test_a_task_that_fails_takes_its_chunks_back(
     brokers: Brokers, query: str, topic: str, link: SinkLink
 ) -> None:
-    def rows() -> Iterator[pa.RecordBatch]:
-        for _ in range(12):
-            yield pa.RecordBatch.from_arrays([pa.array([b"x" * 300_000] * 4)], names=["value"])
+    def until_one_is_open() -> None:
         deadline = time.monotonic() + 20
         while not still_open(brokers, query):
             assert time.monotonic() < deadline
-        raise ValueError("the task's own")
 
     with pytest.raises(ValueError, match="own"):
-        prepare(link, query, 0, topic, rows())
+        prepare(link, query, 0, topic, chunks_and_an_error(until_one_is_open))
     assert still_open(brokers, query) == 0 and readable(brokers, topic) == []
 
 
@@ -198,14 +203,9 @@ class SlowPrepares(SinkLink):
 def test_a_roll_back_waits_for_what_is_on_its_way(
     brokers: Brokers, query: str, topic: str, link: SinkLink
 ) -> None:
-    def rows() -> Iterator[pa.RecordBatch]:
-        for _ in range(12):
-            yield pa.RecordBatch.from_arrays([pa.array([b"x" * 300_000] * 4)], names=["value"])
-        raise ValueError("the task's own")
-
     slow = SlowPrepares(link)
     with pytest.raises(ValueError, match="own"):
-        prepare(slow, query, 0, topic, rows())
+        prepare(slow, query, 0, topic, chunks_and_an_error())
     for timer in slow.late:
         timer.join()
     assert len(slow.late) >= 2 and still_open(brokers, query) == 0 and readable(brokers, topic) == []
