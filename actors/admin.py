@@ -28,8 +28,8 @@ from escrowmq.actors.offsets import OffsetReader
 from escrowmq.actors.router import Router, result_of
 from escrowmq.actors.status import STATUS_WAIT_S, cluster_status
 from escrowmq.actors.topology import ClusterInfo
-from escrowmq.replication import ops
 from escrowmq.replication.errors import ConfigError, EscrowMQError, TopicExists, UnknownTopic
+from escrowmq.replication.format import ops
 from escrowmq.replication.model import (
     OpenTransaction,
     ResultCode,

@@ -11,7 +11,6 @@ from typing import Any
 
 from escrowmq.actors.admin_types import TransactionDescription
 from escrowmq.actors.router import Router, result_of
-from escrowmq.replication import ops
 from escrowmq.replication.errors import (
     ConfigError,
     EscrowMQError,
@@ -19,6 +18,7 @@ from escrowmq.replication.errors import (
     TransactionConflict,
     UnknownTransaction,
 )
+from escrowmq.replication.format import ops
 from escrowmq.replication.model import OpenTransaction, ResultCode, TransactionState
 
 #: Listed at most: an operator reads dozens, a script thousands.

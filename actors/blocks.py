@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from escrowmq.actors.failures import Failure
-from escrowmq.replication import ops
+from escrowmq.replication.format import ops
 from escrowmq.replication.model import ResultCode
 
 #: Position of a transaction in its block -> (code, info) for those that were refused.

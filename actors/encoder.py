@@ -14,10 +14,10 @@ import google_crc32c
 
 from escrowmq.actors.blocks import Column, Placed, PrepareBlock
 from escrowmq.actors.config import ProducerConfig
-from escrowmq.replication.codec import FRAME, encode_row
 from escrowmq.replication.errors import InvalidMessage, MessageTooLarge, UnknownTopic
+from escrowmq.replication.format.codec import FRAME, encode_row
 from escrowmq.replication.model import Message, group_of
-from escrowmq.replication.validation import NAME_BYTES_MAX
+from escrowmq.replication.replica.validation import NAME_BYTES_MAX
 
 crc32c: Callable[[bytes], int] = google_crc32c.value
 _extend: Callable[[int, bytes], int] = google_crc32c.extend

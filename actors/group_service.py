@@ -14,9 +14,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 
 from escrowmq.actors.coordinator import GroupCoordinator, Reply
-from escrowmq.replication import ops
+from escrowmq.replication.format import ops
+from escrowmq.replication.host.service import BrokerService
 from escrowmq.replication.model import ResultCode
-from escrowmq.replication.service import BrokerService
 
 #: Longest name of a group: it stands in every offset commit.
 GROUP_NAME_BYTES_MAX = 255

@@ -12,7 +12,7 @@ import ray
 
 from escrowmq.actors.topology import ClusterInfo, broker_name
 from escrowmq.replication.errors import Unavailable
-from escrowmq.replication.repair import Manifest
+from escrowmq.replication.host.repair import Manifest
 
 #: A peer that is alive answers in milliseconds; Ray reports a dead one only after seconds.
 ASK_S = 2.0

@@ -14,8 +14,8 @@ from collections.abc import Sequence
 
 import msgpack  # type: ignore[import-untyped]
 
-from escrowmq.replication.codec import Row, decode_rows
 from escrowmq.replication.errors import CorruptLog
+from escrowmq.replication.format.codec import Row, decode_rows
 from escrowmq.replication.model import ConsumerRecord
 
 #: ``(base_offset, count, ts_ms, nbytes)`` as the broker's fetch answers.

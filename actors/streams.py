@@ -14,8 +14,8 @@ from typing import Any, Protocol
 
 from escrowmq.actors.failures import Failure, FailureKind
 from escrowmq.actors.send_future import SendFuture, settle
-from escrowmq.replication import ops
 from escrowmq.replication.errors import EscrowMQError, MessageTooLarge, ProducerFenced, UnknownTopic
+from escrowmq.replication.format import ops
 from escrowmq.replication.model import RecordMetadata, ResultCode
 
 

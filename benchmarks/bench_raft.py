@@ -24,11 +24,11 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from escrowmq.replication.disk import RealDisk
-from escrowmq.replication.driver import Driver
-from escrowmq.replication.handshake import PeerIdentity
-from escrowmq.replication.journal import SegmentJournal
-from escrowmq.replication.raft import RaftNode
+from escrowmq.replication.host.driver import Driver
+from escrowmq.replication.log.disk import RealDisk
+from escrowmq.replication.log.journal import SegmentJournal
+from escrowmq.replication.net.handshake import PeerIdentity
+from escrowmq.replication.raft.node import RaftNode
 
 NAMES = ("r0", "r1", "r2")
 MATRIX = (

@@ -22,8 +22,8 @@ from benchmarks.workload import PARTITIONS, TX_BYTES, bulk_transactions, repeate
 from escrowmq.actors.producer import Producer
 from escrowmq.actors.router import Router, result_of
 from escrowmq.actors.topology import ClusterInfo
-from escrowmq.replication import ops
-from escrowmq.replication.codec import encode_row
+from escrowmq.replication.format import ops
+from escrowmq.replication.format.codec import encode_row
 
 PER_REQUEST = 1_000
 REQUESTS_UNDER_WAY = 4

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from escrowmq.actors.config import BrokerConfig
-from escrowmq.replication import ops
-from escrowmq.replication.codec import encode_row
-from escrowmq.replication.datadir import Identity
-from escrowmq.replication.service import BrokerService
+from escrowmq.replication.format import ops
+from escrowmq.replication.format.codec import encode_row
+from escrowmq.replication.host.service import BrokerService
+from escrowmq.replication.log.datadir import Identity
 
 MESSAGE_BYTES, MESSAGES_PER_CALL = 1024, 64
 SEGMENT_BYTES = 16 << 20

@@ -15,7 +15,7 @@ import threading
 import time
 from pathlib import Path
 
-from escrowmq.replication.raft import RaftConfig
+from escrowmq.replication.raft.node import RaftConfig
 from tests.replication.certificates import Authority
 from tests.replication.groups import Group, Member
 

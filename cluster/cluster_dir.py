@@ -20,7 +20,6 @@ import msgspec
 from escrowmq.cluster.placement import Key, Seat
 from escrowmq.cluster.secret import Secret, kept_secret
 from escrowmq.cluster.settings import ClusterSettings
-from escrowmq.replication.disk import RealDisk
 from escrowmq.replication.errors import (
     ConfigError,
     CorruptLog,
@@ -28,7 +27,8 @@ from escrowmq.replication.errors import (
     NotAuthorized,
     UnknownVersion,
 )
-from escrowmq.replication.lock_file import take_lock
+from escrowmq.replication.log.disk import RealDisk
+from escrowmq.replication.log.lock_file import take_lock
 
 FORMAT_VERSION: Final = 1
 CLUSTER_FILE, LOCK_FILE = "cluster.json", "supervisor.lock"

@@ -15,7 +15,7 @@ from pathlib import Path
 from pydantic import SecretStr
 
 from escrowmq.replication.errors import ConfigError
-from escrowmq.replication.tls import TlsFiles
+from escrowmq.replication.net.tls import TlsFiles
 
 KIB, MIB = 1 << 10, 1 << 20
 SECRET_BYTES_MIN = 16

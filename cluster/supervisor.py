@@ -27,7 +27,7 @@ from escrowmq.cluster.settings import ClusterSettings, SupervisorSettings
 from escrowmq.cluster.survey import adopted, refuse_existing, survey
 from escrowmq.cluster.watch import Failure, Track, Watch, live_nodes
 from escrowmq.replication.errors import DataDirLocked, EscrowMQError, Unavailable
-from escrowmq.replication.tls import TlsFiles
+from escrowmq.replication.net.tls import TlsFiles
 
 log = logging.getLogger(__name__)
 

@@ -25,7 +25,7 @@ from escrowmq.actors.topology import ClusterInfo, broker_name
 from escrowmq.cluster.placement import Condition, Node, Seat, Seen, Start, unique_names
 from escrowmq.cluster.secret import Secret
 from escrowmq.cluster.settings import SupervisorSettings
-from escrowmq.replication.tls import TlsFiles
+from escrowmq.replication.net.tls import TlsFiles
 
 log = logging.getLogger(__name__)
 

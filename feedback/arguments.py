@@ -12,7 +12,7 @@ from escrowmq.feedback.policy import Trouble
 from escrowmq.feedback.seats import Key
 from escrowmq.replication.errors import InvalidMessage
 from escrowmq.replication.model import TransactionState
-from escrowmq.replication.validation import GROUPS_MAX, NAME_BYTES_MAX
+from escrowmq.replication.replica.validation import GROUPS_MAX, NAME_BYTES_MAX
 
 #: Checks that a producer can take or work on at a time, and answers of one call: far above what any does.
 CHECKS_MAX = 1_000_000

@@ -19,8 +19,8 @@ from escrowmq.feedback.brokers import GroupLeader
 from escrowmq.feedback.config import FeedbackConfig
 from escrowmq.feedback.endless import endless
 from escrowmq.feedback.policy import LockedRow, Route, Verdict, lock_pause_s, route
-from escrowmq.replication import ops
 from escrowmq.replication.errors import Unavailable
+from escrowmq.replication.format import ops
 from escrowmq.replication.model import ResultCode
 
 log = logging.getLogger(__name__)

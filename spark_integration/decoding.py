@@ -21,8 +21,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from escrowmq.replication.codec import decode_rows
 from escrowmq.replication.errors import CorruptLog
+from escrowmq.replication.format.codec import decode_rows
 
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 

@@ -15,8 +15,8 @@ from typing import Any
 from escrowmq.actors.blocks import problems_of
 from escrowmq.actors.router import Router, result_of
 from escrowmq.actors.topology import ClusterInfo
-from escrowmq.replication import ops
 from escrowmq.replication.errors import DiskFull, EscrowMQError, OutcomeUnknown, Overloaded, Unavailable
+from escrowmq.replication.format import ops
 from escrowmq.replication.model import ResultCode
 
 #: One call, with the channel's own repetitions. A fail-over takes 1 to 2 s, a lost node up to 15.

@@ -20,8 +20,8 @@ import pyarrow as pa
 
 from escrowmq.actors.encoder import crc32c
 from escrowmq.actors.results import prepare_problem
-from escrowmq.replication import ops
 from escrowmq.replication.errors import EscrowMQError, TransactionConflict
+from escrowmq.replication.format import ops
 from escrowmq.replication.model import TransactionState, group_of
 from escrowmq.spark_integration.sink_intents import Attempt, chunk_id
 from escrowmq.spark_integration.sink_link import CALL_S, SinkLink

@@ -25,9 +25,9 @@ from escrowmq.actors.config import BrokerConfig
 from escrowmq.feedback.brokers import BrokerUnreachable
 from escrowmq.feedback.config import FeedbackConfig
 from escrowmq.feedback.topic_feedback import TopicFeedback
-from escrowmq.replication import ops
-from escrowmq.replication.codec import encode_row
 from escrowmq.replication.errors import EscrowMQError
+from escrowmq.replication.format import ops
+from escrowmq.replication.format.codec import encode_row
 from tests.replication.services import Trio
 
 TOPIC = "polls"

@@ -15,7 +15,7 @@ import google_crc32c
 
 from escrowmq.actors.reader import PartitionReader
 from escrowmq.actors.topology import ClusterInfo
-from escrowmq.replication.codec import decode_rows
+from escrowmq.replication.format.codec import decode_rows
 
 _HEAD, _CRC = struct.Struct("<II"), struct.Struct("<I")
 NOT_SENT, SENT, ACCEPTED, REFUSED, UNKNOWN = range(5)

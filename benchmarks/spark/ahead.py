@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.spark.rounds import Contest
 from escrowmq.actors.calls import RayCalls
 from escrowmq.actors.reader import PartitionReader
-from escrowmq.replication.codec import decode_rows
+from escrowmq.replication.format.codec import decode_rows
 
 if TYPE_CHECKING:
     from benchmarks.spark.contests import Bench

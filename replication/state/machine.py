@@ -15,10 +15,10 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from escrowmq.replication.codec import Op, OpType, decode_command
+from escrowmq.replication.format.codec import Op, OpType, decode_command
 from escrowmq.replication.model import ResultCode
-from escrowmq.replication.state.checks import DueQueue, next_due_ms
 from escrowmq.replication.state.dedup import TwoGenerations
+from escrowmq.replication.state.due_queue import DueQueue, next_due_ms
 from escrowmq.replication.state.references import collect_refs
 from escrowmq.replication.state.topics import Partition, TopicTable
 from escrowmq.replication.state.transactions import (

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from itertools import chain
 
-from escrowmq.replication.codec import Op
+from escrowmq.replication.format.codec import Op
 
 
 def collect_refs(refs: list[tuple[int, ...] | None], slot: int, index: int, pre: Op) -> None:

@@ -15,8 +15,8 @@ from collections.abc import Iterator, Mapping
 import msgspec
 from google_crc32c import extend
 
-from escrowmq.replication.codec import pack, unpack
 from escrowmq.replication.errors import CorruptLog, UnknownVersion
+from escrowmq.replication.format.codec import pack, unpack
 from escrowmq.replication.state.index import COLUMNS, Columns
 
 _HEAD = struct.Struct("<4sIII")

@@ -18,8 +18,8 @@ from typing import Any
 
 from google_crc32c import value as crc32c
 
-from escrowmq.replication.codec import pack, unpack
 from escrowmq.replication.errors import CorruptLog, UnknownVersion
+from escrowmq.replication.format.codec import pack, unpack
 from escrowmq.replication.model import TopicInfo
 from escrowmq.replication.state.index import Columns, PartitionIndex
 from escrowmq.replication.state.machine import StateMachine

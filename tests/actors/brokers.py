@@ -17,11 +17,11 @@ from escrowmq.actors.calls import Done
 from escrowmq.actors.config import BrokerConfig
 from escrowmq.actors.group_service import GroupService
 from escrowmq.actors.topology import ClusterInfo
-from escrowmq.replication import codec, ops
-from escrowmq.replication.admission import Submission
+from escrowmq.replication.format import codec, ops
+from escrowmq.replication.host.service import BrokerService
+from escrowmq.replication.host.watching import Watching
 from escrowmq.replication.model import group_of
-from escrowmq.replication.service import BrokerService
-from escrowmq.replication.watching import Watching
+from escrowmq.replication.replica.admission import Submission
 from tests.replication.services import Trio
 
 _GROUP_CALLS = {

@@ -12,7 +12,7 @@ from typing import Any
 from escrowmq.actors.calls import Done
 from escrowmq.actors.reader import PartitionReader
 from escrowmq.actors.topology import ClusterInfo
-from escrowmq.replication.codec import decode_rows, encode_row
+from escrowmq.replication.format.codec import decode_rows, encode_row
 from escrowmq.replication.model import ResultCode
 
 Run = tuple[int, int, int, int]

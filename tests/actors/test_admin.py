@@ -6,7 +6,6 @@ import time
 
 import pytest
 
-from escrowmq.replication import codec, ops
 from escrowmq.replication.errors import (
     Closed,
     ConfigError,
@@ -15,6 +14,7 @@ from escrowmq.replication.errors import (
     UnknownTopic,
     UnknownTransaction,
 )
+from escrowmq.replication.format import codec, ops
 from escrowmq.replication.model import TransactionState, group_of
 from tests.actors.brokers import Brokers
 from tests.actors.polling import read, settle

@@ -17,10 +17,10 @@ from escrowmq.actors.encoder import Encoder
 from escrowmq.actors.failures import Failure, FailureKind
 from escrowmq.actors.send_future import SendFuture
 from escrowmq.actors.streams import PartitionStream
-from escrowmq.replication.codec import OpType, decode_ops, decode_rows
 from escrowmq.replication.errors import OutcomeUnknown, UnknownTopic
+from escrowmq.replication.format.codec import OpType, decode_ops, decode_rows
 from escrowmq.replication.model import Message, ResultCode
-from escrowmq.replication.validation import parse_request
+from escrowmq.replication.replica.validation import parse_request
 
 CONFIG = ProducerConfig(request_bytes=10_000, linger_ms=3.0, transaction_linger_ms=1.0)
 MESSAGES = st.lists(

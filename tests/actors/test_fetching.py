@@ -11,8 +11,8 @@ from escrowmq.actors.fetcher import Fetches
 from escrowmq.actors.positions import Positions
 from escrowmq.actors.records import Chunk
 from escrowmq.actors.replica_choice import PENALTY_S_MAX, ReplicaChoice
-from escrowmq.replication.codec import encode_row
 from escrowmq.replication.errors import CorruptLog
+from escrowmq.replication.format.codec import encode_row
 from escrowmq.replication.model import ResultCode
 
 REPLICAS = 3

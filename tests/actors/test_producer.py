@@ -12,7 +12,6 @@ import pytest
 
 from escrowmq.actors.config import ProducerConfig
 from escrowmq.actors.producer import Producer
-from escrowmq.replication import ops
 from escrowmq.replication.errors import (
     ConfigError,
     InvalidMessage,
@@ -21,6 +20,7 @@ from escrowmq.replication.errors import (
     Unavailable,
     UnknownTopic,
 )
+from escrowmq.replication.format import ops
 from escrowmq.replication.model import Message, RecordMetadata
 from tests.actors.brokers import Brokers, ClientCalls
 from tests.actors.producing import ProducerOf, Unique, rows, values

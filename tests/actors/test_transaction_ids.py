@@ -9,8 +9,8 @@ import pytest
 
 from escrowmq.actors.results import TransactionResult
 from escrowmq.actors.transaction import Transaction
-from escrowmq.replication import ops
 from escrowmq.replication.errors import TransactionConflict
+from escrowmq.replication.format import ops
 from escrowmq.replication.model import Message, TransactionState
 from tests.actors.brokers import Brokers
 from tests.actors.producing import COMMITTED, ROLLBACK, UNKNOWN, ProducerOf, never, values

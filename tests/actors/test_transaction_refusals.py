@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from escrowmq.replication import ops
 from escrowmq.replication.errors import InvalidMessage, MessageTooLarge, UnknownTopic
+from escrowmq.replication.format import ops
 from escrowmq.replication.model import Message
 from tests.actors.brokers import Brokers
 from tests.actors.producing import COMMITTED, ROLLBACK, ProducerOf, Unique, never, open_transactions, values

@@ -13,8 +13,8 @@ from escrowmq.actors.offsets import OffsetReader
 from escrowmq.actors.reader import PartitionReader
 from escrowmq.actors.router import Router
 from escrowmq.actors.topology import ClusterInfo
-from escrowmq.replication.codec import decode_rows
 from escrowmq.replication.errors import UnknownTransaction
+from escrowmq.replication.format.codec import decode_rows
 from tests.chaos.consumer import GROUP, Place
 from tests.chaos.database import Database
 from tests.chaos.deployment import Deployment, until

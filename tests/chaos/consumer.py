@@ -19,7 +19,7 @@ from escrowmq.actors.offsets import OffsetReader
 from escrowmq.actors.reader import PartitionReader
 from escrowmq.actors.router import Router
 from escrowmq.actors.topology import ClusterInfo
-from escrowmq.replication.codec import decode_rows
+from escrowmq.replication.format.codec import decode_rows
 from escrowmq.replication.model import ConsumerRecord, group_of
 from tests.chaos.client import ClientSettings, Parent, connected, crash, say_ready
 from tests.history.events import Recorder, identify

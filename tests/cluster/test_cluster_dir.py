@@ -18,7 +18,6 @@ from escrowmq.cluster.placement import Seat
 from escrowmq.cluster.secret import SECRET_FILE, Secret, given_secret, kept_secret, read_secret
 from escrowmq.cluster.settings import ClusterSettings, SecuritySettings
 from escrowmq.cluster.survey import Find, adopted, look, refuse_existing
-from escrowmq.replication.datadir import DataDir, Identity
 from escrowmq.replication.errors import (
     ConfigError,
     CorruptLog,
@@ -27,6 +26,7 @@ from escrowmq.replication.errors import (
     NotAuthorized,
     UnknownVersion,
 )
+from escrowmq.replication.log.datadir import DataDir, Identity
 
 SHAPE = ClusterSettings()
 

@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
-from escrowmq.replication import entry, recovery, segment
 from escrowmq.replication.errors import FsyncFailed
-from escrowmq.replication.journal import SegmentJournal
-from escrowmq.replication.replica import Replica
+from escrowmq.replication.format import entry
+from escrowmq.replication.log import recovery, segment
+from escrowmq.replication.log.journal import SegmentJournal
+from escrowmq.replication.log.syncjob import SyncJob
+from escrowmq.replication.replica.replica import Replica
 from escrowmq.replication.state import snapshot as snapshots
-from escrowmq.replication.syncjob import SyncJob
 from tests.controls.planting import plant
 from tests.controls.raft_faults import LOST, VOTES
 from tests.sim.disk import SimDisk, SimFile

@@ -8,9 +8,9 @@ import pytest
 
 from escrowmq.feedback import checks
 from escrowmq.feedback.policy import Trouble, Verdict, judge
-from escrowmq.replication import ops
+from escrowmq.replication.format import ops
 from escrowmq.replication.model import TransactionState
-from escrowmq.replication.state.checks import DueQueue
+from escrowmq.replication.state.due_queue import DueQueue
 from tests.controls.planting import plant
 
 INVENTED = (

@@ -6,7 +6,7 @@ report of it. They are installed from here, by name (``python -m tests.sim --pla
 the schedule ends; no product code asks for any of them.
 
 Some faults take guards away instead (``without``). Those switches are part of the product: ``Guard``
-(replication/guards.py) names each defence so that its necessity can be shown, and ``RaftNode`` takes the
+(replication/raft/guards.py) names each defence so that its necessity can be shown, and ``RaftNode`` takes the
 set of them as an argument of its constructor. No configuration, no environment variable and no public
 interface reaches that argument; everything but a test leaves all guards on.
 
@@ -25,8 +25,8 @@ from typing import Any
 
 import pytest
 
-from escrowmq.replication.guards import ALL_GUARDS, Guard
-from escrowmq.replication.raft import RaftNode
+from escrowmq.replication.raft.guards import ALL_GUARDS, Guard
+from escrowmq.replication.raft.node import RaftNode
 from tests.sim.checks import Checker
 from tests.sim.faultplan import WEIGHTS
 

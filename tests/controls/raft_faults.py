@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import pytest
 
-from escrowmq.replication import raft, wire
-from escrowmq.replication.guards import Guard
-from escrowmq.replication.prevote import PreVote
-from escrowmq.replication.progress import PeerProgress
-from escrowmq.replication.pysync import LEADER, Core
-from escrowmq.replication.raft import RaftNode
-from escrowmq.replication.raft_types import Message
-from escrowmq.replication.rejoin import Rejoin
-from escrowmq.replication.vote import VoteFile, _Record
+from escrowmq.replication.log.vote import VoteFile, _Record
+from escrowmq.replication.net import wire
+from escrowmq.replication.raft import node as raft
+from escrowmq.replication.raft.guards import Guard
+from escrowmq.replication.raft.node import RaftNode
+from escrowmq.replication.raft.prevote import PreVote
+from escrowmq.replication.raft.progress import PeerProgress
+from escrowmq.replication.raft.pysync import LEADER, Core
+from escrowmq.replication.raft.rejoin import Rejoin
+from escrowmq.replication.raft.types import Message
 from tests.controls.ambush import stale_acknowledgements
 from tests.controls.planting import plant
 from tests.sim.network import SimNetwork

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from escrowmq.replication import admission
-from escrowmq.replication.admission import Admission, Entry, Submission
-from escrowmq.replication.codec import ENVELOPE, Op, OpType, decode_command, encode_command
-from escrowmq.replication.fetching import FetchRequest, FetchResult
-from escrowmq.replication.replica import Raft, Replica
+from escrowmq.replication.format.codec import ENVELOPE, Op, OpType, decode_command, encode_command
+from escrowmq.replication.replica import admission
+from escrowmq.replication.replica.admission import Admission, Entry, Submission
+from escrowmq.replication.replica.fetching import FetchRequest, FetchResult
+from escrowmq.replication.replica.replica import Raft, Replica
 from escrowmq.replication.state.index import PartitionIndex
 from escrowmq.replication.state.machine import OK, Result, StateMachine
 from escrowmq.replication.state.transactions import (

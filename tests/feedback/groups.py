@@ -13,13 +13,13 @@ from collections import Counter
 from typing import Any
 
 from escrowmq.feedback.brokers import BrokerUnreachable
-from escrowmq.replication import ops
-from escrowmq.replication.admission import Admission, Submission
-from escrowmq.replication.codec import OpType, encode_row
+from escrowmq.replication.format import ops
+from escrowmq.replication.format.codec import OpType, encode_row
 from escrowmq.replication.model import OpenTransaction, group_of
+from escrowmq.replication.replica.admission import Admission, Submission
+from escrowmq.replication.replica.validation import parse_request
 from escrowmq.replication.state.machine import StateMachine
 from escrowmq.replication.state.transactions import STATE_OF
-from escrowmq.replication.validation import parse_request
 from tests.feedback.clock import now
 
 RAY_NOTICES_DEATH_S = 1.5

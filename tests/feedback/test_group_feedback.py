@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from escrowmq.replication import ops
+from escrowmq.replication.format import ops
 from tests.feedback.clock import run, until
 from tests.feedback.producers import always, silent, world
 

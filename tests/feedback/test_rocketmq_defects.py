@@ -12,7 +12,7 @@ import pytest
 
 from escrowmq.feedback import group_feedback
 from escrowmq.feedback.policy import route
-from escrowmq.replication import ops
+from escrowmq.replication.format import ops
 from tests.feedback.clock import run, until
 from tests.feedback.producers import always, silent, world
 

@@ -16,11 +16,12 @@ from hypothesis import strategies as st
 
 from escrowmq.actors.config import BrokerConfig
 from escrowmq.actors.group_service import GroupService
-from escrowmq.replication import ops, parking
-from escrowmq.replication.codec import encode_row
 from escrowmq.replication.errors import EscrowMQError
-from escrowmq.replication.service import BrokerService
-from escrowmq.replication.watching import Watching
+from escrowmq.replication.format import ops
+from escrowmq.replication.format.codec import encode_row
+from escrowmq.replication.host import parking
+from escrowmq.replication.host.service import BrokerService
+from escrowmq.replication.host.watching import Watching
 from tests.fuzz.engine import drawn
 from tests.replication.services import Trio
 

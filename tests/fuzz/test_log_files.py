@@ -15,12 +15,12 @@ import pytest
 from google_crc32c import extend, value
 from hypothesis import strategies as st
 
-from escrowmq.replication import recovery, vote
-from escrowmq.replication.checkpoints import Checkpoints
-from escrowmq.replication.entry import HEADER, HEADER_SIZE
 from escrowmq.replication.errors import EscrowMQError
-from escrowmq.replication.journal import SegmentJournal
-from escrowmq.replication.segment_format import FILE_HEADER_SIZE, decode_sidecar, encode_sidecar
+from escrowmq.replication.format.entry import HEADER, HEADER_SIZE
+from escrowmq.replication.format.segment_format import FILE_HEADER_SIZE, decode_sidecar, encode_sidecar
+from escrowmq.replication.log import recovery, vote
+from escrowmq.replication.log.journal import SegmentJournal
+from escrowmq.replication.replica.checkpoints import Checkpoints
 from escrowmq.replication.state import snapshot as snapshots
 from escrowmq.replication.state.machine import StateMachine
 from escrowmq.replication.state.runs_file import map_runs

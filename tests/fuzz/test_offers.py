@@ -12,12 +12,12 @@ from collections.abc import Callable
 import pytest
 from google_crc32c import value as crc32c
 
-from escrowmq.replication.disk import Disk
 from escrowmq.replication.errors import EscrowMQError, Unavailable
-from escrowmq.replication.install import MARKER, finish_install, staged_name, switch_files
-from escrowmq.replication.marks import LEARNER, PORT_FILE, WANTS_COPY, Marks
-from escrowmq.replication.repair import copy_from_leader, may_be_offered
-from escrowmq.replication.verify import damage_in
+from escrowmq.replication.host.repair import copy_from_leader, may_be_offered
+from escrowmq.replication.log.disk import Disk
+from escrowmq.replication.log.install import MARKER, finish_install, staged_name, switch_files
+from escrowmq.replication.log.marks import LEARNER, PORT_FILE, WANTS_COPY, Marks
+from escrowmq.replication.replica.verify import damage_in
 from tests.fuzz.engine import EXAMPLES, Target, examine, fuzz
 from tests.fuzz.test_log_files import mend_runs, mend_segment, mend_snapshot
 from tests.replication.storage import NEWEST

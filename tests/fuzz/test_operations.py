@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 from hypothesis import strategies as st
 
-from escrowmq.replication import codec, ops
 from escrowmq.replication.errors import InvalidMessage
+from escrowmq.replication.format import codec, ops
+from escrowmq.replication.replica.validation import TIMEOUT_MS_MAX, parse_request
 from escrowmq.replication.state import snapshot as snapshots
 from escrowmq.replication.state.machine import StateMachine
-from escrowmq.replication.validation import TIMEOUT_MS_MAX, parse_request
 from tests.fuzz.engine import EXAMPLES, Target, drawn, examine, fuzz
 from tests.replication.single import Single
 

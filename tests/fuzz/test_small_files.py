@@ -16,8 +16,8 @@ from escrowmq.cluster.config import load_config
 from escrowmq.cluster.placement import Seat
 from escrowmq.cluster.secret import Secret, read_secret
 from escrowmq.cluster.settings import ClusterSettings
-from escrowmq.replication.datadir import DataDir, Identity
-from escrowmq.replication.marks import read_port
+from escrowmq.replication.log.datadir import DataDir, Identity
+from escrowmq.replication.log.marks import read_port
 from tests.fuzz.engine import EXAMPLES, Target, examine, fuzz
 
 IDENTITY = Identity("c", 0, 1)

@@ -12,8 +12,8 @@ import pyarrow as pa
 import pytest
 from google_crc32c import value as crc32c
 
-from escrowmq.replication.codec import decode_rows
 from escrowmq.replication.errors import CorruptLog, InvalidMessage
+from escrowmq.replication.format.codec import decode_rows
 from escrowmq.spark_integration import decoding
 from escrowmq.spark_integration.sink_intents import Attempt, Intent, decode, encode, epoch_id_of
 from escrowmq.spark_integration.values import ValueDecoder

@@ -9,9 +9,9 @@ from collections.abc import Callable
 import pytest
 from hypothesis import strategies as st
 
-from escrowmq.replication import wire
-from escrowmq.replication.connection import Connection
-from escrowmq.replication.handshake import NONCE_BYTES, Dialer, Listener
+from escrowmq.replication.net import wire
+from escrowmq.replication.net.connection import Connection
+from escrowmq.replication.net.handshake import NONCE_BYTES, Dialer, Listener
 from tests.fuzz.engine import EXAMPLES, Target, drawn, examine, fuzz
 from tests.replication.test_transport import ME, MESSAGES, PEER, SECRET
 

@@ -15,8 +15,8 @@ import pytest
 
 import escrowmq
 from escrowmq.actors.reader import PartitionReader
-from escrowmq.replication.codec import decode_rows
 from escrowmq.replication.errors import OffsetOutOfRange, UnknownTopic
+from escrowmq.replication.format.codec import decode_rows
 from escrowmq.replication.model import ConsumerRecord, Message
 from tests.actors.polling import read, settle, values
 

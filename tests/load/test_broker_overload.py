@@ -12,10 +12,10 @@ import pytest
 
 from benchmarks.load.ledger import name_of, value_of
 from escrowmq.actors.config import BrokerConfig
-from escrowmq.replication import ops
-from escrowmq.replication.codec import decode_rows, encode_row
-from escrowmq.replication.datadir import Identity
-from escrowmq.replication.service import BrokerService
+from escrowmq.replication.format import ops
+from escrowmq.replication.format.codec import decode_rows, encode_row
+from escrowmq.replication.host.service import BrokerService
+from escrowmq.replication.log.datadir import Identity
 
 QUEUE_BYTES, BODY_BYTES = 64 << 10, 8 << 10
 CALLERS, CALLS = 64, 40

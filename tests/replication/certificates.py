@@ -7,7 +7,7 @@ from pathlib import Path
 
 import trustme
 
-from escrowmq.replication.tls import TlsFiles
+from escrowmq.replication.net.tls import TlsFiles
 
 
 class Authority:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
-from escrowmq.replication.journal import SegmentJournal
+from escrowmq.replication.log.journal import SegmentJournal
 from tests.sim.disk import SimDisk
 
 FOLDER = Path(__file__).parent.parent / "golden" / "storage"

@@ -9,12 +9,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from escrowmq.replication.disk import RealDisk
-from escrowmq.replication.driver import Driver
-from escrowmq.replication.handshake import PeerIdentity
-from escrowmq.replication.journal import SegmentJournal
-from escrowmq.replication.raft import PeerLink, RaftConfig, RaftNode
-from escrowmq.replication.tls import TlsFiles
+from escrowmq.replication.host.driver import Driver
+from escrowmq.replication.log.disk import RealDisk
+from escrowmq.replication.log.journal import SegmentJournal
+from escrowmq.replication.net.handshake import PeerIdentity
+from escrowmq.replication.net.tls import TlsFiles
+from escrowmq.replication.raft.node import PeerLink, RaftConfig, RaftNode
 
 SECRET = b"a test's secret"
 

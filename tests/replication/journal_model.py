@@ -8,8 +8,8 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-from escrowmq.replication.journal import SegmentJournal
-from escrowmq.replication.syncjob import SyncJob
+from escrowmq.replication.log.journal import SegmentJournal
+from escrowmq.replication.log.syncjob import SyncJob
 from tests.sim.disk import PowerCut, SimDisk
 
 SEGMENT_BYTES = 2000

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from escrowmq.actors.config import BrokerConfig
-from escrowmq.replication import ops
-from escrowmq.replication.datadir import Identity
 from escrowmq.replication.errors import Unavailable
-from escrowmq.replication.repair import Manifest
-from escrowmq.replication.service import BrokerService
+from escrowmq.replication.format import ops
+from escrowmq.replication.host.repair import Manifest
+from escrowmq.replication.host.service import BrokerService
+from escrowmq.replication.log.datadir import Identity
 
 
 class Trio:

@@ -9,12 +9,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from escrowmq.replication.checkpoints import CheckpointJob, Checkpoints
-from escrowmq.replication.disk import RealDisk
-from escrowmq.replication.journal import SegmentJournal
-from escrowmq.replication.replica import Limits, Replica
+from escrowmq.replication.log.disk import RealDisk
+from escrowmq.replication.log.journal import SegmentJournal
+from escrowmq.replication.replica.checkpoints import CheckpointJob, Checkpoints
+from escrowmq.replication.replica.replica import Limits, Replica
+from escrowmq.replication.replica.validation import parse_request
 from escrowmq.replication.state.machine import StateMachine
-from escrowmq.replication.validation import parse_request
 
 
 class SingleNode:

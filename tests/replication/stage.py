@@ -13,11 +13,11 @@ from typing import Any, NamedTuple, Protocol
 
 from pysyncobj import SyncObj, SyncObjConf, replicated
 
-from escrowmq.replication.core_parts import CoreLink, PeerNode
-from escrowmq.replication.guards import ALL_GUARDS, Guard
-from escrowmq.replication.journal import SegmentJournal
-from escrowmq.replication.pysync import thread_clock
-from escrowmq.replication.raft import RaftConfig, RaftNode
+from escrowmq.replication.log.journal import SegmentJournal
+from escrowmq.replication.raft.core_parts import CoreLink, PeerNode
+from escrowmq.replication.raft.guards import ALL_GUARDS, Guard
+from escrowmq.replication.raft.node import RaftConfig, RaftNode
+from escrowmq.replication.raft.pysync import thread_clock
 from tests.sim.disk import SimDisk
 
 STEP_S = 0.01

@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable
 
-from escrowmq.replication.disk import Disk
-from escrowmq.replication.journal import SegmentJournal
+from escrowmq.replication.log.disk import Disk
+from escrowmq.replication.log.journal import SegmentJournal
 from tests.sim.disk import SimDisk
 
 NEWEST = "0000000000000001.log"

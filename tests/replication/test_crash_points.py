@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from escrowmq.replication import ops
-from escrowmq.replication.codec import encode_row
+from escrowmq.replication.format import ops
+from escrowmq.replication.format.codec import encode_row
 from tests.replication.single import Single
 from tests.replication.test_replica import prepare, read, start
 

@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from escrowmq.actors.config import BrokerConfig
-from escrowmq.replication import hosting
-from escrowmq.replication.checkpoints import Checkpoints
-from escrowmq.replication.disk import Disk
 from escrowmq.replication.errors import CorruptLog, Unavailable
-from escrowmq.replication.journal import SegmentJournal
-from escrowmq.replication.repair import Manifest, NoPeers, copy_from_leader, offered_files
-from escrowmq.replication.segment import BLOCK_BYTES
+from escrowmq.replication.host import hosting
+from escrowmq.replication.host.repair import Manifest, NoPeers, copy_from_leader, offered_files
+from escrowmq.replication.log.disk import Disk
+from escrowmq.replication.log.journal import SegmentJournal
+from escrowmq.replication.log.segment import BLOCK_BYTES
+from escrowmq.replication.replica.checkpoints import Checkpoints
 from escrowmq.replication.state.machine import StateMachine
 from tests.replication.services import Trio
 from tests.replication.stage import Mail, OurMember, Stage

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from escrowmq.replication.datadir import DataDir, Identity
 from escrowmq.replication.errors import CorruptLog, DataDirLocked, DataDirMismatch, UnknownVersion
-from escrowmq.replication.journal import SegmentJournal
+from escrowmq.replication.log.datadir import DataDir, Identity
+from escrowmq.replication.log.journal import SegmentJournal
 
 ME = Identity("cluster-1", 0, 2)
 
@@ -73,7 +73,7 @@ def test_what_an_interrupted_atomic_write_left_is_removed(tmp_path: Path) -> Non
 HOLDER = """
 import sys, time
 from pathlib import Path
-from escrowmq.replication.datadir import DataDir, Identity
+from escrowmq.replication.log.datadir import DataDir, Identity
 held = DataDir(Path(sys.argv[1]), Identity("cluster-1", 0, 2))
 print("held", flush=True)
 time.sleep(60)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from pysyncobj.journal import FileJournal, ResizableFile
 
-from escrowmq.replication.journal import SegmentJournal
+from escrowmq.replication.log.journal import SegmentJournal
 from tests.replication.storage import command, fill, indexes, sim_disk
 from tests.sim.disk import PowerCut
 

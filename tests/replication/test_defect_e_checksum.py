@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from pysyncobj.journal import FileJournal
 
-from escrowmq.replication.disk import RealDisk
 from escrowmq.replication.errors import CorruptLog
-from escrowmq.replication.journal import SegmentJournal
+from escrowmq.replication.log.disk import RealDisk
+from escrowmq.replication.log.journal import SegmentJournal
 
 ORDERS = [b"\x00order 1: pay 100", b"\x00order 2: pay 200", b"\x00order 3: pay 300"]
 

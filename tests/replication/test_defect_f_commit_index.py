@@ -13,8 +13,8 @@ from pysyncobj.journal import FileJournal, Journal
 from pysyncobj.node import Node
 from pysyncobj.transport import Transport
 
-from escrowmq.replication.disk import RealDisk
-from escrowmq.replication.journal import SegmentJournal
+from escrowmq.replication.log.disk import RealDisk
+from escrowmq.replication.log.journal import SegmentJournal
 
 NOTHING = b"\x01"  # a no-op entry, as pysyncobj writes it
 

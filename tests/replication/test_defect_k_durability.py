@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 from pysyncobj.journal import FileJournal
 
-from escrowmq.replication.disk import RealDisk
-from escrowmq.replication.journal import SegmentJournal
+from escrowmq.replication.log.disk import RealDisk
+from escrowmq.replication.log.journal import SegmentJournal
 from tests.replication.power import PowerWatch
 from tests.replication.storage import command, fill, indexes
 
@@ -59,8 +59,8 @@ def test_ours_keeps_log_and_vote_in_a_power_cut(tmp_path: Path, monkeypatch: pyt
 WRITER = """
 import sys
 from pathlib import Path
-from escrowmq.replication.disk import RealDisk
-from escrowmq.replication.journal import SegmentJournal
+from escrowmq.replication.log.disk import RealDisk
+from escrowmq.replication.log.journal import SegmentJournal
 from tests.replication.storage import fill
 
 journal = SegmentJournal(RealDisk(Path(sys.argv[1])), segment_bytes=4000, cache_bytes=1000)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from escrowmq.replication.guards import Guard
+from escrowmq.replication.raft.guards import Guard
 from tests.replication.stage import Mail, Stage, our_group, stock_group
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from pysyncobj import FAIL_REASON
 
-from escrowmq.replication.guards import ALL_GUARDS, Guard
+from escrowmq.replication.raft.guards import ALL_GUARDS, Guard
 from tests.replication.stage import Mail, OurMember, Stage, our_group, stock_group
 
 FAST_FALLBACK = {"leaderFallbackTimeout": 1.0}

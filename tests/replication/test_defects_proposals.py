@@ -8,7 +8,7 @@ import pytest
 from pysyncobj import FAIL_REASON
 
 from escrowmq.replication.errors import ApplyFailed, DiskFull, MessageTooLarge, Overloaded
-from escrowmq.replication.raft import COMMAND_BYTES_MAX, RaftConfig
+from escrowmq.replication.raft.node import COMMAND_BYTES_MAX, RaftConfig
 from tests.replication.stage import Mail, Stage, our_group, stock_group
 
 

@@ -17,7 +17,7 @@ import pysyncobj.pickle as stock_pickle
 import pytest
 from pysyncobj import SyncObj, SyncObjConf
 
-from escrowmq.replication import wire
+from escrowmq.replication.net import wire
 from tests.replication.groups import Group, wait_until
 from tests.replication.stage import stock_group
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from escrowmq.replication.disk import Disk, RealDisk
 from escrowmq.replication.errors import DiskFailed, DiskFull, FsyncFailed
+from escrowmq.replication.log.disk import Disk, RealDisk
 from tests.replication.storage import sim_disk
 
 

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from escrowmq.replication.driver import Driver
 from escrowmq.replication.errors import ApplyFailed, Closed, DiskFull, FsyncFailed
-from escrowmq.replication.handshake import PeerIdentity
-from escrowmq.replication.journal import SegmentJournal
-from escrowmq.replication.raft import PeerLink, RaftNode
+from escrowmq.replication.host.driver import Driver
+from escrowmq.replication.log.journal import SegmentJournal
+from escrowmq.replication.net.handshake import PeerIdentity
+from escrowmq.replication.raft.node import PeerLink, RaftNode
 from tests.replication.groups import Group, Outcome, wait_until
 from tests.sim.disk import SimDisk
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from escrowmq.replication import ops
-from escrowmq.replication.state import checks
-from escrowmq.replication.state.checks import DueQueue
+from escrowmq.replication.format import ops
+from escrowmq.replication.state import due_queue as checks
+from escrowmq.replication.state.due_queue import DueQueue
 from tests.replication.test_state import Log
 
 HOUR_MS = 3_600_000

@@ -11,8 +11,8 @@ import random
 import pytest
 
 from escrowmq.replication.errors import FsyncFailed
-from escrowmq.replication.journal import SegmentJournal
-from escrowmq.replication.vote import VoteFile
+from escrowmq.replication.log.journal import SegmentJournal
+from escrowmq.replication.log.vote import VoteFile
 from tests.replication.storage import command, fill, indexes, sim_disk
 from tests.sim.disk import SimDisk
 

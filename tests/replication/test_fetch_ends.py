@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 
 from escrowmq.actors.config import BrokerConfig
-from escrowmq.replication import fetching, ops
-from escrowmq.replication.answers import FETCH_ENDS_MAX
-from escrowmq.replication.codec import encode_row
 from escrowmq.replication.errors import Unavailable
+from escrowmq.replication.format import ops
+from escrowmq.replication.format.codec import encode_row
 from escrowmq.replication.model import ResultCode
+from escrowmq.replication.replica import fetching
+from escrowmq.replication.replica.answers import FETCH_ENDS_MAX
 from tests.replication.services import Trio
 from tests.replication.single import Single
 

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from escrowmq.replication.journal import SegmentJournal
+from escrowmq.replication.log.journal import SegmentJournal
 from tests.replication import golden_storage as golden
 from tests.sim.disk import SimDisk
 

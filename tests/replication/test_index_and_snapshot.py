@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from escrowmq.replication import ops
-from escrowmq.replication.codec import encode_row
 from escrowmq.replication.errors import CorruptLog, UnknownVersion
+from escrowmq.replication.format import ops
+from escrowmq.replication.format.codec import encode_row
 from escrowmq.replication.state.index import PartitionIndex
 from escrowmq.replication.state.machine import StateMachine
 from escrowmq.replication.state.runs_file import encode_runs, map_runs

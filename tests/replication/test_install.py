@@ -9,8 +9,8 @@ import pytest
 from google_crc32c import value as crc32c
 
 from escrowmq.replication.errors import CorruptLog, UnknownVersion
-from escrowmq.replication.install import MARKER, staged_name
-from escrowmq.replication.journal import SegmentJournal
+from escrowmq.replication.log.install import MARKER, staged_name
+from escrowmq.replication.log.journal import SegmentJournal
 from tests.replication.storage import NEWEST, command, fill, indexes, sim_disk, synced_log
 from tests.sim.disk import PowerCut, SimDisk
 

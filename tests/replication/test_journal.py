@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from escrowmq.replication.disk import Disk, RealDisk
-from escrowmq.replication.journal import SegmentJournal
+from escrowmq.replication.log.disk import Disk, RealDisk
+from escrowmq.replication.log.journal import SegmentJournal
 from tests.replication.storage import NEWEST, command, fill, indexes, sim_disk, synced_log
 
 

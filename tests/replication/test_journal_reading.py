@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from escrowmq.replication.disk import Disk, RealDisk
 from escrowmq.replication.errors import OffsetGone
-from escrowmq.replication.journal import SegmentJournal
+from escrowmq.replication.log.disk import Disk, RealDisk
+from escrowmq.replication.log.journal import SegmentJournal
 from tests.replication.storage import command, fill, indexes, sealed_log, sim_disk, synced_log
 from tests.sim.disk import SimDisk
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from escrowmq.replication.disk import Disk, RealDisk
 from escrowmq.replication.errors import CorruptLog, OffsetGone
-from escrowmq.replication.journal import SegmentJournal
+from escrowmq.replication.log.disk import Disk, RealDisk
+from escrowmq.replication.log.journal import SegmentJournal
 from tests.replication.storage import command, fill, indexes, sealed_log, set_content, sim_disk, synced_log
 
 

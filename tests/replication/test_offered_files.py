@@ -7,13 +7,13 @@ from collections.abc import Sequence
 
 import pytest
 
-from escrowmq.replication.disk import Disk
 from escrowmq.replication.errors import Unavailable
-from escrowmq.replication.install import MARKER, staged_name, switch_files
-from escrowmq.replication.journal import SegmentJournal
-from escrowmq.replication.repair import Manifest, NoPeers, copy_from_leader, damage_offered, has_history
-from escrowmq.replication.verify import damage_in
-from escrowmq.replication.vote import VoteFile
+from escrowmq.replication.host.repair import Manifest, NoPeers, copy_from_leader, damage_offered, has_history
+from escrowmq.replication.log.disk import Disk
+from escrowmq.replication.log.install import MARKER, staged_name, switch_files
+from escrowmq.replication.log.journal import SegmentJournal
+from escrowmq.replication.log.vote import VoteFile
+from escrowmq.replication.replica.verify import damage_in
 from tests.fuzz.test_log_files import RUNS, SNAPSHOT, mend_segment
 from tests.replication.storage import NEWEST, fill, indexes, sim_disk
 from tests.sim.disk import PowerCut, SimDisk

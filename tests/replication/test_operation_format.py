@@ -14,8 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from escrowmq.replication import ops
-from escrowmq.replication.codec import (
+from escrowmq.replication.errors import CorruptLog, UnknownVersion
+from escrowmq.replication.format import ops
+from escrowmq.replication.format.codec import (
     META_TYPES,
     OpType,
     decode_command,
@@ -25,7 +26,6 @@ from escrowmq.replication.codec import (
     encode_op,
     encode_row,
 )
-from escrowmq.replication.errors import CorruptLog, UnknownVersion
 from escrowmq.replication.state.runs_file import encode_runs
 from escrowmq.replication.state.snapshot import capture, encode
 from tests.replication.test_index_and_snapshot import busy_log

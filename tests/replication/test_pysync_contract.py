@@ -1,4 +1,4 @@
-"""pysyncobj's private names, as ``replication/pysync.py`` uses them, are those of the pinned version.
+"""pysyncobj's private names, as ``replication/raft/pysync.py`` uses them, are those of the pinned version.
 
 When this fails, pysyncobj was changed: read its new source against docs/decisions.md before moving the pin.
 """
@@ -14,7 +14,7 @@ import pysyncobj
 import pysyncobj.syncobj
 from pysyncobj.version import VERSION
 
-from escrowmq.replication import pysync
+from escrowmq.replication.raft import pysync
 
 #: sha256 of pysyncobj 0.3.17's syncobj.py: the guards were derived from exactly this text.
 SYNCOBJ_SHA256 = "e8bdf06797085d734df86e24ab4802fe87893dff77268565ec036f7ad4a1cfe4"

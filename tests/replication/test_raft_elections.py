@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from escrowmq.replication.raft import RaftConfig
+from escrowmq.replication.raft.node import RaftConfig
 from tests.replication.stage import Mail, OurMember, Stage, our_group
 from tests.sim.disk import SimDisk
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from escrowmq.replication.errors import CorruptLog
-from escrowmq.replication.journal import SegmentJournal
-from escrowmq.replication.progress import PeerProgress, quorum_index
-from escrowmq.replication.raft import RaftConfig, RaftNode
+from escrowmq.replication.log.journal import SegmentJournal
+from escrowmq.replication.raft.node import RaftConfig, RaftNode
+from escrowmq.replication.raft.progress import PeerProgress, quorum_index
 from tests.replication.stage import Mail, OurMember, Stage, our_group
 from tests.sim.disk import SimDisk
 

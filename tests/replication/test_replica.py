@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from escrowmq.replication import ops
-from escrowmq.replication.codec import OpType, decode_command, decode_rows, encode_row
 from escrowmq.replication.errors import InvalidMessage
+from escrowmq.replication.format import ops
+from escrowmq.replication.format.codec import OpType, decode_command, decode_rows, encode_row
 from escrowmq.replication.model import ResultCode
-from escrowmq.replication.replica import Limits
-from escrowmq.replication.validation import parse_request
+from escrowmq.replication.replica.replica import Limits
+from escrowmq.replication.replica.validation import parse_request
 from tests.replication.single import Single
 from tests.replication.test_index_and_snapshot import dump
 

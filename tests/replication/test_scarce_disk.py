@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from escrowmq.actors.config import BrokerConfig
-from escrowmq.replication import ops
+from escrowmq.replication.format import ops
 from tests.replication.services import Trio
 from tests.replication.test_replica import prepare
 

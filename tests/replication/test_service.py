@@ -8,11 +8,11 @@ import time
 
 import pytest
 
-from escrowmq.replication import ops
-from escrowmq.replication.codec import decode_rows
-from escrowmq.replication.datadir import Identity
 from escrowmq.replication.errors import CorruptLog, DataDirLocked, Unavailable
-from escrowmq.replication.service import BrokerService
+from escrowmq.replication.format import ops
+from escrowmq.replication.format.codec import decode_rows
+from escrowmq.replication.host.service import BrokerService
+from escrowmq.replication.log.datadir import Identity
 from tests.replication.services import Trio
 from tests.replication.test_replica import prepare
 

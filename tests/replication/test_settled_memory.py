@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from escrowmq.replication import ops
-from escrowmq.replication.codec import encode_row
+from escrowmq.replication.format import ops
+from escrowmq.replication.format.codec import encode_row
 from escrowmq.replication.model import ResultCode
 from escrowmq.replication.state import machine, transactions
 from escrowmq.replication.state.machine import StateMachine

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from escrowmq.replication import ops
-from escrowmq.replication.codec import ENVELOPE, decode_ops, encode_command, encode_row
+from escrowmq.replication.format import ops
+from escrowmq.replication.format.codec import ENVELOPE, decode_ops, encode_command, encode_row
 from escrowmq.replication.model import ResultCode
 from escrowmq.replication.state.machine import StateMachine
 

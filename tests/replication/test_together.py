@@ -6,9 +6,10 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
-from escrowmq.replication import fetching, ops
-from escrowmq.replication.codec import encode_row
+from escrowmq.replication.format import ops
+from escrowmq.replication.format.codec import encode_row
 from escrowmq.replication.model import ResultCode
+from escrowmq.replication.replica import fetching
 from tests.replication.single import Single
 
 PARTITIONS = 8

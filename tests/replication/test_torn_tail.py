@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from escrowmq.replication.entry import HEADER_SIZE, MAGIC, encode_header
 from escrowmq.replication.errors import CorruptLog, UnknownVersion
-from escrowmq.replication.journal import SegmentJournal
-from escrowmq.replication.segment_format import FILE_HEADER_SIZE, encode_file_header
-from escrowmq.replication.torn import SECTOR
+from escrowmq.replication.format.entry import HEADER_SIZE, MAGIC, encode_header
+from escrowmq.replication.format.segment_format import FILE_HEADER_SIZE, encode_file_header
+from escrowmq.replication.log.journal import SegmentJournal
+from escrowmq.replication.log.torn import SECTOR
 from tests.replication.storage import NEWEST, command, fill, indexes, set_content, sim_disk, synced_log
 from tests.sim.disk import SimDisk
 

@@ -14,10 +14,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from escrowmq.replication import tcp, wire
 from escrowmq.replication.errors import NotAuthorized, UnknownVersion, WireError
-from escrowmq.replication.handshake import NONCE_BYTES, Dialer, Listener, PeerIdentity
-from escrowmq.replication.tcp import TcpTransport
+from escrowmq.replication.net import tcp, wire
+from escrowmq.replication.net.handshake import NONCE_BYTES, Dialer, Listener, PeerIdentity
+from escrowmq.replication.net.tcp import TcpTransport
 from tests.replication.groups import Group, wait_until
 
 SECRET = b"right"
@@ -90,7 +90,7 @@ def wire_challenge_proof(challenge: bytes) -> bytes:
 
 
 def test_another_protocol_version_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("escrowmq.replication.handshake.WIRE_VERSION", 99)
+    monkeypatch.setattr("escrowmq.replication.net.handshake.WIRE_VERSION", 99)
     hello = pair()[0].hello()
     monkeypatch.undo()
     with pytest.raises(UnknownVersion, match="version 99"):

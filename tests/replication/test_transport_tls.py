@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives import serialization
 
-from escrowmq.replication import tcp, wire
 from escrowmq.replication.errors import ConfigError, NotAuthorized, WireError
-from escrowmq.replication.handshake import NONCE_BYTES, Dialer, Listener, PeerIdentity
-from escrowmq.replication.tls import TlsChannel, TlsFiles, TlsIdentity
+from escrowmq.replication.net import tcp, wire
+from escrowmq.replication.net.handshake import NONCE_BYTES, Dialer, Listener, PeerIdentity
+from escrowmq.replication.net.tls import TlsChannel, TlsFiles, TlsIdentity
 from tests.replication.certificates import Authority
 from tests.replication.groups import SECRET, Group, Member, wait_until
 

@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from escrowmq.replication import ops
 from escrowmq.replication.errors import CorruptLog, DiskFailed, DiskFull, ReadFailed, Unavailable
-from escrowmq.replication.hosting import ReplicaHost
-from escrowmq.replication.marks import BEHIND, DAMAGED, LEARNER, PORT_FILE, WANTS_COPY, Marks
+from escrowmq.replication.format import ops
+from escrowmq.replication.host.hosting import ReplicaHost
+from escrowmq.replication.log.marks import BEHIND, DAMAGED, LEARNER, PORT_FILE, WANTS_COPY, Marks
 from tests.replication.services import Trio
 from tests.replication.test_service import prepare, stop_a_full_follower, texts
 

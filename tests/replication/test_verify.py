@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from escrowmq.replication.segment_format import encode_sidecar
-from escrowmq.replication.verify import verify_log
+from escrowmq.replication.format.segment_format import encode_sidecar
+from escrowmq.replication.replica.verify import verify_log
 from tests.replication.storage import set_content, sim_disk, synced_log
 from tests.sim.disk import SimDisk
 

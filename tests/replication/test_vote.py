@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from escrowmq.replication.errors import CorruptLog, UnknownVersion
-from escrowmq.replication.journal import SegmentJournal
-from escrowmq.replication.vote import FILE_SIZE, NAME, SLOT_POSITIONS, VoteFile
+from escrowmq.replication.log.journal import SegmentJournal
+from escrowmq.replication.log.vote import FILE_SIZE, NAME, SLOT_POSITIONS, VoteFile
 from tests.replication.storage import set_content, sim_disk, synced_log
 from tests.sim.disk import PowerCut
 

@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from escrowmq.actors.config import BrokerConfig
-from escrowmq.replication import ops
+from escrowmq.replication.format import ops
+from escrowmq.replication.host.watching import Watching
 from escrowmq.replication.model import ResultCode
 from escrowmq.replication.state.index import PartitionIndex
-from escrowmq.replication.watching import Watching
 from tests.replication.services import Trio
 from tests.replication.test_replica import prepare
 

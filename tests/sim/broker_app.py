@@ -6,13 +6,13 @@ import hashlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from escrowmq.replication.checkpoints import CheckpointJob, Checkpoints, snapshot_name
-from escrowmq.replication.codec import decode_rows
-from escrowmq.replication.fetching import FetchResult
-from escrowmq.replication.hosting import TIMER_S
-from escrowmq.replication.raft import RaftNode
-from escrowmq.replication.replica import Limits, Replica
-from escrowmq.replication.service import BrokerService
+from escrowmq.replication.format.codec import decode_rows
+from escrowmq.replication.host.hosting import TIMER_S
+from escrowmq.replication.host.service import BrokerService
+from escrowmq.replication.raft.node import RaftNode
+from escrowmq.replication.replica.checkpoints import CheckpointJob, Checkpoints, snapshot_name
+from escrowmq.replication.replica.fetching import FetchResult
+from escrowmq.replication.replica.replica import Limits, Replica
 from escrowmq.replication.state.machine import StateMachine
 from tests.history.events import identify
 from tests.sim.contents import everything

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from escrowmq.replication import ops
+from escrowmq.replication.format import ops
 from escrowmq.replication.model import ResultCode
 from tests.history.report import Report
 from tests.sim.broker_app import BrokerApplication

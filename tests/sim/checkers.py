@@ -13,7 +13,7 @@ from typing import Any
 from escrowmq.feedback.checks import Check, CheckTable
 from escrowmq.feedback.config import FeedbackConfig
 from escrowmq.feedback.policy import LockedRow, Trouble, Verdict
-from escrowmq.replication import ops
+from escrowmq.replication.format import ops
 from escrowmq.replication.model import TransactionState
 from tests.sim.coverage import Phase
 from tests.sim.decisions import Decision

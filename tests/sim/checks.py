@@ -17,8 +17,8 @@ import hashlib
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
-from escrowmq.replication.journal import SegmentJournal
-from escrowmq.replication.raft import RaftNode
+from escrowmq.replication.log.journal import SegmentJournal
+from escrowmq.replication.raft.node import RaftNode
 from tests.sim.world import Violation
 
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from escrowmq.replication import ops
-from escrowmq.replication.fetching import FetchResult
+from escrowmq.replication.format import ops
 from escrowmq.replication.model import ResultCode
+from escrowmq.replication.replica.fetching import FetchResult
 from tests.history.events import Recorder
 from tests.sim.broker_app import BrokerApplication, ids_of
 from tests.sim.desk import Desk

@@ -12,10 +12,10 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING
 
-from escrowmq.replication.entry import read_entry, scan
-from escrowmq.replication.segment_format import FILE_HEADER_SIZE, log_name, sidecar_name
-from escrowmq.replication.vote import NAME as VOTE_FILE
-from escrowmq.replication.vote import SLOT_POSITIONS
+from escrowmq.replication.format.entry import read_entry, scan
+from escrowmq.replication.format.segment_format import FILE_HEADER_SIZE, log_name, sidecar_name
+from escrowmq.replication.log.vote import NAME as VOTE_FILE
+from escrowmq.replication.log.vote import SLOT_POSITIONS
 
 if TYPE_CHECKING:
     from tests.sim.replica import SimReplica

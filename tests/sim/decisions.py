@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from escrowmq.replication import ops
+from escrowmq.replication.format import ops
 from escrowmq.replication.model import ResultCode
 from tests.sim.coverage import Phase
 from tests.sim.desk import Desk

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from escrowmq.replication.validation import parse_request
+from escrowmq.replication.replica.validation import parse_request
 from tests.sim.broker_app import BrokerApplication
 from tests.sim.replica import SimReplica
 from tests.sim.workload import Cluster

@@ -23,8 +23,8 @@ import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from escrowmq.replication.disk import File
 from escrowmq.replication.errors import DiskFailed, DiskFull, FsyncFailed
+from escrowmq.replication.log.disk import File
 
 SECTOR = 512
 PAGE = 4096

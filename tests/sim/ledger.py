@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from escrowmq.replication.codec import OpType, decode_command
+from escrowmq.replication.format.codec import OpType, decode_command
 from escrowmq.replication.state.transactions import STATE_OF, AppTransactions
 from tests.history.checker import Checker
 from tests.history.events import Event, Recorder, Sent

@@ -11,8 +11,8 @@ import zlib
 from collections.abc import Sequence
 from typing import Any
 
-from escrowmq.replication import ops
-from escrowmq.replication.codec import encode_row
+from escrowmq.replication.format import ops
+from escrowmq.replication.format.codec import encode_row
 from escrowmq.replication.model import ResultCode
 from tests.history.events import Sent, body
 from tests.sim.coverage import Phase

@@ -11,7 +11,7 @@ import random
 from typing import TYPE_CHECKING
 
 from escrowmq.replication.errors import CorruptLog
-from escrowmq.replication.journal import SegmentJournal
+from escrowmq.replication.log.journal import SegmentJournal
 from tests.sim.workload import CHECKPOINT, ReplicaContext
 from tests.sim.world import Violation
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from escrowmq.replication.errors import CorruptLog, DiskFailed, Unavailable
-from escrowmq.replication.marks import BEHIND
-from escrowmq.replication.repair import (
+from escrowmq.replication.host.repair import (
     Manifest,
     check_log,
     copy_from_leader,
     damage_offered,
     offered_files,
 )
+from escrowmq.replication.log.marks import BEHIND
 
 if TYPE_CHECKING:
     from tests.sim.replica import SimReplica

@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from escrowmq.replication import wire
 from escrowmq.replication.errors import ApplyFailed, CorruptLog, DiskFailed, DiskFull, FsyncFailed
-from escrowmq.replication.journal import SegmentJournal
-from escrowmq.replication.marks import BEHIND, DAMAGED
-from escrowmq.replication.raft import RaftNode
-from escrowmq.replication.syncjob import SyncJob
+from escrowmq.replication.log.journal import SegmentJournal
+from escrowmq.replication.log.marks import BEHIND, DAMAGED
+from escrowmq.replication.log.syncjob import SyncJob
+from escrowmq.replication.net import wire
+from escrowmq.replication.raft.node import RaftNode
 from tests.sim.bounds import RECOUNT_EVERY, check_bounds
 from tests.sim.disk import PowerCut, SimDisk
 from tests.sim.repair import copy_log
@@ -112,7 +112,7 @@ class SimReplica:
             self.disk.kill()
 
     def lose_log(self) -> None:
-        """From here on this replica knows less than it promised: see replication/rejoin.py."""
+        """From here on this replica knows less than it promised: see replication/raft/rejoin.py."""
         self.learner, self.wants_copy = True, DAMAGED
         self._sim.network.silence(self.name)
 

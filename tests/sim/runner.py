@@ -22,7 +22,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from escrowmq.replication.guards import ALL_GUARDS, Guard
+from escrowmq.replication.raft.guards import ALL_GUARDS, Guard
 from tests.controls.planting import by_name
 from tests.sim.broker_workload import BrokerWorkload
 from tests.sim.coverage import Cells

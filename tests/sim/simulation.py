@@ -13,10 +13,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from escrowmq.replication.guards import ALL_GUARDS, Guard
-from escrowmq.replication.raft import RaftConfig, RaftNode
-from escrowmq.replication.segment_format import FILE_HEADER_SIZE
-from escrowmq.replication.wire import Message
+from escrowmq.replication.format.segment_format import FILE_HEADER_SIZE
+from escrowmq.replication.net.wire import Message
+from escrowmq.replication.raft.guards import ALL_GUARDS, Guard
+from escrowmq.replication.raft.node import RaftConfig, RaftNode
 from tests.controls.planting import planted
 from tests.sim.checks import Checker
 from tests.sim.damage import scrub

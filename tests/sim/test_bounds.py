@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from escrowmq.replication.proposals import COMMAND_BYTES_MAX
+from escrowmq.replication.raft.proposals import COMMAND_BYTES_MAX
 from tests.sim import bounds
 from tests.sim.bounds import RECOUNT_EVERY, check_bounds
 from tests.sim.broker_workload import BrokerWorkload

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from escrowmq.replication.raft import RaftNode
+from escrowmq.replication.raft.node import RaftNode
 from escrowmq.replication.state.machine import StateMachine
 from tests.history.events import READ, Event
 from tests.sim import consumers

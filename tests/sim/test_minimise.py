@@ -7,7 +7,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
-from escrowmq.replication.guards import Guard
+from escrowmq.replication.raft.guards import Guard
 from tests.sim.faultplan import draw_faults
 from tests.sim.minimise import Minimised, ddmin, kind_of, minimise
 from tests.sim.runner import Options

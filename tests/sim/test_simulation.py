@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from escrowmq.replication.guards import ALL_GUARDS, Guard
+from escrowmq.replication.raft.guards import ALL_GUARDS, Guard
 from tests.sim.simulation import run_seed
 
 CHUNK = 20

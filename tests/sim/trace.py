@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from escrowmq.replication.guards import Guard
-from escrowmq.replication.wire import Message
+from escrowmq.replication.net.wire import Message
+from escrowmq.replication.raft.guards import Guard
 from tests.controls.planting import planted
 from tests.sim.simulation import Plan, Simulation, chosen_faults
 from tests.sim.world import Violation

@@ -16,10 +16,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from escrowmq.replication.disk import Disk
 from escrowmq.replication.errors import DiskFull
-from escrowmq.replication.journal import SegmentJournal
-from escrowmq.replication.raft import RaftNode
+from escrowmq.replication.log.disk import Disk
+from escrowmq.replication.log.journal import SegmentJournal
+from escrowmq.replication.raft.node import RaftNode
 
 if TYPE_CHECKING:
     from tests.sim.replica import SimReplica

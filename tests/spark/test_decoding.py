@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from escrowmq.replication.codec import decode_rows, encode_row
 from escrowmq.replication.errors import CorruptLog
+from escrowmq.replication.format.codec import decode_rows, encode_row
 from escrowmq.spark_integration import decoding
 from escrowmq.spark_integration.decoding import _scan, raw_columns
 

@@ -7,8 +7,8 @@ from datetime import UTC, datetime
 import pytest
 
 from escrowmq.actors.reader import Stretch
-from escrowmq.replication.codec import encode_row
 from escrowmq.replication.errors import CorruptLog
+from escrowmq.replication.format.codec import encode_row
 from escrowmq.spark_integration import records
 from escrowmq.spark_integration.options import COLUMNS
 from escrowmq.spark_integration.records import RowFormat, record_batch, record_batches, schema_ddl

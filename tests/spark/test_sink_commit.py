@@ -12,8 +12,8 @@ import pyarrow as pa
 import pytest
 
 from escrowmq.actors.router import result_of
-from escrowmq.replication import ops
 from escrowmq.replication.errors import ConfigError, MessageTooLarge, UnknownTopic
+from escrowmq.replication.format import ops
 from escrowmq.spark_integration.sink_commit import (
     CHUNKS_MAX,
     EpochConflict,

@@ -11,8 +11,8 @@ import pytest
 
 from escrowmq.actors.config import ProducerConfig
 from escrowmq.actors.encoder import Encoder
-from escrowmq.replication.codec import decode_rows
 from escrowmq.replication.errors import InvalidMessage, MessageTooLarge, UnknownTopic
+from escrowmq.replication.format.codec import decode_rows
 from escrowmq.replication.model import Message
 from escrowmq.spark_integration.sink_rows import RowEncoder
 

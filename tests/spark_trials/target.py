@@ -10,7 +10,7 @@ from escrowmq.actors.offsets import EARLIEST, LATEST, OffsetReader
 from escrowmq.actors.reader import PartitionReader
 from escrowmq.actors.router import Router
 from escrowmq.actors.topology import ClusterInfo
-from escrowmq.replication.codec import decode_rows
+from escrowmq.replication.format.codec import decode_rows
 
 ANSWER_S = 60.0
 

@@ -1,0 +1,126 @@
+"""Builders of every operation: the one place that knows how metadata columns are laid out.
+
+Clients build MESSAGE, PREPARE (with its PRE_MESSAGEs), COMMIT, ROLLBACK and the administrative
+operations. REF_MESSAGE and TX_MESSAGE are built by the leader only: it turns a client's COMMIT
+into references, and they and the COMMIT travel in one entry.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from escrowmq.replication.format.codec import OpType, encode_op
+
+
+def message(topic: str, partition: int, producer: str, epoch: int, seq: int, rows: Sequence[bytes]) -> bytes:
+    """MESSAGE ``[topic, partition, producer, epoch, seq, count]`` + rows: plain messages of one partition.
+
+    ``seq`` numbers the batches of this producer and partition from 0 (idempotence; -1: none).
+    Result info: ``[base_offset, timestamp_ms]``.
+    """
+    return encode_op(OpType.MESSAGE, (topic, partition, producer, epoch, seq, len(rows)), rows)
+
+
+def prepare(
+    app: str,
+    topic: str,
+    tx_ids: Sequence[str],
+    query_ids: Sequence[str] | None,
+    timeout_ms: int,
+    part: int,
+    digests: Sequence[int],
+    home_group: int,
+    pre_messages: int,
+) -> bytes:
+    """PREPARE ``[app, topic, tx_ids, query_ids|nil, timeout_ms, part, digests, home_group, pre_messages]``.
+
+    Opens the transactions (part 0) or adds to them (part 1, 2, ...). The next ``pre_messages``
+    operations of the same request are its PRE_MESSAGEs. ``topic`` is the home topic, whose feedback
+    actor asks back; ``timeout_ms`` 0 = the topic's; ``digests`` are CRC32C of each transaction's rows
+    in this part, so that a reused id with other content is recognised; ``home_group`` -1: decided
+    here, else the group whose decision counts. ``query_ids`` nil: each equals its tx id.
+    """
+    return encode_op(
+        OpType.PREPARE,
+        (app, topic, tx_ids, query_ids, timeout_ms, part, digests, home_group, pre_messages),
+    )
+
+
+def pre_message(
+    topic: str, partition: int, txs: Sequence[int], sizes: Sequence[int], rows: Sequence[bytes]
+) -> bytes:
+    """PRE_MESSAGE ``[topic, partition, txs, sizes]`` + rows: held-back messages of one partition.
+
+    ``txs[i]`` is the place of message i's transaction in the PREPARE before; ``sizes[i]`` its bytes.
+    """
+    return encode_op(OpType.PRE_MESSAGE, (topic, partition, txs, sizes), rows)
+
+
+#: In place of a client's number of references: all of these transactions, or none.
+TOGETHER = -1
+
+
+def commit(app: str, tx_ids: Sequence[str], by: str = "producer", *, together: bool = False) -> bytes:
+    """COMMIT as clients send it ``[app, tx_ids, by, 0]``; by: producer, feedback, or ``operator:<name>``.
+
+    Ids that cannot be committed are named in the result and the others are committed; ``together`` (the
+    last number is -1): then none is. Ids that are committed already stand in nobody's way.
+    """
+    return encode_op(OpType.COMMIT, (app, tx_ids, by, TOGETHER if together else 0))
+
+
+def rollback(app: str, tx_ids: Sequence[str], by: str = "producer") -> bytes:
+    """ROLLBACK ``[app, tx_ids, by]``."""
+    return encode_op(OpType.ROLLBACK, (app, tx_ids, by))
+
+
+def checked(app: str, tx_ids: Sequence[str]) -> bytes:
+    """CHECKED ``[app, tx_ids]``: a producer answered UNKNOWN (or hung); counts the check, may park."""
+    return encode_op(OpType.CHECKED, (app, tx_ids))
+
+
+def create_topic(name: str, settings: Mapping[str, object]) -> bytes:
+    """CREATE_TOPIC ``[name, settings]``; settings are the fields of ``TopicInfo`` without the name."""
+    return encode_op(OpType.CREATE_TOPIC, (name, dict(settings)))
+
+
+def delete_topic(name: str) -> bytes:
+    """DELETE_TOPIC ``[name]``. Open transactions that hold messages for it keep them until settled."""
+    return encode_op(OpType.DELETE_TOPIC, (name,))
+
+
+def group_offsets(group: str, topic: str, offsets: Mapping[int, int]) -> bytes:
+    """GROUP_OFFSETS ``[group, topic, [partition, next_offset, ...]]``: where the group reads on."""
+    flat = [n for pair in offsets.items() for n in pair]
+    return encode_op(OpType.GROUP_OFFSETS, (group, topic, flat))
+
+
+def retain(first_index: int) -> bytes:
+    """RETAIN ``[first_index]``: forget everything that lies in log entries before ``first_index``."""
+    return encode_op(OpType.RETAIN, (first_index,))
+
+
+def trim(topic: str, starts: Mapping[int, int]) -> bytes:
+    """TRIM ``[topic, [partition, first offset, ...]]``: retention by time or size; offsets below are gone."""
+    return encode_op(OpType.TRIM, (topic, [n for pair in starts.items() for n in pair]))
+
+
+# ------------------------------------------------------------------ written by leaders only
+
+
+def reference(topic: str, partition: int, flat_refs: Sequence[int]) -> bytes:
+    """REF_MESSAGE ``[topic, partition, [log index, position, bytes, messages, ...]]``, no body.
+
+    Each quadruple points to messages of a PRE_MESSAGE; neighbours that commit together share one.
+    """
+    return encode_op(OpType.REF_MESSAGE, (topic, partition, flat_refs))
+
+
+def copied(topic: str, partition: int, count: int, rows: bytes) -> bytes:
+    """TX_MESSAGE ``[topic, partition, count]`` + rows: bodies copied because they lie in another segment."""
+    return encode_op(OpType.TX_MESSAGE, (topic, partition, count), (rows,))
+
+
+def decided_commit(app: str, tx_ids: Sequence[str], by: str, references: int) -> bytes:
+    """COMMIT as it stands in the log: behind its ``references`` REF_MESSAGEs and TX_MESSAGEs."""
+    return encode_op(OpType.COMMIT, (app, tx_ids, by, references))

@@ -1,0 +1,320 @@
+"""The real world around a RaftNode: one thread with an event loop, one thread that waits for the disk.
+
+Everything that touches the node runs in the loop's thread. The loop sends first and has the disk
+sync meanwhile: one fdatasync covers all entries that arrived during the previous one (group
+commit). Work is coalesced: however many messages, proposals and calls arrive in one turn of the
+loop, there is one tick after them, and one ``after_tick``.
+
+A failed fdatasync, a violated invariant, or an apply that raises ends the process through
+``fatal``: what the kernel or the state holds after that cannot be trusted. A full disk does not:
+entries stay queued, and are tried again until there is room.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from escrowmq.replication.errors import Closed, Overloaded
+from escrowmq.replication.net.handshake import PeerIdentity
+from escrowmq.replication.net.tcp import LinkCounters, Resolve, TcpTransport
+from escrowmq.replication.net.tls import TlsFiles, TlsIdentity
+from escrowmq.replication.net.wire import Message
+from escrowmq.replication.raft.node import PeerLink, RaftNode
+
+if TYPE_CHECKING:
+    from escrowmq.replication.log.journal import SegmentJournal
+    from escrowmq.replication.log.syncjob import SyncJob
+
+log = logging.getLogger(__name__)
+
+#: Regular ticks: fine enough for heartbeats of 50 ms, 0.1 % of a core when idle.
+TICK_S = 0.02
+#: Calls from other threads that wait for the loop; beyond, Overloaded.
+CALLS_MAX = 100_000
+DISK_FULL_RETRY_S = 0.2
+
+T = TypeVar("T")
+
+
+class BuildNode(Protocol):
+    """Makes the node in the loop's thread, over the driver's links and clock."""
+
+    def __call__(self, link: PeerLink, clock: Callable[[], float]) -> RaftNode: ...
+
+
+class Driver:
+    """Runs one node. ``start``, then ``submit``/``call`` from any thread, ``stop`` at the end."""
+
+    def __init__(
+        self,
+        build: BuildNode,
+        journal: SegmentJournal,
+        *,
+        identity: PeerIdentity,
+        peers: frozenset[str],
+        listen_host: str,
+        listen_port: int,
+        secret: bytes,
+        resolve: Resolve,
+        fatal: Callable[[BaseException], None],
+        after_tick: Callable[[], None] | None = None,
+        use_uvloop: bool = True,
+        tls: TlsFiles | None = None,
+    ) -> None:
+        """``fatal(error)`` must end the process; ``after_tick`` runs in the loop after every tick.
+
+        Raises ConfigError for ``tls`` files that are of no use.
+        """
+        certificate = None if tls is None else TlsIdentity(tls)
+        self.address: tuple[str, int] | None = None
+        self.disk_full = False
+        self._build, self._journal, self._fatal, self._after_tick = build, journal, fatal, after_tick
+        self._listen, self._use_uvloop = (listen_host, listen_port), use_uvloop
+        self._helpers = ThreadPoolExecutor(2, thread_name_prefix=f"resolve-{identity.replica}")
+        self._transport = TcpTransport(identity, peers, secret, resolve, self, self._helpers, tls=certificate)
+        self._node: RaftNode | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._calls: deque[Callable[[], None]] = deque()
+        self._woken = self._tick_queued = self._syncing = self._failed = self._stopped = False
+        self._wake: asyncio.TimerHandle | None = None
+        self._jobs: queue.SimpleQueue[SyncJob | None] = queue.SimpleQueue()
+        self._done: asyncio.Event | None = None
+        name = identity.replica
+        self._thread = threading.Thread(target=self._run, name=f"raft-{name}", daemon=True)
+        self._disk_thread = threading.Thread(target=self._sync_loop, name=f"fsync-{name}", daemon=True)
+        self._started: Future[None] = Future()
+
+    # -------------------------------------------------------------- any thread
+    def start(self, timeout_s: float = 30.0) -> None:
+        """Bind and run; raises what building the node or binding the address raised."""
+        self._thread.start()
+        self._started.result(timeout_s)
+
+    def submit(self, fn: Callable[[], None]) -> None:
+        """Run ``fn`` in the loop's thread, before the next tick. Raises Overloaded, or Closed after stop."""
+        if self._stopped or self._failed:
+            raise Closed("the replica has stopped")
+        if len(self._calls) >= CALLS_MAX:
+            raise Overloaded("too many calls wait for the replica's loop", 0.1)
+        self._calls.append(fn)
+        if not self._woken:
+            self._woken = True
+            assert self._loop is not None
+            try:
+                self._loop.call_soon_threadsafe(self._run_calls)
+            except RuntimeError as error:  # the loop was closed in between
+                raise Closed("the replica has stopped") from error
+
+    def call(self, fn: Callable[[], T], timeout_s: float = 10.0) -> T:
+        """Run ``fn`` in the loop's thread and wait for what it returns or raises."""
+        future: Future[T] = Future()
+
+        def run() -> None:
+            try:
+                future.set_result(fn())
+            except BaseException as error:
+                future.set_exception(error)
+
+        self.submit(run)
+        return future.result(timeout_s)
+
+    @property
+    def running(self) -> bool:
+        """Whether the loop's thread is alive."""
+        return self._thread.is_alive()
+
+    @property
+    def node(self) -> RaftNode:
+        """The node; its read-only properties may be looked at from any thread."""
+        assert self._node is not None, "the driver has not been started"
+        return self._node
+
+    @property
+    def counters(self) -> LinkCounters:
+        return self._transport.counters
+
+    def stop(self, timeout_s: float = 10.0) -> None:
+        """Hand leadership over if there is somebody, settle every proposal, sync, close the links."""
+        if self._loop is not None and self._thread.is_alive() and not self._stopped:
+            self._stopped = True
+            shut_down = self._shut_down()
+            try:
+                asyncio.run_coroutine_threadsafe(shut_down, self._loop)
+            except RuntimeError:  # a start that failed has closed the loop already
+                shut_down.close()
+        if self._thread.ident is not None:
+            self._thread.join(timeout_s)
+        self._helpers.shutdown(wait=False, cancel_futures=True)
+
+    # -------------------------------------------------------------- loop thread
+    def _run(self) -> None:
+        loop = _new_loop(self._use_uvloop)
+        self._loop = loop
+        asyncio.set_event_loop(loop)
+        try:
+            loop.run_until_complete(self._main())
+        except BaseException as error:
+            if self._started.done():
+                self._die(error)
+            else:
+                self._started.set_exception(error)
+        finally:
+            self._jobs.put(None)
+            loop.close()
+
+    async def _main(self) -> None:
+        self._done = asyncio.Event()
+        self._node = self._build(self._transport, time.monotonic)
+        self.address = await self._transport.start(*self._listen)
+        self._disk_thread.start()
+        self._regular_tick()
+        self._started.set_result(None)
+        await self._done.wait()
+        await self._transport.stop()
+
+    async def _shut_down(self) -> None:
+        node, deadline = self.node, time.monotonic() + 2 * self.node.config.transfer_timeout_s
+        if not self._failed:
+            node.transfer_leadership()
+            await self._until(lambda: not node.transferring, deadline)
+        node.close()
+        await self._until(lambda: not self._syncing or self._failed, deadline)
+        assert self._done is not None
+        self._done.set()
+
+    async def _until(self, condition: Callable[[], bool], deadline: float) -> None:
+        for _ in range(10_000):
+            if condition() or time.monotonic() >= deadline:
+                return
+            await asyncio.sleep(0.005)
+
+    def kick(self) -> None:
+        """One tick at the end of this turn of the loop."""
+        if not self._tick_queued and self._loop is not None:
+            self._tick_queued = True
+            self._loop.call_soon(self._tick)
+
+    def _run_calls(self) -> None:
+        self._woken = False
+        calls = self._calls
+        for _ in range(len(calls)):
+            self._guarded(calls.popleft())
+        self.kick()
+
+    def _regular_tick(self) -> None:
+        assert self._loop is not None
+        self._loop.call_later(TICK_S, self._regular_tick)
+        self.kick()
+
+    def _tick(self) -> None:
+        self._tick_queued = False
+        self._guarded(self._tick_once)
+
+    def _tick_once(self) -> None:
+        node = self.node
+        node.tick()
+        if self._after_tick is not None:
+            self._after_tick()
+            node.flush()
+        self._begin_sync()
+        if node.more_to_apply():
+            self.kick()
+        delay = node.wake_in_s()
+        if delay is not None and self._wake is None:
+            assert self._loop is not None
+            self._wake = self._loop.call_later(delay, self._woken_up)
+
+    def _woken_up(self) -> None:
+        self._wake = None
+        self.kick()
+
+    # -------------------------------------------------------------- links
+    def link_up(self, peer: str) -> None:
+        self._guarded(lambda: self.node.connected(peer))
+        self.kick()
+
+    def link_down(self, peer: str) -> None:
+        self._guarded(lambda: self.node.disconnected(peer))
+        self.kick()
+
+    def received(self, peer: str, message: Message) -> None:
+        try:
+            self.node.deliver(peer, message)
+        except BaseException as error:
+            self._die(error)
+        self.kick()
+
+    # -------------------------------------------------------------- disk
+    def _begin_sync(self) -> None:
+        if self._syncing:
+            return
+        job = self._journal.begin_sync()
+        if job is not None:
+            self._syncing = True
+            self._jobs.put(job)
+
+    def _sync_loop(self) -> None:
+        """The disk thread: run jobs one after the other."""
+        assert self._loop is not None
+        while (job := self._jobs.get()) is not None:
+            try:
+                job.run()
+            except BaseException as error:
+                self._die(error)
+                return
+            try:
+                self._loop.call_soon_threadsafe(self._guarded, self._synced, job)
+            except RuntimeError:  # the loop has been closed: nobody waits for this
+                return
+
+    def _synced(self, job: SyncJob) -> None:
+        self._journal.end_sync(job)
+        self.node.after_sync()
+        if job.disk_full and not self.disk_full:
+            log.error("the disk is full: entries wait, new ones are refused, until there is room")
+        self.disk_full = job.disk_full
+        self.node.disk_full = job.disk_full
+        if job.disk_full:
+            assert self._loop is not None
+            self._loop.call_later(DISK_FULL_RETRY_S, self._sync_again)
+        else:
+            self._sync_again()
+
+    def _sync_again(self) -> None:
+        self._syncing = False
+        self.kick()
+
+    # -------------------------------------------------------------- failing
+    def _guarded(self, fn: Callable[..., None], *args: Any) -> None:
+        if self._failed:
+            return
+        try:
+            fn(*args)
+        except BaseException as error:
+            self._die(error)
+
+    def _die(self, error: BaseException) -> None:
+        if self._failed:
+            return
+        self._failed = True
+        log.critical("this replica cannot go on and ends: %s", error, exc_info=error)
+        self._fatal(error)
+
+
+def _new_loop(use_uvloop: bool) -> asyncio.AbstractEventLoop:
+    if use_uvloop:
+        try:
+            import uvloop
+        except ImportError:
+            log.warning("uvloop is not installed; the replica runs on asyncio and needs a fifth more CPU")
+        else:
+            return uvloop.new_event_loop()
+    return asyncio.new_event_loop()

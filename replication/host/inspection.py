@@ -1,0 +1,128 @@
+"""What operators and other actors may ask about a replica's state: transactions, decisions, positions.
+
+Answers are plain tuples; lists are bounded by the caller's limit. What could take long is done in the
+caller's thread, on a view of the table that is held meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import islice
+from typing import Any
+
+from escrowmq.replication.host.hosting import NOT_STARTED, ReplicaHost, Status, politely
+from escrowmq.replication.replica.answers import open_row
+from escrowmq.replication.state.open_table import OpenTable, View
+from escrowmq.replication.state.transactions import STATE_OF
+
+
+class Inspection(ReplicaHost):
+    """A replica that tells about itself."""
+
+    # -------------------------------------------------------------- transactions
+
+    def tx_states(self, app: str, tx_ids: Sequence[str]) -> Status:
+        """``("ok", ["PREPARE" | "COMMITTED" | "ROLLBACK" | "UNKNOWN", ...])``; leader only."""
+
+        def read() -> list[str]:
+            table = self.replica.state.transactions.apps.get(app)
+            if table is None:
+                return ["UNKNOWN"] * len(tx_ids)
+            outcomes = [table.outcome(tx_id) for tx_id in tx_ids]
+            return [
+                "PREPARE" if tx_id in table.open else STATE_OF[outcome].value if outcome else "UNKNOWN"
+                for tx_id, outcome in zip(tx_ids, outcomes, strict=True)
+            ]
+
+        return self._led(read)
+
+    def transactions(
+        self, state: str | None = None, app: str | None = None, topic: str | None = None, limit: int = 1000
+    ) -> Status:
+        """``("ok", [OpenTransaction as a tuple, ...])``, oldest first; leader only.
+
+        ``state``: None or "PREPARE" = all open, "PARKED" = only those that are no longer checked.
+        """
+        if not self._started:
+            return NOT_STARTED
+        apps = self.replica.state.transactions.apps
+        held: list[tuple[str, OpenTable, View]] = []
+
+        def hold() -> None:
+            held.extend((n, t.open, t.open.hold()) for n, t in apps.items() if app in (None, n) and t.open)
+
+        def release() -> None:
+            for _, table, _ in held:
+                table.release()
+
+        try:  # in this thread: a million rows take seconds, during which the replica goes on
+            status = self._led(hold)
+            if status[0] != "ok":
+                return status
+            found = (
+                open_row(name, tx_id, r)
+                for name, _, view in held
+                for tx_id, r in politely(view.items())
+                if topic in (None, r.topic) and not (state == "PARKED" and r.due_ms >= 0)
+            )
+            return ("ok", list(islice(found, limit)))
+        finally:  # comes after ``hold`` even where nobody waited for that any more
+            self._have_done(release)
+
+    def find_transaction(self, tx_id: str, app: str | None = None) -> Status:
+        """``("ok", [(app, state, OpenTransaction as a tuple | None), ...])``: whose id it is; leader only."""
+
+        def read() -> list[tuple[str, str, tuple[Any, ...] | None]]:
+            found: list[tuple[str, str, tuple[Any, ...] | None]] = []
+            for name, table in self.replica.state.transactions.apps.items():
+                if app not in (None, name):
+                    continue
+                opened, outcome = table.open.get(tx_id), table.outcome(tx_id)
+                if opened is not None:
+                    found.append((name, "PREPARE", open_row(name, tx_id, opened)))
+                elif outcome is not None:
+                    found.append((name, STATE_OF[outcome].value, None))
+            return found
+
+        return self._led(read)
+
+    def audit(self) -> Status:
+        """``("ok", [(now_ms, by, app, tx_id, outcome), ...])``: decisions made by hand or by policy."""
+        return self._led(lambda: list(self.replica.state.transactions.audit))
+
+    # -------------------------------------------------------------- status
+
+    def status(self) -> dict[str, Any]:
+        """Positions and role of this replica, for operators."""
+        if not self._started:
+            return {"gid": self.gid, "rid": self.rid, "role": "starting", "ready": False, "leader": None}
+
+        def read() -> dict[str, Any]:
+            node, state, journal = self.node, self.replica.state, self.journal
+            leader = node.leader_id
+            return {
+                "gid": self.gid,
+                "rid": self.rid,
+                "role": "leader" if node.is_leader else "follower",
+                "ready": node.ready,
+                "leader": None if leader is None else int(leader),
+                "term": node.term,
+                "commit_index": node.commit_index,
+                "applied_index": state.applied_index,
+                "first_index": journal.first_index,
+                "last_index": journal.last_index,
+                "durable_index": journal.durable_index,
+                "recovered_index": self.recovered_index,
+                "open_transactions": state.transactions.open_count(),
+                "topics": len(state.topics.topics),
+                "log_bytes": sum(segment.size for segment in journal.segments()),
+                "snapshots": list(self.checkpoints.indexes),
+                "waiting": self.replica.admission.waiting(),
+                "address": "{}:{}".format(*(self.driver.address or ("", 0))),
+                "disk_full": self.driver.disk_full,
+                "free_bytes": self._disk.free_bytes(),
+                "peers": [(p.peer, p.connected, p.match_index) for p in node.progress()],
+            }
+
+        result: dict[str, Any] = self.driver.call(read)
+        return result

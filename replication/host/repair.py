@@ -1,0 +1,262 @@
+"""A replica without a usable log takes a copy from the group's leader before it takes part again.
+
+Needed when the directory is empty though the group has a history (a new or wiped disk), when the log
+is damaged, and when the leader's log no longer reaches back to where ours ends. Such a replica may have
+voted for, and acknowledged, things that it no longer knows. So it stays silent until it holds all that
+the leader had when asked, and starts in the leader's term with its vote given to that leader.
+
+A group whose replicas are all new is founded without this: when this replica and the peers that say
+that they are new make a majority, nothing can have been acknowledged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from escrowmq.replication.errors import CorruptLog, ReadFailed, Unavailable, UnknownVersion
+from escrowmq.replication.format.entry import HEADER_SIZE, scan
+from escrowmq.replication.format.segment_format import FILE_HEADER_SIZE, first_of_name, log_name
+from escrowmq.replication.log.disk import Disk
+from escrowmq.replication.log.install import (
+    MARKER,
+    finish_install,
+    may_be_installed,
+    staged_name,
+    switch_files,
+)
+from escrowmq.replication.log.install import PREFIX as STAGED_PREFIX
+from escrowmq.replication.log.recovery import recover
+from escrowmq.replication.log.vote import NAME as VOTE_FILE
+from escrowmq.replication.log.vote import VoteFile
+from escrowmq.replication.replica.verify import damage_in
+
+READ_BYTES = 4 << 20
+ASK_INTERVAL_S = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """What a leader offers: (name, bytes) of its files, and where it stood."""
+
+    leader: str
+    term: int
+    commit_index: int
+    files: Sequence[tuple[str, int]]
+
+
+class PeerSource(Protocol):
+    """The other replicas, however they are reached. None: no answer just now."""
+
+    def founded(self, peer: str) -> bool | None: ...
+    def manifest(self, peer: str) -> Manifest | None: ...
+    def read(self, peer: str, name: str, pos: int, size: int) -> bytes: ...
+    def suspect(self, peer: str, name: str, size: int) -> None:
+        """Tell the peer that the file it offers is damaged; it looks for itself."""
+
+
+class NoPeers:
+    """For a group of one, and for tests without peers."""
+
+    def founded(self, peer: str) -> bool | None:
+        return None
+
+    def manifest(self, peer: str) -> Manifest | None:
+        return None
+
+    def read(self, peer: str, name: str, pos: int, size: int) -> bytes:
+        raise Unavailable("there is no peer to read from", 1.0)
+
+    def suspect(self, peer: str, name: str, size: int) -> None:
+        raise Unavailable("there is no peer to speak to", 1.0)
+
+
+def has_history(disk: Disk) -> bool:
+    """Whether the log holds more than the no-op that every log begins with: a leader has been here."""
+    if disk.exists(MARKER):
+        return True  # a peer's log is about to be ours
+    bare = FILE_HEADER_SIZE + HEADER_SIZE + 1
+    logs = [(first, name) for name in disk.names() if (first := first_of_name(name)) is not None]
+    return len(logs) > 1 or any(first > 1 or disk.open(name).size() > bare for first, name in logs)
+
+
+def must_copy(
+    peers: Sequence[str], source: PeerSource, sleep: Callable[[float], None], patience_s: float
+) -> bool:
+    """For an empty directory: True if the group has a history, False if it is to be founded now.
+
+    Raises Unavailable when too few peers answer to know.
+    """
+    waited = 0.0
+    while True:
+        answers = [source.founded(peer) for peer in peers]
+        if any(answers):
+            return True
+        if (1 + answers.count(False)) * 2 > len(peers) + 1:
+            return False
+        if waited >= patience_s:
+            raise Unavailable(
+                "this replica's directory is empty and too few peers answer to know whether the group is new",
+                patience_s,
+            )
+        sleep(ASK_INTERVAL_S)
+        waited += ASK_INTERVAL_S
+
+
+def check_log(disk: Disk) -> None:
+    """Raise what a start would fail with: CorruptLog or ReadFailed if the end of the log or the vote cannot
+    be read. Then this replica does not know what it acknowledged, and is no member that is only behind."""
+    finish_install(disk)
+    VoteFile(disk, must_exist=bool(recover(disk).segments)).close()
+
+
+def copy_from_leader(
+    disk: Disk,
+    peers: Sequence[str],
+    source: PeerSource,
+    sleep: Callable[[float], None],
+    patience_s: float,
+    report: Callable[[str], None],
+) -> None:
+    """Replace the log, snapshots and run files by the leader's, all or nothing. Retries other leaders.
+
+    Raises Unavailable when no leader was found in time; the old files then still stand. A copy that was
+    decided and not finished before the power failed is finished first: its staged files are our log.
+    """
+    if disk.exists(MARKER):
+        try:
+            finish_install(disk)
+        except (CorruptLog, ReadFailed) as error:  # this copy will take its place
+            report(str(error))
+    waited, known_term = 0.0, _known_term(disk)
+    while True:
+        for peer in peers:
+            offer = source.manifest(peer)
+            if offer is None or offer.term < known_term:
+                continue  # no leader, or one of the past that does not know it yet
+            try:
+                _copy(disk, peer, offer, source)
+            except (Unavailable, FileNotFoundError) as error:  # retention or a crash overtook it
+                report(f"copying from replica {peer} broke off: {error}; trying again")
+                continue
+            report(f"copied {sum(size for _, size in offer.files)} bytes from replica {peer}")
+            return
+        if waited >= patience_s:
+            raise Unavailable("no leader to copy the log from", patience_s)
+        sleep(ASK_INTERVAL_S)
+        waited += ASK_INTERVAL_S
+
+
+def _copy(disk: Disk, peer: str, offer: Manifest, source: PeerSource) -> None:
+    for name, size in offer.files:
+        if not _may_be_taken(name):
+            raise Unavailable(f"replica {peer} offers a file named {name!r}", ASK_INTERVAL_S)
+        disk.remove(staged_name(name))
+        file = disk.open(staged_name(name), create=True)
+        try:
+            at = 0
+            while at < size:
+                part = source.read(peer, name, at, min(READ_BYTES, size - at))
+                if not part:
+                    raise Unavailable(f"{name} ended at byte {at} of {size}", ASK_INTERVAL_S)
+                file.append([part])
+                at += len(part)
+            file.sync()
+        finally:
+            file.close()
+        if (damage := damage_in(name, disk.read_all(staged_name(name)))) is not None:
+            # Not switched in: ours, if there is one, may be all that is sound. The leader must know, since
+            # nobody reads its cold segments: it leaves for repair itself, and another one leads.
+            source.suspect(peer, name, size)
+            raise Unavailable(f"replica {peer} offers a damaged file: {damage}", ASK_INTERVAL_S)
+    theirs = _end_of(disk, [name for name, _ in offer.files], STAGED_PREFIX)
+    own = _end_of(disk, disk.names())
+    if theirs < own:
+        # What we acknowledged may count for something that is committed, and must not be forgotten, even if
+        # the leader itself has it in memory only: its disk is slow, or this is not why we were sent here.
+        raise Unavailable(
+            f"replica {peer} has only (term, entry) {theirs} on its disk, and we have {own}", ASK_INTERVAL_S
+        )
+    _pledge(disk, offer)
+    ours = [name for name in disk.names() if not name.startswith(STAGED_PREFIX)]
+    old = [name for name in ours if name.endswith((".log", ".pos", ".snap", ".runs"))]
+    switch_files(disk, [name for name, _ in offer.files], remove=old)
+
+
+def _may_be_taken(name: str) -> bool:
+    """Whether a file of this name can be part of a log; what this replica alone writes is none of it."""
+    if not may_be_installed(name) or name.endswith((".tmp", ".pos")):
+        return False
+    return not name.endswith(".log") or first_of_name(name) is not None
+
+
+def _end_of(disk: Disk, names: Sequence[str], prefix: str = "") -> tuple[int, int]:
+    """Term and index of the last sound entry of a log; (0, 0): none. ``prefix`` is put before the names."""
+    for first in sorted((n for name in names if (n := first_of_name(name)) is not None), reverse=True):
+        try:
+            data = memoryview(disk.read_all(prefix + log_name(first)))
+            found = scan(data, FILE_HEADER_SIZE, first)
+        except (CorruptLog, ReadFailed, UnknownVersion):
+            return 0, 0  # nothing that this replica could vote with: it begins as a learner
+        if found.terms:
+            return found.terms[-1][1], first + len(found.positions) - 2
+    return 0, 0
+
+
+def _known_term(disk: Disk) -> int:
+    """The term this replica was in; 0 when it lost that too."""
+    try:
+        vote = VoteFile(disk, must_exist=True)
+    except (CorruptLog, ReadFailed):
+        return 0
+    term = vote.term
+    vote.close()
+    return term
+
+
+def _pledge(disk: Disk, offer: Manifest) -> None:
+    """In the leader's term our vote is the leader's: one that we may have forgotten cannot count twice."""
+    try:
+        vote = VoteFile(disk)
+    except (CorruptLog, ReadFailed):
+        disk.remove(VOTE_FILE)
+        vote = VoteFile(disk)
+    if vote.term < offer.term:
+        vote.set(offer.term, offer.leader)
+    vote.close()
+
+
+def offered_files(
+    disk: Disk, segments: Sequence[tuple[str, int]], snapshot: str | None
+) -> list[tuple[str, int]]:
+    """What a leader offers: whole segments up to their durable sizes, the newest snapshot, all run files.
+
+    Segments that only wait for the disk do not exist yet: nothing durable is in them.
+    """
+    files = [(name, size) for name, size in segments if size]
+    for name in disk.names():
+        if name.endswith(".runs") or name == snapshot:
+            files.append((name, len(disk.read_all(name))))
+    return files
+
+
+def may_be_offered(disk: Disk, name: str) -> bool:
+    """Whether a peer may read this file: the log, snapshots, run files, and nothing else."""
+    if type(name) is not str or not name.endswith((".log", ".snap", ".runs")):
+        return False
+    return may_be_installed(name) and disk.exists(name)
+
+
+def damage_offered(disk: Disk, name: str, size: int) -> str | None:
+    """What is wrong with the first ``size`` bytes of a file that was offered; None: nothing.
+
+    The file is judged, and not the size: one that was never offered, as in the middle of an entry, would
+    make sound entries look cut off.
+    """
+    if type(size) is not int or not may_be_offered(disk, name):
+        return None
+    data = disk.read_all(name)
+    if name.endswith(".log") and not 0 < size <= len(data):  # others are written whole, and offered whole
+        return None
+    return damage_in(name, data, size)

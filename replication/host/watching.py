@@ -1,0 +1,73 @@
+"""What planners of bulk reads ask: bounds of many partitions, news of them, bytes of offset ranges.
+
+A streaming query asks all day whether there is anything new. ``watch`` answers that with a few numbers
+per partition and no messages, and waits for news instead of being asked again and again. The leader
+answers, since a follower's end may lag: an end that moved backwards then means that the topic was
+created anew. ``spans`` looks only into the index, whole runs at a time; bodies are never touched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from escrowmq.replication.host.hosting import Status
+from escrowmq.replication.host.service import BrokerService
+from escrowmq.replication.model import ResultCode
+from escrowmq.replication.state.machine import StateMachine
+from escrowmq.replication.state.topics import Partition
+
+#: Partitions of one call: bounds the work that one parked call repeats at each piece of news.
+PARTITIONS_MAX = 10_000
+
+WatchRequest = tuple[str, int, int]  # topic, partition, the end that the asker knows (-1: none)
+SpanRequest = tuple[str, int, int, int, int]  # topic, partition, start, end, most bytes
+
+
+class Watching:
+    """The two calls over one replica. Thread-safe; ``watch`` parks where fetches park."""
+
+    def __init__(self, service: BrokerService) -> None:
+        self._service = service
+
+    def watch(self, requests: Sequence[WatchRequest], wait_s: float) -> Status:
+        """``("ok", [(code, start, end), ...])`` once an end is not the known one, or after ``wait_s``."""
+        service = self._service
+        answer: Status = ("ok", [])
+
+        def attempt() -> Status | None:
+            nonlocal answer
+            answer = service.if_leading(lambda state: bounds(state, requests))
+            if answer[0] != "ok":
+                return answer
+            return answer if any(b[2] != r[2] for b, r in zip(answer[1], requests, strict=False)) else None
+
+        return service.wait_for_news(attempt, wait_s) or answer
+
+    def spans(self, requests: Sequence[SpanRequest]) -> Status:
+        """``("ok", [(code, offset, bytes), ...])``: see :func:`span`."""
+        return self._service.if_leading(lambda state: [span(state, *r) for r in requests[:PARTITIONS_MAX]])
+
+
+def bounds(state: StateMachine, requests: Sequence[WatchRequest]) -> list[tuple[int, int, int]]:
+    """``(code, start, end)`` of each partition, all of one moment: all of a transaction or nothing."""
+    found = []
+    with state.cut:
+        for topic, number, _ in requests[:PARTITIONS_MAX]:
+            partition = state.topics.find(topic, number)
+            if isinstance(partition, Partition):
+                found.append((int(ResultCode.OK), partition.index.start, partition.index.end))
+            else:
+                found.append((int(partition), 0, 0))
+    return found
+
+
+def span(
+    state: StateMachine, topic: str, number: int, start: int, end: int, max_bytes: int
+) -> tuple[int, int, int]:
+    """``(code, offset, bytes)``: how far one gets from ``start`` towards ``end`` with ``max_bytes``, and the
+    bytes until there. A run that does not fit is cut as if all its messages had the same size.
+    """
+    partition = state.topics.find(topic, number)
+    if not isinstance(partition, Partition):
+        return int(partition), 0, 0
+    return int(ResultCode.OK), *partition.index.span(start, end, max_bytes)

@@ -1,0 +1,95 @@
+"""What waits for the disk: entries of the next group commit, and segments to be removed.
+
+One job is under way at a time. What add() queues meanwhile goes into the next one; what a full disk
+turned away is tried again first and alone, because the headers of its entries say which of them one
+sync covers. Belongs to the loop thread.
+"""
+
+from __future__ import annotations
+
+from array import array
+
+from escrowmq.replication.log.disk import Disk
+from escrowmq.replication.log.segment import Segment
+from escrowmq.replication.log.syncjob import SyncJob, Write
+
+
+class CommitQueue:
+    """``batch_first``: first entry that the next job's sync covers. ``buffers``: where add() appends."""
+
+    def __init__(self, disk: Disk, next_index: int) -> None:
+        self.batch_first = next_index
+        self.buffers: list[bytes] | None = None  # of the last write in the queue; None: start one
+        self.disk_full = False
+        self.job: SyncJob | None = None
+        self._disk = disk
+        self._writes: list[Write] = []
+        self._retry: list[Write] = []
+        self._removals: list[int] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._writes or self._retry or self._removals)
+
+    def waiting_bytes(self) -> int:
+        """Bytes queued, those of a job under way not counted."""
+        return sum(len(part) for writes in (self._retry, self._writes) for w in writes for part in w.buffers)
+
+    def start_write(self, segment: Segment, index: int) -> list[bytes]:
+        """Begin to queue entries of ``segment``, the next one being ``index``."""
+        assert segment.opened is not None
+        write = Write(segment, segment.opened, index)
+        self._writes.append(write)
+        self.buffers = write.buffers
+        return write.buffers
+
+    def seal(self, segment: Segment, positions: array[int], terms: list[tuple[int, int]], index: int) -> None:
+        """``segment`` is full; the next entry, ``index``, begins another."""
+        if self.buffers is None:
+            self.start_write(segment, index)
+        assert self._writes[-1].segment is segment
+        self._writes[-1].seal = (positions, terms)
+        self.buffers = None
+        self.batch_first = index  # a job syncs a segment before it creates the next one
+
+    def remove(self, first: int) -> None:
+        """Remove the files of the segment that begins at ``first`` with the next job."""
+        self._removals.append(first)
+
+    def begin(self, last: int, durable: int) -> SyncJob | None:
+        """Everything queued up to ``last`` as a job; None if one is under way or nothing is queued."""
+        if self.job is not None or not self:
+            return None
+        if self._retry:
+            writes, self._retry = self._retry, []
+        else:
+            writes, self._writes, self.buffers = self._writes, [], None
+            self.batch_first = last + 1
+        removals, self._removals = self._removals, []
+        self.job = SyncJob(self._disk, writes, removals, durable)
+        return self.job
+
+    def end(self, job: SyncJob) -> bool:
+        """Take a finished job back; False if it was taken back before."""
+        if job is not self.job:
+            return False
+        self.job, self.disk_full, self._retry = None, job.disk_full, job.rest
+        return True
+
+    def cut_after(self, keep: int) -> None:
+        """Forget queued entries after ``keep`` (a conflict). No job may be under way."""
+        assert self.job is None
+        self._retry = _cut(self._retry, keep)
+        self._writes = _cut(self._writes, keep)
+        self.buffers = None
+        self.batch_first = min(self.batch_first, keep + 1)
+
+
+def _cut(writes: list[Write], keep: int) -> list[Write]:
+    kept = []
+    for write in writes:
+        del write.buffers[2 * max(0, keep + 1 - write.first) :]
+        if write.segment.last >= keep:  # the segment becomes the newest again
+            write.seal = None
+        if write.segment.first <= keep and (write.buffers or write.seal is not None):
+            kept.append(write)
+    return kept

@@ -1,0 +1,147 @@
+"""Replacing a set of files by another, all or nothing: a replica too far behind takes a peer's log.
+
+The new files are staged under ``incoming-<name>`` while the old ones stay valid. A marker file then
+makes the decision in one step: with it the switch is finished, however often the power fails; without
+it the staged files are rubbish. Removing the old log first would forget entries that this replica
+helped to commit, and could lose them for the whole group. So nothing is removed either before the marker
+has proved sound and every file that it promises has been found.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from google_crc32c import value as crc32c
+
+from escrowmq.replication.errors import CorruptLog, UnknownVersion
+from escrowmq.replication.log.disk import Disk
+from escrowmq.replication.log.vote import NAME as VOTE
+
+PREFIX: Final = "incoming-"
+MARKER: Final = "install.json"
+VERSION: Final = 2  # 1 had neither sizes nor checksum; it is still read
+_NAME: Final = re.compile(r"[0-9A-Za-z_-][0-9A-Za-z._-]{0,199}")
+_SIZE_MAX: Final = 1 << 63
+
+
+class _Plan(NamedTuple):
+    """What the marker decides. ``rename``: final name -> bytes of the file; None: not known (version 1)."""
+
+    rename: Mapping[str, int | None]
+    remove: Sequence[str]
+
+
+def staged_name(name: str) -> str:
+    """Where to write the new content of ``name`` before the switch; sync the file there."""
+    return PREFIX + name
+
+
+def may_be_installed(name: str) -> bool:
+    """Whether a file of this name can take part in a switch: a plain name, and none that has a part in it."""
+    return _NAME.fullmatch(name) is not None and not name.startswith(PREFIX) and name not in (MARKER, VOTE)
+
+
+def switch_files(disk: Disk, staged: Sequence[str], *, remove: Sequence[str]) -> None:
+    """Make the staged files (given by their final names, already synced) take the place of ``remove``."""
+    sizes = {}
+    for name in staged:
+        if not disk.exists(PREFIX + name):
+            raise FileNotFoundError(f"{PREFIX + name} was not staged")
+        sizes[name] = _size(disk, PREFIX + name)
+    disk.sync_dir()
+    gone = [name for name in remove if name not in sizes]
+    disk.write_atomic(MARKER, (_encode(_Plan(sizes, gone)),))
+    finish_install(disk)
+
+
+def finish_install(disk: Disk) -> None:
+    """Called whenever a log is opened: finish a decided switch, throw away an undecided one.
+
+    Raises CorruptLog, and has changed nothing, if the marker is damaged or a file that it promises is not
+    there; UnknownVersion for a marker of a newer version.
+    """
+    if disk.exists(MARKER):
+        plan = decode_marker(disk.read_all(MARKER))
+        waiting = [name for name, size in plan.rename.items() if _is_staged(disk, name, size)]
+        for name in plan.remove:
+            disk.remove(name)
+        for name in waiting:
+            disk.rename(PREFIX + name, name)
+        disk.sync_dir()
+        disk.remove(MARKER)
+        disk.sync_dir()
+    leftovers = [name for name in disk.names() if name.startswith(PREFIX)]
+    for name in leftovers:
+        disk.remove(name)
+    if leftovers:
+        disk.sync_dir()
+
+
+def _is_staged(disk: Disk, name: str, size: int | None) -> bool:
+    """True if the new file waits for its switch, False if it was switched before the power failed."""
+    staged = disk.exists(PREFIX + name)
+    at = PREFIX + name if staged else name
+    if not disk.exists(at):
+        raise _damaged(f"it promises {name}, which is not there")
+    if size is not None and _size(disk, at) != size:
+        raise _damaged(f"it promises {name} of {size} bytes, and it has {_size(disk, at)}")
+    return staged
+
+
+def _size(disk: Disk, name: str) -> int:
+    file = disk.open(name)
+    try:
+        return file.size()
+    finally:
+        file.close()
+
+
+def _encode(plan: _Plan) -> bytes:
+    content = {"version": VERSION, "rename": dict(plan.rename), "remove": list(plan.remove)}
+    line = json.dumps(content).encode() + b"\n"
+    return line + b"%08x\n" % crc32c(line)
+
+
+def decode_marker(data: bytes) -> _Plan:
+    """A marker's content, checked. Raises CorruptLog or UnknownVersion."""
+    line, end, checksum = data.partition(b"\n")
+    if end and checksum != b"%08x\n" % crc32c(line + end):
+        raise _damaged("its checksum does not match")
+    try:
+        content = json.loads(line)
+    except (ValueError, RecursionError) as error:  # no JSON, no text, nested without end
+        raise _damaged(f"it is no JSON: {type(error).__name__}") from None
+    version = content.get("version") if isinstance(content, dict) else None
+    if end and type(version) is int and version > VERSION:
+        raise UnknownVersion(
+            f"{MARKER} has format version {version}; this software reads {VERSION}: upgrade it"
+        )
+    if type(version) is not int or version != (VERSION if end else 1):
+        raise _damaged("its version does not go with its form")
+    rename, remove = content.get("rename"), content.get("remove")
+    if version == VERSION and (not isinstance(rename, dict) or not all(map(_is_size, rename.values()))):
+        raise _damaged("it does not say how large the new files are")
+    if not _are_names(list(rename) if version == VERSION else rename):
+        raise _damaged("it does not say what to rename")
+    rename = dict(rename) if version == VERSION else dict.fromkeys(rename)
+    if not _are_names(remove) or not rename.keys().isdisjoint(remove):
+        raise _damaged("it does not say what to remove")
+    return _Plan(rename, remove)
+
+
+def _are_names(value: Any) -> bool:
+    """Whether it is a list of names that may be installed, none of them twice."""
+    if not isinstance(value, list) or not all(isinstance(n, str) and may_be_installed(n) for n in value):
+        return False
+    return len(set(value)) == len(value)
+
+
+def _is_size(value: Any) -> bool:
+    return type(value) is int and 0 <= value < _SIZE_MAX
+
+
+def _damaged(why: str) -> CorruptLog:
+    return CorruptLog(f"{MARKER} is damaged ({why}); nothing was removed: repair this replica from a peer")

@@ -1,0 +1,329 @@
+"""The replicated log as pysyncobj's journal: segment files, group commit, positions instead of bodies.
+
+add() only queues: it costs microseconds and never touches the disk. A sync job (begin_sync, run in
+any thread, end_sync) makes everything queued durable at once. ``durable_index`` is what may be
+acknowledged; nothing else may be, and nothing queued is ever dropped because the disk is full. All
+methods belong to the loop thread, except read(), read_range() and a job's run(), which any thread may
+call. What this must never do: cut off an entry that was durable, unless Raft says that it conflicts;
+report a commit index that its own entries do not prove.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Sequence
+from typing import overload
+
+from pysyncobj.journal import Journal
+
+from escrowmq.replication.errors import OffsetGone
+from escrowmq.replication.format.entry import HEADER_SIZE, UNSYNCED_MAX, encode_header
+from escrowmq.replication.format.segment_format import FILE_HEADER_SIZE, log_name, sidecar_name
+from escrowmq.replication.log.commit_queue import CommitQueue
+from escrowmq.replication.log.cutting import cut_files
+from escrowmq.replication.log.disk import Disk
+from escrowmq.replication.log.entry_cache import EntryCache
+from escrowmq.replication.log.install import finish_install, switch_files
+from escrowmq.replication.log.journal_view import Entry, EntryRange
+from escrowmq.replication.log.recovery import recover, segment_firsts
+from escrowmq.replication.log.segment import OpenSegment, Segment, SegmentInfo, SegmentReader, SegmentTable
+from escrowmq.replication.log.syncjob import SyncJob
+from escrowmq.replication.log.terms import TermRuns
+from escrowmq.replication.log.vote import VoteFile
+
+
+class SegmentJournal(Journal):  # type: ignore[misc]  # pysyncobj has no types
+    """See the module's text. Attributes, read-only for others:
+
+    ``first_index``, ``last_index``, ``last_term``: of what is held, queued entries included (empty:
+    first_index == last_index + 1). ``durable_index``: up to here the log survives a power cut.
+    ``generation`` changes whenever entries are cut off or replaced. ``recovered_cut_bytes``: the torn
+    tail that opening cut off.
+    """
+
+    def __init__(
+        self,
+        disk: Disk,
+        *,
+        segment_bytes: int = 64 << 20,  # one snapshot and one directory sync per 64 MB of log
+        cache_bytes: int = 16 << 20,  # a follower that lags by less is served from memory
+        open_segments: int = 64,  # descriptors and positions of sealed segments held open for readers
+        on_roll: Callable[[int], None] | None = None,
+    ) -> None:
+        assert FILE_HEADER_SIZE < segment_bytes < 1 << 31, "positions are 32 bits wide"
+        self._disk, self._segment_bytes, self._cache_bytes = disk, segment_bytes, cache_bytes
+        self._open_segments, self.on_roll = open_segments, on_roll
+        self.generation = 0
+        finish_install(disk)
+        self._vote = VoteFile(disk, must_exist=bool(segment_firsts(disk)))
+        self._load()
+
+    def _load(self) -> None:
+        log = recover(self._disk)
+        self._reader = SegmentReader(self._disk, self._open_segments)
+        self._table = SegmentTable([s.first for s in log.segments], log.segments)
+        self._terms: TermRuns = log.terms
+        self.recovered_cut_bytes = log.cut_bytes
+        self.first_index = log.segments[0].first if log.segments else 1
+        self.last_index = self.durable_index = log.segments[-1].last if log.segments else 0
+        self.last_term = self._terms.at(self.last_index) if len(self) else 0
+        self._cache = EntryCache(self._cache_bytes, self.last_index + 1)
+        self._queue = CommitQueue(self._disk, self.last_index + 1)
+        self._resume_newest()
+
+    def _resume_newest(self) -> None:
+        """Make the last segment of the table the one that add() goes on with."""
+        newest = self._table.segments[-1].opened if self._table.segments else None
+        self._positions: array[int] = newest.positions if newest is not None else array("I")
+        self._end = self._positions[-1] if newest is not None else self._segment_bytes
+
+    # ---------------------------------------------------------------- adding
+
+    def add(self, command: bytes, index: int, term: int) -> None:
+        """Queue the entry after the last one, without copying it; about 1 µs for 1 KB."""
+        size, rolled = HEADER_SIZE + len(command), False
+        if self._end + size > self._segment_bytes:
+            rolled = self._roll(index)
+        assert index == self.last_index + 1, f"entry {index} does not follow entry {self.last_index}"
+        if term != self.last_term or index == self.first_index:
+            self._terms.append(index, term)
+        queue = self._queue
+        unsynced = index - queue.batch_first
+        header = encode_header(command, index, term, unsynced if unsynced < UNSYNCED_MAX else UNSYNCED_MAX)
+        buffers = queue.buffers
+        if buffers is None:
+            buffers = queue.start_write(self._table.segments[-1], index)
+        buffers += (header, command)
+        self._cache.put(index, command, self.durable_index)
+        self._end += size
+        self._positions.append(self._end)
+        self.last_index, self.last_term = index, term
+        if rolled and self.on_roll is not None:
+            self.on_roll(index)
+
+    def _roll(self, index: int) -> bool:
+        """Begin a segment at ``index``; True if that sealed another. An empty segment is never sealed."""
+        segments = self._table.segments
+        if not segments:
+            self.first_index, self.last_index = index, index - 1
+            self._terms = TermRuns()
+            self._cache.restart_at(index)
+        elif segments[-1].first == index:
+            return False  # an entry larger than a segment has one to itself
+        else:
+            full = segments[-1]
+            full.last = index - 1
+            terms = self._terms.between(full.first, full.last)
+            self._queue.seal(full, self._positions, terms, index)
+        segment = Segment(index, index, 0, sealed=False)
+        segment.opened = OpenSegment(None, array("I", (FILE_HEADER_SIZE,)))
+        self._table = SegmentTable([*self._table.firsts, index], [*segments, segment])
+        self._resume_newest()
+        return bool(segments)
+
+    # ---------------------------------------------------------------- syncing
+
+    @property
+    def dirty(self) -> bool:
+        """Whether begin_sync() would have something to do once no job is under way."""
+        return bool(self._queue)
+
+    @property
+    def disk_full(self) -> bool:
+        """The last sync found no room. What it had to write is queued; begin_sync() tries it again."""
+        return self._queue.disk_full
+
+    @property
+    def queued_bytes(self) -> int:
+        """Bytes that wait for the disk, those of a job under way not counted."""
+        return self._queue.waiting_bytes()
+
+    def begin_sync(self) -> SyncJob | None:
+        """Everything queued, as a job for any thread; None if one is under way or nothing is queued."""
+        return self._queue.begin(self.last_index, self.durable_index)
+
+    def end_sync(self, job: SyncJob) -> None:
+        """Take over what a finished job did. A job that a cut or an install overtook changes nothing."""
+        if not self._queue.end(job):
+            return
+        self.durable_index = max(self.durable_index, job.durable)
+        for segment in job.sealed:
+            segment.sealed = True
+            self._reader.admit(segment)
+        self._cache.shrink(self.durable_index)
+
+    def sync(self) -> None:
+        """Make everything queued durable, in this thread; on a full disk it stays queued."""
+        self._settle()
+        while (job := self.begin_sync()) is not None:
+            job.run()
+            self.end_sync(job)
+            if job.disk_full:
+                return
+
+    def _settle(self) -> None:
+        """Wait for the job under way, if any: run() returns when it is done, whoever does it."""
+        job = self._queue.job
+        if job is not None:
+            job.run()
+            self.end_sync(job)
+
+    # ---------------------------------------------------------------- cutting and retention
+
+    def deleteEntriesFrom(self, entryFrom: int) -> None:
+        """Cut off everything from list position ``entryFrom`` on (a conflict). Durable at return; rare."""
+        keep = self.first_index + entryFrom - 1
+        if keep >= self.last_index:
+            return
+        assert entryFrom >= 0
+        self._settle()
+        self.generation += 1
+        self._queue.cut_after(keep)
+        self._cache.cut_after(keep, self.last_index)
+        self._table = cut_files(self._disk, self._reader, self._table, keep)
+        self._terms.cut_after(keep)
+        self.durable_index = min(self.durable_index, keep)
+        self.last_index = keep
+        self.last_term = self._terms.at(keep) if len(self) else 0
+        self._resume_newest()
+
+    def clear(self) -> None:
+        """Remove every entry, durably. Only a dump of pysyncobj's own would ask for it; we have none."""
+        self.deleteEntriesFrom(0)
+
+    def deleteEntriesTo(self, entryTo: int) -> None:
+        """pysyncobj's compaction: as much of it as whole sealed segments allow."""
+        self.drop_before(self.first_index + entryTo)
+
+    def drop_before(self, index: int) -> int:
+        """Retention: drop whole sealed segments that end before ``index``, keeping two entries at least.
+
+        Returns the new first index. The files go with the next sync job.
+        """
+        limit = min(index, self.last_index - 1)
+        firsts, segments = self._table
+        drop = 0
+        while drop + 1 < len(segments) and firsts[drop + 1] <= limit and segments[drop].sealed:
+            self._queue.remove(firsts[drop])
+            drop += 1
+        if drop:
+            self._table = SegmentTable(firsts[drop:], segments[drop:])
+            self.first_index = firsts[drop]
+            for segment in segments[:drop]:
+                segment.opened = None  # its file closes with its last reader
+            self._cache.cut_before(self.first_index)
+            self._terms.cut_before(self.first_index)
+        return self.first_index
+
+    def install(self, staged: Sequence[str]) -> None:
+        """Replace the whole log by segments staged beside it (install.py says how), and open them.
+
+        ``staged`` may name other files too (a checkpoint): all of them are switched in one step.
+        """
+        self._settle()
+        self._reader.close(self._table.segments)
+        old = [n for first in segment_firsts(self._disk) for n in (log_name(first), sidecar_name(first))]
+        switch_files(self._disk, staged, remove=old)
+        self.generation += 1
+        self._load()
+
+    # ---------------------------------------------------------------- reading
+
+    def term_at(self, index: int) -> int | None:
+        """Term of an entry, None if it is not in the log."""
+        return self._terms.at(index) if self.first_index <= index <= self.last_index else None
+
+    def first_of_term(self, index: int) -> int:
+        """First entry in the log with the same term as ``index``, which must be in the log."""
+        return max(self.first_index, self._terms.start_of(index))
+
+    def read(self, index: int) -> bytes:
+        """The whole command. Thread-safe. OffsetGone if it is not in the log, CorruptLog if damaged."""
+        command = self._cache.get(index)
+        return command if command is not None else self._reader.read_entry(self._segment(index), index)
+
+    def read_range(self, index: int, pos: int, size: int) -> bytes:
+        """Bytes [pos, pos + size) of a command, with one read at most. Thread-safe; errors as read()."""
+        command = self._cache.get(index)
+        if command is None:
+            return self._reader.read_slice(self._segment(index), index, pos, size)
+        if pos < 0 or size < 0 or pos + size > len(command):
+            raise ValueError(f"entry {index} has {len(command)} bytes, not [{pos}, {pos + size})")
+        return command[pos : pos + size]
+
+    def batch(self, index: int, max_bytes: int) -> list[tuple[bytes, int, int]]:
+        """Entries from ``index`` on as (command, index, term): at least one, at most ``max_bytes``."""
+        out: list[tuple[bytes, int, int]] = []
+        get, last, room = self._cache.get, self.last_index, max_bytes
+        term = until = -1
+        while index <= last and (command := get(index)) is not None:
+            room -= len(command)
+            if room < 0 and out:
+                break
+            if index > until:
+                term, until = self._terms.run_at(index)
+            out.append((command, index, term))
+            index += 1
+        return out if out or index > last else self._batch_from_disk(index, max_bytes)
+
+    def _batch_from_disk(self, index: int, max_bytes: int) -> list[tuple[bytes, int, int]]:
+        """A run of neighbours in one segment, with one read."""
+        segment, reader = self._segment(index), self._reader
+        last = reader.run_within(segment, index, max_bytes, self.durable_index)
+        commands = reader.read_run(segment, index, last)
+        return [(command, at, self._terms.at(at)) for at, command in enumerate(commands, index)]
+
+    def _segment(self, index: int) -> Segment:
+        segment = self._table.find(index)
+        if segment is None:
+            raise OffsetGone(f"log entry {index} is gone; the log begins at {self.first_index}")
+        return segment
+
+    def segment_start(self, index: int) -> int:
+        """First index of the segment that holds ``index``."""
+        return self._segment(index).first
+
+    def segments(self) -> list[SegmentInfo]:
+        """All segments, oldest first. Sealed ones are durable and never change."""
+        return self._table.infos(self.last_index)
+
+    def __len__(self) -> int:
+        return self.last_index - self.first_index + 1
+
+    @overload
+    def __getitem__(self, item: int) -> Entry: ...
+
+    @overload
+    def __getitem__(self, item: slice) -> EntryRange: ...
+
+    def __getitem__(self, item: int | slice) -> Entry | EntryRange:
+        return EntryRange(self, self.first_index, self.last_index + 1)[item]
+
+    # ---------------------------------------------------------------- term, vote, commit index
+
+    def setCurrentTerm(self, term: int, votedForNodeId: str | None) -> None:
+        """Durable at return."""
+        self._vote.set(term, votedForNodeId)
+
+    def getCurrentTerm(self) -> int:
+        return self._vote.term
+
+    def getVotedForNodeId(self) -> str | None:
+        return self._vote.voted_for
+
+    def setRaftCommitIndex(self, raftCommitIndex: int) -> None:
+        """Not stored: see getRaftCommitIndex."""
+
+    def getRaftCommitIndex(self) -> int:
+        """Always 1. A stored commit index can be ahead of the journal after a crash, and an isolated
+        leader then reports success without a quorum; Raft learns it again from a majority anyway."""
+        return 1
+
+    def close(self) -> None:
+        """Write what is queued (unless the disk is full) and close. Reads in progress finish."""
+        self.sync()
+        self._reader.close(self._table.segments)
+        self._vote.close()
+
+    def _destroy(self) -> None:
+        self.close()

@@ -1,0 +1,47 @@
+"""Small files beside the log that tell the next start of a replica what this one knew.
+
+``wants-copy``: the leader's log is to be copied first, and why. ``learner``: this replica has lost its
+log and may have promised what it no longer knows. ``raft-port``: where it listened. What a damaged one
+says is nothing to rely on, so the first two count by their being there.
+"""
+
+from __future__ import annotations
+
+from escrowmq.replication.log.disk import Disk
+
+WANTS_COPY, LEARNER, PORT_FILE = "wants-copy", "learner", "raft-port"
+BEHIND, DAMAGED = "behind", "damaged"  # why a copy is wanted
+
+
+class Marks:
+    """The marks in one data directory."""
+
+    def __init__(self, disk: Disk) -> None:
+        self._disk = disk
+
+    def read(self, name: str) -> str | None:
+        """What the mark says; None if it is not there. Raises DiskFailed."""
+        return read_text(self._disk.read_all(name)) if self._disk.exists(name) else None
+
+    def write(self, name: str, text: str) -> None:
+        """Set it, durable at return. Raises DiskFull, DiskFailed."""
+        self._disk.write_atomic(name, [text.encode()])
+
+    def remove(self, name: str) -> None:
+        """Take it away. A power cut may bring it back, which costs a copy or a while as a learner."""
+        self._disk.remove(name)
+
+    def port(self) -> int:
+        """The port of last time; 0 (any) if it is not known."""
+        return read_port(self._disk.read_all(PORT_FILE)) if self._disk.exists(PORT_FILE) else 0
+
+
+def read_text(content: bytes) -> str:
+    """A mark's text, whatever has become of it."""
+    return content.decode("ascii", errors="replace").strip()
+
+
+def read_port(content: bytes) -> int:
+    """The port that a file names; 0 (any) if it names none, since nothing depends on it."""
+    text = read_text(content)
+    return int(text) if text.isdecimal() and len(text) <= 5 and int(text) < 1 << 16 else 0

@@ -1,0 +1,152 @@
+"""Opening a log: which segments there are, what they hold, and the torn tail cut off.
+
+Sealed segments are taken at their sidecar's word (a scan, where there is none); the newest segment
+is scanned entry by entry. Only there may anything be cut off, and only what torn.py calls torn. Its
+last batch is written again and synced before it counts: after a crash of the process alone it may be
+in the page cache only, and after a failed sync the kernel calls it clean, so that another sync would
+write nothing and report success. Nothing is ever repaired by guessing: a gap, a misnamed file or a bad
+checksum raises.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from escrowmq.replication.errors import CorruptLog, UnknownVersion
+from escrowmq.replication.format.entry import UNSYNCED_MAX, Scan, read_entry, scan
+from escrowmq.replication.format.segment_format import (
+    FILE_HEADER_SIZE,
+    file_header_is_sound,
+    first_of_name,
+    load_sealed,
+    log_name,
+    sidecar_name,
+)
+from escrowmq.replication.log.disk import Disk, File
+from escrowmq.replication.log.segment import OpenSegment, Segment
+from escrowmq.replication.log.terms import TermRuns
+from escrowmq.replication.log.torn import is_torn
+
+
+@dataclass(slots=True)
+class RecoveredLog:
+    """Segments in order; all are sealed but the last, which is open."""
+
+    segments: list[Segment] = field(default_factory=list)
+    terms: TermRuns = field(default_factory=TermRuns)
+    #: Bytes of the torn tail that was cut off.
+    cut_bytes: int = 0
+
+
+def segment_firsts(disk: Disk) -> list[int]:
+    """First indexes of all segment files, in order."""
+    return sorted(first for name in disk.names() if (first := first_of_name(name)) is not None)
+
+
+def recover(disk: Disk) -> RecoveredLog:
+    """Open the log of ``disk``. Raises CorruptLog or UnknownVersion, naming file and byte.
+
+    Nothing is cut off or removed before everything was found sound: what a refused log holds is
+    evidence, and the next attempt must judge it the same way.
+    """
+    log = RecoveredLog()
+    firsts = segment_firsts(disk)
+    torn_creation = firsts[-1] if firsts and _creation_is_torn(disk, firsts[-1]) else None
+    if torn_creation is not None:
+        del firsts[-1]
+    for first in firsts[:-1]:
+        segment = _add(log, first, load_sealed(disk, first, disk.open(log_name(first))))
+        segment.sealed = True
+    if firsts:
+        file = disk.open(log_name(firsts[-1]))
+        # A segment is synced before the next one is created: beside a torn creation no tail is torn.
+        whole = torn_creation is not None
+        found = load_sealed(disk, firsts[-1], file) if whole else _scan_newest(firsts[-1], file)
+        _add(log, firsts[-1], found).opened = OpenSegment(file, found.positions)
+        _drop_torn_creation(disk, torn_creation)
+        log.cut_bytes = file.size() - found.end
+        if log.cut_bytes:
+            file.truncate(found.end)
+        _write_again(file, found, firsts[-1])
+        file.sync()
+        disk.remove(sidecar_name(firsts[-1]))  # it will grow again
+    else:
+        _drop_torn_creation(disk, torn_creation)
+    disk.sync_dir()  # without segments too: a removal that only the page cache knows may be undone
+    return log
+
+
+def _write_again(file: File, found: Scan, first: int) -> None:
+    """Make dirty what no sync that succeeded is known to have covered: the last batch.
+
+    The last entry says which entries its own sync was to cover. It was written only after the sync of
+    everything before these had succeeded; of the batch itself nothing is known. The same bytes go
+    where they are, so that whatever a power cut does meanwhile, what was durable stays so.
+    """
+    start, index = 0, first
+    if len(found.positions) > 1:
+        at = found.positions[-2]
+        last = read_entry(memoryview(file.read(at, found.end - at)), 0)
+        if last is not None and last.unsynced < UNSYNCED_MAX and last.batch_first > first:
+            start, index = found.positions[last.batch_first - first], last.batch_first
+    data = memoryview(file.read(start, found.end - start))
+    # Read once more, so checked once more: the page cache may have dropped what the scan still saw.
+    sound = start or file_header_is_sound(data, first, log_name(first))
+    if not sound or scan(data, 0 if start else FILE_HEADER_SIZE, index).problem is not None:
+        raise CorruptLog(f"{log_name(first)} changed behind byte {start} while it was read; start again")
+    file.write_at(start, bytes(data))
+
+
+def _drop_torn_creation(disk: Disk, first: int | None) -> None:
+    if first is not None:
+        disk.remove(log_name(first))
+        disk.remove(sidecar_name(first))
+
+
+def _add(log: RecoveredLog, first: int, found: Scan) -> Segment:
+    previous = log.segments[-1] if log.segments else None
+    if previous is not None:
+        if first != previous.last + 1:
+            raise CorruptLog(
+                f"{log_name(first)} begins where entry {previous.last + 1} belongs: a segment is missing; "
+                "repair this replica from a peer"
+            )
+        if found.terms and found.terms[0][1] < log.terms.at(previous.last):
+            raise CorruptLog(
+                f"{log_name(first)} begins with a term lower than {log_name(previous.first)} ends with"
+            )
+    for index, term in found.terms:
+        log.terms.append(index, term)
+    segment = Segment(first, first + len(found.positions) - 2, found.end, sealed=False)
+    log.segments.append(segment)
+    return segment
+
+
+def _scan_newest(first: int, file: File) -> Scan:
+    """The newest segment up to its torn tail, if it has one; every checksum is verified."""
+    name = log_name(first)
+    data = memoryview(file.read(0, file.size()))
+    try:
+        found = scan(data, FILE_HEADER_SIZE, first)
+        if found.problem is not None and not is_torn(data, found.end, first + len(found.positions) - 1):
+            raise CorruptLog(
+                f"{found.problem} of {len(data)}, and sound entries follow; repair this replica from a peer"
+            )
+    except (CorruptLog, UnknownVersion) as error:
+        raise type(error)(f"{name}: {error}") from error
+    return found
+
+
+def _creation_is_torn(disk: Disk, first: int) -> bool:
+    """Whether the newest segment never got its file header. It holds nothing then.
+
+    The header is judged like an entry: torn if nothing sound follows it.
+    """
+    name = log_name(first)
+    file = disk.open(name)
+    if file_header_is_sound(memoryview(file.read(0, FILE_HEADER_SIZE)), first, name):
+        return False
+    data = memoryview(file.read(0, file.size()))
+    if read_entry(data, FILE_HEADER_SIZE) is not None or not is_torn(data, 0, first):
+        raise CorruptLog(f"{name} has a damaged file header at byte 0; repair this replica from a peer")
+    return True

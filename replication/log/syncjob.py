@@ -1,0 +1,122 @@
+"""A group commit on its way to disk: append, fdatasync, seal, remove; in any one thread.
+
+The loop thread makes a job, another thread runs it, the loop thread reads its result. A job keeps
+the order that recovery relies on: a segment is synced before the next one is created, a new
+segment's directory entry is synced before its entries count as durable, and dropped segments go
+first (they may be what makes the room). Running a job twice runs it once.
+"""
+
+from __future__ import annotations
+
+import threading
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from escrowmq.replication.errors import DiskFull
+from escrowmq.replication.format.segment_format import (
+    encode_file_header,
+    log_name,
+    sidecar_name,
+    write_sidecar,
+)
+from escrowmq.replication.log.disk import Disk, File
+from escrowmq.replication.log.segment import OpenSegment, Segment
+
+#: Entries per append call; each has two buffers, and one system call takes 1024.
+_ENTRIES_PER_APPEND: Final = 512
+
+
+@dataclass(slots=True)
+class Write:
+    """Queued entries of one segment: header, command, header, command, ..."""
+
+    segment: Segment
+    opened: OpenSegment
+    first: int  # index of the first entry in ``buffers``; grows as they are written
+    buffers: list[bytes] = field(default_factory=list)
+    #: Set when the segment is full: its positions and term runs, for the sidecar.
+    seal: tuple[array[int], list[tuple[int, int]]] | None = None
+
+
+class SyncJob:
+    """One trip to the disk. The results may be read once :meth:`run` has returned."""
+
+    def __init__(self, disk: Disk, writes: list[Write], removals: Sequence[int], durable: int) -> None:
+        #: Highest index that is durable, with everything before it.
+        self.durable = durable
+        #: Whether an append found no room. Nothing is lost: ``rest`` holds what was not written.
+        self.disk_full = False
+        self.rest: list[Write] = []
+        self.sealed: list[Segment] = []
+        self._disk, self._writes, self._removals = disk, writes, removals
+        self._lock = threading.Lock()
+        self._settled = False
+        self._error: BaseException | None = None
+
+    def run(self) -> None:
+        """Do it, or wait for the thread that is doing it. DiskFailed, FsyncFailed: end the process."""
+        with self._lock:
+            if self._settled:
+                if self._error is not None:
+                    raise self._error
+                return
+            try:
+                self._run()
+            except BaseException as error:
+                self._error = error
+                raise
+            finally:
+                self._settled = True
+
+    def _run(self) -> None:
+        for first in self._removals:
+            # One by one, oldest first: a power cut must not leave a hole in the sequence.
+            self._disk.remove(log_name(first))
+            self._disk.remove(sidecar_name(first))
+            self._disk.sync_dir()
+        for place, write in enumerate(self._writes):
+            try:
+                self._perform(write)
+            except DiskFull:
+                self.disk_full = True
+                self.rest = self._writes[place:]
+                return
+
+    def _perform(self, write: Write) -> None:
+        opened, segment = write.opened, write.segment
+        file, created = opened.file, False
+        if file is None:
+            file = opened.file = self._create(segment)
+            created = True
+        changed = created or bool(write.buffers)
+        try:
+            while write.buffers:
+                part = write.buffers[: 2 * _ENTRIES_PER_APPEND]
+                file.append(part)
+                del write.buffers[: len(part)]
+                write.first += len(part) // 2
+        finally:
+            # On a full disk too: what did find room becomes durable and need not be written again, and
+            # what was cut back must not reappear.
+            if changed:
+                file.sync()
+                if created:
+                    self._disk.sync_dir()
+                self.durable = max(self.durable, write.first - 1)
+                segment.durable_size = file.size()
+        if write.seal is not None:
+            positions, terms = write.seal
+            write_sidecar(self._disk, segment.first, positions, terms)
+            self.sealed.append(segment)
+
+    def _create(self, segment: Segment) -> File:
+        file = self._disk.open(segment.name, create=True)
+        assert not file.size(), f"{segment.name} exists already"
+        try:
+            file.append((encode_file_header(segment.first),))
+        except DiskFull:
+            self._disk.remove(segment.name)  # a conflict may drop the segment before there is room
+            raise
+        return file

@@ -1,0 +1,211 @@
+"""Links between replicas over TCP: one authenticated connection per pair, frames in, frames out.
+
+The replica with the greater id dials, the other listens, so that a pair never holds two
+connections for long; a newer one replaces an older one, and what the older still had to say is
+dropped before the newer says anything. Bounds: one frame (``wire.FRAME_BYTES_MAX``), strangers at
+a time, seconds for a handshake, bytes waiting to be written. Nobody is believed before the
+handshake, and a frame that is not a message closes its connection.
+
+Runs in one event loop and calls back in it; resolving an address may block and is done elsewhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
+
+from escrowmq.replication.errors import NotAuthorized
+from escrowmq.replication.net import wire
+from escrowmq.replication.net.connection import Connection
+from escrowmq.replication.net.handshake import NONCE_BYTES, Dialer, Listener, PeerIdentity
+from escrowmq.replication.net.tls import TlsIdentity
+
+log = logging.getLogger(__name__)
+
+#: Entries are not sent to a peer whose socket has this much left to write.
+ROOM_BYTES = 4 << 20
+STRANGERS_MAX = 64
+HANDSHAKE_TIMEOUT_S = 3.0
+RESOLVE_TIMEOUT_S = 5.0
+DIAL_PAUSE_S = 0.1
+DIAL_PAUSE_MAX_S = 1.0
+#: Refusals are logged at most so often: whoever reaches the port could fill the disk with them.
+COMPLAINT_PAUSE_S = 1.0
+
+Resolve = Callable[[str], tuple[str, int] | None]
+
+
+class LinkEvents(Protocol):
+    """What the transport tells its owner, in the loop's thread."""
+
+    def link_up(self, peer: str) -> None: ...
+    def link_down(self, peer: str) -> None: ...
+    def received(self, peer: str, message: wire.Message) -> None: ...
+
+
+@dataclass(slots=True)
+class LinkCounters:
+    """What was refused, for status pages and tests."""
+
+    refused: int = 0  # wrong secret, cluster, group or replica
+    malformed: int = 0  # not a frame, not a message, too long
+    timed_out: int = 0  # did not finish the handshake in time
+    crowded_out: int = 0  # too many strangers at once
+    connects: int = 0
+
+
+class TcpTransport:
+    """All links of one replica. A ``PeerLink`` for its RaftNode."""
+
+    def __init__(
+        self,
+        me: PeerIdentity,
+        peers: frozenset[str],
+        secret: bytes,
+        resolve: Resolve,
+        events: LinkEvents,
+        helpers: Executor,
+        *,
+        tls: TlsIdentity | None = None,
+        handshake_timeout_s: float = HANDSHAKE_TIMEOUT_S,
+    ) -> None:
+        """``tls``: every link is inside TLS, and nobody without it is talked to. None: plain TCP."""
+        if not secret:
+            raise NotAuthorized(
+                "the cluster has no secret; configure one (any random string, the same everywhere)"
+            )
+        self.counters, self.events, self.handshake_timeout_s = LinkCounters(), events, handshake_timeout_s
+        self._me, self._peers, self._secret, self._resolve, self._helpers = (
+            me,
+            peers,
+            secret,
+            resolve,
+            helpers,
+        )
+        self._tls = tls
+        self._complained_at, self._unsaid = float("-inf"), 0
+        self._links: dict[str, Connection] = {}
+        self._strangers: dict[Connection, None] = {}  # in the order of their arrival
+        self._dials: set[Connection] = set()  # not established yet
+        self._server: asyncio.Server | None = None
+        self._dialers: list[asyncio.Task[None]] = []
+        self._closing = False
+
+    async def start(self, host: str, port: int) -> tuple[str, int]:
+        """Listen on exactly this address (port 0: any free one) and begin to dial; the bound address."""
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(self._listening, host, port, backlog=128)
+        bound = self._server.sockets[0].getsockname()
+        self._dialers = [
+            loop.create_task(self._keep_dialing(p)) for p in sorted(self._peers) if self._me.replica > p
+        ]
+        return str(bound[0]), int(bound[1])
+
+    async def stop(self) -> None:
+        self._closing = True
+        for task in self._dialers:
+            task.cancel()
+        if self._server is not None:
+            self._server.close()
+        for connection in [*self._links.values(), *self._strangers, *self._dials]:
+            connection.abort()
+        await asyncio.gather(*self._dialers, return_exceptions=True)
+
+    # -------------------------------------------------------------- PeerLink
+    def send(self, peer: str, message: wire.Message) -> bool:
+        link = self._links.get(peer)
+        return link is not None and link.write(wire.encode(message))
+
+    def room(self, peer: str) -> bool:
+        link = self._links.get(peer)
+        return link is not None and link.unwritten_bytes() < ROOM_BYTES
+
+    # -------------------------------------------------------------- connections
+    def _listening(self) -> Connection:
+        handshake = Listener(self._me, self._peers, self._secret, os.urandom(NONCE_BYTES))
+        return Connection(self, handshake, None if self._tls is None else self._tls.channel(dials=False))
+
+    def _dialing(self, peer: str) -> Connection:
+        handshake = Dialer(self._me, peer, self._secret, os.urandom(NONCE_BYTES))
+        return Connection(self, handshake, None if self._tls is None else self._tls.channel(dials=True))
+
+    async def _keep_dialing(self, peer: str) -> None:
+        loop, pause = asyncio.get_running_loop(), DIAL_PAUSE_S
+        while not self._closing:
+            if peer not in self._links and not any(s.dials(peer) for s in self._dials):
+                try:
+                    lookup = loop.run_in_executor(self._helpers, self._resolve, peer)
+                    address = await asyncio.wait_for(lookup, RESOLVE_TIMEOUT_S)
+                    if address is not None:
+                        dial = loop.create_connection(partial(self._dialing, peer), *address)
+                        await asyncio.wait_for(dial, self.handshake_timeout_s)
+                    pause = DIAL_PAUSE_S
+                except (OSError, TimeoutError):
+                    pause = min(2 * pause, DIAL_PAUSE_MAX_S)
+                except Exception:
+                    log.exception("looking up %s failed; it is tried again", peer)
+                    pause = DIAL_PAUSE_MAX_S
+            await asyncio.sleep(pause)
+
+    def stranger_arrived(self, connection: Connection) -> bool:
+        """Our own dials always have a place. Of the others the one that has dawdled longest makes room:
+        a peer needs milliseconds, so strangers who hold places open do not keep it out.
+        """
+        if self._closing:
+            connection.abort()
+            return False
+        if connection.dialing:
+            self._dials.add(connection)
+            return True
+        if len(self._strangers) >= STRANGERS_MAX:
+            self.counters.crowded_out += 1
+            next(iter(self._strangers)).abort()
+        self._strangers[connection] = None
+        return True
+
+    def stranger_settled(self, connection: Connection) -> None:
+        self._strangers.pop(connection, None)
+        self._dials.discard(connection)
+
+    def established(self, connection: Connection, peer: str) -> None:
+        old = self._links.get(peer)
+        if old is not None:
+            old.abort()
+        self._links[peer] = connection
+        self.counters.connects += 1
+        self.events.link_up(peer)
+
+    def finished(self, connection: Connection) -> None:
+        peer = connection.peer
+        if peer is not None and self._links.get(peer) is connection:
+            del self._links[peer]
+            self.events.link_down(peer)
+
+    # -------------------------------------------------------------- what connections report
+    def received(self, peer: str, message: wire.Message) -> None:
+        self.events.received(peer, message)
+
+    def refused(self) -> None:
+        self.counters.refused += 1
+
+    def malformed(self) -> None:
+        self.counters.malformed += 1
+
+    def timed_out(self) -> None:
+        self.counters.timed_out += 1
+
+    def complain(self, text: str) -> None:
+        """Log a refusal, or count it if the last one was logged just now."""
+        now = asyncio.get_running_loop().time()
+        if now - self._complained_at < COMPLAINT_PAUSE_S:
+            self._unsaid += 1
+            return
+        more = f" ({self._unsaid} more before)" if self._unsaid else ""
+        self._complained_at, self._unsaid = now, 0
+        log.warning("%s%s", text, more)

@@ -1,0 +1,194 @@
+"""What stands between pysyncobj's core and the network so that no acknowledged entry is ever lost.
+
+Each guard closes a way in which the stock core loses data (the letters are those of the defect
+list in docs/decisions.md). They only rewrite, hold back or drop messages; they never invent one,
+and they never touch the core's state. Each can be taken away by name, for one purpose: a test
+that takes it away must see the simulator, or a targeted scenario, break.
+
+``FollowerGuard`` sits on the way of AppendEntries and of the answers to it, ``VoteGuard`` on the
+way of votes. The leader's half of flow control is in ``progress``.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import TYPE_CHECKING
+
+from escrowmq.replication.errors import SafetyViolation
+from escrowmq.replication.raft.types import Message
+
+if TYPE_CHECKING:
+    from escrowmq.replication.log.journal import SegmentJournal
+
+
+class Guard(enum.Enum):
+    """The guards by name; ``python -m tests.sim --drop NAME`` runs without one."""
+
+    LOG_MATCHING = (
+        "log-matching"  # A: entries already held are skipped, so nothing is truncated without a conflict
+    )
+    COMMIT_CAP = "commit-cap"  # A: a message commits only what this very message proved to match
+    ACK_CAP = "ack-cap"  # A: an acknowledgement claims only what this very message proved
+    SNAPSHOT_COMMIT = "snapshot-commit"  # B: a message without a previous index commits nothing
+    HOLD_ACKS = "hold-acks"  # K: a follower acknowledges only what its own fdatasync covered
+    SELF_DURABLE = "self-durable"  # K: a leader counts itself only for what its own fdatasync covered
+    ACK_TERM = "ack-term"  # L: an acknowledgement of an earlier term does not count
+    HELD_TERM = "held-term"  # L: acknowledgements held back are dropped when the term changes
+    VOTE_ONCE = "vote-once"  # one vote per voter and term, however often the network delivers it
+    KEEP_NEXT = "keep-next"  # A: a success does not rewind what was sent already (a matter of speed)
+
+
+ALL_GUARDS = frozenset(Guard)
+
+
+class FollowerGuard:
+    """AppendEntries on their way in, acknowledgements on their way out.
+
+    Between ``admit`` and the answer that the core sends in the same call, the guard remembers what
+    the message proved. ``None`` means that it proved nothing.
+    """
+
+    def __init__(self, journal: SegmentJournal, guards: frozenset[Guard] = ALL_GUARDS) -> None:
+        self._journal = journal
+        self._match_log = Guard.LOG_MATCHING in guards
+        self._cap_commit = Guard.COMMIT_CAP in guards
+        self._cap_ack = Guard.ACK_CAP in guards
+        self._cap_snapshot_commit = Guard.SNAPSHOT_COMMIT in guards
+        self._hold = Guard.HOLD_ACKS in guards
+        self._drop_old_held = Guard.HELD_TERM in guards
+        self._held: dict[str, Message] = {}
+        self._proved: int | None = None
+        self._seq = 0
+        self._empty = False
+
+    # -------------------------------------------------------------- in
+    def admit(self, message: Message, commit_index: int) -> None:
+        """Rewrite an AppendEntries of the current term (or a newer one) so that the core may see it."""
+        self._seq, self._proved, self._empty = message["seq"], None, not message.get("entries")
+        if "prevLogIdx" not in message:
+            if self._cap_snapshot_commit:
+                message["commit_index"] = min(message["commit_index"], commit_index)
+            return
+        journal = self._journal
+        previous, entries = message["prevLogIdx"], message["entries"]
+        last_new = previous + len(entries)
+        if previous < journal.first_index:
+            self._skip_retained_away(message, commit_index)
+        elif journal.term_at(previous) != message["prevLogTerm"]:
+            return  # the core refuses it; ``hint`` improves its answer
+        elif self._match_log:
+            self._skip_held(message)
+        if self._cap_commit and message["commit_index"] > last_new:
+            message["commit_index"] = last_new
+        self._proved = last_new
+
+    def _skip_held(self, message: Message) -> None:
+        """Drop the prefix of entries that the log holds with the same term (Log Matching, Raft section 5.3).
+
+        The core truncates everything behind the previous index before it appends. If nothing new is
+        left, the message is pointed at the log's own tail, where there is nothing to truncate.
+        """
+        journal, previous, entries = self._journal, message["prevLogIdx"], message["entries"]
+        last = journal.last_index
+        if previous == last:
+            return  # the common case: appends at the tail
+        held = 0
+        while held < len(entries) and journal.term_at(previous + 1 + held) == entries[held][2]:
+            held += 1
+        if held == len(entries):
+            message["prevLogIdx"], message["prevLogTerm"], message["entries"] = last, journal.last_term, ()
+        elif held:
+            message["prevLogIdx"] = previous + held
+            message["prevLogTerm"] = entries[held - 1][2]
+            message["entries"] = entries[held:]
+
+    def _skip_retained_away(self, message: Message, commit_index: int) -> None:
+        """The message starts before our log does. What retention dropped was committed, so it matches.
+
+        So does our first entry, because retention keeps the last applied one. All rests on it: checked.
+        """
+        journal = self._journal
+        if journal.first_index > commit_index:
+            raise SafetyViolation(
+                f"the log starts at {journal.first_index}, committed is only {commit_index}"
+            )
+        first, previous, entries = journal.first_index, message["prevLogIdx"], message["entries"]
+        if previous + len(entries) < first:
+            message["entries"] = ()
+        else:
+            message["entries"] = entries[first - previous :]
+        message["prevLogIdx"], message["prevLogTerm"] = first, journal.term_at(first)
+        self._skip_held(message)
+
+    def done(self) -> int | None:
+        """The core has dealt with the message; up to where it proved our log to match, if it did."""
+        proved, self._proved = self._proved, None
+        return proved
+
+    # -------------------------------------------------------------- out
+    def answer(self, peer: str, ack: Message, term: int, commit_index: int) -> Message | None:
+        """The core's ``next_node_idx``, stamped and capped; None while it is held back for the disk."""
+        ack["term"], ack["seq"] = term, self._seq
+        if not ack["success"]:
+            if ack["reset"]:
+                ack["next_node_idx"] = self._hint(ack["next_node_idx"], commit_index)
+            return ack
+        if self._cap_ack and self._proved is not None and ack["next_node_idx"] > self._proved + 1:
+            ack["next_node_idx"] = self._proved + 1
+        durable = self._journal.durable_index
+        if not self._hold or ack["next_node_idx"] - 1 <= durable:
+            return ack
+        held = self._held.get(peer)
+        if held is None or held["term"] != term or held["next_node_idx"] < ack["next_node_idx"]:
+            self._held[peer] = dict(ack)
+        if not self._empty:
+            return None
+        # A heartbeat is answered at once with what is durable already: a slow disk must not look like
+        # a dead follower, or a long fsync costs the leader its quorum.
+        ack["next_node_idx"] = durable + 1
+        return ack
+
+    def _hint(self, index: int, commit_index: int) -> int:
+        """Where the leader should try next: stock goes back one entry per round trip, this one term."""
+        if index > self._journal.last_index:
+            return index
+        return max(2, commit_index + 1, self._journal.first_of_term(index))
+
+    def release(self, term: int) -> list[tuple[str, Message]]:
+        """After an fdatasync: the acknowledgements it covers, wholly or (partial progress) in part."""
+        if not self._held:
+            return []
+        durable, out = self._journal.durable_index, []
+        for peer, ack in list(self._held.items()):
+            if ack["term"] != term and self._drop_old_held:
+                del self._held[peer]
+            elif ack["next_node_idx"] - 1 <= durable:
+                del self._held[peer]
+                out.append((peer, ack))
+            else:
+                out.append((peer, {**ack, "next_node_idx": durable + 1}))
+        return out
+
+    def forget(self, peer: str) -> None:
+        """The connection is gone, and with it what was to be answered on it."""
+        self._held.pop(peer, None)
+
+
+class VoteGuard:
+    """Counts every voter once per term: the core counts every delivery."""
+
+    def __init__(self, guards: frozenset[Guard] = ALL_GUARDS) -> None:
+        self._on = Guard.VOTE_ONCE in guards
+        self._term = 0
+        self._voters: set[str] = set()
+
+    def admit(self, peer: str, term: int) -> bool:
+        """Whether the core may see this vote of the current term."""
+        if not self._on:
+            return True
+        if term != self._term:
+            self._term, self._voters = term, set()
+        if peer in self._voters:
+            return False
+        self._voters.add(peer)
+        return True

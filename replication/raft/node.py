@@ -1,0 +1,342 @@
+"""One replica's Raft node: pysyncobj's core, guarded, with our own sending, pacing and outcomes.
+
+Does no I/O and reads no clock of its own: the caller delivers messages, ticks, and runs fdatasync
+(``SegmentJournal.begin_sync`` ... ``after_sync``); a ``PeerLink`` sends. All calls come from one
+thread. What the node promises its caller:
+
+* an entry is applied, and its proposal answered, only when a majority holds it durably *and* this
+  replica's own disk does, so that a checkpoint never runs ahead of the log;
+* every proposal ends: applied, surely not logged, or unknown (``proposals``);
+* entries are applied exactly once per start, in order, in chunks per tick.
+
+It never forwards a proposal, never changes the membership, and never takes a snapshot: those parts
+of pysyncobj are closed in ``pysync``.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from escrowmq.replication.errors import ApplyFailed, CorruptLog, DiskFull
+from escrowmq.replication.raft.guards import ALL_GUARDS, FollowerGuard, Guard, VoteGuard
+from escrowmq.replication.raft.handover import Handover
+from escrowmq.replication.raft.prevote import PreVote
+from escrowmq.replication.raft.progress import quorum_index
+from escrowmq.replication.raft.proposals import COMMAND_BYTES_MAX, Done, Proposals
+from escrowmq.replication.raft.pysync import LEADER, Core, CoreTiming
+from escrowmq.replication.raft.rejoin import Rejoin
+from escrowmq.replication.raft.replicator import Replicator
+from escrowmq.replication.raft.types import Clock, Message, PeerLink, PeerStatus, RaftConfig
+
+if TYPE_CHECKING:
+    from escrowmq.replication.log.journal import SegmentJournal
+
+__all__ = ["COMMAND_BYTES_MAX", "PeerLink", "PeerStatus", "RaftConfig", "RaftNode"]
+
+NOT_FOR_LEARNERS = frozenset(("request_vote", "pre_vote", "timeout_now"))
+
+
+class RaftNode:
+    """See the module's text. ``apply(index, term, command)`` gets ``b""`` for an entry that is no command."""
+
+    def __init__(
+        self,
+        self_id: str,
+        peers: Sequence[str],
+        journal: SegmentJournal,
+        link: PeerLink,
+        apply: Callable[[int, int, bytes], Any],
+        *,
+        clock: Clock,
+        rng: random.Random,
+        config: RaftConfig | None = None,
+        applied_index: int = 1,
+        on_state: Callable[[], None] | None = None,
+        no_vote_until_caught_up: bool = False,
+        guards: frozenset[Guard] = ALL_GUARDS,
+    ) -> None:
+        """``applied_index``: where the recovered state stands. ``on_state`` hears of changes of leader, term
+        and the like. ``no_vote_until_caught_up``: the disk was lost; see ``rejoin``, and remember it on disk
+        until ``rejoining`` is False. Raises CorruptLog if state and log do not fit together."""
+        self.id, self.peers = self_id, tuple(p for p in peers if p != self_id)
+        self.config = config or RaftConfig()
+        self._journal, self._link, self._apply = journal, link, apply
+        self._clock, self._on_state = clock, on_state
+        applied_index = max(1, applied_index)  # pysyncobj's first entry, index 1, is no command of anybody
+        if len(journal) and not journal.first_index <= applied_index <= journal.last_index:
+            raise CorruptLog(
+                f"the checkpoint stands at {applied_index}, but the log holds {journal.first_index} to "
+                f"{journal.last_index}; restore the replica from a peer"
+            )
+        self._guard, self._votes = FollowerGuard(journal, guards), VoteGuard(guards)
+        self._ack_term = Guard.ACK_TERM in guards
+        self._self_durable = Guard.SELF_DURABLE in guards
+        self._connected: set[str] = set()
+        self._proposals = Proposals(self.config)
+        self._closed = False
+        self.too_far_behind = False  # the leader's log starts after ours ends: copy a checkpoint from a peer
+        self.disk_full = False  # set by the caller while its syncs find no room
+        self._reported: tuple[Any, ...] = ()
+        timing = CoreTiming.of(self.config)
+        self._core = Core(
+            self_id, self.peers, journal, self, timing, clock=clock, rng=rng, applied_index=applied_index
+        )
+        self._replicator = Replicator(
+            self.peers, self._core, journal, link, self._send, self._connected, clock, self.config, guards
+        )
+        self._handover = Handover(self._core, journal, self._replicator, self._connected, self.config)
+        self._prevote = PreVote(
+            self.peers, self._core, journal, self._send, clock, self.config.election_min_s
+        )
+        self._rejoin = Rejoin(
+            no_vote_until_caught_up,
+            rng.getrandbits(63),
+            self.peers,
+            self._core,
+            journal,
+            self._send,
+            self._replicator.forget_match,
+        )
+        self._handlers: dict[str, Callable[[str, Message], None]] = {
+            "append_entries": self._on_append,
+            "next_node_idx": self._on_ack,
+            "request_vote": self._core.receive,
+            "response_vote": self._on_vote,
+            "timeout_now": self._core.receive,
+            "pre_vote": self._prevote.asked,
+            "pre_vote_granted": self._prevote.granted,
+            "stale_term": self._on_stale_term,
+            "rejoin": self._rejoin.asked,
+            "rejoin_answer": self._rejoin.answered,
+        }
+
+    # -------------------------------------------------------------- what is
+    @property
+    def is_leader(self) -> bool:
+        return self._core.role() == LEADER
+
+    @property
+    def ready(self) -> bool:
+        """Leader, and has applied the entry that opened its term: its state holds all that was committed."""
+        core = self._core
+        if core.role() != LEADER:
+            return False
+        noop = core.noop_index()
+        return noop is not None and core.applied_index() >= noop
+
+    @property
+    def leader_id(self) -> str | None:
+        return self._core.leader_id()
+
+    @property
+    def term(self) -> int:
+        return self._core.term()
+
+    @property
+    def commit_index(self) -> int:
+        return self._core.commit_index()
+
+    @property
+    def applied_index(self) -> int:
+        return self._core.applied_index()
+
+    @property
+    def outstanding_bytes(self) -> int:
+        """Bytes of own proposals that are not applied yet."""
+        return self._proposals.outstanding_bytes
+
+    @property
+    def rejoining(self) -> bool:
+        """Still a learner, because its disk was lost (see ``rejoin``)."""
+        return self._rejoin.active
+
+    def progress(self) -> list[PeerStatus]:
+        """The followers, for status pages; empty unless leader."""
+        return self._replicator.status()
+
+    # -------------------------------------------------------------- proposing
+    def propose(self, command: bytes, done: Done) -> None:
+        """Append ``command`` (its first byte is 0) if leader; ``done`` is called exactly once, maybe at once.
+
+        ``done(result, True)``: applied. ``done(reason, False)``: surely not logged; the reason is None
+        where this is not the leader (or is handing over), else Overloaded, DiskFull or MessageTooLarge.
+        ``done(None, None)``: unknown.
+        """
+        assert command[0] == 0, "a command starts with its type byte, REGULAR"
+        if self._closed or self._core.role() != LEADER or self._handover.under_way:
+            done(None, False)
+            return
+        refusal = self._proposals.refusal(len(command))
+        if self.disk_full:
+            refusal = DiskFull("the leader's disk is full; free some space, nothing is lost")
+        if refusal is not None:
+            done(refusal, False)
+            return
+        index = self._core.append(command)
+        self._proposals.add(index, self._core.term(), len(command), self._clock(), done)
+
+    def transfer_leadership(self, to: str | None = None) -> None:
+        """Hand over to ``to`` (default: the most advanced peer), as soon as it holds the whole log.
+
+        Until then proposals are refused as to a follower; after ``transfer_timeout_s`` they flow again.
+        """
+        if self.is_leader:
+            self._handover.begin(to, self._clock())
+
+    @property
+    def transferring(self) -> bool:
+        return self._handover.under_way
+
+    def close(self) -> None:
+        """Settle every proposal as unknown; nothing more is sent or applied."""
+        self._closed = True
+        self._proposals.abandon()
+
+    # -------------------------------------------------------------- being driven
+    def tick(self) -> None:
+        """Once after every batch of deliveries, proposals or syncs, and at least every 20 ms."""
+        if self._closed:
+            return
+        now = self._clock()
+        self._rejoin.tick(now)
+        self._prevote.tick(now, self._connected)
+        self._core.tick(self._commit_cap())
+        self.flush()
+        self._handover.tick(now, self._core.send_timeout_now)
+        self._proposals.expire(now)
+        self._report()
+
+    def more_to_apply(self) -> bool:
+        """Whether another tick at once would apply more."""
+        return self._core.applied_index() < min(self._core.commit_index(), self.apply_limit())
+
+    def wake_in_s(self) -> float | None:
+        """When the next tick is due earlier than the regular one: seconds, or None."""
+        return self._replicator.wake_in_s()
+
+    def flush(self) -> None:
+        """Send what was proposed since the last tick (a tick does this too)."""
+        if self._core.role() == LEADER:
+            self._replicator.flush()
+
+    def deliver(self, peer: str, message: Message) -> None:
+        """A message from ``peer``, decoded. Unknown types and senders are ignored."""
+        if self._closed or peer not in self.peers:
+            return
+        kind = message["type"]
+        handler = self._handlers.get(kind)
+        if handler is not None and not (self._rejoin.active and kind in NOT_FOR_LEARNERS):
+            handler(peer, message)
+            self._report()
+
+    def connected(self, peer: str) -> None:
+        if peer not in self.peers:
+            return
+        self._connected.add(peer)
+        self._core.connected(peer)
+        self._replicator.connected(peer)
+
+    def disconnected(self, peer: str) -> None:
+        if peer in self._connected:
+            if peer == self._core.leader_id():
+                self._prevote.leader_lost()
+            self._connected.discard(peer)
+            self._core.disconnected(peer)
+            self._guard.forget(peer)
+
+    def after_sync(self) -> None:
+        """The journal's durable index advanced: send the acknowledgements that waited for it."""
+        for peer, ack in self._guard.release(self._core.term()):
+            self._send(peer, ack)
+
+    # -------------------------------------------------------------- messages
+    def _on_append(self, peer: str, message: Message) -> None:
+        core = self._core
+        if message["term"] < core.term():
+            self._send(peer, {"type": "stale_term", "term": core.term()})
+            return
+        self._prevote.leader_seen()
+        self._guard.admit(message, core.commit_index())
+        core.receive(peer, message)
+        proved = self._guard.done()
+        if proved is not None:
+            self.too_far_behind = False
+            self._rejoin.proved(message["term"], proved)
+        elif "log_start" in message:
+            self.too_far_behind = True
+            last = self._journal.last_index
+            self.send(
+                peer, {"type": "next_node_idx", "next_node_idx": last + 1, "reset": True, "success": False}
+            )
+
+    def _on_ack(self, peer: str, message: Message) -> None:
+        if self._ack_term and message["term"] != self._core.term():
+            return
+        if self._core.role() == LEADER:
+            self._replicator.answered(peer, message)
+
+    def _on_vote(self, peer: str, message: Message) -> None:
+        if message["term"] == self._core.term() and self._votes.admit(peer, message["term"]):
+            self._core.receive(peer, message)
+
+    def _on_stale_term(self, peer: str, message: Message) -> None:
+        """A peer is in a later term than our messages: a leader (or candidate) of an old term gives way."""
+        if message["term"] > self._core.term():
+            self._core.step_down(message["term"])
+
+    # -------------------------------------------------------------- CoreOwner
+    def send(self, peer: str, message: Message) -> bool:
+        """The core's own messages: votes, acknowledgements."""
+        if message["type"] == "next_node_idx":
+            message["counts"] = not self._rejoin.active
+            answer = self._guard.answer(peer, message, self._core.term(), self._core.commit_index())
+            return answer is None or self._send(peer, answer)
+        return self._send(peer, message)
+
+    def broadcast(self) -> None:
+        self._replicator.broadcast()
+
+    def apply_limit(self) -> int:
+        return self._journal.durable_index if self._self_durable else self._journal.last_index
+
+    def apply_entry(self, index: int) -> None:
+        journal = self._journal
+        term, command = journal.term_at(index), journal.read(index)
+        assert term is not None
+        try:
+            result = self._apply(index, term, command if command[0] == 0 else b"")
+        except Exception as error:
+            self._closed = True
+            raise ApplyFailed(f"entry {index} of term {term} could not be applied: {error!r}") from error
+        self._proposals.applied(index, term, result)
+
+    def role_changed(self, before: int, after: int) -> None:
+        if after == LEADER:
+            self.too_far_behind = False
+            self._replicator.begin()
+        elif before == LEADER:
+            self._handover.end()
+            self._replicator.end()
+            self._proposals.abandon()
+
+    # -------------------------------------------------------------- the rest
+    def _send(self, peer: str, message: Message) -> bool:
+        return peer in self._connected and self._link.send(peer, message)
+
+    def _commit_cap(self) -> int:
+        if self._core.role() != LEADER:
+            return 0
+        own = self._journal.durable_index if self._self_durable else self._journal.last_index
+        return quorum_index(own, [self._core.match_index(peer) for peer in self.peers])
+
+    def _report(self) -> None:
+        core = self._core
+        leads = core.role() == LEADER
+        ready = leads and self.ready
+        state = (leads, ready, core.leader_id(), core.term(), self.too_far_behind, self._rejoin.active)
+        if state != self._reported:
+            self._reported = state
+            if self._on_state is not None:
+                self._on_state()

@@ -1,0 +1,94 @@
+"""Asking before campaigning, so that a replica that was cut off does not depose a healthy leader.
+
+Raft thesis, section 9.6. When its election time-out runs out, a replica first asks whether the
+others would vote for it in the next term. They agree if its log is not behind theirs and they have
+not heard from a leader for a minimum election time-out themselves. Only with a majority does the
+real election start, and only then is the term raised. An agreement promises nothing and is not
+recorded: safety stays with the real vote.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from escrowmq.replication.raft.pysync import LEADER, Core
+from escrowmq.replication.raft.types import Clock, Message
+
+if TYPE_CHECKING:
+    from escrowmq.replication.log.journal import SegmentJournal
+
+
+class PreVote:
+    """The asking and answering sides of one replica."""
+
+    def __init__(
+        self,
+        peers: Sequence[str],
+        core: Core,
+        journal: SegmentJournal,
+        send: Callable[[str, Message], bool],
+        clock: Clock,
+        quiet_s: float,
+    ) -> None:
+        self._peers, self._core, self._journal, self._send, self._clock = peers, core, journal, send, clock
+        self._quiet_s = quiet_s  # a leader heard from more recently than this is taken to be alive
+        self._leader_seen_at = float("-inf")
+        self._agreed: set[str] = set()
+        self._asked_term: int | None = None
+
+    def leader_seen(self) -> None:
+        """A current leader's message arrived."""
+        self._leader_seen_at = self._clock()
+        self._asked_term = None
+
+    def leader_lost(self) -> None:
+        """The connection to the leader broke: its process died, or its network reset it.
+
+        That is news long before a time-out, so ask at once; not all in the same instant, though, or they
+        would stand against each other. Nothing is risked: if it was this one link alone, the others
+        still hear the leader and do not agree.
+        """
+        self._leader_seen_at = float("-inf")
+        self._core.hasten_election()
+
+    def tick(self, now: float, connected: set[str]) -> None:
+        """Turn a due election into a question first."""
+        core = self._core
+        if not core.election_due() or not connected or core.transfer_requested():
+            return
+        if self._asked_term == core.term() + 1 and self._majority():
+            self._asked_term = None
+            return  # the core may campaign in this very tick
+        core.postpone_election()
+        self._asked_term, self._agreed = core.term() + 1, set()
+        for peer in self._peers:
+            self._send(
+                peer,
+                {
+                    "type": "pre_vote",
+                    "term": self._asked_term,
+                    "last_log_index": self._journal.last_index,
+                    "last_log_term": self._journal.last_term,
+                },
+            )
+
+    def asked(self, peer: str, message: Message) -> None:
+        """Agree, or stay silent; a replica of a later term says so, or the asker could never catch up."""
+        core, journal = self._core, self._journal
+        if message["term"] <= core.term():
+            self._send(peer, {"type": "stale_term", "term": core.term()})
+            return
+        leader_alive = core.role() == LEADER or self._clock() - self._leader_seen_at < self._quiet_s
+        theirs = (message["last_log_term"], message["last_log_index"])
+        if not leader_alive and theirs >= (journal.last_term, journal.last_index):
+            self._send(peer, {"type": "pre_vote_granted", "term": message["term"]})
+
+    def granted(self, peer: str, message: Message) -> None:
+        if message["term"] == self._asked_term == self._core.term() + 1:
+            self._agreed.add(peer)
+            if self._majority():
+                self._core.campaign_at_next_tick()
+
+    def _majority(self) -> bool:
+        return (len(self._agreed) + 1) * 2 > len(self._peers) + 1

@@ -1,0 +1,81 @@
+"""What became of each proposal: applied, surely not logged, or unknown. Nothing is left without an answer.
+
+A proposal is known by the (index, term) of its entry. While its leadership lasts it is settled by
+being applied; when the leadership ends, or too much time has passed, or the node shuts down, its
+outcome is unknown here: the entry may still be committed by the next leader. How many entries and
+bytes may wait for a majority is bounded; an entry whose proposer has given up still counts.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from escrowmq.replication.errors import EscrowMQError, MessageTooLarge, Overloaded
+from escrowmq.replication.raft.types import RaftConfig
+
+#: ``done(result, True)`` applied; ``done(reason, False)`` surely not logged; ``done(None, None)`` unknown.
+Done = Callable[[Any, bool | None], None]
+#: Largest command: with its batch it stays far below a frame's 64 MiB (wire.FRAME_BYTES_MAX).
+COMMAND_BYTES_MAX = 32 << 20
+
+
+@dataclass(slots=True)
+class _Proposal:
+    index: int
+    term: int
+    deadline: float
+    done: Done
+
+
+class Proposals:
+    """Proposals of one node, in index order."""
+
+    def __init__(self, config: RaftConfig) -> None:
+        self.outstanding_bytes = 0
+        self._config = config
+        self._waiting: deque[_Proposal] = deque()
+        self._sizes: dict[int, int] = {}  # own entries not yet applied: index -> bytes
+
+    def refusal(self, size_bytes: int) -> EscrowMQError | None:
+        """Why no command of this size can be taken now."""
+        config = self._config
+        if size_bytes > COMMAND_BYTES_MAX:
+            return MessageTooLarge(size_bytes, COMMAND_BYTES_MAX)
+        # One is always taken: nobody could ever get through what is larger than the bound.
+        if len(self._sizes) >= config.outstanding_entries_max or (
+            self._sizes and self.outstanding_bytes + size_bytes > config.outstanding_bytes_max
+        ):
+            return Overloaded("too many entries wait for a majority", 0.05)
+        return None
+
+    def add(self, index: int, term: int, size_bytes: int, now: float, done: Done) -> None:
+        assert not self._waiting or self._waiting[-1].index < index
+        self._sizes[index] = size_bytes
+        self.outstanding_bytes += size_bytes
+        self._waiting.append(_Proposal(index, term, now + self._config.proposal_timeout_s, done))
+
+    def applied(self, index: int, term: int, result: Any) -> None:
+        self.outstanding_bytes -= self._sizes.pop(index, 0)
+        waiting = self._waiting
+        while waiting and waiting[0].index <= index:
+            proposal = waiting.popleft()
+            if proposal.index == index and proposal.term == term:
+                proposal.done(result, True)
+            else:
+                proposal.done(None, None)  # passed over: cannot happen while one leadership lasts
+
+    def expire(self, now: float) -> None:
+        """Settle as unknown what has waited past its deadline (deadlines are in index order too)."""
+        while self._waiting and self._waiting[0].deadline <= now:
+            self._waiting.popleft().done(None, None)
+
+    def abandon(self) -> None:
+        """Leadership is lost, or the node stops: nobody here can tell any more."""
+        self._sizes.clear()
+        self.outstanding_bytes = 0
+        waiting, self._waiting = self._waiting, deque()
+        for proposal in waiting:
+            proposal.done(None, None)

@@ -1,0 +1,183 @@
+"""The leader's sending: what goes to which follower when, and what the answers mean.
+
+pysyncobj's own sender knows no window, copies the tail of the log at every send and backs up one
+entry per round trip; this one streams batches within a window per peer, probes after a refusal or
+a reconnect, and tells followers the commit index with the next entries or a moment later. It
+exists for one leadership: a new one starts with fresh progress for every peer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from escrowmq.replication.raft.guards import Guard
+from escrowmq.replication.raft.progress import PeerProgress
+from escrowmq.replication.raft.pysync import Core
+from escrowmq.replication.raft.types import Clock, Message, PeerLink, PeerStatus, RaftConfig
+
+if TYPE_CHECKING:
+    from escrowmq.replication.log.journal import SegmentJournal
+
+
+class Replicator:
+    """Sends for one leader. ``send`` is the node's, which knows who is connected."""
+
+    def __init__(
+        self,
+        peers: Sequence[str],
+        core: Core,
+        journal: SegmentJournal,
+        link: PeerLink,
+        send: Callable[[str, Message], bool],
+        connected: set[str],
+        clock: Clock,
+        config: RaftConfig,
+        guards: frozenset[Guard],
+    ) -> None:
+        self._peers, self._core, self._journal, self._link = peers, core, journal, link
+        self._send, self._connected, self._clock, self._config = send, connected, clock, config
+        self._keep_next = Guard.KEEP_NEXT in guards
+        self._progress: dict[str, PeerProgress] = {}
+        self._seq = 0  # of AppendEntries, so that a refusal can be told from one of an older message
+        self._sent_last = self._sent_commit = 0
+        self._notify_at: float | None = None
+
+    # -------------------------------------------------------------- leadership
+    def begin(self) -> None:
+        """Leadership begins; the entry that opens the term is not in the log yet."""
+        next_index = self._journal.last_index + 1
+        self._progress = {peer: PeerProgress(next_index) for peer in self._peers}
+        self._sent_last, self._sent_commit, self._notify_at = next_index - 1, 0, None
+
+    def end(self) -> None:
+        self._progress, self._notify_at = {}, None
+
+    def status(self) -> list[PeerStatus]:
+        first = self._journal.first_index
+        return [
+            PeerStatus(p, p in self._connected, s.match, s.next, s.in_flight_bytes, s.next <= first)
+            for p, s in self._progress.items()
+        ]
+
+    def most_advanced(self, among: set[str]) -> tuple[str, int] | None:
+        """The peer of ``among`` with the greatest match, and that match."""
+        matches = [(self._core.match_index(peer), peer) for peer in self._progress if peer in among]
+        if not matches:
+            return None
+        match, peer = max(matches)
+        return peer, match
+
+    # -------------------------------------------------------------- when to send
+    def broadcast(self) -> None:
+        """A heartbeat to everybody, with entries where there are some."""
+        for peer in self._peers:
+            self._replicate(peer, heartbeat=True)
+        self._note_sent()
+
+    def flush(self) -> None:
+        """New entries go out at once; a new commit index alone waits a moment for entries to ride on."""
+        if self._journal.last_index > self._sent_last:
+            for peer in self._peers:
+                self._replicate(peer)
+            self._note_sent()
+        elif self._core.commit_index() > self._sent_commit:
+            now = self._clock()
+            if self._notify_at is None:
+                self._notify_at = now + self._config.commit_notify_s
+            elif now >= self._notify_at:
+                self.broadcast()
+
+    def wake_in_s(self) -> float | None:
+        """Seconds until ``flush`` has something to say that nothing else triggers."""
+        return None if self._notify_at is None else max(0.0, self._notify_at - self._clock())
+
+    def connected(self, peer: str) -> None:
+        """What was under way on the old connection is lost; probe from what is known to match.
+
+        Where nothing is known, or only of what our log no longer has, from the end: the refusal says where
+        to go on. From the beginning, the first message would tell a healthy follower, or one that has
+        just copied our log, that our log starts after its own ends.
+        """
+        state, journal = self._progress.get(peer), self._journal
+        if state is not None:
+            known = state.match >= journal.first_index and state.match > 0
+            state.rewind((state.match if known else journal.last_index) + 1)
+            self._replicate(peer, heartbeat=True)
+
+    def forget_match(self, peer: str) -> None:
+        """The peer lost its disk: what it acknowledged counts no longer."""
+        state = self._progress.get(peer)
+        if state is not None:
+            state.match = 0
+            self._core.forget_match(peer)
+
+    def answered(self, peer: str, message: Message) -> None:
+        """A follower's ``next_node_idx`` of this leadership."""
+        state, index = self._progress[peer], message["next_node_idx"] - 1
+        advanced = False
+        if message["success"]:
+            state.accepted(index, self._keep_next)
+            advanced = index > self._core.match_index(peer)
+        elif message["reset"] and state.refused(self._next_try(state.next, index), message["seq"], self._seq):
+            self._replicate(peer, heartbeat=state.next > self._journal.first_index)
+        if message["counts"]:  # to the core every answer is a sign of life, and one that proved more a match
+            answer = {
+                "type": "next_node_idx",
+                "next_node_idx": index + 1,
+                "reset": False,
+                "success": advanced,
+            }
+            self._core.receive(peer, answer)
+        if message["success"]:
+            self._replicate(peer)
+
+    def _next_try(self, refused_next: int, hint: int) -> int:
+        """Where to try after a refusal. ``hint`` is the last index the follower proposes to match.
+
+        Its hint goes back a whole term, maybe to before our log's start although the logs do meet
+        behind it: only a follower that refuses our very first entry is too far behind.
+        """
+        first = self._journal.first_index
+        if hint < first < refused_next - 1:
+            return first + 1
+        return min(hint, self._journal.last_index) + 1
+
+    # -------------------------------------------------------------- sending
+    def _replicate(self, peer: str, heartbeat: bool = False) -> None:
+        """Send what fits the peer's window; with ``heartbeat`` at least one message, maybe an empty one."""
+        if peer not in self._connected:
+            return
+        journal, state, config = self._journal, self._progress[peer], self._config
+        if state.next <= journal.first_index:
+            if heartbeat:
+                self._send_append(peer, {"serialized": None, "log_start": journal.first_index})
+            return
+        last = journal.last_index
+        while (
+            not state.probing
+            and state.next <= last
+            and state.in_flight_bytes < config.window_bytes
+            and self._link.room(peer)
+        ):
+            entries = journal.batch(state.next, config.send_batch_bytes)
+            previous = state.next - 1
+            state.sent(entries[-1][1], sum([len(entry[0]) for entry in entries]))
+            self._send_entries(peer, previous, entries)
+            heartbeat = False
+        if heartbeat:
+            self._send_entries(peer, state.next - 1, ())
+
+    def _send_entries(self, peer: str, previous: int, entries: Sequence[tuple[bytes, int, int]]) -> None:
+        term = self._journal.term_at(previous)
+        self._send_append(peer, {"prevLogIdx": previous, "prevLogTerm": term, "entries": entries})
+
+    def _send_append(self, peer: str, message: Message) -> None:
+        self._seq += 1
+        message["type"], message["seq"] = "append_entries", self._seq
+        message["term"], message["commit_index"] = self._core.term(), self._core.commit_index()
+        self._send(peer, message)
+
+    def _note_sent(self) -> None:
+        self._sent_last, self._sent_commit = self._journal.last_index, self._core.commit_index()
+        self._notify_at = None

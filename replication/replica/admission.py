@@ -1,0 +1,296 @@
+"""What the leader decides before an entry is written: group commit, references, limits.
+
+Requests wait in one bounded queue. ``compose`` takes as many as fit into one entry; frames of clients
+go in as they came, only COMMIT and ROLLBACK are rewritten: the leader looks up where the transactions'
+messages lie and writes REF_MESSAGEs (or TX_MESSAGEs, where the body lies in another segment than the
+one being written) and the COMMIT into the same entry, so that it is all or nothing.
+
+A decision is only taken over transactions that are open in the applied state and have no other
+decision in flight, so an entry that is applied never meets one that is already settled. Ids that do not
+qualify are answered after the entry was applied, when the state holds what became of them.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from escrowmq.replication.format import ops as build
+from escrowmq.replication.format.codec import ENVELOPE, Op, OpType, decode_ops, encode_command
+from escrowmq.replication.model import ResultCode
+from escrowmq.replication.state.machine import Result, StateMachine
+from escrowmq.replication.state.transactions import COMMITTED, ROLLED_BACK, OpenTx, decide_result
+
+#: One entry holds at most this many bytes of requests: beyond it latency grows and throughput does not
+#: (measured: 256 KB to 1 MB per entry is the plateau).
+ENTRY_BYTES_MAX = 1 << 20
+#: Bodies copied into one entry. Copying only serves locality and early retention, so what exceeds this
+#: is referred to across segments instead; an entry stays far below what Raft accepts.
+COPY_BYTES_MAX = 4 << 20
+
+
+class LogReader(Protocol):
+    """What admission needs of the journal."""
+
+    @property
+    def last_index(self) -> int: ...
+    def segment_start(self, index: int) -> int: ...
+    def read_range(self, index: int, pos: int, size: int) -> bytes: ...
+
+
+@dataclass(slots=True)
+class Unit:
+    """One client-visible operation: ``ops`` (a PREPARE with its PRE_MESSAGEs) at ``[start, end)``."""
+
+    ops: Sequence[Op]
+    start: int
+    end: int
+
+
+class Submission:
+    """One client request on its way through the log."""
+
+    __slots__ = ("done", "left_out", "results", "size", "units", "view")
+
+    def __init__(self, request: bytes, ops: Sequence[Op], done: Callable[[tuple[Any, ...]], None]) -> None:
+        self.view = memoryview(request)
+        self.size = len(request)
+        self.done = done
+        self.units: list[Unit] = []
+        at, start = 0, 0
+        while at < len(ops):
+            count = 1 + (ops[at].meta[8] if ops[at].type == OpType.PREPARE else 0)
+            last = ops[at + count - 1]
+            end = last.body_pos + last.body_size
+            self.units.append(Unit(ops[at : at + count], start, end))
+            at, start = at + count, end
+        self.results: list[Result | None] = [None] * len(self.units)
+        #: unit -> (app, wanted outcome, all ids, ids that went into the entry)
+        self.left_out: dict[int, tuple[str, int, Sequence[str], set[str]]] = {}
+
+
+@dataclass(slots=True, eq=False)
+class Entry:
+    """A composed entry and whom it answers: ``slots`` has (submission, unit) per result, in order."""
+
+    command: bytes
+    now_ms: int
+    ops: list[Op]
+    slots: list[tuple[Submission, int]]
+    submissions: list[Submission]
+    deciding: list[tuple[str, Sequence[str]]]
+    opening: list[tuple[tuple[str, str], int]]
+
+
+class Admission:
+    """The leader's queue and its decisions. One thread."""
+
+    def __init__(
+        self, state: StateMachine, log: LogReader, *, open_max: int, queue_bytes_max: int, copy_bytes: int
+    ) -> None:
+        self._state, self._log = state, log
+        self._open_max, self._queue_bytes_max, self._copy_bytes = open_max, queue_bytes_max, copy_bytes
+        self._queue: deque[Submission] = deque()
+        self._queued_bytes = 0
+        self._deciding: dict[str, set[str]] = {}
+        self._opening: dict[tuple[str, str], int] = {}  # (app, topic) -> in entries not yet applied
+        self._last_ms = 0
+
+    def offer(self, submission: Submission) -> bool:
+        """Queue it; False when the queue is full (nothing was done)."""
+        if self._queued_bytes + submission.size > self._queue_bytes_max and self._queue:
+            return False
+        self._queue.append(submission)
+        self._queued_bytes += submission.size
+        return True
+
+    def waiting(self) -> int:
+        """Requests not yet in an entry."""
+        return len(self._queue)
+
+    def fail_all(self, status: tuple[Any, ...]) -> None:
+        """Answer everything that waits; none of it was done."""
+        queue, self._queue = self._queue, deque()
+        self._queued_bytes = 0
+        for submission in queue:
+            submission.done(status)
+
+    def compose(self, now_ms: int) -> Entry | None:
+        """The next entry, from as many waiting requests as fit; None when nothing waits."""
+        if not self._queue:
+            return None
+        self._last_ms = now_ms = max(now_ms, self._last_ms, self._state.now_ms)
+        writer = _EntryWriter(now_ms)
+        while self._queue and (
+            not writer.submissions or writer.size + self._queue[0].size <= ENTRY_BYTES_MAX
+        ):
+            submission = self._queue.popleft()
+            self._queued_bytes -= submission.size
+            writer.submissions.append(submission)
+            for number, unit in enumerate(submission.units):
+                kind = unit.ops[0].type
+                if kind == OpType.COMMIT:
+                    self._write_decision(writer, submission, number, COMMITTED)
+                elif kind == OpType.ROLLBACK:
+                    self._write_decision(writer, submission, number, ROLLED_BACK)
+                elif kind == OpType.PREPARE and not self._room_for(unit.ops[0], writer):
+                    submission.results[number] = [int(ResultCode.TOO_MANY_OPEN), self._open_max]
+                else:
+                    writer.verbatim(submission, number, unit)
+        return writer.finish()
+
+    def _room_for(self, op: Op, writer: _EntryWriter) -> bool:
+        """Whether the limit lets this PREPARE in, with all that is on its way to being open."""
+        app, topic, tx_ids, part = op.meta[0], op.meta[1], op.meta[2], op.meta[5]
+        if part:  # opens nothing
+            return True
+        table = self._state.transactions.look(app)
+        opened, opening = table.open_by_topic.get(topic, 0), self._opening.get((app, topic), 0)
+        new = len(tx_ids)
+        if opened + opening + new > self._open_max:
+            new -= sum(tx_id in table.open for tx_id in tx_ids)  # sent again: its answer was lost
+            if new and opened + opening + new > self._open_max:
+                return False
+        self._opening[app, topic] = opening + new
+        writer.opening.append(((app, topic), new))
+        return True
+
+    def _write_decision(
+        self, writer: _EntryWriter, submission: Submission, number: int, outcome: int
+    ) -> None:
+        meta = submission.units[number].ops[0].meta
+        app, tx_ids, by = meta[0], meta[1], meta[2]
+        opened = self._state.transactions.look(app).open
+        deciding = self._deciding.setdefault(app, set())
+        valid: Sequence[str] = tx_ids
+        if not opened.has_all(tx_ids) or not deciding.isdisjoint(tx_ids) or len(set(tx_ids)) != len(tx_ids):
+            valid = [t for t in dict.fromkeys(tx_ids) if t in opened and t not in deciding]
+            if outcome == COMMITTED and meta[3] == build.TOGETHER and self._hindered(app, tx_ids, deciding):
+                valid = []
+            submission.left_out[number] = (app, outcome, tx_ids, set(valid))
+        deciding.update(valid)
+        writer.deciding.append((app, valid))
+        if outcome == ROLLED_BACK:
+            writer.own(submission, number, build.rollback(app, valid, by))
+            return
+        frames = self._references([opened[t] for t in valid])
+        frames.append(build.decided_commit(app, valid, by, len(frames)))
+        writer.own(submission, number, *frames)
+
+    def _hindered(self, app: str, tx_ids: Sequence[str], deciding: set[str]) -> bool:
+        """Whether one of these can never be committed, or is about to get its decision elsewhere."""
+        table = self._state.transactions.look(app)
+        return any(t in deciding or (t not in table.open and table.outcome(t) != COMMITTED) for t in tx_ids)
+
+    def _references(self, records: Sequence[OpenTx]) -> list[bytes]:
+        """REF_MESSAGE and TX_MESSAGE frames: as few as keep the order within each partition, neighbours
+        joined. A partition's frames alternate only where what is copied and what is not do."""
+        segment = self._log.segment_start(self._log.last_index)
+        budget = COPY_BYTES_MAX
+        runs_by_slot: dict[int, list[tuple[bool, list[int]]]] = {}  # copied?, quadruples as in ``reference``
+        for record in records:
+            refs = record.refs
+            for at in range(0, len(refs), 5):
+                slot, entry, pos, size, count = refs[at : at + 5]
+                copy = (entry < segment or size <= self._copy_bytes) and size <= budget
+                if copy:
+                    budget -= size
+                runs = runs_by_slot.get(slot)
+                if runs is None:
+                    runs_by_slot[slot] = [(copy, [entry, pos, size, count])]
+                    continue
+                copied, flat = runs[-1]
+                if copied is not copy:
+                    runs.append((copy, [entry, pos, size, count]))
+                elif flat[-4] == entry and flat[-3] + flat[-2] == pos:
+                    flat[-2] += size
+                    flat[-1] += count
+                else:
+                    flat += (entry, pos, size, count)
+        slots, frames = self._state.topics.slots, []
+        for slot, runs in runs_by_slot.items():
+            if slot in slots:  # else the topic was deleted: its messages go nowhere
+                topic, number = slots[slot].topic, slots[slot].number
+                for copied, flat in runs:
+                    build_one = self._copied if copied else build.reference
+                    frames.append(build_one(topic, number, flat))
+        return frames
+
+    def _copied(self, topic: str, number: int, flat: Sequence[int]) -> bytes:
+        places = [flat[at : at + 4] for at in range(0, len(flat), 4)]
+        rows = b"".join(self._log.read_range(entry, pos, size) for entry, pos, size, _ in places)
+        return build.copied(topic, number, sum(count for *_, count in places), rows)
+
+    def forget_decisions(self) -> None:
+        """Leadership is lost. Not before: an entry whose proposal timed out may still be applied in this
+        term, and until then its transactions must not get a second decision."""
+        self._deciding.clear()
+
+    def ended(self, entry: Entry, *, decided: bool) -> None:
+        """The entry's proposal has ended. ``decided``: it is applied, or surely in no log, so that its
+        transactions may be decided again; else they may not, until leadership is lost."""
+        for key, count in entry.opening:
+            self._opening[key] -= count
+        if decided:
+            for app, tx_ids in entry.deciding:
+                if app in self._deciding:
+                    self._deciding[app].difference_update(tx_ids)
+
+    def applied(self, entry: Entry, results: Sequence[Result]) -> None:
+        """The entry is applied: answer its requests."""
+        self.ended(entry, decided=True)
+        for (submission, number), result in zip(entry.slots, results, strict=True):
+            if number in submission.left_out:
+                result = self._with_left_out(submission, number, result)
+            submission.results[number] = result
+        for submission in entry.submissions:
+            submission.done(("ok", submission.results))
+
+    def _with_left_out(self, submission: Submission, number: int, result: Result) -> Result:
+        app, outcome, tx_ids, included = submission.left_out[number]
+        table = self._state.transactions.look(app)
+        problems: list[list[Any]] = []
+        for i, tx_id in enumerate(tx_ids):
+            if tx_id in table.open:
+                problems.append([i, int(ResultCode.RETRY), None])
+            elif tx_id not in included or result[0] != ResultCode.OK:
+                problem = decide_result(table, tx_id, outcome)
+                if problem is not None:
+                    problems.append([i, *problem])
+        return [int(ResultCode.PARTIAL), problems] if problems else [int(ResultCode.OK)]
+
+
+class _EntryWriter:
+    """Collects frames and, at the same time, the decoded operations that ``apply`` will be given."""
+
+    def __init__(self, now_ms: int) -> None:
+        self.now_ms, self.size = now_ms, ENVELOPE.size
+        self.frames: list[bytes] = []
+        self.ops: list[Op] = []
+        self.slots: list[tuple[Submission, int]] = []
+        self.submissions: list[Submission] = []
+        self.deciding: list[tuple[str, Sequence[str]]] = []
+        self.opening: list[tuple[tuple[str, str], int]] = []
+
+    def verbatim(self, submission: Submission, number: int, unit: Unit) -> None:
+        shift = self.size - unit.start
+        self.ops.extend([Op(o.type, o.meta, o.body_pos + shift, o.body_size) for o in unit.ops])
+        self.frames.append(submission.view[unit.start : unit.end])  # type: ignore[arg-type]
+        self.size += unit.end - unit.start
+        self.slots.append((submission, number))
+
+    def own(self, submission: Submission, number: int, *frames: bytes) -> None:
+        for frame in frames:
+            (op,) = decode_ops(frame)
+            self.ops.append(Op(op.type, op.meta, op.body_pos + self.size, op.body_size))
+            self.frames.append(frame)
+            self.size += len(frame)
+        self.slots.append((submission, number))
+
+    def finish(self) -> Entry:
+        command = encode_command(self.frames, len(self.ops), self.now_ms)
+        return Entry(
+            command, self.now_ms, self.ops, self.slots, self.submissions, self.deciding, self.opening
+        )

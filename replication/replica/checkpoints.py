@@ -1,0 +1,177 @@
+"""Checkpoints on disk: when to take one, writing it beside the log, finding the newest good one.
+
+A checkpoint is a snapshot file ``<index>.snap`` plus the run files that it names. Two snapshots are
+kept, so that one that turns out to be damaged costs a longer redo and not the replica. Writing happens
+in whatever thread the caller lends (``CheckpointJob.run``); everything else in the applying thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from escrowmq.replication.errors import CorruptLog, DiskFull, ReadFailed, UnknownVersion
+from escrowmq.replication.log.disk import Disk
+from escrowmq.replication.state import snapshot as snapshots
+from escrowmq.replication.state.index import Columns
+from escrowmq.replication.state.machine import StateMachine
+from escrowmq.replication.state.runs_file import encode_runs, map_runs
+
+SNAPSHOTS_KEPT = 2
+#: A snapshot is taken at a segment roll once the log has grown by this many times the last snapshot's
+#: size. Small states: at every roll. A million open transactions (90 MB): every sixth 64 MiB segment,
+#: which keeps the cost of snapshots at a few percent and the redo at a restart in proportion.
+LOG_PER_SNAPSHOT = 4
+
+
+@dataclass
+class CheckpointJob:
+    """One checkpoint to be written. ``run`` touches nothing but its own copies and the disk."""
+
+    disk: Disk
+    snapshot: snapshots.Snapshot
+    run_file: str | None
+    error: DiskFull | None = field(default=None)
+    snapshot_bytes: int = 0
+
+    def run(self) -> None:
+        """Write the run file, then the snapshot that names it; each appears whole or not at all."""
+        try:
+            if self.run_file is not None:
+                self.disk.write_atomic(self.run_file, encode_runs(self.snapshot.tables))
+            self.disk.write_atomic(snapshot_name(self.snapshot.index), self._counted())
+        except DiskFull as error:  # the log still has everything, the next roll tries again
+            self.error = error
+
+    def _counted(self) -> Iterator[bytes]:
+        for part in snapshots.encode(self.snapshot):
+            self.snapshot_bytes += len(part)
+            yield part
+
+
+class Checkpoints:
+    """The checkpoints of one replica."""
+
+    def __init__(
+        self, disk: Disk, report: Callable[[str], None] = lambda text: None, *, segment_bytes: int = 1 << 40
+    ) -> None:
+        """``segment_bytes``: by how much the log grows from roll to roll."""
+        self._segment_bytes = segment_bytes
+        self._rolls = self._last_bytes = 0
+        self._disk = disk
+        self._report = report
+        self._run_files: list[str] = []
+        self._ends: dict[str, dict[int, int]] = {}  # run file -> slot -> end offset of its runs
+        self._named: dict[int, list[str]] = {}  # snapshot -> run files it needs
+        self._running: CheckpointJob | None = None
+        self._wanted_at: int | None = None
+        self.indexes: list[int] = []  # of good snapshots, oldest first
+
+    def want(self, index: int) -> None:
+        """A segment was rolled: take a checkpoint once ``index`` is applied, if it is worth it by now."""
+        self._rolls += 1
+        if self._rolls * self._segment_bytes >= LOG_PER_SNAPSHOT * self._last_bytes:
+            self._wanted_at = index
+
+    def due(self, applied_index: int) -> bool:
+        """Whether to call ``begin`` now."""
+        return self._wanted_at is not None and applied_index >= self._wanted_at and self._running is None
+
+    def begin(self, state: StateMachine, term: int) -> CheckpointJob:
+        """Copy the state; the caller has the job run in any thread and then calls ``finish``."""
+        assert self._running is None
+        self._wanted_at, self._rolls = None, 0
+        self._run_files = [name for name in self._run_files if self._is_live(state, name)]
+        copy = snapshots.capture(state, term, self._run_files)
+        name = None
+        if copy.tables:
+            name = f"{copy.index:016x}.runs"
+            self._run_files.append(name)
+            self._note_ends(name, copy.tables)
+            copy.meta["run_files"].append(name)
+        self._running = CheckpointJob(self._disk, copy, name)
+        return self._running
+
+    def _note_ends(self, name: str, tables: dict[int, Columns]) -> None:
+        self._ends[name] = {slot: columns[0][-1] + columns[4][-1] for slot, columns in tables.items()}
+
+    def _is_live(self, state: StateMachine, name: str) -> bool:
+        """Whether any partition still reads runs of this file (retention moves starts past them)."""
+        slots = state.topics.slots
+        return any(slot in slots and slots[slot].index.start < end for slot, end in self._ends[name].items())
+
+    def finish(self, state: StateMachine, job: CheckpointJob) -> None:
+        """Swap heap runs for the mapped file, forget what is superseded."""
+        assert job is self._running
+        self._running = None
+        snapshots.release(state, job.snapshot)
+        if job.error is not None:
+            self._report(f"checkpoint at {job.snapshot.index} not written: {job.error}")
+            if job.run_file is not None and not self._disk.exists(job.run_file):
+                # Its runs stay on the heap as sealed tables; write them with the next one.
+                self._run_files.remove(job.run_file)
+                for slot, columns in job.snapshot.tables.items():
+                    if slot in state.topics.slots:
+                        state.topics.slots[slot].index.unseal(columns)
+            return
+        if job.run_file is not None:
+            snapshots.adopt_runs(state, map_runs(job.run_file, self._disk.mmap(job.run_file)))
+        self._last_bytes = job.snapshot_bytes
+        self.indexes.append(job.snapshot.index)
+        self._named[job.snapshot.index] = list(job.snapshot.meta["run_files"])
+        self._clean()
+
+    def _clean(self) -> None:
+        """Remove superseded snapshots, and run files that no kept snapshot names."""
+        while len(self.indexes) > SNAPSHOTS_KEPT:
+            index = self.indexes.pop(0)
+            self._named.pop(index, None)
+            self._disk.remove(snapshot_name(index))
+        if all(index in self._named for index in self.indexes):
+            needed = {name for names in self._named.values() for name in names} | set(self._run_files)
+            for name in [n for n in self._disk.names() if n.endswith(".runs") and n not in needed]:
+                self._disk.remove(name)
+                self._ends.pop(name, None)
+        self._disk.sync_dir()
+
+    def oldest_needed_index(self) -> int | None:
+        """Log entries after this one are needed to recover from the older of the kept snapshots."""
+        # There may be more: a crash can leave one that is superseded, and whose part of the log is gone.
+        return self.indexes[-SNAPSHOTS_KEPT] if len(self.indexes) >= SNAPSHOTS_KEPT else None
+
+    def recover(self, state_factory: Callable[[], StateMachine]) -> tuple[StateMachine, int]:
+        """The state of the newest good snapshot and the term of its last entry; an empty state, 0 if none.
+
+        A damaged snapshot is reported and passed over for the one before it.
+        """
+        names = sorted((n for n in self._disk.names() if n.endswith(".snap")), reverse=True)
+        chosen: tuple[StateMachine, int] | None = None
+        for name in names:
+            if chosen is not None:
+                self.indexes.insert(0, int(name[:-5], 16))
+                continue
+            state = state_factory()
+            try:
+                data = self._disk.read_all(name)
+                term, run_files = snapshots.restore(state, name, data)
+                self._last_bytes = len(data)
+                for run_file in run_files:
+                    if not self._disk.exists(run_file):
+                        raise CorruptLog(f"{run_file} is missing")
+                    tables = map_runs(run_file, self._disk.mmap(run_file))
+                    self._note_ends(run_file, tables)
+                    snapshots.adopt_runs(state, tables)
+            except (CorruptLog, ReadFailed, UnknownVersion) as error:
+                # Of another version: one flipped bit can say so too. What follows is redone from the log.
+                self._report(f"{name} is damaged and not used: {error}")
+                continue
+            self._run_files = list(run_files)
+            self._named[state.applied_index] = list(run_files)
+            self.indexes.insert(0, int(name[:-5], 16))
+            chosen = state, term
+        return chosen or (state_factory(), 0)
+
+
+def snapshot_name(index: int) -> str:
+    """File name of the snapshot after log entry ``index``."""
+    return f"{index:016x}.snap"

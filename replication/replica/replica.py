@@ -1,0 +1,227 @@
+"""One replica of a broker group, without threads, clock, or network.
+
+Ties the replicated state to the Raft node: as leader it admits requests and proposes entries, on every
+replica it applies what is committed, takes checkpoints, and answers questions about the state. All
+methods run in one thread (the driver's, or the simulator's), except ``fetch`` and ``offset_for_time``,
+which may run in any. Time comes in as ``now_ms``.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from escrowmq.replication.errors import Overloaded
+from escrowmq.replication.format import ops as build
+from escrowmq.replication.format.codec import Op, decode_ops
+from escrowmq.replication.log.journal import SegmentJournal
+from escrowmq.replication.replica import fetching, retention
+from escrowmq.replication.replica.admission import Admission, Entry, Submission
+from escrowmq.replication.replica.checkpoints import CheckpointJob, Checkpoints
+from escrowmq.replication.state.machine import Result, StateMachine
+
+Status = tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Bounds of one replica (the same on all replicas is wise, but nothing breaks if they differ)."""
+
+    open_transactions_max: int = 2_000_000  # per app and topic: about 1 GB on each replica
+    queue_bytes_max: int = 64 << 20  # requests waiting for an entry: 0.2 s of work at full speed
+    entries_in_flight: int = 4  # more adds latency, not throughput: what waits goes into bigger entries
+    copy_bytes: int = 0  # messages of at most this many bytes are copied at commit even within the segment
+    retention_interval_ms: int = 10_000
+
+
+class Raft(Protocol):
+    """What a replica needs of its Raft node."""
+
+    @property
+    def ready(self) -> bool: ...
+    @property
+    def is_leader(self) -> bool: ...
+    @property
+    def leader_id(self) -> str | None: ...
+    @property
+    def term(self) -> int: ...
+    def propose(self, command: bytes, done: Callable[[Any, bool | None], None]) -> None: ...
+
+
+class Replica:
+    """State, admission and checkpoints of one replica."""
+
+    def __init__(
+        self,
+        *,
+        state: StateMachine,
+        journal: SegmentJournal,
+        checkpoints: Checkpoints,
+        limits: Limits,
+        start_job: Callable[[CheckpointJob, Callable[[], None]], None],
+        on_due: Callable[[], None] = lambda: None,
+        number_of: Callable[[str], int] = int,
+    ) -> None:
+        """``start_job(job, done)`` runs ``job.run()`` anywhere, then ``done()`` in this thread;
+        ``number_of`` turns a Raft id into the replica number that clients know."""
+        self.state, self.journal, self.checkpoints, self.limits = state, journal, checkpoints, limits
+        self.admission = Admission(
+            state,
+            journal,
+            open_max=limits.open_transactions_max,
+            queue_bytes_max=limits.queue_bytes_max,
+            copy_bytes=limits.copy_bytes,
+        )
+        self._start_job, self._on_due = start_job, on_due
+        self._number_of = number_of
+        self._raft: Raft | None = None
+        self._own: deque[Entry] = deque()  # proposed by this replica, not yet applied
+        self._in_flight = 0
+        self._next_retention_ms = self._dropped_to = 0
+        self._clock_ms: int | None = None  # this machine's, when it was last looked at
+        self._group_ms = self._half_ms = 0
+
+    def attach(self, raft: Raft) -> None:
+        """The node that applies to this replica; once, before anything else."""
+        self._raft = raft
+
+    # -------------------------------------------------------------- applying
+
+    def apply(self, index: int, term: int, command: bytes) -> list[Result]:
+        """A committed entry, in order; ``b""`` for a leader's no-op."""
+        own = self._own
+        if own and own[0].command is command:
+            entry = own[0]  # decoded when it was composed; not decoded again
+            results = self.state.apply_ops(index, entry.now_ms, entry.ops)
+        else:
+            results = self.state.apply(index, command)
+        if self.checkpoints.due(index):
+            job = self.checkpoints.begin(self.state, term)
+            self._start_job(job, lambda: self._checkpoint_done(job))
+        self._drop_segments()
+        return results
+
+    def _drop_segments(self) -> None:
+        """What the group has let go, but never what this replica's own older snapshot is redone from."""
+        snapshot = self.checkpoints.oldest_needed_index()
+        bound = 0 if snapshot is None else min(self.state.first_index, snapshot)
+        if bound > self._dropped_to:
+            self._dropped_to = bound
+            self.journal.drop_before(bound)
+
+    def _checkpoint_done(self, job: CheckpointJob) -> None:
+        self.checkpoints.finish(self.state, job)
+
+    # -------------------------------------------------------------- requests
+
+    def submit(self, request: bytes, ops: Sequence[Op], done: Callable[[Status], None]) -> None:
+        """Take a request that ``validation.parse_request`` accepted; ``done(status)`` exactly once."""
+        raft = self._raft
+        assert raft is not None
+        if not raft.ready:
+            done(self.not_leader())
+            return
+        if not self.admission.offer(Submission(request, ops, done)):
+            done(("overloaded", 0.05))
+
+    def not_leader(self) -> Status:
+        """The status that sends a client elsewhere."""
+        assert self._raft is not None
+        leader = None if self._raft.is_leader else self._raft.leader_id
+        return ("not_leader", None if leader is None else self._number_of(leader), self._raft.term)
+
+    def group_ms(self, now_ms: int) -> int:
+        """The group's time: never behind its entries, and never standing still.
+
+        A leader may find that its clock is far behind the last entry, since another leader's was far
+        ahead. Then time goes on from that entry, at half speed until the clock has caught up: if it stood
+        still, nothing would come due for as long as the other clock was wrong.
+        """
+        passed = 0 if self._clock_ms is None else now_ms - self._clock_ms
+        self._clock_ms = now_ms
+        group_ms = max(self._group_ms, self.state.now_ms)
+        if now_ms >= group_ms:
+            group_ms = now_ms
+        elif passed > 0:
+            self._half_ms += passed
+            group_ms += self._half_ms // 2
+            self._half_ms %= 2
+        self._group_ms = group_ms
+        return group_ms
+
+    def pump(self, now_ms: int) -> None:
+        """Propose what waits, as far as the window of entries in flight allows."""
+        now_ms = self.group_ms(now_ms)
+        raft = self._raft
+        assert raft is not None
+        if not raft.ready:
+            self.admission.forget_decisions()
+            if self.admission.waiting():
+                self.admission.fail_all(self.not_leader())
+            return
+        while self._in_flight < self.limits.entries_in_flight:
+            entry = self.admission.compose(now_ms)
+            if entry is None:
+                return
+            self._propose(raft, entry)
+
+    def _propose(self, raft: Raft, entry: Entry) -> None:
+        self._own.append(entry)
+        self._in_flight += 1
+
+        def done(results: Any, outcome: bool | None) -> None:
+            self._in_flight -= 1
+            # Entries end in the order they were proposed, whatever their outcome.
+            self._own.remove(entry)
+            if outcome:
+                self.admission.applied(entry, results)
+                return
+            self.admission.ended(entry, decided=outcome is False)
+            if not raft.ready:
+                self.admission.forget_decisions()
+            status: Status = ("unknown",)
+            if outcome is False:
+                full = isinstance(results, Overloaded)
+                status = ("overloaded", results.retry_after_s) if full else self.not_leader()
+            for submission in entry.submissions:
+                submission.done(status)
+
+        raft.propose(entry.command, done)
+
+    # -------------------------------------------------------------- timers
+
+    def on_timer(self, now_ms: int) -> None:
+        """A few times a second: due checks; now and then, as leader, retention."""
+        now_ms = self.group_ms(now_ms)
+        raft = self._raft
+        self.state.transactions.tidy()
+        self.state.due.tidy()
+        if raft is None or not raft.ready:
+            self.state.due.resign(now_ms)
+            return
+        if self.state.due.advance(now_ms):
+            self._on_due()
+        if now_ms >= self._next_retention_ms:
+            self._next_retention_ms = now_ms + self.limits.retention_interval_ms
+            self._retain(now_ms)
+
+    def _retain(self, now_ms: int) -> None:
+        frames = retention.plan_trims(self.state, now_ms)
+        first = retention.first_needed_index(self.state, self.checkpoints.oldest_needed_index())
+        if self.journal.segment_start(first) > self.journal.first_index:
+            frames.append(build.retain(first))
+        for frame in frames:
+            self.admission.offer(Submission(frame, decode_ops(frame), lambda status: None))
+
+    # -------------------------------------------------------------- reads
+
+    def fetch(
+        self,
+        requests: Sequence[fetching.FetchRequest],
+        max_bytes: int,
+        join: fetching.Join = fetching.in_bytes,
+    ) -> list[fetching.FetchResult]:
+        """Committed messages (see fetching.py). Any thread."""
+        return fetching.fetch(self.state, self.journal, requests, max_bytes, join)

@@ -1,0 +1,138 @@
+"""Admission of a client's request: everything that could make ``apply`` stumble is refused here.
+
+The typed decoders of codec.py have checked shapes; this checks what they cannot: that columns are of
+equal length, ordinals in range, sizes add up, PRE_MESSAGEs follow their PREPARE, and that clients send
+no operations that only a leader may write.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from escrowmq.replication.errors import CorruptLog, InvalidMessage, UnknownVersion
+from escrowmq.replication.format.codec import Op, OpType, decode_ops
+from escrowmq.replication.state.topics import settings_problem
+
+_FROM_CLIENTS = frozenset(
+    (
+        OpType.MESSAGE,
+        OpType.PREPARE,
+        OpType.PRE_MESSAGE,
+        OpType.COMMIT,
+        OpType.ROLLBACK,
+        OpType.CREATE_TOPIC,
+        OpType.DELETE_TOPIC,
+        OpType.GROUP_OFFSETS,
+        OpType.CHECKED,
+    )
+)
+NAME_BYTES_MAX = 512
+IDS_PER_OPERATION_MAX = 20_000
+#: Numbers of clients that are added to others later: sums must stay inside what snapshots can hold.
+NUMBER_MAX = (1 << 53) - 1
+#: A transaction may wait for ten years.
+TIMEOUT_MS_MAX = 10 * 366 * 86_400_000
+GROUPS_MAX = 1 << 16
+
+#: What the reserve of disk space is kept from. All else settles what is there, or makes room.
+_NEW_WORK = frozenset((OpType.MESSAGE, OpType.PREPARE, OpType.CREATE_TOPIC))
+
+
+def brings_new_work(ops: Sequence[Op]) -> bool:
+    """Whether a request adds messages, transactions or topics, rather than settling what is there."""
+    return any(op.type in _NEW_WORK for op in ops)
+
+
+def parse_request(request: bytes) -> list[Op]:
+    """Decode and check a request; raises InvalidMessage that names the operation and what is wrong."""
+    try:
+        ops = decode_ops(request)
+    except (CorruptLog, UnknownVersion) as error:
+        raise InvalidMessage(f"request cannot be decoded: {error}") from error
+    at = 0
+    while at < len(ops):
+        op = ops[at]
+        problem = _problem(op)
+        if op.type == OpType.PREPARE and problem is None:
+            attached = ops[at + 1 : at + 1 + op.meta[8]]
+            problem = _prepare_problem(op, attached)
+            at += len(attached)
+        elif op.type == OpType.PRE_MESSAGE:
+            problem = "PRE_MESSAGE without its PREPARE before it"
+        if problem is not None:
+            raise InvalidMessage(f"operation {at} of the request: {problem}")
+        at += 1
+    return ops
+
+
+def _problem(op: Op) -> str | None:
+    if op.type not in _FROM_CLIENTS:
+        return f"operations of type {op.type} are written by leaders only"
+    meta = op.meta
+    if op.type == OpType.MESSAGE:
+        if meta[5] < 1 or op.body_size < meta[5] or meta[1] < 0:
+            return "MESSAGE needs at least one row and a partition of 0 or more"
+        if not (0 <= meta[3] <= NUMBER_MAX and -1 <= meta[4] <= NUMBER_MAX):
+            return f"MESSAGE's epoch and sequence number must be 0 to {NUMBER_MAX}"
+        return _name_problem("producer", meta[2])
+    if op.type in (OpType.COMMIT, OpType.ROLLBACK, OpType.CHECKED):
+        if op.type != OpType.CHECKED and (problem := _name_problem("by", meta[2])) is not None:
+            return problem
+        return _ids_problem(meta[0], meta[1])
+    if op.type == OpType.CREATE_TOPIC:
+        return settings_problem(*meta) or _too_large(meta[1])
+    if op.type == OpType.GROUP_OFFSETS:
+        if len(meta[2]) % 2 or not all(0 <= n <= NUMBER_MAX for n in meta[2]):
+            return "GROUP_OFFSETS needs pairs of partition and offset, both 0 or more"
+        return _name_problem("group", meta[0])
+    return None
+
+
+def _prepare_problem(op: Op, attached: Sequence[Op]) -> str | None:
+    app, _, tx_ids, query_ids, timeout_ms, part, digests, home_group, announced = op.meta
+    if announced < 0 or len(attached) != announced:
+        return f"PREPARE announces {announced} PRE_MESSAGEs and {len(attached)} follow"
+    if len(digests) != len(tx_ids) or (query_ids is not None and len(query_ids) != len(tx_ids)):
+        return "PREPARE's columns differ in length"
+    if not 0 <= timeout_ms <= TIMEOUT_MS_MAX:
+        return f"PREPARE's timeout must be 0 to {TIMEOUT_MS_MAX} ms"
+    if not (0 <= part <= NUMBER_MAX and all(0 <= d <= NUMBER_MAX for d in digests)):
+        return f"PREPARE's part and digests must be 0 to {NUMBER_MAX}"
+    if not -1 <= home_group < GROUPS_MAX:
+        return "PREPARE's home group must be -1 or the number of a group"
+    if query_ids is not None and query_ids and max(map(len, query_ids)) > NAME_BYTES_MAX:
+        return f"a query id has at most {NAME_BYTES_MAX} characters"
+    if len(set(tx_ids)) != len(tx_ids):
+        return "PREPARE names a transaction twice"
+    for pre in attached:
+        if pre.type != OpType.PRE_MESSAGE:
+            return f"PREPARE is followed by an operation of type {pre.type} instead of PRE_MESSAGE"
+        _, number, txs, sizes = pre.meta
+        if number < 0 or not txs or len(txs) != len(sizes) or sum(sizes) != pre.body_size:
+            return "PRE_MESSAGE's columns do not fit its body"
+        if min(txs) < 0 or max(txs) >= len(tx_ids) or min(sizes) < 1:
+            return "PRE_MESSAGE refers to a transaction that its PREPARE does not name"
+    return _ids_problem(app, tx_ids)
+
+
+def _too_large(settings: Mapping[str, object]) -> str | None:
+    for key, value in settings.items():
+        limit = TIMEOUT_MS_MAX if key == "transaction_timeout_ms" else NUMBER_MAX
+        if isinstance(value, int) and value > limit:
+            return f"topic setting {key!r} must be at most {limit}, not {value}"
+    return None
+
+
+def _ids_problem(app: str, tx_ids: Sequence[str]) -> str | None:
+    if not tx_ids or len(tx_ids) > IDS_PER_OPERATION_MAX:
+        return f"1 to {IDS_PER_OPERATION_MAX} transaction ids per operation, not {len(tx_ids)}"
+    longest = max(map(len, tx_ids))
+    if longest > NAME_BYTES_MAX or not all(tx_ids):
+        return f"a transaction id has 1 to {NAME_BYTES_MAX} characters"
+    return _name_problem("app", app)
+
+
+def _name_problem(what: str, name: str) -> str | None:
+    if not 0 < len(name) <= NAME_BYTES_MAX:
+        return f"{what} must have 1 to {NAME_BYTES_MAX} characters"
+    return None
