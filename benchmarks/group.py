@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from benchmarks.measure import CpuMeter, CpuUse
-from escrowmq.actors.calls import Done, RayCalls
-from escrowmq.actors.config import ProducerConfig
-from escrowmq.actors.producer import Producer
+from escrowmq.actors.client.config import ProducerConfig
+from escrowmq.actors.client.replica_calls import Done, RayCalls
+from escrowmq.actors.producer.producer import Producer
 
 if TYPE_CHECKING:
     from escrowmq import Cluster

@@ -19,9 +19,9 @@ import psutil
 
 from benchmarks.group import GROUP, GroupUnderTest, Traffic
 from benchmarks.workload import PARTITIONS, TX_BYTES, bulk_transactions, repeated
-from escrowmq.actors.producer import Producer
-from escrowmq.actors.router import Router, result_of
-from escrowmq.actors.topology import ClusterInfo
+from escrowmq.actors.client.router import Router, result_of
+from escrowmq.actors.client.topology import ClusterInfo
+from escrowmq.actors.producer.producer import Producer
 from escrowmq.replication.format import ops
 from escrowmq.replication.format.codec import encode_row
 

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from benchmarks.group import GroupUnderTest, Traffic, side_by_side
 from benchmarks.measure import Latencies
 from escrowmq import Message, TransactionState
-from escrowmq.actors.producer import Producer
-from escrowmq.actors.results import TransactionResult
+from escrowmq.actors.producer.producer import Producer
+from escrowmq.actors.producer.results import TransactionResult
 
 TX_BYTES = 256
 PARTITIONS = 4

@@ -11,7 +11,7 @@ from typing import Any
 
 import ray
 
-from escrowmq.actors.topology import SUPERVISOR, ClusterInfo
+from escrowmq.actors.client.topology import SUPERVISOR, ClusterInfo
 from escrowmq.cluster.address import AUTO, find_address, join_ray
 from escrowmq.cluster.config import Config
 from escrowmq.cluster.launch import ANSWER_TIMEOUT_S, cluster_info, launch, require_ready, typed_errors

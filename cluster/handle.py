@@ -15,13 +15,13 @@ from typing import Any, TypeVar
 
 import ray
 
-from escrowmq.actors.admin import Admin
-from escrowmq.actors.admin_types import ClusterStatus
-from escrowmq.actors.closing import Closing
-from escrowmq.actors.config import ConsumerConfig, ProducerConfig
-from escrowmq.actors.consumer import Consumer
-from escrowmq.actors.producer import Producer
-from escrowmq.actors.topology import ClusterInfo
+from escrowmq.actors.admin.admin import Admin
+from escrowmq.actors.admin.types import ClusterStatus
+from escrowmq.actors.client.closing import Closing
+from escrowmq.actors.client.config import ConsumerConfig, ProducerConfig
+from escrowmq.actors.client.topology import ClusterInfo
+from escrowmq.actors.consumer.consumer import Consumer
+from escrowmq.actors.producer.producer import Producer
 from escrowmq.cluster.config import Config, change_section
 from escrowmq.cluster.launch import ANSWER_TIMEOUT_S, find_supervisor
 from escrowmq.feedback.states import TxStatusQuerier

@@ -15,7 +15,7 @@ from typing import Any
 
 import ray
 
-from escrowmq.actors.topology import SUPERVISOR, ClusterInfo
+from escrowmq.actors.client.topology import SUPERVISOR, ClusterInfo
 from escrowmq.cluster.supervisor import Plan, create_supervisor
 from escrowmq.replication import errors
 from escrowmq.replication.errors import ClusterNotFound, ConfigError, EscrowMQError, Unavailable

@@ -19,9 +19,9 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from escrowmq.actors.broker import start_broker
-from escrowmq.actors.config import BrokerConfig
-from escrowmq.actors.topology import ClusterInfo, broker_name
+from escrowmq.actors.broker.broker import start_broker
+from escrowmq.actors.client.config import BrokerConfig
+from escrowmq.actors.client.topology import ClusterInfo, broker_name
 from escrowmq.cluster.placement import Condition, Node, Seat, Seen, Start, unique_names
 from escrowmq.cluster.secret import Secret
 from escrowmq.cluster.settings import SupervisorSettings

@@ -10,15 +10,15 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from escrowmq.actors.admin import Admin
-    from escrowmq.actors.aio import AsyncProducer
-    from escrowmq.actors.async_consumer import AsyncConsumer
-    from escrowmq.actors.bulk_requests import PreparedTransaction, TransactionRequest
-    from escrowmq.actors.config import BrokerConfig, ChannelConfig, ConsumerConfig, ProducerConfig
-    from escrowmq.actors.consumer import Consumer
-    from escrowmq.actors.producer import Producer
-    from escrowmq.actors.results import TransactionResult
-    from escrowmq.actors.transaction import Transaction
+    from escrowmq.actors.admin.admin import Admin
+    from escrowmq.actors.client.config import BrokerConfig, ChannelConfig, ConsumerConfig, ProducerConfig
+    from escrowmq.actors.consumer.async_consumer import AsyncConsumer
+    from escrowmq.actors.consumer.consumer import Consumer
+    from escrowmq.actors.producer.async_producer import AsyncProducer
+    from escrowmq.actors.producer.bulk_requests import PreparedTransaction, TransactionRequest
+    from escrowmq.actors.producer.producer import Producer
+    from escrowmq.actors.producer.results import TransactionResult
+    from escrowmq.actors.producer.transaction import Transaction
     from escrowmq.cluster.config import Config, load_config
     from escrowmq.cluster.connecting import connect
     from escrowmq.cluster.handle import Cluster, LocalCluster
@@ -131,15 +131,15 @@ _ERRORS = (
 _VALUES = "ConsumerRecord Message OpenTransaction RecordMetadata TopicInfo TransactionState"
 #: Module -> the names it gives to the public face.
 _SOURCES = {
-    "actors.admin": "Admin",
-    "actors.aio": "AsyncProducer",
-    "actors.async_consumer": "AsyncConsumer",
-    "actors.bulk_requests": "PreparedTransaction TransactionRequest",
-    "actors.config": "BrokerConfig ChannelConfig ConsumerConfig ProducerConfig",
-    "actors.consumer": "Consumer",
-    "actors.producer": "Producer",
-    "actors.results": "TransactionResult",
-    "actors.transaction": "Transaction",
+    "actors.admin.admin": "Admin",
+    "actors.producer.async_producer": "AsyncProducer",
+    "actors.consumer.async_consumer": "AsyncConsumer",
+    "actors.producer.bulk_requests": "PreparedTransaction TransactionRequest",
+    "actors.client.config": "BrokerConfig ChannelConfig ConsumerConfig ProducerConfig",
+    "actors.consumer.consumer": "Consumer",
+    "actors.producer.producer": "Producer",
+    "actors.producer.results": "TransactionResult",
+    "actors.producer.transaction": "Transaction",
     "cluster.config": "Config load_config",
     "cluster.connecting": "connect",
     "cluster.handle": "Cluster LocalCluster",

@@ -18,8 +18,8 @@ from concurrent.futures import FIRST_COMPLETED, Future
 from concurrent.futures import wait as wait_for
 from typing import Any, TypeVar
 
-from escrowmq.actors.offsets import OffsetReader
-from escrowmq.actors.router import Router, result_of
+from escrowmq.actors.client.router import Router, result_of
+from escrowmq.actors.consumer.offsets import OffsetReader
 from escrowmq.replication.errors import EscrowMQError, OutcomeUnknown, Overloaded, Unavailable, UnknownTopic
 from escrowmq.replication.model import ResultCode, group_of
 from escrowmq.spark_integration.options import Subscription

@@ -6,7 +6,7 @@ Ray clusters. A worker serves many reads and keeps its connection.
 
 from __future__ import annotations
 
-from escrowmq.actors.topology import ClusterInfo
+from escrowmq.actors.client.topology import ClusterInfo
 from escrowmq.cluster.address import join_ray
 from escrowmq.cluster.launch import cluster_info, find_supervisor
 

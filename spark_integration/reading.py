@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import InputPartition
 
-from escrowmq.actors.calls import ReplicaCalls
-from escrowmq.actors.offsets import OffsetReader
-from escrowmq.actors.reader import LAG_PATIENCE_S, PartitionReader, Stretch
-from escrowmq.actors.router import Router
-from escrowmq.actors.topology import ClusterInfo
+from escrowmq.actors.client.replica_calls import ReplicaCalls
+from escrowmq.actors.client.router import Router
+from escrowmq.actors.client.topology import ClusterInfo
+from escrowmq.actors.consumer.offsets import OffsetReader
+from escrowmq.actors.consumer.reader import LAG_PATIENCE_S, PartitionReader, Stretch
 from escrowmq.replication.errors import (
     CorruptLog,
     DataLoss,

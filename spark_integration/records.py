@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from escrowmq.actors.reader import Stretch
+from escrowmq.actors.consumer.reader import Stretch
 from escrowmq.spark_integration.decoding import HEADERS, raw_columns
 from escrowmq.spark_integration.options import COLUMNS
 from escrowmq.spark_integration.values import ValueDecoder

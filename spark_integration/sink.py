@@ -23,9 +23,9 @@ import ray
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
-from escrowmq.actors.catalog import TopicCatalog
-from escrowmq.actors.router import Router
-from escrowmq.actors.topology import ClusterInfo
+from escrowmq.actors.client.catalog import TopicCatalog
+from escrowmq.actors.client.router import Router
+from escrowmq.actors.client.topology import ClusterInfo
 from escrowmq.replication.errors import ConfigError
 from escrowmq.spark_integration.collector import collector_paused
 from escrowmq.spark_integration.ray_link import find_cluster

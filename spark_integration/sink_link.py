@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
-from escrowmq.actors.blocks import problems_of
-from escrowmq.actors.router import Router, result_of
-from escrowmq.actors.topology import ClusterInfo
+from escrowmq.actors.client.router import Router, result_of
+from escrowmq.actors.client.topology import ClusterInfo
+from escrowmq.actors.producer.blocks import problems_of
 from escrowmq.replication.errors import DiskFull, EscrowMQError, OutcomeUnknown, Overloaded, Unavailable
 from escrowmq.replication.format import ops
 from escrowmq.replication.model import ResultCode

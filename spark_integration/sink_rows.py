@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from escrowmq.actors.encoder import crc32c
+from escrowmq.actors.producer.encoder import crc32c
 from escrowmq.replication.errors import InvalidMessage, MessageTooLarge, UnknownTopic
 
 _NIL = b"\xc0"

@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from escrowmq.actors.router import Router
-from escrowmq.actors.topology import ClusterInfo
+from escrowmq.actors.client.router import Router
+from escrowmq.actors.client.topology import ClusterInfo
 from escrowmq.cluster.address import AUTO
 from escrowmq.cluster.connecting import connect
 from escrowmq.feedback.states import TxStatusQuerier

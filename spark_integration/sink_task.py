@@ -18,8 +18,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from escrowmq.actors.encoder import crc32c
-from escrowmq.actors.results import prepare_problem
+from escrowmq.actors.producer.encoder import crc32c
+from escrowmq.actors.producer.results import prepare_problem
 from escrowmq.replication.errors import EscrowMQError, TransactionConflict
 from escrowmq.replication.format import ops
 from escrowmq.replication.model import TransactionState, group_of

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
-from escrowmq.actors.router import Router
+from escrowmq.actors.client.router import Router
 from escrowmq.replication.errors import ConfigError
 from escrowmq.spark_integration.heads import PLAN_TIMEOUT_S, LeaderCatalog
 from escrowmq.spark_integration.options import COLUMNS, SourceOptions, Use, parse_options

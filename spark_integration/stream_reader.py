@@ -22,7 +22,7 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from escrowmq.actors.router import Router, result_of
+from escrowmq.actors.client.router import Router, result_of
 from escrowmq.replication.model import ResultCode, group_of
 from escrowmq.spark_integration.heads import IDLE_WAIT_S, PLAN_TIMEOUT_S, HeadWatch, LeaderCatalog
 from escrowmq.spark_integration.options import SourceOptions, Subscription

@@ -17,7 +17,7 @@ from typing import Any
 import escrowmq
 from benchmarks.load.offering import ClientPlan, offer_messages, offer_transactions
 from benchmarks.load.tally import PLAIN, TRANSACTION, Tally, TimedCalls, Times
-from escrowmq.actors.producer import Producer
+from escrowmq.actors.producer.producer import Producer
 
 
 def run_clients(plan: ClientPlan, pipe: Connection) -> None:

@@ -13,8 +13,8 @@ from typing import Any
 
 import google_crc32c
 
-from escrowmq.actors.reader import PartitionReader
-from escrowmq.actors.topology import ClusterInfo
+from escrowmq.actors.client.topology import ClusterInfo
+from escrowmq.actors.consumer.reader import PartitionReader
 from escrowmq.replication.format.codec import decode_rows
 
 _HEAD, _CRC = struct.Struct("<II"), struct.Struct("<I")

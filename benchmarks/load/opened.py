@@ -21,7 +21,7 @@ from benchmarks.load.series import own_megabytes
 from benchmarks.measure import Latencies
 from benchmarks.open_transactions import open_many
 from benchmarks.workload import PARTITIONS, bulk_transactions
-from escrowmq.actors.admin_transactions import LIST_MAX
+from escrowmq.actors.admin.transactions import LIST_MAX
 
 TOPIC, APP = "open", "bench-open"
 IN_FLIGHT, TURNS = 1_024, 5

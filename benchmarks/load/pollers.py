@@ -19,7 +19,7 @@ from typing import Any
 
 import ray
 
-from escrowmq.actors.topology import ClusterInfo
+from escrowmq.actors.client.topology import ClusterInfo
 from escrowmq.feedback.actor import start_feedback
 from escrowmq.feedback.config import AnswererConfig, FeedbackConfig
 from escrowmq.feedback.query_pool import QueryPool

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from benchmarks.group import GROUP
-from escrowmq.actors.admin_types import ReplicaStatus
+from escrowmq.actors.admin.types import ReplicaStatus
 
 
 class Replicas:

@@ -10,8 +10,8 @@ from typing import Any
 
 import escrowmq
 from benchmarks.load.ledger import ACCEPTED, NOT_SENT, REFUSED, SENT, UNKNOWN
-from escrowmq.actors.calls import Done, RayCalls
-from escrowmq.actors.topology import ClusterInfo
+from escrowmq.actors.client.replica_calls import Done, RayCalls
+from escrowmq.actors.client.topology import ClusterInfo
 
 LATENCY_STEPS = 1.05  # width of a class of latencies
 #: What takes how long, from offering to the answer, as applications see it; and of that: how late the own

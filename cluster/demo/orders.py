@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 
-from escrowmq.actors.producer import Producer
+from escrowmq.actors.producer.producer import Producer
 from escrowmq.cluster.demo.database import FenceTaken, LocalTransactionFailed, ShopDatabase
 from escrowmq.cluster.demo.events import COMMITTED, LEFT_OPEN, ROLLED_BACK, Checked, Done, EventWriter
 from escrowmq.cluster.demo.mishaps import Mishap

@@ -8,7 +8,7 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 
-from escrowmq.actors.admin import Admin
+from escrowmq.actors.admin.admin import Admin
 from escrowmq.cluster.demo.events import Finished
 from escrowmq.cluster.demo.fleet import Fleet
 from escrowmq.cluster.demo.mishaps import MishapPlan

@@ -18,7 +18,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from escrowmq.actors.consumer import Consumer
+from escrowmq.actors.consumer.consumer import Consumer
 from escrowmq.cluster.demo import duck, report
 from escrowmq.cluster.demo.database import ShopDatabase
 from escrowmq.cluster.demo.fleet import Fleet

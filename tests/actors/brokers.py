@@ -13,10 +13,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from escrowmq.actors.calls import Done
-from escrowmq.actors.config import BrokerConfig
-from escrowmq.actors.group_service import GroupService
-from escrowmq.actors.topology import ClusterInfo
+from escrowmq.actors.broker.group_service import GroupService
+from escrowmq.actors.client.config import BrokerConfig
+from escrowmq.actors.client.replica_calls import Done
+from escrowmq.actors.client.topology import ClusterInfo
 from escrowmq.replication.format import codec, ops
 from escrowmq.replication.host.service import BrokerService
 from escrowmq.replication.host.watching import Watching

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from escrowmq.actors.admin import Admin
-from escrowmq.actors.config import ChannelConfig, ConsumerConfig, ProducerConfig
-from escrowmq.actors.consumer import Consumer
-from escrowmq.actors.producer import Producer
+from escrowmq.actors.admin.admin import Admin
+from escrowmq.actors.client.config import ChannelConfig, ConsumerConfig, ProducerConfig
+from escrowmq.actors.consumer.consumer import Consumer
+from escrowmq.actors.producer.producer import Producer
 from tests.actors.brokers import Brokers, ClientCalls
 from tests.actors.producing import ProducerOf
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
-from escrowmq.actors.consumer import Consumer
+from escrowmq.actors.consumer.consumer import Consumer
 from escrowmq.replication.model import ConsumerRecord
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from escrowmq.actors.producer import Producer
+from escrowmq.actors.producer.producer import Producer
 from escrowmq.replication.format.codec import Row, decode_rows
 from escrowmq.replication.model import OpenTransaction, TransactionState, group_of
 from tests.actors.brokers import Brokers

@@ -9,9 +9,9 @@ from collections import Counter, deque
 from collections.abc import Callable
 from typing import Any
 
-from escrowmq.actors.calls import Done
-from escrowmq.actors.reader import PartitionReader
-from escrowmq.actors.topology import ClusterInfo
+from escrowmq.actors.client.replica_calls import Done
+from escrowmq.actors.client.topology import ClusterInfo
+from escrowmq.actors.consumer.reader import PartitionReader
 from escrowmq.replication.format.codec import decode_rows, encode_row
 from escrowmq.replication.model import ResultCode
 

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from escrowmq.actors.assignment import balance
+from escrowmq.actors.client.assignment import balance
 
 SEEDS = range(200)
 

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from escrowmq.actors.async_consumer import AsyncConsumer
+from escrowmq.actors.consumer.async_consumer import AsyncConsumer
 from escrowmq.replication.errors import Closed, UnknownTopic
 from tests.actors.polling import values
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from escrowmq.actors.aio import AsyncTransaction
-from escrowmq.actors.bulk_requests import PreparedTransaction
+from escrowmq.actors.producer.async_producer import AsyncTransaction
+from escrowmq.actors.producer.bulk_requests import PreparedTransaction
 from escrowmq.replication.errors import (
     Closed,
     InvalidMessage,

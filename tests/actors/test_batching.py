@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from escrowmq.actors.batcher import BuiltRequest, GroupBatcher
-from escrowmq.actors.blocks import DecisionBlock, Outcome, PrepareBlock, problems_of
-from escrowmq.actors.config import ProducerConfig
-from escrowmq.actors.encoder import Encoder
-from escrowmq.actors.failures import Failure, FailureKind
-from escrowmq.actors.send_future import SendFuture
-from escrowmq.actors.streams import PartitionStream
+from escrowmq.actors.client.config import ProducerConfig
+from escrowmq.actors.client.failures import Failure, FailureKind
+from escrowmq.actors.producer.batcher import BuiltRequest, GroupBatcher
+from escrowmq.actors.producer.blocks import DecisionBlock, Outcome, PrepareBlock, problems_of
+from escrowmq.actors.producer.encoder import Encoder
+from escrowmq.actors.producer.partition_stream import PartitionStream
+from escrowmq.actors.producer.send_future import SendFuture
 from escrowmq.replication.errors import OutcomeUnknown, UnknownTopic
 from escrowmq.replication.format.codec import OpType, decode_ops, decode_rows
 from escrowmq.replication.model import Message, ResultCode

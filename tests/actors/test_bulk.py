@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from escrowmq.actors.bulk_requests import PreparedTransaction, TransactionRequest
-from escrowmq.actors.results import TransactionResult
+from escrowmq.actors.producer.bulk_requests import PreparedTransaction, TransactionRequest
+from escrowmq.actors.producer.results import TransactionResult
 from escrowmq.replication.errors import (
     InvalidMessage,
     MessageTooLarge,

@@ -8,8 +8,8 @@ from typing import Any, cast
 
 import pytest
 
-from escrowmq.actors.catalog import TopicCatalog
-from escrowmq.actors.router import Router
+from escrowmq.actors.client.catalog import TopicCatalog
+from escrowmq.actors.client.router import Router
 from escrowmq.replication.errors import Closed, Unavailable
 
 

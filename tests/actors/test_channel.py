@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from escrowmq.actors.channel import GroupChannel, Request
-from escrowmq.actors.config import ChannelConfig
-from escrowmq.actors.failures import Failure, FailureKind
+from escrowmq.actors.client.channel import GroupChannel, Request
+from escrowmq.actors.client.config import ChannelConfig
+from escrowmq.actors.client.failures import Failure, FailureKind
 
 CONFIG = ChannelConfig(calls_in_flight=4)
 

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from escrowmq.actors.coordinator import (
+from escrowmq.actors.broker.coordinator import (
     GENERATION_BITS,
     MEMBERS_MAX,
     REJOIN_GRACE_S,

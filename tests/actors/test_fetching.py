@@ -6,11 +6,11 @@ import random
 
 import pytest
 
-from escrowmq.actors.config import ConsumerConfig
-from escrowmq.actors.fetcher import Fetches
-from escrowmq.actors.positions import Positions
-from escrowmq.actors.records import Chunk
-from escrowmq.actors.replica_choice import PENALTY_S_MAX, ReplicaChoice
+from escrowmq.actors.client.config import ConsumerConfig
+from escrowmq.actors.consumer.fetcher import Fetches
+from escrowmq.actors.consumer.positions import Positions
+from escrowmq.actors.consumer.records import Chunk
+from escrowmq.actors.consumer.replica_choice import PENALTY_S_MAX, ReplicaChoice
 from escrowmq.replication.errors import CorruptLog
 from escrowmq.replication.format.codec import encode_row
 from escrowmq.replication.model import ResultCode

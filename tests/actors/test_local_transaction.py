@@ -6,8 +6,8 @@ import sqlite3
 
 import pytest
 
-from escrowmq.actors.results import TransactionResult
-from escrowmq.actors.transaction import Transaction
+from escrowmq.actors.producer.results import TransactionResult
+from escrowmq.actors.producer.transaction import Transaction
 from escrowmq.replication.errors import InvalidMessage, OutcomeUnknown
 from escrowmq.replication.model import Message, TransactionState
 from tests.actors.brokers import Brokers

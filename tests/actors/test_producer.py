@@ -10,8 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 import google_crc32c
 import pytest
 
-from escrowmq.actors.config import ProducerConfig
-from escrowmq.actors.producer import Producer
+from escrowmq.actors.client.config import ProducerConfig
+from escrowmq.actors.producer.producer import Producer
 from escrowmq.replication.errors import (
     ConfigError,
     InvalidMessage,

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from escrowmq.actors.reader import ENDS_PATIENCE_S, FETCH_WAIT_S, SILENCE_S, PartitionReader
-from escrowmq.actors.topology import ClusterInfo
+from escrowmq.actors.client.topology import ClusterInfo
+from escrowmq.actors.consumer.reader import ENDS_PATIENCE_S, FETCH_WAIT_S, SILENCE_S, PartitionReader
 from escrowmq.replication.errors import Closed, ConfigError, OffsetOutOfRange, Unavailable
 from tests.actors.shelf import Shelf, World, values_of
 

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from escrowmq.actors.reader import PartitionReader
+from escrowmq.actors.consumer.reader import PartitionReader
 from escrowmq.replication.errors import ConfigError, OffsetOutOfRange, Overloaded, Unavailable, UnknownTopic
 from escrowmq.replication.format.codec import decode_rows
 from tests.actors.brokers import Brokers, ClientCalls

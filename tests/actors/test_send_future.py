@@ -10,7 +10,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, as_completed, wait
 
 import pytest
 
-from escrowmq.actors.send_future import SendFuture, settle
+from escrowmq.actors.producer.send_future import SendFuture, settle
 from escrowmq.replication.errors import Unavailable
 from escrowmq.replication.model import RecordMetadata
 

@@ -7,8 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from escrowmq.actors.results import TransactionResult
-from escrowmq.actors.transaction import Transaction
+from escrowmq.actors.producer.results import TransactionResult
+from escrowmq.actors.producer.transaction import Transaction
 from escrowmq.replication.errors import TransactionConflict
 from escrowmq.replication.format import ops
 from escrowmq.replication.model import Message, TransactionState

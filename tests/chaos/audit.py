@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from escrowmq import Admin, TransactionState
-from escrowmq.actors.calls import Done, RayCalls
-from escrowmq.actors.offsets import OffsetReader
-from escrowmq.actors.reader import PartitionReader
-from escrowmq.actors.router import Router
-from escrowmq.actors.topology import ClusterInfo
+from escrowmq.actors.client.replica_calls import Done, RayCalls
+from escrowmq.actors.client.router import Router
+from escrowmq.actors.client.topology import ClusterInfo
+from escrowmq.actors.consumer.offsets import OffsetReader
+from escrowmq.actors.consumer.reader import PartitionReader
 from escrowmq.replication.errors import UnknownTransaction
 from escrowmq.replication.format.codec import decode_rows
 from tests.chaos.consumer import GROUP, Place

@@ -15,10 +15,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 
 from escrowmq import Cluster, Consumer, EscrowMQError, StaleMember
-from escrowmq.actors.offsets import OffsetReader
-from escrowmq.actors.reader import PartitionReader
-from escrowmq.actors.router import Router
-from escrowmq.actors.topology import ClusterInfo
+from escrowmq.actors.client.router import Router
+from escrowmq.actors.client.topology import ClusterInfo
+from escrowmq.actors.consumer.offsets import OffsetReader
+from escrowmq.actors.consumer.reader import PartitionReader
 from escrowmq.replication.format.codec import decode_rows
 from escrowmq.replication.model import ConsumerRecord, group_of
 from tests.chaos.client import ClientSettings, Parent, connected, crash, say_ready

@@ -13,8 +13,8 @@ from typing import Any
 import psutil
 
 from escrowmq import Cluster, EscrowMQError
-from escrowmq.actors.admin_types import GroupStatus, ReplicaStatus
-from escrowmq.actors.topology import SUPERVISOR, broker_name
+from escrowmq.actors.admin.types import GroupStatus, ReplicaStatus
+from escrowmq.actors.client.topology import SUPERVISOR, broker_name
 
 POLL_S = 0.05
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import ray
 
-from escrowmq.actors.topology import SUPERVISOR, broker_name
+from escrowmq.actors.client.topology import SUPERVISOR, broker_name
 from tests.chaos.deployment import Deployment, gone, until
 from tests.chaos.fleet import Fleet
 from tests.chaos.kinds import Kind

@@ -11,7 +11,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from escrowmq import DiskFull, EscrowMQError, Overloaded, TransactionConflict, TransactionState
-from escrowmq.actors.results import TransactionResult
+from escrowmq.actors.producer.results import TransactionResult
 from escrowmq.replication.errors import TooManyOpenTransactions
 from tests.history.events import Recorder, Sent
 

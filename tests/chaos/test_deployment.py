@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from escrowmq.actors.admin_types import ReplicaStatus
+from escrowmq.actors.admin.types import ReplicaStatus
 from tests.chaos.deployment import leading
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import pytest
 from hypothesis import strategies as st
 
-from escrowmq.actors.records import Chunk, trim_runs
+from escrowmq.actors.consumer.records import Chunk, trim_runs
 from escrowmq.cluster.address import parse_address
 from escrowmq.replication.errors import EscrowMQError
 from escrowmq.replication.format.codec import decode_rows, encode_row

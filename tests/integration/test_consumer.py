@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import escrowmq
-from escrowmq.actors.reader import PartitionReader
+from escrowmq.actors.consumer.reader import PartitionReader
 from escrowmq.replication.errors import OffsetOutOfRange, UnknownTopic
 from escrowmq.replication.format.codec import decode_rows
 from escrowmq.replication.model import ConsumerRecord, Message

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from escrowmq.actors.config import BrokerConfig
+from escrowmq.actors.client.config import BrokerConfig
 from tests.replication.services import Trio
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from escrowmq.actors.config import BrokerConfig
+from escrowmq.actors.client.config import BrokerConfig
 from escrowmq.replication.format import ops
 from tests.replication.services import Trio
 from tests.replication.test_replica import prepare

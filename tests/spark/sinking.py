@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import pyarrow as pa
 
-from escrowmq.actors.router import Router
+from escrowmq.actors.client.router import Router
 from escrowmq.replication.format.codec import decode_rows
 from escrowmq.replication.model import group_of
 from escrowmq.spark_integration.sink_intents import Attempt, app_of, epoch_id_of

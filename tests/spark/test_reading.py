@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("pyspark")
 
-from escrowmq.actors.calls import Done
+from escrowmq.actors.client.replica_calls import Done
 from escrowmq.replication.errors import DataLoss, Unavailable
 from escrowmq.spark_integration import reading
 from escrowmq.spark_integration.planning import OffsetRange

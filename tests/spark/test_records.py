@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from escrowmq.actors.reader import Stretch
+from escrowmq.actors.consumer.reader import Stretch
 from escrowmq.replication.errors import CorruptLog
 from escrowmq.replication.format.codec import encode_row
 from escrowmq.spark_integration import records

@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from escrowmq.actors.router import result_of
+from escrowmq.actors.client.router import result_of
 from escrowmq.replication.errors import ConfigError, MessageTooLarge, UnknownTopic
 from escrowmq.replication.format import ops
 from escrowmq.spark_integration.sink_commit import (

@@ -15,8 +15,8 @@ pytest.importorskip("pyspark")
 
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit
 
-from escrowmq.actors import reader as range_reader
-from escrowmq.actors.router import Router
+from escrowmq.actors.client.router import Router
+from escrowmq.actors.consumer import reader as range_reader
 from escrowmq.replication.errors import DataLoss
 from escrowmq.spark_integration import heads, reading, stream_reader
 from escrowmq.spark_integration.options import Use, parse_options

@@ -6,10 +6,10 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from escrowmq.actors.offsets import EARLIEST, LATEST, OffsetReader
-from escrowmq.actors.reader import PartitionReader
-from escrowmq.actors.router import Router
-from escrowmq.actors.topology import ClusterInfo
+from escrowmq.actors.client.router import Router
+from escrowmq.actors.client.topology import ClusterInfo
+from escrowmq.actors.consumer.offsets import EARLIEST, LATEST, OffsetReader
+from escrowmq.actors.consumer.reader import PartitionReader
 from escrowmq.replication.format.codec import decode_rows
 
 ANSWER_S = 60.0

@@ -17,7 +17,7 @@ import ray
 
 import escrowmq
 from escrowmq import Cluster, EscrowMQError, Message
-from escrowmq.actors.topology import broker_name
+from escrowmq.actors.client.topology import broker_name
 from escrowmq.replication.errors import DiskFull
 from tests.chaos.rig.machine import MachineRig, wait_until
 

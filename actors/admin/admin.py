@@ -1,0 +1,209 @@
+"""Administration: topics, open transactions, consumer groups, the cluster's status.
+
+Thread-safe; every call is bounded by ``timeout_s`` and ends in a typed error. Changes go through the
+log of the groups they concern; repeating one that was cut short is always safe.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import fields
+from typing import Any
+
+from escrowmq.actors.admin.status import STATUS_WAIT_S, cluster_status
+from escrowmq.actors.admin.transactions import TransactionAdmin
+from escrowmq.actors.admin.types import (
+    ClusterStatus,
+    GroupDescription,
+    GroupPartition,
+    MemberDescription,
+    PartitionDescription,
+    TopicDescription,
+    TransactionDescription,
+)
+from escrowmq.actors.broker.coordinator import coordinator_group
+from escrowmq.actors.client.closing import Closing
+from escrowmq.actors.client.replica_calls import ReplicaCalls
+from escrowmq.actors.client.router import Router, result_of
+from escrowmq.actors.client.topology import ClusterInfo
+from escrowmq.actors.consumer.membership import flat
+from escrowmq.actors.consumer.offsets import OffsetReader
+from escrowmq.replication.errors import ConfigError, EscrowMQError, TopicExists, UnknownTopic
+from escrowmq.replication.format import ops
+from escrowmq.replication.model import (
+    OpenTransaction,
+    ResultCode,
+    TopicInfo,
+    TransactionState,
+    group_of,
+)
+from escrowmq.replication.state.topics import settings_problem
+
+_OPTIONS = {
+    field.name: field.default for field in fields(TopicInfo) if field.name not in ("name", "partitions")
+}
+
+
+class Admin(Closing):
+    """Operations on a whole cluster. A context manager; ``close`` ends its thread."""
+
+    def __init__(
+        self, info: ClusterInfo, *, timeout_s: float = 30.0, calls: ReplicaCalls | None = None
+    ) -> None:
+        """``calls``: how replicas are reached; None: by Ray."""
+        self.info, self._timeout_s = info, timeout_s
+        self._router = Router(info, calls=calls, name="escrowmq-admin")
+        self._offsets = OffsetReader(self._router)
+        self._transactions = TransactionAdmin(self._router, timeout_s)
+
+    # ------------------------------------------------------------ topics
+
+    def create_topic(self, name: str, partitions: int = 1, **options: int | str) -> TopicInfo:
+        """Creates a topic in every broker group; again with the same settings changes nothing.
+
+        Options: ``on_check_exhausted`` ("hold" or "rollback"), ``check_max``, ``transaction_timeout_ms``,
+        ``retention_ms``, ``retention_bytes`` (-1: unlimited). Raises ConfigError, TopicExists.
+        """
+        unknown = sorted(set(options) - set(_OPTIONS))
+        if unknown:
+            raise ConfigError(f"unknown topic options {unknown}; known: {sorted(_OPTIONS)}")
+        settings: dict[str, Any] = {"partitions": partitions, **_OPTIONS, **options}
+        if type(name) is not str:
+            raise ConfigError(f"a topic's name is a str, not {name!r}")
+        if type(partitions) is not int:
+            raise ConfigError(f"partitions must be an int, not {partitions!r}")
+        problem = settings_problem(name, settings)
+        if problem is not None:
+            raise ConfigError(problem)
+        # In order of groups: of two who create it differently at once, group 0 refuses one for all.
+        for gid in range(self.info.groups):
+            code, info = self._submit(gid, ops.create_topic(name, settings))
+            if code == ResultCode.TOPIC_EXISTS:
+                raise TopicExists(f"topic {name!r} exists with other settings: {info}")
+            if code == ResultCode.MALFORMED:
+                raise ConfigError(str(info))
+            if code not in (ResultCode.OK, ResultCode.DUPLICATE):
+                raise EscrowMQError(f"creating {name!r} was refused: {ResultCode(code).name}")
+        return TopicInfo(name, **settings)
+
+    def topics(self) -> list[TopicInfo]:
+        """All topics by name."""
+        # A leader is asked: a follower may not know a topic that was created a moment ago.
+        asked = self._router.leader_call(0, "topics", True, timeout_s=self._timeout_s)
+        known = [TopicInfo(**entry) for entry in result_of(asked, self._timeout_s)]
+        return sorted(known, key=lambda topic: topic.name)
+
+    def describe_topic(self, name: str) -> TopicDescription:
+        """Settings, and per partition its group, leader, start and end. Raises UnknownTopic."""
+        info = self._topic(name)
+        partitions = [(name, p) for p in range(info.partitions)]
+        bounds = self._offsets.bounds(partitions, self._timeout_s)
+        found: list[PartitionDescription] = []
+        for (_, partition), where in bounds.items():
+            if isinstance(where, UnknownTopic):
+                raise where
+            gid = group_of(name, partition, self.info.groups)
+            leader = self._router.channels[gid].leader
+            found.append(PartitionDescription(partition, gid, leader, *where))
+        return TopicDescription(info, tuple(found))
+
+    def delete_topic(self, name: str) -> None:
+        """Deletes a topic and its messages. Raises UnknownTopic if no group knows it."""
+        # Asked first: a request whose answer was lost is sent again, and then finds what it has deleted gone.
+        known = any(topic.name == name for topic in self.topics())
+        codes = [self._submit(gid, ops.delete_topic(name))[0] for gid in range(self.info.groups)]
+        if not known and all(code == ResultCode.UNKNOWN_TOPIC for code in codes):
+            raise UnknownTopic(name)
+
+    def _topic(self, name: str) -> TopicInfo:
+        for topic in self.topics():
+            if topic.name == name:
+                return topic
+        raise UnknownTopic(name)
+
+    def _submit(self, gid: int, request: bytes) -> tuple[int, Any]:
+        (result,) = result_of(self._router.submit(gid, request, self._timeout_s), self._timeout_s)
+        return result[0], result[1] if len(result) > 1 else None
+
+    # ------------------------------------------------------------ transactions
+
+    def list_transactions(
+        self,
+        state: TransactionState | str | None = None,
+        app: str | None = None,
+        topic: str | None = None,
+        limit: int = 1000,
+    ) -> list[OpenTransaction]:
+        """Open transactions, oldest first. ``state`` "PARKED": only those no longer checked."""
+        return self._transactions.open_ones(state, app, topic, limit)
+
+    def show_transaction(self, tx_id: str, app: str | None = None) -> TransactionDescription:
+        """One transaction, open or still remembered. ``app`` is needed if several apps have that id.
+
+        Raises UnknownTransaction.
+        """
+        return self._transactions.show(tx_id, app)
+
+    def resolve_transaction(
+        self, tx_id: str, state: TransactionState, app: str | None = None, by: str = "admin"
+    ) -> TransactionDescription:
+        """Decides a transaction by hand: COMMITTED or ROLLBACK, audited as ``operator:<by>``.
+
+        Deciding it again the same way is fine. Raises UnknownTransaction, TransactionConflict when the
+        other decision is recorded.
+        """
+        return self._transactions.resolve(tx_id, state, app, by)
+
+    # ------------------------------------------------------------ consumer groups
+
+    def groups(self) -> list[str]:
+        """Names of consumer groups with members or committed offsets."""
+        futures = [
+            self._router.leader_call(gid, "group_list", timeout_s=self._timeout_s)
+            for gid in range(self.info.groups)
+        ]
+        return sorted({name for future in futures for name in result_of(future, self._timeout_s)})
+
+    def describe_group(self, group: str) -> GroupDescription:
+        """Members, and per partition who reads it, what is committed, the end and the lag.
+
+        A group that nobody knows has no members and no places.
+        """
+        gid = coordinator_group(group, self.info.groups)
+        _, members, committed = result_of(
+            self._router.leader_call(gid, "group_describe", group, timeout_s=self._timeout_s), self._timeout_s
+        )
+        described = tuple(
+            MemberDescription(name, generation, tuple(topics), tuple(sorted(flat(mine))), expires_in_s)
+            for name, generation, topics, mine, expires_in_s in members
+        )
+        places = {(t, p): offset for t, by in committed.items() for p, offset in by.items()}
+        return GroupDescription(group, gid, described, self._places(described, places))
+
+    def _places(
+        self, members: Sequence[MemberDescription], committed: dict[tuple[str, int], int]
+    ) -> tuple[GroupPartition, ...]:
+        readers = {tp: member.member for member in members for tp in member.partitions}
+        wanted = sorted({*readers, *committed})
+        places: list[GroupPartition] = []
+        for tp, bounds in self._offsets.bounds(wanted, self._timeout_s).items():
+            if isinstance(bounds, UnknownTopic):
+                continue  # deleted since it was committed
+            start, end = bounds
+            place = committed.get(tp)
+            lag = None if place is None else max(end - max(place, start), 0)
+            places.append(GroupPartition(*tp, readers.get(tp), place, end, lag))
+        return tuple(places)
+
+    # ------------------------------------------------------------ the cluster
+
+    def status(self, wait_s: float = STATUS_WAIT_S) -> ClusterStatus:
+        """Leaders, terms and positions of every replica, after at most ``wait_s``.
+
+        A replica that does not answer is shown as unreachable.
+        """
+        return cluster_status(self._router, wait_s)
+
+    def close(self) -> None:
+        """Ends this object's thread; later calls raise Closed. Idempotent."""
+        self._router.close()

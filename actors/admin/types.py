@@ -1,0 +1,129 @@
+"""What operators are shown: frozen values, so that command line, tests and notebooks share them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from escrowmq.actors.client.assignment import TopicPartition
+from escrowmq.replication.model import OpenTransaction, TopicInfo, TransactionState
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionDescription:
+    """A partition: messages ``[start, end)``, hosted by broker group ``group``, led by replica ``leader``."""
+
+    partition: int
+    group: int
+    leader: int | None
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class TopicDescription:
+    """A topic's settings and partitions."""
+
+    info: TopicInfo
+    partitions: tuple[PartitionDescription, ...]
+
+    @property
+    def messages(self) -> int:
+        """Messages that can be read now."""
+        return sum(p.end - p.start for p in self.partitions)
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionDescription:
+    """A transaction: what is recorded of it, and the open entries (one per broker group it spans)."""
+
+    app: str
+    tx_id: str
+    state: TransactionState
+    open: Mapping[int, OpenTransaction]
+
+
+@dataclass(frozen=True, slots=True)
+class MemberDescription:
+    """A live member of a consumer group; its session ends in ``expires_in_s`` without a heartbeat."""
+
+    member: str
+    generation: int
+    topics: tuple[str, ...]
+    partitions: tuple[TopicPartition, ...]
+    expires_in_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class GroupPartition:
+    """A group's place in one partition. ``committed`` None: nothing committed; then there is no lag."""
+
+    topic: str
+    partition: int
+    member: str | None
+    committed: int | None
+    end: int
+    lag: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class GroupDescription:
+    """A consumer group: its live members and its places."""
+
+    group: str
+    coordinator: int
+    members: tuple[MemberDescription, ...]
+    partitions: tuple[GroupPartition, ...]
+
+    @property
+    def lag(self) -> int:
+        """Messages behind, over all partitions with a committed offset."""
+        return sum(p.lag or 0 for p in self.partitions)
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaStatus:
+    """One replica. Not ``reachable``: it gave no answer in time, and all else is unknown."""
+
+    group: int
+    replica: int
+    reachable: bool
+    role: str
+    term: int
+    leader: int | None
+    commit_index: int
+    applied_index: int
+    first_index: int
+    last_index: int
+    durable_index: int
+    open_transactions: int
+    details: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupStatus:
+    """One broker group; ``leader`` None: nobody leads it now."""
+
+    group: int
+    leader: int | None
+    term: int
+    replicas: tuple[ReplicaStatus, ...]
+
+    @property
+    def healthy(self) -> bool:
+        """A leader, and every replica answers."""
+        return self.leader is not None and all(replica.reachable for replica in self.replicas)
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterStatus:
+    """The whole cluster."""
+
+    cluster_id: str
+    groups: tuple[GroupStatus, ...]
+
+    @property
+    def healthy(self) -> bool:
+        """Every group is."""
+        return all(group.healthy for group in self.groups)

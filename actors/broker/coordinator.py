@@ -1,0 +1,264 @@
+"""Consumer groups in the memory of one leader: who is alive, who reads what, whose commits count.
+
+A group lives in the leader of broker group ``sum(group.encode()) % groups``. Only offsets are
+replicated; members are not: after a fail-over they join the new leader and claim what they read
+(``owned``), so a group comes back without moving a partition. Partitions change hands in two
+steps: the old reader first confirms, with the generation it was told, that it has let go (or its
+session expires), and only then is the partition given to the new one. So two *live* members never
+read one partition in the same term, and a member may commit up to the moment it lets go.
+
+Pure: takes ``now`` (seconds of any clock that never falls), starts no thread, and must never keep
+anything that a fail-over may not lose. The Broker actor calls it under its own lock.
+
+Answers are plain tuples: ``("ok", ...)``, ``("stale", text)`` (join again), ``("refused", text)``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from escrowmq.actors.client.assignment import TopicPartition, balance
+
+#: Bits of a generation below the term: 2^32 changes per term are out of reach.
+GENERATION_BITS = 32
+#: Shortest and longest session a member may ask for: below, ordinary pauses look like deaths; above,
+#: a dead member's partitions would wait for most of an hour.
+SESSION_S_MIN, SESSION_S_MAX = 0.5, 1800.0
+#: A group that has offsets had members before this leader: for so long only what they claim is given
+#: out, so that nobody is given what a live member still reads. Twice the default heartbeat interval.
+REJOIN_GRACE_S = 2.0
+#: Members of one group: bounds memory and the cost of one assignment.
+MEMBERS_MAX = 1024
+#: Groups with members in one leader.
+GROUPS_MAX = 10_000
+
+Reply = tuple[Any, ...]
+Topics = Callable[[str], "int | None"]
+
+
+def coordinator_group(group: str, groups: int) -> int:
+    """The broker group whose leader coordinates a consumer group and whose log holds its offsets."""
+    return sum(group.encode()) % groups
+
+
+@dataclass(slots=True)
+class Member:
+    """``current`` was confirmed by the member; ``granted`` was told last, under ``generation``."""
+
+    topics: frozenset[str]
+    session_timeout_s: float
+    expires: float
+    generation: int
+    confirmed: int
+    current: frozenset[TopicPartition] = frozenset()
+    granted: frozenset[TopicPartition] = frozenset()
+
+    @property
+    def held(self) -> frozenset[TopicPartition]:
+        """What it may still be reading; nobody else gets these."""
+        return self.current | self.granted
+
+
+@dataclass(slots=True)
+class _Group:
+    grace_until: float
+    members: dict[str, Member] = field(default_factory=dict)
+    target: dict[TopicPartition, str] = field(default_factory=dict)
+    partitions: dict[str, int] = field(default_factory=dict)
+    #: Last member a partition was given to in this term: a claim by anybody else is void.
+    last_holder: dict[TopicPartition, str] = field(default_factory=dict)
+
+
+class GroupCoordinator:
+    """Membership of every consumer group that this leader coordinates, for one term of leadership."""
+
+    def __init__(self) -> None:
+        self._term = 0
+        self._since = 0.0
+        self._counter = 0
+        self._groups: dict[str, _Group] = {}
+
+    def lead(self, term: int, now: float) -> bool:
+        """Starts a term of leadership with an empty memory; again: no effect. False: a past term."""
+        if term > self._term:
+            self._term, self._since, self._counter = term, now, 0
+            self._groups.clear()
+        return term == self._term
+
+    def join(
+        self,
+        group: str,
+        member: str,
+        topics: Sequence[str],
+        session_timeout_s: float,
+        now: float,
+        *,
+        partitions: Topics,
+        had_offsets: bool,
+        owned: Sequence[tuple[str, int]] = (),
+    ) -> Reply:
+        """Joins, or joins again: ``("ok", generation, {topic: [p, ...]}, pending, kept, base)``.
+
+        The member works and commits under generation ``base`` until it has let go of all but the
+        assignment, and confirms it with a heartbeat of ``generation``. ``owned``: what it still
+        reads, from before a fail-over or an expiry; ``kept``, of the same shape as the assignment,
+        is what of that nobody else was given since. ``pending``: more is coming once others have let
+        go; ask again soon. ``had_offsets``: the replicated state knows the group.
+        """
+        if not (SESSION_S_MIN <= session_timeout_s <= SESSION_S_MAX):
+            return (
+                "refused",
+                f"session_timeout_s must be in [{SESSION_S_MIN}, {SESSION_S_MAX}], not {session_timeout_s}",
+            )
+        state = self._groups.get(group)
+        if state is None:
+            if len(self._groups) >= GROUPS_MAX and not self._forget_empty():
+                return "refused", f"{GROUPS_MAX} consumer groups have members on this leader; close some"
+            state = self._groups[group] = _Group(self._since + REJOIN_GRACE_S if had_offsets else now)
+        self._expire(state, now)
+        known = state.members.get(member)
+        if known is None and len(state.members) >= MEMBERS_MAX:
+            return "refused", f"group {group!r} has {MEMBERS_MAX} members; close some"
+        # A claim counts when nobody else was given the partition in this term.
+        claims = frozenset(tp for tp in map(_pair, owned) if state.last_holder.get(tp, member) == member)
+        if known is None:
+            known = Member(frozenset(topics), session_timeout_s, 0.0, 0, 0, claims, claims)
+            state.members[member] = known
+            state.last_holder.update(dict.fromkeys(claims, member))
+        known.topics, known.session_timeout_s = frozenset(topics), session_timeout_s
+        known.expires = now + session_timeout_s
+        self._assign(state, partitions)
+        base = known.generation = known.confirmed = self._next_generation()
+        self._reconcile(state, member, known, now)
+        kept = known.granted & claims
+        pending = self._pending(state, member, known)
+        return "ok", known.generation, _by_topic(known.granted), pending, _by_topic(kept), base
+
+    def heartbeat(self, group: str, member: str, generation: int, now: float, *, partitions: Topics) -> Reply:
+        """Stays a member, and confirms the assignment of ``generation``: ``join``'s first four values."""
+        state = self._groups.get(group)
+        known = None if state is None else state.members.get(member)
+        if state is None or known is None:
+            return "stale", f"{member} is no member of {group!r} (any more): join again"
+        if generation not in (known.generation, known.confirmed):
+            return "stale", f"generation {generation} of {member} is not current: join again"
+        known.expires = now + known.session_timeout_s
+        self._expire(state, now)
+        if any((partitions(topic) or 0) != n for topic, n in state.partitions.items()):
+            self._assign(state, partitions)
+        if generation == known.generation:
+            known.confirmed, known.current = generation, known.granted
+        self._reconcile(state, member, known, now)
+        return "ok", known.generation, _by_topic(known.granted), self._pending(state, member, known)
+
+    def leave(self, group: str, member: str) -> Reply:
+        """Gives everything back at once. Leaving twice is fine."""
+        state = self._groups.get(group)
+        if state is not None and state.members.pop(member, None) is not None:
+            self._reassign(state)
+        return ("ok",)
+
+    def check_commit(
+        self, group: str, member: str, generation: int, partitions: Iterable[TopicPartition], now: float
+    ) -> str | None:
+        """None when this member may commit these partitions, else why not (StaleMember).
+
+        Member ``""`` is a tool or a consumer without membership: allowed while the group is empty.
+        """
+        state = self._groups.get(group)
+        if state is not None:
+            self._expire(state, now)
+        if member == "":
+            if state is not None and state.members:
+                return f"group {group!r} has live members; close them first"
+            return None
+        known = None if state is None else state.members.get(member)
+        if known is None or generation not in (known.generation, known.confirmed):
+            return f"{member} is not in this generation of {group!r}; its partitions may have a new reader"
+        lost = sorted(set(partitions) - known.held)
+        if lost:
+            return f"{member} does not hold {lost[:3]} of {group!r} (any more)"
+        return None
+
+    def expire(self, now: float) -> None:
+        """Drops members whose session ran out, in every group. Call it every second or so."""
+        for state in self._groups.values():
+            self._expire(state, now)
+
+    def names(self) -> list[str]:
+        """Groups with members."""
+        return sorted(name for name, state in self._groups.items() if state.members)
+
+    def describe(self, group: str, now: float) -> list[Reply]:
+        """``(member, generation, topics, {topic: [p, ...]}, expires_in_s)`` per member."""
+        state = self._groups.get(group)
+        members: Mapping[str, Member] = {} if state is None else state.members
+        return [
+            (name, m.generation, sorted(m.topics), _by_topic(m.granted), round(m.expires - now, 3))
+            for name, m in sorted(members.items())
+        ]
+
+    def _next_generation(self) -> int:
+        self._counter += 1
+        return self._term << GENERATION_BITS | self._counter
+
+    def _expire(self, state: _Group, now: float) -> None:
+        dead = [name for name, member in state.members.items() if member.expires <= now]
+        for name in dead:
+            del state.members[name]
+        if dead:
+            self._reassign(state)
+
+    def _assign(self, state: _Group, partitions: Topics) -> None:
+        """A new target from the topics as they are now."""
+        wanted = {topic for member in state.members.values() for topic in member.topics}
+        state.partitions = {topic: partitions(topic) or 0 for topic in wanted}
+        self._reassign(state)
+
+    def _reassign(self, state: _Group) -> None:
+        # What a member holds counts first; what was only promised to it comes second.
+        holders = {tp: name for tp, name in state.target.items() if name in state.members}
+        holders.update((tp, name) for name, member in state.members.items() for tp in member.held)
+        subscriptions = {name: member.topics for name, member in state.members.items()}
+        state.target = balance(subscriptions, state.partitions, holders)
+
+    def _reconcile(self, state: _Group, name: str, member: Member, now: float) -> None:
+        """Tells the member its next assignment: first what it must let go, then what has become free."""
+        if member.generation != member.confirmed:
+            return  # one unconfirmed change at a time: two generations are all a member can be in
+        mine = frozenset(tp for tp, owner in state.target.items() if owner == name)
+        if member.granted - mine:
+            granted = member.granted & mine
+        elif now < state.grace_until:
+            return  # others may still claim what they read
+        else:
+            taken = {tp for other, m in state.members.items() if other != name for tp in m.held}
+            granted = mine - taken
+        if granted != member.granted:
+            member.granted = granted
+            member.generation = self._next_generation()
+            for tp in granted:
+                state.last_holder[tp] = name
+
+    @staticmethod
+    def _pending(state: _Group, name: str, member: Member) -> bool:
+        return any(owner == name and tp not in member.granted for tp, owner in state.target.items())
+
+    def _forget_empty(self) -> bool:
+        for name in [name for name, state in self._groups.items() if not state.members]:
+            del self._groups[name]
+        return len(self._groups) < GROUPS_MAX
+
+
+def _pair(pair: Sequence[Any]) -> TopicPartition:
+    """Lists come off the wire where tuples went in."""
+    return pair[0], pair[1]
+
+
+def _by_topic(partitions: Iterable[TopicPartition]) -> dict[str, list[int]]:
+    answer: dict[str, list[int]] = {}
+    for topic, partition in sorted(partitions):
+        answer.setdefault(topic, []).append(partition)
+    return answer

@@ -1,0 +1,83 @@
+"""What callers may pass to a consumer, checked where they wrote it, with the argument's name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
+
+from escrowmq.actors.broker.group_service import GROUP_NAME_BYTES_MAX
+from escrowmq.actors.client.assignment import TopicPartition
+from escrowmq.replication.errors import ConfigError, InvalidMessage
+from escrowmq.replication.model import ConsumerRecord
+
+#: Longest wait of one poll: beyond it a caller surely meant milliseconds.
+POLL_S_MAX = 3600.0
+#: A day: redelivery waits in memory; longer waits belong into the application's own store.
+NACK_DELAY_S_MAX = 86_400.0
+
+
+def check_group(group: object) -> None:
+    """A group's name: a non-empty str of at most 255 bytes, or None."""
+    if group is None:
+        return
+    if type(group) is not str or not group or len(group.encode()) > GROUP_NAME_BYTES_MAX:
+        raise ConfigError(f"group must be a str of 1 to {GROUP_NAME_BYTES_MAX} bytes, not {group!r}")
+
+
+def check_topics(topics: object) -> None:
+    """A sequence of topic names; a bare str is a mistake that would subscribe to its letters."""
+    if isinstance(topics, str) or not isinstance(topics, Sequence):
+        raise InvalidMessage(f"topics must be a list of str, not {topics!r}")
+    for topic in topics:
+        if type(topic) is not str or not topic:
+            raise InvalidMessage(f"topics must be non-empty str, not {topic!r}")
+
+
+def check_partition(pair: Any) -> TopicPartition:
+    """``(topic, partition)``."""
+    if isinstance(pair, tuple) and len(pair) == 2:
+        topic, partition = pair
+        if type(topic) is str and topic and type(partition) is int and partition >= 0:
+            return topic, partition
+    raise InvalidMessage(f"a partition is a pair (topic: str, number: int of 0 or more), not {pair!r}")
+
+
+def check_offset(offset: object) -> None:
+    """An offset: an int of 0 or more."""
+    if type(offset) is not int or offset < 0:
+        raise InvalidMessage(f"offset must be an int of 0 or more, not {offset!r}")
+
+
+def check_time(ts: object) -> int:
+    """Milliseconds since the epoch, of an int or an aware datetime."""
+    if isinstance(ts, datetime):
+        if ts.tzinfo is None:
+            raise InvalidMessage("ts must be a datetime with a time zone, or ms since the epoch")
+        return max(int(ts.timestamp() * 1000), 0)
+    if type(ts) is not int or ts < 0:
+        raise InvalidMessage(f"ts must be ms since the epoch as int, or a datetime, not {ts!r}")
+    return ts
+
+
+def check_poll(max_records: object, timeout_s: object) -> None:
+    """``max_records`` from 1, ``timeout_s`` from 0 to an hour."""
+    if type(max_records) is not int or max_records < 1:
+        raise InvalidMessage(f"max_records must be an int of 1 or more, not {max_records!r}")
+    if not isinstance(timeout_s, int | float) or not 0 <= timeout_s <= POLL_S_MAX:
+        raise InvalidMessage(f"timeout_s must be seconds from 0 to {POLL_S_MAX:g}, not {timeout_s!r}")
+
+
+def check_delay(delay_s: object) -> None:
+    """``delay_s`` of a nack."""
+    if not isinstance(delay_s, int | float) or not 0 <= delay_s <= NACK_DELAY_S_MAX:
+        raise InvalidMessage(f"delay_s must be seconds from 0 to {NACK_DELAY_S_MAX:g}, not {delay_s!r}")
+
+
+def check_returned(record: ConsumerRecord, position: int | None) -> None:
+    """A record that this consumer has returned since its position was last set."""
+    if position is None or record.offset >= position:
+        raise InvalidMessage(
+            f"offset {record.offset} of {record.topic}/{record.partition} was not returned by poll (or the "
+            "consumer has sought before it since): there is nothing to deliver again"
+        )

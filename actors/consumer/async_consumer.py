@@ -1,0 +1,150 @@
+"""The consumer for asyncio: the same core, awaited.
+
+``poll`` takes what has been fetched without blocking, and between two looks waits for the core's
+news; so a poll that is cancelled has taken nothing, and no record is lost. Calls that ask a broker
+run in a thread; a cancelled one still takes effect.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, Self
+
+from escrowmq.actors.client.assignment import TopicPartition
+from escrowmq.actors.client.closing import AsyncClosing
+from escrowmq.actors.client.config import ConsumerConfig
+from escrowmq.actors.client.topology import ClusterInfo
+from escrowmq.actors.consumer import arguments as args
+from escrowmq.replication.errors import Closed
+from escrowmq.replication.model import ConsumerRecord
+
+if TYPE_CHECKING:
+    from escrowmq.actors.consumer.consumer import Consumer
+
+
+class AsyncConsumer(AsyncClosing):
+    """``consumer.aio``, or made by ``await AsyncConsumer.create(...)``. An async context manager.
+
+    Errors and meaning are those of :class:`Consumer`. Belongs to the event loop that polls it first.
+    """
+
+    def __init__(self, consumer: Consumer) -> None:
+        self._consumer, self._core = consumer, consumer.core
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._news = asyncio.Event()
+
+    @classmethod
+    async def create(
+        cls,
+        info: ClusterInfo,
+        *,
+        group: str | None = None,
+        topics: Sequence[str] = (),
+        auto_offset_reset: str | None = None,
+        config: ConsumerConfig | None = None,
+    ) -> Self:
+        """As ``Consumer(...)``, which asks the brokers for the topics."""
+        from escrowmq.actors.consumer.consumer import Consumer
+
+        made = await asyncio.to_thread(
+            Consumer, info, group=group, topics=topics, auto_offset_reset=auto_offset_reset, config=config
+        )
+        return cls(made)
+
+    async def poll(self, max_records: int = 500, timeout_s: float = 1.0) -> list[ConsumerRecord]:
+        """As :meth:`Consumer.poll`; safe to cancel."""
+        args.check_poll(max_records, timeout_s)
+        core = self._core
+        if self._loop is None:
+            self._loop = asyncio.get_running_loop()
+            core.condition.listeners.append(self._on_news)
+        deadline = core.clock() + timeout_s
+        while True:
+            self._news.clear()
+            records, look_again = core.take(max_records)
+            if records:
+                return records
+            now = core.clock()
+            if now >= deadline:
+                core.raise_trouble()
+                return []
+            try:
+                async with asyncio.timeout(min(deadline, look_again) - now):
+                    await self._news.wait()
+            except TimeoutError:
+                pass
+
+    async def __aiter__(self) -> AsyncIterator[ConsumerRecord]:
+        while True:
+            try:
+                records = await self.poll(1, 1.0)
+            except Closed:
+                return
+            for record in records:
+                yield record
+
+    async def commit(self, offsets: Mapping[TopicPartition, int] | None = None) -> None:
+        """As :meth:`Consumer.commit`."""
+        await asyncio.to_thread(self._consumer.commit, offsets)
+
+    async def committed(self, topic: str, partition: int) -> int | None:
+        """As :meth:`Consumer.committed`."""
+        return await asyncio.to_thread(self._consumer.committed, topic, partition)
+
+    async def position(self, topic: str, partition: int) -> int:
+        """As :meth:`Consumer.position`."""
+        return await asyncio.to_thread(self._consumer.position, topic, partition)
+
+    async def subscribe(self, topics: Sequence[str]) -> None:
+        """As :meth:`Consumer.subscribe`."""
+        await asyncio.to_thread(self._consumer.subscribe, topics)
+
+    async def assign(self, partitions: Sequence[TopicPartition]) -> None:
+        """As :meth:`Consumer.assign`."""
+        await asyncio.to_thread(self._consumer.assign, partitions)
+
+    async def seek_to_time(self, topic: str, partition: int, ts: int | datetime) -> int:
+        """As :meth:`Consumer.seek_to_time`."""
+        return await asyncio.to_thread(self._consumer.seek_to_time, topic, partition, ts)
+
+    def assignment(self) -> list[TopicPartition]:
+        """As :meth:`Consumer.assignment`; does not wait."""
+        return self._consumer.assignment()
+
+    def seek(self, topic: str, partition: int, offset: int) -> None:
+        """As :meth:`Consumer.seek`; does not wait."""
+        self._consumer.seek(topic, partition, offset)
+
+    def seek_to_beginning(self, *partitions: TopicPartition) -> None:
+        """As :meth:`Consumer.seek_to_beginning`; does not wait."""
+        self._consumer.seek_to_beginning(*partitions)
+
+    def seek_to_end(self, *partitions: TopicPartition) -> None:
+        """As :meth:`Consumer.seek_to_end`; does not wait."""
+        self._consumer.seek_to_end(*partitions)
+
+    def nack(self, record: ConsumerRecord, delay_s: float = 5.0) -> None:
+        """As :meth:`Consumer.nack`; does not wait."""
+        self._consumer.nack(record, delay_s)
+
+    def pause(self, *partitions: TopicPartition) -> None:
+        """As :meth:`Consumer.pause`; does not wait."""
+        self._consumer.pause(*partitions)
+
+    def resume(self, *partitions: TopicPartition) -> None:
+        """As :meth:`Consumer.resume`; does not wait."""
+        self._consumer.resume(*partitions)
+
+    async def close(self) -> None:
+        """As :meth:`Consumer.close`."""
+        await asyncio.to_thread(self._consumer.close)
+
+    def _on_news(self) -> None:
+        """In any thread, under the core's condition."""
+        assert self._loop is not None
+        try:
+            self._loop.call_soon_threadsafe(self._news.set)
+        except RuntimeError:  # the loop was closed before this consumer
+            self._core.condition.listeners.remove(self._on_news)

@@ -1,0 +1,119 @@
+"""Committing a group's offsets, through fail-overs, and never as a zombie.
+
+After a fail-over the new leader knows no members, so a commit is refused at first. The consumer then
+joins again with what it reads, and commits again only what the coordinator says nobody else was given
+in between; else the commit is a zombie's, and StaleMember tells the application.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+
+from escrowmq.actors.broker.coordinator import coordinator_group
+from escrowmq.actors.client.assignment import TopicPartition
+from escrowmq.actors.client.router import Router, result_of
+from escrowmq.actors.consumer.membership import Membership
+from escrowmq.actors.consumer.membership_thread import Session
+from escrowmq.actors.consumer.positions import PartitionState, Positions
+from escrowmq.actors.consumer.redelivery import Redelivery
+from escrowmq.replication.errors import InvalidMessage, StaleMember, Unavailable, UnknownTopic
+
+#: Joining again heals a fail-over; a member that is refused after that often is not wanted.
+ATTEMPTS_MAX = 3
+
+
+class Committer:
+    """Commits of one consumer. Blocking; safe to call from any thread."""
+
+    def __init__(
+        self,
+        router: Router,
+        session: Session,
+        membership: Membership,
+        positions: Positions,
+        redelivery: Redelivery,
+        condition: threading.Condition,
+        timeout_s: float,
+    ) -> None:
+        self._router, self._session, self._membership = router, session, membership
+        self._positions, self._redelivery, self._condition = positions, redelivery, condition
+        self._timeout_s = timeout_s
+
+    def commit(self, offsets: Mapping[TopicPartition, int] | None) -> None:
+        """See :meth:`Consumer.commit`."""
+        with self._condition:
+            wanted = self._delivered() if offsets is None else self._explicit(offsets)
+        if not wanted:
+            return
+        deadline = self._router.clock() + self._timeout_s
+        for _ in range(ATTEMPTS_MAX):
+            with self._condition:
+                joins, generation = self._membership.joins, self._membership.generation
+            refusal = self._send(wanted, generation, deadline)
+            if refusal is None:
+                with self._condition:
+                    for state, offset in wanted.items():
+                        state.committed = offset
+                return
+            self._rejoin(wanted, joins, refusal, deadline)
+        raise StaleMember(f"{refusal}; poll again to join")
+
+    def _delivered(self) -> dict[PartitionState, int]:
+        """What poll has returned since the last commit, up to the first record that waits after nack."""
+        wanted: dict[PartitionState, int] = {}
+        for state in self._positions.states():
+            if state.position is not None:
+                floor = self._redelivery.floor(state.tp)
+                offset = state.position if floor is None else min(floor, state.position)
+                if offset != state.committed:
+                    wanted[state] = offset
+        return wanted
+
+    def _explicit(self, offsets: Mapping[TopicPartition, int]) -> dict[PartitionState, int]:
+        wanted: dict[PartitionState, int] = {}
+        for tp, offset in offsets.items():
+            state = self._positions.get(tp)
+            if state is None:
+                raise StaleMember(f"{tp} is not assigned to this consumer (now); it cannot commit it")
+            wanted[state] = offset
+        return wanted
+
+    def _send(self, wanted: Mapping[PartitionState, int], generation: int, deadline: float) -> str | None:
+        """None when durable; else why the coordinator refused this member."""
+        member = self._membership
+        by_topic: dict[str, dict[int, int]] = {}
+        for state, offset in wanted.items():
+            by_topic.setdefault(state.topic, {})[state.partition] = offset
+        gid = coordinator_group(member.group, self._router.info.groups)
+        left_s = max(deadline - self._router.clock(), 0.001)
+        call = self._router.leader_call(
+            gid, "commit_offsets", member.group, member.member, generation, by_topic, timeout_s=left_s
+        )
+        answer = result_of(call, left_s)
+        if answer[0] == "ok":
+            return None
+        if answer[0] == "stale":
+            return str(answer[1])
+        if answer[0] == "unknown_topic":
+            raise UnknownTopic(answer[1])
+        raise InvalidMessage(f"the offsets were refused: {answer[1:]}")
+
+    def _rejoin(
+        self, wanted: Mapping[PartitionState, int], joins: int, refusal: str, deadline: float
+    ) -> None:
+        """Joins again; returns if all of ``wanted`` is still this member's, else raises StaleMember."""
+        member = self._membership
+        partitions = frozenset(state.tp for state in wanted)
+        with self._condition:
+            if member.joins == joins:
+                member.on_stale()
+                self._session.wake(heartbeat=True)
+            while member.joins == joins and not member.idle:
+                left_s = deadline - self._router.clock()
+                if left_s <= 0:
+                    raise Unavailable(f"joining group {member.group!r} again takes too long", 1.0)
+                self._condition.wait(left_s)
+            same = all(self._positions.get(state.tp) is state for state in wanted)
+            if member.idle or not same or not member.still_holds(partitions):
+                raise StaleMember(f"{refusal}; what was not committed is delivered again to its new reader")

@@ -1,0 +1,231 @@
+"""The consumer: reads committed messages, in order of each partition, from any replica.
+
+Two ways: *subscribe* to topics as a member of a group, whose live members share the partitions, or
+*assign* partitions by hand without a group. Delivery is at least once: what ``poll`` returned and
+nobody committed is delivered again after a crash, or to whoever takes the partition over.
+
+This is the face: it checks arguments and says what is promised; consumer_core.py does the work.
+Thread-safe, but two threads that poll one consumer get parts of one stream.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime
+from functools import cached_property
+
+from escrowmq.actors.client.assignment import TopicPartition
+from escrowmq.actors.client.closing import Closing
+from escrowmq.actors.client.config import ConsumerConfig
+from escrowmq.actors.client.replica_calls import ReplicaCalls
+from escrowmq.actors.client.topology import ClusterInfo
+from escrowmq.actors.consumer import arguments as args
+from escrowmq.actors.consumer.async_consumer import AsyncConsumer
+from escrowmq.actors.consumer.core import ConsumerCore
+from escrowmq.replication.errors import Closed, ConfigError, UnknownTopic
+from escrowmq.replication.model import ConsumerRecord, group_of
+
+
+class Consumer(Closing):
+    """Reads topics of a cluster. A context manager; iterate over it, or ``poll`` for batches."""
+
+    def __init__(
+        self,
+        info: ClusterInfo,
+        *,
+        group: str | None = None,
+        topics: Sequence[str] = (),
+        auto_offset_reset: str | None = None,
+        config: ConsumerConfig | None = None,
+        calls: ReplicaCalls | None = None,
+    ) -> None:
+        """Subscribes at once if ``topics`` are given, which needs a ``group``. Raises UnknownTopic.
+
+        ``auto_offset_reset`` overrides ``config``'s: "earliest", "latest" or "none" (OffsetOutOfRange).
+        ``calls``: how replicas are reached; None: by Ray.
+        """
+        config = config or ConsumerConfig()
+        if auto_offset_reset is not None:
+            config = replace(config, auto_offset_reset=auto_offset_reset)
+        args.check_group(group)
+        args.check_topics(topics)
+        if topics and group is None:
+            raise ConfigError("subscribing to topics needs group=...; without a group, call assign(...)")
+        #: The parts at work; for the faces over them (this one, asyncio's), not for applications.
+        self.core = ConsumerCore(info, group, config, calls)
+        try:
+            if topics:
+                self.subscribe(topics)
+        except BaseException:
+            self.close()
+            raise
+
+    @cached_property
+    def aio(self) -> AsyncConsumer:
+        """The asyncio face of this consumer."""
+        return AsyncConsumer(self)
+
+    # ------------------------------------------------------------ what to read
+
+    def subscribe(self, topics: Sequence[str]) -> None:
+        """Reads these topics from now on (instead of others), sharing partitions with the group.
+
+        Returns before partitions are assigned; ``poll`` brings them. Raises UnknownTopic.
+        """
+        args.check_topics(topics)
+        core = self.core
+        member = core.membership
+        if member is None:
+            raise ConfigError("subscribe needs a group; create the consumer with group=...")
+        core.check_open()
+        for topic in topics:
+            core.catalog.forget(topic)
+            core.catalog.partitions(topic)
+        with core.condition:
+            member.topics = tuple(dict.fromkeys(topics))
+            member.joined = False  # joins (again) with these
+            core.session.polled_at = core.clock()
+        core.session.wake(heartbeat=True)
+
+    def assign(self, partitions: Iterable[TopicPartition]) -> None:
+        """Reads exactly these ``(topic, partition)`` pairs, without a group. Raises UnknownTopic.
+
+        Partitions that were assigned before go on where they are.
+        """
+        core = self.core
+        if core.group is not None:
+            raise ConfigError("assign is for consumers without a group; create one with group=None")
+        core.check_open()
+        wanted: dict[TopicPartition, int] = {}
+        for pair in partitions:
+            topic, partition = args.check_partition(pair)
+            count = core.catalog.partitions(topic)
+            if partition >= count:
+                raise UnknownTopic(topic, partition, count)
+            wanted[topic, partition] = group_of(topic, partition, core.info.groups)
+        with core.condition:
+            for tp in core.positions.assign(wanted, core.positions.assigned()):
+                core.redelivery.drop(tp)
+        core.session.wake()
+
+    def assignment(self) -> list[TopicPartition]:
+        """The partitions this consumer reads now, as of the last ``poll``."""
+        with self.core.condition:
+            self.core.check_open()
+            return self.core.positions.assigned()
+
+    # ------------------------------------------------------------ reading
+
+    def poll(self, max_records: int = 500, timeout_s: float = 1.0) -> list[ConsumerRecord]:
+        """The next records, at most ``max_records``; waits for the first for at most ``timeout_s``.
+
+        Also takes over a changed assignment: what the previous ``poll`` returned should be dealt with
+        and committed before. Raises OffsetOutOfRange or UnknownTopic for a partition that cannot be
+        read on, Unavailable when no replica has answered for ``call_timeout_s``, Closed.
+        """
+        args.check_poll(max_records, timeout_s)
+        return self.core.poll(max_records, timeout_s)
+
+    def __iter__(self) -> Iterator[ConsumerRecord]:
+        """Records one by one, until ``close``. ``commit()`` covers the one in hand (so finish it first)."""
+        while True:
+            try:
+                records = self.core.poll(1, 1.0)
+            except Closed:
+                return
+            yield from records
+
+    def pause(self, *partitions: TopicPartition) -> None:
+        """``poll`` leaves these (all, if none is named) out until ``resume``; they stay assigned."""
+        self.core.set_paused(partitions, True)
+
+    def resume(self, *partitions: TopicPartition) -> None:
+        """Undoes ``pause``."""
+        self.core.set_paused(partitions, False)
+
+    # ------------------------------------------------------------ positions
+
+    def position(self, topic: str, partition: int) -> int:
+        """The next offset that ``poll`` will return (redeliveries apart).
+
+        Waits for the look-up of a fresh partition; raises Unavailable after ``call_timeout_s``.
+        """
+        return self.core.position(topic, partition)
+
+    def seek(self, topic: str, partition: int, offset: int) -> None:
+        """``poll`` goes on from ``offset``. Out of range shows at ``poll``, as auto_offset_reset says."""
+        args.check_offset(offset)
+        self.core.move(topic, partition, offset)
+
+    def seek_to_time(self, topic: str, partition: int, ts: int | datetime) -> int:
+        """To the first message at or after ``ts`` (ms since the epoch, or a datetime); its offset.
+
+        The end of the partition if there is none. Timestamps are the broker's.
+        """
+        ts_ms = args.check_time(ts)
+        core = self.core
+        with core.condition:
+            core.assigned(topic, partition)
+        (found,) = core.offsets.offsets([(topic, partition, ts_ms)], core.config.call_timeout_s)
+        if isinstance(found, UnknownTopic):
+            raise found
+        core.move(topic, partition, found)
+        return found
+
+    def seek_to_beginning(self, *partitions: TopicPartition) -> None:
+        """To the oldest message there is; of all assigned partitions if none is named."""
+        self.core.look_up(partitions, "earliest")
+
+    def seek_to_end(self, *partitions: TopicPartition) -> None:
+        """Behind the newest message; of all assigned partitions if none is named."""
+        self.core.look_up(partitions, "latest")
+
+    # ------------------------------------------------------------ committing
+
+    def commit(self, offsets: Mapping[TopicPartition, int] | None = None) -> None:
+        """Makes the group's place durable: everything ``poll`` has returned, or ``offsets`` as given.
+
+        ``offsets``: (topic, partition) -> *next* offset to read; taken at its word. Without it, stops
+        before records that wait after ``nack``. Raises StaleMember if a partition has moved to another
+        member (what was not committed is delivered again there); OutcomeUnknown if no answer came in
+        time: committing again is safe.
+        """
+        committer = self.core.committer
+        self.core.check_open()
+        if committer is None:
+            raise ConfigError("a consumer without a group commits nothing; keep position() yourself")
+        for tp, offset in (offsets or {}).items():
+            args.check_partition(tp)
+            args.check_offset(offset)
+        committer.commit(offsets)
+
+    def committed(self, topic: str, partition: int) -> int | None:
+        """What the group has committed: the next offset to read. None: nothing yet."""
+        core = self.core
+        core.check_open()
+        if core.group is None:
+            raise ConfigError("a consumer without a group commits nothing; keep position() yourself")
+        tp = args.check_partition((topic, partition))
+        return core.offsets.committed(core.group, [topic], core.config.call_timeout_s).get(tp)
+
+    def nack(self, record: ConsumerRecord, delay_s: float = 5.0) -> None:
+        """Could not be dealt with now: ``poll`` of this consumer returns it again after ``delay_s``.
+
+        Until then ``commit()`` stops before it. Kept by this consumer only: if it dies or loses the
+        partition, everything from this record on is delivered again by the next reader. Breaks the
+        order of this record's key; does not count attempts. Raises Overloaded at 10,000 such records.
+        """
+        args.check_delay(delay_s)
+        core = self.core
+        with core.condition:
+            state = core.assigned(record.topic, record.partition)
+            args.check_returned(record, state.position)
+            core.redelivery.add(record, core.clock() + delay_s)
+            core.condition.notify_all()
+
+    # ------------------------------------------------------------ the end
+
+    def close(self) -> None:
+        """Leaves the group (its partitions move on at once) and stops. Commits nothing. Idempotent."""
+        self.core.close()

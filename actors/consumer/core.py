@@ -1,0 +1,255 @@
+"""What a consumer consists of, and the work behind its face: taking over assignments, handing out
+records, moving positions, saying what is wrong.
+
+Fetching and membership run in threads of their own (fetcher.py, session.py). All that they share with
+the application's threads is under one condition, which also wakes ``poll`` when there is news.
+"""
+
+from __future__ import annotations
+
+import random
+import uuid
+from collections.abc import Sequence
+
+from escrowmq.actors.client.assignment import TopicPartition
+from escrowmq.actors.client.catalog import TopicCatalog
+from escrowmq.actors.client.config import ConsumerConfig
+from escrowmq.actors.client.observable import News
+from escrowmq.actors.client.replica_calls import RayCalls, ReplicaCalls
+from escrowmq.actors.client.router import Router
+from escrowmq.actors.client.topology import ClusterInfo
+from escrowmq.actors.consumer import arguments as args
+from escrowmq.actors.consumer.committer import Committer
+from escrowmq.actors.consumer.fetcher import FetchThread
+from escrowmq.actors.consumer.membership import Membership
+from escrowmq.actors.consumer.membership_thread import Session
+from escrowmq.actors.consumer.offsets import OffsetReader
+from escrowmq.actors.consumer.positions import PartitionState, Positions
+from escrowmq.actors.consumer.redelivery import Redelivery
+from escrowmq.actors.consumer.replica_choice import ReplicaChoice
+from escrowmq.replication.errors import (
+    Closed,
+    EscrowMQError,
+    OutcomeUnknown,
+    StaleMember,
+    Unavailable,
+)
+from escrowmq.replication.model import ConsumerRecord, group_of
+
+
+class ConsumerCore:
+    """The parts of one consumer. Methods marked *locked* are called under ``condition``."""
+
+    def __init__(
+        self,
+        info: ClusterInfo,
+        group: str | None,
+        config: ConsumerConfig,
+        calls: ReplicaCalls | None = None,
+    ) -> None:
+        self.info, self.config, self.group = info, config, group
+        self.condition = News()
+        self.closed = False
+        self.positions = Positions(
+            fetch_bytes=config.fetch_bytes,
+            buffer_bytes=config.buffer_bytes,
+            linger_s=config.fetch_linger_ms / 1000,
+        )
+        self.redelivery = Redelivery()
+        self._calls = calls or RayCalls(info)
+        self.router = Router(info, config.channel, self._calls, name="escrowmq-consumer")
+        self.clock = self.router.clock
+        self.catalog = TopicCatalog(self.router, config.call_timeout_s)
+        self.offsets = OffsetReader(self.router)
+        # The salt only spreads load: no outcome depends on it.
+        choice = ReplicaChoice(info.replicas, salt=random.randrange(info.replicas))
+        self.fetch = FetchThread(self.positions, choice, config, self._calls, self.condition, self.clock)
+        self.membership: Membership | None = None
+        if group is not None:
+            self.membership = Membership(group, f"{group[:64]}-{uuid.uuid4().hex[:16]}")
+        self.session = Session(
+            self.router,
+            self.offsets,
+            self.positions,
+            self.membership,
+            self.condition,
+            config,
+            self.fetch.wake,
+        )
+        self.committer: Committer | None = None
+        if self.membership is not None:
+            self.committer = Committer(
+                self.router,
+                self.session,
+                self.membership,
+                self.positions,
+                self.redelivery,
+                self.condition,
+                config.call_timeout_s,
+            )
+
+    def check_open(self) -> None:
+        """Raises Closed after ``close``."""
+        if self.closed:
+            raise Closed("this consumer was closed; create a new one")
+
+    # ------------------------------------------------------------ poll
+
+    def poll(self, max_records: int, timeout_s: float) -> list[ConsumerRecord]:
+        """See :meth:`Consumer.poll`."""
+        with self.condition:
+            deadline = self.clock() + timeout_s
+            while True:
+                records, look_again = self.take(max_records)
+                if records:
+                    return records
+                now = self.clock()
+                if now >= deadline:
+                    self.raise_trouble()
+                    return []
+                self.condition.wait(min(deadline, look_again) - now)
+
+    def take(self, max_records: int) -> tuple[list[ConsumerRecord], float]:
+        """Records that are there, without waiting, and when to look again if no news comes before."""
+        with self.condition:
+            self.check_open()
+            now = self.clock()
+            self._take_over(now)
+            self._raise_error()
+            records = self._take(max_records, now)
+            due = self.redelivery.next_due()
+            # A due record that was not taken waits in a paused partition: resuming is news.
+            return records, float("inf") if due is None or due <= now else due
+
+    def _take(self, max_records: int, now: float) -> list[ConsumerRecord]:
+        records: list[ConsumerRecord] = []
+        if self.redelivery:
+            paused = {state.tp for state in self.positions.states() if state.paused}
+            records = self.redelivery.take(now, max_records, paused)
+        if len(records) < max_records:
+            records += self.positions.take(max_records - len(records))
+            if self.positions.starved:
+                self.fetch.wake()
+        return records
+
+    def _take_over(self, now: float) -> None:
+        """A new assignment, if the session has brought one: this thread is done with the old one."""
+        self.session.polled_at = now
+        member = self.membership
+        if member is None:
+            return
+        if member.idle:
+            member.idle = False
+            self.session.wake(heartbeat=True)
+        offer = member.take_over()
+        if offer is None:
+            return
+        wanted = {tp: group_of(*tp, self.info.groups) for tp in offer.partitions}
+        kept = self.positions.assigned() if offer.kept is None else offer.kept
+        for tp in self.positions.assign(wanted, kept):
+            self.redelivery.drop(tp)
+        self.session.wake(heartbeat=True)  # confirms, so that what was let go moves on at once
+
+    def _raise_error(self) -> None:
+        failure = self.fetch.failure or self.session.failure
+        if failure is not None:
+            raise EscrowMQError(f"a thread of this consumer failed ({failure!r}); close it") from failure
+        for state in self.positions.states():
+            if state.error is not None:
+                raise type(state.error)(*state.error.args)
+        error = self.session.error
+        if self.session.trouble_since is not None and error is not None and not _passing(error):
+            raise type(error)(*error.args)
+
+    def raise_trouble(self) -> None:
+        """Nothing came for longer than a fail-over explains: say so."""
+        with self.condition:
+            now, patience_s = self.clock(), self.config.call_timeout_s
+            trouble = self.fetch.fetches.trouble(now, patience_s)
+            since = self.session.trouble_since
+            if trouble is None and since is not None and now - since >= patience_s:
+                trouble = f"the coordinator of group {self.group!r} does not answer ({self.session.error})"
+        if isinstance(trouble, EscrowMQError):
+            raise type(trouble)(*trouble.args)
+        if trouble is not None:
+            raise Unavailable(trouble, 1.0)
+
+    # ------------------------------------------------------------ positions
+
+    def assigned(self, topic: str, partition: int) -> PartitionState:
+        """Locked: the state of an assigned partition. Raises StaleMember."""
+        self.check_open()
+        state = self.positions.get(args.check_partition((topic, partition)))
+        if state is None:
+            raise StaleMember(
+                f"{topic}/{partition} is not assigned to this consumer (now); assigned are "
+                f"{self.positions.assigned()[:10]}; a new assignment comes with poll"
+            )
+        return state
+
+    def named(self, partitions: Sequence[TopicPartition]) -> list[PartitionState]:
+        """Locked: the states of these partitions, or of all if none is named."""
+        self.check_open()
+        if not partitions:
+            return self.positions.states()
+        return [self.assigned(*args.check_partition(pair)) for pair in partitions]
+
+    def position(self, topic: str, partition: int) -> int:
+        """See :meth:`Consumer.position`."""
+        with self.condition:
+            deadline = self.clock() + self.config.call_timeout_s
+            while True:
+                state = self.assigned(topic, partition)
+                if state.error is not None:
+                    raise type(state.error)(*state.error.args)
+                if state.position is not None:
+                    return state.position
+                left_s = deadline - self.clock()
+                if left_s <= 0:
+                    raise Unavailable(f"the position of {topic}/{partition} cannot be looked up", 1.0)
+                self.condition.wait(left_s)
+
+    def move(self, topic: str, partition: int, offset: int) -> None:
+        """Reading goes on from ``offset``; what waited for redelivery there is forgotten."""
+        with self.condition:
+            self.assigned(topic, partition).restart(offset)
+            self.redelivery.drop((topic, partition))
+            self.condition.notify_all()
+        self.fetch.wake()
+
+    def look_up(self, partitions: Sequence[TopicPartition], goal: str) -> None:
+        """Reading goes on from what ``goal`` means, as soon as the session has asked."""
+        with self.condition:
+            for state in self.named(partitions):
+                state.look_up(goal)
+                self.redelivery.drop(state.tp)
+        self.session.wake()
+
+    def set_paused(self, partitions: Sequence[TopicPartition], paused: bool) -> None:
+        """Pause or resume."""
+        with self.condition:
+            for state in self.named(partitions):
+                if paused and state.position is not None:
+                    state.restart(state.position)  # what was fetched would only fill the buffer
+                state.paused = paused
+            self.condition.notify_all()
+        self.fetch.wake()
+
+    # ------------------------------------------------------------ the end
+
+    def close(self) -> None:
+        """Ends the threads in an order in which none waits for another's calls. Idempotent."""
+        with self.condition:
+            if self.closed:
+                return
+            self.closed = True
+            self.condition.notify_all()
+        self.session.close()
+        self.fetch.close()
+        self.router.close()  # closes the calls, too
+        self.session.join_thread()
+
+
+def _passing(error: EscrowMQError) -> bool:
+    """Errors that a retry may heal; they are shown only when they last."""
+    return hasattr(error, "retry_after_s") or isinstance(error, OutcomeUnknown | Closed)

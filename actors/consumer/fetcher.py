@@ -1,0 +1,230 @@
+"""Fetching ahead: keeps a few calls under way per broker, and leaves a silent one within 250 ms.
+
+``Fetches`` decides (no thread, no clock, no Ray): which partitions to ask of which replica, when a
+call has been silent too long, what an answer means. ``FetchThread`` is its shell. A call that is
+given up is not forgotten: its answer may still be the first one, and a second answer to the same
+question is recognised by partition, epoch and offset and dropped.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from escrowmq.actors.client.assignment import TopicPartition
+from escrowmq.actors.client.config import ConsumerConfig
+from escrowmq.actors.client.replica_calls import ReplicaCalls
+from escrowmq.actors.consumer.positions import PartitionState, Positions
+from escrowmq.actors.consumer.replica_choice import ReplicaChoice
+from escrowmq.replication.errors import CorruptLog, EscrowMQError, UnknownTopic
+from escrowmq.replication.model import ResultCode
+
+log = logging.getLogger(__name__)
+
+#: Partitions asked for in one call: bounds its size and the broker's work for it.
+PARTITIONS_PER_CALL_MAX = 256
+#: A replica may be behind for as long as a fail-over or a topic's creation takes; what all of them say
+#: for longer than this is believed.
+LAG_PATIENCE_S = 2.0
+#: Longest silence that is waited for, after doubling: a machine that swaps is slow, not dead.
+SILENCE_S_MAX = 4.0
+#: Calls given up whose answers are still awaited.
+GIVEN_UP_MAX = 64
+SLEEP_S_MAX = 0.5
+
+Asked = tuple[TopicPartition, int, int]  # partition, epoch, offset
+
+
+@dataclass(slots=True)
+class _Call:
+    gid: int
+    rid: int
+    asked: list[Asked]
+    sent: float
+    give_up_at: float
+
+
+class Fetches:
+    """The fetch calls of one consumer. Every method runs under the consumer's lock."""
+
+    def __init__(
+        self,
+        positions: Positions,
+        choice: ReplicaChoice,
+        config: ConsumerConfig,
+        start: Callable[[int, int, tuple[Any, ...], int], None],
+    ) -> None:
+        """``start(gid, rid, fetch arguments, token)`` begins a call and returns at once."""
+        self._positions, self._choice, self._config, self._start = positions, choice, config, start
+        self._calls: dict[int, _Call] = {}
+        self._given_up: dict[int, _Call] = {}
+        self._token = 0
+        self._silence_s = config.channel.probe_after_s
+        #: The last trouble, for whoever has to explain why nothing comes.
+        self.last_error: BaseException | None = None
+
+    def advance(self, now: float) -> float:
+        """Gives up silent calls, sends what is due; returns when to be called again at the latest."""
+        for token, call in list(self._calls.items()):
+            if now >= call.give_up_at:
+                self._give_up(token, call, now)
+        ready, room = self._positions.wanted(now, len(self._calls))
+        by_replica: dict[tuple[int, int], list[PartitionState]] = {}
+        for state in ready:
+            rid = self._choice.pick(state.gid, state.turn, now)
+            by_replica.setdefault((state.gid, rid), []).append(state)
+        for (gid, rid), states in by_replica.items():
+            under_way = sum(1 for call in self._calls.values() if (call.gid, call.rid) == (gid, rid))
+            if room > 0 and under_way < self._config.fetch_calls_in_flight:
+                room -= 1
+                self._send(gid, rid, states[:PARTITIONS_PER_CALL_MAX], now)
+        times = [call.give_up_at for call in self._calls.values()]
+        return min([*times, self._positions.next_wakeup(now) or now + SLEEP_S_MAX, now + SLEEP_S_MAX])
+
+    def _send(self, gid: int, rid: int, states: list[PartitionState], now: float) -> None:
+        self._token += 1
+        asked = [(state.tp, state.epoch, state.fetch_offset) for state in states]
+        for state in states:
+            state.in_flight = self._token
+        wait_s = self._config.fetch_wait_s
+        self._calls[self._token] = _Call(gid, rid, asked, now, now + wait_s + self._silence_s)
+        requests = [(topic, partition, offset) for (topic, partition), _, offset in asked]
+        self._start(gid, rid, (requests, self._config.fetch_bytes, wait_s), self._token)
+
+    def _give_up(self, token: int, call: _Call, now: float) -> None:
+        del self._calls[token]
+        self._given_up[token] = call
+        if len(self._given_up) > GIVEN_UP_MAX:
+            del self._given_up[next(iter(self._given_up))]
+        self._silence_s = min(self._silence_s * 2, SILENCE_S_MAX)
+        self._choice.failed(call.gid, call.rid, now)
+        for tp, epoch, _ in call.asked:
+            self._positions.troubled(tp, epoch, now)
+
+    def answered(self, token: int, answer: Any, error: BaseException | None, now: float) -> bool:
+        """An answer or an error. True if there is news for whoever waits in ``poll``."""
+        call = self._calls.pop(token, None)
+        late = call is None
+        if call is None:
+            call = self._given_up.pop(token, None)
+        if call is None:
+            return False
+        if error is not None:
+            self.last_error = error
+            self._choice.failed(call.gid, call.rid, now)
+            for tp, epoch, _ in [] if late else call.asked:
+                self._positions.troubled(tp, epoch, now)
+            return not late
+        if not late:
+            self._silence_s = self._config.channel.probe_after_s
+        self._choice.answered(call.gid, call.rid)
+        early = now - call.sent < self._config.fetch_wait_s / 2
+        news = False
+        for (tp, epoch, offset), part in zip(call.asked, answer, strict=True):
+            news |= self._take_part(call, tp, epoch, offset, part, early, now)
+        return news
+
+    def _take_part(
+        self, call: _Call, tp: TopicPartition, epoch: int, offset: int, part: Any, early: bool, now: float
+    ) -> bool:
+        _, _, code, start, end, runs, blob = part
+        if code == ResultCode.OK:
+            try:
+                taken = self._positions.fetched(tp, epoch, offset, runs, blob, (start, end), now, early=early)
+            except CorruptLog as error:
+                self.last_error = error
+                self._choice.failed(call.gid, call.rid, now)
+                self._positions.troubled(tp, epoch, now)
+                return True
+            return taken and bool(runs)
+        state = self._positions.get(tp)
+        if state is None or state.epoch != epoch or state.fetch_offset != offset:
+            return False
+        for_s = self._positions.troubled(tp, epoch, now)
+        if code == ResultCode.OUT_OF_RANGE:
+            state.log_start, state.log_end = start, end
+            # Before the start: gone for good. Behind the end: perhaps this replica lags.
+            if (offset < start or for_s >= LAG_PATIENCE_S) and not state.chunks:
+                state.look_up("check", offset)
+                return True
+        elif for_s >= LAG_PATIENCE_S:
+            state.error = UnknownTopic(tp[0])
+            return True
+        return False
+
+    def trouble(self, now: float, for_s: float) -> EscrowMQError | str | None:
+        """Why nothing came from some partition for so long: a typed error if a replica gave one."""
+        for state in self._positions.states():
+            if state.troubled_since is not None and now - state.troubled_since >= for_s:
+                cause = getattr(self.last_error, "cause", None)  # Ray wraps what an actor raised
+                for error in (self.last_error, cause):
+                    if isinstance(error, EscrowMQError):
+                        return error
+                return f"no replica of group {state.gid} serves {state.topic}/{state.partition}"
+        return None
+
+
+class FetchThread:
+    """Runs ``Fetches`` in a thread of its own, under the consumer's condition."""
+
+    def __init__(
+        self,
+        positions: Positions,
+        choice: ReplicaChoice,
+        config: ConsumerConfig,
+        calls: ReplicaCalls,
+        condition: threading.Condition,
+        clock: Callable[[], float],
+    ) -> None:
+        self._calls, self._condition, self._clock = calls, condition, clock
+        self.fetches = Fetches(positions, choice, config, self._start)
+        #: Answers (token, answer, error); None wakes, and ends when ``_closing``.
+        self._inbox: queue.SimpleQueue[tuple[int, Any, BaseException | None] | None] = queue.SimpleQueue()
+        self._closing = False
+        #: A bug ended this thread: it must not look like a quiet topic.
+        self.failure: Exception | None = None
+        self._thread = threading.Thread(target=self._run, name="escrowmq-fetch", daemon=True)
+        self._thread.start()
+
+    def wake(self) -> None:
+        """Something may be fetched that could not before."""
+        self._inbox.put(None)
+
+    def close(self) -> None:
+        """Ends the thread; answers under way are dropped."""
+        self._closing = True
+        self.wake()
+        if threading.current_thread() is not self._thread:
+            self._thread.join(timeout=10.0)
+
+    def _start(self, gid: int, rid: int, args: tuple[Any, ...], token: int) -> None:
+        def done(answer: Any, error: BaseException | None) -> None:
+            self._inbox.put((token, answer, error))
+
+        self._calls.call(gid, rid, "fetch", args, done)
+
+    def _run(self) -> None:
+        wake_at = self._clock()
+        while not self._closing:
+            try:
+                item = self._inbox.get(timeout=max(wake_at - self._clock(), 0.001))
+            except queue.Empty:
+                item = None
+            with self._condition:
+                try:
+                    news = False
+                    while item is not None:
+                        news |= self.fetches.answered(*item, self._clock())
+                        item = None if self._inbox.empty() else self._inbox.get()
+                    wake_at = self.fetches.advance(self._clock())
+                except Exception as error:
+                    log.exception("the fetch thread of a consumer failed")
+                    self.failure, news = error, True
+                if news:
+                    self._condition.notify_all()
+                if self.failure is not None:
+                    return

@@ -1,0 +1,201 @@
+"""The consumer's keeper: joins, sends heartbeats, looks up positions, in one background thread.
+
+So that the application may take its time between two polls without being taken for dead, and ``poll``
+never waits longer than it was told to. Its calls are bounded, and a failed one is repeated; what goes
+wrong for long is shown by ``trouble_since``.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+
+from escrowmq.actors.broker.coordinator import coordinator_group
+from escrowmq.actors.client.config import ConsumerConfig
+from escrowmq.actors.client.router import Router, result_of
+from escrowmq.actors.client.wakeup import Wakeup
+from escrowmq.actors.consumer.membership import Membership
+from escrowmq.actors.consumer.offsets import Lookup, OffsetReader
+from escrowmq.actors.consumer.positions import Positions
+from escrowmq.replication.errors import ConfigError, EscrowMQError
+
+log = logging.getLogger(__name__)
+
+#: One call of this thread: longer than a fail-over, shorter than a session.
+CALL_S = 4.0
+#: Until the next heartbeat while the coordinator has more for us.
+PENDING_S = 0.1
+RETRY_S = 0.2
+#: Leaving is a courtesy: the session's end would do it too.
+LEAVE_S = 2.0
+
+
+class Session:
+    """Keeps one consumer's membership and positions up to date, under the consumer's condition."""
+
+    def __init__(
+        self,
+        router: Router,
+        offsets: OffsetReader,
+        positions: Positions,
+        membership: Membership | None,
+        condition: threading.Condition,
+        config: ConsumerConfig,
+        on_positions: Callable[[], None],
+    ) -> None:
+        """``on_positions`` is called when partitions have become fetchable."""
+        self._router, self._offsets, self._positions = router, offsets, positions
+        self._membership, self._condition, self._config = membership, condition, config
+        self._on_positions, self._clock = on_positions, router.clock
+        self._next_heartbeat = float("-inf")
+        self._wakeup = Wakeup()
+        self._closing = False
+        self.polled_at = self._clock()
+        self.trouble_since: float | None = None
+        self.error: EscrowMQError | None = None
+        self.failure: Exception | None = None
+        self._thread = threading.Thread(target=self._run, name="escrowmq-session", daemon=True)
+        self._thread.start()
+
+    def wake(self, *, heartbeat: bool = False) -> None:
+        """There is something to do; ``heartbeat``: even if the next one is not due yet."""
+        if heartbeat:
+            self._next_heartbeat = float("-inf")
+        self._wakeup.set()
+
+    def close(self) -> None:
+        """Ends the thread and leaves the group."""
+        self._closing = True
+        self._wakeup.set()
+        member = self._membership
+        if member is not None and member.joined:
+            try:
+                gid = coordinator_group(member.group, self._router.info.groups)
+                left = self._router.leader_call(
+                    gid, "group_leave", member.group, member.member, timeout_s=LEAVE_S
+                )
+                result_of(left, LEAVE_S)
+            except EscrowMQError as error:
+                log.info("could not leave group %s (%s); its session will end by itself", member.group, error)
+
+    def join_thread(self) -> None:
+        """Waits for the thread's end, after the router was closed (which ends its calls)."""
+        if threading.current_thread() is not self._thread:
+            self._thread.join(timeout=10.0)
+
+    def _run(self) -> None:
+        while not self._closing:
+            self._wakeup.clear()
+            try:
+                wait_s = self._turn()
+                self.trouble_since = None
+            except EscrowMQError as error:
+                wait_s = RETRY_S
+                with self._condition:
+                    self.error = error
+                    if self.trouble_since is None:
+                        self.trouble_since = self._clock()
+                    self._condition.notify_all()
+            except Exception as error:
+                if not self._closing:
+                    log.exception("the session thread of a consumer failed")
+                with self._condition:
+                    self.failure = error
+                    self._condition.notify_all()
+                return
+            if not self._closing:
+                self._wakeup.wait(wait_s)
+
+    def _turn(self) -> float:
+        self._keep_membership(self._clock())
+        self._look_up()
+        return max(min(self._next_heartbeat - self._clock(), 1.0), 0.001) if self._membership else 1.0
+
+    # ------------------------------------------------------------ membership
+
+    def _keep_membership(self, now: float) -> None:
+        member = self._membership
+        if member is None or self._closing:
+            return
+        with self._condition:
+            joined, idle, topics = member.joined, member.idle, member.topics
+            silent = now - self.polled_at > self._config.poll_interval_max_s
+        if not topics or idle:
+            self._next_heartbeat = now + self._config.heartbeat_interval_s
+        elif joined and silent:
+            self._leave_idle(member)
+        elif not joined:
+            self._join(member, topics)
+        elif now >= self._next_heartbeat:
+            self._heartbeat(member)
+
+    def _join(self, member: Membership, topics: tuple[str, ...]) -> None:
+        with self._condition:
+            owned = self._positions.assigned()
+        answer = self._call(
+            "group_join", member.group, member.member, list(topics), self._config.session_timeout_s, owned
+        )
+        if answer[0] == "refused":
+            raise ConfigError(answer[1])
+        with self._condition:
+            if member.topics == topics:  # else: subscribed anew meanwhile, joins again
+                member.on_join(answer)
+            self._schedule(member)
+            self._condition.notify_all()
+
+    def _heartbeat(self, member: Membership) -> None:
+        with self._condition:
+            generation, joins = member.generation, member.joins
+        answer = self._call("group_heartbeat", member.group, member.member, generation)
+        with self._condition:
+            if joins == member.joins and member.joined:
+                if answer[0] == "stale":
+                    member.on_stale()
+                    self._next_heartbeat = float("-inf")
+                    return
+                if generation == member.generation:  # else: poll took over a newer one meanwhile
+                    member.on_heartbeat(answer)
+            self._schedule(member)
+            self._condition.notify_all()
+
+    def _leave_idle(self, member: Membership) -> None:
+        log.warning(
+            "no poll for %g s: leaving group %s so that others read its partitions",
+            self._config.poll_interval_max_s,
+            member.group,
+        )
+        self._call("group_leave", member.group, member.member)
+        with self._condition:
+            member.idle = True
+            member.lose_all()
+
+    def _schedule(self, member: Membership) -> None:
+        confirmed = member.offer is None or member.offer.generation == member.generation
+        interval = PENDING_S if member.pending and confirmed else self._config.heartbeat_interval_s
+        self._next_heartbeat = self._clock() + interval
+
+    def _call(self, method: str, group: str, *args: object) -> tuple[object, ...]:
+        gid = coordinator_group(group, self._router.info.groups)
+        answer: tuple[object, ...] = result_of(
+            self._router.leader_call(gid, method, group, *args, timeout_s=CALL_S), CALL_S
+        )
+        return answer
+
+    # ------------------------------------------------------------ positions
+
+    def _look_up(self) -> None:
+        with self._condition:
+            lookups = [Lookup(s.tp, s.epoch, s.goal, s.suspect) for s in self._positions.unresolved()]
+        if not lookups:
+            return
+        group = None if self._membership is None else self._membership.group
+        found = self._offsets.resolve(lookups, group, self._config.auto_offset_reset, CALL_S)
+        with self._condition:
+            for look, offset in zip(lookups, found, strict=True):
+                if isinstance(offset, EscrowMQError):
+                    self._positions.refuse(look.tp, look.epoch, offset)
+                else:
+                    self._positions.resolve(look.tp, look.epoch, offset)
+            self._condition.notify_all()
+        self._on_positions()

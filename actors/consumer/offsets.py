@@ -1,0 +1,117 @@
+"""Looking up offsets: where a partition starts and ends, what a group committed, what a time means.
+
+Asks leaders, because "latest" and "committed" must not be answered by a follower that lags. Turns
+answers into offsets or typed errors; knows nothing of threads or of who waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from escrowmq.actors.broker.coordinator import coordinator_group
+from escrowmq.actors.client.assignment import TopicPartition
+from escrowmq.actors.client.router import Router, result_of
+from escrowmq.replication.errors import EscrowMQError, OffsetOutOfRange, UnknownTopic
+from escrowmq.replication.model import ResultCode, group_of
+
+#: What the broker's ``offsets`` call takes in place of a time.
+LATEST, EARLIEST = -1, -2
+
+OffsetRequest = tuple[str, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Lookup:
+    """A partition whose position is unknown; see ``PartitionState.goal``."""
+
+    tp: TopicPartition
+    epoch: int
+    goal: str
+    suspect: int
+
+
+class OffsetReader:
+    """Questions about offsets to the leaders of a cluster. Blocking; thread-safe."""
+
+    def __init__(self, router: Router) -> None:
+        self._router = router
+
+    def offsets(self, requests: Sequence[OffsetRequest], timeout_s: float) -> list[int | UnknownTopic]:
+        """``(topic, partition, ts_ms | LATEST | EARLIEST)`` -> first offset at or after that time."""
+        groups = self._router.info.groups
+        by_group: dict[int, list[int]] = {}
+        for i, (topic, partition, _) in enumerate(requests):
+            by_group.setdefault(group_of(topic, partition, groups), []).append(i)
+        futures = {
+            gid: self._router.leader_call(
+                gid, "offsets", [requests[i] for i in places], True, timeout_s=timeout_s
+            )
+            for gid, places in by_group.items()
+        }
+        found: list[int | UnknownTopic] = [0] * len(requests)
+        for gid, places in by_group.items():
+            for i, (code, offset) in zip(places, result_of(futures[gid], timeout_s), strict=True):
+                topic, partition, _ = requests[i]
+                found[i] = offset if code == ResultCode.OK else _unknown(topic, partition, code)
+        return found
+
+    def bounds(
+        self, partitions: Iterable[TopicPartition], timeout_s: float
+    ) -> dict[TopicPartition, tuple[int, int] | UnknownTopic]:
+        """``(start, end)`` of each partition."""
+        wanted = list(partitions)
+        requests = [(t, p, what) for t, p in wanted for what in (EARLIEST, LATEST)]
+        found = self.offsets(requests, timeout_s)
+        answer: dict[TopicPartition, tuple[int, int] | UnknownTopic] = {}
+        for tp, start, end in zip(wanted, found[::2], found[1::2], strict=True):
+            if isinstance(start, UnknownTopic):
+                answer[tp] = start
+            else:
+                assert not isinstance(end, UnknownTopic)
+                answer[tp] = start, end
+        return answer
+
+    def committed(self, group: str, topics: Iterable[str], timeout_s: float) -> dict[TopicPartition, int]:
+        """A group's next offsets, of the partitions that have one."""
+        gid = coordinator_group(group, self._router.info.groups)
+        names = sorted(set(topics))
+        answer: dict[str, dict[int, int]] = result_of(
+            self._router.leader_call(gid, "committed", group, names, timeout_s=timeout_s), timeout_s
+        )
+        return {(topic, p): offset for topic, by in answer.items() for p, offset in by.items()}
+
+    def resolve(
+        self, lookups: Sequence[Lookup], group: str | None, reset: str, timeout_s: float
+    ) -> list[int | EscrowMQError]:
+        """The position for each look-up, or the error that ``poll`` has to raise for it."""
+        committed: dict[TopicPartition, int] = {}
+        if group is not None and any(look.goal == "committed" for look in lookups):
+            topics = [look.tp[0] for look in lookups if look.goal == "committed"]
+            committed = self.committed(group, topics, timeout_s)
+        known = [committed.get(look.tp) if look.goal == "committed" else None for look in lookups]
+        missing = [look.tp for look, offset in zip(lookups, known, strict=True) if offset is None]
+        bounds = self.bounds(missing, timeout_s)
+        return [
+            offset if offset is not None else _choose(look, bounds[look.tp], reset)
+            for look, offset in zip(lookups, known, strict=True)
+        ]
+
+
+def _choose(look: Lookup, bounds: tuple[int, int] | UnknownTopic, reset: str) -> int | EscrowMQError:
+    if isinstance(bounds, UnknownTopic):
+        return bounds
+    start, end = bounds
+    if look.goal == "check" and start <= look.suspect <= end:
+        return look.suspect  # the replica that did not have it lagged
+    goal = look.goal if look.goal in ("earliest", "latest") else reset
+    if goal == "none":
+        return OffsetOutOfRange(*look.tp, look.suspect if look.goal == "check" else -1, start, end)
+    return start if goal == "earliest" else end
+
+
+def _unknown(topic: str, partition: int, code: Any) -> UnknownTopic:
+    if code == ResultCode.BAD_PARTITION:
+        return UnknownTopic(topic, partition)
+    return UnknownTopic(topic)

@@ -1,0 +1,240 @@
+"""Where a consumer is in each of its partitions, and what was fetched ahead.
+
+The heart of the consumer, without threads, clock or network: the fetch thread asks it what to fetch
+and tells it what came; ``poll`` takes records out. Each partition has a position (next offset to
+hand out) and a fetch offset (next to ask for); what lies between waits in chunks. Everything that
+changes where a partition stands (assign, seek, pause) raises its epoch, so that an answer to an
+earlier question is recognised and dropped.
+
+Invariant: records leave in order of offsets, without gaps, each once, from the position on.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from escrowmq.actors.client.assignment import TopicPartition
+from escrowmq.actors.consumer.records import Chunk, Run
+from escrowmq.replication.errors import CorruptLog, EscrowMQError
+from escrowmq.replication.model import ConsumerRecord
+
+#: An idle partition is asked of the next replica after this long: a replica that lags, or was cut
+#: off, hides news for no longer.
+ROTATE_IDLE_S = 0.5
+#: A broker with too many parked polls answers empty at once; ask it again after these.
+BACKOFF_S_MIN, BACKOFF_S_MAX = 0.01, 0.2
+
+_epochs = itertools.count(1)
+
+
+@dataclass(slots=True, eq=False)
+class PartitionState:
+    """One assigned partition. ``position`` None: not known yet (committed offset or reset needed)."""
+
+    topic: str
+    partition: int
+    gid: int
+    #: Counts up to the next replica; starts apart, so that partitions spread.
+    turn: int
+    epoch: int = field(default_factory=lambda: next(_epochs))
+    position: int | None = None
+    fetch_offset: int = 0
+    chunks: deque[Chunk] = field(default_factory=deque)
+    buffered: int = 0
+    paused: bool = False
+    #: What to look up while the position is unknown: "committed", "earliest", "latest", or "check":
+    #: whether ``suspect`` (an offset that a replica does not have) is out of range in truth.
+    goal: str = "committed"
+    suspect: int = 0
+    #: What the group has committed, as far as this consumer knows.
+    committed: int | None = None
+    in_flight: int | None = None
+    not_before: float = 0.0
+    backoff_s: float = 0.0
+    rotate_at: float = 0.0
+    #: Since when no replica has given a useful answer; None: the last one was fine.
+    troubled_since: float | None = None
+    log_start: int = 0
+    log_end: int = 0
+    error: EscrowMQError | None = None
+
+    @property
+    def tp(self) -> TopicPartition:
+        return self.topic, self.partition
+
+    def fetchable(self, now: float) -> bool:
+        return (
+            self.position is not None
+            and not self.paused
+            and self.in_flight is None
+            and self.error is None
+            and self.not_before <= now
+        )
+
+    def look_up(self, goal: str, suspect: int = 0) -> None:
+        """Position unknown until ``resolve``."""
+        self.restart(None)
+        self.goal, self.suspect = goal, suspect
+
+    def restart(self, position: int | None) -> None:
+        """Forgets what was fetched and answers under way; goes on from ``position``."""
+        self.epoch = next(_epochs)
+        self.chunks.clear()
+        self.position, self.fetch_offset = position, position or 0
+        self.buffered, self.not_before, self.backoff_s = 0, 0.0, 0.0
+        self.in_flight, self.error, self.troubled_since = None, None, None
+
+
+class Positions:
+    """All assigned partitions of one consumer."""
+
+    def __init__(self, *, fetch_bytes: int, buffer_bytes: int, linger_s: float) -> None:
+        self._fetch_bytes, self._buffer_bytes, self._linger_s = fetch_bytes, buffer_bytes, linger_s
+        self._states: dict[TopicPartition, PartitionState] = {}
+        self._order: deque[TopicPartition] = deque()  # whose records poll hands out next
+        #: Fetching stopped for want of memory: whoever takes records should wake the fetch thread.
+        self.starved = False
+
+    def states(self) -> list[PartitionState]:
+        """Every assigned partition's state."""
+        return list(self._states.values())
+
+    def get(self, tp: TopicPartition) -> PartitionState | None:
+        """The state of a partition, None if it is not assigned."""
+        return self._states.get(tp)
+
+    def assigned(self) -> list[TopicPartition]:
+        """Assigned partitions in order."""
+        return sorted(self._states)
+
+    def assign(
+        self, wanted: Mapping[TopicPartition, int], kept: Iterable[TopicPartition]
+    ) -> list[TopicPartition]:
+        """Replaces the assignment by ``wanted`` (partition -> broker group); returns what was lost.
+
+        Partitions in ``kept`` go on where they are; all others start from the committed offset.
+        """
+        kept = set(kept) & set(self._states)
+        lost = [tp for tp in self._states if tp not in wanted or tp not in kept]
+        for tp in lost:
+            del self._states[tp]
+        for (topic, partition), gid in sorted(wanted.items()):
+            if (topic, partition) not in self._states:
+                self._states[topic, partition] = PartitionState(topic, partition, gid, partition)
+        self._order = deque(sorted(self._states))
+        return lost
+
+    def unresolved(self) -> list[PartitionState]:
+        """Partitions whose position must be looked up before they can be fetched."""
+        return [state for state in self._states.values() if state.position is None and state.error is None]
+
+    def resolve(self, tp: TopicPartition, epoch: int, offset: int) -> None:
+        """The looked-up position, unless the application sought elsewhere meanwhile."""
+        state = self._states.get(tp)
+        if state is not None and state.epoch == epoch and state.position is None:
+            state.restart(offset)
+
+    def refuse(self, tp: TopicPartition, epoch: int, error: EscrowMQError) -> None:
+        """There is no position: ``poll`` raises this until the application seeks."""
+        state = self._states.get(tp)
+        if state is not None and state.epoch == epoch:
+            state.error = error
+
+    def wanted(self, now: float, calls_in_flight: int) -> tuple[list[PartitionState], int]:
+        """Partitions to fetch now, the emptiest first, and how many calls the memory allows for them.
+
+        Every call under way is counted as if it brought ``fetch_bytes``.
+        """
+        states = self._states.values()
+        used = sum(s.buffered for s in states) + calls_in_flight * self._fetch_bytes
+        calls = max((self._buffer_bytes - used) // self._fetch_bytes, 0 if used else 1)
+        # One partition may fill half of the memory, so that the others get their turn.
+        share = max(self._buffer_bytes // 2, 1)
+        ready = [s for s in states if s.fetchable(now)]
+        self.starved = calls == 0 or any(s.buffered >= share for s in ready)
+        return sorted((s for s in ready if s.buffered < share), key=lambda s: s.buffered), calls
+
+    def next_wakeup(self, now: float) -> float | None:
+        """Earliest time at which a partition that backs off may be fetched again."""
+        times = [s.not_before for s in self._states.values() if s.not_before > now and s.in_flight is None]
+        return min(times, default=None)
+
+    def fetched(
+        self,
+        tp: TopicPartition,
+        epoch: int,
+        offset: int,
+        runs: list[Run],
+        blob: bytes,
+        bounds: tuple[int, int],
+        now: float,
+        *,
+        early: bool,
+    ) -> bool:
+        """A replica's good answer to a fetch at ``offset``; ``early``: empty without having waited.
+
+        False if nobody waits for it any more. ``bounds``: log start and end as the replica knows them.
+        """
+        state = self._states.get(tp)
+        if state is None or state.epoch != epoch or state.fetch_offset != offset:
+            return False
+        state.in_flight, state.troubled_since = None, None
+        state.log_start, state.log_end = bounds
+        if runs:
+            chunk = Chunk(runs, blob, offset)
+            state.chunks.append(chunk)
+            state.buffered += chunk.size
+            state.fetch_offset, state.backoff_s, state.rotate_at = chunk.end, 0.0, 0.0
+            if chunk.size * 16 < self._fetch_bytes:
+                state.not_before = now + self._linger_s  # at the end: let some more come together
+        else:
+            state.backoff_s = min(max(state.backoff_s * 2, BACKOFF_S_MIN), BACKOFF_S_MAX) if early else 0.0
+            state.not_before = now + state.backoff_s
+            if not state.rotate_at:
+                state.rotate_at = now + ROTATE_IDLE_S
+            elif now >= state.rotate_at:
+                state.turn, state.rotate_at = state.turn + 1, now + ROTATE_IDLE_S
+        return True
+
+    def troubled(self, tp: TopicPartition, epoch: int, now: float) -> float:
+        """No useful answer: another replica next, after a short wait. Returns for how long by now."""
+        state = self._states.get(tp)
+        if state is None or state.epoch != epoch:
+            return 0.0
+        state.in_flight = None
+        state.turn += 1
+        state.backoff_s = min(max(state.backoff_s * 2, BACKOFF_S_MIN), BACKOFF_S_MAX)
+        state.not_before = now + state.backoff_s
+        if state.troubled_since is None:
+            state.troubled_since = now
+        return now - state.troubled_since
+
+    def take(self, limit: int) -> list[ConsumerRecord]:
+        """Records in order of each partition's offsets, partitions in turn, at most ``limit``."""
+        records: list[ConsumerRecord] = []
+        for _ in range(len(self._order)):
+            tp = self._order[0]
+            state = self._states[tp]
+            while state.chunks and len(records) < limit and not state.paused:
+                chunk = state.chunks[0]
+                assert chunk.next == state.position, (chunk.next, state.position)
+                try:
+                    records += chunk.take(state.topic, state.partition, limit - len(records))
+                except CorruptLog as error:
+                    # Another replica may hold it intact; what the application saw stays as it is.
+                    state.restart(state.position)
+                    state.turn += 1
+                    if records:
+                        break
+                    raise CorruptLog(f"{tp[0]}/{tp[1]} at offset {state.position}: {error}") from error
+                state.position = chunk.next
+                if chunk.next == chunk.end:
+                    state.chunks.popleft()
+                    state.buffered -= chunk.size
+            if len(records) >= limit:
+                break
+            self._order.rotate(-1)
+        return records

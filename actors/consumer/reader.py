@@ -1,0 +1,270 @@
+"""Reading a fixed range of one partition in large blobs, for jobs: Spark splits, exports, repairs.
+
+No group, no thread, no state to keep: a loop over fetch calls to any replica, a few of them under way
+while the caller deals with what came (see read_ahead.py). Gives exactly ``[start, end)``: runs that
+stick out are cut at message borders without decoding them. Every end is a typed error; data that is not
+there is never skipped in silence.
+"""
+
+from __future__ import annotations
+
+import queue
+import random
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+from escrowmq.actors.client.closing import Closing
+from escrowmq.actors.client.replica_calls import RayCalls, ReplicaCalls
+from escrowmq.actors.client.topology import ClusterInfo
+from escrowmq.actors.consumer.read_ahead import Answer, Asked, ReadAhead
+from escrowmq.actors.consumer.records import Run, check_dense, trim_runs
+from escrowmq.actors.consumer.replica_choice import ReplicaChoice
+from escrowmq.replication.errors import (
+    Closed,
+    ConfigError,
+    CorruptLog,
+    EscrowMQError,
+    OffsetOutOfRange,
+    Unavailable,
+    UnknownTopic,
+)
+from escrowmq.replication.model import ResultCode, group_of
+
+#: Bytes of one fetch. A call costs two to three milliseconds of processor time in all, whatever its size, and
+#: a megabyte another one; the broker has memory at hand for answers up to this (see answer_buffers.py).
+FETCH_BYTES = 8 << 20
+#: Fetches under way while the caller deals with what came: one is enough while the caller is the slower one,
+#: more cover what an answer takes on its way, and a broker that does other things meanwhile.
+IN_FLIGHT = 3
+#: How long the broker may wait for news that this replica has not got yet.
+FETCH_WAIT_S = 0.25
+#: Of so many fetches to come it asks at once where they end: a walk through the index, past all messages.
+ENDS_PER_CALL = 16
+#: After so long without an answer to that it asks again: who was asked may have died.
+ENDS_PATIENCE_S = 1.0
+#: Silence beyond that wait after which another replica is asked; doubles while nobody answers.
+SILENCE_S, SILENCE_S_MAX = 0.25, 4.0
+#: Between two questions about data that nobody seems to have; after a refusal (overloaded, starting, dead)
+#: longer each time, at least what the broker asks for, and by chance, so that tasks do not come back at once.
+RETRY_S, RETRY_S_MAX = 0.05, 2.0
+#: How long replicas may lag behind an offset that the caller knows to exist.
+LAG_PATIENCE_S = 5.0
+
+
+class Stretch(NamedTuple):
+    """Neighbouring runs ``(base offset, messages, time in ms, bytes)``, at least one, and their rows.
+
+    ``rows`` is for ``codec.decode_rows``, all at once or run by run. It is a view of shared memory, which
+    is free again when no view of it is left: copy what is to stay.
+    """
+
+    runs: list[Run]
+    rows: memoryview
+
+
+class Block(NamedTuple):
+    """``messages`` many from ``base_offset`` on, all of one time; ``rows`` as in a stretch."""
+
+    base_offset: int
+    messages: int
+    ts_ms: int
+    rows: memoryview
+
+
+class PartitionReader(Closing):
+    """Gives the ``Block``s of ``[start, end)``, or its ``stretches``. One pass, one thread; ``close`` it.
+
+    Raises UnknownTopic; OffsetOutOfRange for data that retention has removed, or that no replica has
+    got after ``lag_patience_s``; Unavailable if no replica answers for ``timeout_s``; CorruptLog if all
+    copies are damaged.
+    """
+
+    def __init__(
+        self,
+        info: ClusterInfo,
+        topic: str,
+        partition: int,
+        start: int,
+        end: int,
+        *,
+        fetch_bytes: int = FETCH_BYTES,
+        in_flight: int = IN_FLIGHT,
+        leader: int | None = None,
+        timeout_s: float = 60.0,
+        lag_patience_s: float = LAG_PATIENCE_S,
+        calls: ReplicaCalls | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        pause: Callable[[float], None] = time.sleep,
+    ) -> None:
+        if not 0 <= start <= end:
+            raise ConfigError(f"need 0 <= start <= end, not start={start}, end={end}")
+        if in_flight < 1:
+            raise ConfigError(f"in_flight is {in_flight}: nothing can be read without a fetch under way")
+        self.topic, self.partition, self.start, self.end = topic, partition, start, end
+        self._gid = group_of(topic, partition, info.groups)
+        self._fetch_bytes, self._timeout_s, self._clock = fetch_bytes, timeout_s, clock
+        self._lag_patience_s, self._pause = lag_patience_s, pause
+        self._own_calls = RayCalls(info) if calls is None else None
+        self._calls: ReplicaCalls = calls if self._own_calls is None else self._own_calls  # type: ignore[assignment]
+        # By chance, to spread the load; at the leader, which has the writes to do, only in the end.
+        first = random.randrange(max(1, info.replicas - (leader is not None)))
+        self._choice = ReplicaChoice(info.replicas, first, leader)
+        self._turn, self._token, self._silence_s = 0, 0, SILENCE_S
+        self._inbox: queue.SimpleQueue[tuple[int, Any, BaseException | None]] = queue.SimpleQueue()
+        self._ahead = ReadAhead(end, in_flight)
+        self._ends_asked, self._ends_asked_at = 0, float("-inf")  # the token; none is under way: 0
+        self._serves = 0  # the replica that answered last
+        self._closed = False
+
+    def close(self) -> None:
+        """Drops what is under way, and what came and was not read. Safe to call twice."""
+        self._closed = True
+        self._ahead.clear()
+        while not self._inbox.empty():
+            self._inbox.get()
+        if self._own_calls is not None:
+            self._own_calls.close()
+
+    def __iter__(self) -> Iterator[Block]:
+        for runs, rows in self.stretches():
+            at = 0
+            for base, count, ts_ms, size in runs:
+                yield Block(base, count, ts_ms, rows[at : at + size])
+                at += size
+
+    def stretches(self) -> Iterator[Stretch]:
+        """The same, an answer at a time: what is done once for each is not done for every run."""
+        if self.start < self.end:
+            self._check_open()
+            self._ahead.begin(self.start, self._ask)
+        while (asked := self._ahead.first) is not None:
+            runs, blob = self._receive(asked)
+            self._ahead.received(runs[-1][0] + runs[-1][1], self._ask)
+            self._look_ahead()
+            # Not from where the run starts: what is one run here may be two at the replica asked before.
+            last = self._ahead.first is None
+            yield Stretch(*trim_runs(runs, blob, asked.offset, asked.until))
+            if not last:
+                self._check_open()  # or what is left would look like the end
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise Closed(f"the reader of {self.topic}/{self.partition} was closed before it came to its end")
+
+    def _ask(self, offset: int, until: int, before: Asked | None = None) -> Asked:
+        now = self._clock()
+        rid = self._choice.pick(self._gid, self._turn, now)
+        asked = before or Asked(offset, until)
+        asked.ask_again_at = now + FETCH_WAIT_S + self._silence_s
+        asked.rid, asked.turn = rid, self._turn
+        asked.tokens[self._token + 1] = rid
+        request = [(self.topic, self.partition, offset, until)]
+        self._call(rid, "fetch", request, self._fetch_bytes, FETCH_WAIT_S)
+        return asked
+
+    def _look_ahead(self) -> None:
+        """Has more answers under way, and asks in time where those behind them will end."""
+        self._ahead.extend(self._ask)
+        at, now = self._ahead.ends_wanted(), self._clock()
+        if at is not None and (not self._ends_asked or now - self._ends_asked_at > ENDS_PATIENCE_S):
+            which = self.topic, self.partition, at, self.end, self._fetch_bytes, ENDS_PER_CALL
+            self._ends_asked, self._ends_asked_at = self._call(self._serves, "fetch_ends", *which), now
+
+    def _call(self, rid: int, method: str, *args: Any) -> int:
+        """Puts a question; what comes to the inbox in answer has the token that this returns."""
+        self._token += 1
+        token = self._token
+
+        def done(answer: Any, error: BaseException | None) -> None:
+            if not self._closed:
+                self._inbox.put((token, answer, error))
+
+        self._calls.call(self._gid, rid, method, args, done)
+        return token
+
+    def _receive(self, asked: Asked) -> tuple[list[Run], memoryview]:
+        """The answer to ``asked`` with at least one run; asks others as needed."""
+        since = self._clock()
+        if not self._choice.avoids(self._gid, asked.rid, since):
+            # Those before it may have kept the broker busy until now; one that fell silent is not waited for.
+            asked.ask_again_at = max(asked.ask_again_at, since + self._silence_s)
+        answered = False
+        refusal: EscrowMQError | None = None
+        refusals = 0
+        while True:
+            part, error, rid = self._next_answer(asked)
+            now = self._clock()
+            if part is not None:
+                self._choice.answered(self._gid, rid)
+                self._serves = rid
+                self._silence_s, answered = SILENCE_S, True
+                code, log_start, log_end, runs, blob = part[2:]
+                if code == ResultCode.OK and runs:
+                    try:
+                        check_dense(runs, asked.offset, len(blob))
+                        return runs, memoryview(blob)
+                    except CorruptLog as damage:
+                        refusal = damage
+                else:
+                    refusal = self._refusal(code, asked.offset, log_start, log_end, refusal)
+            else:
+                self._choice.failed(self._gid, rid, now)
+                cause = getattr(error, "cause", error)  # Ray wraps what an actor raised
+                refusal = cause if isinstance(cause, EscrowMQError) else refusal
+            if now - since >= (self._lag_patience_s if answered and refusal is not None else self._timeout_s):
+                raise refusal or Unavailable(
+                    f"no replica of group {self._gid} serves {self.topic}/{self.partition}", 1.0
+                )
+            if asked.answers:  # from somebody else, meanwhile
+                continue
+            # What was put to a replica that had failed already: neither a turn nor a pause for each of them.
+            if asked.turn == self._turn:
+                self._turn += 1
+                refusals = refusals + 1 if part is None else 0
+                self._pause(_pause_s(refusals, refusal))
+            self._ask(asked.offset, asked.until, asked)
+
+    def _next_answer(self, asked: Asked) -> Answer:
+        """To the question that is read now, when all that has come is in its place."""
+        while True:
+            left_s = 0.0 if asked.answers else max(asked.ask_again_at - self._clock(), 0.001)
+            try:
+                token, answer, error = self._inbox.get(timeout=left_s)
+            except queue.Empty:
+                if asked.answers:
+                    return asked.answers.popleft()
+                self._silence_s = min(self._silence_s * 2, SILENCE_S_MAX)
+                return None, None, asked.rid
+            if token != self._ends_asked:
+                self._ahead.take(token, answer, error)
+                continue
+            self._ends_asked = 0
+            if error is None:
+                self._ahead.learn(answer[1])
+                self._ahead.extend(self._ask)
+
+    def _refusal(
+        self, code: int, offset: int, log_start: int, log_end: int, before: EscrowMQError | None
+    ) -> EscrowMQError:
+        """What it means that this replica has nothing here; raises what cannot get better."""
+        if code == ResultCode.OUT_OF_RANGE or code == ResultCode.OK:
+            error = OffsetOutOfRange(self.topic, self.partition, offset, log_start, log_end)
+            if offset < log_start:
+                raise error
+            # Behind the end, this replica may lag. The most that any of them has is the best excuse.
+            if isinstance(before, OffsetOutOfRange) and before.end > log_end:
+                return before
+            return error
+        if code == ResultCode.BAD_PARTITION:
+            return UnknownTopic(self.topic, self.partition)
+        return UnknownTopic(self.topic)
+
+
+def _pause_s(refusals: int, refusal: EscrowMQError | None) -> float:
+    """How long to leave the brokers alone: 0 refusals mean an answer without the data."""
+    if not refusals:
+        return RETRY_S
+    asked_s: float = getattr(refusal, "retry_after_s", 0.0)
+    wanted = max(RETRY_S * 2.0 ** min(refusals, 10), asked_s)
+    return min(wanted, RETRY_S_MAX) * random.uniform(1.0, 1.5)

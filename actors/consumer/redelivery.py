@@ -1,0 +1,78 @@
+"""Records that a handler could not deal with yet, waiting for their second chance.
+
+The simplest honest version: a nacked record is kept by this consumer and comes back from ``poll``
+after its delay, and until then no commit without explicit offsets goes past it. So if this consumer
+dies or loses the partition first, the next reader starts at that record: it and everything behind
+it is delivered again. There is no count of attempts and no dead-letter topic here.
+
+Pure: takes ``now``. Bounded by ``limit``.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Collection
+
+from escrowmq.actors.client.assignment import TopicPartition
+from escrowmq.replication.errors import Overloaded
+from escrowmq.replication.model import ConsumerRecord
+
+#: Nacked records one consumer keeps: a handler that fails for all of them should stop, not queue.
+NACKED_MAX = 10_000
+
+
+class Redelivery:
+    """Nacked records by due time, and the lowest of each partition."""
+
+    def __init__(self, limit: int = NACKED_MAX) -> None:
+        self._limit = limit
+        self._due: list[tuple[float, str, int, int]] = []  # a heap: due time, topic, partition, offset
+        self._records: dict[TopicPartition, dict[int, tuple[float, ConsumerRecord]]] = {}
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def add(self, record: ConsumerRecord, due: float) -> None:
+        """Keeps a record until ``due``; again: with the new time. Raises Overloaded at the limit."""
+        waiting = self._records.setdefault((record.topic, record.partition), {})
+        if record.offset not in waiting:
+            if self._count >= self._limit:
+                raise Overloaded(f"{self._limit} nacked records wait for redelivery; let them drain", 1.0)
+            self._count += 1
+        waiting[record.offset] = due, record
+        heapq.heappush(self._due, (due, record.topic, record.partition, record.offset))
+
+    def take(self, now: float, limit: int, skip: Collection[TopicPartition] = ()) -> list[ConsumerRecord]:
+        """Records whose time has come, at most ``limit``; those of ``skip`` (paused) go on waiting."""
+        records: list[ConsumerRecord] = []
+        held: list[tuple[float, str, int, int]] = []
+        while self._due and len(records) < limit and self._due[0][0] <= now:
+            entry = heapq.heappop(self._due)
+            due, topic, partition, offset = entry
+            waiting = self._records.get((topic, partition), {})
+            if offset not in waiting or waiting[offset][0] != due:
+                continue  # dropped, or nacked again with another delay
+            if (topic, partition) in skip:
+                held.append(entry)
+                continue
+            records.append(waiting.pop(offset)[1])
+            self._count -= 1
+        for entry in held:
+            heapq.heappush(self._due, entry)
+        return records
+
+    def next_due(self) -> float | None:
+        """When the next record may come back (or an earlier time)."""
+        return self._due[0][0] if self._due else None
+
+    def floor(self, tp: TopicPartition) -> int | None:
+        """Lowest offset of a partition that still waits: commits stop before it."""
+        waiting = self._records.get(tp)
+        return min(waiting) if waiting else None
+
+    def drop(self, tp: TopicPartition) -> None:
+        """Forgets a partition's records: it moved on, or the application sought elsewhere."""
+        self._count -= len(self._records.pop(tp, ()))
+        if not self._count:
+            self._due.clear()

@@ -1,0 +1,257 @@
+"""The producer, asyncio face: the same core, the same meaning, ``await`` instead of blocking.
+
+A thousand coroutines may run their transactions at once; they share calls like threads do, at a tenth of
+a thread's cost. Nothing here blocks the event loop, but for a topic that is seen for the first time
+(asked for in a helper thread) and what the application's own callbacks do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from escrowmq.actors.client.closing import AsyncClosing
+from escrowmq.actors.client.loop_bridge import AsyncPromise, LoopBridge
+from escrowmq.actors.producer import bulk
+from escrowmq.actors.producer.bulk_requests import LocalBatch, Requested
+from escrowmq.actors.producer.core import ProducerCore
+from escrowmq.actors.producer.encoder import as_messages
+from escrowmq.actors.producer.local_transaction import call_local, check_callable
+from escrowmq.actors.producer.results import TransactionResult
+from escrowmq.actors.producer.transaction_base import Phase, TransactionBase, unconfirmed
+from escrowmq.replication.errors import (
+    EscrowMQError,
+    OutcomeUnknown,
+    TransactionConflict,
+    UnknownTopic,
+)
+from escrowmq.replication.model import Message, RecordMetadata, TransactionState
+
+if TYPE_CHECKING:
+    from escrowmq.actors.producer.producer import Producer
+
+#: While the producer's buffer is full, look again this often.
+ROOM_POLL_S = 0.005
+
+
+class AsyncProducer(AsyncClosing):
+    """``producer.aio``. Usable from any event loop, several at once too. Errors are those of Producer."""
+
+    def __init__(self, producer: Producer) -> None:
+        self._producer = producer
+        self._core: ProducerCore = producer._core
+        self._bridges: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, LoopBridge]
+        self._bridges = weakref.WeakKeyDictionary()
+
+    def _bridge(self) -> LoopBridge:
+        loop = asyncio.get_running_loop()
+        bridge = self._bridges.get(loop)
+        if bridge is None:
+            bridge = self._bridges[loop] = LoopBridge(loop)
+        return bridge
+
+    async def send(self, message: Message) -> RecordMetadata:
+        """Send a plain message and wait until it is stored; see ``Producer.send``."""
+        return await (await self.send_nowait(message))
+
+    async def send_nowait(self, message: Message) -> asyncio.Future[RecordMetadata]:
+        """Hand a plain message over; ``await`` the returned future for its metadata.
+
+        Messages handed over one after the other keep their order.
+        """
+        await self._learn((message,))
+        core = self._core
+        partition, row = core.encoder.plain(message)
+        promise = AsyncPromise(self._bridge())
+        if not core.send(message.topic, partition, row, promise):
+            await self._until(lambda: core.send(message.topic, partition, row, promise))
+        return promise.future
+
+    def transaction(
+        self,
+        query_id: str | None = None,
+        tx_id: str | None = None,
+        *,
+        transaction_timeout_s: float | None = None,
+        one_way_commit: bool | None = None,
+    ) -> AsyncTransaction:
+        """A transaction for an ``async with`` block; see ``Producer.transaction``."""
+        return AsyncTransaction(
+            self,
+            self._core,
+            query_id,
+            tx_id,
+            transaction_timeout_s,
+            one_way_commit,
+            self._producer._topic_used,
+        )
+
+    async def send_message_in_transaction(
+        self,
+        messages: Message | Sequence[Message],
+        local_transaction: Callable[..., Any],
+        tx_id: str | None = None,
+        query_id: str | None = None,
+        *,
+        transaction_timeout_s: float | None = None,
+        one_way_commit: bool | None = None,
+    ) -> TransactionResult:
+        """As ``Producer.send_message_in_transaction``; what the callback returns is awaited if it can be.
+
+        A plain function runs in the event loop's thread and should not block it. A cancelled task leaves
+        the transaction to the check, since its local part may have been cut off anywhere.
+        """
+        check_callable(local_transaction)
+        tx = self.transaction(
+            query_id, tx_id, transaction_timeout_s=transaction_timeout_s, one_way_commit=one_way_commit
+        )
+        await tx.send(*as_messages(messages))
+        async with tx:
+            recorded = await tx._prepare()
+            if recorded is not None:
+                return TransactionResult(tx.tx_id, recorded)
+            returned = call_local(local_transaction, tx)
+            if inspect.isawaitable(returned):
+                returned = await returned
+            commit = tx._commits(returned)
+            if commit is not None:
+                await tx._decide(commit)
+        return tx.result
+
+    async def send_transactions(
+        self,
+        batch: Iterable[Requested],
+        local_transaction: LocalBatch | None = None,
+        *,
+        transaction_timeout_s: float | None = None,
+    ) -> list[TransactionResult]:
+        """As ``Producer.send_transactions``, encoded in a helper thread; the callback runs in the loop.
+
+        The callback may be a coroutine function.
+        """
+        self._core.check_open()
+        loop = asyncio.get_running_loop()
+
+        async def run(prepared: Any) -> Any:
+            assert local_transaction is not None
+            returned = local_transaction(prepared)
+            return await returned if inspect.isawaitable(returned) else returned
+
+        def run_in_loop(prepared: Any) -> Any:
+            return asyncio.run_coroutine_threadsafe(run(prepared), loop).result()
+
+        return await asyncio.to_thread(
+            bulk.send_transactions,
+            self._core,
+            batch,
+            None if local_transaction is None else run_in_loop,
+            transaction_timeout_s,
+            self._producer._topic_used,
+        )
+
+    async def flush(self, timeout_s: float | None = None) -> bool:
+        """See ``Producer.flush``."""
+        return await asyncio.to_thread(self._producer.flush, timeout_s)
+
+    async def close(self, timeout_s: float | None = None) -> None:
+        """Close the whole producer, its blocking face too."""
+        await asyncio.to_thread(self._producer.close, timeout_s)
+
+    # ------------------------------------------------------------ waiting without blocking
+
+    async def _learn(self, messages: Iterable[object]) -> None:
+        """Ask for topics that this producer has not heard of, so that encoding need not."""
+        catalog = self._core.catalog
+        topics = {message.topic for message in messages if isinstance(message, Message)}
+        unknown = topics - catalog.names()  # what is no message is refused by the encoder
+        if unknown:
+            catalog.learn(await asyncio.wrap_future(catalog.ask()))
+            for topic in unknown:
+                if catalog.known(topic) is None:
+                    raise UnknownTopic(topic)
+
+    async def _until(self, attempt: Callable[[], bool]) -> None:
+        """Until there is room in the producer's buffer; Overloaded after ``buffer_wait_s``."""
+        deadline = self._core.clock() + self._core.config.buffer_wait_s
+        while not attempt():
+            if self._core.clock() >= deadline:
+                raise self._core.overloaded()
+            await asyncio.sleep(ROOM_POLL_S)
+
+
+class AsyncTransaction(TransactionBase):
+    """As :class:`escrowmq.actors.producer.transaction.Transaction`, for ``async with``."""
+
+    __slots__ = ("_face",)
+
+    def __init__(self, face: AsyncProducer, *args: Any) -> None:
+        super().__init__(*args)
+        self._face = face
+
+    async def send(self, *messages: Message) -> None:
+        """Add messages. They are checked now and sent by ``prepare``."""
+        await self._face._learn(messages)
+        self._add(list(messages))
+
+    async def prepare(self) -> None:
+        """Make the messages durable; when this returns, run the local transaction."""
+        recorded = await self._prepare()
+        if recorded is not None:
+            raise TransactionConflict(self.tx_id, recorded.value)
+
+    async def _prepare(self) -> TransactionState | None:
+        plan = self._plan()
+        if plan is None:
+            return None
+        try:
+            await self._face._until(lambda: self._core.try_reserve(plan.size))
+        except EscrowMQError:
+            self._not_prepared()
+            raise
+        future, done = self._face._bridge().waiter()
+        self._start_prepare(plan, done)
+        return self._after_prepare(plan, await future)
+
+    async def commit(self) -> None:
+        """Commit now instead of at the end of the block. Repeating it is fine."""
+        await self._decide(True)
+
+    async def rollback(self) -> None:
+        """Roll back now: none of the messages will ever be read."""
+        if self._phase is Phase.COLLECTING:
+            self._to(Phase.FAILED)
+            return
+        await self._decide(False)
+
+    async def _decide(self, commit: bool) -> None:
+        if self._phase is Phase.COLLECTING:
+            await self.prepare()
+        if self._needs_no_answer(commit):
+            return
+        future, done = self._face._bridge().waiter()
+        if self._start_decision(commit, done):
+            self._after_decision(await future)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if error is None:
+            if self._phase in (Phase.COLLECTING, Phase.PREPARED):
+                await self._decide(True)
+        elif self._must_roll_back(error):
+            try:
+                await self._decide(False)
+            except OutcomeUnknown:
+                error.add_note(unconfirmed(self.tx_id))
+            except TransactionConflict as conflict:
+                raise conflict from error

@@ -1,0 +1,269 @@
+"""What waits for one broker group, and when it becomes a request.
+
+Plain messages wait for their linger or a full batch. Transactions gather until those that were answered
+together are together again, their short linger ends, or a request is full: so a lone transaction never
+waits, and a thousand concurrent ones share a few calls (group commit on the client's side). One request
+carries decisions, prepares and plain messages together. Pure: ``now`` is passed in.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any
+
+from escrowmq.actors.client.config import ProducerConfig
+from escrowmq.actors.client.failures import Failure, FailureKind
+from escrowmq.actors.producer.blocks import (
+    IDS_PER_OPERATION,
+    Block,
+    DecisionBlock,
+    PrepareBlock,
+    encode_decision,
+    encode_prepare,
+    finish_blocks,
+    problems_of,
+    retry_apart,
+)
+from escrowmq.actors.producer.partition_stream import Batch, PartitionStream
+from escrowmq.replication.model import ResultCode
+
+#: Result of one operation, or how the request ended, and whether it may have been sent twice.
+Handler = Callable[["Sequence[Any] | Failure", bool], None]
+#: Estimated bytes of a transaction beside its rows, and of an id in a decision: only to cut requests.
+TX_OVERHEAD, ID_OVERHEAD = 64, 8
+
+
+class BuiltRequest:
+    """Frames for one call, and who waits for each operation's result."""
+
+    __slots__ = ("blocks", "deadline", "frames", "handlers", "size")
+
+    def __init__(self) -> None:
+        self.blocks = 0  # of transactions
+        self.frames: list[bytes] = []
+        self.handlers: list[Handler] = []
+        self.deadline = float("inf")
+        self.size = 0
+
+    def add(self, frame: bytes, handler: Handler, deadline: float) -> None:
+        """One operation."""
+        self.frames.append(frame)
+        self.handlers.append(handler)
+        self.size += len(frame)
+        self.deadline = min(self.deadline, deadline)
+
+    def finish(self, outcome: Any, repeated: bool) -> None:
+        """Hand the channel's outcome to everybody: results by operation, or one failure for all."""
+        if isinstance(outcome, Failure):
+            for handler in self.handlers:
+                handler(outcome, repeated)
+            return
+        results = outcome[1] if outcome[0] == "ok" and len(outcome) == 2 else []
+        if len(results) != len(self.handlers):
+            broken = Failure(FailureKind.UNKNOWN, f"answer {outcome[0]!r} with {len(results)} results")
+            results = [broken] * len(self.handlers)
+        for handler, result in zip(self.handlers, results, strict=True):
+            handler(result, repeated)
+
+
+class GroupBatcher:
+    """Queues of one group. One thread (the router's)."""
+
+    def __init__(self, app: str, config: ProducerConfig) -> None:
+        self._app, self._config = app, config
+        self._prepares: deque[PrepareBlock] = deque()
+        self._decisions: deque[DecisionBlock] = deque()
+        self._streams: dict[tuple[str, int], PartitionStream] = {}
+        self._active: dict[tuple[str, int], PartitionStream] = {}  # those that are not idle
+        self._messages_first = False
+        self._tx_bytes = 0
+        self._tx_since = float("inf")  # since when the oldest may have been waiting
+        # Callers come back with their next step as soon as they are answered, so as many as the last
+        # answer was for are expected together; a lone one expects nobody.
+        self._expected = 1
+        self._linger_s = config.linger_ms / 1000
+        self._tx_linger_s = config.transaction_linger_ms / 1000
+
+    # ------------------------------------------------------------ queues
+
+    def prepare(self, block: PrepareBlock, now: float) -> None:
+        """Queue transactions to be prepared."""
+        self._prepares.append(block)
+        self._tx_bytes += block.size + TX_OVERHEAD * len(block.tx_ids)
+        self._tx_since = min(self._tx_since, now)
+
+    def decide(self, block: DecisionBlock, now: float) -> None:
+        """Queue transactions to be committed or rolled back."""
+        self._decisions.append(block)
+        self._tx_bytes += (ID_OVERHEAD + len(block.tx_ids[0])) * len(block.tx_ids)
+        self._tx_since = min(self._tx_since, now)
+
+    def stream(self, topic: str, partition: int) -> PartitionStream | None:
+        """The queue of a partition's plain messages, for something to be added; None: not made yet."""
+        key = (topic, partition)
+        stream = self._streams.get(key)
+        if stream is not None:
+            self._active[key] = stream
+        return stream
+
+    def add_stream(self, stream: PartitionStream) -> None:
+        """A partition that had no queue so far."""
+        self._streams[stream.topic, stream.partition] = stream
+        self._active[stream.topic, stream.partition] = stream
+
+    def idle(self) -> bool:
+        """Nothing waits here, and no plain message is under way."""
+        self._forget_idle()
+        return not (self._prepares or self._decisions or self._active)
+
+    def _forget_idle(self) -> None:
+        for key in [key for key, stream in self._active.items() if stream.idle]:
+            del self._active[key]
+
+    # ------------------------------------------------------------ time
+
+    def due(self, nothing_under_way: bool) -> float:
+        """When the next request should be built, given that the channel has room; infinity: nothing waits."""
+        due = float("inf")
+        if self._prepares or self._decisions:
+            together = len(self._prepares) + len(self._decisions) >= self._expected
+            if (nothing_under_way and together) or self._tx_bytes >= self._config.request_bytes:
+                return float("-inf")
+            due = self._tx_since + self._tx_linger_s
+        for stream in self._active.values():
+            if stream.waits:
+                if stream.queued_bytes >= self._config.request_bytes:
+                    return float("-inf")
+                due = min(due, stream.oldest() + self._linger_s)
+        return due
+
+    def expire(self, now: float) -> float:
+        """End what has waited past its deadline without being sent; returns the next such time."""
+        late = Failure(FailureKind.UNAVAILABLE, "not sent in time: the broker group does not answer")
+        queues: tuple[deque[Any], ...] = (self._prepares, self._decisions)
+        soonest = float("inf")
+        for queue in queues:
+            while queue and now >= queue[0].deadline:  # in order of deadlines, but for a few repetitions
+                queue.popleft().done(late)
+            if queue:
+                soonest = min(soonest, queue[0].deadline)
+        for stream in self._active.values():
+            if stream.queued_bytes:
+                stream.expire(now, late)
+                if stream.queued_bytes:
+                    soonest = min(soonest, stream.oldest_queued() + self._config.delivery_timeout_s)
+        return soonest
+
+    # ------------------------------------------------------------ requests
+
+    def build(self) -> BuiltRequest | None:
+        """A request of what waits, about ``request_bytes`` at most; None when nothing waits."""
+        request = BuiltRequest()
+        self._messages_first = not self._messages_first  # in turn, so that neither starves the other
+        if self._messages_first and (self._prepares or self._decisions):
+            self._take_messages(request, self._config.request_bytes // 2)
+        self._take_decisions(request)
+        self._take_prepares(request)
+        self._take_messages(request, self._config.request_bytes)
+        if not (self._prepares or self._decisions):
+            self._tx_bytes, self._tx_since = 0, float("inf")
+        return request if request.frames else None
+
+    def _take_decisions(self, request: BuiltRequest) -> None:
+        queue = self._decisions
+        room = self._config.request_bytes
+        by_outcome: dict[bool, list[DecisionBlock]] = {}
+        count = 0
+        while queue and room > 0 and count < IDS_PER_OPERATION:
+            block = queue.popleft()
+            cost = (ID_OVERHEAD + len(block.tx_ids[0])) * len(block.tx_ids)
+            room -= cost
+            self._tx_bytes -= cost
+            count += len(block.tx_ids)
+            by_outcome.setdefault(block.commit, []).append(block)
+        for commit, blocks in by_outcome.items():
+            frame = encode_decision(self._app, commit, blocks)
+            deadline = min(block.deadline for block in blocks)
+            request.add(frame, partial(self._decided, blocks), deadline)
+            request.blocks += len(blocks)
+
+    def _take_prepares(self, request: BuiltRequest) -> None:
+        queue = self._prepares
+        room = self._config.request_bytes - request.size
+        operations: dict[Any, list[PrepareBlock]] = {}
+        seen: set[str] = set()
+        while queue:
+            block = queue[0]
+            cost = block.size + TX_OVERHEAD * len(block.tx_ids)
+            if (request.frames or operations) and (cost > room or len(seen) > IDS_PER_OPERATION):
+                break
+            # Brokers refuse a request that names an id twice; the second one's turn is the next request.
+            if not seen.isdisjoint(block.tx_ids):
+                break
+            seen.update(block.tx_ids)
+            queue.popleft()
+            room -= cost
+            self._tx_bytes -= cost
+            key = block if block.alone else block.key()
+            operations.setdefault(key, []).append(block)
+        for blocks in operations.values():
+            deadline = min(block.deadline for block in blocks)
+            request.add(encode_prepare(self._app, blocks), partial(self._prepared, blocks), deadline)
+            request.blocks += len(blocks)
+
+    def _take_messages(self, request: BuiltRequest, bytes_max: int) -> None:
+        self._forget_idle()
+        ready = [stream for stream in self._active.values() if stream.waits]
+        ready.sort(key=PartitionStream.oldest)
+        for stream in ready:
+            room = bytes_max - request.size
+            if room <= 0 and request.frames:
+                return
+            frame, batch = stream.take(room)
+            request.add(frame, partial(self._stored, stream, batch), batch.deadline)
+
+    # ------------------------------------------------------------ answers
+
+    def answered(self, request: BuiltRequest) -> None:
+        """A request has its answer; call it before ``request.finish``."""
+        if request.blocks:
+            self._expected = request.blocks
+
+    @staticmethod
+    def _stored(
+        stream: PartitionStream, batch: Batch, outcome: Sequence[Any] | Failure, repeated: bool
+    ) -> None:
+        stream.finished(batch, outcome, repeated)
+
+    @staticmethod
+    def _decided(blocks: list[DecisionBlock], outcome: Sequence[Any] | Failure, repeated: bool) -> None:
+        if isinstance(outcome, Failure):
+            _fail(blocks, outcome)
+        else:
+            count = sum(len(block.tx_ids) for block in blocks)
+            finish_blocks(blocks, problems_of(outcome, count))
+
+    def _prepared(self, blocks: list[PrepareBlock], outcome: Sequence[Any] | Failure, repeated: bool) -> None:
+        if isinstance(outcome, Failure):
+            _fail(blocks, outcome)
+        elif outcome[0] in (ResultCode.OK, ResultCode.DUPLICATE, ResultCode.PARTIAL):
+            finish_blocks(blocks, problems_of(outcome, sum(len(block.tx_ids) for block in blocks)))
+        else:
+            for block in retry_apart(blocks, outcome):
+                self.prepare(block, float("-inf"))
+
+    def end_all(self, failure: Failure) -> None:
+        """The producer ends: nothing that waits will be sent."""
+        waiting: list[Block] = [*self._prepares, *self._decisions]
+        self._prepares.clear()
+        self._decisions.clear()
+        _fail(waiting, failure)
+        for stream in self._active.values():
+            stream.end_all(failure)
+
+
+def _fail(blocks: Iterable[Block], failure: Failure) -> None:
+    for block in blocks:
+        block.done(failure)

@@ -1,0 +1,279 @@
+"""Transactions on their way to one broker group, as columns: blocks to prepare, blocks to decide.
+
+A block holds one transaction or a thousand; whatever waits at the same time is merged into one
+operation, since a call costs a hundred times what a transaction costs. The broker answers an operation
+as a whole ("all of it", or a list of exceptions by position), and here the answer is taken apart again.
+An exception of one transaction must never become the answer of its neighbours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from escrowmq.actors.client.failures import Failure
+from escrowmq.replication.format import ops
+from escrowmq.replication.model import ResultCode
+
+#: Position of a transaction in its block -> (code, info) for those that were refused.
+Problems = dict[int, tuple[int, Any]]
+Outcome = Problems | Failure
+#: A transaction's message: topic, partition, row.
+Placed = tuple[str, int, bytes]
+#: Messages of one partition: place of each one's transaction in the block, its bytes, its row.
+Column = tuple[list[int], list[int], list[bytes]]
+
+#: Operations with more ids than this are split (brokers take 20,000; a request has room for far fewer).
+IDS_PER_OPERATION = 5_000
+_ALL_DONE = (ResultCode.OK, ResultCode.DUPLICATE)
+
+
+class PrepareBlock:
+    """Transactions with the same home topic, home group, time-out and part, all in one broker group.
+
+    ``done`` is called once, in the router's thread. ``alone``: not to be merged with others (again).
+    A transaction of one message is kept as ``single``: ten objects fewer, which the garbage collector
+    would otherwise visit again and again while thousands of them are under way.
+    """
+
+    __slots__ = (
+        "_columns", "alone", "deadline", "digests", "done", "home_group", "home_topic", "part", "query_ids",
+        "single", "size", "timeout_ms", "tx_ids",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        home_topic: str,
+        home_group: int,
+        timeout_ms: int,
+        part: int,
+        tx_ids: Sequence[str],
+        query_ids: Sequence[str],
+        digests: Sequence[int],
+        content: dict[tuple[str, int], Column] | Placed,
+        size: int,
+    ) -> None:
+        self.home_topic, self.home_group = home_topic, home_group
+        self.timeout_ms, self.part = timeout_ms, part
+        self.tx_ids, self.query_ids, self.digests = tx_ids, query_ids, digests
+        self.single: Placed | None = None
+        self._columns: dict[tuple[str, int], Column] | None = None
+        if type(content) is tuple:
+            self.single = content
+        else:
+            self._columns = content  # type: ignore[assignment]
+        self.size = size
+        self.alone = False
+        self.deadline = 0.0
+        self.done: Callable[[Outcome], None] = _nobody
+
+    @property
+    def columns(self) -> dict[tuple[str, int], Column]:
+        """The messages by partition."""
+        if self._columns is not None:
+            return self._columns
+        assert self.single is not None
+        topic, partition, row = self.single
+        return {(topic, partition): ([0], [len(row)], [row])}
+
+    def key(self) -> tuple[str, int, int, int]:
+        """Blocks of one key may share an operation."""
+        return self.home_topic, self.home_group, self.timeout_ms, self.part
+
+    def touching(self, topic: str) -> set[int]:
+        """Positions of the transactions that send to ``topic``."""
+        return {tx for (name, _), column in self.columns.items() if name == topic for tx in column[0]}
+
+    def select(self, positions: Sequence[int]) -> PrepareBlock:
+        """A block of some of these transactions, in the order given; its ``done`` is not set."""
+        place = {old: new for new, old in enumerate(positions)}
+        columns: dict[tuple[str, int], Column] = {}
+        size = 0
+        for name, (txs, sizes, rows) in self.columns.items():
+            kept = [i for i, tx in enumerate(txs) if tx in place]
+            if kept:
+                kept_sizes = [sizes[i] for i in kept]
+                columns[name] = ([place[txs[i]] for i in kept], kept_sizes, [rows[i] for i in kept])
+                size += sum(kept_sizes)
+        block = PrepareBlock(
+            self.home_topic,
+            self.home_group,
+            self.timeout_ms,
+            self.part,
+            [self.tx_ids[i] for i in positions],
+            [self.query_ids[i] for i in positions],
+            [self.digests[i] for i in positions],
+            columns,
+            size,
+        )
+        block.deadline = self.deadline
+        return block
+
+
+class DecisionBlock:
+    """Transactions of one broker group to commit or to roll back. ``done`` as in PrepareBlock."""
+
+    __slots__ = ("commit", "deadline", "done", "tx_ids")
+
+    def __init__(self, commit: bool, tx_ids: Sequence[str]) -> None:
+        self.commit, self.tx_ids = commit, tx_ids
+        self.deadline = 0.0
+        self.done: Callable[[Outcome], None] = _nobody
+
+
+Block = PrepareBlock | DecisionBlock
+
+
+def _nobody(_: Outcome) -> None:
+    """For blocks whose outcome nobody waits for."""
+
+
+def encode_prepare(app: str, blocks: Sequence[PrepareBlock]) -> bytes:
+    """PREPARE and its PRE_MESSAGEs for all transactions of ``blocks``, which have the same key."""
+    first = blocks[0]
+    tx_ids, query_ids, digests = first.tx_ids, first.query_ids, first.digests
+    columns = first.columns if len(blocks) == 1 else {}
+    if len(blocks) > 1:
+        tx_ids, query_ids, digests, columns = _merge(blocks)
+    frames = [
+        ops.prepare(
+            app,
+            first.home_topic,
+            tx_ids,
+            None if query_ids == tx_ids else query_ids,
+            first.timeout_ms,
+            first.part,
+            digests,
+            first.home_group,
+            len(columns),
+        )
+    ]
+    for (topic, partition), (txs, sizes, rows) in columns.items():
+        frames.append(ops.pre_message(topic, partition, txs, sizes, rows))
+    return b"".join(frames)
+
+
+def _merge(
+    blocks: Sequence[PrepareBlock],
+) -> tuple[list[str], list[str], list[int], dict[tuple[str, int], Column]]:
+    tx_ids: list[str] = []
+    query_ids: list[str] = []
+    digests: list[int] = []
+    columns: dict[tuple[str, int], Column] = {}
+    for block in blocks:
+        start = len(tx_ids)
+        tx_ids += block.tx_ids
+        query_ids += block.query_ids
+        digests += block.digests
+        if block.single is not None:
+            topic, partition, row = block.single
+            column = columns.get((topic, partition))
+            if column is None:
+                column = columns[topic, partition] = ([], [], [])
+            column[0].append(start)
+            column[1].append(len(row))
+            column[2].append(row)
+            continue
+        for name, (txs, sizes, rows) in block.columns.items():
+            column = columns.get(name)
+            if column is None:
+                column = columns[name] = ([], [], [])
+            column[0].extend([tx + start for tx in txs] if start else txs)
+            column[1].extend(sizes)
+            column[2].extend(rows)
+    return tx_ids, query_ids, digests, columns
+
+
+def encode_decision(app: str, commit: bool, blocks: Sequence[DecisionBlock]) -> bytes:
+    """COMMIT or ROLLBACK of all transactions of ``blocks``."""
+    tx_ids = blocks[0].tx_ids if len(blocks) == 1 else [tx_id for block in blocks for tx_id in block.tx_ids]
+    return ops.commit(app, tx_ids) if commit else ops.rollback(app, tx_ids)
+
+
+def problems_of(result: Sequence[Any], count: int) -> Problems:
+    """The exceptions in an operation's result over ``count`` transactions."""
+    code = result[0]
+    if code in _ALL_DONE:
+        return {}
+    if code == ResultCode.PARTIAL:
+        return {
+            problem[0]: (problem[1], problem[2] if len(problem) > 2 else None)
+            for problem in result[1]
+            if problem[1] != ResultCode.OK
+        }
+    info = result[1] if len(result) > 1 else None
+    return dict.fromkeys(range(count), (code, info))
+
+
+def finish_blocks(blocks: Iterable[Block], problems: Problems) -> None:
+    """Give every block of one operation its own part of the answer."""
+    if not problems:
+        for block in blocks:
+            block.done({})
+        return
+    start = 0
+    for block in blocks:
+        end = start + len(block.tx_ids)
+        block.done({i - start: problems[i] for i in range(start, end) if i in problems})
+        start = end
+
+
+def retry_apart(blocks: Sequence[PrepareBlock], result: Sequence[Any]) -> list[PrepareBlock]:
+    """What to prepare again, more finely divided, after a *whole* operation was refused.
+
+    Refused for one topic: the transactions that touch it end here, the others are tried without them.
+    Refused for the limit of open transactions: in halves, down to single ones, so that as many as fit
+    get in. Refused for any other reason: each block by itself. What cannot be divided further ends here.
+    """
+    code, info = result[0], result[1] if len(result) > 1 else None
+    again: list[PrepareBlock] = []
+    for block in blocks:
+        count = len(block.tx_ids)
+        everyone = range(count)
+        if code == ResultCode.TOO_MANY_OPEN:
+            if len(blocks) > 1:
+                again.append(block)
+            elif count == 1:
+                block.done({0: (code, info)})
+            else:
+                again += _divide(block, {}, [everyone[: count // 2], everyone[count // 2 :]])
+        elif code in (ResultCode.UNKNOWN_TOPIC, ResultCode.BAD_PARTITION) and info:
+            hit = set(everyone) if block.home_topic == info[0] else block.touching(info[0])
+            rest = [i for i in everyone if i not in hit]
+            if not rest:
+                block.done(dict.fromkeys(everyone, (code, info)))
+            elif not hit:
+                again.append(block)
+            else:
+                again += _divide(block, dict.fromkeys(hit, (code, info)), [rest])
+        elif len(blocks) > 1:
+            again.append(block)
+        else:
+            block.done(dict.fromkeys(everyone, (code, info)))
+    for block in again:
+        block.alone = code not in (ResultCode.UNKNOWN_TOPIC, ResultCode.BAD_PARTITION)
+    return again
+
+
+def _divide(block: PrepareBlock, problems: Problems, pieces: Sequence[Sequence[int]]) -> list[PrepareBlock]:
+    """Parts of ``block``; when all of them are done, so is the block, with ``problems`` added."""
+    gathered: Problems = dict(problems)
+    failures: list[Failure] = []
+    parts = [block.select(piece) for piece in pieces]
+    left = len(parts)
+
+    def part_done(piece: Sequence[int], outcome: Outcome) -> None:
+        nonlocal left
+        left -= 1
+        if isinstance(outcome, Failure):
+            failures.append(outcome)
+        else:
+            gathered.update((piece[i], problem) for i, problem in outcome.items())
+        if left == 0:
+            # One part without an answer leaves the block without one: nobody may take the rest for done.
+            unknown = [failure for failure in failures if not failure.nothing_done]
+            block.done((unknown or failures)[0] if failures else gathered)
+
+    for part, piece in zip(parts, pieces, strict=True):
+        part.done = lambda outcome, piece=piece: part_done(piece, outcome)  # type: ignore[misc]
+    return parts

@@ -1,0 +1,284 @@
+"""Many transactions at once: encoded into columns, prepared and decided in whole blocks, pipelined.
+
+Some microseconds of a caller's CPU per transaction, where one-by-one calls cost ten times as much: so
+there is one object per *block* of some hundred transactions. Those that are not simple (several groups,
+several parts) take the ordinary way beside the blocks. Nothing is raised for a single transaction: every
+one has its own result.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from escrowmq.actors.client.wakeup import Waiter
+from escrowmq.actors.producer.across_groups import LIMIT_RETRY_S
+from escrowmq.actors.producer.batcher import TX_OVERHEAD
+from escrowmq.actors.producer.bulk_blocks import BlockBuilder, BlockUnit, PlanUnit, Unit
+from escrowmq.actors.producer.bulk_requests import LocalBatch, PreparedTransaction, Requested, unpack
+from escrowmq.actors.producer.core import ProducerCore
+from escrowmq.actors.producer.encoder import check_id, check_query_id
+from escrowmq.actors.producer.local_transaction import decision_of, leaves_open
+from escrowmq.actors.producer.results import TransactionResult
+from escrowmq.actors.producer.transaction import GUARD_S
+from escrowmq.actors.producer.transaction_base import timeout_ms
+from escrowmq.replication.errors import Closed, EscrowMQError, InvalidMessage, OutcomeUnknown
+from escrowmq.replication.model import TransactionState, group_of
+
+#: Transactions of one block: bounds the time for which its answer occupies the client's thread.
+BLOCK_TRANSACTIONS = 2_000
+
+
+def send_transactions(
+    core: ProducerCore,
+    batch: Iterable[Requested],
+    local: LocalBatch | None,
+    transaction_timeout_s: float | None,
+    topic_used: Callable[[str], None],
+) -> list[TransactionResult]:
+    """See ``Producer.send_transactions``."""
+    ms = timeout_ms(transaction_timeout_s, core.config.transaction_timeout_s)
+    run = _Run(core, ms, pipelined=local is None, topic_used=topic_used)
+    try:
+        try:
+            for index, item in enumerate(batch):
+                run.add(index, item)
+            run.send_rest()
+            run.wait()
+        except Exception:  # the iterable raised, or this producer was closed: the callback will not run
+            run.abandon()
+            raise
+        if local is not None:
+            _run_local(run, local)
+        return run.results()
+    finally:
+        run.end()
+
+
+def _run_local(run: _Run, local: LocalBatch) -> None:
+    """The callback over everything that was prepared, then the decisions."""
+    opened = run.opened()
+    try:
+        decisions = _decisions(local(opened), len(opened)) if opened else []
+    except BaseException as error:
+        if not leaves_open(error) and not isinstance(error, _BadDecision):
+            run.decide([TransactionState.ROLLBACK] * len(opened))
+        raise
+    run.decide(decisions)
+
+
+class _BadDecision(InvalidMessage):
+    """The callback has run, and what it returned is no decision."""
+
+
+def _decisions(returned: Any, count: int) -> list[TransactionState]:
+    try:
+        if isinstance(returned, Sequence) and not isinstance(returned, str | bytes):
+            if len(returned) != count:
+                raise InvalidMessage(
+                    f"the callback returned {len(returned)} decisions for {count} transactions"
+                )
+            return [decision_of(value) for value in returned]
+        return [decision_of(returned)] * count
+    except InvalidMessage as error:
+        raise _BadDecision(*error.args) from None
+
+
+class _Run:
+    """One call of ``send_transactions``: the caller's thread adds and waits, the router's reports."""
+
+    def __init__(
+        self, core: ProducerCore, ms: int, *, pipelined: bool, topic_used: Callable[[str], None]
+    ) -> None:
+        self._core, self._timeout_ms, self._pipelined = core, ms, pipelined
+        self._topic_used = topic_used
+        self._builders: dict[tuple[int, str], BlockBuilder] = {}
+        self._given: set[str] = set()
+        self._units: list[Unit] = []
+        self._failed: list[tuple[int, TransactionResult]] = []
+        self._count = 0
+        self._window = threading.Semaphore(core.config.bulk_calls_in_flight)
+        self._lock = threading.Lock()
+        self._under_way = 0
+        self._waiter: Waiter | None = None
+        self._give_up_s = core.config.delivery_timeout_s if pipelined else core.config.open_limit_wait_s
+        self._give_up = 0.0
+
+    # ------------------------------------------------------------ adding (caller's thread)
+
+    def add(self, index: int, item: Requested) -> None:
+        """Encode one transaction; send its block when that is full."""
+        self._count = index + 1
+        core = self._core
+        tx_id = ""
+        try:
+            messages, query_id, given_id = unpack(item)
+            if given_id is None:
+                tx_id = next(core.ids)
+            else:
+                tx_id = check_id(given_id)
+                self._given.add(tx_id)
+            query_id = tx_id if query_id is None else check_query_id(query_id)
+            placed, size = core.encoder.place(messages, tx_id)
+        except Closed:
+            raise
+        except EscrowMQError as error:
+            self._failed.append((index, TransactionResult(tx_id, TransactionState.ROLLBACK, error)))
+            return
+        topic, partition, _ = placed[0]
+        groups = core.info.groups
+        gid = group_of(topic, partition, groups)
+        one_group = groups == 1 or all(group_of(t, p, groups) == gid for t, p, _ in placed)
+        if not one_group or size > core.config.part_bytes:
+            plan = core.encoder.plan(tx_id, query_id, placed, size, self._timeout_ms, given_id is not None)
+            self._send(PlanUnit(core, plan, index, self._give_up_s), plan.home_topic)
+            return
+        builder = self._builders.get((gid, topic))
+        if builder is None:
+            builder = self._builders[gid, topic] = BlockBuilder(gid, topic)
+        if given_id is not None:
+            if tx_id in builder.ids:  # twice in one operation is refused; in the next one it is recognised
+                builder = self._send_block(builder)
+            builder.ids.add(tx_id)
+        builder.add(tx_id, query_id, placed, size, index)
+        count = len(builder.tx_ids)
+        if builder.size + TX_OVERHEAD * count >= core.config.request_bytes or count >= BLOCK_TRANSACTIONS:
+            self._send_block(builder)
+
+    def _send_block(self, builder: BlockBuilder) -> BlockBuilder:
+        unit = builder.unit(self._core, self._timeout_ms, self._given)
+        fresh = self._builders[builder.gid, builder.home_topic] = BlockBuilder(
+            builder.gid, builder.home_topic
+        )
+        self._send(unit, builder.home_topic)
+        return fresh
+
+    def send_rest(self) -> None:
+        """What did not fill a block."""
+        for builder in list(self._builders.values()):
+            if builder.tx_ids:
+                self._send_block(builder)
+
+    def _send(self, unit: BlockUnit | PlanUnit, home_topic: str) -> None:
+        self._topic_used(home_topic)
+        self._units.append(unit)
+        try:
+            self._core.reserve(unit.size)
+        except Closed:
+            raise
+        except EscrowMQError as error:
+            for place in range(len(unit.tx_ids)):
+                unit.refuse(place, error)
+            return
+        if not self._window.acquire(timeout=self._guard_s()):
+            raise OutcomeUnknown(unit.tx_ids[0])
+        self._core.running.update(unit.tx_ids)
+        with self._lock:
+            self._under_way += 1
+        self._give_up = self._core.clock() + self._give_up_s
+        unit.prepare(self._prepared)
+
+    def _guard_s(self) -> float:
+        return 2 * self._core.config.delivery_timeout_s + self._give_up_s + GUARD_S
+
+    # ------------------------------------------------------------ answers (router's thread)
+
+    def _prepared(self, unit: Unit) -> None:
+        if isinstance(unit, BlockUnit):
+            full = unit.over_limit()
+            if full and self._core.clock() < self._give_up:
+                # The others go on, as it is their being settled that makes room.
+                self._prepare_later(unit.take_apart(sorted(full)))
+            unit.forget_rows()
+        opened = unit.open_places()
+        if self._pipelined and opened:
+            unit.decide(True, opened, self._finished)
+        else:
+            self._finished(unit)
+
+    def _prepare_later(self, unit: BlockUnit) -> None:
+        def again() -> None:
+            # Not counted as buffered again: it was admitted once, and release() is for that.
+            unit.size = 0
+            unit.prepare(self._prepared)
+
+        unit.windowed = False
+        self._units.append(unit)
+        with self._lock:
+            self._under_way += 1
+        self._core.call_later(LIMIT_RETRY_S, again)
+
+    def _finished(self, unit: Unit) -> None:
+        if self._pipelined:
+            self._core.running.difference_update(unit.tx_ids)
+        if unit.windowed:
+            self._window.release()
+        with self._lock:
+            self._under_way -= 1
+            waiter = self._waiter if self._under_way == 0 else None
+        if waiter is not None:
+            waiter.done(None)
+
+    # ------------------------------------------------------------ waiting and deciding (caller's thread)
+
+    def wait(self) -> None:
+        """Until every unit that was sent has reported."""
+        waiter = Waiter()
+        with self._lock:
+            if self._under_way == 0:
+                return
+            self._waiter = waiter
+        if not waiter.wait(self._guard_s()):
+            raise OutcomeUnknown("(a batch of transactions)")
+        self._waiter = None
+
+    def opened(self) -> list[PreparedTransaction]:
+        """All prepared transactions, in the order of the batch."""
+        found = [
+            PreparedTransaction(unit.tx_ids[i], unit.query_ids[i], unit.indexes[i])
+            for unit in self._units
+            for i in unit.open_places()
+        ]
+        found.sort(key=lambda tx: tx.index)
+        return found
+
+    def decide(self, decisions: Sequence[TransactionState]) -> None:
+        """Settle what ``opened`` gave, in its order, and wait."""
+        by_index = dict(zip((tx.index for tx in self.opened()), decisions, strict=True))
+        for unit in self._units:
+            places: dict[TransactionState, list[int]] = {}
+            for place in unit.open_places():
+                decision = by_index[unit.indexes[place]]
+                places.setdefault(decision, []).append(place)
+                if decision is not TransactionState.COMMITTED:
+                    unit.wanted[place] = decision
+            for decision, chosen in places.items():
+                if decision is not TransactionState.UNKNOWN:
+                    unit.windowed = self._window.acquire(timeout=self._guard_s())
+                    with self._lock:
+                        self._under_way += 1
+                    unit.decide(decision is TransactionState.COMMITTED, chosen, self._finished)
+        self.wait()
+
+    def abandon(self) -> None:
+        """Roll back what is open; the local transaction was not run. (Without a callback: nothing is.)"""
+        if not self._pipelined:
+            self.wait()
+            self.decide([TransactionState.ROLLBACK] * len(self.opened()))
+
+    def end(self) -> None:
+        """Whatever happened: from here on checks of these transactions go to the querier."""
+        for unit in self._units:
+            self._core.running.difference_update(unit.tx_ids)
+
+    def results(self) -> list[TransactionResult]:
+        """In the order of the batch."""
+        found: list[TransactionResult | None] = [None] * self._count
+        for index, result in self._failed:
+            found[index] = result
+        for unit in self._units:
+            for index, result in zip(unit.indexes, unit.results(), strict=True):
+                found[index] = result
+        assert None not in found
+        return found  # type: ignore[return-value]

@@ -1,0 +1,244 @@
+"""The units in which a batch of transactions travels: blocks of simple ones, and single plans.
+
+Both are prepared, then decided, and remember per transaction only what is not as hoped. They report to
+their run (bulk.py) from the router's thread.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+
+from escrowmq.actors.client.failures import Failure
+from escrowmq.actors.producer import across_groups as flows
+from escrowmq.actors.producer.blocks import Column, DecisionBlock, Outcome, Placed, PrepareBlock
+from escrowmq.actors.producer.core import ProducerCore
+from escrowmq.actors.producer.encoder import TxPlan, crc32c, digest_of
+from escrowmq.actors.producer.results import TransactionResult, decided, prepare_problem, prepared, unprepared
+from escrowmq.replication.errors import (
+    EscrowMQError,
+    OutcomeUnknown,
+    TooManyOpenTransactions,
+    TransactionConflict,
+)
+from escrowmq.replication.model import TransactionState
+
+COMMITTED, ROLLBACK, UNKNOWN = TransactionState.COMMITTED, TransactionState.ROLLBACK, TransactionState.UNKNOWN
+Report = Callable[["Unit"], None]
+
+
+class Unit(ABC):
+    """Some transactions of a batch. ``exceptions``: place in the unit -> result, if it is settled.
+
+    A transaction without an exception is open once prepared, and decided as asked once decided.
+    """
+
+    def __init__(
+        self, core: ProducerCore, tx_ids: list[str], query_ids: list[str], indexes: list[int]
+    ) -> None:
+        self.windowed = True  # holds a place in the window of its run
+        self.core, self.tx_ids, self.query_ids, self.indexes = core, tx_ids, query_ids, indexes
+        self.exceptions: dict[int, TransactionResult] = {}
+        self.wanted: dict[int, TransactionState] = {}  # only where it differs from COMMITTED
+
+    def open_places(self) -> Sequence[int]:
+        """Places of those that are prepared and undecided."""
+        if not self.exceptions:
+            return range(len(self.tx_ids))
+        return [i for i in range(len(self.tx_ids)) if i not in self.exceptions]
+
+    def results(self) -> list[TransactionResult]:
+        """One per transaction, in order; only when everything is decided."""
+        if not self.exceptions and not self.wanted:
+            return [TransactionResult(tx_id, COMMITTED) for tx_id in self.tx_ids]
+        return [
+            self.exceptions.get(i) or TransactionResult(tx_id, self.wanted.get(i, COMMITTED))
+            for i, tx_id in enumerate(self.tx_ids)
+        ]
+
+    def refuse(self, place: int, problem: EscrowMQError | TransactionState) -> None:
+        """Not prepared: settled before, or an error. Nothing of this attempt will be read."""
+        tx_id = self.tx_ids[place]
+        if isinstance(problem, TransactionState):
+            self.exceptions[place] = TransactionResult(tx_id, problem)
+            return
+        topic = getattr(problem, "topic", None)
+        if topic is not None:
+            self.core.catalog.forget(topic)
+        state = UNKNOWN if isinstance(problem, OutcomeUnknown) else ROLLBACK
+        self.exceptions[place] = TransactionResult(tx_id, state, problem)
+
+    def settled(self, places: Sequence[int], outcome: Outcome) -> None:
+        """Take the answer to a decision over ``places``."""
+        if isinstance(outcome, Failure):
+            for place in places:
+                self._undecided(place, OutcomeUnknown(self.tx_ids[place]))
+            return
+        for i, problem in outcome.items():
+            tx_id = self.tx_ids[places[i]]
+            error = decided(tx_id, {0: problem})
+            assert error is not None
+            self._undecided(places[i], error)
+
+    def _undecided(self, place: int, error: EscrowMQError) -> None:
+        state = TransactionState(error.recorded_state) if isinstance(error, TransactionConflict) else UNKNOWN
+        self.exceptions[place] = TransactionResult(self.tx_ids[place], state, error)
+
+    @abstractmethod
+    def prepare(self, done: Report) -> None:
+        """Send; room must have been reserved."""
+
+    @abstractmethod
+    def decide(self, commit: bool, places: Sequence[int], done: Report) -> None:
+        """Send the decision over ``places``."""
+
+
+class BlockUnit(Unit):
+    """Simple transactions: one group, one part, one home topic. ``given``: ids that are the caller's own."""
+
+    def __init__(
+        self, core: ProducerCore, gid: int, block: PrepareBlock, indexes: list[int], given: set[str]
+    ) -> None:
+        super().__init__(core, list(block.tx_ids), list(block.query_ids), indexes)
+        self.gid, self.size, self._given = gid, block.size, given
+        self._block: PrepareBlock | None = block
+
+    def prepare(self, done: Report) -> None:
+        """See Unit."""
+        block = self._block
+        assert block is not None
+        block.done = lambda outcome: self._prepared(outcome, done)
+        self.core.enqueue(self.gid, block)
+
+    def _prepared(self, outcome: Outcome, done: Report) -> None:
+        self.core.release(self.size)
+        if isinstance(outcome, Failure):
+            for place, tx_id in enumerate(self.tx_ids):
+                self.refuse(place, unprepared(tx_id, tx_id in self._given, outcome))
+            ours = [tx_id for tx_id in self.tx_ids if tx_id not in self._given]
+            if ours:  # perhaps open: nobody will ever ask for these ids again
+                self.core.enqueue(self.gid, DecisionBlock(False, ours))
+        else:
+            for place, (code, info) in outcome.items():
+                self.refuse(place, prepare_problem(self.tx_ids[place], code, info))
+        done(self)
+
+    def take_apart(self, places: list[int]) -> BlockUnit:
+        """The transactions at ``places``, to be prepared again; they belong to the new unit from now on."""
+        assert self._block is not None
+        again = BlockUnit(
+            self.core, self.gid, self._block.select(places), [self.indexes[i] for i in places], self._given
+        )
+        gone = set(places)
+        kept = [i for i in range(len(self.tx_ids)) if i not in gone]
+        self.exceptions = {
+            new: self.exceptions[old] for new, old in enumerate(kept) if old in self.exceptions
+        }
+        self.tx_ids = [self.tx_ids[i] for i in kept]
+        self.query_ids = [self.query_ids[i] for i in kept]
+        self.indexes = [self.indexes[i] for i in kept]
+        return again
+
+    def over_limit(self) -> list[int]:
+        """Places of those that found the limit of open transactions reached."""
+        return [
+            place
+            for place, result in self.exceptions.items()
+            if isinstance(result.error, TooManyOpenTransactions)
+        ]
+
+    def forget_rows(self) -> None:
+        """Prepared: the messages are the broker's now."""
+        self._block = None
+
+    def decide(self, commit: bool, places: Sequence[int], done: Report) -> None:
+        """See Unit."""
+        everyone = len(places) == len(self.tx_ids)
+        block = DecisionBlock(commit, self.tx_ids if everyone else [self.tx_ids[i] for i in places])
+
+        def finished(outcome: Outcome) -> None:
+            self.settled(places, outcome)
+            done(self)
+
+        block.done = finished
+        self.core.enqueue(self.gid, block)
+
+
+class PlanUnit(Unit):
+    """One transaction over several groups or in several parts."""
+
+    def __init__(self, core: ProducerCore, plan: TxPlan, index: int, limit_wait_s: float) -> None:
+        super().__init__(core, [plan.tx_id], [plan.query_id], [index])
+        self.size, self._plan, self._limit_wait_s = plan.size, plan, limit_wait_s
+        self._groups = plan.groups
+
+    def prepare(self, done: Report) -> None:
+        """See Unit."""
+
+        def finished(outcome: Outcome) -> None:
+            self.core.release(self.size)
+            problem = prepared(self._plan, outcome)
+            if problem is not None:
+                self.refuse(0, problem)
+            self._plan.parts = self._plan.single = None
+            done(self)
+
+        flows.prepare(self.core, self._plan, finished, self._limit_wait_s)
+
+    def decide(self, commit: bool, places: Sequence[int], done: Report) -> None:
+        """See Unit."""
+
+        def finished(outcome: Outcome) -> None:
+            self.settled(places, outcome)
+            done(self)
+
+        flows.settle(self.core, self.tx_ids[0], self._groups, commit, finished)
+
+
+class BlockBuilder:
+    """Collects simple transactions of one group and home topic into columns."""
+
+    __slots__ = ("_columns", "_digests", "gid", "home_topic", "ids", "indexes", "query_ids", "size", "tx_ids")
+
+    def __init__(self, gid: int, home_topic: str) -> None:
+        self.gid, self.home_topic = gid, home_topic
+        self.tx_ids: list[str] = []
+        self.query_ids: list[str] = []
+        self.indexes: list[int] = []
+        self.ids: set[str] = set()  # given ids only: generated ones never repeat
+        self._digests: list[int] = []
+        self._columns: dict[tuple[str, int], Column] = {}
+        self.size = 0
+
+    def add(self, tx_id: str, query_id: str, placed: Sequence[Placed], size: int, index: int) -> None:
+        """One more transaction."""
+        place = len(self.tx_ids)
+        self.tx_ids.append(tx_id)
+        self.query_ids.append(query_id)
+        self.indexes.append(index)
+        self.size += size
+        columns = self._columns
+        for topic, partition, row in placed:
+            column = columns.get((topic, partition))
+            if column is None:
+                column = columns[topic, partition] = ([], [], [])
+            column[0].append(place)
+            column[1].append(len(row))
+            column[2].append(row)
+        single = len(placed) == 1
+        self._digests.append(crc32c(placed[0][2]) if single else digest_of([row for _, _, row in placed]))
+
+    def unit(self, core: ProducerCore, timeout_ms: int, given: set[str]) -> BlockUnit:
+        """Everything collected, as a unit."""
+        block = PrepareBlock(
+            self.home_topic,
+            -1,
+            timeout_ms,
+            0,
+            self.tx_ids,
+            self.query_ids,
+            self._digests,
+            self._columns,
+            self.size,
+        )
+        return BlockUnit(core, self.gid, block, self.indexes, given)

@@ -1,0 +1,303 @@
+"""The part of a producer that both faces (blocking and asyncio) share.
+
+Caller threads put encoded work into an inbox; the router's thread sorts it into the groups' batchers and
+lets the channels send it. Bytes that are queued or under way are counted and bounded (buffer_bound.py):
+beyond that callers wait. Nothing here blocks the router's thread or runs user code in it.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from escrowmq.actors.client.catalog import TopicCatalog
+from escrowmq.actors.client.channel import Request
+from escrowmq.actors.client.config import ProducerConfig
+from escrowmq.actors.client.failures import Failure, FailureKind
+from escrowmq.actors.client.replica_calls import ReplicaCalls
+from escrowmq.actors.client.router import Router
+from escrowmq.actors.client.topology import ClusterInfo
+from escrowmq.actors.client.wakeup import Waiter
+from escrowmq.actors.producer.batcher import BuiltRequest, GroupBatcher
+from escrowmq.actors.producer.blocks import Block, DecisionBlock
+from escrowmq.actors.producer.buffer_bound import BufferBound
+from escrowmq.actors.producer.encoder import Encoder, check_app
+from escrowmq.actors.producer.ids import client_version, instance_id, transaction_ids
+from escrowmq.actors.producer.partition_stream import PartitionStream, Promise
+from escrowmq.replication.errors import Closed, Overloaded
+from escrowmq.replication.model import group_of
+
+_CLOSED = "this producer was closed; create a new one"
+
+
+class ProducerCore:
+    """One producer's queues, ids and way to the brokers. Thread-safe but for what says otherwise."""
+
+    def __init__(
+        self,
+        info: ClusterInfo,
+        app: str,
+        config: ProducerConfig,
+        calls: ReplicaCalls | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.app, self.config, self.info, self.clock = check_app(app), config, info, clock
+        self.instance = instance_id(client_version())
+        self.ids = transaction_ids(self.instance)
+        #: Transactions whose local part runs here now: a check of these is answered UNKNOWN.
+        self.running: set[str] = set()
+        self.router = Router(info, config.channel, calls, clock=clock, name="escrowmq-producer")
+        self.catalog = TopicCatalog(self.router, config.delivery_timeout_s)
+        self.encoder = Encoder(config, info.groups, self.catalog.partitions)
+        self._batchers = [GroupBatcher(self.app, config) for _ in range(info.groups)]
+        self._lock = threading.Lock()
+        self._room = threading.Condition(self._lock)
+        self._blocked = 0
+        self._buffered = 0
+        self._bound = BufferBound(config.buffer_bytes, config.buffer_s + config.linger_ms / 1000)
+        self._closed = self._ended = False
+        self._messages: list[tuple[str, int | None, bytes, Promise]] = []
+        self._blocks: list[tuple[int, Block]] = []
+        self._inbox_bytes = 0
+        # Whether the router's thread looks at the inbox by itself before a linger is over. Waking it for
+        # every message costs more (a change of threads, 10 us) than everything else about a message.
+        self._looks_soon_for_messages = self._looks_soon_for_blocks = False
+        self._sticky: dict[str, int] = {}
+        self._flushes: list[Waiter] = []
+        self._timers: list[tuple[float, int, Callable[[], None]]] = []
+        self._timer_numbers = itertools.count()
+        self.router.attach(self)
+
+    # ------------------------------------------------------------ callers' side
+
+    def send(self, topic: str, partition: int | None, row: bytes, promise: Promise) -> bool:
+        """Queue a plain message if there is room for it now; False if not."""
+        size = len(row)
+        with self._lock:
+            if self._closed:
+                raise Closed(_CLOSED)
+            if self._full(size):
+                return False
+            self._buffered += size
+            self._messages.append((topic, partition, row, promise))
+            self._inbox_bytes += size
+        if not self._looks_soon_for_messages or self._inbox_bytes >= self.config.request_bytes:
+            self.router.wakeup.set()
+        return True
+
+    def try_reserve(self, size: int) -> bool:
+        """Count ``size`` bytes as queued if there is room; give them back with :meth:`release`."""
+        with self._lock:
+            if self._closed:
+                raise Closed(_CLOSED)
+            if self._full(size):
+                return False
+            self._buffered += size
+            return True
+
+    def _full(self, size: int) -> bool:
+        # Up to the last byte of the bound in time, so that something large gets its turn as well.
+        return self._buffered + size > self.config.buffer_bytes or self._buffered >= self._bound.limit
+
+    def wait_for_room(self, size: int, deadline: float) -> None:
+        """Block until ``size`` bytes might fit. Raises Overloaded at the deadline, Closed when closed."""
+        with self._room:
+            self._blocked += 1
+            try:
+                while self._full(size) and not self._closed:
+                    left = deadline - self.clock()
+                    if left <= 0:
+                        raise self.overloaded()
+                    self._room.wait(left)
+            finally:
+                self._blocked -= 1
+
+    def overloaded(self) -> Overloaded:
+        """The error for a buffer that stays full."""
+        waited, limit = self.config.buffer_wait_s, self._bound.limit
+        return Overloaded(f"the producer's buffer of {limit} bytes was full for {waited:g} s", 1.0)
+
+    def reserve(self, size: int) -> None:
+        """:meth:`try_reserve`, waiting up to ``buffer_wait_s``."""
+        if not self.try_reserve(size):
+            deadline = self.clock() + self.config.buffer_wait_s
+            while True:
+                self.wait_for_room(size, deadline)
+                if self.try_reserve(size):
+                    return
+
+    def release(self, size: int) -> None:
+        """Give reserved bytes back."""
+        with self._lock:
+            self._buffered -= size
+            if self._blocked:
+                self._room.notify_all()
+
+    def enqueue(self, gid: int, block: Block) -> None:
+        """Queue transactions for a group; ``block.done`` tells how it ended. From any thread.
+
+        Still taken while the producer closes, so that what was prepared can be decided.
+        """
+        block.deadline = self.clock() + self.config.delivery_timeout_s
+        with self._lock:
+            if not self._ended:
+                self._blocks.append((gid, block))
+                if not self._looks_soon_for_blocks:
+                    self.router.wakeup.set()
+                return
+        block.done(Failure(FailureKind.CLOSED, _CLOSED))
+
+    def call_later(self, delay_s: float, work: Callable[[], None]) -> None:
+        """Run ``work`` in the router's thread after a delay. Only from that thread."""
+        heapq.heappush(self._timers, (self.clock() + delay_s, next(self._timer_numbers), work))
+
+    def check_open(self) -> None:
+        """Raises Closed if the producer was closed."""
+        if self._closed:
+            raise Closed(_CLOSED)
+
+    # ------------------------------------------------------------ closing
+
+    def flush(self, timeout_s: float) -> bool:
+        """Send everything now, without linger, and wait for the answers; False at the time-out."""
+        waiter = Waiter()
+        try:
+            self.router.post(lambda: self._flushes.append(waiter))
+        except Closed:
+            return True
+        return waiter.wait(timeout_s)
+
+    def close(self, timeout_s: float) -> None:
+        """Refuse new work, flush, stop the thread. What is then still open is left to the check."""
+        with self._room:
+            if self._closed:
+                return
+            self._closed = True
+            self._room.notify_all()
+        self.flush(timeout_s)
+        self.router.close()
+
+    @property
+    def closed(self) -> bool:
+        """Whether new work is refused."""
+        return self._closed
+
+    # ------------------------------------------------------------ the router's thread
+
+    def pump(self, now: float) -> float:
+        """See :class:`escrowmq.actors.client.router.Source`."""
+        while self._timers and self._timers[0][0] <= now:
+            heapq.heappop(self._timers)[2]()
+        self._sort_inbox(now)
+        wake = self._timers[0][0] if self._timers else float("inf")
+        hurry = bool(self._flushes)
+        for gid, batcher in enumerate(self._batchers):
+            wake = min(wake, batcher.expire(now), self._send_due(gid, batcher, now, hurry))
+        if hurry and self._all_idle():
+            flushes, self._flushes = self._flushes, []
+            for waiter in flushes:
+                waiter.done(None)
+        return self._look_again(now, wake)
+
+    def _look_again(self, now: float, wake: float) -> float:
+        self._looks_soon_for_messages = wake <= now + self.config.linger_ms / 1000
+        busy = any(channel.in_flight for channel in self.router.channels)
+        self._looks_soon_for_blocks = busy and wake <= now + self.config.transaction_linger_ms / 1000
+        # Set first, looked second: whoever filled the inbox and did not wake us is seen here.
+        return now if self._messages or self._blocks else wake
+
+    def _send_due(self, gid: int, batcher: GroupBatcher, now: float, hurry: bool) -> float:
+        channel = self.router.channels[gid]
+        while channel.room() > 0:
+            due = batcher.due(channel.in_flight == 0)
+            if due > now and not (hurry and due < float("inf")):
+                return due
+            built = batcher.build()
+            if built is None:
+                break
+            request = Request("submit", (b"".join(built.frames),), built.deadline, _nobody)
+            request.done = partial(self._finish, batcher, built, request)
+            built.frames.clear()
+            channel.submit(request, now)
+        return float("inf")
+
+    def _finish(self, batcher: GroupBatcher, built: BuiltRequest, request: Request, outcome: Any) -> None:
+        request.done = _nobody  # no cycle: what hangs on it is freed now, not at some collection
+        taken_on = built.deadline - self.config.delivery_timeout_s
+        self._bound.answered(taken_on, self.clock(), self._buffered)
+        batcher.answered(built)
+        built.finish(outcome, request.maybe_done)
+        built.handlers.clear()
+
+    def _sort_inbox(self, now: float) -> None:
+        if not self._messages and not self._blocks:
+            return
+        with self._lock:
+            messages, self._messages = self._messages, []
+            blocks, self._blocks = self._blocks, []
+            self._inbox_bytes = 0
+        for gid, block in blocks:
+            if isinstance(block, DecisionBlock):
+                self._batchers[gid].decide(block, now)
+            else:
+                self._batchers[gid].prepare(block, now)
+        groups = self.info.groups
+        for topic, partition, row, promise in messages:
+            if partition is None:
+                partition = self._sticky.get(topic)
+                if partition is None:
+                    partition = self._sticky[topic] = 0
+            gid = group_of(topic, partition, groups)
+            stream = self._batchers[gid].stream(topic, partition)
+            if stream is None:
+                stream = self._new_stream(gid, topic, partition)
+            stream.add(row, promise, now)
+
+    def _new_stream(self, gid: int, topic: str, partition: int) -> PartitionStream:
+        stream = PartitionStream(
+            topic,
+            partition,
+            self.instance,
+            self.config.delivery_timeout_s,
+            released=self.release,
+            refused=self.catalog.forget,
+            taken=self._turn_sticky,
+        )
+        self._batchers[gid].add_stream(stream)
+        return stream
+
+    def _turn_sticky(self, topic: str, partition: int) -> None:
+        """A batch of the partition that keyless messages gather in was sent: the next one is next."""
+        if self._sticky.get(topic) == partition:
+            info = self.catalog.known(topic)
+            self._sticky[topic] = (partition + 1) % info.partitions if info else 0
+
+    def _all_idle(self) -> bool:
+        return (
+            not self._messages
+            and not self._blocks
+            and all(batcher.idle() for batcher in self._batchers)
+            and all(channel.in_flight == 0 for channel in self.router.channels)
+        )
+
+    def stopped(self, detail: str) -> None:
+        """See :class:`escrowmq.actors.client.router.Source`."""
+        with self._room:
+            self._closed = self._ended = True
+            self._room.notify_all()
+        self._sort_inbox(self.clock())
+        failure = Failure(FailureKind.CLOSED, detail)
+        for batcher in self._batchers:
+            batcher.end_all(failure)
+        flushes, self._flushes = self._flushes, []
+        for waiter in flushes:
+            waiter.done(None)
+
+
+def _nobody(_: Any) -> None:
+    """Replaced before use: request and callback refer to each other."""

@@ -1,0 +1,214 @@
+"""From messages to rows and blocks: validation, partitions, digests, sizes.
+
+Everything that is wrong with a caller's message is found here, in the caller's thread, before anything
+is sent. A transaction's content must always encode to the same bytes and the same partitions, or a
+repeated id would look like another transaction: so its keyless messages go where ``crc32c(tx_id)``
+says, and nothing here depends on time, load or earlier calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+import google_crc32c
+
+from escrowmq.actors.client.config import ProducerConfig
+from escrowmq.actors.producer.blocks import Column, Placed, PrepareBlock
+from escrowmq.replication.errors import InvalidMessage, MessageTooLarge, UnknownTopic
+from escrowmq.replication.format.codec import FRAME, encode_row
+from escrowmq.replication.model import Message, group_of
+from escrowmq.replication.replica.validation import NAME_BYTES_MAX
+
+crc32c: Callable[[bytes], int] = google_crc32c.value
+_extend: Callable[[int, bytes], int] = google_crc32c.extend
+
+
+class TxPlan:
+    """One transaction, ready to be prepared: its blocks by broker group, each group's in order of parts.
+
+    The first of ``groups`` is the home group: there it is opened first and decided first. ``single``: all
+    of it is one block (then ``parts`` is not used).
+    """
+
+    __slots__ = ("given_id", "groups", "home_topic", "parts", "query_id", "single", "size", "tx_id")
+
+    def __init__(
+        self,
+        tx_id: str,
+        query_id: str,
+        home_topic: str,
+        groups: Sequence[int],
+        single: PrepareBlock | None,
+        parts: dict[int, list[PrepareBlock]] | None,
+        size: int,
+        given_id: bool,
+    ) -> None:
+        self.tx_id, self.query_id, self.home_topic, self.groups = tx_id, query_id, home_topic, groups
+        self.single, self.parts, self.size, self.given_id = single, parts, size, given_id
+
+
+class Encoder:
+    """Encodes for one producer. Thread-safe: it keeps nothing between calls.
+
+    ``partitions(topic)`` raises UnknownTopic; it may ask a broker, but only for a topic not seen before.
+    """
+
+    def __init__(self, config: ProducerConfig, groups: int, partitions: Callable[[str], int]) -> None:
+        self._config, self._groups, self._partitions = config, groups, partitions
+
+    def plain(self, message: Message) -> tuple[int | None, bytes]:
+        """(partition, row) of a plain message; partition None: wherever there is company."""
+        _is_message(message)
+        count = self._partitions(message.topic)
+        key, partition = message.key, message.partition
+        if partition is not None:
+            if partition >= count:
+                raise UnknownTopic(message.topic, partition, count)
+        elif key is not None:
+            partition = crc32c(key) % count
+        row = _row(message, None)
+        if len(row) > self._config.message_bytes_max:
+            raise MessageTooLarge(len(row), self._config.message_bytes_max)
+        return partition, row
+
+    def place(self, messages: Sequence[Message], tx_id: str) -> tuple[list[Placed], int]:
+        """A transaction's messages with their partitions and rows, and their bytes together."""
+        placed: list[Placed] = []
+        total = 0
+        limit = self._config.message_bytes_max
+        for message in messages:
+            _is_message(message)
+            topic, partition, key = message.topic, message.partition, message.key
+            count = self._partitions(topic)
+            if partition is None:
+                partition = crc32c(tx_id.encode() if key is None else key) % count
+            elif partition >= count:
+                raise UnknownTopic(topic, partition, count)
+            row = _row(message, tx_id)
+            if len(row) > limit:
+                raise MessageTooLarge(len(row), limit)
+            total += len(row)
+            placed.append((topic, partition, row))
+        if total > self._config.transaction_bytes_max:
+            raise MessageTooLarge(total, self._config.transaction_bytes_max)
+        return placed, total
+
+    def plan(
+        self, tx_id: str, query_id: str, placed: Sequence[Placed], size: int, timeout_ms: int, given_id: bool
+    ) -> TxPlan:
+        """Blocks of one transaction, from :meth:`place`."""
+        home_topic = placed[0][0]
+        if len(placed) == 1:  # by far the most frequent
+            row = placed[0][2]
+            home = group_of(home_topic, placed[0][1], self._groups)
+            single = PrepareBlock(
+                home_topic, -1, timeout_ms, 0, (tx_id,), (query_id,), (crc32c(row),), placed[0], size
+            )
+            return TxPlan(tx_id, query_id, home_topic, (home,), single, None, size, given_id)
+        by_group: dict[int, list[Placed]] = {}
+        for item in placed:
+            by_group.setdefault(group_of(item[0], item[1], self._groups), []).append(item)
+        groups = tuple(by_group)
+        header = (home_topic, timeout_ms, tx_id, query_id)
+        parts: dict[int, list[PrepareBlock]] = {}
+        for gid, items in by_group.items():
+            home_group = -1 if gid == groups[0] else groups[0]
+            parts[gid] = [
+                _block(header, home_group, number, part)
+                for number, part in enumerate(_split(items, self._config.part_bytes))
+            ]
+        first = parts[groups[0]]
+        # What the home group remembers of the id stands for all of its content, also elsewhere.
+        first[0].digests = (digest_of(row for _, _, row in placed),)
+        whole = first[0] if len(groups) == len(first) == 1 else None
+        return TxPlan(tx_id, query_id, home_topic, groups, whole, parts, size, given_id)
+
+
+def as_messages(messages: Message | Iterable[Message]) -> list[Message]:
+    """At least one message, as a list."""
+    if isinstance(messages, Message):
+        return [messages]
+    try:
+        listed = list(messages)
+    except TypeError:
+        raise InvalidMessage(f"expected messages, not {messages!r:.80}") from None
+    if not listed:
+        raise InvalidMessage("a transaction needs at least one message")
+    return listed
+
+
+def check_id(tx_id: str) -> str:
+    """A caller's transaction id, or InvalidMessage."""
+    return _check_name("tx_id", tx_id)
+
+
+def check_query_id(query_id: str) -> str:
+    """A caller's query id, or InvalidMessage."""
+    return _check_name("query_id", query_id)
+
+
+def check_app(app: str) -> str:
+    """An app's name, or InvalidMessage."""
+    return _check_name("app", app)
+
+
+def _check_name(what: str, name: str) -> str:
+    if type(name) is not str or not 0 < len(name) <= NAME_BYTES_MAX:
+        raise InvalidMessage(f"{what} must be a str of 1 to {NAME_BYTES_MAX} characters, not {name!r:.80}")
+    try:
+        name.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidMessage(f"{what} {name!r:.80} is not valid Unicode: {error.reason}") from error
+    return name
+
+
+def _is_message(message: Message) -> bool:
+    if not isinstance(message, Message):
+        raise InvalidMessage(f"expected an escrowmq.Message, not {type(message).__name__}")
+    return True
+
+
+def _row(message: Message, tx_id: str | None) -> bytes:
+    try:
+        return encode_row(message.key, message.value, message.headers, tx_id)
+    except (UnicodeEncodeError, TypeError, ValueError, OverflowError) as error:
+        raise InvalidMessage(f"message to {message.topic!r} cannot be encoded: {error}") from error
+
+
+def _split(items: Sequence[Placed], part_bytes: int) -> Iterable[Sequence[Placed]]:
+    """Runs of messages of at most ``part_bytes`` (or one message); nearly always just one."""
+    start = size = 0
+    for at, (_, _, row) in enumerate(items):
+        if size and size + len(row) > part_bytes:
+            yield items[start:at]
+            start, size = at, 0
+        size += len(row) + FRAME.size
+    yield items[start:]
+
+
+def digest_of(rows: Iterable[bytes]) -> int:
+    """CRC32C over rows, one behind the other."""
+    digest = 0
+    for row in rows:
+        digest = _extend(digest, row)
+    return digest
+
+
+def _block(
+    header: tuple[str, int, str, str], home_group: int, number: int, items: Sequence[Placed]
+) -> PrepareBlock:
+    home_topic, timeout_ms, tx_id, query_id = header
+    columns: dict[tuple[str, int], Column] = {}
+    size = 0
+    for topic, partition, row in items:
+        column = columns.get((topic, partition))
+        if column is None:
+            column = columns[topic, partition] = ([], [], [])
+        column[0].append(0)
+        column[1].append(len(row))
+        column[2].append(row)
+        size += len(row)
+    digest = digest_of(item[2] for item in items)
+    return PrepareBlock(
+        home_topic, home_group, timeout_ms, number, (tx_id,), (query_id,), (digest,), columns, size
+    )

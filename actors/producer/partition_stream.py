@@ -1,0 +1,214 @@
+"""Plain messages of one partition on their way to its broker group: batches, numbered, one at a time.
+
+At most one batch of a partition is under way: so order holds through every retry and fail-over without
+any further rule, and when the broker is slow the next batch just grows. Batches are numbered from 0
+within an epoch; the broker stores each number once. Wherever the fate of a batch stays unknown, the next
+one starts a new epoch: late copies of the old one are then refused, and nothing is stored out of order.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from escrowmq.actors.client.failures import Failure, FailureKind
+from escrowmq.actors.producer.send_future import SendFuture, settle
+from escrowmq.replication.errors import EscrowMQError, MessageTooLarge, ProducerFenced, UnknownTopic
+from escrowmq.replication.format import ops
+from escrowmq.replication.model import RecordMetadata, ResultCode
+
+
+class Promise(Protocol):
+    """Whoever waits for a message's metadata: a future, or a coroutine's."""
+
+    def set_result(self, result: RecordMetadata, /) -> None: ...
+    def set_exception(self, exception: BaseException, /) -> None: ...
+
+
+#: A row and who waits for its metadata.
+Pending = tuple[bytes, Promise]
+#: A new epoch after "out of sequence" is tried this often before the batch fails.
+EPOCHS_MAX = 3
+#: Rows in one batch: bounds the time the futures of one batch take to complete.
+ROWS_MAX = 5_000
+
+
+class Batch:
+    """Messages of one partition in one MESSAGE operation."""
+
+    __slots__ = ("deadline", "pending", "size", "tries")
+
+    def __init__(self, pending: list[Pending], size: int, deadline: float) -> None:
+        self.pending, self.size, self.deadline = pending, size, deadline
+        self.tries = 0
+
+
+class PartitionStream:
+    """One partition's queue.
+
+    Calls ``released(bytes)`` when messages leave it, however; ``refused(topic)`` when the broker does not
+    know the partition; ``taken(topic, partition)`` when a batch is sent.
+    """
+
+    def __init__(
+        self,
+        topic: str,
+        partition: int,
+        producer: str,
+        delivery_timeout_s: float,
+        released: Callable[[int], None],
+        refused: Callable[[str], None],
+        taken: Callable[[str, int], None],
+    ) -> None:
+        self.topic, self.partition, self._producer = topic, partition, producer
+        self._timeout_s = delivery_timeout_s
+        self._released, self._refused, self._taken = released, refused, taken
+        self.epoch = self.next_seq = 0
+        self.queued_bytes = 0
+        self._queue: deque[tuple[bytes, Promise, float]] = deque()
+        self._under_way: Batch | None = None
+        self._again: Batch | None = None  # to be sent before anything else, in a new epoch
+
+    def add(self, row: bytes, promise: Promise, now: float) -> None:
+        """Queue a message; ``now`` starts its linger and its deadline."""
+        self._queue.append((row, promise, now))
+        self.queued_bytes += len(row)
+
+    @property
+    def waits(self) -> bool:
+        """Something is queued, and nothing is under way that it must not overtake."""
+        return self._under_way is None and (self._again is not None or bool(self._queue))
+
+    @property
+    def idle(self) -> bool:
+        """Nothing queued, nothing under way."""
+        return self._under_way is None and self._again is None and not self._queue
+
+    def oldest(self) -> float:
+        """When the first message that waits was queued (it waits: see ``waits``)."""
+        return float("-inf") if self._again is not None else self._queue[0][2]
+
+    def oldest_queued(self) -> float:
+        """When the first message that was never sent was queued; only while there is one."""
+        return self._queue[0][2]
+
+    def take(self, bytes_max: int) -> tuple[bytes, Batch]:
+        """The next batch of at most ``bytes_max`` bytes, but at least one message, as a frame."""
+        assert self.waits
+        batch, self._again = self._again, None
+        if batch is None:
+            batch = self._next_batch(bytes_max)
+        self._under_way = batch
+        self._taken(self.topic, self.partition)
+        rows = [row for row, _ in batch.pending]
+        frame = ops.message(self.topic, self.partition, self._producer, self.epoch, self.next_seq, rows)
+        return frame, batch
+
+    def _next_batch(self, bytes_max: int) -> Batch:
+        queue = self._queue
+        deadline = queue[0][2] + self._timeout_s
+        pending: list[Pending] = []
+        size = 0
+        while queue and len(pending) < ROWS_MAX:
+            row, future, _ = queue[0]
+            if pending and size + len(row) > bytes_max:
+                break
+            queue.popleft()
+            size += len(row)
+            pending.append((row, future))
+        self.queued_bytes -= size
+        return Batch(pending, size, deadline)
+
+    def finished(self, batch: Batch, outcome: Sequence[Any] | Failure, repeated: bool) -> None:
+        """The broker's result for ``batch``, or how it ended without one.
+
+        ``repeated``: an earlier attempt may have been executed.
+        """
+        assert batch is self._under_way
+        self._under_way = None
+        if isinstance(outcome, Failure):
+            error = outcome.error(self._describe())
+            if not outcome.nothing_done:
+                self._new_epoch()
+            self._fail(batch, error)
+            return
+        code: int = outcome[0]
+        info: Any = outcome[1] if len(outcome) > 1 else None
+        if code in (ResultCode.OK, ResultCode.DUPLICATE):
+            self.next_seq += 1
+            self._succeed(batch, info[0], info[1])
+        elif code == ResultCode.OUT_OF_SEQUENCE and repeated:
+            error = Failure(FailureKind.UNKNOWN).error(self._describe())
+            self._new_epoch()
+            self._fail(batch, error)
+        elif code == ResultCode.OUT_OF_SEQUENCE and batch.tries < EPOCHS_MAX:
+            self._out_of_sequence(batch)
+        else:
+            self._fail(batch, self._refusal(code, info))
+
+    def _out_of_sequence(self, batch: Batch) -> None:
+        """The broker has forgotten this stream (a topic created anew, a long silence): begin anew.
+
+        This was its first attempt, so it is not stored; and no earlier batch is open, since after every
+        unknown outcome a new epoch was begun.
+        """
+        self._new_epoch()
+        batch.tries += 1
+        self._again = batch
+
+    def _new_epoch(self) -> None:
+        self.epoch += 1
+        self.next_seq = 0
+
+    def _refusal(self, code: int, info: Any) -> EscrowMQError:
+        if code in (ResultCode.UNKNOWN_TOPIC, ResultCode.BAD_PARTITION):
+            self._refused(self.topic)
+            return UnknownTopic(self.topic, self.partition if code == ResultCode.BAD_PARTITION else None)
+        if code == ResultCode.FENCED:
+            return ProducerFenced(
+                f"producer {self._producer!r} has written to {self.topic}/{self.partition} with epoch {info}"
+            )
+        if code == ResultCode.TOO_LARGE:
+            return MessageTooLarge(info[0], info[1])
+        return Failure(FailureKind.MALFORMED, f"{ResultCode(code).name} {info!r}").error(self._describe())
+
+    def _describe(self) -> str:
+        batch = f"{self._producer}/{self.epoch}.{self.next_seq}"
+        return f"send to {self.topic}/{self.partition}, batch {batch}"
+
+    def _succeed(self, batch: Batch, base: int, timestamp: int) -> None:
+        topic, partition = self.topic, self.partition
+        futures: list[tuple[SendFuture, RecordMetadata]] = []
+        for offset, (_, promise) in enumerate(batch.pending, base):
+            metadata = RecordMetadata(topic, partition, offset, timestamp)
+            if type(promise) is SendFuture:
+                futures.append((promise, metadata))
+            else:
+                promise.set_result(metadata)
+        settle(futures)
+        self._released(batch.size)
+
+    def _fail(self, batch: Batch, error: EscrowMQError) -> None:
+        for _, future in batch.pending:
+            future.set_exception(error)
+        self._released(batch.size)
+
+    def expire(self, now: float, failure: Failure) -> None:
+        """End queued messages that are older than the delivery time-out; they were never sent."""
+        while self._queue and now >= self._queue[0][2] + self._timeout_s:
+            self._end_first(failure)
+
+    def end_all(self, failure: Failure) -> None:
+        """The producer closes: end whatever is still queued."""
+        if self._again is not None:
+            batch, self._again = self._again, None
+            self._fail(batch, failure.error(self._describe()))
+        while self._queue:
+            self._end_first(failure)
+
+    def _end_first(self, failure: Failure) -> None:
+        row, future, _ = self._queue.popleft()
+        self.queued_bytes -= len(row)
+        self._released(len(row))
+        future.set_exception(failure.error(self._describe()))

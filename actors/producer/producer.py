@@ -1,0 +1,217 @@
+"""The producer, blocking face: plain messages, transactions one by one, transactions in bulk.
+
+Any number of threads may share one producer, and should: what they send at the same time travels in the
+same calls. It must never run application code but in the caller's own thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from escrowmq.actors.client.closing import Closing
+from escrowmq.actors.client.config import ProducerConfig
+from escrowmq.actors.client.replica_calls import ReplicaCalls
+from escrowmq.actors.client.topology import ClusterInfo
+from escrowmq.actors.producer import bulk
+from escrowmq.actors.producer.bulk_requests import LocalBatch, Requested
+from escrowmq.actors.producer.core import ProducerCore
+from escrowmq.actors.producer.encoder import as_messages
+from escrowmq.actors.producer.local_transaction import call_local, check_callable
+from escrowmq.actors.producer.results import TransactionResult
+from escrowmq.actors.producer.send_future import SendFuture
+from escrowmq.actors.producer.transaction import Transaction
+from escrowmq.feedback.answerer import CheckAnswerer
+from escrowmq.feedback.config import AnswererConfig, FeedbackConfig
+from escrowmq.feedback.states import TxStatusQuerier
+from escrowmq.replication.model import Message, RecordMetadata
+
+if TYPE_CHECKING:
+    from escrowmq.actors.producer.async_producer import AsyncProducer
+
+#: What runs between prepare and decision: ``f()``, ``f(tx)`` or ``f(tx_id, query_id)``.
+LocalTransaction = Callable[..., Any]
+
+
+class Producer(Closing):
+    """Sends messages for ``app``. Thread-safe. A context manager: ``close`` flushes.
+
+    ``tx_status_querier`` answers checks: with one, this producer is asked about any open transaction of
+    its app, also those of producers that died. Without one, what its transactions leave open waits for
+    another producer of the app that has one, or for an operator.
+    """
+
+    def __init__(
+        self,
+        info: ClusterInfo,
+        *,
+        app: str,
+        tx_status_querier: TxStatusQuerier | None = None,
+        config: ProducerConfig | None = None,
+        answerer: AnswererConfig | None = None,
+        feedback: FeedbackConfig | None = None,
+        calls: ReplicaCalls | None = None,
+    ) -> None:
+        """``answerer``: how checks are answered here; ``feedback``: settings of the actors that ask.
+
+        The latter count where a feedback actor is started, by the first producer of its app and topic.
+        """
+        self._config = config or ProducerConfig()
+        self._core = ProducerCore(info, app, self._config, calls)
+        self._answerer: CheckAnswerer | None = None
+        if tx_status_querier is not None:
+            try:
+                self._answerer = CheckAnswerer(
+                    app,
+                    tx_status_querier,
+                    self._core.instance,
+                    info,
+                    config=answerer,
+                    feedback_config=feedback,
+                    still_running=self._core.running.__contains__,
+                )
+                self._answerer.start()
+            except BaseException:
+                self._core.close(0.0)
+                raise
+
+    @property
+    def app(self) -> str:
+        """The app whose transactions these are."""
+        return self._core.app
+
+    # ------------------------------------------------------------ plain messages
+
+    def send(self, message: Message) -> Future[RecordMetadata]:
+        """Send a plain message; the future gives its offset once it is durable on a majority.
+
+        Messages of one partition keep the order in which they were sent. Raises at once: InvalidMessage,
+        MessageTooLarge, UnknownTopic, Closed, and Overloaded after ``buffer_wait_s`` without room. Through
+        the future: OutcomeUnknown (it may have been stored; sending it again may store it twice),
+        Unavailable, Overloaded, DiskFull (it was not). Callbacks of the future run in the producer's
+        thread and must not block.
+        """
+        core = self._core
+        partition, row = core.encoder.plain(message)
+        future = SendFuture()
+        if not core.send(message.topic, partition, row, future):
+            deadline = core.clock() + self._config.buffer_wait_s
+            while not core.send(message.topic, partition, row, future):
+                core.wait_for_room(len(row), deadline)
+        return future
+
+    # ------------------------------------------------------------ transactions
+
+    def transaction(
+        self,
+        query_id: str | None = None,
+        tx_id: str | None = None,
+        *,
+        transaction_timeout_s: float | None = None,
+        one_way_commit: bool | None = None,
+    ) -> Transaction:
+        """A transaction for a ``with`` block; see :class:`Transaction`.
+
+        ``query_id``: the application's own key (an order number), which checks will name; the transaction
+        id if not given. ``tx_id``: an id of your own, unique within the app. ``transaction_timeout_s``:
+        time to the first check. ``one_way_commit``: do not wait for the commit's answer; a lost one is
+        asked back.
+        """
+        return Transaction(
+            self._core, query_id, tx_id, transaction_timeout_s, one_way_commit, self._topic_used
+        )
+
+    def send_message_in_transaction(
+        self,
+        messages: Message | Sequence[Message],
+        local_transaction: LocalTransaction,
+        tx_id: str | None = None,
+        query_id: str | None = None,
+        *,
+        transaction_timeout_s: float | None = None,
+        one_way_commit: bool | None = None,
+    ) -> TransactionResult:
+        """Prepare ``messages``, run ``local_transaction``, commit or roll back by what it says.
+
+        The callback runs in this thread once the messages are durable and still invisible. It is called
+        as ``f()``, ``f(tx)`` or ``f(tx_id, query_id)``. It returns TransactionState.COMMITTED (or None, or
+        True) to commit, ROLLBACK (or False) to roll back, UNKNOWN to leave it to the check. If it raises,
+        the transaction is rolled back and the exception goes on to the caller; OutcomeUnknown, and what
+        is no ``Exception`` (an interrupt), leave it to the check instead.
+
+        If the messages cannot be prepared, the callback is not run and the reason is raised:
+        TooManyOpenTransactions, TransactionConflict (the id has other content), UnknownTopic,
+        MessageTooLarge, Unavailable, Overloaded, DiskFull; or OutcomeUnknown for an id of your own, which
+        may be open then: call again with the same id and messages. The same id with the same messages
+        again, after it was settled, returns the recorded result and does not run the callback. Raises
+        OutcomeUnknown(tx_id) if the decision could not be confirmed: it is not a failure, the check
+        carries the decision out.
+        """
+        check_callable(local_transaction)
+        tx = self.transaction(
+            query_id, tx_id, transaction_timeout_s=transaction_timeout_s, one_way_commit=one_way_commit
+        )
+        tx.send(*as_messages(messages))
+        with tx:
+            recorded = tx._prepare()
+            if recorded is not None:
+                return TransactionResult(tx.tx_id, recorded)
+            commit = tx._commits(call_local(local_transaction, tx))
+            if commit is not None:
+                tx._decide(commit)
+        return tx.result
+
+    def send_transactions(
+        self,
+        batch: Iterable[Requested],
+        local_transaction: LocalBatch | None = None,
+        *,
+        transaction_timeout_s: float | None = None,
+    ) -> list[TransactionResult]:
+        """Many independent transactions at once, for throughput; results in the order of ``batch``.
+
+        Each item is a TransactionRequest, a tuple ``(messages, query_id)`` or ``(messages, query_id,
+        tx_id)``, or just the messages. Without a callback each transaction is committed as soon as it is
+        prepared. With one, *all* are prepared first; then it is called once, in this thread, with the list
+        of those that were (PreparedTransaction), so that one database transaction can serve them all::
+
+            def store(prepared):                     # all of these are durable and invisible
+                with db.transaction():
+                    db.insert_orders(orders[tx.index] for tx in prepared)
+            producer.send_transactions(((msgs(o), o.number) for o in orders), store)
+
+        It returns one decision for all, or a sequence with one for each, as in
+        ``send_message_in_transaction``; an exception rolls all of them back and goes on.
+
+        Raises nothing for single transactions: look at ``state`` and ``error`` of the results.
+        """
+        self._core.check_open()
+        return bulk.send_transactions(
+            self._core, batch, local_transaction, transaction_timeout_s, self._topic_used
+        )
+
+    def _topic_used(self, topic: str) -> None:
+        if self._answerer is not None:
+            self._answerer.add_topic(topic)
+
+    # ------------------------------------------------------------ end
+
+    @cached_property
+    def aio(self) -> AsyncProducer:
+        """The asyncio face of this same producer."""
+        from escrowmq.actors.producer.async_producer import AsyncProducer
+
+        return AsyncProducer(self)
+
+    def flush(self, timeout_s: float | None = None) -> bool:
+        """Send what waits now and wait for the answers; False if ``timeout_s`` passed first."""
+        self._core.check_open()
+        return self._core.flush(self._config.delivery_timeout_s if timeout_s is None else timeout_s)
+
+    def close(self, timeout_s: float | None = None) -> None:
+        """Flush and end. Later calls raise Closed; what is still undecided is left to the check."""
+        self._core.close(self._config.delivery_timeout_s if timeout_s is None else timeout_s)
+        if self._answerer is not None:
+            self._answerer.close()

@@ -1,0 +1,94 @@
+"""What became of a transaction, as its caller is told; and how answers of brokers become that.
+
+Nothing here may turn "nobody knows" into a failure: after the local transaction has run, every missing
+answer is OutcomeUnknown, and the check decides.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from escrowmq.actors.client.failures import Failure
+from escrowmq.actors.producer.blocks import Outcome
+from escrowmq.actors.producer.encoder import TxPlan
+from escrowmq.replication.errors import (
+    EscrowMQError,
+    InvalidMessage,
+    OutcomeUnknown,
+    TooManyOpenTransactions,
+    TransactionConflict,
+    Unavailable,
+    UnknownTopic,
+    UnknownTransaction,
+)
+from escrowmq.replication.model import ResultCode, TransactionState
+
+#: Advice to a caller that found the limit of open transactions reached.
+LIMIT_RETRY_AFTER_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionResult:
+    """``state``: COMMITTED, ROLLBACK, or UNKNOWN (left to the check).
+
+    ``error`` is set only by ``send_transactions``, which raises nothing for a single transaction: why it
+    was refused (state ROLLBACK: none of its messages will ever be read), what was recorded before, or
+    OutcomeUnknown.
+    """
+
+    tx_id: str
+    state: TransactionState
+    error: EscrowMQError | None = None
+
+
+def prepare_problem(tx_id: str, code: int, info: Any) -> EscrowMQError | TransactionState:
+    """Why a transaction was not prepared; a state if the same transaction is settled already."""
+    if code == ResultCode.DUPLICATE:
+        return TransactionState(info)
+    if code == ResultCode.TX_CONFLICT:
+        return TransactionConflict(tx_id, str(info))
+    if code == ResultCode.TOO_MANY_OPEN:
+        text = f"the limit of {info} open transactions of this app and topic is reached: settle some first"
+        return TooManyOpenTransactions(text, LIMIT_RETRY_AFTER_S)
+    if code == ResultCode.UNKNOWN_TOPIC:
+        return UnknownTopic(str(info[0]) if info else "?")
+    if code == ResultCode.BAD_PARTITION:
+        return UnknownTopic(str(info[0]), info[1])
+    if code == ResultCode.UNKNOWN_TX:
+        return UnknownTransaction(tx_id)
+    return InvalidMessage(f"transaction {tx_id!r} was refused: {ResultCode(code).name} {info!r}")
+
+
+def prepared(plan: TxPlan, outcome: Outcome) -> EscrowMQError | TransactionState | None:
+    """None: prepared, run the local transaction. Else do not; see :func:`prepare_problem`.
+
+    A missing answer is Unavailable for a generated id: its roll-back is on the way, and nobody will ask
+    for that id again. For a caller's own id it is OutcomeUnknown, as the transaction may be open.
+    """
+    if isinstance(outcome, Failure):
+        return unprepared(plan.tx_id, plan.given_id, outcome)
+    if not outcome:
+        return None
+    return prepare_problem(plan.tx_id, *outcome[0])
+
+
+def unprepared(tx_id: str, given_id: bool, failure: Failure) -> EscrowMQError:
+    """The error of a PREPARE without answer. The local transaction was not run."""
+    if failure.nothing_done or given_id:
+        return failure.error(tx_id)
+    return Unavailable(
+        f"transaction {tx_id!r} could not be prepared in time; its local transaction was not run", 1.0
+    )
+
+
+def decided(tx_id: str, outcome: Outcome) -> EscrowMQError | None:
+    """None: the decision stands. TransactionConflict: the other one does. Else OutcomeUnknown."""
+    if not isinstance(outcome, Failure):
+        if not outcome:
+            return None
+        code, info = outcome[0]
+        if code == ResultCode.TX_CONFLICT:
+            return TransactionConflict(tx_id, str(info))
+    # UNKNOWN_TX too: it was open a moment ago, so it was settled and has been forgotten since.
+    return OutcomeUnknown(tx_id)

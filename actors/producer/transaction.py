@@ -1,0 +1,110 @@
+"""One transaction of a producer in a ``with`` block: the blocking face of ``transaction_base``."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Self
+
+from escrowmq.actors.client.wakeup import Waiter
+from escrowmq.actors.producer.blocks import Outcome
+from escrowmq.actors.producer.transaction_base import Phase, TransactionBase, unconfirmed
+from escrowmq.replication.errors import EscrowMQError, OutcomeUnknown, TransactionConflict
+from escrowmq.replication.model import Message, TransactionState
+
+#: Every wait ends by its own deadline; this only guards against a bug that would lose an answer.
+GUARD_S = 15.0
+
+
+class Transaction(TransactionBase):
+    """A transaction in a ``with`` block.
+
+    ::
+
+        with producer.transaction(query_id="42") as tx:
+            tx.send(Message("orders", b"..."))
+            tx.prepare()       # durable, and invisible to everybody
+            db.commit()        # the local transaction
+
+    The end of the block commits. An exception rolls back and goes on; but OutcomeUnknown, and what is no
+    ``Exception`` (an interrupt), leave the decision to the check, as ``tx.unknown()`` does. Without
+    ``prepare()`` the messages are prepared and committed at the end of the block, which is right only if
+    there is no local transaction. Errors: ``prepare`` raises what keeps the transaction from being opened
+    (nothing of it will be read, do not run the local transaction), TransactionConflict if this id was
+    settled before; the end of the block raises OutcomeUnknown if the decision could not be confirmed
+    (never roll the local transaction back on it) and TransactionConflict if an operator or a check has
+    decided otherwise.
+    """
+
+    __slots__ = ()
+
+    def send(self, *messages: Message) -> None:
+        """Add messages. They are checked now and sent by ``prepare``."""
+        self._add(list(messages))
+
+    def prepare(self) -> None:
+        """Make the messages durable; when this returns, run the local transaction."""
+        recorded = self._prepare()
+        if recorded is not None:
+            raise TransactionConflict(self.tx_id, recorded.value)
+
+    def _prepare(self) -> TransactionState | None:
+        """The recorded state if the very same transaction was settled before, else None."""
+        plan = self._plan()
+        if plan is None:
+            return None
+        try:
+            self._core.reserve(plan.size)
+        except EscrowMQError:
+            self._not_prepared()
+            raise
+        waiter = Waiter()
+        self._start_prepare(plan, waiter.done)
+        return self._after_prepare(plan, self._wait(waiter))
+
+    def commit(self) -> None:
+        """Commit now instead of at the end of the block. Repeating it is fine."""
+        self._decide(True)
+
+    def rollback(self) -> None:
+        """Roll back now: none of the messages will ever be read."""
+        if self._phase is Phase.COLLECTING:
+            self._to(Phase.FAILED)
+            return
+        self._decide(False)
+
+    def _decide(self, commit: bool) -> None:
+        if self._phase is Phase.COLLECTING:
+            self.prepare()
+        if self._needs_no_answer(commit):
+            return
+        waiter = Waiter()
+        if self._start_decision(commit, waiter.done):
+            self._after_decision(self._wait(waiter))
+
+    def _wait(self, waiter: Waiter) -> Outcome:
+        config = self._core.config
+        # Two rounds: a decision in several groups waits for the home group, then for the others.
+        if not waiter.wait(2 * config.delivery_timeout_s + config.open_limit_wait_s + GUARD_S):
+            raise OutcomeUnknown(self.tx_id)
+        outcome: Outcome = waiter.value
+        return outcome
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if error is None:
+            if self._phase in (Phase.COLLECTING, Phase.PREPARED):
+                self._decide(True)
+        elif self._must_roll_back(error):
+            try:
+                self._decide(False)
+            except OutcomeUnknown:
+                error.add_note(unconfirmed(self.tx_id))
+            except TransactionConflict as conflict:
+                raise conflict from error

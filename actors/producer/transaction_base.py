@@ -1,0 +1,276 @@
+"""One transaction of a producer, from its first message to its decision, without any waiting.
+
+States: collecting -> prepared -> decided; from any of them -> left (to the check). Shared by the blocking
+and the asyncio face, which add the waiting. The one rule behind all of it: once the local transaction
+may have run, nothing but its own outcome decides.
+"""
+
+from __future__ import annotations
+
+import enum
+import logging
+from collections.abc import Callable, Sequence
+
+from escrowmq.actors.producer import across_groups as flows
+from escrowmq.actors.producer.blocks import Outcome, Placed
+from escrowmq.actors.producer.core import ProducerCore
+from escrowmq.actors.producer.encoder import TxPlan, check_id, check_query_id
+from escrowmq.actors.producer.local_transaction import decision_of, leaves_open
+from escrowmq.actors.producer.results import TransactionResult, decided, prepared
+from escrowmq.replication.errors import (
+    InvalidMessage,
+    MessageTooLarge,
+    OutcomeUnknown,
+    TransactionConflict,
+)
+from escrowmq.replication.model import Message, TransactionState
+
+log = logging.getLogger(__name__)
+
+
+class Phase(enum.IntEnum):
+    """Where a transaction stands for its producer. (Integers: plain enums hash in Python, 0.3 us.)"""
+
+    COLLECTING = 0
+    PREPARING = 1
+    PREPARED = 2
+    DECIDING = 3
+    DECIDED = 4
+    FAILED = 5  # not prepared: nothing of it will ever be read
+    LEFT = 6  # to the check
+
+    @property
+    def text(self) -> str:
+        """For error messages."""
+        return self.name.lower()
+
+
+_NEXT: dict[Phase, tuple[Phase, ...]] = {
+    Phase.COLLECTING: (Phase.PREPARING, Phase.FAILED, Phase.LEFT),
+    Phase.PREPARING: (Phase.PREPARED, Phase.FAILED, Phase.LEFT),
+    Phase.PREPARED: (Phase.DECIDING, Phase.LEFT),
+    Phase.DECIDING: (Phase.DECIDED, Phase.LEFT),
+    Phase.DECIDED: (),
+    Phase.FAILED: (),
+    Phase.LEFT: (),
+}
+
+
+class TransactionBase:
+    """What both faces share. Not thread-safe: a transaction belongs to one thread or task."""
+
+    __slots__ = (
+        "_answer", "_core", "_decision", "_given_id", "_groups", "_one_way_commit", "_phase", "_placed",
+        "_size", "_timeout_ms", "_topic_used", "query_id", "tx_id",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        core: ProducerCore,
+        query_id: str | None,
+        tx_id: str | None,
+        transaction_timeout_s: float | None,
+        one_way_commit: bool | None,
+        topic_used: Callable[[str], None],
+    ) -> None:
+        core.check_open()
+        self._core, self._topic_used = core, topic_used
+        self._given_id = tx_id is not None
+        self.tx_id = next(core.ids) if tx_id is None else check_id(tx_id)
+        self.query_id = self.tx_id if query_id is None else check_query_id(query_id)
+        self._timeout_ms = timeout_ms(transaction_timeout_s, core.config.transaction_timeout_s)
+        one_way = core.config.one_way_commit if one_way_commit is None else one_way_commit
+        self._one_way_commit = one_way
+        self._phase = Phase.COLLECTING
+        self._decision: TransactionState | None = None
+        self._placed: list[Placed] = []
+        self._size = 0
+        self._groups: Sequence[int] = ()  # home group first, once prepared
+        self._answer: Callable[[Outcome], None] | None = None
+
+    # ------------------------------------------------------------ for users
+
+    @property
+    def state(self) -> TransactionState:
+        """COMMITTED or ROLLBACK once decided here; UNKNOWN when left to the check; else PREPARE."""
+        if self._decision is not None and self._phase in (Phase.DECIDED, Phase.FAILED):
+            return self._decision
+        if self._phase is Phase.FAILED:
+            return TransactionState.ROLLBACK
+        return TransactionState.UNKNOWN if self._phase is Phase.LEFT else TransactionState.PREPARE
+
+    @property
+    def result(self) -> TransactionResult:
+        """Id and state."""
+        return TransactionResult(self.tx_id, self.state)
+
+    def unknown(self) -> None:
+        """Say that nobody here knows whether the local transaction took place: the check will decide."""
+        if self._phase not in (Phase.DECIDED, Phase.FAILED, Phase.LEFT):
+            self._leave()
+
+    def __del__(self) -> None:
+        # Forgotten without a decision: nobody runs its local transaction any more, so let it be checked.
+        if getattr(self, "_phase", None) in (Phase.PREPARING, Phase.PREPARED, Phase.DECIDING):
+            self._core.running.discard(self.tx_id)
+
+    # ------------------------------------------------------------ steps
+
+    def _to(self, phase: Phase) -> None:
+        assert phase in _NEXT[self._phase], f"{self._phase} -> {phase}"
+        self._phase = phase
+
+    def _add(self, messages: list[Message]) -> None:
+        if self._phase is not Phase.COLLECTING:
+            raise InvalidMessage(
+                f"transaction {self.tx_id!r} is {self._phase.text}: messages are added before prepare()"
+            )
+        placed, size = self._core.encoder.place(messages, self.tx_id)
+        limit = self._core.config.transaction_bytes_max
+        if self._size + size > limit:
+            raise MessageTooLarge(self._size + size, limit)
+        self._placed += placed
+        self._size += size
+
+    def _plan(self) -> TxPlan | None:
+        """What is to be prepared; None when it is prepared, or has no message (nothing to decide either)."""
+        if self._phase is Phase.PREPARED:
+            return None
+        if self._phase is not Phase.COLLECTING:
+            raise InvalidMessage(f"transaction {self.tx_id!r} is {self._phase.text}: it cannot be prepared")
+        self._to(Phase.PREPARING)
+        if not self._placed:
+            self._to(Phase.PREPARED)
+            return None
+        plan = self._core.encoder.plan(
+            self.tx_id, self.query_id, self._placed, self._size, self._timeout_ms, self._given_id
+        )
+        self._placed = []
+        self._topic_used(plan.home_topic)
+        self._groups = plan.groups
+        self._core.running.add(self.tx_id)
+        return plan
+
+    def _start_prepare(self, plan: TxPlan, done: Callable[[Outcome], None]) -> None:
+        """Room for the plan's bytes must have been reserved; given back with the answer."""
+        self._answer = done
+        flows.prepare(self._core, plan, self._prepare_answered, self._core.config.open_limit_wait_s)
+
+    def _prepare_answered(self, outcome: Outcome) -> None:
+        """In the router's thread."""
+        self._core.release(self._size)
+        answer, self._answer = self._answer, None
+        assert answer is not None
+        answer(outcome)
+
+    def _not_prepared(self) -> None:
+        self._core.running.discard(self.tx_id)
+        self._to(Phase.FAILED)
+
+    def _after_prepare(self, plan: TxPlan, outcome: Outcome) -> TransactionState | None:
+        """None: prepared. A state: the very same transaction was settled so before. Else raises why not."""
+        problem = prepared(plan, outcome)
+        if problem is None:
+            self._to(Phase.PREPARED)
+            return None
+        self._core.running.discard(self.tx_id)
+        if isinstance(problem, TransactionState):
+            self._decision = problem
+            self._to(Phase.FAILED)
+            return problem
+        topic = getattr(problem, "topic", None)
+        if topic is not None:
+            self._core.catalog.forget(topic)
+        self._to(Phase.LEFT if isinstance(problem, OutcomeUnknown) else Phase.FAILED)
+        raise problem
+
+    def _commits(self, returned: object) -> bool | None:
+        """Whether what the local transaction returned means to commit; None: it is left to the check.
+
+        Raises InvalidMessage for what means nothing, and leaves it to the check then too.
+        """
+        try:
+            decision = decision_of(returned)
+        except InvalidMessage:
+            self.unknown()
+            raise
+        if decision is TransactionState.UNKNOWN:
+            self.unknown()
+            return None
+        return decision is TransactionState.COMMITTED
+
+    def _leave(self) -> None:
+        self._core.running.discard(self.tx_id)
+        self._to(Phase.LEFT)
+
+    def _start_decision(self, commit: bool, done: Callable[[Outcome], None]) -> bool:
+        """Send the decision; False if there is nothing to send (no message was prepared)."""
+        self._to(Phase.DECIDING)
+        self._decision = TransactionState.COMMITTED if commit else TransactionState.ROLLBACK
+        if not self._groups:
+            self._to(Phase.DECIDED)
+            return False
+        flows.settle(self._core, self.tx_id, self._groups, commit, done)
+        return True
+
+    def _after_decision(self, outcome: Outcome) -> None:
+        self._core.running.discard(self.tx_id)
+        problem = decided(self.tx_id, outcome)
+        if problem is None:
+            self._to(Phase.DECIDED)
+            return
+        if isinstance(problem, TransactionConflict):
+            self._decision = TransactionState(problem.recorded_state)
+            self._to(Phase.DECIDED)
+        else:
+            self._to(Phase.LEFT)
+        raise problem
+
+    def _needs_no_answer(self, commit: bool) -> bool:
+        """True: it was decided so before, or is by a commit sent here that nobody waits for.
+
+        Raises TransactionConflict or OutcomeUnknown if it was decided otherwise, or left to the check.
+        """
+        if self._phase in (Phase.DECIDED, Phase.FAILED):
+            if self.state is not (TransactionState.COMMITTED if commit else TransactionState.ROLLBACK):
+                raise TransactionConflict(self.tx_id, self.state.value)
+            return True
+        if self._phase is not Phase.PREPARED:
+            raise OutcomeUnknown(self.tx_id)
+        if not (commit and self._one_way_commit):
+            return False
+        if self._start_decision(True, self._log_one_way):
+            self._core.running.discard(self.tx_id)  # the check must not find it running
+            self._to(Phase.DECIDED)
+        return True
+
+    def _must_roll_back(self, error: BaseException) -> bool:
+        """An exception came out of the local transaction (or of what surrounds it): what follows?"""
+        if self._phase is Phase.COLLECTING:
+            self._to(Phase.FAILED)  # nothing was sent
+        elif self._phase in (Phase.PREPARING, Phase.DECIDING):
+            self._leave()  # interrupted while waiting
+        elif self._phase is Phase.PREPARED:
+            if not leaves_open(error):
+                return True
+            self._leave()
+        return False
+
+    def _log_one_way(self, outcome: Outcome) -> None:
+        if outcome:
+            log.warning("one-way commit of %s: %s; the check will decide", self.tx_id, outcome)
+
+
+def timeout_ms(given_s: object, configured_s: object) -> int:
+    """Time to the first check in ms; 0 = what the topic says. Raises InvalidMessage."""
+    chosen = configured_s if given_s is None else given_s
+    if chosen is None:
+        return 0
+    if isinstance(chosen, bool) or not isinstance(chosen, int | float) or not 0 < chosen < 1e9:
+        raise InvalidMessage(f"transaction_timeout_s must be a number of seconds above 0, not {chosen!r}")
+    return max(int(chosen * 1000), 1)
+
+
+def unconfirmed(tx_id: str) -> str:
+    """Note on an application's exception whose roll-back has no answer."""
+    return f"(escrowmq: the roll-back of transaction {tx_id!r} could not be confirmed; the check will decide)"
