@@ -23,8 +23,8 @@ from escrowmq.actors.producer.local_transaction import call_local, check_callabl
 from escrowmq.actors.producer.results import TransactionResult
 from escrowmq.actors.producer.send_future import SendFuture
 from escrowmq.actors.producer.transaction import Transaction
-from escrowmq.feedback.answerer import CheckAnswerer
 from escrowmq.feedback.config import AnswererConfig, FeedbackConfig
+from escrowmq.feedback.edges.answerer import CheckAnswerer
 from escrowmq.feedback.states import TxStatusQuerier
 from escrowmq.replication.model import Message, RecordMetadata
 

@@ -22,9 +22,9 @@ from typing import Any
 from benchmarks.load.series import own_megabytes
 from benchmarks.measure import Latencies
 from escrowmq.actors.client.config import BrokerConfig
+from escrowmq.feedback.asking.topic_feedback import TopicFeedback
 from escrowmq.feedback.brokers import BrokerUnreachable
 from escrowmq.feedback.config import FeedbackConfig
-from escrowmq.feedback.topic_feedback import TopicFeedback
 from escrowmq.replication.errors import EscrowMQError
 from escrowmq.replication.format import ops
 from escrowmq.replication.format.codec import encode_row

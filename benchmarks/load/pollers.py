@@ -20,12 +20,12 @@ from typing import Any
 import ray
 
 from escrowmq.actors.client.topology import ClusterInfo
-from escrowmq.feedback.actor import start_feedback
+from escrowmq.feedback.answering.query_pool import QueryPool
+from escrowmq.feedback.answering.topic_link import Respondent, TopicLink
 from escrowmq.feedback.config import AnswererConfig, FeedbackConfig
-from escrowmq.feedback.query_pool import QueryPool
-from escrowmq.feedback.ray_calls import RayFeedbackPort
+from escrowmq.feedback.edges.actor import start_feedback
+from escrowmq.feedback.edges.ray_calls import RayFeedbackPort
 from escrowmq.feedback.states import TransactionState, TxStatusQuerier
-from escrowmq.feedback.topic_link import Respondent, TopicLink
 
 
 @dataclass(frozen=True)

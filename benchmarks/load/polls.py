@@ -25,8 +25,8 @@ from benchmarks.load.series import own_megabytes
 from benchmarks.measure import CpuMeter, Latencies
 from benchmarks.open_transactions import open_many
 from benchmarks.workload import bulk_transactions
-from escrowmq.feedback.actor import start_feedback
 from escrowmq.feedback.config import AnswererConfig, FeedbackConfig
+from escrowmq.feedback.edges.actor import start_feedback
 
 TOPIC, PARTITIONS = "polls", 4
 TIMEOUT_MS = 1_000

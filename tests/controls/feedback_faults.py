@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from escrowmq.feedback import checks
+from escrowmq.feedback.asking import checks
 from escrowmq.feedback.policy import Trouble, Verdict, judge
 from escrowmq.replication.format import ops
 from escrowmq.replication.model import TransactionState

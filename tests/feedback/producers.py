@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
+from escrowmq.feedback.asking.topic_feedback import TopicFeedback
 from escrowmq.feedback.config import FeedbackConfig
-from escrowmq.feedback.topic_feedback import TopicFeedback
 from tests.feedback.clock import now
 from tests.feedback.groups import BrokersDouble, GroupDouble
 

@@ -10,12 +10,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
-from escrowmq.feedback.answering import Answering
+from escrowmq.feedback.answering.answering import Answering
+from escrowmq.feedback.answering.query_pool import QueryPool
+from escrowmq.feedback.answering.topic_link import FeedbackLost, Respondent
+from escrowmq.feedback.asking.topic_feedback import TopicFeedback
 from escrowmq.feedback.config import AnswererConfig, FeedbackConfig
-from escrowmq.feedback.query_pool import QueryPool
 from escrowmq.feedback.states import TransactionState
-from escrowmq.feedback.topic_feedback import TopicFeedback
-from escrowmq.feedback.topic_link import FeedbackLost, Respondent
 from tests.feedback.clock import end
 from tests.feedback.groups import BrokersDouble
 from tests.feedback.test_query_pool import Calls

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from escrowmq.feedback import arguments
+from escrowmq.feedback.asking import arguments
 from escrowmq.replication.errors import InvalidMessage
 from tests.feedback.clock import run, until
 from tests.feedback.producers import World, always, world

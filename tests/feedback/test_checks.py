@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from escrowmq.feedback.checks import CheckTable, Stage
+from escrowmq.feedback.asking.checks import CheckTable, Stage
 from escrowmq.feedback.config import AnswererConfig, FeedbackConfig
 from escrowmq.feedback.names import feedback_name
 from escrowmq.feedback.policy import (

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
+from escrowmq.feedback.answering.query_pool import QueryPool
+from escrowmq.feedback.answering.topic_link import Respondent, TopicLink
+from escrowmq.feedback.asking.poll_pace import PollPace
+from escrowmq.feedback.asking.topic_feedback import TopicFeedback
 from escrowmq.feedback.config import AnswererConfig, FeedbackConfig
 from escrowmq.feedback.policy import Trouble
-from escrowmq.feedback.poll_pace import PollPace
-from escrowmq.feedback.query_pool import QueryPool
 from escrowmq.feedback.states import TransactionState
-from escrowmq.feedback.topic_feedback import TopicFeedback
-from escrowmq.feedback.topic_link import Respondent, TopicLink
 from tests.feedback.clock import end, now, run
 from tests.feedback.groups import BrokersDouble
 from tests.feedback.test_query_pool import Calls

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
+from escrowmq.feedback.answering.query_pool import QueryPool
 from escrowmq.feedback.config import AnswererConfig
 from escrowmq.feedback.policy import Trouble
-from escrowmq.feedback.query_pool import QueryPool
 from escrowmq.feedback.states import TransactionState, TxStatusQuerier
 
 COMMITTED, UNKNOWN = TransactionState.COMMITTED, TransactionState.UNKNOWN
@@ -131,7 +131,7 @@ def test_a_hanging_querier_does_not_keep_the_process_from_ending() -> None:
     script = """
 import asyncio, time
 from escrowmq.feedback.config import AnswererConfig
-from escrowmq.feedback.query_pool import QueryPool
+from escrowmq.feedback.answering.query_pool import QueryPool
 from escrowmq.feedback.states import TxStatusQuerier
 class Hangs(TxStatusQuerier):
     def query_status(self, tx_id, query_id):

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from escrowmq.feedback import group_feedback
+from escrowmq.feedback.asking import group_feedback
 from escrowmq.feedback.policy import route
 from escrowmq.replication.format import ops
 from tests.feedback.clock import run, until

@@ -8,7 +8,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from escrowmq.feedback.topic_feedback import TopicFeedback
+from escrowmq.feedback.asking.topic_feedback import TopicFeedback
 from escrowmq.replication.errors import InvalidMessage
 from tests.feedback.clock import run, until
 from tests.feedback.producers import always, world

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import ray
 
-from escrowmq.feedback.actor import start_feedback
-from escrowmq.feedback.answerer import CheckAnswerer
 from escrowmq.feedback.config import AnswererConfig
+from escrowmq.feedback.edges.actor import start_feedback
+from escrowmq.feedback.edges.answerer import CheckAnswerer
 from escrowmq.feedback.states import TransactionState, TxStatusQuerier
 from escrowmq.replication.errors import TransactionConflict
 from escrowmq.replication.model import Message

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from escrowmq.feedback.checks import Check, CheckTable
+from escrowmq.feedback.asking.checks import Check, CheckTable
 from escrowmq.feedback.config import FeedbackConfig
 from escrowmq.feedback.policy import LockedRow, Trouble, Verdict
 from escrowmq.replication.format import ops

@@ -14,14 +14,14 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from escrowmq.feedback import arguments
+from escrowmq.feedback.asking import arguments
+from escrowmq.feedback.asking.checks import Check, CheckTable
+from escrowmq.feedback.asking.group_feedback import GroupFeedback
+from escrowmq.feedback.asking.poll_pace import PollPace
 from escrowmq.feedback.brokers import Brokers, GroupLeader
-from escrowmq.feedback.checks import Check, CheckTable
 from escrowmq.feedback.config import FeedbackConfig
 from escrowmq.feedback.endless import endless
-from escrowmq.feedback.group_feedback import GroupFeedback
 from escrowmq.feedback.policy import LockedRow, Verdict
-from escrowmq.feedback.poll_pace import PollPace
 
 #: What a poll hands out per check: group, transaction id, query id, checks so far, seconds to answer.
 Handed = tuple[int, str, str, int, float]

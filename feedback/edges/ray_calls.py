@@ -15,9 +15,9 @@ from typing import Any
 import ray
 from ray.exceptions import ActorUnschedulableError, RayActorError, RayError
 
+from escrowmq.feedback.answering.topic_link import FeedbackLost
 from escrowmq.feedback.brokers import BrokerUnreachable
 from escrowmq.feedback.names import broker_name
-from escrowmq.feedback.topic_link import FeedbackLost
 
 log = logging.getLogger(__name__)
 

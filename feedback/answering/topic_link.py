@@ -15,9 +15,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from escrowmq.feedback.answering.query_pool import QueryPool
 from escrowmq.feedback.config import AnswererConfig
 from escrowmq.feedback.policy import Trouble
-from escrowmq.feedback.query_pool import QueryPool
 from escrowmq.feedback.states import TransactionState
 from escrowmq.replication.errors import EscrowMQError
 

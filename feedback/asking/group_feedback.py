@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from escrowmq.feedback.branches import Branches
+from escrowmq.feedback.asking.branches import Branches
 from escrowmq.feedback.brokers import GroupLeader
 from escrowmq.feedback.config import FeedbackConfig
 from escrowmq.feedback.endless import endless

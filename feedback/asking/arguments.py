@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from escrowmq.feedback.asking.seats import Key
 from escrowmq.feedback.policy import Trouble
-from escrowmq.feedback.seats import Key
 from escrowmq.replication.errors import InvalidMessage
 from escrowmq.replication.model import TransactionState
 from escrowmq.replication.replica.validation import GROUPS_MAX, NAME_BYTES_MAX

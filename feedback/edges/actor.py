@@ -16,10 +16,10 @@ from typing import Any
 
 import ray
 
+from escrowmq.feedback.asking.topic_feedback import TopicFeedback
 from escrowmq.feedback.config import FeedbackConfig
+from escrowmq.feedback.edges.ray_calls import RayBrokers
 from escrowmq.feedback.names import ClusterShape, feedback_name
-from escrowmq.feedback.ray_calls import RayBrokers
-from escrowmq.feedback.topic_feedback import TopicFeedback
 
 log = logging.getLogger(__name__)
 

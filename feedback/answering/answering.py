@@ -11,9 +11,9 @@ import asyncio
 from collections import Counter
 from typing import Any
 
+from escrowmq.feedback.answering.topic_link import FeedbackLost, Respondent, TopicLink
 from escrowmq.feedback.brokers import Brokers, GroupLeader
 from escrowmq.feedback.endless import endless
-from escrowmq.feedback.topic_link import FeedbackLost, Respondent, TopicLink
 from escrowmq.replication.errors import Unavailable
 
 #: Topics of one app that are asked about at a time. Each costs a feedback actor (64 MB).

@@ -12,9 +12,9 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from escrowmq.feedback.asking.seats import Key, Seat, Seats
 from escrowmq.feedback.config import FeedbackConfig
 from escrowmq.feedback.policy import LockedRow, Trouble, Verdict, judge, pick
-from escrowmq.feedback.seats import Key, Seat, Seats
 from escrowmq.replication.model import TransactionState
 
 

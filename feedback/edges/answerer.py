@@ -13,14 +13,14 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from escrowmq.feedback.actor import start_feedback
-from escrowmq.feedback.answering import Answering
+from escrowmq.feedback.answering.answering import Answering
+from escrowmq.feedback.answering.query_pool import QueryPool
+from escrowmq.feedback.answering.topic_link import Respondent
 from escrowmq.feedback.config import AnswererConfig, FeedbackConfig
+from escrowmq.feedback.edges.actor import start_feedback
+from escrowmq.feedback.edges.ray_calls import RayBrokers, connector
 from escrowmq.feedback.names import ClusterShape
-from escrowmq.feedback.query_pool import QueryPool
-from escrowmq.feedback.ray_calls import RayBrokers, connector
 from escrowmq.feedback.states import TxStatusQuerier
-from escrowmq.feedback.topic_link import Respondent
 from escrowmq.replication.errors import InvalidMessage
 
 log = logging.getLogger(__name__)
