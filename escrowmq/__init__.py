@@ -60,7 +60,7 @@ if TYPE_CHECKING:
         TopicInfo,
         TransactionState,
     )
-    from escrowmq.spark_integration.session import spark_session, stop_session
+    from escrowmq.spark_integration.session.spark_session import spark_session, stop_session
 
 __version__ = "0.1.0"
 
@@ -147,7 +147,7 @@ _SOURCES = {
     "feedback.states": "TxStatusQuerier",
     "replication.errors": _ERRORS,
     "replication.model": _VALUES,
-    "spark_integration.session": "spark_session stop_session",
+    "spark_integration.session.spark_session": "spark_session stop_session",
 }
 _MODULE_OF = {name: module for module, names in _SOURCES.items() for name in names.split()}
 

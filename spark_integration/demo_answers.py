@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from escrowmq.cluster.demo.options import LINEITEMS, ORDERS
 from escrowmq.cluster.demo.queries import QUESTIONS, TABLES, Answer, cell, typed_view
-from escrowmq.spark_integration.session import spark_session, stop_session
+from escrowmq.spark_integration.session.spark_session import spark_session, stop_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

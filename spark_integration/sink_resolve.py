@@ -9,7 +9,7 @@ import typer
 
 from escrowmq.cluster.address import AUTO
 from escrowmq.replication.errors import EscrowMQError
-from escrowmq.spark_integration.sink_settling import resolve_sink, resolve_write
+from escrowmq.spark_integration.sink.settling import resolve_sink, resolve_write
 
 _GIVE_UP = "Give up this epoch, of which nothing is committed. The query must be stopped."
 _STOPPED = "The query is stopped: roll back what only it could commit."

@@ -11,7 +11,7 @@ from escrowmq.actors.consumer.records import Chunk, trim_runs
 from escrowmq.cluster.address import parse_address
 from escrowmq.replication.errors import EscrowMQError
 from escrowmq.replication.format.codec import decode_rows, encode_row
-from escrowmq.spark_integration.options import OPTIONS, parse_options
+from escrowmq.spark_integration.source.options import OPTIONS, parse_options
 from tests.fuzz.engine import Target, drawn, examine, fuzz
 
 ROWS = [

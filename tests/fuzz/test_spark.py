@@ -14,9 +14,9 @@ from google_crc32c import value as crc32c
 
 from escrowmq.replication.errors import CorruptLog, InvalidMessage
 from escrowmq.replication.format.codec import decode_rows
-from escrowmq.spark_integration import decoding
-from escrowmq.spark_integration.sink_intents import Attempt, Intent, decode, encode, epoch_id_of
-from escrowmq.spark_integration.values import ValueDecoder
+from escrowmq.spark_integration.decode import decoding
+from escrowmq.spark_integration.decode.values import ValueDecoder
+from escrowmq.spark_integration.sink.intents import Attempt, Intent, decode, encode, epoch_id_of
 from tests.fuzz.engine import EXAMPLES, Target, examine, fuzz
 from tests.fuzz.test_clients import ROWS
 

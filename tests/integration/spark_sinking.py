@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from escrowmq.spark_integration.sink_intents import Attempt, IntentStore, app_of, epoch_id_of
-from escrowmq.spark_integration.sink_link import SinkLink
-from escrowmq.spark_integration.sink_task import attempt_name, write_batches
+from escrowmq.spark_integration.sink.intents import Attempt, IntentStore, app_of, epoch_id_of
+from escrowmq.spark_integration.sink.link import SinkLink
+from escrowmq.spark_integration.sink.task import attempt_name, write_batches
 from tests.spark_trials.target import Target
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ import pytest
 
 from escrowmq import Message
 from escrowmq.spark_integration import SparkSinkQuerier, resolve_sink, spark_session, stop_session
-from escrowmq.spark_integration.sink_intents import Intent, IntentStore, epoch_id_of
+from escrowmq.spark_integration.sink.intents import Intent, IntentStore, epoch_id_of
 from tests.integration.spark_modes import MODES, two_cores
 from tests.integration.spark_sinking import (
     PARTITIONS,

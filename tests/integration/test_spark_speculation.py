@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from escrowmq.spark_integration import spark_session, stop_session
-from escrowmq.spark_integration.sink_task import CHUNK_BYTES
+from escrowmq.spark_integration.sink.task import CHUNK_BYTES
 from tests.integration.spark_sinking import PARTITIONS, Files, run
 from tests.integration.two_hosts import two_hosts
 from tests.spark_trials.target import Target, problems_of

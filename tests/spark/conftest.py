@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from escrowmq.spark_integration.sink_intents import IntentStore
-from escrowmq.spark_integration.sink_link import SinkLink
+from escrowmq.spark_integration.sink.intents import IntentStore
+from escrowmq.spark_integration.sink.link import SinkLink
 from tests.actors.brokers import Brokers
 from tests.spark.sinking import PARTITIONS, linked
 

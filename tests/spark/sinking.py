@@ -10,9 +10,9 @@ import pyarrow as pa
 from escrowmq.actors.client.router import Router
 from escrowmq.replication.format.codec import decode_rows
 from escrowmq.replication.model import group_of
-from escrowmq.spark_integration.sink_intents import Attempt, app_of, epoch_id_of
-from escrowmq.spark_integration.sink_link import SinkLink
-from escrowmq.spark_integration.sink_task import attempt_name, write_batches
+from escrowmq.spark_integration.sink.intents import Attempt, app_of, epoch_id_of
+from escrowmq.spark_integration.sink.link import SinkLink
+from escrowmq.spark_integration.sink.task import attempt_name, write_batches
 from tests.actors.brokers import Brokers, ClientCalls
 
 PARTITIONS = 4

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from escrowmq.spark_integration.values import ValueDecoder
+from escrowmq.spark_integration.decode.values import ValueDecoder
 
 KIND = pa.list_(pa.struct([("id", pa.int64()), ("name", pa.string())]))
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from escrowmq.replication.errors import CorruptLog
 from escrowmq.replication.format.codec import decode_rows, encode_row
-from escrowmq.spark_integration import decoding
-from escrowmq.spark_integration.decoding import _scan, raw_columns
+from escrowmq.spark_integration.decode import decoding
+from escrowmq.spark_integration.decode.decoding import _scan, raw_columns
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -11,10 +11,10 @@ import pytest
 
 from escrowmq.replication.errors import OutcomeUnknown, Overloaded, Unavailable, UnknownTopic
 from escrowmq.replication.model import ResultCode
-from escrowmq.spark_integration import heads
-from escrowmq.spark_integration.heads import HeadWatch
-from escrowmq.spark_integration.options import Subscription
-from escrowmq.spark_integration.stream_planning import Bounds, Heads
+from escrowmq.spark_integration.source import heads
+from escrowmq.spark_integration.source.heads import HeadWatch
+from escrowmq.spark_integration.source.options import Subscription
+from escrowmq.spark_integration.source.stream_planning import Bounds, Heads
 
 A0, B0 = ("a", 0), ("b", 0)
 

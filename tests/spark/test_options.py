@@ -7,8 +7,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from escrowmq.replication.errors import ConfigError
-from escrowmq.spark_integration.bounds import BoundKind
-from escrowmq.spark_integration.options import COLUMNS, OPTIONS, Limits, SourceOptions, Use, parse_options
+from escrowmq.spark_integration.source.bounds import BoundKind
+from escrowmq.spark_integration.source.options import (
+    COLUMNS,
+    OPTIONS,
+    Limits,
+    SourceOptions,
+    Use,
+    parse_options,
+)
 
 
 def parse(use: Use = Use.BATCH, **options: str) -> SourceOptions:

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from escrowmq.replication.errors import ConfigError, DataLoss, UnknownTopic
-from escrowmq.spark_integration.options import Use, parse_options
-from escrowmq.spark_integration.planning import (
+from escrowmq.spark_integration.source.options import Use, parse_options
+from escrowmq.spark_integration.source.planning import (
     OffsetRange,
     TopicPartition,
     initial_offsets,

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from escrowmq.spark_integration.options import parse_options
-from escrowmq.spark_integration.planning import plan
-from escrowmq.spark_integration.pushdown import push
+from escrowmq.spark_integration.source.options import parse_options
+from escrowmq.spark_integration.source.planning import plan
+from escrowmq.spark_integration.source.pushdown import push
 from tests.spark.test_planning import Log
 
 f = pytest.importorskip("pyspark.sql.datasource")

@@ -11,10 +11,10 @@ pytest.importorskip("pyspark")
 
 from escrowmq.actors.client.replica_calls import Done
 from escrowmq.replication.errors import DataLoss, Unavailable
-from escrowmq.spark_integration import reading
-from escrowmq.spark_integration.planning import OffsetRange
-from escrowmq.spark_integration.reading import TaskReader
-from escrowmq.spark_integration.records import RowFormat
+from escrowmq.spark_integration.decode.records import RowFormat
+from escrowmq.spark_integration.source import reading
+from escrowmq.spark_integration.source.planning import OffsetRange
+from escrowmq.spark_integration.source.reading import TaskReader
 from tests.actors.brokers import Brokers
 
 Clusters = tuple[Brokers, Brokers]

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from escrowmq.replication.errors import ConfigError, TransactionConflict
-from escrowmq.spark_integration.sink_commit import EpochConflict, abort_epoch, commit_epoch
-from escrowmq.spark_integration.sink_intents import Attempt, Intent, IntentStore, decode, encode, epoch_id_of
-from escrowmq.spark_integration.sink_link import SinkLink
-from escrowmq.spark_integration.sink_settling import answer, resolve
+from escrowmq.spark_integration.sink.commit import EpochConflict, abort_epoch, commit_epoch
+from escrowmq.spark_integration.sink.intents import Attempt, Intent, IntentStore, decode, encode, epoch_id_of
+from escrowmq.spark_integration.sink.link import SinkLink
+from escrowmq.spark_integration.sink.settling import answer, resolve
 from tests.actors.brokers import Brokers
 from tests.spark.sinking import ROWS, batch, effect, linked, prepare, readable, still_open
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from escrowmq.replication.errors import ConfigError
-from escrowmq.spark_integration.sink_options import parse_sink_options
-from escrowmq.spark_integration.sink_schema import check_columns
+from escrowmq.spark_integration.sink.options import parse_sink_options
+from escrowmq.spark_integration.sink.schema import check_columns
 
 HEADERS = "array<struct<key:string,value:binary>>"
 GIVEN = {"escrowmq.address": "127.0.0.1:6379", "checkpointLocation": "/tmp/c"}

@@ -14,16 +14,16 @@ import pytest
 from escrowmq.actors.client.router import result_of
 from escrowmq.replication.errors import ConfigError, MessageTooLarge, UnknownTopic
 from escrowmq.replication.format import ops
-from escrowmq.spark_integration.sink_commit import (
+from escrowmq.spark_integration.sink.commit import (
     CHUNKS_MAX,
     EpochConflict,
     abort_epoch,
     carry_out,
     commit_epoch,
 )
-from escrowmq.spark_integration.sink_intents import Attempt, Intent, IntentStore, epoch_id_of
-from escrowmq.spark_integration.sink_link import SinkLink
-from escrowmq.spark_integration.sink_task import ChunkWriter
+from escrowmq.spark_integration.sink.intents import Attempt, Intent, IntentStore, epoch_id_of
+from escrowmq.spark_integration.sink.link import SinkLink
+from escrowmq.spark_integration.sink.task import ChunkWriter
 from tests.actors.brokers import Brokers
 from tests.spark.sinking import PARTITIONS, ROWS, batch, effect, linked, prepare, readable, still_open
 
@@ -232,7 +232,7 @@ def prepare_small(
     link: SinkLink, query: str, topic: str, batches: list[pa.RecordBatch]
 ) -> tuple[Attempt, dict[int, int]]:
     """As tasks do, but with chunks of 10 KB."""
-    from escrowmq.spark_integration.sink_rows import RowEncoder
+    from escrowmq.spark_integration.sink.rows import RowEncoder
 
     epoch_id = epoch_id_of(query, 0)
     writer = ChunkWriter(link, epoch_id, "0.0.small", timeout_ms=60_000, chunk_bytes=10_000)

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from escrowmq.replication.errors import ConfigError, CorruptLog, UnknownVersion
-from escrowmq.spark_integration.sink_intents import (
+from escrowmq.spark_integration.sink.intents import (
     KEPT,
     Attempt,
     Intent,

@@ -14,7 +14,7 @@ from escrowmq.actors.producer.encoder import Encoder
 from escrowmq.replication.errors import InvalidMessage, MessageTooLarge, UnknownTopic
 from escrowmq.replication.format.codec import decode_rows
 from escrowmq.replication.model import Message
-from escrowmq.spark_integration.sink_rows import RowEncoder
+from escrowmq.spark_integration.sink.rows import RowEncoder
 
 TOPICS = {"orders": 7, "alerts": 3}
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))

@@ -14,17 +14,17 @@ import pytest
 
 from escrowmq.replication.errors import TransactionConflict
 from escrowmq.replication.model import TransactionState
-from escrowmq.spark_integration.sink_batch import (
+from escrowmq.spark_integration.sink.batch import (
     abort_batch,
     commit_batch,
     home_of,
     settle_batch,
     sweep_behind,
 )
-from escrowmq.spark_integration.sink_commit import EpochConflict, carry_out, commit_epoch
-from escrowmq.spark_integration.sink_intents import Intent, IntentStore, epoch_id_of
-from escrowmq.spark_integration.sink_link import SinkLink
-from escrowmq.spark_integration.sink_settling import answer, resolve
+from escrowmq.spark_integration.sink.commit import EpochConflict, carry_out, commit_epoch
+from escrowmq.spark_integration.sink.intents import Intent, IntentStore, epoch_id_of
+from escrowmq.spark_integration.sink.link import SinkLink
+from escrowmq.spark_integration.sink.settling import answer, resolve
 from tests.actors.brokers import Brokers
 from tests.spark.sinking import ROWS, batch, effect, linked, prepare, readable, still_open
 

@@ -9,8 +9,8 @@ import sys
 
 import pytest
 
-from escrowmq.spark_integration.driver_jvm import runs
-from escrowmq.spark_integration.standalone_scaling import IDLE_LOOKS, Scaler
+from escrowmq.spark_integration.session.driver_jvm import runs
+from escrowmq.spark_integration.session.standalone_scaling import IDLE_LOOKS, Scaler
 
 
 class Cluster:

@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from escrowmq.spark_integration.stream_limits import Patience, share_out
+from escrowmq.spark_integration.source.stream_limits import Patience, share_out
 
 sizes = st.dictionaries(st.integers(0, 50), st.integers(0, 10_000), max_size=12)
 

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from escrowmq.replication.errors import ConfigError, DataLoss
-from escrowmq.spark_integration.planning import OffsetRange
-from escrowmq.spark_integration.stream_limits import share_out
-from escrowmq.spark_integration.stream_planning import (
+from escrowmq.spark_integration.source.planning import OffsetRange
+from escrowmq.spark_integration.source.stream_limits import share_out
+from escrowmq.spark_integration.source.stream_planning import (
     Bounds,
     advance,
     batch,

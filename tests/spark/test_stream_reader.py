@@ -18,12 +18,12 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit
 from escrowmq.actors.client.router import Router
 from escrowmq.actors.consumer import reader as range_reader
 from escrowmq.replication.errors import DataLoss
-from escrowmq.spark_integration import heads, reading, stream_reader
-from escrowmq.spark_integration.options import Use, parse_options
-from escrowmq.spark_integration.reading import TaskReader
-from escrowmq.spark_integration.records import RowFormat
-from escrowmq.spark_integration.stream_planning import from_json, to_json
-from escrowmq.spark_integration.stream_reader import EscrowMQStreamReader, Link
+from escrowmq.spark_integration.decode.records import RowFormat
+from escrowmq.spark_integration.source import heads, reading, stream_reader
+from escrowmq.spark_integration.source.options import Use, parse_options
+from escrowmq.spark_integration.source.reading import TaskReader
+from escrowmq.spark_integration.source.stream_planning import from_json, to_json
+from escrowmq.spark_integration.source.stream_reader import EscrowMQStreamReader, Link
 from tests.actors.brokers import Brokers, ClientCalls
 
 ReaderOf = Callable[..., EscrowMQStreamReader]

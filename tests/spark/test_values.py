@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from escrowmq.replication.errors import ConfigError, InvalidMessage
-from escrowmq.spark_integration.values import ValueDecoder
+from escrowmq.spark_integration.decode.values import ValueDecoder
 
 ROW = pa.struct([("id", pa.int64()), ("name", pa.string())])
 

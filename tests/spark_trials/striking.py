@@ -22,12 +22,13 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceStreamWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from escrowmq.spark_integration import sink_commit, sink_task
-from escrowmq.spark_integration.sink import EscrowMQStreamWriter, Prepared
-from escrowmq.spark_integration.sink_intents import IntentStore
-from escrowmq.spark_integration.sink_link import SinkLink
-from escrowmq.spark_integration.sink_options import SinkOptions
-from escrowmq.spark_integration.source import EscrowMQDataSource
+from escrowmq.spark_integration.data_source import EscrowMQDataSource
+from escrowmq.spark_integration.sink import commit as sink_commit
+from escrowmq.spark_integration.sink import task as sink_task
+from escrowmq.spark_integration.sink.intents import IntentStore
+from escrowmq.spark_integration.sink.link import SinkLink
+from escrowmq.spark_integration.sink.options import SinkOptions
+from escrowmq.spark_integration.sink.writers import EscrowMQStreamWriter, Prepared
 from tests.spark_trials.plan import TASK_STEPS, Step, Strike, Victim
 
 #: So small that a file of some hundred rows is several chunks.

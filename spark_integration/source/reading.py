@@ -31,9 +31,9 @@ from escrowmq.replication.errors import (
 )
 from escrowmq.replication.model import group_of
 from escrowmq.spark_integration.collector import collector_paused
-from escrowmq.spark_integration.planning import OffsetRange
+from escrowmq.spark_integration.decode.records import RowFormat, record_batches
 from escrowmq.spark_integration.ray_link import join_from_worker
-from escrowmq.spark_integration.records import RowFormat, record_batches
+from escrowmq.spark_integration.source.planning import OffsetRange
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from escrowmq.replication.errors import ConfigError, DataLoss
-from escrowmq.spark_integration.planning import OffsetRange, Offsets, TopicPartition, listed
+from escrowmq.spark_integration.source.planning import OffsetRange, Offsets, TopicPartition, listed
 
 #: Beside the topics in the first batch's end: where the query started. Spark keeps no first offset until a
 #: batch has been completed; a query that starts at ``latest`` and is stopped before would start anew

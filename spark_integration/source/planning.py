@@ -16,9 +16,9 @@ from itertools import pairwise
 from typing import Protocol
 
 from escrowmq.replication.errors import ConfigError, DataLoss, UnknownTopic
-from escrowmq.spark_integration.bounds import EARLIEST, LATEST, Bound, BoundKind
-from escrowmq.spark_integration.options import SourceOptions, Subscription
-from escrowmq.spark_integration.pushdown import EVERYTHING, Restriction
+from escrowmq.spark_integration.source.bounds import EARLIEST, LATEST, Bound, BoundKind
+from escrowmq.spark_integration.source.options import SourceOptions, Subscription
+from escrowmq.spark_integration.source.pushdown import EVERYTHING, Restriction
 
 log = logging.getLogger(__name__)
 

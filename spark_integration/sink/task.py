@@ -23,9 +23,9 @@ from escrowmq.actors.producer.results import prepare_problem
 from escrowmq.replication.errors import EscrowMQError, TransactionConflict
 from escrowmq.replication.format import ops
 from escrowmq.replication.model import TransactionState, group_of
-from escrowmq.spark_integration.sink_intents import Attempt, chunk_id
-from escrowmq.spark_integration.sink_link import CALL_S, SinkLink
-from escrowmq.spark_integration.sink_rows import RowEncoder, Rows
+from escrowmq.spark_integration.sink.intents import Attempt, chunk_id
+from escrowmq.spark_integration.sink.link import CALL_S, SinkLink
+from escrowmq.spark_integration.sink.rows import RowEncoder, Rows
 
 log = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from escrowmq.spark_integration.stream_planning import INITIAL
+from escrowmq.spark_integration.source.stream_planning import INITIAL
 
 
 def lag(progress: Any) -> dict[str, dict[int, int]]:

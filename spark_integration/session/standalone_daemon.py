@@ -25,8 +25,8 @@ from pathlib import Path
 import ray
 
 from escrowmq.replication.errors import ConfigError, EscrowMQError, Unavailable
-from escrowmq.spark_integration.driver_jvm import child_pids, runs
 from escrowmq.spark_integration.java import provide_java
+from escrowmq.spark_integration.session.driver_jvm import child_pids, runs
 
 MASTER, WORKER = "org.apache.spark.deploy.master.Master", "org.apache.spark.deploy.worker.Worker"
 #: The main class of what a Worker runs for a session.

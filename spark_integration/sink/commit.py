@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 
 from escrowmq.replication.errors import ConfigError, MessageTooLarge, TransactionConflict, Unavailable
 from escrowmq.replication.model import ResultCode
-from escrowmq.spark_integration.sink_intents import (
+from escrowmq.spark_integration.sink.intents import (
     Attempt,
     Intent,
     IntentStore,
@@ -27,7 +27,7 @@ from escrowmq.spark_integration.sink_intents import (
     epoch_of,
     query_of,
 )
-from escrowmq.spark_integration.sink_link import SinkLink
+from escrowmq.spark_integration.sink.link import SinkLink
 
 log = logging.getLogger(__name__)
 

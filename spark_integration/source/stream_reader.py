@@ -24,13 +24,13 @@ from pyspark.sql.streaming.datasource import (
 
 from escrowmq.actors.client.router import Router, result_of
 from escrowmq.replication.model import ResultCode, group_of
-from escrowmq.spark_integration.heads import IDLE_WAIT_S, PLAN_TIMEOUT_S, HeadWatch, LeaderCatalog
-from escrowmq.spark_integration.options import SourceOptions, Subscription
-from escrowmq.spark_integration.planning import Offsets, TopicPartition, initial_offsets, listed, split
 from escrowmq.spark_integration.ray_link import find_cluster
-from escrowmq.spark_integration.reading import Split, TaskReader, splits
-from escrowmq.spark_integration.stream_limits import Patience, share_out
-from escrowmq.spark_integration.stream_planning import (
+from escrowmq.spark_integration.source.heads import IDLE_WAIT_S, PLAN_TIMEOUT_S, HeadWatch, LeaderCatalog
+from escrowmq.spark_integration.source.options import SourceOptions, Subscription
+from escrowmq.spark_integration.source.planning import Offsets, TopicPartition, initial_offsets, listed, split
+from escrowmq.spark_integration.source.reading import Split, TaskReader, splits
+from escrowmq.spark_integration.source.stream_limits import Patience, share_out
+from escrowmq.spark_integration.source.stream_planning import (
     Bounds,
     Heads,
     advance,

@@ -20,10 +20,10 @@ from collections.abc import Mapping, Sequence
 from escrowmq.actors.producer.encoder import crc32c
 from escrowmq.replication.errors import EscrowMQError
 from escrowmq.replication.model import ResultCode, TransactionState
-from escrowmq.spark_integration.sink_commit import check_size, commit_together, require_open
-from escrowmq.spark_integration.sink_intents import Attempt, Intent, epoch_id_of
-from escrowmq.spark_integration.sink_link import SinkLink
-from escrowmq.spark_integration.sink_task import attempt_number
+from escrowmq.spark_integration.sink.commit import check_size, commit_together, require_open
+from escrowmq.spark_integration.sink.intents import Attempt, Intent, epoch_id_of
+from escrowmq.spark_integration.sink.link import SinkLink
+from escrowmq.spark_integration.sink.task import attempt_number
 
 log = logging.getLogger(__name__)
 

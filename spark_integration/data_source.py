@@ -17,14 +17,14 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
 from escrowmq.actors.client.router import Router
 from escrowmq.replication.errors import ConfigError
-from escrowmq.spark_integration.heads import PLAN_TIMEOUT_S, LeaderCatalog
-from escrowmq.spark_integration.options import COLUMNS, SourceOptions, Use, parse_options
-from escrowmq.spark_integration.planning import plan
-from escrowmq.spark_integration.pushdown import EVERYTHING, push
+from escrowmq.spark_integration.decode.records import RowFormat, schema_ddl
+from escrowmq.spark_integration.decode.values import ValueDecoder, value_ddl
 from escrowmq.spark_integration.ray_link import find_cluster
-from escrowmq.spark_integration.reading import Split, TaskReader, splits
-from escrowmq.spark_integration.records import RowFormat, schema_ddl
-from escrowmq.spark_integration.values import ValueDecoder, value_ddl
+from escrowmq.spark_integration.source.heads import PLAN_TIMEOUT_S, LeaderCatalog
+from escrowmq.spark_integration.source.options import COLUMNS, SourceOptions, Use, parse_options
+from escrowmq.spark_integration.source.planning import plan
+from escrowmq.spark_integration.source.pushdown import EVERYTHING, push
+from escrowmq.spark_integration.source.reading import Split, TaskReader, splits
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from pyspark.sql.datasource import DataSourceStreamWriter, DataSourceWriter
     from pyspark.sql.types import StructType
 
-    from escrowmq.spark_integration.stream_reader import EscrowMQStreamReader
+    from escrowmq.spark_integration.source.stream_reader import EscrowMQStreamReader
 
 #: Without this setting Spark refuses sources that take filters, instead of not offering any.
 PUSHDOWN_SETTING = "spark.sql.python.filterPushdown.enabled"
@@ -70,20 +70,20 @@ class EscrowMQDataSource(DataSource):
 
     def streamReader(self, schema: StructType) -> EscrowMQStreamReader:
         """Reader of a stream of micro-batches."""
-        from escrowmq.spark_integration.stream_reader import EscrowMQStreamReader
+        from escrowmq.spark_integration.source.stream_reader import EscrowMQStreamReader
 
         options = self._parsed(Use.STREAM)
         return EscrowMQStreamReader(options, _tasks(options, schema))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """Writer of one batch."""
-        from escrowmq.spark_integration.sink import batch_writer
+        from escrowmq.spark_integration.sink.writers import batch_writer
 
         return batch_writer(self.options, schema, overwrite, self.default_address, self.default_namespace)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
         """Writer of a streaming query."""
-        from escrowmq.spark_integration.sink import stream_writer
+        from escrowmq.spark_integration.sink.writers import stream_writer
 
         return stream_writer(self.options, schema, self.default_address, self.default_namespace)
 

@@ -20,10 +20,10 @@ from escrowmq.cluster.connecting import connect
 from escrowmq.feedback.states import TxStatusQuerier
 from escrowmq.replication.errors import ConfigError, TransactionConflict
 from escrowmq.replication.model import ResultCode, TransactionState
-from escrowmq.spark_integration.sink_batch import settle_batch
-from escrowmq.spark_integration.sink_commit import EpochConflict, carry_out, require_own, require_this_batch
-from escrowmq.spark_integration.sink_intents import IntentStore, app_of, epoch_of
-from escrowmq.spark_integration.sink_link import SinkLink
+from escrowmq.spark_integration.sink.batch import settle_batch
+from escrowmq.spark_integration.sink.commit import EpochConflict, carry_out, require_own, require_this_batch
+from escrowmq.spark_integration.sink.intents import IntentStore, app_of, epoch_of
+from escrowmq.spark_integration.sink.link import SinkLink
 
 #: Feedback waits some seconds for an answer; what takes longer is asked again.
 CHECK_PATIENCE_S = 5.0

@@ -22,9 +22,9 @@ from escrowmq.actors.client.router import Router, result_of
 from escrowmq.actors.consumer.offsets import OffsetReader
 from escrowmq.replication.errors import EscrowMQError, OutcomeUnknown, Overloaded, Unavailable, UnknownTopic
 from escrowmq.replication.model import ResultCode, group_of
-from escrowmq.spark_integration.options import Subscription
-from escrowmq.spark_integration.planning import TopicPartition, present_partitions
-from escrowmq.spark_integration.stream_planning import Bounds, Heads
+from escrowmq.spark_integration.source.options import Subscription
+from escrowmq.spark_integration.source.planning import TopicPartition, present_partitions
+from escrowmq.spark_integration.source.stream_planning import Bounds, Heads
 
 #: Planning asks two or three small questions; a fail-over takes a second or two.
 PLAN_TIMEOUT_S = 30.0
@@ -64,7 +64,7 @@ class LeaderCatalog:
         return {entry["name"]: entry["partitions"] for entry in entries}
 
     def offsets(self, wanted: Sequence[tuple[str, int, int]]) -> list[int]:
-        """See :class:`escrowmq.spark_integration.planning.Catalog`. Raises UnknownTopic."""
+        """See :class:`escrowmq.spark_integration.source.planning.Catalog`. Raises UnknownTopic."""
         found = self._offsets.offsets(wanted, self._timeout_s) if wanted else []
         for offset in found:
             if isinstance(offset, UnknownTopic):

@@ -23,8 +23,8 @@ import pyarrow.compute as pc
 import pyarrow.json
 
 from escrowmq.replication.errors import ConfigError, InvalidMessage
-from escrowmq.spark_integration.arrow_values import arrow_lists
-from escrowmq.spark_integration.halving import halved
+from escrowmq.spark_integration.decode.arrow_values import arrow_lists
+from escrowmq.spark_integration.decode.halving import halved
 
 PERMISSIVE, DROPMALFORMED, FAILFAST = "PERMISSIVE", "DROPMALFORMED", "FAILFAST"
 

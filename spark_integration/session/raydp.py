@@ -13,11 +13,11 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from escrowmq.replication.errors import JavaNotFound, Unavailable
-from escrowmq.spark_integration.driver_jvm import bounded_start
-from escrowmq.spark_integration.executors import wait_for_executors
 from escrowmq.spark_integration.java import VECTOR_MODULE, probe
-from escrowmq.spark_integration.room import require_room
-from escrowmq.spark_integration.session_request import SessionRequest
+from escrowmq.spark_integration.session.driver_jvm import bounded_start
+from escrowmq.spark_integration.session.executors import wait_for_executors
+from escrowmq.spark_integration.session.request import SessionRequest
+from escrowmq.spark_integration.session.room import require_room
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

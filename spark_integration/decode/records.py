@@ -14,9 +14,9 @@ import numpy as np
 import pyarrow as pa
 
 from escrowmq.actors.consumer.reader import Stretch
-from escrowmq.spark_integration.decoding import HEADERS, raw_columns
-from escrowmq.spark_integration.options import COLUMNS
-from escrowmq.spark_integration.values import ValueDecoder
+from escrowmq.spark_integration.decode.decoding import HEADERS, raw_columns
+from escrowmq.spark_integration.decode.values import ValueDecoder
+from escrowmq.spark_integration.source.options import COLUMNS
 
 #: Timestamps are the broker's, set when the message became readable; Kafka calls that LogAppendTime = 1.
 LOG_APPEND_TIME = 1

@@ -22,12 +22,12 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from escrowmq.replication.errors import Unavailable
-from escrowmq.spark_integration.driver_jvm import bounded_start
-from escrowmq.spark_integration.executors import wait_for_executors
-from escrowmq.spark_integration.room import require_room
-from escrowmq.spark_integration.session_request import SessionRequest
-from escrowmq.spark_integration.standalone_daemon import STOP_TIMEOUT_S, DaemonSpec, SparkDaemon
-from escrowmq.spark_integration.standalone_scaling import Scaler, ScalingThread, executors_wanted
+from escrowmq.spark_integration.session.driver_jvm import bounded_start
+from escrowmq.spark_integration.session.executors import wait_for_executors
+from escrowmq.spark_integration.session.request import SessionRequest
+from escrowmq.spark_integration.session.room import require_room
+from escrowmq.spark_integration.session.standalone_daemon import STOP_TIMEOUT_S, DaemonSpec, SparkDaemon
+from escrowmq.spark_integration.session.standalone_scaling import Scaler, ScalingThread, executors_wanted
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from escrowmq.replication.errors import ConfigError
-from escrowmq.spark_integration.bounds import EARLIEST, LATEST, Bound, parse_bound
 from escrowmq.spark_integration.option_values import (
     boolean,
     duration_s,
@@ -25,6 +24,7 @@ from escrowmq.spark_integration.option_values import (
     ray_address,
     size_bytes,
 )
+from escrowmq.spark_integration.source.bounds import EARLIEST, LATEST, Bound, parse_bound
 
 #: Every option, its meaning and its default: what the guide prints and what is allowed.
 OPTIONS = {

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from escrowmq.spark_integration.halving import BAD, halved
+from escrowmq.spark_integration.decode.halving import BAD, halved
 
 #: What a message starts with; the length of its description follows, which is 0 at a stream's end.
 _CONTINUES = 0xFFFFFFFF

@@ -18,8 +18,8 @@ import ray
 from escrowmq.cluster.address import current_address, find_address, join_ray
 from escrowmq.replication.errors import ClusterNotFound, ConfigError
 from escrowmq.spark_integration.java import provide_java
-from escrowmq.spark_integration.session_request import START_TIMEOUT_S, SessionRequest, session_request
-from escrowmq.spark_integration.versions import installed_raydp_builds, installed_spark, pick_mode
+from escrowmq.spark_integration.session.request import START_TIMEOUT_S, SessionRequest, session_request
+from escrowmq.spark_integration.session.versions import installed_raydp_builds, installed_spark, pick_mode
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -68,7 +68,7 @@ def spark_session(
         raise ConfigError('executors must be one number with mode="local": its threads are always there')
     if isinstance(mode, str):
         mode = pick_mode(mode, installed_spark(), installed_raydp_builds())
-    from escrowmq.spark_integration.driver_jvm import require_no_jvm
+    from escrowmq.spark_integration.session.driver_jvm import require_no_jvm
 
     require_no_jvm()
     _forget_ended_sessions()
@@ -76,7 +76,7 @@ def spark_session(
     # Workers are started with this interpreter, whose packages they need; no Spark option does it.
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     here = _connect(address, app_name, needed=mode in ("raydp", "standalone"))
-    from escrowmq.spark_integration.source import register
+    from escrowmq.spark_integration.data_source import register
 
     spark = _factory(mode)(request)
     register(spark, address=here, namespace=namespace)
@@ -85,7 +85,8 @@ def spark_session(
 
 def stop_session(spark: SparkSession) -> None:
     """End a session of any mode, with its executors on Ray and its JVM here. The Ray cluster stays."""
-    from escrowmq.spark_integration import driver_jvm, raydp_session, standalone
+    from escrowmq.spark_integration.session import driver_jvm, standalone
+    from escrowmq.spark_integration.session import raydp as raydp_session
 
     if str(spark.conf.get("spark.master", "")).startswith("ray://"):
         raydp_session.stop()
@@ -97,7 +98,8 @@ def stop_session(spark: SparkSession) -> None:
 
 def _forget_ended_sessions() -> None:
     """What stays of a session that was ended by ``spark.stop()``: executors, and RayDP's belief in it."""
-    from escrowmq.spark_integration import raydp_session, standalone
+    from escrowmq.spark_integration.session import raydp as raydp_session
+    from escrowmq.spark_integration.session import standalone
 
     standalone.stop_cluster()
     if "raydp" in sys.modules:
@@ -107,7 +109,8 @@ def _forget_ended_sessions() -> None:
 def _factory(mode: str | SessionFactory) -> SessionFactory:
     if not isinstance(mode, str):
         return mode
-    from escrowmq.spark_integration import raydp_session, standalone
+    from escrowmq.spark_integration.session import raydp as raydp_session
+    from escrowmq.spark_integration.session import standalone
 
     return {"raydp": raydp_session.start, "standalone": standalone.start, "local": _local}[mode]
 
@@ -130,7 +133,7 @@ def _connect(address: str | None, app_name: str, needed: bool) -> str:
 def _local(request: SessionRequest) -> SparkSession:
     from pyspark.sql import SparkSession
 
-    from escrowmq.spark_integration.driver_jvm import bounded_start
+    from escrowmq.spark_integration.session.driver_jvm import bounded_start
 
     builder = SparkSession.builder.master(f"local[{request.executors * request.cores}]").appName(
         request.app_name
