@@ -16,8 +16,8 @@ import time
 from pathlib import Path
 
 from escrowmq.replication.raft.node import RaftConfig
-from tests.replication.certificates import Authority
-from tests.replication.groups import Group, Member
+from tests.support.certificates import Authority
+from tests.support.driver_group import Group, Member
 
 #: Three replicas on one interpreter lock are late for each other now and then; that is not measured here.
 PATIENT = RaftConfig(election_min_s=5.0, election_max_s=6.0)

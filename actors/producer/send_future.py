@@ -43,7 +43,7 @@ class _Blocked:
 class SendFuture(Future[RecordMetadata]):
     """What ``send`` returns. A message that was handed over cannot be taken back."""
 
-    # Private names of the standard library, unchanged since 3.2; tests/actors/test_send_future.py
+    # Private names of the standard library, unchanged since 3.2; tests/actors/producer/test_send_future.py
     # holds them against it.
     _state: str
     _waiters: list[Any]

@@ -28,7 +28,7 @@ from escrowmq.feedback.config import FeedbackConfig
 from escrowmq.replication.errors import EscrowMQError
 from escrowmq.replication.format import ops
 from escrowmq.replication.format.codec import encode_row
-from tests.replication.services import Trio
+from tests.support.trio import Trio
 
 TOPIC = "polls"
 POLL_S = 5.0

@@ -3,7 +3,7 @@
 pysyncobj 0.3.17 stays unforked. ``Core`` subclasses ``SyncObj`` and replaces, by their mangled
 names, the steps that are slow or unsafe: sending, applying, compaction, forwarding. Elections,
 votes, terms, the follower's append and the leader's commit rule are pysyncobj's own. Everything
-private that we touch is named in ``PRIVATE_...``; ``tests/replication/test_pysync_contract.py``
+private that we touch is named in ``PRIVATE_...``; ``tests/replication/raft/test_pysync_contract.py``
 holds it against the installed version.
 
 Two module globals of pysyncobj are wrapped, both so that other users of it in the same process

@@ -12,8 +12,8 @@ from escrowmq.actors.admin.admin import Admin
 from escrowmq.actors.client.config import ChannelConfig, ConsumerConfig, ProducerConfig
 from escrowmq.actors.consumer.consumer import Consumer
 from escrowmq.actors.producer.producer import Producer
-from tests.actors.brokers import Brokers, ClientCalls
-from tests.actors.producing import ProducerOf
+from tests.support.brokers import Brokers, ClientCalls
+from tests.support.producing import ProducerOf
 
 
 @pytest.fixture(scope="module")

@@ -10,8 +10,8 @@ import pytest
 from escrowmq.feedback.brokers import GroupLeader
 from escrowmq.feedback.config import LeaderTiming
 from escrowmq.replication.errors import Unavailable
-from tests.feedback.clock import now, run
-from tests.feedback.groups import BrokersDouble, GroupDouble
+from tests.support.clock import now, run
+from tests.support.memory_groups import BrokersDouble, GroupDouble
 
 
 def leader_of(brokers: BrokersDouble) -> GroupLeader:

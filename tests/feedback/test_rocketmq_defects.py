@@ -13,8 +13,8 @@ import pytest
 from escrowmq.feedback.asking import group_feedback
 from escrowmq.feedback.policy import route
 from escrowmq.replication.format import ops
-from tests.feedback.clock import run, until
-from tests.feedback.producers import always, silent, world
+from tests.support.clock import run, until
+from tests.support.feedback_producers import always, silent, world
 
 
 def end_offset(group: Any, topic: str = "orders") -> int:

@@ -23,7 +23,7 @@ from escrowmq.replication.host import parking
 from escrowmq.replication.host.service import BrokerService
 from escrowmq.replication.host.watching import Watching
 from tests.fuzz.engine import drawn
-from tests.replication.services import Trio
+from tests.support.trio import Trio
 
 ROW = encode_row(None, b"v", None, None)
 #: Method -> how many arguments it takes; the last of them may be left out.

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from escrowmq.feedback.asking.topic_feedback import TopicFeedback
 from escrowmq.replication.errors import InvalidMessage
-from tests.feedback.clock import run, until
-from tests.feedback.producers import always, world
 from tests.fuzz.engine import EXAMPLES, drawn
+from tests.support.clock import run, until
+from tests.support.feedback_producers import always, world
 
 odd = st.sampled_from([
     None, True, 0, 1, 64, -1, 1 << 62, 1 << 70, 0.0, 0.5, -1.5, 1e300, math.inf, -math.inf, math.nan, "", "x",

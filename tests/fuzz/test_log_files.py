@@ -25,8 +25,8 @@ from escrowmq.replication.state import snapshot as snapshots
 from escrowmq.replication.state.machine import StateMachine
 from escrowmq.replication.state.runs_file import map_runs
 from tests.fuzz.engine import EXAMPLES, Target, drawn, fuzz
-from tests.replication.golden_storage import FOLDER, build, from_hex
 from tests.sim.disk import SimDisk
+from tests.support.golden_storage import FOLDER, build, from_hex
 
 FILES = {path.name.removesuffix(".hex"): from_hex(path.read_text()) for path in FOLDER.glob("*.hex")}
 OPERATIONS = json.loads((FOLDER.parent / "operations.json").read_text())

@@ -20,9 +20,9 @@ from escrowmq.replication.log.marks import LEARNER, PORT_FILE, WANTS_COPY, Marks
 from escrowmq.replication.replica.verify import damage_in
 from tests.fuzz.engine import EXAMPLES, Target, examine, fuzz
 from tests.fuzz.test_log_files import mend_runs, mend_segment, mend_snapshot
-from tests.replication.storage import NEWEST
-from tests.replication.test_offered_files import KINDS, RUNS_NAME, SNAP_NAME, Offering, disk_with, files
+from tests.replication.host.test_offered_files import KINDS, RUNS_NAME, SNAP_NAME, Offering, disk_with, files
 from tests.sim.disk import PowerCut, SimDisk
+from tests.support.storage import NEWEST
 
 MENDS = {NEWEST: mend_segment, SNAP_NAME: mend_snapshot, RUNS_NAME: mend_runs}
 GOOD = files()

@@ -20,7 +20,7 @@ from escrowmq.replication.replica.validation import TIMEOUT_MS_MAX, parse_reques
 from escrowmq.replication.state import snapshot as snapshots
 from escrowmq.replication.state.machine import StateMachine
 from tests.fuzz.engine import EXAMPLES, Target, drawn, examine, fuzz
-from tests.replication.single import Single
+from tests.support.single import Single
 
 GOLDEN = {
     name: bytes.fromhex(text)

@@ -9,7 +9,7 @@ import pytest
 
 from escrowmq.replication.errors import TopicExists, TransactionConflict, UnknownTopic, UnknownTransaction
 from escrowmq.replication.model import Message, TransactionState
-from tests.actors.polling import read, values
+from tests.support.polling import read, values
 
 if TYPE_CHECKING:
     from escrowmq import Cluster

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from escrowmq.replication.model import Message
-from tests.actors.polling import read
 from tests.chaos.consumer import GROUP, Progress
 from tests.history.events import Recorder
+from tests.support.polling import read
 
 if TYPE_CHECKING:
     from escrowmq import Cluster, Consumer

@@ -18,7 +18,7 @@ from escrowmq.actors.consumer.reader import PartitionReader
 from escrowmq.replication.errors import OffsetOutOfRange, UnknownTopic
 from escrowmq.replication.format.codec import decode_rows
 from escrowmq.replication.model import ConsumerRecord, Message
-from tests.actors.polling import read, settle, values
+from tests.support.polling import read, settle, values
 
 if TYPE_CHECKING:
     from escrowmq import Cluster, Consumer

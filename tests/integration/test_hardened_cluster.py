@@ -23,7 +23,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.replication.certificates import Authority
+from tests.support.certificates import Authority
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 BIN = Path(sys.executable).parent

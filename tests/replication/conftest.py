@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from escrowmq.actors.client.config import BrokerConfig
-from tests.replication.services import Trio
+from tests.support.trio import Trio
 
 
 @pytest.fixture

@@ -13,8 +13,8 @@ from collections.abc import Callable
 import pytest
 
 from tests.sim import checks
-from tests.sim.small_group import Group
 from tests.sim.world import Violation
+from tests.support.small_group import Group
 
 Story = Callable[[Group], Callable[[], None]]
 #: kind -> stories: the sound part is told at once, and the bad step is what it returns.

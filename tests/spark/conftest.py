@@ -10,8 +10,8 @@ import pytest
 
 from escrowmq.spark_integration.sink.intents import IntentStore
 from escrowmq.spark_integration.sink.link import SinkLink
-from tests.actors.brokers import Brokers
-from tests.spark.sinking import PARTITIONS, linked
+from tests.support.brokers import Brokers
+from tests.support.sinking import PARTITIONS, linked
 
 
 @pytest.fixture(scope="module", params=[1, 3])

@@ -1,0 +1,284 @@
+"""Administration against real broker services: topics, transactions by hand, groups, status."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from escrowmq.replication.errors import (
+    Closed,
+    ConfigError,
+    TopicExists,
+    TransactionConflict,
+    UnknownTopic,
+    UnknownTransaction,
+)
+from escrowmq.replication.format import codec, ops
+from escrowmq.replication.model import TransactionState, group_of
+from tests.support.brokers import Brokers
+from tests.support.polling import read, settle
+
+COMMITTED, ROLLBACK = TransactionState.COMMITTED, TransactionState.ROLLBACK
+
+
+@pytest.fixture
+def admin(brokers, admin_of):
+    return admin_of(brokers)
+
+
+def prepare(brokers, app, tx_id, topic, partitions=(0,), home=None):
+    """Opens a transaction with one message per partition, as a producer does; at its groups."""
+    groups = brokers.info.groups
+    by_group = {}
+    for partition in partitions:
+        by_group.setdefault(group_of(topic, partition, groups), []).append(partition)
+    home = next(iter(by_group)) if home is None else home
+    row = codec.encode_row(None, b"value", None, tx_id)
+    for gid in sorted(by_group, key=lambda gid: gid != home):
+        frames = [
+            ops.prepare(
+                app,
+                topic,
+                [tx_id],
+                ["q-" + tx_id],
+                60_000,
+                0,
+                [7],
+                -1 if gid == home else home,
+                len(by_group[gid]),
+            )
+        ]
+        frames += [ops.pre_message(topic, p, [0], [len(row)], [row]) for p in by_group[gid]]
+        assert brokers.groups[gid].submit(*frames) == [[0]]
+
+
+class TestTopics:
+    def test_create_list_describe_delete(self, brokers, admin, unique):
+        name = unique("orders")
+        made = admin.create_topic(name, partitions=3, retention_ms=60_000, on_check_exhausted="rollback")
+        assert made in admin.topics()
+        brokers.produce(name, 1, [b"x"] * 5)
+        described = admin.describe_topic(name)
+        assert described.info.retention_ms == 60_000
+        assert [(p.partition, p.group, p.start, p.end) for p in described.partitions] == [
+            (0, 0, 0, 0),
+            (1, 0, 0, 5),
+            (2, 0, 0, 0),
+        ]
+        assert described.messages == 5
+        assert described.partitions[0].leader == brokers.leader()
+        admin.delete_topic(name)
+        assert name not in [topic.name for topic in admin.topics()]
+
+    def test_creating_it_again(self, admin, unique):
+        name = unique("orders")
+        admin.create_topic(name, partitions=3)
+        admin.create_topic(name, partitions=3)
+        with pytest.raises(TopicExists, match="other settings"):
+            admin.create_topic(name, partitions=4)
+
+    def test_deleting_is_done_though_the_first_answer_was_lost(self, admin, unique, monkeypatch):
+        name, submit = unique("orders"), admin._router.submit
+        admin.create_topic(name)
+
+        def lossy(gid, request, timeout_s):
+            submit(gid, request, timeout_s).result()  # nobody hears of it
+            return submit(gid, request, timeout_s)
+
+        monkeypatch.setattr(admin._router, "submit", lossy)
+        admin.delete_topic(name)
+        assert name not in [topic.name for topic in admin.topics()]
+        with pytest.raises(UnknownTopic):
+            admin.delete_topic(name)
+
+    def test_what_does_not_exist(self, admin, unique):
+        for call in (admin.describe_topic, admin.delete_topic):
+            with pytest.raises(UnknownTopic, match="create it"):
+                call(unique("nowhere"))
+
+    @pytest.mark.parametrize(
+        ("args", "options", "says"),
+        [
+            (("",), {}, "name"),
+            (("a/b",), {}, "name"),
+            ((b"x",), {}, "name"),
+            (("t", 0), {}, "partitions"),
+            (("t", "3"), {}, "partitions"),
+            (("t", 10**9), {}, "partitions"),
+            (("t",), {"retention": 5}, "retention_bytes"),
+            (("t",), {"retention_ms": "5"}, "retention_ms"),
+            (("t",), {"check_max": 0}, "check_max"),
+            (("t",), {"on_check_exhausted": "drop"}, "hold"),
+        ],
+    )
+    def test_bad_settings_are_named(self, admin, args, options, says):
+        with pytest.raises(ConfigError, match=says):
+            admin.create_topic(*args, **options)
+
+
+class TestTransactions:
+    def test_listing_by_app_topic_and_limit(self, brokers, admin, unique):
+        topic, app, other = unique("t"), unique("app"), unique("app")
+        admin.create_topic(topic)
+        for i in range(5):
+            prepare(brokers, app, f"x{i}", topic)
+        prepare(brokers, other, "y", topic)
+        listed = admin.list_transactions(app=app)
+        assert [t.tx_id for t in listed] == [f"x{i}" for i in range(5)]
+        assert {(t.query_id, t.messages, t.checks, t.parked) for t in listed[:1]} == {("q-x0", 1, 0, False)}
+        assert abs(listed[0].prepared_ms / 1000 - time.time()) < 60
+        assert len(admin.list_transactions(topic=topic)) == 6
+        assert len(admin.list_transactions(app=app, limit=2)) == 2
+        assert admin.list_transactions(app=app, state="PARKED") == []
+        assert len(admin.list_transactions(app=app, state=TransactionState.PREPARE)) == 5
+
+    def test_settled_ones_are_not_listed(self, admin):
+        with pytest.raises(ConfigError, match="PARKED"):
+            admin.list_transactions(state=COMMITTED)
+        with pytest.raises(ConfigError, match="limit"):
+            admin.list_transactions(limit=0)
+
+    def test_deciding_by_hand_is_final_and_audited(self, brokers, admin, unique):
+        topic, app = unique("t"), unique("app")
+        admin.create_topic(topic)
+        for tx_id in ("keep", "drop"):
+            prepare(brokers, app, tx_id, topic)
+        assert admin.show_transaction("keep", app).state is TransactionState.PREPARE
+        assert admin.resolve_transaction("keep", COMMITTED, app=app, by="ann").state is COMMITTED
+        assert admin.resolve_transaction("drop", ROLLBACK, app=app, by="ann").state is ROLLBACK
+        assert admin.describe_topic(topic).messages == 1
+        assert admin.resolve_transaction("keep", COMMITTED, app=app, by="bob").state is COMMITTED
+        with pytest.raises(TransactionConflict, match="COMMITTED"):
+            admin.resolve_transaction("keep", ROLLBACK, app=app)
+        audit = brokers.groups[0].leader().audit()[1]
+        decided = [(by, tx_id, outcome) for _, by, name, tx_id, outcome in audit if name == app]
+        assert decided == [("operator:ann", "keep", "COMMITTED"), ("operator:ann", "drop", "ROLLBACK")]
+
+    def test_an_id_that_two_apps_use_needs_the_app(self, brokers, admin, unique):
+        topic, app, other, tx_id = unique("t"), unique("app"), unique("app"), unique("x")
+        admin.create_topic(topic)
+        prepare(brokers, app, tx_id, topic)
+        assert admin.show_transaction(tx_id).app == app
+        prepare(brokers, other, tx_id, topic)
+        with pytest.raises(ConfigError, match="app="):
+            admin.resolve_transaction(tx_id, COMMITTED)
+        assert admin.resolve_transaction(tx_id, COMMITTED, app=other).app == other
+
+    def test_bad_input(self, brokers, admin, unique):
+        with pytest.raises(UnknownTransaction):
+            admin.show_transaction(unique("x"))
+        with pytest.raises(UnknownTransaction):
+            admin.resolve_transaction(unique("x"), COMMITTED)
+        with pytest.raises(ConfigError, match="COMMITTED or ROLLBACK"):
+            admin.resolve_transaction("x", TransactionState.UNKNOWN)
+        with pytest.raises(ConfigError, match="who decides"):
+            admin.resolve_transaction("x", COMMITTED, by="")
+
+
+class TestGroups:
+    def test_members_places_and_lag(self, brokers, admin, unique, consumer_of):
+        topic, group = unique("t"), unique("g")
+        admin.create_topic(topic, partitions=2)
+        brokers.produce(topic, 0, [b"x"] * 10)
+        consumer = consumer_of(brokers, group=group, topics=[topic])
+        read(consumer, 4)
+        consumer.commit()
+        assert group in admin.groups()
+        described = admin.describe_group(group)
+        (member,) = described.members
+        assert member.partitions == ((topic, 0), (topic, 1))
+        assert member.topics == (topic,)
+        assert [(p.partition, p.member, p.committed, p.end, p.lag) for p in described.partitions] == [
+            (0, member.member, 4, 10, 6),
+            (1, member.member, 0, 0, 0),
+        ]
+        assert described.lag == 6
+        consumer.close()
+        described = admin.describe_group(group)
+        assert described.members == ()
+        assert described.partitions[0].committed == 4
+        assert group in admin.groups()
+
+    def test_a_group_that_nobody_knows(self, admin, unique):
+        described = admin.describe_group(unique("g"))
+        assert (described.members, described.partitions) == ((), ())
+
+
+def test_status_never_waits_for_the_dead(tmp_path, admin_of):
+    brokers = Brokers(tmp_path)
+    try:
+        admin = admin_of(brokers)
+        status = admin.status()
+        assert status.healthy
+        (group,) = status.groups
+        assert group.leader == brokers.leader()
+        assert {replica.role for replica in group.replicas} == {"leader", "follower"}
+        dead = (brokers.leader() + 1) % 3
+        brokers.lose(0, dead)
+        started = time.monotonic()
+        status = admin.status(wait_s=0.3)
+        assert time.monotonic() - started < 1.0
+        assert not status.healthy
+        assert [r.replica for r in status.groups[0].replicas if not r.reachable] == [dead]
+        assert status.groups[0].replicas[dead].role == "unreachable"
+    finally:
+        brokers.close()
+
+
+def test_a_closed_admin(brokers, admin):
+    admin.close()
+    admin.close()
+    for call in (admin.topics, admin.status, admin.groups, lambda: admin.create_topic("t")):
+        with pytest.raises(Closed, match="create a new one"):
+            call()
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory):
+    """Two broker groups of one replica each: enough for what spans groups."""
+    running = Brokers(tmp_path_factory.mktemp("wide"), groups=2, replicas=1)
+    yield running
+    running.close()
+
+
+class TestSeveralBrokerGroups:
+    def test_a_topic_is_created_in_all_of_them_and_read_from_all(self, wide, admin_of, consumer_of, unique):
+        admin, topic = admin_of(wide), unique("t")
+        admin.create_topic(topic, partitions=4)
+        for partition in range(4):
+            wide.produce(topic, partition, [b"x"] * (partition + 1))
+        described = admin.describe_topic(topic)
+        assert {p.group for p in described.partitions} == {0, 1}
+        assert [p.end for p in described.partitions] == [1, 2, 3, 4]
+        for group in (unique("g"), unique("g") + "x", unique("g") + "xy"):
+            consumer = consumer_of(wide, group=group, topics=[topic])
+            read(consumer, 10)
+            consumer.commit()
+            settle([consumer], lambda: True)
+            assert admin.describe_group(group).lag == 0
+        assert len(admin.groups()) >= 3
+
+    def test_a_transaction_over_both_is_decided_at_home_and_follows_elsewhere(self, wide, admin_of, unique):
+        admin, topic, app = admin_of(wide), unique("t"), unique("app")
+        admin.create_topic(topic, partitions=2)
+        for home, decision in ((0, COMMITTED), (1, ROLLBACK)):
+            tx_id = unique("x")
+            prepare(wide, app, tx_id, topic, partitions=(0, 1), home=home)
+            assert [t.tx_id for t in admin.list_transactions(app=app)] == [tx_id]
+            assert set(admin.show_transaction(tx_id).open) == {0, 1}
+            shown = admin.resolve_transaction(tx_id, decision)
+            assert shown.state is decision
+            assert shown.open == {}
+        assert admin.describe_topic(topic).messages == 2
+
+    def test_half_a_decision_is_completed_but_never_contradicted(self, wide, admin_of, unique):
+        admin, topic, app, tx_id = admin_of(wide), unique("t"), unique("app"), unique("x")
+        admin.create_topic(topic, partitions=2)
+        prepare(wide, app, tx_id, topic, partitions=(0, 1), home=0)
+        wide.groups[0].submit(ops.commit(app, [tx_id]))
+        assert admin.show_transaction(tx_id).state is COMMITTED
+        with pytest.raises(TransactionConflict, match="COMMITTED"):
+            admin.resolve_transaction(tx_id, ROLLBACK)
+        assert admin.resolve_transaction(tx_id, COMMITTED).open == {}
+        assert admin.describe_topic(topic).messages == 2

@@ -1,0 +1,84 @@
+"""The asyncio face: awaiting, cancelling without loss, closing."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+
+from escrowmq.actors.consumer.async_consumer import AsyncConsumer
+from escrowmq.replication.errors import Closed, UnknownTopic
+from tests.support.polling import values
+
+
+async def read(consumer, count):
+    records = []
+    async with asyncio.timeout(10):
+        while len(records) < count:
+            records += await consumer.poll(count - len(records), 0.2)
+    return records
+
+
+def test_poll_commit_position(brokers, topic, unique, consumer_of):
+    async def main():
+        async with AsyncConsumer(consumer_of(brokers, group=unique("g"), topics=[topic])) as consumer:
+            brokers.produce(topic, 0, [b"a", b"b"])
+            assert values(await read(consumer, 2)) == [b"a", b"b"]
+            await consumer.commit()
+            assert await consumer.committed(topic, 0) == await consumer.position(topic, 0) == 2
+            assert consumer.assignment() == [(topic, 0)]
+            consumer.seek(topic, 0, 1)
+            async for record in consumer:
+                assert record.value == b"b"
+                break
+
+    asyncio.run(main())
+
+
+def test_news_wakes_a_waiting_poll_and_the_loop_goes_on(brokers, topic, consumer_of):
+    async def main():
+        async with consumer_of(brokers).aio as consumer:
+            await consumer.assign([(topic, 0)])
+            assert await consumer.poll(timeout_s=0.1) == []
+            polling = asyncio.create_task(consumer.poll(timeout_s=10.0))
+            for _ in range(20):
+                await asyncio.sleep(0.01)
+            await asyncio.to_thread(brokers.produce, topic, 0, [b"x"])
+            started = time.monotonic()
+            assert values(await polling) == [b"x"]
+            assert time.monotonic() - started < 1.0
+
+    asyncio.run(main())
+
+
+def test_a_cancelled_poll_loses_nothing(brokers, topic, consumer_of):
+    async def main():
+        async with consumer_of(brokers).aio as consumer:
+            await consumer.assign([(topic, 0)])
+            for i in range(20):
+                polling = asyncio.create_task(consumer.poll(timeout_s=5.0))
+                await asyncio.sleep(0.01)
+                await asyncio.to_thread(brokers.produce, topic, 0, [b"%d" % i])
+                polling.cancel()
+                done = await asyncio.gather(polling, return_exceptions=True)
+                if isinstance(done[0], list):  # it came before the cancellation
+                    consumer.seek(topic, 0, done[0][0].offset)
+                assert values(await read(consumer, 1)) == [b"%d" % i]
+
+    asyncio.run(main())
+
+
+def test_bad_input(brokers, topic, unique, consumer_of):
+    async def main():
+        consumer = AsyncConsumer(consumer_of(brokers, group=unique("g"), topics=[topic]))
+        with pytest.raises(UnknownTopic):
+            await consumer.subscribe([unique("nowhere")])
+        await consumer.close()
+        await consumer.close()
+        with pytest.raises(Closed):
+            await consumer.poll()
+        with pytest.raises(Closed):
+            await consumer.commit()
+
+    asyncio.run(main())

@@ -1,0 +1,135 @@
+"""Consumer groups over real broker services: sharing, hand-over, deaths, zombies, fail-over."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from escrowmq.replication.errors import StaleMember
+from tests.support.polling import numbered, read, settle, values
+
+PARTITIONS = 4
+
+
+def vanish(consumer):
+    """Its process is killed: no goodbye, no more heartbeats or fetches."""
+    consumer.core.session._closing = True
+    consumer.core.session._wakeup.set()
+    consumer.core.session.join_thread()
+    consumer.core.fetch.close()
+
+
+def test_members_share_the_partitions(brokers, topic, unique, consumer_of):
+    group = unique("g")
+    a = consumer_of(brokers, group=group, topics=[topic])
+    settle([a], lambda: len(a.assignment()) == 4)
+    b = consumer_of(brokers, group=group, topics=[topic])
+    settle([a, b], lambda: len(a.assignment()) == len(b.assignment()) == 2)
+    assert sorted(a.assignment() + b.assignment()) == [(topic, p) for p in range(4)]
+
+
+def test_nothing_is_read_twice_when_everybody_commits_before_polling_again(
+    brokers, topic, unique, consumer_of
+):
+    group = unique("g")
+    for partition in range(4):
+        brokers.produce(topic, partition, numbered(0, 200))
+    seen = []
+    members = []
+    deadline = time.monotonic() + 20
+    while len(seen) < 800 and time.monotonic() < deadline:
+        if len(members) < 3 and len(seen) >= len(members) * 100:
+            members.append(consumer_of(brokers, group=group, topics=[topic]))
+        for member in members:
+            records = member.poll(max_records=20, timeout_s=0.05)
+            seen += [(r.partition, r.offset) for r in records]
+            member.commit()
+    assert sorted(seen) == [(p, o) for p in range(4) for o in range(200)]
+
+
+def test_a_member_that_leaves_hands_over_at_once(brokers, topic, unique, consumer_of):
+    group = unique("g")
+    a = consumer_of(brokers, group=group, topics=[topic])
+    b = consumer_of(brokers, group=group, topics=[topic])
+    settle([a, b], lambda: len(a.assignment()) == len(b.assignment()) == 2)
+    a.close()
+    started = time.monotonic()
+    settle([b], lambda: len(b.assignment()) == 4)
+    assert time.monotonic() - started < 2.0
+
+
+def test_a_dead_members_partitions_move_on_and_what_it_had_not_committed_comes_again(
+    brokers, topic, unique, consumer_of
+):
+    group = unique("g")
+    brokers.produce(topic, 0, numbered(0, 10))
+    quick = {"session_timeout_s": 1.0}
+    a = consumer_of(brokers, group=group, topics=[topic], config=quick)
+    read(a, 6)
+    a.commit()
+    read(a, 4)
+    vanish(a)
+    b = consumer_of(brokers, group=group, topics=[topic], config=quick)
+    assert values(read(b, 4)) == numbered(6, 10)
+
+
+def test_a_zombies_commit_is_refused(brokers, topic, unique, consumer_of):
+    group = unique("g")
+    brokers.produce(topic, 0, numbered(0, 10))
+    a = consumer_of(brokers, group=group, topics=[topic], config={"session_timeout_s": 0.5})
+    read(a, 3)
+    a.core.session._closing = True  # hangs: it sends no heartbeats
+    a.core.session.wake()
+    b = consumer_of(brokers, group=group, topics=[topic])
+    assert len(read(b, 10)) == 10
+    b.commit()
+    with pytest.raises(StaleMember, match="again"):
+        # It joins again, as it is alive after all, but b was given its partitions meanwhile.
+        a.core.session._closing = False
+        a.core.session._thread = _restart(a.core.session)
+        a.commit()
+    assert b.committed(topic, 0) == 10
+
+
+def _restart(session):
+    import threading
+
+    thread = threading.Thread(target=session._run, daemon=True)
+    thread.start()
+    return thread
+
+
+def test_a_member_that_stops_polling_leaves_and_comes_back(brokers, topic, unique, consumer_of):
+    group = unique("g")
+    brokers.produce(topic, 0, numbered(0, 10))
+    a = consumer_of(brokers, group=group, topics=[topic], config={"poll_interval_max_s": 0.5})
+    read(a, 5)
+    b = consumer_of(brokers, group=group, topics=[topic])
+    settle([b], lambda: len(b.assignment()) == 4)
+    with pytest.raises(StaleMember):
+        a.commit()
+    settle([a, b], lambda: len(a.assignment()) == len(b.assignment()) == 2)
+
+
+def test_subscribing_to_other_topics(brokers, topic, unique, consumer_of):
+    other = unique("other")
+    brokers.topic(other)
+    brokers.produce(other, 0, [b"x"])
+    brokers.produce(topic, 0, [b"a", b"b"])
+    consumer = consumer_of(brokers, group=unique("g"), topics=[topic])
+    read(consumer, 1)
+    consumer.subscribe([topic, other])
+    assert values(read(consumer, 2)) in ([b"b", b"x"], [b"x", b"b"])
+    consumer.subscribe([other])
+    settle([consumer], lambda: consumer.assignment() == [(other, 0)])
+    consumer.commit()
+
+
+def test_a_deleted_topic_leaves_the_assignment(brokers, topic, unique, consumer_of, admin_of):
+    other = unique("other")
+    brokers.topic(other)
+    consumer = consumer_of(brokers, group=unique("g"), topics=[topic, other])
+    settle([consumer], lambda: len(consumer.assignment()) == 5)
+    admin_of(brokers).delete_topic(other)
+    settle([consumer], lambda: len(consumer.assignment()) == 4)

@@ -1,0 +1,101 @@
+"""The same transaction id again, by the same producer or another: one effect, one answer, or a conflict."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from escrowmq.actors.producer.results import TransactionResult
+from escrowmq.actors.producer.transaction import Transaction
+from escrowmq.replication.errors import TransactionConflict
+from escrowmq.replication.format import ops
+from escrowmq.replication.model import Message, TransactionState
+from tests.support.brokers import Brokers
+from tests.support.producing import COMMITTED, ROLLBACK, UNKNOWN, ProducerOf, never, values
+
+
+def test_the_same_id_and_content_again_has_one_effect_and_the_same_answer(
+    brokers: Brokers, topic: str, producer_of: ProducerOf
+) -> None:
+    first = producer_of(brokers).send_message_in_transaction(
+        Message(topic, b"a"), lambda: None, tx_id="again"
+    )
+    again = producer_of(brokers).send_message_in_transaction(Message(topic, b"a"), never, tx_id="again")
+    assert first == again == TransactionResult("again", COMMITTED)
+    producer_of(brokers).send_message_in_transaction(Message(topic, b"b"), lambda: False, tx_id="undone")
+    undone = producer_of(brokers).send_message_in_transaction(Message(topic, b"b"), never, tx_id="undone")
+    assert undone == TransactionResult("undone", ROLLBACK)
+    assert values(brokers, topic) == [b"a"]
+
+
+def test_the_same_id_while_it_is_open_goes_on_with_it(
+    brokers: Brokers, topic: str, producer_of: ProducerOf
+) -> None:
+    message = Message(topic, b"a")
+    producer_of(brokers).send_message_in_transaction(message, lambda: UNKNOWN, tx_id="crashed")
+    result = producer_of(brokers).send_message_in_transaction(message, lambda: None, tx_id="crashed")
+    assert result.state is COMMITTED and values(brokers, topic) == [b"a"]
+
+
+def test_an_id_with_other_content_is_a_conflict_open_or_settled(
+    brokers: Brokers, topic: str, producer_of: ProducerOf
+) -> None:
+    producer = producer_of(brokers)
+    producer.send_message_in_transaction(Message(topic, b"a"), lambda: UNKNOWN, tx_id="taken")
+    with pytest.raises(TransactionConflict, match="PREPARE"):
+        producer.send_message_in_transaction(Message(topic, b"other"), never, tx_id="taken")
+    producer.send_message_in_transaction(Message(topic, b"a"), lambda: None, tx_id="taken")
+    with pytest.raises(TransactionConflict, match="COMMITTED"):
+        producer.send_message_in_transaction(Message(topic, b"other"), never, tx_id="taken")
+    assert values(brokers, topic) == [b"a"]
+
+
+def test_in_a_block_a_settled_id_stops_before_the_local_transaction(
+    brokers: Brokers, topic: str, producer_of: ProducerOf
+) -> None:
+    producer = producer_of(brokers)
+    producer.send_message_in_transaction(Message(topic, b"a"), lambda: None, tx_id="block")
+    with pytest.raises(TransactionConflict, match="COMMITTED"), producer.transaction(tx_id="block") as tx:
+        tx.send(Message(topic, b"a"))
+        tx.prepare()
+        never()
+    assert tx.state is COMMITTED
+
+
+def test_two_producers_with_one_id_agree_on_one_outcome(
+    brokers: Brokers, topic: str, producer_of: ProducerOf
+) -> None:
+    both = threading.Barrier(2)
+
+    def run(returned: bool) -> object:
+        def local() -> bool:
+            both.wait(5.0)
+            return returned
+
+        try:
+            return (
+                producer_of(brokers)
+                .send_message_in_transaction(Message(topic, b"a"), local, tx_id="twins")
+                .state
+            )
+        except TransactionConflict as conflict:
+            return conflict
+
+    with ThreadPoolExecutor(2) as pool:
+        outcomes = list(pool.map(run, (True, False)))
+    conflicts = [o for o in outcomes if isinstance(o, TransactionConflict)]
+    (winner,) = [o for o in outcomes if isinstance(o, TransactionState)]
+    assert len(conflicts) == 1 and conflicts[0].recorded_state == winner.value
+    assert values(brokers, topic) == ([b"a"] if winner is COMMITTED else [])
+
+
+def test_a_decision_by_somebody_else_is_told_to_the_producer(
+    brokers: Brokers, topic: str, producer_of: ProducerOf
+) -> None:
+    def decided_by_hand(tx: Transaction) -> None:
+        brokers.groups[0].submit(ops.rollback("shop", [tx.tx_id], by="operator:test"))
+
+    with pytest.raises(TransactionConflict, match="ROLLBACK"):
+        producer_of(brokers).send_message_in_transaction(Message(topic, b"a"), decided_by_hand)

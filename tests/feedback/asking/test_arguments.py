@@ -1,0 +1,103 @@
+"""A producer that sends nonsense hurts itself only: the actor is shared by all producers of its app."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from typing import Any
+
+import pytest
+
+from escrowmq.feedback.asking import arguments
+from escrowmq.replication.errors import InvalidMessage
+from tests.support.clock import run, until
+from tests.support.feedback_producers import World, always, world
+
+POLLS: list[tuple[Any, ...]] = [
+    ("x", "a", [], 1), ("x", None, [], 1), ("x", [], [], 1), ("x", -1, [], 1), ("x", 1 << 70, [], 1),
+    ("x", 1.5, [], 1), ("x", math.nan, [], 1), ("x", True, [], 1),
+    (None, 1, [], 1), ("", 1, [], 1), ("x" * 513, 1, [], 1), (b"x", 1, [], 1), ([], 1, [], 1),
+    ("\ud800", 1, [], 1),
+    ("x", 1, None, 1), ("x", 1, 5, 1), ("x", 1, "ab", 1), ("x", 1, ["ab"], 1), ("x", 1, [(0,)], 1),
+    ("x", 1, [(0, "t", "u")], 1), ("x", 1, [(0, [])], 1), ("x", 1, [("0", "t")], 1), ("x", 1, [(-1, "t")], 1),
+    ("x", 1, [(0, "")], 1), ("x", 1, [(0, "t" * 513)], 1), ("x", 1, {0: "t"}, 1), ("x", 1, [None], 1),
+    ("x", 1, [], None), ("x", 1, [], "1"), ("x", 1, [], -1), ("x", 1, [], math.nan), ("x", 1, [], True),
+]  # fmt: skip
+ANSWERS: list[tuple[Any, ...]] = [
+    ("x", None), ("x", 5), ("x", "abcd"), ("x", ["abcd"]), ("x", [(0, "t1", "COMMITTED")]), ("x", [None]),
+    ("x", [(0, "t1", "DONE", "")]), ("x", [(0, "t1", "COMMITTED", "why")]), ("x", [(0, "t1", None, "")]),
+    ("x", [(0, "t1", [], "")]), ("x", [(0, "t1", "COMMITTED", {})]), ("x", [(0, ["t1"], "COMMITTED", "")]),
+    ("x", [(None, "t1", "COMMITTED", "")]), ("x", [([], "t1", "COMMITTED", "")]), (None, []), ([], []),
+    ("x", [(0, "t1", "COMMITTED", ""), (0, "t2", "COMMITTED", 7)]),
+    ("x", [(0, "t1", "UNKNOWN", "")] * 10_001),
+]  # fmt: skip
+
+
+def as_before(w: World) -> dict[str, Any]:
+    return {**w.feedback.status(), "last_poll_at": w.feedback.last_poll_at}
+
+
+async def honest(w: World) -> None:
+    """A producer that is well-behaved is asked and heard as if nothing had happened."""
+    w.producer("good", always("COMMITTED"))
+    w.group.prepare("t1")
+    assert await until(lambda: w.group.outcome("t1") == "COMMITTED", 5) < 3
+
+
+@pytest.mark.parametrize("given", POLLS, ids=range(len(POLLS)))
+def test_a_malformed_poll_is_refused_and_leaves_nothing(given: tuple[Any, ...]) -> None:
+    """``poll("x", "a", [], 1)`` was kept, and ended every later poll of all producers of the app."""
+
+    async def main() -> None:
+        async with world() as w:
+            before = as_before(w)
+            with pytest.raises(InvalidMessage):
+                await w.feedback.poll(*given)
+            assert as_before(w) == before
+            await honest(w)
+
+    run(main())
+
+
+@pytest.mark.parametrize("given", ANSWERS, ids=range(len(ANSWERS)))
+def test_malformed_answers_are_refused_and_none_of_them_counts(given: tuple[Any, ...]) -> None:
+    async def main() -> None:
+        async with world() as w:
+            before = as_before(w)
+            with pytest.raises(InvalidMessage):
+                w.feedback.answer(*given)
+            assert as_before(w) == before
+            await honest(w)
+
+    run(main())
+
+
+@pytest.mark.parametrize("given", [None, "", 5, [], {}, b"x", "x" * 513])
+def test_a_malformed_leave_is_refused(given: Any) -> None:
+    async def main() -> None:
+        async with world() as w:
+            with pytest.raises(InvalidMessage, match="instance"):
+                w.feedback.leave(given)
+            await honest(w)
+
+    run(main())
+
+
+def test_nobody_s_poll_ends_by_the_nonsense_of_another() -> None:
+    async def main() -> None:
+        async with world() as w:
+            parked = asyncio.create_task(w.feedback.poll("x", 1, [], 5.0))
+            await asyncio.sleep(0.1)
+            with pytest.raises(InvalidMessage):
+                await w.feedback.poll("x", 1, [("0", "t")], 5.0)
+            assert not parked.done(), "the older poll of that producer stands, too"
+            parked.cancel()
+
+    run(main())
+
+
+def test_what_producers_send_is_taken_as_it_is() -> None:
+    assert arguments.working_of(((1, "a"), [0, "b"])) == [(1, "a"), (0, "b")]
+    assert (arguments.room_of(0), arguments.wait_of(2), arguments.wait_of(math.inf)) == (0, 2.0, 1e9)
+    ((key, state, trouble),) = arguments.answers_of([[3, "a", "UNKNOWN", "timed out"]])
+    assert (key, state.value, trouble.value) == ((3, "a"), "UNKNOWN", "timed out")

@@ -1,0 +1,177 @@
+"""Locking and settling through lost leaders, lost replies and refusals; transactions over several groups."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from escrowmq.replication.format import ops
+from tests.support.clock import run, until
+from tests.support.feedback_producers import always, silent, world
+
+
+@pytest.mark.parametrize("how", ["dead", "frozen"])
+def test_checks_go_on_after_the_leader_was_lost(how: str) -> None:
+    async def main() -> None:
+        async with world() as w:
+            w.producer("p1", always("COMMITTED"))
+            await asyncio.sleep(3)  # the lock call is parked at replica 0
+            w.group.prepare("t1", timeout_ms=1000)
+            getattr(w.group, how).add(0)
+            w.group.leader = None
+            await asyncio.sleep(0.5)
+            w.group.fail_over(1)
+            assert await until(lambda: w.group.outcome("t1") == "COMMITTED", 5) < 2.0
+
+    run(main())
+
+
+def test_an_answer_given_during_an_election_is_kept() -> None:
+    async def main() -> None:
+        async with world() as w:
+            p = w.producer("p1", silent)
+            w.group.prepare("t1")
+            await until(lambda: w.feedback.counts["handed"] == 1, 3)
+            w.group.dead.add(0)
+            w.group.leader = None
+            w.feedback.answer("p1", [(0, "t1", "COMMITTED", "")])
+            await asyncio.sleep(20)
+            assert w.group.outcome("t1") == "PREPARE"
+            w.group.fail_over(2)
+            assert await until(lambda: w.group.outcome("t1") == "COMMITTED", 5) < 3
+            assert p.times_asked("t1") == 1
+
+    run(main())
+
+
+def test_a_lost_reply_to_a_decision_is_repeated_and_has_one_effect() -> None:
+    async def main() -> None:
+        async with world() as w:
+            w.group.lose_next_reply = True
+            p = w.producer("p1", always("COMMITTED"))
+            w.group.prepare("t1")
+            await until(lambda: w.feedback.status()["checks"] == {"queued": 0, "handed": 0, "settling": 0}, 3)
+            await until(lambda: w.group.outcome("t1") == "COMMITTED", 3)
+            await asyncio.sleep(30)
+            (partition,) = w.group.state.topics.topics["orders"].partitions.values()
+            assert partition.index.end == 1 and p.times_asked("t1") == 1
+
+    run(main())
+
+
+def test_a_lost_reply_to_an_unknown_is_not_counted_twice() -> None:
+    async def main() -> None:
+        async with world() as w:
+            w.group.lose_next_reply = True
+            p = w.producer("p1", always("UNKNOWN"))
+            w.group.prepare("t1")
+            await asyncio.sleep(5)
+            assert w.group.checked["t1"] == p.times_asked("t1") == w.group.open("t1").checks
+
+    run(main())
+
+
+def test_an_overloaded_or_full_broker_gets_the_answer_later() -> None:
+    async def main() -> None:
+        async with world() as w:
+            w.group.refuse = [("overloaded", 0.5), ("disk_full", 1.0)]
+            w.producer("p1", always("ROLLBACK"))
+            w.group.prepare("t1")
+            took = await until(lambda: w.group.outcome("t1") == "ROLLBACK", 5)
+            assert took > 1.5
+
+    run(main())
+
+
+def test_an_answer_that_comes_too_late_is_told_what_is_recorded() -> None:
+    async def main() -> None:
+        async with world() as w:
+            w.producer("p1", silent)
+            w.group.prepare("t1")
+            await until(lambda: w.feedback.counts["handed"] == 1, 3)
+            w.group.apply(ops.rollback("shop", ["t1"], by="operator:ann"))
+            w.feedback.answer("p1", [(0, "t1", "COMMITTED", "")])
+            await asyncio.sleep(1)
+            assert w.group.outcome("t1") == "ROLLBACK"
+            counts = w.feedback.status()["groups"][0]["counts"]
+            assert counts["conflicts"] == 1
+
+    run(main())
+
+
+def test_answers_wait_in_a_bounded_queue() -> None:
+    async def main() -> None:
+        async with world(settle_queue_max=50) as w:
+            w.group.leader = None
+            answers = [(0, f"t{i}", "COMMITTED", "") for i in range(200)]
+            status, hint = w.feedback.answer("p1", answers)
+            assert status == "retry" and hint > 0
+            assert w.feedback.status()["groups"][0]["answers_waiting"] <= 50
+
+    run(main())
+
+
+# -------------------------------------------------------------------- several groups
+
+
+def test_branches_follow_the_home_group_and_ask_no_producer() -> None:
+    async def main() -> None:
+        async with world(groups=2) as w:
+            home, branch = w.brokers.groups
+            home.prepare("t1", timeout_ms=3000)
+            branch.prepare("t1", home_group=0)
+            p = w.producer("p1", always("COMMITTED"))
+            await asyncio.sleep(2)
+            assert branch.outcome("t1") == "PREPARE" and p.asked == []
+            await until(lambda: home.outcome("t1") == "COMMITTED", 5)
+            assert await until(lambda: branch.outcome("t1") == "COMMITTED", 5) < 2.5
+            assert p.times_asked("t1") == 1 and branch.checked == {}
+
+    run(main())
+
+
+def test_an_undecided_branch_is_never_counted_and_never_parked() -> None:
+    async def main() -> None:
+        async with world(groups=2) as w:
+            home, branch = w.brokers.groups
+            home.prepare("t1", timeout_ms=600_000)
+            branch.prepare("t1", home_group=0)
+            w.producer("p1", always("COMMITTED"))
+            await asyncio.sleep(120)
+            assert branch.open("t1").checks == 0 and branch.open("t1").due_ms >= 0
+            assert branch.calls["lock_due"] < 5 * 120, "given back, and not in a hurry"
+
+    run(main())
+
+
+def test_a_branch_without_a_leader_at_home_holds_up_nothing_else() -> None:
+    async def main() -> None:
+        async with world(groups=2) as w:
+            home, other = w.brokers.groups
+            home.prepare("t1", timeout_ms=100)
+            other.prepare("t1", home_group=0)
+            home.leader = None
+            other.prepare("t2")
+            w.producer("p1", always("COMMITTED"))
+            assert await until(lambda: other.outcome("t2") == "COMMITTED", 5) < 1
+            await asyncio.sleep(20)
+            assert other.outcome("t1") == "PREPARE"
+            home.fail_over(1)
+            await until(lambda: other.outcome("t1") == home.outcome("t1") == "COMMITTED", 15)
+
+    run(main())
+
+
+def test_a_decision_at_home_reaches_the_branches_even_while_no_producer_is_online() -> None:
+    async def main() -> None:
+        async with world(groups=2) as w:
+            home, branch = w.brokers.groups
+            home.prepare("t1")
+            branch.prepare("t1", home_group=0)
+            branch.prepare("t2", home_group=0)
+            home.apply(ops.commit("shop", ["t1"], by="operator:ann"))
+            await until(lambda: branch.outcome("t1") == "COMMITTED", 8)
+            assert branch.outcome("t2") == "PREPARE", "unknown at home: left alone"
+
+    run(main())

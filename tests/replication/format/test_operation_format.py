@@ -1,0 +1,113 @@
+"""Golden bytes of operations, commands, snapshots and run files: a change of the format is seen here.
+
+``python -m tests.replication.format.test_operation_format`` writes tests/golden/operations.json anew. Do that
+only together with a new FORMAT_VERSION and a line in docs/log-format-operations.md.
+"""
+
+from __future__ import annotations
+
+import json
+from array import array
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from escrowmq.replication.errors import CorruptLog, UnknownVersion
+from escrowmq.replication.format import ops
+from escrowmq.replication.format.codec import (
+    META_TYPES,
+    OpType,
+    decode_command,
+    decode_ops,
+    decode_rows,
+    encode_command,
+    encode_op,
+    encode_row,
+)
+from escrowmq.replication.state.runs_file import encode_runs
+from escrowmq.replication.state.snapshot import capture, encode
+from tests.replication.state.test_index_and_snapshot import busy_log
+
+GOLDEN = Path(__file__).parent.parent / "golden" / "operations.json"
+ROWS = [encode_row(b"k", b"v", {"h": b"1"}, None), encode_row(None, b"", None, "tx")]
+
+
+def samples() -> dict[str, str]:
+    """Every kind of bytes that this package writes, by name."""
+    frames = {
+        "row with everything": ROWS[0],
+        "row with nothing": encode_row(None, b"", None, None),
+        "MESSAGE": ops.message("orders", 3, "producer-1", 2, 7, ROWS),
+        "PREPARE": ops.prepare("shop", "orders", ["a", "b"], ["1", "2"], 6000, 0, [1, 2], -1, 1),
+        "PREPARE without query ids": ops.prepare("shop", "orders", ["a"], None, 0, 1, [9], 2, 0),
+        "PRE_MESSAGE": ops.pre_message("orders", 1, [0, 1], [len(r) for r in ROWS], ROWS),
+        "REF_MESSAGE": ops.reference("orders", 1, [5, 16, 300, 2, 6, 40, 1, 1]),
+        "TX_MESSAGE": ops.copied("orders", 1, 2, b"".join(ROWS)),
+        "COMMIT": ops.decided_commit("shop", ["a", "b"], "feedback", 2),
+        "ROLLBACK": ops.rollback("shop", ["a"], "operator:eve"),
+        "CREATE_TOPIC": ops.create_topic("orders", {"partitions": 4, "on_check_exhausted": "hold"}),
+        "DELETE_TOPIC": ops.delete_topic("orders"),
+        "GROUP_OFFSETS": ops.group_offsets("billing", "orders", {0: 17, 3: 4}),
+        "CHECKED": ops.checked("shop", ["a"]),
+        "RETAIN": ops.retain(99),
+        "TRIM": ops.trim("orders", {0: 12}),
+    }
+    frames["command"] = encode_command([frames["MESSAGE"], frames["COMMIT"]], 2, 1_700_000_000_123)
+    frames["snapshot"] = b"".join(encode(capture(busy_log().state, 3, ["a.runs"])))
+    columns = tuple(array("Q", [i, i + 1]) for i in range(6))
+    frames["run file"] = b"".join(encode_runs({7: columns}))
+    return {name: data.hex() for name, data in frames.items()}
+
+
+@pytest.mark.parametrize("name", samples())
+def test_bytes_are_those_of_the_golden_file(name: str) -> None:
+    assert samples()[name] == json.loads(GOLDEN.read_text())[name]
+
+
+def test_every_operation_has_a_golden_sample_and_a_typed_decoder() -> None:
+    assert {kind.name for kind in OpType} <= set(samples())
+    assert set(META_TYPES) == set(OpType)
+
+
+def test_newer_versions_and_unknown_types_are_told_apart_from_damage() -> None:
+    frame = bytearray(ops.retain(1))
+    frame[1] = 2
+    with pytest.raises(UnknownVersion, match="version 2"):
+        decode_ops(bytes(frame))
+    with pytest.raises(UnknownVersion, match="type 99"):
+        decode_ops(encode_op(99, [1]))
+    command = bytearray(encode_command([ops.retain(1)], 1, 0))
+    command[1] = 9
+    with pytest.raises(UnknownVersion, match="version 9"):
+        decode_command(bytes(command))
+
+
+@given(st.binary(max_size=400))
+def test_garbage_is_refused_and_never_crashes_a_decoder(data: bytes) -> None:
+    for decode in (decode_ops, decode_command, lambda d: decode_rows(d, 3)):
+        try:
+            decode(data)
+        except (CorruptLog, UnknownVersion):
+            pass
+
+
+@given(st.data())
+def test_a_damaged_request_is_refused_or_still_well_typed(data: st.DataObject) -> None:
+    """Any change of a valid request decodes to the declared shapes or is refused: apply can rely on it."""
+    frame = bytearray(
+        bytes.fromhex(samples()[data.draw(st.sampled_from(["MESSAGE", "PREPARE", "PRE_MESSAGE"]))])
+    )
+    for _ in range(data.draw(st.integers(1, 3))):
+        frame[data.draw(st.integers(0, len(frame) - 1))] = data.draw(st.integers(0, 255))
+    try:
+        for op in decode_ops(bytes(frame)):
+            assert op.type in META_TYPES and isinstance(op.meta, tuple)
+    except (CorruptLog, UnknownVersion):
+        pass
+
+
+if __name__ == "__main__":
+    GOLDEN.parent.mkdir(exist_ok=True)
+    GOLDEN.write_text(json.dumps(samples(), indent=1) + "\n")

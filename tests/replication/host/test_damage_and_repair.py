@@ -1,0 +1,235 @@
+"""Damage is never served and never spread; replicas that are behind never block the group.
+
+Each of these was a schedule of the simulator once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from escrowmq.actors.client.config import BrokerConfig
+from escrowmq.replication.errors import CorruptLog, Unavailable
+from escrowmq.replication.host import hosting
+from escrowmq.replication.host.repair import Manifest, NoPeers, copy_from_leader, offered_files
+from escrowmq.replication.log.disk import Disk
+from escrowmq.replication.log.journal import SegmentJournal
+from escrowmq.replication.log.segment import BLOCK_BYTES
+from escrowmq.replication.replica.checkpoints import Checkpoints
+from escrowmq.replication.state.machine import StateMachine
+from tests.replication.host.test_service import stop_a_full_follower, texts
+from tests.support.stage import Mail, OurMember, Stage
+from tests.support.storage import NEWEST, command, sim_disk
+from tests.support.trio import Trio
+
+
+@pytest.mark.parametrize("size", [40, BLOCK_BYTES - 1, 2 * BLOCK_BYTES, 10 * BLOCK_BYTES + 5])
+def test_a_bit_that_flips_after_the_first_read_is_not_served(size: int) -> None:
+    disk = sim_disk()
+    journal = SegmentJournal(disk, cache_bytes=0)
+    body = command(1, size)
+    journal.add(body, 1, 1)
+    journal.sync()
+    cold = SegmentJournal(disk, cache_bytes=0)
+    for pos in range(0, size, 7000):
+        for length in (1, 30, size - pos):
+            part = min(length, size - pos)
+            assert cold.read_range(1, pos, part) == body[pos : pos + part]
+    assert cold.read_range(1, size, 0) == b""
+    disk.flip(NEWEST, disk.size_of(NEWEST) - 5)
+    with pytest.raises(CorruptLog):
+        cold.read_range(1, size - 10, 10)
+
+
+def test_a_snapshot_that_claims_another_version_is_passed_over() -> None:
+    disk = sim_disk()
+    checkpoints = Checkpoints(disk)
+    state = StateMachine(0, 1)
+    for index in (5, 9):
+        state.applied_index = index
+        job = checkpoints.begin(state, 1)
+        job.run()
+        checkpoints.finish(state, job)
+    disk.flip("0000000000000009.snap", 4, 0x40)  # the byte of the version
+    reports: list[str] = []
+    found, _ = Checkpoints(disk, reports.append).recover(lambda: StateMachine(0, 1))
+    assert found.applied_index == 5 and "version" in reports[0]
+
+
+def test_a_superseded_snapshot_that_a_crash_left_is_not_what_the_log_is_kept_for() -> None:
+    """Broker seed 432437: its entries are gone, and a leader that asked for them ended, again and again."""
+    disk = sim_disk()
+    checkpoints = Checkpoints(disk)
+    state = StateMachine(0, 1)
+    left = b""
+    for index in (4, 75, 83):
+        state.applied_index = index
+        job = checkpoints.begin(state, 1)
+        job.run()
+        if index == 4:
+            left = disk.read_all("0000000000000004.snap")
+        checkpoints.finish(state, job)
+    assert checkpoints.oldest_needed_index() == 75
+    disk.write_atomic("0000000000000004.snap", [left])
+    again = Checkpoints(disk)
+    found, _ = again.recover(lambda: StateMachine(0, 1))
+    assert found.applied_index == 83 and again.oldest_needed_index() == 75
+    found.applied_index = 90
+    job = again.begin(found, 1)
+    job.run()
+    again.finish(found, job)
+    assert sorted(n for n in disk.names() if n.endswith(".snap")) == [
+        "0000000000000053.snap",
+        "000000000000005a.snap",
+    ]
+
+
+class Leader(NoPeers):
+    """A peer that leads, as the repair sees it."""
+
+    def __init__(self, disk: Disk, term: int) -> None:
+        self._disk, self._term = disk, term
+
+    def manifest(self, peer: str) -> Manifest | None:
+        segments = [(s.name, s.size) for s in SegmentJournal(self._disk).segments()]
+        return Manifest(peer, self._term, 1, offered_files(self._disk, segments, None))
+
+    def read(self, peer: str, name: str, pos: int, size: int) -> bytes:
+        return self._disk.open(name).read(pos, size)
+
+
+def disk_with(last: int, term: int) -> Disk:
+    """A log of entries of term 1, the last one of ``term``."""
+    disk = sim_disk()
+    journal = SegmentJournal(disk)
+    for index in range(1, last + 1):
+        journal.add(command(index), index, term if index == last else 1)
+    journal.setCurrentTerm(term, None)
+    journal.close()
+    return disk
+
+
+def copy(own: Disk, leader: Disk, term: int) -> None:
+    copy_from_leader(own, ["r0"], Leader(leader, term), lambda s: None, 0.0, lambda text: None)
+
+
+def test_a_copy_never_ends_before_the_own_log() -> None:
+    """Seed 8008, five replicas, storms: a message that came too late sent a follower for a copy, and the
+    leader's disk was slow. The copy ended 15 entries before the follower's log, which were committed by
+    its acknowledgement."""
+    own, slow = disk_with(last=8, term=1), disk_with(last=5, term=1)
+    with pytest.raises(Unavailable):
+        copy(own, slow, term=1)
+    assert SegmentJournal(own).last_index == 8
+
+
+def test_a_copy_may_be_shorter_if_it_ends_in_a_later_term() -> None:
+    own, later = disk_with(last=8, term=1), disk_with(last=5, term=2)
+    copy(own, later, term=2)
+    journal = SegmentJournal(own)
+    assert (journal.last_term, journal.last_index) == (2, 5)
+
+
+# ------------------------------------------------------------------ whole groups
+@pytest.fixture
+def trio(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Trio]:
+    monkeypatch.setattr(hosting, "BEHIND_PATIENCE_S", 0.5)
+    trio = Trio(tmp_path, BrokerConfig(segment_bytes=200_000, disk_reserve_bytes=0))
+    trio.start()
+    yield trio
+    trio.close()
+
+
+def test_a_damaged_log_is_not_copied_and_its_owner_hears_of_it(trio: Trio) -> None:
+    written, behind = stop_a_full_follower(trio)
+    leader = trio.leader()
+    oldest = min((trio.path / f"r{leader.rid}" / "log").glob("*.log"))  # sealed: nobody reads it by itself
+    data = bytearray(oldest.read_bytes())
+    data[len(data) // 2] ^= 8
+    oldest.write_bytes(data)
+    (trio.path / f"r{behind}" / hosting.WANTS_COPY).write_text(hosting.BEHIND)
+    own = {path.name for path in (trio.path / f"r{behind}" / "log").glob("*.log")}
+    trio.start(behind)
+    assert isinstance(trio.ended[leader.rid], CorruptLog)
+    assert own <= {path.name for path in (trio.path / f"r{behind}" / "log").glob("*.log")}
+    trio.stop(leader.rid)
+    trio.start(leader.rid)  # as whoever watches the process does; it copies from its successor
+    for service in list(trio.alive.values()):
+        assert texts(service, 100) == written
+
+
+def test_a_majority_that_is_only_behind_does_not_wait_for_a_leader_for_ever(trio: Trio) -> None:
+    written, first = stop_a_full_follower(trio)
+    leader = trio.leader().rid
+    second = next(rid for rid in trio.alive if rid != leader)
+    trio.stop(second)
+    trio.stop(leader)
+    for rid in (first, second):
+        (trio.path / f"r{rid}" / hosting.WANTS_COPY).write_text(hosting.BEHIND)
+    trio.start(leader, first, second)
+    assert texts(trio.leader(), 100) == written
+
+
+# ------------------------------------------------------------------ what a follower is told
+def told_that_the_log_starts_too_late(stage: Stage, doing: Callable[[], None]) -> list[str]:
+    told: list[str] = []
+
+    def look(mail: Mail) -> bool:
+        if "log_start" in mail.message:
+            told.append(mail.receiver)
+        return True
+
+    stage.route = look
+    doing()
+    return told
+
+
+def group() -> Stage:
+    stage = Stage(["r0", "r1", "r2"])
+    for name in stage.names:
+        stage.add(OurMember(stage, name, segment_bytes=200))
+    return stage.open()
+
+
+def test_a_link_that_comes_back_before_the_first_answer_makes_nobody_copy_the_log() -> None:
+    stage = group()
+    stage.isolate("r2")
+    leader = stage.elect("r0")
+    for n in range(40):
+        leader.propose(b"%d" % n)
+    stage.run(0.3)
+
+    def reconnect() -> None:
+        leader.connect("r2")
+        stage.run(1)
+
+    assert told_that_the_log_starts_too_late(stage, reconnect) == []
+    assert stage.members["r2"].commit_index() == leader.commit_index()
+
+
+def test_a_follower_that_has_copied_the_log_is_not_sent_away_again() -> None:
+    stage = group()
+    leader = stage.elect("r0")
+    stage.run(0.3)
+    stage.isolate("r2")  # what it has acknowledged lies before the leader's log start soon
+    for n in range(40):
+        leader.propose(b"%d" % n)
+    stage.run(0.3)
+    disk = sim_disk()
+    for name in leader.disk.names():
+        source = stage.members["r2" if name == "vote" else "r0"].disk
+        disk.write_atomic(name, (source.peek(name),))
+    assert leader.journal.drop_before(30) > 2
+    copied = OurMember(stage, "r2", disk=disk, segment_bytes=200)
+    stage.add(copied)
+
+    def restart() -> None:
+        for peer in ("r0", "r1"):
+            copied.connect(peer)
+        leader.connect("r2")
+        stage.run(1)
+
+    assert told_that_the_log_starts_too_late(stage, restart) == []
+    assert copied.commit_index() == leader.commit_index()

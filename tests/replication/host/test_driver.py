@@ -1,0 +1,193 @@
+"""The driver: one thread, coalesced ticks, a full disk that loses nothing, and an end when it must end."""
+
+from __future__ import annotations
+
+import random
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from escrowmq.replication.errors import ApplyFailed, Closed, DiskFull, FsyncFailed
+from escrowmq.replication.host.driver import Driver
+from escrowmq.replication.log.journal import SegmentJournal
+from escrowmq.replication.net.handshake import PeerIdentity
+from escrowmq.replication.raft.node import PeerLink, RaftNode
+from tests.sim.disk import SimDisk
+from tests.support.driver_group import Group, Outcome, wait_until
+
+
+class Solo:
+    """A group of one on a disk in memory, really driven."""
+
+    def __init__(self, use_uvloop: bool = True) -> None:
+        self.disk = SimDisk(random.Random(0))
+        self.journal = SegmentJournal(self.disk)
+        self.fatal: list[BaseException] = []
+        self.applied: list[bytes] = []
+        self.ticks = 0
+        self.fail_apply = False
+        self.driver = Driver(
+            self._build,
+            self.journal,
+            identity=PeerIdentity("c", 0, "r0"),
+            peers=frozenset(),
+            listen_host="127.0.0.1",
+            listen_port=0,
+            secret=b"s",
+            resolve=lambda peer: None,
+            fatal=self.fatal.append,
+            after_tick=self._after_tick,
+            use_uvloop=use_uvloop,
+        )
+
+    def _build(self, link: PeerLink, clock: Callable[[], float]) -> RaftNode:
+        return RaftNode("r0", [], self.journal, link, self._apply, clock=clock, rng=random.Random(0))
+
+    def _apply(self, index: int, term: int, command: bytes) -> None:
+        if self.fail_apply and command:
+            raise RuntimeError("a bug")
+        if command:
+            self.applied.append(command)
+
+    def _after_tick(self) -> None:
+        self.ticks += 1
+
+    def propose(self, command: bytes) -> Outcome:
+        outcome = Outcome()
+        self.driver.submit(lambda: self.driver.node.propose(command, outcome.settle))
+        return outcome
+
+
+@pytest.fixture(params=[True, False], ids=["uvloop", "asyncio"])
+def solo(request: pytest.FixtureRequest) -> Iterator[Solo]:
+    member = Solo(request.param)
+    member.driver.start()
+    wait_until(lambda: member.driver.node.ready, what="the only replica's leadership")
+    yield member
+    member.driver.stop()
+
+
+def test_it_commits_on_either_loop(solo: Solo) -> None:
+    assert solo.propose(b"\0x").wait() is True
+    assert solo.applied == [b"\0x"]
+
+
+def test_many_calls_cost_few_ticks(solo: Solo) -> None:
+    def burst() -> None:
+        for _ in range(5000):
+            solo.driver.submit(lambda: None)
+
+    before = solo.ticks
+    threads = [threading.Thread(target=burst) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    solo.driver.call(lambda: None)
+    assert solo.ticks - before < 3000
+
+
+def test_call_returns_and_raises_what_the_function_does(solo: Solo) -> None:
+    assert solo.driver.call(lambda: 42) == 42
+    with pytest.raises(ZeroDivisionError):
+        solo.driver.call(lambda: 1 // 0)
+    assert solo.fatal == []
+
+
+def test_a_failed_fsync_is_fatal_and_nothing_is_acknowledged(solo: Solo) -> None:
+    solo.disk.fail_next("sync")
+    outcome = solo.propose(b"\0x")
+    wait_until(lambda: solo.fatal, what="the end")
+    assert isinstance(solo.fatal[0], FsyncFailed)
+    time.sleep(0.05)
+    assert outcome.calls == 0
+    with pytest.raises(Closed):
+        solo.driver.submit(lambda: None)
+
+
+def test_an_apply_that_raises_is_fatal(solo: Solo) -> None:
+    solo.fail_apply = True
+    solo.propose(b"\0x")
+    wait_until(lambda: solo.fatal, what="the end")
+    assert isinstance(solo.fatal[0], ApplyFailed)
+    assert len(solo.fatal) == 1
+
+
+def test_a_full_disk_refuses_new_entries_keeps_the_queued_ones_and_goes_on_when_there_is_room(
+    solo: Solo,
+) -> None:
+    assert solo.propose(b"\0before").wait() is True
+    solo.disk.capacity = solo.disk.used_bytes()
+    queued = solo.propose(b"\0queued")
+    wait_until(lambda: solo.driver.disk_full, what="the full disk's notice")
+    refused = solo.propose(b"\0refused")
+    assert refused.wait() is False
+    assert isinstance(refused.result, DiskFull)
+    assert queued.calls == 0
+    solo.disk.capacity = None
+    assert queued.wait() is True
+    assert not solo.driver.disk_full
+    assert solo.propose(b"\0after").wait() is True
+    assert solo.applied == [b"\0before", b"\0queued", b"\0after"]
+    assert solo.fatal == []
+
+
+def test_stop_settles_what_is_open_and_refuses_what_comes_later() -> None:
+    member = Solo()
+    member.driver.start()
+    wait_until(lambda: member.driver.node.ready)
+    member.disk.capacity = member.disk.used_bytes()
+    outcome = member.propose(b"\0x")
+    wait_until(lambda: member.driver.disk_full)
+    member.driver.stop()
+    assert outcome.wait(1) is None
+    assert outcome.calls == 1
+    with pytest.raises(Closed):
+        member.driver.submit(lambda: None)
+    member.driver.stop()
+
+
+def test_an_address_that_is_taken_is_reported_at_start() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        member = Solo()
+        member.driver._listen = taken.getsockname()
+        with pytest.raises(OSError, match="in use"):
+            member.driver.start()
+        member.driver.stop()
+
+
+def test_stopping_before_starting_is_harmless() -> None:
+    Solo().driver.stop()
+
+
+def test_a_leader_that_is_killed_is_replaced_and_acknowledged_entries_stay(tmp_path: Path) -> None:
+    """Killed: no handover, no sync, sockets reset."""
+    with Group(tmp_path) as group:
+        leader = group.leader()
+        outcomes = [leader.propose(b"\0%d" % n) for n in range(50)]
+        assert all(o.wait() is True for o in outcomes)
+        group.kill(leader.name)
+        started = time.monotonic()
+        second = group.leader(timeout_s=5)
+        assert time.monotonic() - started < 3
+        assert second.commands() == [b"\0%d" % n for n in range(50)]
+        assert second.propose(b"\0after").wait() is True
+
+
+def test_a_large_backlog_reaches_a_replica_that_was_away(tmp_path: Path) -> None:
+    with Group(tmp_path) as group:
+        leader = group.leader()
+        away = next(name for name in group.names if name != leader.name)
+        group.stop(away)
+        bodies: list[Any] = [b"\0" + random.Random(n).randbytes(100_000) for n in range(200)]
+        assert all(o.wait() is True for o in [leader.propose(b) for b in bodies])
+        back = group.start(away)
+        wait_until(lambda: len(back.commands()) == 200, what="20 MB of catch-up")
+        assert back.commands() == bodies

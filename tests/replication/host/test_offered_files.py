@@ -1,0 +1,190 @@
+"""What a peer offers for a copy is looked at before it is believed, whichever byte of it is wrong."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+
+import pytest
+
+from escrowmq.replication.errors import Unavailable
+from escrowmq.replication.host.repair import Manifest, NoPeers, copy_from_leader, damage_offered, has_history
+from escrowmq.replication.log.disk import Disk
+from escrowmq.replication.log.install import MARKER, staged_name, switch_files
+from escrowmq.replication.log.journal import SegmentJournal
+from escrowmq.replication.log.vote import VoteFile
+from escrowmq.replication.replica.verify import damage_in
+from tests.fuzz.test_log_files import RUNS, SNAPSHOT, mend_segment
+from tests.sim.disk import PowerCut, SimDisk
+from tests.support.storage import NEWEST, fill, indexes, sim_disk
+
+SNAP_NAME, RUNS_NAME = f"{3:016x}.snap", f"{3:016x}.runs"
+KINDS = [NEWEST, SNAP_NAME, RUNS_NAME]
+
+
+class Offering(NoPeers):
+    """A leader that offers these files; keeps what it was told to look at."""
+
+    def __init__(self, disk: Disk, names: Sequence[str]) -> None:
+        self._disk, self._names = disk, names
+        self.suspected: list[str] = []
+
+    def manifest(self, peer: str) -> Manifest | None:
+        files = [(name, len(self._disk.read_all(name))) for name in self._names]
+        return Manifest(peer, 3, 1, [f for f in files if f[1] or not f[0].endswith(".log")])
+
+    def read(self, peer: str, name: str, pos: int, size: int) -> bytes:
+        return self._disk.open(name).read(pos, size)
+
+    def suspect(self, peer: str, name: str, size: int) -> None:
+        assert damage_offered(self._disk, name, size) is not None, "it looks for itself, and finds it too"
+        self.suspected.append(name)
+
+
+def files() -> dict[str, bytes]:
+    disk = sim_disk()
+    journal = SegmentJournal(disk)
+    fill(journal, range(1, 6), term=2)
+    journal.close()
+    return {NEWEST: disk.read_all(NEWEST), SNAP_NAME: SNAPSHOT, RUNS_NAME: RUNS}
+
+
+def disk_with(content: dict[str, bytes]) -> SimDisk:
+    disk = sim_disk()
+    for name, data in content.items():
+        disk.write_atomic(name, [data])
+    return disk
+
+
+def refused_copy(content: dict[str, bytes], names: Sequence[str]) -> tuple[list[str], list[str]]:
+    """What the leader was told to look at, and the reports; nothing of our own has changed."""
+    own = disk_with(files())
+    before = {name: own.read_all(name) for name in own.names()}
+    source, reports = Offering(disk_with(content), names), list[str]()
+    with pytest.raises(Unavailable, match="no leader to copy the log from"):
+        copy_from_leader(own, ["r0"], source, lambda s: None, 0.0, reports.append)
+    assert {name: own.read_all(name) for name in own.names() if not name.startswith("incoming-")} == before
+    return source.suspected, reports
+
+
+def test_sound_files_are_taken() -> None:
+    own, source = sim_disk(), Offering(disk_with(files()), KINDS)
+    copy_from_leader(own, ["r0"], source, lambda s: None, 0.0, lambda text: None)
+    assert {name: own.read_all(name) for name in KINDS} == files()
+    assert source.suspected == []
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_flipped_version_is_damage_that_its_owner_hears_of(name: str) -> None:
+    """A snapshot's and a run file's version is under no checksum; the copy ended with UnknownVersion, the
+    leader never heard of it, and the replica's start failed every 5 s for ever."""
+    data = bytearray(files()[name])
+    data[4] ^= 0x40
+    suspected, reports = refused_copy({**files(), name: bytes(data)}, KINDS)
+    assert suspected == [name]
+    assert "version" in reports[0] or "damaged" in reports[0]
+
+
+def test_an_entry_of_another_version_is_damage_too() -> None:
+    data = bytearray(files()[NEWEST])
+    data[32 + 4] ^= 0x40
+    suspected, reports = refused_copy({**files(), NEWEST: mend_segment(bytes(data))}, KINDS)
+    assert suspected == [NEWEST]
+    assert "version 65" in reports[0] and "newer" in reports[0]
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_no_flipped_bit_of_an_offered_file_goes_unseen(name: str) -> None:
+    good = files()[name]
+    assert damage_in(name, good) is None
+    for at in range(len(good)):
+        data = bytearray(good)
+        data[at] ^= 1 << at % 8
+        assert damage_in(name, bytes(data)) is not None, at
+
+
+@pytest.mark.parametrize(
+    "name", ["../vote", "/etc/x.log", "vote", "install.json", "x.log", ".log", "incoming-x"]
+)
+def test_what_is_no_file_of_a_log_is_not_taken(name: str) -> None:
+    own = disk_with(files())
+    suspected, reports = refused_copy({**files(), name: b"x"}, [name, *KINDS])
+    assert suspected == [] and repr(name) in reports[0]
+    assert "incoming-" + name not in own.names()
+
+
+def interrupted_copy(own: Disk) -> None:
+    """A copy that breaks off in the middle of the first file, as at a crash: its staged part stays."""
+    file = own.open(staged_name(NEWEST), create=True)
+    file.append([files()[NEWEST][:100]])
+    file.sync()
+    file.close()
+
+
+def test_what_a_broken_first_copy_left_is_no_history() -> None:
+    """The name of the staged file was taken for a segment's, and the replica could not be built any more;
+    with two of them it went on without a copy."""
+    own = sim_disk()
+    interrupted_copy(own)
+    assert not has_history(own)
+    own.write_atomic(staged_name(f"{6:016x}.log"), [b"x"])
+    assert not has_history(own)
+    assert has_history(disk_with(files()))
+
+
+class Breaks(Offering):
+    def read(self, peer: str, name: str, pos: int, size: int) -> bytes:
+        raise Unavailable("gone in the middle", 0.1)
+
+
+def test_a_copy_that_was_decided_is_finished_before_another_begins() -> None:
+    """Else the next copy writes over its staged files, while the old marker still calls them whole."""
+    content, decided = files(), 0
+    for operations in range(40):
+        own = disk_with(dict.fromkeys(KINDS, b"older"))
+        VoteFile(own).close()
+        for name, data in content.items():
+            own.write_atomic(staged_name(name), [data])
+        own.stop_after(operations)
+        with contextlib.suppress(PowerCut):
+            switch_files(own, KINDS, remove=[])
+        own.kill()
+        if not own.exists(MARKER):
+            continue
+        decided += 1
+        assert has_history(own)
+        with pytest.raises(Unavailable):
+            copy_from_leader(
+                own, ["r0"], Breaks(disk_with(content), KINDS), lambda s: None, 0.0, lambda text: None
+            )
+        assert indexes(SegmentJournal(own)) == [1, 2, 3, 4, 5]
+        assert {name: own.read_all(name) for name in KINDS} == content
+    assert decided > 3
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_size_that_was_never_offered_makes_no_sound_file_damaged(name: str) -> None:
+    """A call with a size in the middle of an entry ended the leader, which then left for repair."""
+    disk = disk_with(files())
+    size = len(files()[name])
+    for wrong in (*range(-1, size + 2), 1 << 62, 1 << 70, None, "5", 1.5, True):
+        assert damage_offered(disk, name, wrong) is None, wrong  # type: ignore[arg-type]
+    for odd in (None, 5, [], b"x.log", "", "x\0.log", "\ud800.log", "../x.log", "x" * 999 + ".log"):
+        assert damage_offered(disk, odd, size) is None, odd  # type: ignore[arg-type]
+    disk.flip(name, size - 1)
+    assert damage_offered(disk, name, size) is not None
+    short = disk_with({name: files()[name][:20]})  # cut off where it lies
+    assert damage_offered(short, name, 20) is not None
+
+
+@pytest.mark.parametrize("name", [SNAP_NAME, RUNS_NAME])
+def test_a_file_that_lost_all_its_bytes_is_damaged(name: str) -> None:
+    assert damage_offered(disk_with({name: b""}), name, 0) is not None
+    assert refused_copy({**files(), name: b""}, KINDS)[0] == [name]
+
+
+def test_what_is_being_written_behind_the_offered_part_is_no_damage() -> None:
+    data = files()[NEWEST]
+    for more in range(1, 40):
+        disk = disk_with({NEWEST: data + data[32 : 32 + more]})
+        assert damage_offered(disk, NEWEST, len(data)) is None

@@ -1,0 +1,161 @@
+"""A real group of three without Ray: promises hold through losses of replicas, disks and files."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import time
+
+import pytest
+
+from escrowmq.replication.errors import CorruptLog, DataDirLocked, Unavailable
+from escrowmq.replication.format import ops
+from escrowmq.replication.format.codec import decode_rows
+from escrowmq.replication.host.service import BrokerService
+from escrowmq.replication.log.datadir import Identity
+from tests.replication.replica.test_replica import prepare
+from tests.support.trio import Trio
+
+
+def texts(service: BrokerService, expected: int, timeout_s: float = 10.0) -> list[str]:
+    """Everything in t/0 once ``expected`` messages are there."""
+    deadline = time.monotonic() + timeout_s
+    while service.partition_bounds("t").get(0, (0, 0))[1] < expected and time.monotonic() < deadline:
+        time.sleep(0.01)
+    (result,) = service.fetch([("t", 0, 0)], 1 << 30, 0.0)
+    total = sum(run[1] for run in result[5])
+    return [row[1].decode().rstrip(".") for row in decode_rows(result[6], total)]
+
+
+def stop_a_full_follower(trio: Trio) -> tuple[list[str], int]:
+    """A hundred committed messages over several segments, then a follower stops: (their texts, which)."""
+    trio.topic()
+    names = [f"x{i}" for i in range(100)]
+    for name in names:
+        trio.submit(prepare([name], size=5_000))
+        trio.submit(ops.commit("app", [name]))
+    victim = next(rid for rid in trio.alive if rid != trio.leader().rid)
+    trio.stop(victim)
+    return names, victim
+
+
+def test_prepared_is_unreadable_and_committed_is_readable_on_every_replica(trio: Trio) -> None:
+    trio.topic()
+    assert trio.submit(prepare(["a", "b"])) == [[0]]
+    assert all(texts(s, 0) == [] for s in trio.alive.values())
+    assert trio.submit(ops.commit("app", ["b"])) == [[0]]
+    assert trio.submit(ops.commit("app", ["a"])) == [[0]]
+    assert all(texts(s, 2) == ["b", "a"] for s in trio.alive.values())
+
+
+def test_a_follower_refuses_and_names_the_leader(trio: Trio) -> None:
+    follower, leader = trio.follower()
+    assert follower.submit(ops.create_topic("x", {}))[:2] == ("not_leader", leader.rid)
+
+
+def test_acknowledged_work_survives_the_loss_of_the_leader(trio: Trio) -> None:
+    trio.topic()
+    for i in range(20):
+        trio.submit(prepare([f"x{i}"], size=3_000))
+        trio.submit(ops.commit("app", [f"x{i}"]))
+        if i == 10:
+            trio.stop(trio.leader().rid)
+    assert texts(trio.leader(), 20) == [f"x{i}" for i in range(20)]
+
+
+def test_everything_restarts_from_snapshot_and_log(trio: Trio) -> None:
+    trio.topic()
+    for i in range(150):
+        trio.submit(prepare([f"x{i}", f"open{i}"], size=3_000))
+        trio.submit(ops.commit("app", [f"x{i}"]))
+    trio.close()
+    trio.start()
+    service = trio.leader()
+    assert texts(service, 150) == [f"x{i}" for i in range(150)]
+    status = service.status()
+    assert status["open_transactions"] == 150
+    assert status["recovered_index"] > status["last_index"] / 2, "recovered from a snapshot"
+    assert trio.submit(ops.commit("app", ["open3"])) == [[0]]
+    assert texts(service, 151)[-1] == "open3"
+
+
+def test_a_wiped_replica_copies_the_leaders_log_before_it_takes_part(trio: Trio) -> None:
+    written, victim = stop_a_full_follower(trio)
+    shutil.rmtree(trio.path / f"r{victim}")
+    trio.start(victim)
+    assert texts(trio.alive[victim], 100) == written
+    assert trio.alive[victim].recovered_index > 0, "it started from a copied snapshot"
+    mark = trio.path / f"r{victim}" / "learner"
+    deadline = time.monotonic() + 10
+    while mark.exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not mark.exists(), "a learner until it had caught up, a voter again now"
+
+
+def test_a_corrupt_replica_repairs_from_the_leader_instead_of_serving(trio: Trio) -> None:
+    written, victim = stop_a_full_follower(trio)
+    newest = max((trio.path / f"r{victim}" / "log").glob("*.log"))
+    data = bytearray(newest.read_bytes())
+    data[len(data) // 3] ^= 8
+    newest.write_bytes(data)
+    trio.start(victim)
+    assert texts(trio.alive[victim], 100) == written
+
+
+def test_a_locked_directory_is_refused(trio: Trio) -> None:
+    with pytest.raises(DataDirLocked):
+        BrokerService(
+            trio.config,
+            Identity("c", 0, 0),
+            groups=1,
+            replicas=3,
+            data_dir=trio.path / "r0",
+            listen_host="127.0.0.1",
+            secret=b"x",
+            resolve=trio.resolve,
+        )
+
+
+def test_due_transactions_are_leased_to_one_asker(trio: Trio) -> None:
+    trio.topic(transaction_timeout_ms=100)
+    trio.submit(prepare(["a"]))
+    leader = trio.leader()
+    assert leader.open_topics("app") == ("ok", ["t"])
+    status, locked = leader.lock_due("app", "t", 10, 5.0, 3.0, "one")
+    assert status == "ok" and [lock[0] for lock in locked] == ["a"]
+    assert leader.lock_due("app", "t", 10, 5.0, 0.0, "two") == ("ok", [])
+    leader.release_locks("app", "t", ["a"], "one")
+    assert [lock[0] for lock in leader.lock_due("app", "t", 10, 5.0, 3.0, "two")[1]] == ["a"]
+    assert leader.tx_states("app", ["a", "b"]) == ("ok", ["PREPARE", "UNKNOWN"])
+
+
+def test_damage_found_while_reading_takes_the_replica_out_until_it_is_repaired(trio: Trio) -> None:
+    written, victim = stop_a_full_follower(trio)
+    oldest = min((trio.path / f"r{victim}" / "log").glob("*.log"))  # sealed: not read at start
+    data = bytearray(oldest.read_bytes())
+    data[data.index(b"x9.....")] ^= 8  # in the body of a message
+    oldest.write_bytes(data)
+    trio.start(victim)
+    with pytest.raises(Unavailable, match="repair"):
+        for offset in range(100):
+            trio.alive[victim].fetch([("t", 0, offset)], 1, 0.0)
+    assert isinstance(trio.ended[victim], CorruptLog)
+    trio.stop(victim)
+    trio.start(victim)
+    assert texts(trio.alive[victim], 100) == written
+
+
+def test_a_replica_whose_port_was_taken_meanwhile_listens_elsewhere_and_is_found(trio: Trio) -> None:
+    trio.topic()
+    victim = next(r for r in trio.alive if r != trio.leader().rid)
+    port = trio.alive[victim].raft_address()[1]
+    trio.stop(victim)
+    with socket.socket() as squatter:
+        squatter.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        squatter.bind(("127.0.0.1", port))
+        squatter.listen()
+        trio.submit(prepare(["a"]))
+        trio.submit(ops.commit("app", ["a"]))
+        trio.start(victim)
+        assert trio.alive[victim].raft_address()[1] != port
+        assert texts(trio.alive[victim], 1) == ["a"]

@@ -1,0 +1,199 @@
+"""A replica that cannot start, cannot read or cannot even say so: it ends, and comes back well.
+
+Three real replicas over real files; what the disk does wrong is put in at the system call or at the mark.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from escrowmq.replication.errors import CorruptLog, DiskFailed, DiskFull, ReadFailed, Unavailable
+from escrowmq.replication.format import ops
+from escrowmq.replication.host.hosting import ReplicaHost
+from escrowmq.replication.log.marks import BEHIND, DAMAGED, LEARNER, PORT_FILE, WANTS_COPY, Marks
+from tests.replication.host.test_service import prepare, stop_a_full_follower, texts
+from tests.support.trio import Trio
+
+
+def a_follower(trio: Trio) -> int:
+    return next(rid for rid in trio.alive if rid != trio.leader().rid)
+
+
+def raft_threads(rid: int) -> int:
+    return sum(thread.name == f"raft-{rid}" for thread in threading.enumerate())
+
+
+# ------------------------------------------------------------------ starting
+def test_a_replica_starts_on_a_full_disk(trio: Trio, monkeypatch: pytest.MonkeyPatch) -> None:
+    written, victim = stop_a_full_follower(trio)
+    write = Marks.write
+
+    def no_room(self: Marks, name: str, text: str) -> None:
+        if name == PORT_FILE:
+            raise DiskFull("no space left")
+        write(self, name, text)
+
+    monkeypatch.setattr(Marks, "write", no_room)
+    trio.start(victim)
+    assert texts(trio.alive[victim], 100) == written
+    assert raft_threads(victim) == 1
+
+
+def test_a_start_that_fails_late_leaves_no_second_node_behind(
+    trio: Trio, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written, victim = stop_a_full_follower(trio)
+    failing = [DiskFailed("as it happens"), DiskFailed("again")]
+    remember = ReplicaHost._remember_port
+
+    def late(self: ReplicaHost) -> None:
+        if failing:
+            raise failing.pop()
+        remember(self)
+
+    monkeypatch.setattr(ReplicaHost, "_remember_port", late)
+    service = trio.create(victim)
+    for _ in range(2):
+        with pytest.raises(DiskFailed):
+            service.start(10.0)
+        assert raft_threads(victim) == 0
+    service.start(10.0)  # as the actor does, over the same directory
+    assert raft_threads(victim) == 1
+    assert texts(service, 100) == written
+    assert victim not in trio.ended
+
+
+@pytest.mark.parametrize("mark", [LEARNER, WANTS_COPY])
+def test_a_damaged_mark_counts_as_one(trio: Trio, mark: str) -> None:
+    written, victim = stop_a_full_follower(trio)
+    (trio.path / f"r{victim}" / mark).write_bytes(b"\xe9\xff")
+    trio.start(victim)
+    assert texts(trio.alive[victim], 100) == written
+
+
+def test_one_that_is_behind_and_not_sound_comes_back_as_a_learner(
+    trio: Trio, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it acknowledged last it cannot know, so its vote must not count until it has caught up."""
+    written, victim = stop_a_full_follower(trio)
+    newest = max((trio.path / f"r{victim}" / "log").glob("*.log"))
+    data = bytearray(newest.read_bytes())
+    data[len(data) // 2] ^= 8
+    newest.write_bytes(data)
+    (trio.path / f"r{victim}" / WANTS_COPY).write_text(BEHIND)
+    left: list[str] = []
+    write = Marks.write
+
+    def noted(self: Marks, name: str, text: str) -> None:
+        left.append(name)
+        write(self, name, text)
+
+    monkeypatch.setattr(Marks, "write", noted)
+    trio.start(victim)
+    assert LEARNER in left
+    assert texts(trio.alive[victim], 100) == written
+
+
+# ------------------------------------------------------------------ reading
+def fail_reads(monkeypatch: pytest.MonkeyPatch, folder: Path, times: int = 1 << 30) -> list[int]:
+    """From now on reads of the files that ``folder`` has now answer EIO, ``times`` times; those that did."""
+    pread, failed = os.pread, list[int]()
+    held = [
+        path.open("rb") for path in (folder / "log").iterdir()
+    ]  # so that no new file has an old one's inode
+    bad_files = {os.fstat(file.fileno()).st_ino for file in held}
+
+    def bad(number: int, size: int, pos: int, held: object = held) -> bytes:
+        inode = os.fstat(number).st_ino
+        if inode in bad_files and len(failed) < times:
+            failed.append(inode)
+            raise OSError(errno.EIO, "Input/output error")
+        return pread(number, size, pos)
+
+    monkeypatch.setattr(os, "pread", bad)
+    return failed
+
+
+def cold(trio: Trio, rid: int) -> None:
+    """Start a replica anew, so that nothing it has is in memory."""
+    trio.stop(rid)
+    trio.start(rid)
+
+
+def test_a_replica_that_cannot_read_ends_and_repairs_itself(
+    trio: Trio, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written, first = stop_a_full_follower(trio)
+    trio.start(first)
+    texts(trio.alive[first], 100)
+    victim = a_follower(trio)
+    cold(trio, victim)
+    failed = fail_reads(monkeypatch, trio.path / f"r{victim}")
+    with pytest.raises(Unavailable):
+        trio.alive[victim].fetch([("t", 0, 0)], 1 << 30, 0.0)
+    assert failed
+    assert isinstance(trio.ended[victim], ReadFailed)
+    assert (trio.path / f"r{victim}" / WANTS_COPY).read_text() == DAMAGED
+    trio.stop(victim)
+    trio.start(victim)  # as whoever watches the process does; nothing of the old files can be read
+    assert texts(trio.alive[victim], 100) == written
+    assert not (trio.path / f"r{victim}" / WANTS_COPY).exists()
+
+
+def test_one_bad_moment_of_the_disk_is_nobodys_business(trio: Trio, monkeypatch: pytest.MonkeyPatch) -> None:
+    written, victim = stop_a_full_follower(trio)
+    trio.start(victim)
+    texts(trio.alive[victim], 100)
+    cold(trio, victim)
+    failed = fail_reads(monkeypatch, trio.path / f"r{victim}", times=1)
+    assert texts(trio.alive[victim], 100) == written
+    assert len(failed) == 1 and victim not in trio.ended
+
+
+def test_a_leader_that_cannot_read_what_a_peer_wants_to_copy_ends(
+    trio: Trio, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stop_a_full_follower(trio)
+    leader = trio.leader()
+    name = min((trio.path / f"r{leader.rid}" / "log").glob("*.log")).name
+    fail_reads(monkeypatch, trio.path / f"r{leader.rid}")
+    with pytest.raises(Unavailable):
+        leader.checkpoint_read(name, 0, 100)
+    assert isinstance(trio.ended[leader.rid], ReadFailed)
+
+
+def test_a_replica_ends_even_where_it_can_leave_no_mark(trio: Trio, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_room(self: Marks, name: str, text: str) -> None:
+        raise DiskFull("no space left")
+
+    monkeypatch.setattr(Marks, "write", no_room)
+    victim = a_follower(trio)
+    with pytest.raises(DiskFull):
+        trio.alive[victim]._end(CorruptLog("found while reading"))
+    assert isinstance(trio.ended[victim], CorruptLog)
+
+
+# ------------------------------------------------------------------ answering late
+def test_a_list_that_nobody_waits_for_holds_the_table_no_longer(trio: Trio) -> None:
+    trio.topic()
+    trio.submit(prepare(["a", "b"]))
+    leader = trio.leader()
+    table = leader.replica.state.transactions.app("app").open
+    goes_on = threading.Event()
+    leader.driver.submit(lambda: goes_on.wait(5.0) and None)
+    call: Any = leader.driver.call
+    leader.driver.call = partial(call, timeout_s=0.05)  # type: ignore[method-assign]
+    with pytest.raises(Unavailable):
+        leader.transactions()
+    leader.driver.call = call  # type: ignore[method-assign]
+    goes_on.set()
+    assert leader.driver.call(lambda: table._holders) == 0
+    assert [row[1] for row in leader.transactions()[1]] == ["a", "b"]
+    assert trio.submit(ops.commit("app", ["a", "b"])) == [[0]]

@@ -1,0 +1,238 @@
+"""Defects C, K, L, O, and double votes: a leader that counts what it must not, or stays one too long."""
+
+from __future__ import annotations
+
+import pytest
+from pysyncobj import FAIL_REASON
+
+from escrowmq.replication.raft.guards import ALL_GUARDS, Guard
+from tests.support.stage import Mail, OurMember, Stage, our_group, stock_group
+
+FAST_FALLBACK = {"leaderFallbackTimeout": 1.0}
+
+
+# ------------------------------------------------------------------ C: two membership changes at once
+def test_c_stock_lets_an_isolated_leader_remove_the_majority_and_go_on_alone() -> None:
+    stage = stock_group(dynamicMembershipChange=True, **FAST_FALLBACK)
+    leader = stage.elect("r0")
+    stage.isolate("r0")
+    for other in leader.raft.otherNodes:
+        leader.raft.removeNodeFromCluster(other)
+    acknowledged: list[bytes] = []
+    stage.awake = {"r0"}
+    stage.tick("r0")  # both removals in one go
+    leader.propose(b"alone", lambda result, error: acknowledged.append(result))
+    stage.run(0.5)
+    stage.awake = set(stage.names)
+    new = stage.elect("r1")
+    new.propose(b"together", lambda result, error: acknowledged.append(result))
+    stage.run(0.5)
+    assert acknowledged == [b"alone", b"together"], "both sides acknowledge"
+    assert leader.applied != new.applied
+
+
+def test_c_ours_refuses_every_stock_way_to_change_the_members() -> None:
+    stage = our_group()
+    leader = stage.elect("r0")
+    core = leader.raft._core
+    with pytest.raises(Exception, match="dynamicMembershipChange is disabled"):
+        core.addNodeToCluster("r9")
+    with pytest.raises(Exception, match="dynamicMembershipChange is disabled"):
+        core.removeNodeFromCluster("r1")
+    before, refusals = leader.last_index(), []
+    core._applyCommand(b"anything", lambda result, reason: refusals.append(reason), 2)
+    core.setCodeVersion(0, lambda result, reason: refusals.append(reason))
+    stage.run(0.2)
+    assert refusals == [FAIL_REASON.REQUEST_DENIED] * 2
+    assert leader.last_index() == before
+
+
+# ------------------------------------------------------------------ K: nothing counts before its fdatasync
+def test_k_a_follower_acknowledges_only_after_its_own_sync() -> None:
+    stage = our_group()
+    leader = stage.elect("r0")
+    stage.members["r1"].disk_stalls = stage.members["r2"].disk_stalls = True
+    outcomes: list[object] = []
+    leader.propose(b"x", lambda result, applied: outcomes.append(applied))
+    stage.run(0.5)
+    assert outcomes == []
+    assert leader.commit_index() < leader.last_index()
+    stage.members["r1"].disk_stalls = False
+    stage.run(0.1)
+    assert outcomes == [True]
+
+
+def test_k_without_the_guard_an_entry_is_acknowledged_that_no_majority_would_still_have() -> None:
+    stage = our_group(without=Guard.HOLD_ACKS)
+    leader = stage.elect("r0")
+    stage.members["r1"].disk_stalls = stage.members["r2"].disk_stalls = True
+    outcomes: list[object] = []
+    leader.propose(b"x", lambda result, applied: outcomes.append(applied))
+    stage.run(0.2)
+    assert outcomes == [True]
+    assert all(stage.members[n].journal.durable_index < leader.last_index() for n in ("r1", "r2"))
+
+
+def commit_with_one_durable_copy(stage: Stage) -> list[object]:
+    """The leader's disk stalls, r2 is cut off; r1 alone holds the entry durably."""
+    leader = stage.elect("r0")
+    stage.isolate("r2")
+    leader.disk_stalls = True
+    outcomes: list[object] = []
+    leader.propose(b"x", lambda result, applied: outcomes.append(applied))
+    stage.run(0.5)
+    return outcomes
+
+
+def test_k_a_leader_does_not_count_itself_before_its_own_sync() -> None:
+    assert commit_with_one_durable_copy(our_group()) == []
+    assert commit_with_one_durable_copy(our_group(without=Guard.SELF_DURABLE)) == [True]
+
+
+def test_k_a_slow_follower_disk_does_not_cost_the_leader_its_quorum() -> None:
+    """Heartbeats are answered with what is durable already, though the sync takes seconds."""
+    stage = our_group()
+    leader = stage.elect("r0")
+    stage.members["r1"].disk_stalls = stage.members["r2"].disk_stalls = True
+    term = leader.term()
+    leader.propose(b"x")
+    stage.run(5)
+    assert leader.is_leader()
+    assert leader.term() == term
+
+
+# ------------------------------------------------------------------ L: acks of an earlier leadership
+def count_a_stale_ack(stage: Stage) -> tuple[Stage, list[object]]:
+    """Five replicas. An ack of r1 for r0's first leadership arrives in its second one.
+
+    In between, r1 followed another leader and no longer holds what it acknowledged then.
+    """
+    leader = stage.elect("r0")
+    first = leader.last_index()
+    stage.isolate("r0", "r1")
+    stage.keep = lambda mail: (
+        mail.message["type"] == "next_node_idx" and mail.message["next_node_idx"] > first + 1
+    )
+    for n in range(6):
+        leader.propose(b"first %d" % n)
+    stage.run(0.1)
+    late = [mail for mail in stage.kept if mail.sender == "r1"][-1]
+    assert late.message["next_node_idx"] == first + 7
+    stage.keep = lambda mail: False
+
+    stage.isolate("r0")  # the others go on without it, and overwrite the tail
+    stage.elect("r2").propose(b"second")
+    stage.run(0.5)
+    stage.heal()
+    stage.awake = set()
+    stage.run(0.5)
+    stage.awake = {"r2"}
+    stage.run(0.5)
+    again = stage.elect("r0")
+
+    stage.isolate("r0", "r1")  # only two of five can hold what comes now ...
+    stage.keep = lambda mail: True  # ... and nothing of it arrives anywhere yet
+    outcomes: list[object] = []
+    again.propose(b"third", lambda result, applied: outcomes.append(applied))
+    stage.tick("r0")
+    stage.hand_over(late)
+    for peer in ("r2", "r3"):  # the same from two more, as a slow network would bring them
+        stage.hand_over(late._replace(sender=peer))
+    stage.tick("r0")
+    return stage, outcomes
+
+
+def test_l_stock_counts_an_ack_of_an_earlier_term() -> None:
+    stage, outcomes = count_a_stale_ack(stock_group(5))
+    assert outcomes == [FAIL_REASON.SUCCESS]
+    holders = [n for n, m in stage.members.items() if b"third" in m.applied]
+    assert holders == ["r0"], "acknowledged, and on one replica of five"
+
+
+def test_l_ours_drops_it() -> None:
+    assert count_a_stale_ack(our_group(5))[1] == []
+
+
+def test_l_ours_without_the_term_stamp_breaks_as_stock_does() -> None:
+    assert count_a_stale_ack(our_group(5, without=Guard.ACK_TERM))[1] == [True]
+
+
+def test_l_a_held_ack_is_dropped_when_the_term_changes() -> None:
+    stage = our_group()
+    stage.elect("r0").propose(b"x")
+    follower: OurMember = stage.members["r1"]
+    follower.disk_stalls = True
+    stage.tick("r0")
+    stage.deliver_all()
+    stage.keep = lambda mail: mail.sender == "r1"
+    follower.raft.deliver("r2", {"type": "stale_term", "term": follower.term() + 1})
+    follower.disk_stalls = False
+    follower.sync()
+    assert stage.kept == []
+
+
+# ------------------------------------------------------------------ votes
+def elect_by_one_vote_delivered_twice(stage: Stage) -> Stage:
+    """Five replicas, two candidates of one term; r1's single vote reaches r0 twice."""
+    stage.keep = lambda mail: mail.message["type"] in ("request_vote", "pre_vote")
+    for candidate in ("r0", "r4"):
+        while not any(m.sender == candidate and m.message["type"] == "request_vote" for m in stage.kept):
+            stage.awake = {candidate}
+            stage.run(0.05)
+            for mail in [m for m in stage.kept if m.message["type"] == "pre_vote"]:
+                stage.kept.remove(mail)
+                if mail.receiver not in ("r0", "r4"):
+                    stage.hand_over(mail)
+            stage.deliver_all()
+    asked = {(m.sender, m.receiver): m for m in stage.kept if m.message["type"] == "request_vote"}
+    assert {m.message["term"] for m in asked.values()} == {1}
+    votes: list[Mail] = []
+    stage.keep = lambda mail: mail.message["type"] == "response_vote" and not votes.append(mail)  # type: ignore[func-returns-value]
+    stage.awake = set()
+    stage.hand_over(asked["r0", "r1"])
+    stage.hand_over(votes[0])
+    stage.hand_over(votes[0])
+    stage.hand_over(asked["r4", "r2"])
+    stage.hand_over(asked["r4", "r3"])
+    for mail in votes[1:]:
+        stage.hand_over(mail)
+    return stage
+
+
+def leaders(stage: Stage) -> list[tuple[str, int]]:
+    return [(name, member.term()) for name, member in stage.members.items() if member.is_leader()]
+
+
+def test_stock_elects_two_leaders_of_one_term_when_a_vote_arrives_twice() -> None:
+    assert leaders(elect_by_one_vote_delivered_twice(stock_group(5))) == [("r0", 1), ("r4", 1)]
+
+
+def test_ours_counts_every_voter_once() -> None:
+    assert leaders(elect_by_one_vote_delivered_twice(our_group(5))) == [("r4", 1)]
+
+
+def test_ours_without_the_guard_elects_two_as_stock_does() -> None:
+    stage = elect_by_one_vote_delivered_twice(our_group(5, without=Guard.VOTE_ONCE))
+    assert leaders(stage) == [("r0", 1), ("r4", 1)]
+
+
+# ------------------------------------------------------------------ O: an isolated leader steps down
+def seconds_until_it_steps_down(stage: Stage) -> float:
+    leader = stage.elect("r0")
+    stage.isolate("r0")
+    start = stage.now
+    while leader.is_leader() and stage.now - start < 60:
+        stage.run(0.1)
+    return stage.now - start
+
+
+def test_o_stock_leads_on_for_half_a_minute_without_a_majority() -> None:
+    assert seconds_until_it_steps_down(stock_group()) > 25
+
+
+def test_o_ours_steps_down_within_two_seconds() -> None:
+    assert seconds_until_it_steps_down(our_group()) < 2
+
+
+def test_every_guard_is_on_by_default() -> None:
+    assert frozenset(Guard) == ALL_GUARDS

@@ -1,0 +1,228 @@
+"""Who leads, who may ask to, who gives way, and who must be silent for now."""
+
+from __future__ import annotations
+
+import random
+
+from escrowmq.replication.raft.node import RaftConfig
+from tests.sim.disk import SimDisk
+from tests.support.stage import Mail, OurMember, Stage, our_group
+
+
+def test_a_replica_that_was_cut_off_comes_back_without_deposing_the_leader() -> None:
+    stage = our_group()
+    leader = stage.elect("r0")
+    term = leader.term()
+    stage.isolate("r2")
+    stage.run(5)
+    assert stage.members["r2"].term() == term, "it asks before it raises its term"
+    stage.heal()
+    stage.run(2)
+    assert leader.is_leader()
+    assert leader.term() == term
+
+
+def test_a_leader_of_an_old_term_learns_of_the_new_one_from_any_follower() -> None:
+    """Otherwise a replica in a later term that cannot win would ignore the leader for ever."""
+    stage = our_group()
+    leader = stage.elect("r0")
+    stage.members["r2"].raft.deliver("r1", {"type": "stale_term", "term": leader.term() + 3})
+    stage.run(3)
+    leaders = [m for m in stage.members.values() if m.is_leader()]
+    assert len(leaders) == 1
+    assert {m.term() for m in stage.members.values()} == {leaders[0].term()}
+    assert leaders[0].term() >= 4
+
+
+def test_a_dead_leader_is_replaced_within_a_second() -> None:
+    stage = our_group()
+    stage.elect("r0")
+    stage.awake = {"r1", "r2"}
+    stage.isolate("r0")
+    stage.run(1.3)
+    assert any(stage.members[n].is_leader() for n in ("r1", "r2"))
+
+
+def test_a_leader_whose_connections_break_is_replaced_before_any_time_out() -> None:
+    for idle in range(20):
+        stage = our_group()
+        leader = stage.elect("r0")
+        stage.run(idle * 0.037)
+        stage.awake = {"r1", "r2"}
+        stage.isolate("r0")
+        for name in ("r1", "r2"):
+            stage.members[name].raft.disconnected("r0")
+        stage.run(0.29)
+        assert [n for n in ("r1", "r2") if stage.members[n].is_leader()], f"after {idle}"
+        assert leader.term() < max(stage.members[n].term() for n in ("r1", "r2"))
+
+
+def test_one_broken_connection_to_the_leader_deposes_nobody() -> None:
+    stage = our_group()
+    leader = stage.elect("r0")
+    term = leader.term()
+    for _ in range(20):
+        stage.members["r1"].raft.disconnected("r0")
+        stage.run(0.2)
+        stage.members["r1"].raft.connected("r0")
+        stage.run(0.1)
+    assert leader.is_leader() and {m.term() for m in stage.members.values()} == {term}
+
+
+# ------------------------------------------------------------------ handover
+def test_a_handover_takes_milliseconds_and_loses_nothing() -> None:
+    stage = our_group()
+    leader: OurMember = stage.elect("r0")
+    outcomes: list[object] = []
+    for n in range(20):
+        leader.propose(b"%d" % n, lambda result, applied: outcomes.append(applied))
+    leader.raft.transfer_leadership("r2")
+    leader.propose(b"too late", lambda result, applied: outcomes.append(applied))
+    assert outcomes == [False], "refused, not lost: the client goes to the next leader"
+    stage.run(0.1)
+    assert stage.members["r2"].is_leader()
+    assert outcomes[1:] in ([True] * 20, [None] * 20)
+    stage.run(0.5)
+    assert len(stage.members["r2"].applied) == 20
+
+
+def test_a_handover_that_cannot_be_is_given_up_and_proposals_flow_again() -> None:
+    stage = our_group(config=RaftConfig(transfer_timeout_s=0.5))
+    leader: OurMember = stage.elect("r0")
+    stage.isolate("r2")
+    leader.propose(b"r2 lacks this")
+    stage.run(0.1)
+    leader.raft.transfer_leadership("r2")
+    stage.run(0.3)
+    assert leader.raft.transferring
+    stage.run(0.4)
+    outcomes: list[object] = []
+    leader.propose(b"again", lambda result, applied: outcomes.append(applied))
+    stage.run(0.2)
+    assert outcomes == [True]
+
+
+def test_a_leader_whose_disk_hangs_hands_over_to_one_whose_disk_works() -> None:
+    stage = our_group()
+    leader: OurMember = stage.elect("r0")
+    leader.disk_stalls = True
+    leader.propose(b"x")
+    stage.run(1.5)
+    assert leader.is_leader(), "a slow sync is not a broken disk"
+    assert leader.applied == []
+    stage.run(1.5)
+    assert not leader.is_leader()
+    assert stage.members["r1"].applied == stage.members["r2"].applied == [b"x"]
+    leader.disk_stalls = False
+    stage.run(0.5)
+    assert leader.applied == [b"x"]
+
+
+# ------------------------------------------------------------------ votes survive restarts
+def test_a_restarted_replica_does_not_vote_twice_in_a_term() -> None:
+    stage = our_group(5)
+    stage.awake = set()
+    voter: OurMember = stage.members["r1"]
+    ask = {"type": "request_vote", "term": 9, "last_log_index": 50, "last_log_term": 8}
+    votes: list[Mail] = []
+    stage.keep = lambda mail: votes.append(mail) or True  # type: ignore[func-returns-value]
+    stage.hand_over(Mail("r0", "r1", dict(ask)))
+    assert [m.receiver for m in votes] == ["r0"]
+    voter.disk.power_cut()
+    again = OurMember(stage, "r1", disk=voter.disk)
+    stage.add(again)
+    for peer in ("r0", "r2"):
+        again.connect(peer)
+    stage.hand_over(Mail("r2", "r1", dict(ask)))
+    assert [m.receiver for m in votes] == ["r0"]
+    assert again.term() == 9
+
+
+# ------------------------------------------------------------------ a lost disk
+def replace_disk(stage: Stage, name: str) -> OurMember:
+    """The replica's machine is replaced by an empty one; both ends know that the connection is a new one."""
+    learner = OurMember(stage, name, disk=SimDisk(random.Random(99)), learner=True)
+    stage.add(learner)
+    for other, member in stage.members.items():
+        if other != name:
+            member.raft.disconnected(name)
+            member.raft.connected(name)
+            learner.connect(other)
+    return learner
+
+
+def test_a_replica_with_a_new_disk_helps_nobody_to_forget() -> None:
+    """r0 and r2 hold an acknowledged entry, r1 does not. r2 loses its disk, r0 is away: r1 must not win."""
+    stage = our_group()
+    leader = stage.elect("r0")
+    stage.isolate("r1")
+    outcomes: list[object] = []
+    leader.propose(b"precious", lambda result, applied: outcomes.append(applied))
+    stage.run(0.3)
+    assert outcomes == [True]
+    stage.isolate("r0")
+    stage.awake = {"r1", "r2"}
+    learner = replace_disk(stage, "r2")
+    stage.run(5)
+    assert not any(stage.members[n].is_leader() for n in ("r1", "r2"))
+    assert learner.raft.rejoining
+
+    stage.heal()
+    stage.awake = set(stage.names)
+    stage.run(3)
+    assert not learner.raft.rejoining, "a full member again"
+    assert learner.applied == [b"precious"]
+    assert [m.applied for m in stage.members.values()] == [[b"precious"]] * 3
+
+
+def test_what_a_learner_stores_counts_for_nothing_until_it_has_heard_from_all() -> None:
+    """Its forgotten promises may bind it to a later leader that only the silent one knows of."""
+    stage = our_group()
+    leader = stage.elect("r0")
+    stage.isolate("r1")
+    stage.awake = {"r0", "r2"}
+    learner = replace_disk(stage, "r2")
+    outcomes: list[object] = []
+    leader.propose(b"x", lambda result, applied: outcomes.append(applied))
+    stage.run(0.8)
+    assert learner.last_index() == leader.last_index(), "it does store"
+    assert outcomes == []
+    stage.run(2)
+    assert not leader.is_leader(), "without a majority that counts, the leader steps down"
+    stage.heal()
+    stage.awake = set(stage.names)
+    stage.run(3)
+    assert not learner.raft.rejoining
+
+
+def test_what_the_lost_disk_had_acknowledged_counts_no_longer() -> None:
+    """Five replicas: an entry is on r0 and r1 only when r1's disk is lost. One more copy is no majority."""
+    stage = our_group(5)
+    leader = stage.elect("r0")
+    stage.isolate("r0", "r1")
+    outcomes: list[object] = []
+    leader.propose(b"x", lambda result, applied: outcomes.append(applied))
+    stage.run(0.1)
+    stage.route = lambda mail: {mail.sender, mail.receiver} <= {"r0", "r1", "r2"}
+    replace_disk(stage, "r1")
+    stage.awake = {"r0"}
+    stage.members["r1"].raft.tick()
+    stage.deliver_all()
+    stage.run(0.4)
+    assert stage.members["r2"].last_index() == leader.last_index()
+    assert outcomes == [], "durable on r0 and r2 alone"
+
+
+# ------------------------------------------------------------------ being told
+def test_state_changes_are_reported_once_each() -> None:
+    stage = our_group()
+    node = stage.members["r0"].raft
+    seen: list[tuple[bool, bool, str | None]] = []
+    node._on_state = lambda: seen.append((node.is_leader, node.ready, node.leader_id))
+    stage.elect("r0")
+    stage.run(1)
+    assert (True, True, "r0") in seen
+    assert len(seen) == len(set(seen)) + seen.count((False, False, None)) - 1 or len(seen) <= 5
+    before = len(seen)
+    stage.run(2)
+    assert len(seen) == before

@@ -1,0 +1,74 @@
+"""A range asked for piece by piece: where pieces will end is known before, and none goes past the range."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from escrowmq.actors.client.config import BrokerConfig
+from escrowmq.replication.errors import Unavailable
+from escrowmq.replication.format import ops
+from escrowmq.replication.format.codec import encode_row
+from escrowmq.replication.model import ResultCode
+from escrowmq.replication.replica import fetching
+from escrowmq.replication.replica.answers import FETCH_ENDS_MAX
+from tests.support.single import Single
+from tests.support.trio import Trio
+
+MESSAGES = 400
+
+
+@pytest.fixture(scope="module")
+def single(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Single]:
+    single = Single(tmp_path_factory.mktemp("ends"))
+    single.submit(ops.create_topic("t", {"partitions": 1}))
+    rng = random.Random(11)
+    sent = 0
+    while sent < MESSAGES:
+        rows = [encode_row(None, b"x" * rng.randrange(300), None, None) for _ in range(rng.randrange(1, 9))]
+        single.submit(ops.message("t", 0, "p", 0, -1, rows[: MESSAGES - sent]))
+        sent += len(rows)
+    yield single
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_fetches_end_where_it_was_told(single: Single, seed: int) -> None:
+    rng = random.Random(seed)
+    start = rng.randrange(MESSAGES)
+    until = rng.randrange(start + 1, MESSAGES + 50)
+    max_bytes = rng.choice([1, 700, 5_000, 1 << 20])
+    code, told = fetching.fetch_ends(single.replica.state, "t", 0, start, until, max_bytes, 1_000)
+    assert code == ResultCode.OK
+    at, found = start, []
+    while at < min(until, MESSAGES):
+        ((_, _, code, _, _, runs, blob),) = single.replica.fetch([("t", 0, at, until)], max_bytes)
+        assert code == ResultCode.OK and len(blob) == sum(run[3] for run in runs)
+        assert runs[-1][0] < until, f"seed {seed}: nothing that begins behind the range"
+        assert len(blob) <= max_bytes or len(runs) == 1
+        at = runs[-1][0] + runs[-1][1]
+        found.append(at)
+    assert told == found, f"seed {seed}"
+
+
+def test_how_many_are_told_is_bounded_and_nothing_is_told_of_what_is_not_there(tmp_path: Path) -> None:
+    trio = Trio(tmp_path, BrokerConfig(disk_reserve_bytes=0))
+    trio.start()
+    try:
+        trio.topic()
+        for number in range(FETCH_ENDS_MAX + 5):
+            trio.submit(ops.message("t", 0, "p", 0, number, [encode_row(None, b"x", None, None)]))
+        leader = trio.leader()
+        assert leader.fetch_ends("t", 0, 0, 10, 1, 3) == (ResultCode.OK, [1, 2, 3])
+        assert leader.fetch_ends("t", 0, 0, 1 << 40, 1, 1 << 40)[1] == list(range(1, FETCH_ENDS_MAX + 1))
+        assert leader.fetch_ends("t", 0, FETCH_ENDS_MAX + 5, 1 << 40, 1, 9) == (ResultCode.OK, [])
+        assert leader.fetch_ends("t", 0, 7, 7, 1, 9) == (ResultCode.OK, [])
+        assert leader.fetch_ends("t", 9, 0, 1, 1, 1) == (ResultCode.BAD_PARTITION, [])
+        assert leader.fetch_ends("u", 0, 0, 1, 1, 1) == (ResultCode.UNKNOWN_TOPIC, [])
+        trio.stop(leader.rid)
+        with pytest.raises(Unavailable):
+            leader.fetch_ends("t", 0, 0, 1, 1, 1)
+    finally:
+        trio.close()

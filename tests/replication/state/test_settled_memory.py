@@ -1,0 +1,112 @@
+"""What is remembered of settled transactions is bounded over all apps, and forgotten alike everywhere."""
+
+from __future__ import annotations
+
+import pytest
+
+from escrowmq.replication.format import ops
+from escrowmq.replication.format.codec import encode_row
+from escrowmq.replication.model import ResultCode
+from escrowmq.replication.state import machine, transactions
+from escrowmq.replication.state.machine import StateMachine
+from escrowmq.replication.state.snapshot import capture, encode, release, restore
+from tests.replication.state.test_state import Log
+
+
+def settle(log: Log, app: str, tx_ids: list[str]) -> None:
+    rows = [encode_row(None, b"v", None, tx) for tx in tx_ids]
+    log.add(
+        ops.prepare(app, "t", tx_ids, None, 0, 0, [1] * len(tx_ids), -1, 1),
+        ops.pre_message("t", 0, list(range(len(tx_ids))), [len(r) for r in rows], rows),
+    )
+    assert log.add(ops.rollback(app, tx_ids)) == [[0]]
+
+
+def remembered(state: StateMachine) -> int:
+    return sum(len(table.settled) for table in state.transactions.apps.values())
+
+
+def test_many_apps_remember_no_more_than_twice_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transactions, "SETTLED_GENERATION", 100)
+    monkeypatch.setattr(transactions, "APP_AS_IDS", 0)
+    log = Log()
+    for n in range(120):
+        ids = [f"{n}-{i}" for i in range(7)]
+        settle(log, f"app-{n % 25}", ids)
+        assert remembered(log.state) <= 2 * (100 + 7)
+        for recent in range(max(0, n - 13), n + 1):
+            table = log.state.transactions.app(f"app-{recent % 25}")
+            assert table.outcome(f"{recent}-0") == transactions.ROLLED_BACK, "the last hundred are known"
+
+
+def test_a_replica_restored_from_a_snapshot_forgets_at_the_same_entry(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(transactions, "SETTLED_GENERATION", 100)
+    monkeypatch.setattr(transactions, "APP_AS_IDS", 6)
+    log, other = Log(), Log()
+    for n in range(60):
+        for each in (log, other):
+            settle(each, f"app-{n % 5}", [f"{n}-{i}" for i in range(1 + n % 9)])
+        if n % 4 == 0:
+            state = StateMachine(0, 1)
+            restore(state, "x.snap", b"".join(encode(capture(other.state, 1, []))))
+            other.state = state
+        assert {a: t.settled.copy() for a, t in log.state.transactions.apps.items()} == {
+            a: t.settled.copy() for a, t in other.state.transactions.apps.items()
+        }, n
+
+
+def test_apps_that_come_and_go_leave_nothing_for_good(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each batch write of Spark is an app of its own, and every look over all apps passes what is kept."""
+    monkeypatch.setattr(transactions, "SETTLED_GENERATION", 100)
+    monkeypatch.setattr(transactions, "APP_AS_IDS", 10)
+    log = Log()
+    log.prepare(["stays"])
+    for n in range(300):
+        settle(log, f"batch-{n}", ["x"])
+        apps = log.state.transactions.apps
+        assert len(apps) <= 1 + 2 * (100 // 11 + 1)
+        assert all(log.state.transactions.look(f"batch-{m}").outcome("x") for m in range(max(0, n - 8), n))
+    assert log.commit(["stays"]) == [[0]]
+
+
+def test_an_app_that_somebody_reads_stays_until_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transactions, "SETTLED_GENERATION", 4)
+    monkeypatch.setattr(transactions, "APP_AS_IDS", 2)
+    log = Log()
+    settle(log, "read", ["x"])
+    snapshot = capture(log.state, 1, [])
+    for n in range(9):
+        settle(log, f"{n}", ["x"])
+    assert "read" in log.state.transactions.apps
+    release(log.state, snapshot)
+    for n in range(9):
+        settle(log, f"{n}", ["y"])
+    assert "read" not in log.state.transactions.apps
+
+
+def test_asking_for_an_app_that_does_not_exist_does_not_make_it() -> None:
+    log = Log()
+    assert log.add(ops.rollback("nobody", ["x"]))[0][0] == ResultCode.PARTIAL
+    assert log.add(ops.checked("nobody", ["x"])) == [[0]]
+    assert "nobody" not in log.state.transactions.apps
+
+
+def test_the_groups_that_committed_last_keep_their_places(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "GROUPS_KEPT", 5)
+    log = Log()
+    for n in range(5):
+        log.add(ops.group_offsets(f"g{n}", "t", {0: n}))
+    log.add(ops.group_offsets("g0", "t", {1: 7}))
+    state = StateMachine(0, 1)
+    restore(state, "x.snap", b"".join(encode(capture(log.state, 1, []))))
+    for each in (log.state, state):  # also from a snapshot: replicas forget alike
+        log.state = each
+        log.add(ops.group_offsets("new", "t", {0: 1}))
+        assert list(each.group_offsets) == ["g2", "g3", "g4", "g0", "new"]
+        assert each.group_offsets["g0"] == {"t": {0: 0, 1: 7}}
+        log.index -= 1
+    log.index += 1
+    log.add(ops.delete_topic("t"))
+    assert log.state.group_offsets == {}

@@ -1,0 +1,116 @@
+"""Producers as the feedback core sees them: whoever polls and answers. Here they can die, freeze, lie."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+from escrowmq.feedback.asking.topic_feedback import TopicFeedback
+from escrowmq.feedback.config import FeedbackConfig
+from tests.support.clock import now
+from tests.support.memory_groups import BrokersDouble, GroupDouble
+
+#: What a producer says to (tx_id, query_id): a state, (state, trouble), or None: nothing.
+Says = Callable[[str, str], Any]
+
+
+class Producer:
+    """Polls like a real one, in virtual time. ``die`` leaves its poll parked, as SIGKILL does."""
+
+    def __init__(self, feedback: TopicFeedback, name: str, says: Says, *, room: int = 64) -> None:
+        self.feedback, self.name, self.says, self.room = feedback, name, says, room
+        self.asked: list[tuple[float, str]] = []
+        self.working: set[tuple[int, str]] = set()
+        self.dead = False
+        self._task = asyncio.create_task(self._run())
+
+    async def _run(self) -> None:
+        while True:
+            # The actor does not see who died: the poll itself goes on there.
+            room = self.room - len(self.working)
+            wait_s = 5.0 if room > 0 else 0.1
+            poll = asyncio.ensure_future(self.feedback.poll(self.name, room, sorted(self.working), wait_s))
+            status, value = await asyncio.shield(poll)
+            if status != "ok":
+                await asyncio.sleep(value)
+                continue
+            for gid, tx_id, query_id, _, _ in value:
+                self.asked.append((now(), tx_id))
+                self.working.add((gid, tx_id))
+                asyncio.get_running_loop().call_later(0.002, self._answer, gid, tx_id, query_id)
+
+    def _answer(self, gid: int, tx_id: str, query_id: str) -> None:
+        said = self.says(tx_id, query_id)
+        if self.dead or said is None:
+            return
+        state, trouble = said if isinstance(said, tuple) else (said, "")
+        self.working.discard((gid, tx_id))
+        self.feedback.answer(self.name, [(gid, tx_id, state, trouble)])
+
+    def die(self) -> None:
+        self.dead = True
+        self._task.cancel()
+
+    def times_asked(self, tx_id: str) -> int:
+        return sum(asked == tx_id for _, asked in self.asked)
+
+
+class World:
+    """Groups and the feedback of app ``shop``, topic ``orders``."""
+
+    def __init__(self, groups: int, config: FeedbackConfig, seed: int) -> None:
+        self.brokers = BrokersDouble(groups)
+        self.config, self.seed = config, seed
+        for group in self.brokers.groups:
+            group.create_topic("orders")
+        self.feedback = self.new_feedback()
+        self._all = [self.feedback]
+        self.producers: list[Producer] = []
+
+    @property
+    def group(self) -> GroupDouble:
+        return self.brokers.groups[0]
+
+    def new_feedback(self, app: str = "shop", topic: str = "orders") -> TopicFeedback:
+        return TopicFeedback(
+            app, topic, len(self.brokers.groups), 3, self.brokers, self.config, random.Random(self.seed)
+        )
+
+    def producer(
+        self, name: str, says: Says, *, feedback: TopicFeedback | None = None, room: int = 64
+    ) -> Producer:
+        producer = Producer(feedback or self.feedback, name, says, room=room)
+        self.producers.append(producer)
+        return producer
+
+    async def end(self) -> None:
+        for producer in self.producers:
+            producer.die()
+        for feedback in self._all:
+            await feedback.close()
+
+    def also(self, feedback: TopicFeedback) -> TopicFeedback:
+        self._all.append(feedback)
+        feedback.start()
+        return feedback
+
+
+@asynccontextmanager
+async def world(*, groups: int = 1, seed: int = 1, **config: float) -> AsyncIterator[World]:
+    it = World(groups, FeedbackConfig(**config), seed)  # type: ignore[arg-type]
+    it.feedback.start()
+    try:
+        yield it
+    finally:
+        await it.end()
+
+
+def always(state: str, trouble: str = "") -> Says:
+    return lambda tx_id, query_id: (state, trouble)
+
+
+def silent(tx_id: str, query_id: str) -> None:
+    return None
