@@ -30,7 +30,7 @@ from escrowmq.replication.state.runs_file import encode_runs
 from escrowmq.replication.state.snapshot import capture, encode
 from tests.replication.state.test_index_and_snapshot import busy_log
 
-GOLDEN = Path(__file__).parents[3] / "golden" / "operations.json"
+GOLDEN = Path(__file__).parents[2] / "golden" / "operations.json"
 ROWS = [encode_row(b"k", b"v", {"h": b"1"}, None), encode_row(None, b"", None, "tx")]
 
 
