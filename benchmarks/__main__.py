@@ -24,7 +24,7 @@ from benchmarks.open_transactions import measure_open
 from benchmarks.page import write_page
 from benchmarks.recovery import measure_recovery
 from benchmarks.report import Report
-from escrowmq.actors.client.config import ProducerConfig
+from escrowmq.actors.producer.config import ProducerConfig
 
 PARTS = ("transactions", "plain", "open", "recovery")
 #: What a lone transaction sends: PREPARE with its message, then COMMIT.

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from benchmarks.measure import CpuMeter, CpuUse
-from escrowmq.actors.client.config import ProducerConfig
 from escrowmq.actors.client.replica_calls import Done, RayCalls
+from escrowmq.actors.producer.config import ProducerConfig
 from escrowmq.actors.producer.producer import Producer
 
 if TYPE_CHECKING:

@@ -19,7 +19,9 @@ import yaml
 from pydantic import Field, TypeAdapter, ValidationError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
-from escrowmq.actors.client.config import BrokerConfig, ConsumerConfig, ProducerConfig
+from escrowmq.actors.broker.config import BrokerConfig
+from escrowmq.actors.consumer.config import ConsumerConfig
+from escrowmq.actors.producer.config import ProducerConfig
 from escrowmq.cluster.config_tree import Leaf, leaves, nearest
 from escrowmq.cluster.settings import (
     ClusterSettings,

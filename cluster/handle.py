@@ -18,9 +18,10 @@ import ray
 from escrowmq.actors.admin.admin import Admin
 from escrowmq.actors.admin.types import ClusterStatus
 from escrowmq.actors.client.closing import Closing
-from escrowmq.actors.client.config import ConsumerConfig, ProducerConfig
 from escrowmq.actors.client.topology import ClusterInfo
+from escrowmq.actors.consumer.config import ConsumerConfig
 from escrowmq.actors.consumer.consumer import Consumer
+from escrowmq.actors.producer.config import ProducerConfig
 from escrowmq.actors.producer.producer import Producer
 from escrowmq.cluster.config import Config, change_section
 from escrowmq.cluster.launch import ANSWER_TIMEOUT_S, find_supervisor

@@ -1,7 +1,7 @@
 """Settings of the cluster itself: its shape, its directories, Ray, the supervisor. Frozen values.
 
-Brokers, clients and feedback have theirs in ``actors.config`` and ``feedback.config``; ``config``
-puts all of them into one tree. The ``#:`` comment over a default is its reason, and
+Brokers, producers, consumers and feedback have theirs beside their code (``actors/broker/config.py``
+and so on); ``config`` puts all of them into one tree. The ``#:`` comment over a default is its reason, and
 docs/configuration.md is made from these comments: a default without a reason fails a test.
 """
 
@@ -16,6 +16,7 @@ from pydantic import SecretStr
 
 from escrowmq.replication.errors import ConfigError
 from escrowmq.replication.net.tls import TlsFiles
+from escrowmq.replication.setting_checks import check_all_positive, check_positive
 
 KIB, MIB = 1 << 10, 1 << 20
 SECRET_BYTES_MIN = 16
@@ -132,9 +133,9 @@ class RaySettings:
     health_check_failures: int = 3
 
     def __post_init__(self) -> None:
-        for name in ("num_cpus", "direct_call_bytes", "health_check_period_s", "health_check_failures"):
-            if getattr(self, name) <= 0:
-                raise ConfigError(f"{name} must be above 0, not {getattr(self, name)!r}")
+        check_positive(
+            self, "num_cpus", "direct_call_bytes", "health_check_period_s", "health_check_failures"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,6 +164,4 @@ class SupervisorSettings:
     stop_timeout_s: float = 10.0
 
     def __post_init__(self) -> None:
-        for name in self.__slots__:
-            if getattr(self, name) <= 0:
-                raise ConfigError(f"{name} must be above 0, not {getattr(self, name)!r}")
+        check_all_positive(self)

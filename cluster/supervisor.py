@@ -18,7 +18,7 @@ from typing import Any
 import ray
 
 from escrowmq.actors.broker.broker import Broker  # noqa: F401  (so that a worker has it imported when brokers start)
-from escrowmq.actors.client.config import BrokerConfig
+from escrowmq.actors.broker.config import BrokerConfig
 from escrowmq.actors.client.topology import SUPERVISOR, ClusterInfo
 from escrowmq.cluster.cluster_dir import ClusterDir
 from escrowmq.cluster.placement import Condition, Key, Node, decide, found_seats

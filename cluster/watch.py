@@ -20,7 +20,7 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from escrowmq.actors.broker.broker import start_broker
-from escrowmq.actors.client.config import BrokerConfig
+from escrowmq.actors.broker.config import BrokerConfig
 from escrowmq.actors.client.topology import ClusterInfo, broker_name
 from escrowmq.cluster.placement import Condition, Node, Seat, Seen, Start, unique_names
 from escrowmq.cluster.secret import Secret

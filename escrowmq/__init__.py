@@ -11,11 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from escrowmq.actors.admin.admin import Admin
-    from escrowmq.actors.client.config import BrokerConfig, ChannelConfig, ConsumerConfig, ProducerConfig
+    from escrowmq.actors.broker.config import BrokerConfig
+    from escrowmq.actors.client.config import ChannelConfig
     from escrowmq.actors.consumer.async_consumer import AsyncConsumer
+    from escrowmq.actors.consumer.config import ConsumerConfig
     from escrowmq.actors.consumer.consumer import Consumer
     from escrowmq.actors.producer.async_producer import AsyncProducer
     from escrowmq.actors.producer.bulk_requests import PreparedTransaction, TransactionRequest
+    from escrowmq.actors.producer.config import ProducerConfig
     from escrowmq.actors.producer.producer import Producer
     from escrowmq.actors.producer.results import TransactionResult
     from escrowmq.actors.producer.transaction import Transaction
@@ -135,7 +138,10 @@ _SOURCES = {
     "actors.producer.async_producer": "AsyncProducer",
     "actors.consumer.async_consumer": "AsyncConsumer",
     "actors.producer.bulk_requests": "PreparedTransaction TransactionRequest",
-    "actors.client.config": "BrokerConfig ChannelConfig ConsumerConfig ProducerConfig",
+    "actors.broker.config": "BrokerConfig",
+    "actors.client.config": "ChannelConfig",
+    "actors.consumer.config": "ConsumerConfig",
+    "actors.producer.config": "ProducerConfig",
     "actors.consumer.consumer": "Consumer",
     "actors.producer.producer": "Producer",
     "actors.producer.results": "TransactionResult",

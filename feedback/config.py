@@ -2,18 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 from escrowmq.replication.errors import ConfigError
-
-
-def _all_positive(owner: LeaderTiming | FeedbackConfig | AnswererConfig) -> None:
-    for item in fields(owner):
-        value = getattr(owner, item.name)
-        if isinstance(value, LeaderTiming):
-            continue
-        if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
-            raise ConfigError(f"{item.name} must be a number above 0, not {value!r}")
+from escrowmq.replication.setting_checks import check_all_positive
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +22,7 @@ class LeaderTiming:
     probe_timeout_s: float = 2.0
 
     def __post_init__(self) -> None:
-        _all_positive(self)
+        check_all_positive(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +79,7 @@ class FeedbackConfig:
     leader: LeaderTiming = LeaderTiming()
 
     def __post_init__(self) -> None:
-        _all_positive(self)
+        check_all_positive(self)
         if self.confirm_s >= self.lock_lease_s:
             raise ConfigError("confirm_s must be below lock_lease_s: else no check survives a dead producer")
 
@@ -123,4 +115,4 @@ class AnswererConfig:
     leader: LeaderTiming = LeaderTiming()
 
     def __post_init__(self) -> None:
-        _all_positive(self)
+        check_all_positive(self)

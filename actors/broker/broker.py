@@ -20,9 +20,9 @@ from typing import Any
 import ray
 
 from escrowmq.actors.broker.answer_buffers import AnswerBuffers, out_of_band
+from escrowmq.actors.broker.config import BrokerConfig
 from escrowmq.actors.broker.group_service import GroupService
 from escrowmq.actors.broker.peers import RayPeers
-from escrowmq.actors.client.config import BrokerConfig
 from escrowmq.actors.client.topology import ClusterInfo, broker_name
 from escrowmq.replication.host.service import BrokerService
 from escrowmq.replication.host.watching import Watching

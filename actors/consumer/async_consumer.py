@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Self
 
 from escrowmq.actors.client.assignment import TopicPartition
 from escrowmq.actors.client.closing import AsyncClosing
-from escrowmq.actors.client.config import ConsumerConfig
 from escrowmq.actors.client.topology import ClusterInfo
 from escrowmq.actors.consumer import arguments as args
+from escrowmq.actors.consumer.config import ConsumerConfig
 from escrowmq.replication.errors import Closed
 from escrowmq.replication.model import ConsumerRecord
 

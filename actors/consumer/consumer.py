@@ -17,11 +17,11 @@ from functools import cached_property
 
 from escrowmq.actors.client.assignment import TopicPartition
 from escrowmq.actors.client.closing import Closing
-from escrowmq.actors.client.config import ConsumerConfig
 from escrowmq.actors.client.replica_calls import ReplicaCalls
 from escrowmq.actors.client.topology import ClusterInfo
 from escrowmq.actors.consumer import arguments as args
 from escrowmq.actors.consumer.async_consumer import AsyncConsumer
+from escrowmq.actors.consumer.config import ConsumerConfig
 from escrowmq.actors.consumer.core import ConsumerCore
 from escrowmq.replication.errors import Closed, ConfigError, UnknownTopic
 from escrowmq.replication.model import ConsumerRecord, group_of

@@ -13,13 +13,13 @@ from collections.abc import Sequence
 
 from escrowmq.actors.client.assignment import TopicPartition
 from escrowmq.actors.client.catalog import TopicCatalog
-from escrowmq.actors.client.config import ConsumerConfig
 from escrowmq.actors.client.observable import News
 from escrowmq.actors.client.replica_calls import RayCalls, ReplicaCalls
 from escrowmq.actors.client.router import Router
 from escrowmq.actors.client.topology import ClusterInfo
 from escrowmq.actors.consumer import arguments as args
 from escrowmq.actors.consumer.committer import Committer
+from escrowmq.actors.consumer.config import ConsumerConfig
 from escrowmq.actors.consumer.fetcher import FetchThread
 from escrowmq.actors.consumer.membership import Membership
 from escrowmq.actors.consumer.membership_thread import Session

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from escrowmq.actors.client.assignment import TopicPartition
-from escrowmq.actors.client.config import ConsumerConfig
 from escrowmq.actors.client.replica_calls import ReplicaCalls
+from escrowmq.actors.consumer.config import ConsumerConfig
 from escrowmq.actors.consumer.positions import PartitionState, Positions
 from escrowmq.actors.consumer.replica_choice import ReplicaChoice
 from escrowmq.replication.errors import CorruptLog, EscrowMQError, UnknownTopic

@@ -12,9 +12,9 @@ import threading
 from collections.abc import Callable
 
 from escrowmq.actors.broker.coordinator import coordinator_group
-from escrowmq.actors.client.config import ConsumerConfig
 from escrowmq.actors.client.router import Router, result_of
 from escrowmq.actors.client.wakeup import Wakeup
+from escrowmq.actors.consumer.config import ConsumerConfig
 from escrowmq.actors.consumer.membership import Membership
 from escrowmq.actors.consumer.offsets import Lookup, OffsetReader
 from escrowmq.actors.consumer.positions import Positions

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
-from escrowmq.actors.client.config import ProducerConfig
 from escrowmq.actors.client.failures import Failure, FailureKind
 from escrowmq.actors.producer.blocks import (
     IDS_PER_OPERATION,
@@ -26,6 +25,7 @@ from escrowmq.actors.producer.blocks import (
     problems_of,
     retry_apart,
 )
+from escrowmq.actors.producer.config import ProducerConfig
 from escrowmq.actors.producer.partition_stream import Batch, PartitionStream
 from escrowmq.replication.model import ResultCode
 

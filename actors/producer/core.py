@@ -17,7 +17,6 @@ from typing import Any
 
 from escrowmq.actors.client.catalog import TopicCatalog
 from escrowmq.actors.client.channel import Request
-from escrowmq.actors.client.config import ProducerConfig
 from escrowmq.actors.client.failures import Failure, FailureKind
 from escrowmq.actors.client.replica_calls import ReplicaCalls
 from escrowmq.actors.client.router import Router
@@ -26,6 +25,7 @@ from escrowmq.actors.client.wakeup import Waiter
 from escrowmq.actors.producer.batcher import BuiltRequest, GroupBatcher
 from escrowmq.actors.producer.blocks import Block, DecisionBlock
 from escrowmq.actors.producer.buffer_bound import BufferBound
+from escrowmq.actors.producer.config import ProducerConfig
 from escrowmq.actors.producer.encoder import Encoder, check_app
 from escrowmq.actors.producer.ids import client_version, instance_id, transaction_ids
 from escrowmq.actors.producer.partition_stream import PartitionStream, Promise

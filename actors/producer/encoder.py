@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Sequence
 
 import google_crc32c
 
-from escrowmq.actors.client.config import ProducerConfig
 from escrowmq.actors.producer.blocks import Column, Placed, PrepareBlock
+from escrowmq.actors.producer.config import ProducerConfig
 from escrowmq.replication.errors import InvalidMessage, MessageTooLarge, UnknownTopic
 from escrowmq.replication.format.codec import FRAME, encode_row
 from escrowmq.replication.model import Message, group_of

@@ -21,7 +21,7 @@ from typing import Any
 
 from benchmarks.load.series import own_megabytes
 from benchmarks.measure import Latencies
-from escrowmq.actors.client.config import BrokerConfig
+from escrowmq.actors.broker.config import BrokerConfig
 from escrowmq.feedback.asking.topic_feedback import TopicFeedback
 from escrowmq.feedback.brokers import BrokerUnreachable
 from escrowmq.feedback.config import FeedbackConfig

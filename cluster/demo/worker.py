@@ -16,7 +16,7 @@ import traceback
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from escrowmq.actors.client.config import ProducerConfig
+from escrowmq.actors.producer.config import ProducerConfig
 from escrowmq.cluster.demo.database import ShopDatabase
 from escrowmq.cluster.demo.events import EventWriter, Failed, Finished, Ready
 from escrowmq.cluster.demo.mishaps import plan_mishaps

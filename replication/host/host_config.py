@@ -6,7 +6,7 @@ from typing import Protocol
 
 
 class HostConfig(Protocol):
-    """What of the broker's configuration is used here (``actors.config.BrokerConfig`` has the reasons)."""
+    """The settings of a broker that are used here; ``actors/broker/config.py`` has the reasons."""
 
     @property
     def segment_bytes(self) -> int: ...

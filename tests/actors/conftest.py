@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 
 from escrowmq.actors.admin.admin import Admin
-from escrowmq.actors.client.config import ChannelConfig, ConsumerConfig, ProducerConfig
+from escrowmq.actors.client.config import ChannelConfig
+from escrowmq.actors.consumer.config import ConsumerConfig
 from escrowmq.actors.consumer.consumer import Consumer
+from escrowmq.actors.producer.config import ProducerConfig
 from escrowmq.actors.producer.producer import Producer
 from tests.support.brokers import Brokers, ClientCalls
 from tests.support.producing import ProducerOf

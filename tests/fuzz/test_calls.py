@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from hypothesis import strategies as st
 
+from escrowmq.actors.broker.config import BrokerConfig
 from escrowmq.actors.broker.group_service import GroupService
-from escrowmq.actors.client.config import BrokerConfig
 from escrowmq.replication.errors import EscrowMQError
 from escrowmq.replication.format import ops
 from escrowmq.replication.format.codec import encode_row

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from benchmarks.load.ledger import name_of, value_of
-from escrowmq.actors.client.config import BrokerConfig
+from escrowmq.actors.broker.config import BrokerConfig
 from escrowmq.replication.format import ops
 from escrowmq.replication.format.codec import decode_rows, encode_row
 from escrowmq.replication.host.service import BrokerService

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from escrowmq.actors.client.config import BrokerConfig
+from escrowmq.actors.broker.config import BrokerConfig
 from tests.support.trio import Trio
 
 

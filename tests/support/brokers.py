@@ -13,8 +13,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from escrowmq.actors.broker.config import BrokerConfig
 from escrowmq.actors.broker.group_service import GroupService
-from escrowmq.actors.client.config import BrokerConfig
 from escrowmq.actors.client.replica_calls import Done
 from escrowmq.actors.client.topology import ClusterInfo
 from escrowmq.replication.format import codec, ops

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from escrowmq.actors.client.config import BrokerConfig
+from escrowmq.actors.broker.config import BrokerConfig
 from escrowmq.replication.errors import Unavailable
 from escrowmq.replication.format import ops
 from escrowmq.replication.host.repair import Manifest

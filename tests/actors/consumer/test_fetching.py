@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from escrowmq.actors.client.config import ConsumerConfig
+from escrowmq.actors.consumer.config import ConsumerConfig
 from escrowmq.actors.consumer.fetcher import Fetches
 from escrowmq.actors.consumer.positions import Positions
 from escrowmq.actors.consumer.records import Chunk

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from escrowmq.actors.client.config import ProducerConfig
 from escrowmq.actors.client.failures import Failure, FailureKind
 from escrowmq.actors.producer.batcher import BuiltRequest, GroupBatcher
 from escrowmq.actors.producer.blocks import DecisionBlock, Outcome, PrepareBlock, problems_of
+from escrowmq.actors.producer.config import ProducerConfig
 from escrowmq.actors.producer.encoder import Encoder
 from escrowmq.actors.producer.partition_stream import PartitionStream
 from escrowmq.actors.producer.send_future import SendFuture

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import google_crc32c
 import pytest
 
-from escrowmq.actors.client.config import ProducerConfig
+from escrowmq.actors.producer.config import ProducerConfig
 from escrowmq.actors.producer.producer import Producer
 from escrowmq.replication.errors import (
     ConfigError,

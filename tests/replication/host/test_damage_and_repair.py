@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from escrowmq.actors.client.config import BrokerConfig
+from escrowmq.actors.broker.config import BrokerConfig
 from escrowmq.replication.errors import CorruptLog, Unavailable
 from escrowmq.replication.host import hosting
 from escrowmq.replication.host.repair import Manifest, NoPeers, copy_from_leader, offered_files

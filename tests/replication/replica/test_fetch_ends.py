@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from escrowmq.actors.client.config import BrokerConfig
+from escrowmq.actors.broker.config import BrokerConfig
 from escrowmq.replication.errors import Unavailable
 from escrowmq.replication.format import ops
 from escrowmq.replication.format.codec import encode_row

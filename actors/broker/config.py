@@ -1,0 +1,56 @@
+"""Settings of a broker, each default with its reason.
+
+A nonsensical value raises ConfigError where it is written, never later at work.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from escrowmq.replication.errors import ConfigError
+from escrowmq.replication.setting_checks import check_not_negative, check_positive
+
+KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokerConfig:
+    """Limits and timings of one replica. All replicas of a group should have the same."""
+
+    #: One file of the log. Small enough that retention and snapshots (one per roll) move on, large
+    #: enough that rolling costs nothing.
+    segment_bytes: int = 64 * MIB
+    #: Request bytes admitted and not yet answered; beyond that clients are told Overloaded.
+    queue_bytes: int = 64 * MIB
+    #: Largest request taken; clients split well below it.
+    request_bytes_max: int = 8 * MIB
+    #: Open transactions per app and topic before TooManyOpenTransactions: memory is about 0.5 KB each.
+    open_transactions_max: int = 2_000_000
+    #: At commit, bodies of at most this many bytes are copied (TX_MESSAGE) instead of referred to: a
+    #: reference costs about as much, and a copy lies where the reader reads anyway.
+    copy_bytes_max: int = 64
+    #: Raft: followers wait between these before they stand for election; heartbeats are six times
+    #: as frequent as the shorter one, so a single late one topples nobody.
+    election_min_s: float = 0.3
+    election_max_s: float = 0.6
+    heartbeat_s: float = 0.05
+    #: Free bytes of disk below which new work is refused while decisions and repairs go on.
+    disk_reserve_bytes: int = 256 * MIB
+    #: Threads per kind of call: a parked long poll holds one, and produce must never wait for those.
+    produce_threads: int = 32
+    fetch_threads: int = 16
+    control_threads: int = 16
+    #: Half of them may park, one for each (app, topic) whose feedback actor asks this group; those beyond
+    #: ask once a second instead. Idle threads cost no memory to speak of (143 MB with 16 and with 64).
+    feedback_threads: int = 64
+
+    def __post_init__(self) -> None:
+        check_positive(self, "segment_bytes", "queue_bytes", "request_bytes_max")
+        check_positive(self, "open_transactions_max", "election_min_s", "election_max_s")
+        check_positive(self, "heartbeat_s", "produce_threads", "fetch_threads", "control_threads")
+        check_positive(self, "feedback_threads")
+        check_not_negative(self, "copy_bytes_max", "disk_reserve_bytes")
+        if not 64 * KIB <= self.segment_bytes <= 1 * GIB:
+            raise ConfigError(f"segment_bytes must be 64 KiB to 1 GiB, not {self.segment_bytes}")
+        if self.election_max_s <= self.election_min_s or self.heartbeat_s * 3 > self.election_min_s:
+            raise ConfigError("need heartbeat_s * 3 <= election_min_s < election_max_s")

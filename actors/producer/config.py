@@ -1,0 +1,70 @@
+"""Settings of a producer, each default with its reason.
+
+A nonsensical value raises ConfigError where it is written, never later at work.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from escrowmq.actors.client.config import ChannelConfig
+from escrowmq.replication.errors import ConfigError
+from escrowmq.replication.setting_checks import check_not_negative, check_positive
+
+KIB, MIB = 1 << 10, 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProducerConfig:
+    """How a producer batches, waits and gives up."""
+
+    #: Plain messages wait this long for company. 3 ms costs little beside a commit of 3 to 6 ms and
+    #: makes calls of dozens of messages out of single sends (a call costs 0.2 ms CPU on each side).
+    linger_ms: float = 3.0
+    #: Transactions wait at most so long for those that were answered together with the ones before: their
+    #: callers come back at the same time, and can share a call. A lone transaction never waits.
+    transaction_linger_ms: float = 1.0
+    #: Bytes of one call. Below Ray's limit of 100 KiB arguments travel inside the call; just above it
+    #: they go through shared memory at twice the cost.
+    request_bytes: int = 96 * KIB
+    #: Bytes queued and under way in one producer. Thirty times what saturates a group.
+    buffer_bytes: int = 32 * MIB
+    #: When what is answered waited longer than this, less is taken on, down to 16 KiB, until it does not.
+    #: Most fail-overs are over in a second; what waits longer does so because there is too much of it.
+    buffer_s: float = 1.0
+    #: How long a call waits for room in that buffer before it raises Overloaded.
+    buffer_wait_s: float = 10.0
+    #: From call to answer, with all retries and fail-overs. A fail-over takes 1 to 2 s; a machine
+    #: that pages or a node that is lost takes up to 15.
+    delivery_timeout_s: float = 30.0
+    #: Larger bodies belong into an object store, with a reference in the message.
+    message_bytes_max: int = 1 * MIB
+    #: All messages of one transaction together. They are kept in memory until prepared.
+    transaction_bytes_max: int = 16 * MIB
+    #: Transactions larger than this are prepared in parts, so that none of them holds up the log.
+    #: 1 MiB is where calls through shared memory become cheap per byte.
+    part_bytes: int = 1 * MIB
+    #: Time from prepare to the first check; None = what the topic says (6 s).
+    transaction_timeout_s: float | None = None
+    #: When the limit of open transactions is reached: 0 raises TooManyOpenTransactions at once, so that
+    #: the caller decides; more waits so long for others to settle.
+    open_limit_wait_s: float = 0.0
+    #: True: COMMIT is sent but not waited for. A lost one is asked back, so nothing is lost, but the
+    #: messages may appear only after the check. False, since readers usually expect them at once.
+    one_way_commit: bool = False
+    #: Calls under way of one ``send_transactions``: enough to fill a group, little enough to stay fair.
+    bulk_calls_in_flight: int = 8
+    channel: ChannelConfig = field(default_factory=ChannelConfig)
+
+    def __post_init__(self) -> None:
+        check_not_negative(self, "linger_ms", "transaction_linger_ms", "buffer_wait_s", "open_limit_wait_s")
+        check_positive(
+            self, "request_bytes", "buffer_bytes", "buffer_s", "delivery_timeout_s", "message_bytes_max"
+        )
+        check_positive(self, "transaction_bytes_max", "part_bytes", "bulk_calls_in_flight")
+        if self.transaction_timeout_s is not None:
+            check_positive(self, "transaction_timeout_s")
+        if self.message_bytes_max > self.transaction_bytes_max:
+            raise ConfigError("message_bytes_max must not exceed transaction_bytes_max")
+        if self.transaction_bytes_max > self.buffer_bytes:
+            raise ConfigError("transaction_bytes_max must not exceed buffer_bytes: it could never be sent")
