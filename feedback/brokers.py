@@ -1,9 +1,10 @@
-"""Finding and following the leader of one broker group.
+"""Calls to broker groups: to single replicas, and to whoever leads.
 
 Feedback reaches brokers through two small doors: ``Brokers.call`` (one method of one replica; Ray in
-production, memory in tests) and ``GroupLeader.ask`` (the same at whoever leads now). A leader's death
-is learnt from its peers, never from Ray, which reports it seconds later; a call that went to a replica
-that no longer leads is abandoned and sent again. It must never resend what is not safe to repeat.
+production, memory in tests) and ``GroupLeader.ask`` (the same at whoever leads now). Who leads is the
+follower's business (replication/calling/leader.py). A leader's death is learnt from its peers, never from
+Ray, which reports it seconds later; a call that went to a replica that no longer leads is abandoned and sent
+again. It must never resend what is not safe to repeat.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ import random
 from typing import Any, Protocol
 
 from escrowmq.feedback.config import LeaderTiming
+from escrowmq.replication.calling.backoff import Backoff
+from escrowmq.replication.calling.leader import LeaderFollower, Probing
 from escrowmq.replication.errors import EscrowMQError, Unavailable
 
 
@@ -32,14 +35,26 @@ class GroupLeader:
     def __init__(
         self, gid: int, replicas: int, brokers: Brokers, timing: LeaderTiming, rng: random.Random
     ) -> None:
-        self.gid, self.replicas = gid, replicas
-        self.leader: int | None = None
-        self.term = -1
-        self._brokers, self._timing, self._rng = brokers, timing, rng
-        self._probes: dict[int, tuple[asyncio.Task[None], float]] = {}
-        self._unanswered = [0] * replicas
+        self.gid = gid
+        self._brokers, self._timing = brokers, timing
+        # More and more rarely: a call is always under way here, and a frozen process would otherwise collect
+        # questions without end.
+        repeat = Backoff(first_s=timing.probe_timeout_s, longest_s=16 * timing.probe_timeout_s)
+        self._follower = LeaderFollower(replicas, Probing(timing.search_every_s, repeat))
+        self._led = asyncio.Event()  # set when there is a leader again
+        self._questions: dict[int, asyncio.Task[None]] = {}
         self._abandoned: set[asyncio.Task[Any]] = set()
-        self._next_probe = rng.randrange(replicas)
+        self._asked_last = rng.randrange(replicas)
+
+    @property
+    def leader(self) -> int | None:
+        """The replica that calls go to, as far as it is known."""
+        return self._follower.leader
+
+    @property
+    def term(self) -> int:
+        """The term of the last leader that said so itself; -1: none yet."""
+        return self._follower.term
 
     async def ask(
         self, method: str, *args: Any, patience_s: float, repeatable: bool = True
@@ -49,9 +64,9 @@ class GroupLeader:
         Raises Unavailable after ``patience_s``; for a call that is not ``repeatable`` also as soon as its
         fate is not known. In both cases it may or may not have taken effect.
         """
-        give_up = _now() + patience_s
+        give_up, follower = _now() + patience_s, self._follower
         while True:
-            rid = self.leader
+            rid = follower.leader
             if rid is None:
                 rid = await self._search(give_up)
             answer = await self._attempt(rid, method, args, give_up)
@@ -59,12 +74,16 @@ class GroupLeader:
                 if not repeatable:
                     raise Unavailable(f"lost group {self.gid}'s leader during {method}", 0.5)
                 continue
-            if answer[0] != "not_leader":
-                return answer
-            if self.leader == rid:
-                self.leader = None
-            self._hear(rid, (False, answer[1], answer[2]))
-            await asyncio.sleep(self._timing.search_every_s / 2)
+            if answer[0] == "unknown":
+                follower.failed(rid)
+            elif answer[0] == "not_leader":
+                follower.refused(rid, answer[1], answer[2])
+                self._tell()
+                await asyncio.sleep(self._timing.search_every_s / 2)
+                continue
+            else:
+                follower.answered(rid, _now())
+            return answer
 
     async def _attempt(
         self, rid: int, method: str, args: tuple[Any, ...], give_up: float
@@ -79,12 +98,11 @@ class GroupLeader:
                     return tuple(call.result())
                 if left <= 0:
                     raise Unavailable(f"no answer from group {self.gid} to {method}", 0.5)
-                if self.leader != rid and self.leader is not None:
+                if self.leader not in (rid, None):
                     return None
-                self._probe_another(rid)
+                self._ask_another(rid)
         except BrokerUnreachable:
-            if self.leader == rid:
-                self.leader = None
+            self._follower.failed(rid)
             return None
         finally:
             if not call.done():
@@ -93,56 +111,55 @@ class GroupLeader:
     async def _search(self, give_up: float) -> int:
         """Ask all replicas until one leads."""
         while _now() < give_up:
-            round_ends = _now() + self._timing.search_every_s
-            probes = [self._probe(rid) for rid in range(self.replicas)]
-            while probes and _now() < round_ends:
-                await asyncio.wait(probes, timeout=round_ends - _now(), return_when=asyncio.FIRST_COMPLETED)
-                if self.leader is not None:
-                    return self.leader
-                probes = [probe for probe in probes if not probe.done()]
-            await asyncio.sleep(max(round_ends - _now(), 0.0) * self._rng.uniform(0.8, 1.0))
+            self._ask_all()
+            self._led.clear()
+            try:
+                async with asyncio.timeout_at(min(self._follower.next_round, give_up)):
+                    await self._led.wait()
+            except TimeoutError:
+                continue
+            if self.leader is not None:
+                return self.leader
         raise Unavailable(f"group {self.gid} has no leader", 0.5)
 
-    def _probe_another(self, rid: int) -> None:
-        if self.replicas > 1:
-            self._next_probe = (self._next_probe + 1) % self.replicas
-            if self._next_probe == rid:
-                self._next_probe = (self._next_probe + 1) % self.replicas
-            self._probe(self._next_probe)
+    # ------------------------------------------------------------ questions
 
-    def _probe(self, rid: int) -> asyncio.Task[None]:
-        """Ask ``rid`` who leads. A question without answer is repeated ever more rarely: a frozen
-        process would otherwise collect calls without end."""
-        known = self._probes.get(rid)
-        if known is not None and not known[0].done():
-            task, since = known
-            if _now() - since < self._timing.probe_timeout_s * 2 ** self._unanswered[rid]:
-                return task
-            self._unanswered[rid] = min(self._unanswered[rid] + 1, 4)
-            self._abandon(task)
-        task = asyncio.ensure_future(self._question(rid))
-        self._probes[rid] = (task, _now())
-        return task
+    def _ask_all(self) -> None:
+        for rid in self._follower.round(_now()):
+            self._put(rid)
+
+    def _ask_another(self, rid: int) -> None:
+        """One of the others, in turn: if there is a new leader, they know."""
+        others = [other for other in range(self._follower.replicas) if other != rid]
+        if others:
+            self._asked_last = next((other for other in others if other > self._asked_last), others[0])
+            if self._follower.ask(self._asked_last, _now()):
+                self._put(self._asked_last)
+
+    def _put(self, rid: int) -> None:
+        unanswered = self._questions.get(rid)
+        if unanswered is not None and not unanswered.done():
+            self._abandon(unanswered)
+        self._questions[rid] = asyncio.ensure_future(self._question(rid))
 
     async def _question(self, rid: int) -> None:
         try:
-            reply = await self._brokers.call(self.gid, rid, "whoami")
+            ready, hint, term = await self._brokers.call(self.gid, rid, "whoami")
         except BrokerUnreachable:
+            self._follower.unheard(rid)
             return
-        self._unanswered[rid] = 0
-        self._hear(rid, reply)
+        if self._follower.heard(rid, ready, term, _now()):
+            self._tell()
+        elif not ready and self._follower.is_rumour(rid, hint, term):
+            self._ask_all()
 
-    def _hear(self, rid: int, reply: tuple[bool, int | None, int]) -> None:
-        """A replica's word about itself counts from its term on; its word about others only if it is news."""
-        ready, leader, term = reply
-        if ready and term >= self.term:
-            self.leader, self.term = rid, term
-        elif not ready and leader is not None and leader != rid and term > self.term:
-            self.leader, self.term = leader, term
+    def _tell(self) -> None:
+        if self.leader is not None:
+            self._led.set()
 
     def close(self) -> None:
         """Cancel what is still under way."""
-        for task in [*self._abandoned, *(task for task, _ in self._probes.values())]:
+        for task in [*self._abandoned, *self._questions.values()]:
             task.cancel()
 
     def _abandon(self, task: asyncio.Task[Any]) -> None:

@@ -81,6 +81,22 @@ def test_a_deposed_leader_sends_us_on() -> None:
     run(main())
 
 
+def test_a_hint_with_a_term_in_which_nobody_leads_does_not_make_deaf_to_the_real_leader() -> None:
+    async def main() -> None:
+        brokers = BrokersDouble()
+        group = brokers.groups[0]
+        leader = leader_of(brokers)
+        await timed(leader)
+        group.fail_over(1)
+        group.dead.add(2)
+        honest = group._not_leader
+        group._not_leader = lambda rid: ("not_leader", 2, 10**9) if rid == 0 else honest(rid)  # type: ignore[method-assign]
+        assert await timed(leader) < 2.5, "the dead replica that was hinted at, then the real leader"
+        assert (leader.leader, leader.term) == (1, 2)
+
+    run(main())
+
+
 def test_without_a_leader_the_caller_gets_an_error_in_time() -> None:
     async def main() -> None:
         brokers = BrokersDouble()

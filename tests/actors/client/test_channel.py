@@ -81,6 +81,17 @@ def test_a_redirection_is_followed_at_once() -> None:
     assert [(rid, args) for rid, args, _ in wire.take("submit")] == [(1, ("a",))]
 
 
+def test_a_hint_with_a_term_in_which_nobody_leads_does_not_make_deaf_to_the_real_leader() -> None:
+    wire = led(0)
+    wire.submit("a", 1.0)
+    ((_, _, token),) = wire.take("submit")
+    wire.answer(token, ("not_leader", 2, 10**9), 1.0)
+    assert [rid for rid, _, _ in wire.take("submit")] == [2]
+    wire.channel.tick(1.25)
+    wire.leads(1, 2, 1.26)
+    assert [(rid, args) for rid, args, _ in wire.take("submit")] == [(1, ("a",))]
+
+
 def test_redirections_in_a_circle_end_in_a_question_to_all() -> None:
     wire = led(0)
     wire.submit("a", 1.0)
@@ -263,7 +274,7 @@ def test_an_operation_that_cannot_be_read_fails_at_once() -> None:
 def test_closing_tells_the_sent_from_the_unsent() -> None:
     wire = led(0)
     wire.submit("sent", 1.0)
-    wire.channel.leader = None
+    wire.channel.follower.failed(0)
     wire.submit("unsent", 1.0)
     wire.channel.fail_all(FailureKind.CLOSED, "closed")
     assert sorted(failure.kind.value for failure in wire.ended) == ["closed", "unknown"]
