@@ -4,7 +4,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: test-long spark-trials controls help demo test lint simulate bench bench-spark load chaos fuzz spark-nodes
+.PHONY: test-long spark-trials controls help demo test lint simulate bench bench-spark walk load chaos fuzz spark-nodes
 
 BIN := .venv/bin
 STAMP := .venv/.installed
@@ -57,6 +57,9 @@ controls: $(STAMP) ## faults planted in the code, and how soon the simulator fin
 
 bench: $(STAMP) ## figures and their ratio to a ceiling measured in the same run (5 minutes; ARGS=--help)
 	$(BIN)/python -m benchmarks $(ARGS)
+
+walk: $(STAMP) ## calls and files that one message passes, client and replicas (a minute; ARGS="--tree" lists them)
+	$(BIN)/python -m benchmarks.walk $(ARGS)
 
 spark-nodes: $(STAMP) ## Spark on nodes that are killed, a batch and a stream, by both ways to Spark on Ray (6 minutes)
 	$(BIN)/python -m tests.integration.spark_nodes_scenario --mode standalone

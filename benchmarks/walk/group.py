@@ -1,0 +1,257 @@
+"""A cluster of one group in this process, without Ray: three replicas with real files and real TCP between.
+
+Of production it lacks the Broker actor's shell and Ray's calls. In their place stands a pool of threads for
+each replica, which runs the methods of its service, and one thread that hands answers to the clients. By its
+thread's name every call belongs to a role (``role_of``). All imports of the modules that are walked through
+stand here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+import time
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import escrowmq
+from escrowmq.actors.broker.config import BrokerConfig
+from escrowmq.actors.client.replica_calls import Done
+from escrowmq.actors.client.topology import ClusterInfo
+from escrowmq.actors.consumer.config import ConsumerConfig
+from escrowmq.actors.consumer.consumer import Consumer
+from escrowmq.actors.producer.config import ProducerConfig
+from escrowmq.actors.producer.producer import Producer
+from escrowmq.feedback.answering.answering import Answering
+from escrowmq.feedback.answering.query_pool import QueryPool
+from escrowmq.feedback.answering.topic_link import Respondent
+from escrowmq.feedback.asking.topic_feedback import TopicFeedback
+from escrowmq.feedback.config import AnswererConfig, FeedbackConfig, LeaderTiming
+from escrowmq.feedback.states import TransactionState, TxStatusQuerier
+from escrowmq.replication.errors import Unavailable
+from escrowmq.replication.format import ops
+from escrowmq.replication.host import driver, hosting
+from escrowmq.replication.host.repair import NoPeers
+from escrowmq.replication.host.service import BrokerService
+from escrowmq.replication.log.datadir import Identity
+from escrowmq.replication.model import Message
+
+__all__ = ["FOLDERS", "LEFT_OUT", "OF_THE_CLOCK", "Group", "Message", "asked_back"]
+
+#: The folders whose functions count.
+FOLDERS = [Path(escrowmq.__file__).parent / name for name in ("actors", "feedback", "replication")]
+#: What a clock starts and no message: regular ticks and timers. A repeat in which one ran does not count.
+OF_THE_CLOCK = frozenset({"Driver._regular_tick", "Replica.on_timer"})
+#: Of the clock too, a single call every time: it is left out.
+LEFT_OUT = frozenset({"TcpTransport._keep_dialing"})
+#: Ticks, timers, heartbeats, probes and long polls are made rare, so that most repeats have none of them.
+SELDOM_S = 0.5
+BROKER = BrokerConfig(heartbeat_s=0.4, election_min_s=1.5, election_max_s=2.0)
+CONSUMER = ConsumerConfig(auto_offset_reset="earliest", fetch_wait_s=5.0)
+SELDOM = LeaderTiming(probe_every_s=10.0)
+FEEDBACK = FeedbackConfig(lock_wait_s=30.0, tick_s=10.0, poll_wait_s=30.0, leader=SELDOM)
+ANSWERER = AnswererConfig(poll_wait_s=30.0, discover_every_s=60.0, leader=SELDOM)
+REPLICAS = 3
+CALLS_AT_A_TIME = 8
+APP = "walk"
+T = TypeVar("T")
+
+
+class Group:
+    """Three running replicas, and the ``ReplicaCalls`` and ``Brokers`` of their clients."""
+
+    def __init__(self, folder: Path) -> None:
+        """Starts them and waits for a leader. Raises Unavailable if none is elected in ten seconds."""
+        self.info = ClusterInfo("walk", "walk", 1, REPLICAS)
+        #: Hears (replica, method) of every call that was answered.
+        self.answered: Callable[[int, str], None] = lambda rid, method: None
+        self._usual = driver.TICK_S, hosting.TIMER_S
+        driver.TICK_S = hosting.TIMER_S = SELDOM_S
+        self._pools = [ThreadPoolExecutor(CALLS_AT_A_TIME, f"call-{rid}") for rid in range(REPLICAS)]
+        self._handing = ThreadPoolExecutor(1, "client-answers")
+        self._services = [self._service(folder, rid) for rid in range(REPLICAS)]
+        for service in self._services:
+            service.start(10.0)
+        self.leader()
+
+    def _service(self, folder: Path, rid: int) -> BrokerService:
+        return BrokerService(
+            BROKER,
+            Identity("walk", 0, rid),
+            groups=1,
+            replicas=REPLICAS,
+            data_dir=folder / f"r{rid}",
+            listen_host="127.0.0.1",
+            secret=b"w" * 32,
+            resolve=self._address,
+            source=_NoHistory(),
+        )
+
+    def _address(self, peer: str) -> tuple[str, int] | None:
+        try:
+            return self._services[int(peer)].raft_address()
+        except Unavailable:
+            return None
+
+    def leader(self) -> int:
+        """Who leads, and is ready."""
+        deadline = time.monotonic() + 10.0
+        while time.monotonic() < deadline:
+            for rid, service in enumerate(self._services):
+                if service.whoami()[0]:
+                    return rid
+            time.sleep(0.05)
+        raise Unavailable("no leader was elected in ten seconds", 1.0)
+
+    def role_of(self, thread: str) -> str:
+        """Whose thread that is: "client", "feedback", "leader" or "follower 1", "follower 2"."""
+        kind, _, rest = thread.partition("-")
+        if kind == "feedback":
+            return kind
+        if kind not in ("call", "raft", "fsync", "resolve"):
+            return "client"
+        rid, leader = int(rest.split("_")[0]), self.leader()
+        return "leader" if rid == leader else f"follower {1 + rid - (rid > leader)}"
+
+    def topic(self, name: str) -> None:
+        """With one partition."""
+        answer = self._services[self.leader()].submit(ops.create_topic(name, {"partitions": 1}))
+        assert answer[0] == "ok", answer
+
+    def producer(self) -> Producer:
+        return Producer(self.info, app=APP, config=ProducerConfig(), calls=self)
+
+    def consumer(self) -> Consumer:
+        return Consumer(self.info, config=CONSUMER, calls=self)
+
+    # -------------------------------------------------------------- calls, as Ray would carry them
+
+    def call(self, gid: int, rid: int, method: str, args: tuple[Any, ...], done: Done) -> None:
+        """See ``ReplicaCalls``."""
+
+        def finished(answer: Future[Any]) -> None:
+            self.answered(rid, method)
+            error = answer.exception()
+            self._handing.submit(done, None if error else answer.result(), error)
+
+        bound = getattr(self._services[rid], method)
+        self._pools[rid].submit(bound, *args).add_done_callback(finished)
+
+    async def ask(self, gid: int, rid: int, method: str, *args: Any) -> Any:
+        """The same for coroutines, see ``Brokers``."""
+        bound = getattr(self._services[rid], method)
+        answer = await asyncio.get_running_loop().run_in_executor(self._pools[rid], bound, *args)
+        self.answered(rid, method)
+        return answer
+
+    def close(self) -> None:
+        """See ``ReplicaCalls``: a client ends, the replicas go on."""
+
+    def stop(self) -> None:
+        """End the replicas."""
+        for service in self._services:
+            service.stop()
+        for pool in (*self._pools, self._handing):
+            pool.shutdown(wait=False)
+        driver.TICK_S, hosting.TIMER_S = self._usual
+
+
+class _NoHistory(NoPeers):
+    """The group is new."""
+
+    def founded(self, peer: str) -> bool | None:
+        return False
+
+
+class _Calls:
+    """``Brokers`` of feedback, over the group."""
+
+    def __init__(self, group: Group) -> None:
+        self.call = group.ask
+
+
+class _Port:
+    """The feedback actor as the producer sees it: its event loop is another thread's."""
+
+    def __init__(self, feedback: TopicFeedback, loop: asyncio.AbstractEventLoop) -> None:
+        self._feedback, self._loop = feedback, loop
+
+    async def poll(
+        self, instance: str, room: int, working: Sequence[tuple[int, str]], wait_s: float
+    ) -> tuple[str, Any]:
+        return await self._there(self._feedback.poll(instance, room, working, wait_s))
+
+    async def answer(self, instance: str, answers: Sequence[tuple[int, str, str, str]]) -> tuple[str, Any]:
+        async def there() -> tuple[str, Any]:
+            return self._feedback.answer(instance, answers)
+
+        return await self._there(there())
+
+    async def leave(self, instance: str) -> None:
+        async def there() -> None:
+            self._feedback.leave(instance)
+
+        await self._there(there())
+
+    async def _there(self, work: Coroutine[Any, Any, T]) -> T:
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
+
+
+class _Committed(TxStatusQuerier):
+    """An application whose local transactions have all been committed."""
+
+    def query_status(self, tx_id: str, query_id: str) -> TransactionState:
+        return TransactionState.COMMITTED
+
+
+@contextmanager
+def asked_back(group: Group, topic: str) -> Iterator[None]:
+    """Meanwhile open transactions of the app are asked about and committed.
+
+    The feedback actor's part runs in thread "feedback", the producer's answerer in "client-checks".
+    """
+    feedback_loop, client_loop = asyncio.new_event_loop(), asyncio.new_event_loop()
+    threads = [
+        threading.Thread(target=loop.run_forever, name=name, daemon=True)
+        for loop, name in ((feedback_loop, "feedback"), (client_loop, "client-checks"))
+    ]
+    for thread in threads:
+        thread.start()
+
+    async def start() -> TopicFeedback:
+        made = TopicFeedback(APP, topic, 1, REPLICAS, _Calls(group), FEEDBACK, random.Random(1))
+        made.start()
+        return made
+
+    feedback = asyncio.run_coroutine_threadsafe(start(), feedback_loop).result(10)
+    pool = QueryPool(_Committed(), ANSWERER)
+
+    async def connect(_: str) -> _Port:
+        return _Port(feedback, feedback_loop)
+
+    respondent = Respondent("walk-producer", connect, pool, lambda tx_id: False, ANSWERER, random.Random(2))
+    answering = Answering(APP, 1, REPLICAS, _Calls(group), respondent)
+
+    async def answer() -> asyncio.Task[None]:
+        answering.add_topic(topic)
+        return asyncio.create_task(answering.run())
+
+    async def leave(task: asyncio.Task[None]) -> None:
+        task.cancel()
+        await asyncio.wait([task])
+
+    task = asyncio.run_coroutine_threadsafe(answer(), client_loop).result(10)
+    try:
+        yield
+    finally:
+        asyncio.run_coroutine_threadsafe(leave(task), client_loop).result(10)
+        pool.close()
+        asyncio.run_coroutine_threadsafe(feedback.close(), feedback_loop).result(10)
+        for loop, thread in zip((feedback_loop, client_loop), threads, strict=True):
+            loop.call_soon_threadsafe(loop.stop)
+            thread.join(10)
+            loop.close()
