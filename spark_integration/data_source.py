@@ -34,16 +34,12 @@ if TYPE_CHECKING:
 
     from escrowmq.spark_integration.source.stream_reader import EscrowMQStreamReader
 
-#: Without this setting Spark refuses sources that take filters, instead of not offering any.
-PUSHDOWN_SETTING = "spark.sql.python.filterPushdown.enabled"
-
 
 class EscrowMQDataSource(DataSource):
     """Format ``escrowmq``. :func:`register` makes it known to a session, with the session's cluster."""
 
     default_address = ""
     default_namespace = "escrowmq"
-    takes_filters = False
 
     @classmethod
     def name(cls) -> str:
@@ -65,7 +61,7 @@ class EscrowMQDataSource(DataSource):
     def reader(self, schema: StructType) -> EscrowMQReader:
         """Reader of one batch."""
         options = self._parsed(Use.BATCH)
-        kind = FilteringReader if self.takes_filters else EscrowMQReader
+        kind = FilteringReader if options.push_filters else EscrowMQReader
         return kind(options, _tasks(options, schema))
 
     def streamReader(self, schema: StructType) -> EscrowMQStreamReader:
@@ -137,7 +133,12 @@ class EscrowMQReader(DataSourceReader):
 
 
 class FilteringReader(EscrowMQReader):
-    """The same with filters that shorten the plan. A class of its own, since Spark asks for the method."""
+    """The same with filters that shorten the plan, for reads that ask for it by option ``pushFilters``.
+
+    A class of its own, because Spark looks for the method. Never the default: Spark 4.2 keeps one reader for
+    a DataFrame and all its views and copies, and plans all of them by the filters that came last, so one
+    query's filter silently takes rows from another's result.
+    """
 
     def pushFilters(self, filters: list[Any]) -> Iterable[Any]:
         """Takes what it can; what it gives back, Spark applies to the rows."""
@@ -149,8 +150,7 @@ def register(spark: SparkSession, *, address: str = "", namespace: str = "escrow
     """Make ``format("escrowmq")`` known to a session; ``address`` and ``namespace`` are its defaults.
 
     The defaults travel inside the class, because the processes in which Spark runs it share neither
-    variables nor a Ray connection with this one. Also has the session offer filters to Python sources
-    (PUSHDOWN_SETTING), which Spark does not do by itself.
+    variables nor a Ray connection with this one. The session's settings are left alone.
     """
     source = type(
         "EscrowMQDataSource",
@@ -158,9 +158,7 @@ def register(spark: SparkSession, *, address: str = "", namespace: str = "escrow
         {
             "default_address": address,
             "default_namespace": namespace,
-            "takes_filters": True,
             "__module__": "escrowmq_session",
         },
     )
-    spark.conf.set(PUSHDOWN_SETTING, "true")
     spark.dataSource.register(source)

@@ -46,6 +46,7 @@ OPTIONS = {
     "maxRecordsPerPartition": "at most so many records in one Spark partition",
     "failOnDataLoss": "false: what is gone is skipped with a warning (default: true, an error)",
     "includeHeaders": "true: a column with the headers (default: false)",
+    "pushFilters": "true: filters shorten the plan; a batch read that is queried once (default: false)",
     "columns": "columns to deliver, separated by commas (default: all)",
     "valueFormat": "binary (default), json, msgpack or arrow: decode values in the reader",
     "valueSchema": "columns of a decoded value, as DDL: id BIGINT, price DOUBLE",
@@ -109,6 +110,7 @@ class SourceOptions:
     min_partitions: int | None
     max_records_per_partition: int | None
     fail_on_data_loss: bool
+    push_filters: bool
     columns: tuple[str, ...]
     value_format: str
     value_schema: str | None
@@ -127,6 +129,9 @@ def parse_options(
     for name in _ENDING if use is Use.STREAM else ():
         if name in options:
             raise ConfigError(f"option {name!r} is for batch reads: a streaming query has no end")
+    push_filters = boolean(options, "pushFilters", False)
+    if push_filters and use is Use.STREAM:
+        raise ConfigError("option 'pushFilters' is for batch reads: Spark has no filters for Python streams")
     strict = one_of(options, "startingOffsetsByTimestampStrategy", ("latest", "error")) == "error"
     both, batch = (EARLIEST, LATEST), use is Use.BATCH
     starting = parse_bound(
@@ -150,6 +155,7 @@ def parse_options(
         min_partitions=positive(options, "minPartitions"),
         max_records_per_partition=positive(options, "maxRecordsPerPartition"),
         fail_on_data_loss=boolean(options, "failOnDataLoss", True),
+        push_filters=push_filters,
         columns=_columns(options),
         value_format=value_format,
         value_schema=options.get("valueSchema") or None,

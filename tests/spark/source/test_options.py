@@ -92,6 +92,13 @@ def test_times_by_partition_and_what_becomes_of_times_to_come() -> None:
     assert options.ending.table == {"a": {0: 9}} and not options.ending.strict
 
 
+def test_filters_are_pushed_only_where_a_batch_read_asks_for_it() -> None:
+    assert not parse(subscribe="a").push_filters
+    assert parse(subscribe="a", pushFilters="true").push_filters
+    with pytest.raises(ConfigError, match=r"pushFilters.*batch"):
+        parse(Use.STREAM, subscribe="a", pushFilters="true")
+
+
 def test_limits_with_units() -> None:
     given = {"maxOffsetsPerTrigger": "9", "minOffsetsPerTrigger": "3", "maxBytesPerTrigger": "64m"}
     assert parse(subscribe="a", maxTriggerDelay="90s", **given).limits == Limits(9, 64 << 20, 3, 90.0)
