@@ -16,17 +16,15 @@ from escrowmq.actors.admin.types import (
     ClusterStatus,
     GroupDescription,
     GroupPartition,
-    MemberDescription,
     PartitionDescription,
     TopicDescription,
     TransactionDescription,
 )
-from escrowmq.actors.broker.coordinator import coordinator_group
 from escrowmq.actors.client.closing import Closing
+from escrowmq.actors.client.consumer_groups import GroupSnapshot, MemberDescription, coordinator_group
 from escrowmq.actors.client.replica_calls import ReplicaCalls
 from escrowmq.actors.client.router import Router, result_of
 from escrowmq.actors.client.topology import ClusterInfo
-from escrowmq.actors.consumer.membership import flat
 from escrowmq.actors.consumer.offsets import OffsetReader
 from escrowmq.replication.errors import ConfigError, EscrowMQError, TopicExists, UnknownTopic
 from escrowmq.replication.format import ops
@@ -170,15 +168,11 @@ class Admin(Closing):
         A group that nobody knows has no members and no places.
         """
         gid = coordinator_group(group, self.info.groups)
-        _, members, committed = result_of(
+        snapshot: GroupSnapshot = result_of(
             self._router.leader_call(gid, "group_describe", group, timeout_s=self._timeout_s), self._timeout_s
         )
-        described = tuple(
-            MemberDescription(name, generation, tuple(topics), tuple(sorted(flat(mine))), expires_in_s)
-            for name, generation, topics, mine, expires_in_s in members
-        )
-        places = {(t, p): offset for t, by in committed.items() for p, offset in by.items()}
-        return GroupDescription(group, gid, described, self._places(described, places))
+        committed = {(t, p): offset for t, by in snapshot.committed.items() for p, offset in by.items()}
+        return GroupDescription(group, gid, snapshot.members, self._places(snapshot.members, committed))
 
     def _places(
         self, members: Sequence[MemberDescription], committed: dict[tuple[str, int], int]

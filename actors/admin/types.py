@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from escrowmq.actors.client.assignment import TopicPartition
+from escrowmq.actors.client.consumer_groups import MemberDescription
 from escrowmq.replication.model import OpenTransaction, TopicInfo, TransactionState
 
 
@@ -42,17 +42,6 @@ class TransactionDescription:
     tx_id: str
     state: TransactionState
     open: Mapping[int, OpenTransaction]
-
-
-@dataclass(frozen=True, slots=True)
-class MemberDescription:
-    """A live member of a consumer group; its session ends in ``expires_in_s`` without a heartbeat."""
-
-    member: str
-    generation: int
-    topics: tuple[str, ...]
-    partitions: tuple[TopicPartition, ...]
-    expires_in_s: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """Consumer groups in the memory of one leader: who is alive, who reads what, whose commits count.
 
-A group lives in the leader of broker group ``sum(group.encode()) % groups``. Only offsets are
+A group lives in the leader of broker group ``coordinator_group(group, groups)``. Only offsets are
 replicated; members are not: after a fail-over they join the new leader and claim what they read
 (``owned``), so a group comes back without moving a partition. Partitions change hands in two
 steps: the old reader first confirms, with the generation it was told, that it has let go (or its
@@ -9,8 +9,6 @@ read one partition in the same term, and a member may commit up to the moment it
 
 Pure: takes ``now`` (seconds of any clock that never falls), starts no thread, and must never keep
 anything that a fail-over may not lose. The Broker actor calls it under its own lock.
-
-Answers are plain tuples: ``("ok", ...)``, ``("stale", text)`` (join again), ``("refused", text)``.
 """
 
 from __future__ import annotations
@@ -19,7 +17,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from escrowmq.actors.client.assignment import TopicPartition, balance
+from escrowmq.actors.broker.assignment import balance
+from escrowmq.actors.client.consumer_groups import (
+    GroupAssignment,
+    GroupCallRefused,
+    GroupJoined,
+    MemberDescription,
+    MembershipStale,
+    TopicPartition,
+)
 
 #: Bits of a generation below the term: 2^32 changes per term are out of reach.
 GENERATION_BITS = 32
@@ -34,17 +40,11 @@ MEMBERS_MAX = 1024
 #: Groups with members in one leader.
 GROUPS_MAX = 10_000
 
-Reply = tuple[Any, ...]
 Topics = Callable[[str], "int | None"]
 
 
-def coordinator_group(group: str, groups: int) -> int:
-    """The broker group whose leader coordinates a consumer group and whose log holds its offsets."""
-    return sum(group.encode()) % groups
-
-
 @dataclass(slots=True)
-class Member:
+class _MemberState:
     """``current`` was confirmed by the member; ``granted`` was told last, under ``generation``."""
 
     topics: frozenset[str]
@@ -64,7 +64,7 @@ class Member:
 @dataclass(slots=True)
 class _Group:
     grace_until: float
-    members: dict[str, Member] = field(default_factory=dict)
+    members: dict[str, _MemberState] = field(default_factory=dict)
     target: dict[TopicPartition, str] = field(default_factory=dict)
     partitions: dict[str, int] = field(default_factory=dict)
     #: Last member a partition was given to in this term: a claim by anybody else is void.
@@ -98,33 +98,31 @@ class GroupCoordinator:
         partitions: Topics,
         had_offsets: bool,
         owned: Sequence[tuple[str, int]] = (),
-    ) -> Reply:
-        """Joins, or joins again: ``("ok", generation, {topic: [p, ...]}, pending, kept, base)``.
+    ) -> GroupJoined | GroupCallRefused:
+        """Joins, or joins again.
 
-        The member works and commits under generation ``base`` until it has let go of all but the
-        assignment, and confirms it with a heartbeat of ``generation``. ``owned``: what it still
-        reads, from before a fail-over or an expiry; ``kept``, of the same shape as the assignment,
-        is what of that nobody else was given since. ``pending``: more is coming once others have let
-        go; ask again soon. ``had_offsets``: the replicated state knows the group.
+        ``owned``: what the member still reads, from before a fail-over or an expiry.
+        ``had_offsets``: the replicated state knows the group.
         """
         if not (SESSION_S_MIN <= session_timeout_s <= SESSION_S_MAX):
-            return (
-                "refused",
-                f"session_timeout_s must be in [{SESSION_S_MIN}, {SESSION_S_MAX}], not {session_timeout_s}",
+            return GroupCallRefused(
+                f"session_timeout_s must be in [{SESSION_S_MIN}, {SESSION_S_MAX}], not {session_timeout_s}"
             )
         state = self._groups.get(group)
         if state is None:
             if len(self._groups) >= GROUPS_MAX and not self._forget_empty():
-                return "refused", f"{GROUPS_MAX} consumer groups have members on this leader; close some"
+                return GroupCallRefused(
+                    f"{GROUPS_MAX} consumer groups have members on this leader; close some"
+                )
             state = self._groups[group] = _Group(self._since + REJOIN_GRACE_S if had_offsets else now)
         self._expire(state, now)
         known = state.members.get(member)
         if known is None and len(state.members) >= MEMBERS_MAX:
-            return "refused", f"group {group!r} has {MEMBERS_MAX} members; close some"
+            return GroupCallRefused(f"group {group!r} has {MEMBERS_MAX} members; close some")
         # A claim counts when nobody else was given the partition in this term.
         claims = frozenset(tp for tp in map(_pair, owned) if state.last_holder.get(tp, member) == member)
         if known is None:
-            known = Member(frozenset(topics), session_timeout_s, 0.0, 0, 0, claims, claims)
+            known = _MemberState(frozenset(topics), session_timeout_s, 0.0, 0, 0, claims, claims)
             state.members[member] = known
             state.last_holder.update(dict.fromkeys(claims, member))
         known.topics, known.session_timeout_s = frozenset(topics), session_timeout_s
@@ -132,18 +130,18 @@ class GroupCoordinator:
         self._assign(state, partitions)
         base = known.generation = known.confirmed = self._next_generation()
         self._reconcile(state, member, known, now)
-        kept = known.granted & claims
-        pending = self._pending(state, member, known)
-        return "ok", known.generation, _by_topic(known.granted), pending, _by_topic(kept), base
+        return GroupJoined(self._assignment(state, member, known), known.granted & claims, base)
 
-    def heartbeat(self, group: str, member: str, generation: int, now: float, *, partitions: Topics) -> Reply:
-        """Stays a member, and confirms the assignment of ``generation``: ``join``'s first four values."""
+    def heartbeat(
+        self, group: str, member: str, generation: int, now: float, *, partitions: Topics
+    ) -> GroupAssignment | MembershipStale:
+        """Stays a member, and confirms the assignment of ``generation``."""
         state = self._groups.get(group)
         known = None if state is None else state.members.get(member)
         if state is None or known is None:
-            return "stale", f"{member} is no member of {group!r} (any more): join again"
+            return MembershipStale(f"{member} is no member of {group!r} (any more): join again")
         if generation not in (known.generation, known.confirmed):
-            return "stale", f"generation {generation} of {member} is not current: join again"
+            return MembershipStale(f"generation {generation} of {member} is not current: join again")
         known.expires = now + known.session_timeout_s
         self._expire(state, now)
         if any((partitions(topic) or 0) != n for topic, n in state.partitions.items()):
@@ -151,14 +149,13 @@ class GroupCoordinator:
         if generation == known.generation:
             known.confirmed, known.current = generation, known.granted
         self._reconcile(state, member, known, now)
-        return "ok", known.generation, _by_topic(known.granted), self._pending(state, member, known)
+        return self._assignment(state, member, known)
 
-    def leave(self, group: str, member: str) -> Reply:
+    def leave(self, group: str, member: str) -> None:
         """Gives everything back at once. Leaving twice is fine."""
         state = self._groups.get(group)
         if state is not None and state.members.pop(member, None) is not None:
             self._reassign(state)
-        return ("ok",)
 
     def check_commit(
         self, group: str, member: str, generation: int, partitions: Iterable[TopicPartition], now: float
@@ -191,14 +188,20 @@ class GroupCoordinator:
         """Groups with members."""
         return sorted(name for name, state in self._groups.items() if state.members)
 
-    def describe(self, group: str, now: float) -> list[Reply]:
-        """``(member, generation, topics, {topic: [p, ...]}, expires_in_s)`` per member."""
+    def describe(self, group: str, now: float) -> tuple[MemberDescription, ...]:
+        """The members of a group, by name."""
         state = self._groups.get(group)
-        members: Mapping[str, Member] = {} if state is None else state.members
-        return [
-            (name, m.generation, sorted(m.topics), _by_topic(m.granted), round(m.expires - now, 3))
-            for name, m in sorted(members.items())
-        ]
+        members: Mapping[str, _MemberState] = {} if state is None else state.members
+        return tuple(
+            MemberDescription(
+                name,
+                member.generation,
+                tuple(sorted(member.topics)),
+                tuple(sorted(member.granted)),
+                round(member.expires - now, 3),
+            )
+            for name, member in sorted(members.items())
+        )
 
     def _next_generation(self) -> int:
         self._counter += 1
@@ -224,7 +227,7 @@ class GroupCoordinator:
         subscriptions = {name: member.topics for name, member in state.members.items()}
         state.target = balance(subscriptions, state.partitions, holders)
 
-    def _reconcile(self, state: _Group, name: str, member: Member, now: float) -> None:
+    def _reconcile(self, state: _Group, name: str, member: _MemberState, now: float) -> None:
         """Tells the member its next assignment: first what it must let go, then what has become free."""
         if member.generation != member.confirmed:
             return  # one unconfirmed change at a time: two generations are all a member can be in
@@ -243,8 +246,9 @@ class GroupCoordinator:
                 state.last_holder[tp] = name
 
     @staticmethod
-    def _pending(state: _Group, name: str, member: Member) -> bool:
-        return any(owner == name and tp not in member.granted for tp, owner in state.target.items())
+    def _assignment(state: _Group, name: str, member: _MemberState) -> GroupAssignment:
+        pending = any(owner == name and tp not in member.granted for tp, owner in state.target.items())
+        return GroupAssignment(member.generation, member.granted, pending)
 
     def _forget_empty(self) -> bool:
         for name in [name for name, state in self._groups.items() if not state.members]:
@@ -255,10 +259,3 @@ class GroupCoordinator:
 def _pair(pair: Sequence[Any]) -> TopicPartition:
     """Lists come off the wire where tuples went in."""
     return pair[0], pair[1]
-
-
-def _by_topic(partitions: Iterable[TopicPartition]) -> dict[str, list[int]]:
-    answer: dict[str, list[int]] = {}
-    for topic, partition in sorted(partitions):
-        answer.setdefault(topic, []).append(partition)
-    return answer

@@ -1,9 +1,10 @@
 """The broker's side of consumer groups: the coordinator behind a lock, with leadership and the log.
 
-Answers what the Broker actor's ``group_*`` and ``commit_offsets`` calls answer, as plain tuples.
-Membership is decided in memory; offsets go through the log like every other operation. A commit
-is checked first and replicated then, so one whose member expires in those few milliseconds still
-lands: the new reader then starts behind it, which at-least-once delivery allows.
+Answers the Broker actor's ``group_*`` and ``commit_offsets`` calls: ``("ok", what the coordinator says)``
+at the leader, and ``("not_leader", leader, term)`` elsewhere, as all calls for leaders do. Membership is
+decided in memory; offsets go through the log like every other operation. A commit is checked first and
+replicated then, so one whose member expires in those few milliseconds still lands: the new reader then
+starts behind it, which at-least-once delivery allows.
 """
 
 from __future__ import annotations
@@ -11,16 +12,25 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
-from escrowmq.actors.broker.coordinator import GroupCoordinator, Reply
+from escrowmq.actors.broker.coordinator import GroupCoordinator
+from escrowmq.actors.client.consumer_groups import (
+    GROUP_NAME_BYTES_MAX,
+    GroupCallRefused,
+    GroupSnapshot,
+    MembershipStale,
+    TopicMissing,
+)
 from escrowmq.replication.format import ops
 from escrowmq.replication.host.service import BrokerService
 from escrowmq.replication.model import ResultCode
 
-#: Longest name of a group: it stands in every offset commit.
-GROUP_NAME_BYTES_MAX = 255
 TOPICS_MAX = 10_000
+
+T = TypeVar("T")
+#: See the module's text; the names of statuses are those of ``BrokerService.submit``.
+Reply = tuple[Any, ...]
 
 
 class GroupService:
@@ -67,12 +77,9 @@ class GroupService:
         owned: Sequence[tuple[str, int]] = (),
     ) -> Reply:
         """See :meth:`GroupCoordinator.join`. Topics that do not exist (yet, any more) give nothing."""
-        size = len(group.encode())
-        if not 0 < size <= GROUP_NAME_BYTES_MAX:
-            return "refused", f"a group's name has 1 to {GROUP_NAME_BYTES_MAX} bytes, not {size}"
-        problem = _member_problem(member, topics, owned)
+        problem = _group_problem(group) or _member_problem(member, topics, owned)
         if problem is not None:
-            return "refused", problem
+            return "ok", GroupCallRefused(problem)
         had_offsets = bool(self._committed(group))
         return self._led(
             lambda coordinator, now: coordinator.join(
@@ -96,54 +103,56 @@ class GroupService:
         )
 
     def leave(self, group: str, member: str) -> Reply:
-        """``("ok",)``, known or not."""
+        """``("ok", None)``, known or not."""
         return self._led(lambda coordinator, now: coordinator.leave(group, member))
 
     def commit(
         self, group: str, member: str, generation: int, offsets: Mapping[str, Mapping[int, int]]
     ) -> Reply:
-        """``("ok",)`` once replicated; ``("stale", text)``; ``("unknown_topic", name)``; else as submit."""
-
-        def check(coordinator: GroupCoordinator, now: float) -> Reply:
-            wanted = [(topic, partition) for topic, by in offsets.items() for partition in by]
-            refusal = coordinator.check_commit(group, member, generation, wanted, now)
-            return ("ok",) if refusal is None else ("stale", refusal)
-
-        checked = self._led(check)
-        if checked[0] != "ok" or not offsets:
-            return checked
+        """``("ok", None)`` once replicated; ``("ok", MembershipStale | TopicMissing | GroupCallRefused)``;
+        any other status as submit."""
+        wanted = [(topic, partition) for topic, by in offsets.items() for partition in by]
+        status, *rest = self._led(
+            lambda coordinator, now: coordinator.check_commit(group, member, generation, wanted, now)
+        )
+        if status != "ok":
+            return status, *rest
+        if rest[0] is not None:
+            return "ok", MembershipStale(rest[0])
+        if not offsets:
+            return "ok", None
         topics = list(offsets)
         answer = self._submit(b"".join(ops.group_offsets(group, topic, offsets[topic]) for topic in topics))
         if answer[0] != "ok":
             return answer
-        for topic, result in zip(topics, answer[1], strict=True):
-            if result[0] in (ResultCode.UNKNOWN_TOPIC, ResultCode.BAD_PARTITION):
-                return "unknown_topic", topic
-            if result[0] not in (ResultCode.OK, ResultCode.DUPLICATE):
-                return "refused", f"offsets of {topic!r} were refused: {ResultCode(result[0]).name}"
-        return ("ok",)
+        for topic, (code, *_) in zip(topics, answer[1], strict=True):
+            if code in (ResultCode.UNKNOWN_TOPIC, ResultCode.BAD_PARTITION):
+                return "ok", TopicMissing(topic)
+            if code not in (ResultCode.OK, ResultCode.DUPLICATE):
+                return "ok", GroupCallRefused(f"offsets of {topic!r} were refused: {ResultCode(code).name}")
+        return "ok", None
 
     def names(self) -> Reply:
         """``("ok", [name, ...])``: groups with members or with offsets."""
 
-        def every_name(coordinator: GroupCoordinator, now: float) -> Reply:
+        def every_name(coordinator: GroupCoordinator, now: float) -> list[str]:
             coordinator.expire(now)
-            return "ok", sorted({*coordinator.names(), *self._group_names()})
+            return sorted({*coordinator.names(), *self._group_names()})
 
         return self._led(every_name)
 
     def describe(self, group: str) -> Reply:
-        """``("ok", members, {topic: {partition: next_offset}})``; members as the coordinator describes."""
+        """``("ok", GroupSnapshot)``."""
         offsets = self._committed(group)
 
-        def members(coordinator: GroupCoordinator, now: float) -> Reply:
+        def snapshot(coordinator: GroupCoordinator, now: float) -> GroupSnapshot:
             coordinator.expire(now)
-            return "ok", coordinator.describe(group, now), {t: dict(by) for t, by in offsets.items()}
+            return GroupSnapshot(coordinator.describe(group, now), {t: dict(by) for t, by in offsets.items()})
 
-        return self._led(members)
+        return self._led(snapshot)
 
-    def _led(self, do: Callable[[GroupCoordinator, float], Any]) -> Reply:
-        """Runs ``do`` under the lock if this replica leads; else ``("not_leader", leader, term)``."""
+    def _led(self, do: Callable[[GroupCoordinator, float], T]) -> Reply:
+        """Runs ``do`` under the lock if this replica leads: ``("ok", what it returns)``."""
         ready, leader, term = self._leadership()
         if not ready:
             return "not_leader", leader, term
@@ -151,8 +160,14 @@ class GroupService:
             now = self._clock()
             if not self._coordinator.lead(term, now):
                 return "not_leader", None, term
-            answer: Reply = do(self._coordinator, now)
-            return answer
+            return "ok", do(self._coordinator, now)
+
+
+def _group_problem(group: str) -> str | None:
+    size = len(group.encode())
+    if not 0 < size <= GROUP_NAME_BYTES_MAX:
+        return f"a group's name has 1 to {GROUP_NAME_BYTES_MAX} bytes, not {size}"
+    return None
 
 
 def _member_problem(member: Any, topics: Any, owned: Any) -> str | None:

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
-from escrowmq.actors.broker.group_service import GROUP_NAME_BYTES_MAX
-from escrowmq.actors.client.assignment import TopicPartition
+from escrowmq.actors.client.consumer_groups import GROUP_NAME_BYTES_MAX, TopicPartition
 from escrowmq.replication.errors import ConfigError, InvalidMessage
 from escrowmq.replication.model import ConsumerRecord
 

@@ -12,8 +12,8 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Self
 
-from escrowmq.actors.client.assignment import TopicPartition
 from escrowmq.actors.client.closing import AsyncClosing
+from escrowmq.actors.client.consumer_groups import TopicPartition
 from escrowmq.actors.client.topology import ClusterInfo
 from escrowmq.actors.consumer import arguments as args
 from escrowmq.actors.consumer.config import ConsumerConfig

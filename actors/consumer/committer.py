@@ -10,8 +10,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping
 
-from escrowmq.actors.broker.coordinator import coordinator_group
-from escrowmq.actors.client.assignment import TopicPartition
+from escrowmq.actors.client.consumer_groups import (
+    GroupCallRefused,
+    MembershipStale,
+    TopicMissing,
+    TopicPartition,
+    coordinator_group,
+)
 from escrowmq.actors.client.router import Router, result_of
 from escrowmq.actors.consumer.membership import Membership
 from escrowmq.actors.consumer.membership_thread import Session
@@ -90,14 +95,14 @@ class Committer:
         call = self._router.leader_call(
             gid, "commit_offsets", member.group, member.member, generation, by_topic, timeout_s=left_s
         )
-        answer = result_of(call, left_s)
-        if answer[0] == "ok":
+        answer: MembershipStale | TopicMissing | GroupCallRefused | None = result_of(call, left_s)
+        if answer is None:
             return None
-        if answer[0] == "stale":
-            return str(answer[1])
-        if answer[0] == "unknown_topic":
-            raise UnknownTopic(answer[1])
-        raise InvalidMessage(f"the offsets were refused: {answer[1:]}")
+        if isinstance(answer, MembershipStale):
+            return answer.reason
+        if isinstance(answer, TopicMissing):
+            raise UnknownTopic(answer.topic)
+        raise InvalidMessage(f"the offsets were refused: {answer.reason}")
 
     def _rejoin(
         self, wanted: Mapping[PartitionState, int], joins: int, refusal: str, deadline: float

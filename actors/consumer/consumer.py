@@ -15,8 +15,8 @@ from dataclasses import replace
 from datetime import datetime
 from functools import cached_property
 
-from escrowmq.actors.client.assignment import TopicPartition
 from escrowmq.actors.client.closing import Closing
+from escrowmq.actors.client.consumer_groups import TopicPartition
 from escrowmq.actors.client.replica_calls import ReplicaCalls
 from escrowmq.actors.client.topology import ClusterInfo
 from escrowmq.actors.consumer import arguments as args

@@ -11,8 +11,8 @@ import random
 import uuid
 from collections.abc import Sequence
 
-from escrowmq.actors.client.assignment import TopicPartition
 from escrowmq.actors.client.catalog import TopicCatalog
+from escrowmq.actors.client.consumer_groups import TopicPartition
 from escrowmq.actors.client.observable import News
 from escrowmq.actors.client.replica_calls import RayCalls, ReplicaCalls
 from escrowmq.actors.client.router import Router

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from escrowmq.actors.client.assignment import TopicPartition
+from escrowmq.actors.client.consumer_groups import TopicPartition
 from escrowmq.actors.client.replica_calls import ReplicaCalls
 from escrowmq.actors.consumer.config import ConsumerConfig
 from escrowmq.actors.consumer.positions import PartitionState, Positions

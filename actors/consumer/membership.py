@@ -1,20 +1,16 @@
 """A consumer's side of its group: what it was told, what it has taken over, under which generation.
 
-State only, without thread, clock or network; ``session.py`` makes the calls, ``poll`` takes over what
-they brought. A new assignment waits as an *offer* until ``poll``: the application has then finished
-what it was given before (and had its chance to commit it), and only then does the coordinator hear
-that partitions were let go. Never confirms an assignment that ``poll`` has not taken over.
+State only, without thread, clock or network; ``membership_thread.py`` makes the calls, ``poll`` takes
+over what they brought. A new assignment waits as an *offer* until ``poll``: the application has then
+finished what it was given before (and had its chance to commit it), and only then does the coordinator
+hear that partitions were let go. Never confirms an assignment that ``poll`` has not taken over.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from escrowmq.actors.client.assignment import TopicPartition
-
-ByTopic = Mapping[str, Sequence[int]]
+from escrowmq.actors.client.consumer_groups import GroupAssignment, GroupJoined, TopicPartition
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,20 +39,20 @@ class Membership:
         #: Counts joins, so that whoever waits for one can tell.
         self.joins = 0
 
-    def on_join(self, answer: Sequence[Any]) -> None:
-        """``("ok", generation, assignment, pending, kept, base)``."""
-        _, generation, assignment, self.pending, kept, base = answer
-        self.generation, self.joined = base, True
+    def on_join(self, answer: GroupJoined) -> None:
+        """The coordinator has taken this member (again)."""
+        self.generation, self.joined = answer.base, True
+        self.pending = answer.assignment.pending
         self.joins += 1
-        self.offer = Offer(generation, flat(assignment), flat(kept))
+        self.offer = Offer(answer.assignment.generation, answer.assignment.partitions, answer.kept)
 
-    def on_heartbeat(self, answer: Sequence[Any]) -> None:
-        """``("ok", generation, assignment, pending)``."""
-        _, generation, assignment, self.pending = answer
-        if generation == self.generation and self.offer is None:
+    def on_heartbeat(self, assignment: GroupAssignment) -> None:
+        """The coordinator has heard a heartbeat of this member."""
+        self.pending = assignment.pending
+        if assignment.generation == self.generation and self.offer is None:
             return
         kept = self.offer.kept if self.offer is not None else None
-        self.offer = Offer(generation, flat(assignment), kept)
+        self.offer = Offer(assignment.generation, assignment.partitions, kept)
 
     def on_stale(self) -> None:
         """The coordinator does not know this member (any more): join again."""
@@ -77,8 +73,3 @@ class Membership:
     def still_holds(self, partitions: frozenset[TopicPartition]) -> bool:
         """After a join: reading of all these goes on, so their commits are still this member's."""
         return self.offer is None or self.offer.kept is None or partitions <= self.offer.kept
-
-
-def flat(by_topic: ByTopic) -> frozenset[TopicPartition]:
-    """``{topic: [p, ...]}`` as a set of pairs."""
-    return frozenset((topic, partition) for topic, partitions in by_topic.items() for partition in partitions)

@@ -10,8 +10,15 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from typing import Any
 
-from escrowmq.actors.broker.coordinator import coordinator_group
+from escrowmq.actors.client.consumer_groups import (
+    GroupAssignment,
+    GroupCallRefused,
+    GroupJoined,
+    MembershipStale,
+    coordinator_group,
+)
 from escrowmq.actors.client.router import Router, result_of
 from escrowmq.actors.client.wakeup import Wakeup
 from escrowmq.actors.consumer.config import ConsumerConfig
@@ -133,11 +140,11 @@ class Session:
     def _join(self, member: Membership, topics: tuple[str, ...]) -> None:
         with self._condition:
             owned = self._positions.assigned()
-        answer = self._call(
+        answer: GroupJoined | GroupCallRefused = self._call(
             "group_join", member.group, member.member, list(topics), self._config.session_timeout_s, owned
         )
-        if answer[0] == "refused":
-            raise ConfigError(answer[1])
+        if isinstance(answer, GroupCallRefused):
+            raise ConfigError(answer.reason)
         with self._condition:
             if member.topics == topics:  # else: subscribed anew meanwhile, joins again
                 member.on_join(answer)
@@ -147,10 +154,12 @@ class Session:
     def _heartbeat(self, member: Membership) -> None:
         with self._condition:
             generation, joins = member.generation, member.joins
-        answer = self._call("group_heartbeat", member.group, member.member, generation)
+        answer: GroupAssignment | MembershipStale = self._call(
+            "group_heartbeat", member.group, member.member, generation
+        )
         with self._condition:
             if joins == member.joins and member.joined:
-                if answer[0] == "stale":
+                if isinstance(answer, MembershipStale):
                     member.on_stale()
                     self._next_heartbeat = float("-inf")
                     return
@@ -175,12 +184,9 @@ class Session:
         interval = PENDING_S if member.pending and confirmed else self._config.heartbeat_interval_s
         self._next_heartbeat = self._clock() + interval
 
-    def _call(self, method: str, group: str, *args: object) -> tuple[object, ...]:
+    def _call(self, method: str, group: str, *args: object) -> Any:
         gid = coordinator_group(group, self._router.info.groups)
-        answer: tuple[object, ...] = result_of(
-            self._router.leader_call(gid, method, group, *args, timeout_s=CALL_S), CALL_S
-        )
-        return answer
+        return result_of(self._router.leader_call(gid, method, group, *args, timeout_s=CALL_S), CALL_S)
 
     # ------------------------------------------------------------ positions
 

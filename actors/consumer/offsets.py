@@ -10,8 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from escrowmq.actors.broker.coordinator import coordinator_group
-from escrowmq.actors.client.assignment import TopicPartition
+from escrowmq.actors.client.consumer_groups import TopicPartition, coordinator_group
 from escrowmq.actors.client.router import Router, result_of
 from escrowmq.replication.errors import EscrowMQError, OffsetOutOfRange, UnknownTopic
 from escrowmq.replication.model import ResultCode, group_of

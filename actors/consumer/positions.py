@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from escrowmq.actors.client.assignment import TopicPartition
+from escrowmq.actors.client.consumer_groups import TopicPartition
 from escrowmq.actors.consumer.records import Chunk, Run
 from escrowmq.replication.errors import CorruptLog, EscrowMQError
 from escrowmq.replication.model import ConsumerRecord

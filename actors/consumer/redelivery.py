@@ -13,7 +13,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Collection
 
-from escrowmq.actors.client.assignment import TopicPartition
+from escrowmq.actors.client.consumer_groups import TopicPartition
 from escrowmq.replication.errors import Overloaded
 from escrowmq.replication.model import ConsumerRecord
 

@@ -9,6 +9,11 @@ from escrowmq.actors.broker.coordinator import (
     MEMBERS_MAX,
     REJOIN_GRACE_S,
     GroupCoordinator,
+)
+from escrowmq.actors.client.consumer_groups import (
+    GroupCallRefused,
+    GroupJoined,
+    MembershipStale,
     coordinator_group,
 )
 
@@ -37,57 +42,63 @@ class Group:
         return self.coordinator.check_commit("g", member, generation, wanted, self.now) is None
 
 
+def orders(*partitions):
+    return {("orders", p) for p in partitions}
+
+
 def test_the_first_member_gets_everything_at_once():
     group = Group()
-    status, _, assignment, pending, *_ = group.join("a")
-    assert (status, assignment, pending) == ("ok", {"orders": [0, 1, 2, 3]}, False)
+    joined = group.join("a")
+    assert isinstance(joined, GroupJoined)
+    assert joined.assignment.partitions == orders(0, 1, 2, 3)
+    assert not joined.assignment.pending
 
 
 def test_a_partition_is_given_on_only_after_its_reader_let_go():
     group = Group()
-    _, first, *_ = group.join("a")
-    _, generation_b, assignment, pending, *_ = group.join("b")
-    assert (assignment, pending) == ({}, True)
+    first = group.join("a").assignment.generation
+    waiting = group.join("b").assignment
+    assert not waiting.partitions and waiting.pending
 
-    _, second, keeps, _ = group.beat("a", first)
-    assert second > first
-    assert keeps == {"orders": [0, 1]}
-    assert group.beat("b", generation_b)[2] == {}, "a was told, and has not confirmed yet"
+    told = group.beat("a", first)
+    assert told.generation > first
+    assert told.partitions == orders(0, 1)
+    assert not group.beat("b", waiting.generation).partitions, "a was told, and has not confirmed yet"
     assert group.may_commit("a", first, 0, 1, 2, 3), "until it confirms it may commit what it read"
 
-    group.beat("a", second)
-    assert not group.may_commit("a", second, 2)
-    _, generation_b, assignment, pending = group.beat("b", generation_b)
-    assert (assignment, pending) == ({"orders": [2, 3]}, False)
-    assert group.may_commit("b", generation_b, 2, 3)
+    group.beat("a", told.generation)
+    assert not group.may_commit("a", told.generation, 2)
+    given = group.beat("b", waiting.generation)
+    assert given.partitions == orders(2, 3) and not given.pending
+    assert group.may_commit("b", given.generation, 2, 3)
 
 
 def test_a_dead_members_partitions_move_on_and_its_commits_are_refused():
     group = Group()
-    _, generation_a, *_ = group.join("a", session_s=6.0)
-    _, generation_b, *_ = group.join("b", session_s=60.0)
+    generation_a = group.join("a", session_s=6.0).assignment.generation
+    generation_b = group.join("b", session_s=60.0).assignment.generation
     group.now += 5.9
-    assert group.beat("b", generation_b)[2] == {}
+    assert not group.beat("b", generation_b).partitions
     group.now += 0.2
-    _, generation_b, assignment, _ = group.beat("b", generation_b)
-    assert assignment == {"orders": [0, 1, 2, 3]}
+    given = group.beat("b", generation_b)
+    assert given.partitions == orders(0, 1, 2, 3)
     assert not group.may_commit("a", generation_a, 0)
-    assert group.beat("a", generation_a)[0] == "stale"
-    assert group.may_commit("b", generation_b, 0)
+    assert isinstance(group.beat("a", generation_a), MembershipStale)
+    assert group.may_commit("b", given.generation, 0)
 
 
 def test_leaving_frees_partitions_at_once_and_twice_is_fine():
     group = Group()
-    _, _, *_ = group.join("a")
-    _, generation, *_ = group.join("b")
-    assert group.coordinator.leave("g", "a") == ("ok",)
-    assert group.coordinator.leave("g", "a") == ("ok",)
-    assert group.beat("b", generation)[2] == {"orders": [0, 1, 2, 3]}
+    group.join("a")
+    generation = group.join("b").assignment.generation
+    group.coordinator.leave("g", "a")
+    group.coordinator.leave("g", "a")
+    assert group.beat("b", generation).partitions == orders(0, 1, 2, 3)
 
 
 def test_a_lost_answer_is_given_again():
     group = Group()
-    _, first, *_ = group.join("a")
+    first = group.join("a").assignment.generation
     group.join("b")
     lost = group.beat("a", first)
     assert group.beat("a", first) == lost
@@ -95,29 +106,29 @@ def test_a_lost_answer_is_given_again():
 
 def test_generations_rise_over_a_fail_over():
     group = Group(term=7)
-    _, before, *_ = group.join("a")
+    before = group.join("a").assignment.generation
     assert before >> GENERATION_BITS == 7
     assert group.coordinator.lead(8, group.now)
     assert not group.coordinator.lead(7, group.now), "a past term cannot come back"
-    _, after, *_ = group.join("a")
-    assert after > before
+    assert group.join("a").assignment.generation > before
 
 
 def test_after_a_fail_over_members_keep_what_they_claim():
     group = Group(term=2, had_offsets=True)
-    _, generation, assignment, pending, kept, _ = group.join("b", owned=[("orders", 2), ("orders", 3)])
-    assert (assignment, pending, kept) == ({"orders": [2, 3]}, True, {"orders": [2, 3]})
-    _, _, assignment, _, kept, _ = group.join("a", owned=[("orders", 0), ("orders", 1)])
-    assert assignment == kept == {"orders": [0, 1]}
-    assert group.beat("b", generation)[2] == {"orders": [2, 3]}
+    b = group.join("b", owned=[("orders", 2), ("orders", 3)])
+    assert b.assignment.partitions == b.kept == orders(2, 3)
+    assert b.assignment.pending
+    a = group.join("a", owned=[("orders", 0), ("orders", 1)])
+    assert a.assignment.partitions == a.kept == orders(0, 1)
+    assert group.beat("b", b.assignment.generation).partitions == orders(2, 3)
 
 
 def test_after_a_fail_over_the_unclaimed_wait_for_the_grace():
     group = Group(term=2, had_offsets=True)
-    _, generation, assignment, pending, *_ = group.join("a", owned=[("orders", 0)])
-    assert (assignment, pending) == ({"orders": [0]}, True)
+    assignment = group.join("a", owned=[("orders", 0)]).assignment
+    assert assignment.partitions == orders(0) and assignment.pending
     group.now += REJOIN_GRACE_S
-    assert group.beat("a", generation)[2] == {"orders": [0, 1, 2, 3]}
+    assert group.beat("a", assignment.generation).partitions == orders(0, 1, 2, 3)
 
 
 def test_a_claim_on_what_somebody_else_was_given_is_void():
@@ -126,34 +137,34 @@ def test_a_claim_on_what_somebody_else_was_given_is_void():
     group.now += 2.0
     group.join("b")
     group.coordinator.leave("g", "b")
-    _, _, assignment, _, kept, _ = group.join("a", owned=[("orders", p) for p in range(4)])
-    assert assignment == {"orders": [0, 1, 2, 3]}
-    assert kept == {}, "b may have read and committed since: positions must come from the log again"
+    joined = group.join("a", owned=[("orders", p) for p in range(4)])
+    assert joined.assignment.partitions == orders(0, 1, 2, 3)
+    assert not joined.kept, "b may have read and committed since: positions must come from the log again"
 
 
 def test_an_expired_member_that_nobody_replaced_keeps_its_place():
     group = Group()
     group.join("a", session_s=1.0)
     group.now += 5.0
-    assert group.join("a", owned=[("orders", 1)])[4] == {"orders": [1]}
+    assert group.join("a", owned=[("orders", 1)]).kept == orders(1)
 
 
 def test_new_partitions_and_deleted_topics_are_noticed():
     group = Group()
-    _, generation, *_ = group.join("a", topics=("orders", "later"))
+    generation = group.join("a", topics=("orders", "later")).assignment.generation
     group.topics["later"] = 1
-    _, generation, assignment, _ = group.beat("a", generation)
-    assert assignment == {"orders": [0, 1, 2, 3], "later": [0]}
+    assignment = group.beat("a", generation)
+    assert assignment.partitions == orders(0, 1, 2, 3) | {("later", 0)}
     del group.topics["orders"]
-    assert group.beat("a", generation)[2] == {"later": [0]}
+    assert group.beat("a", assignment.generation).partitions == {("later", 0)}
 
 
 def test_other_topics_at_a_second_join():
     group = Group()
     group.join("a", topics=("orders",))
-    _, generation, assignment, *_ = group.join("a", topics=("items",))
-    assert assignment == {}
-    assert group.beat("a", generation)[2] == {"items": [0, 1]}
+    assignment = group.join("a", topics=("items",)).assignment
+    assert not assignment.partitions
+    assert group.beat("a", assignment.generation).partitions == {("items", 0), ("items", 1)}
 
 
 def test_a_tool_commits_only_for_an_empty_group():
@@ -165,12 +176,12 @@ def test_a_tool_commits_only_for_an_empty_group():
 
 def test_bounds_are_refused_by_name():
     group = Group()
-    status, text = group.join("a", session_s=0.01)
-    assert status == "refused"
-    assert "session_timeout_s" in text
+    refused = group.join("a", session_s=0.01)
+    assert isinstance(refused, GroupCallRefused)
+    assert "session_timeout_s" in refused.reason
     for i in range(MEMBERS_MAX):
         group.join(f"m{i}", topics=())
-    assert group.join("one-too-many")[0] == "refused"
+    assert isinstance(group.join("one-too-many"), GroupCallRefused)
 
 
 def test_groups_spread_over_broker_groups():
@@ -183,17 +194,18 @@ def test_no_partition_has_two_readers_and_all_get_one_in_the_end(seed):
     rng = random.Random(seed)
     group = Group()
     #: what each live client believes: generation and the partitions it reads
-    clients: dict[str, tuple[int, set]] = {}
+    clients: dict[str, tuple[int, frozenset]] = {}
 
-    def adopt(name, answer):
-        clients[name] = (answer[1], {(t, p) for t, ps in answer[2].items() for p in ps})
+    def adopt(name, assignment):
+        clients[name] = (assignment.generation, assignment.partitions)
 
     for step in range(120):
         group.now += rng.random() * 0.4
         action = rng.random()
         if action < 0.15:
             name = f"c{step}"
-            adopt(name, group.join(name, topics=rng.choice([("orders",), ("items",), ("orders", "items")])))
+            topics = rng.choice([("orders",), ("items",), ("orders", "items")])
+            adopt(name, group.join(name, topics=topics).assignment)
         elif action < 0.25 and clients:
             name = rng.choice(sorted(clients))
             del clients[name]  # dies without a word
@@ -201,7 +213,7 @@ def test_no_partition_has_two_readers_and_all_get_one_in_the_end(seed):
                 group.coordinator.leave("g", name)
         for name in sorted(clients):
             answer = group.beat(name, clients[name][0])
-            if answer[0] == "stale":
+            if isinstance(answer, MembershipStale):
                 del clients[name]  # it waited too long
             elif rng.random() < 0.7:  # else: the answer is lost, or adopted later
                 adopt(name, answer)
@@ -209,12 +221,13 @@ def test_no_partition_has_two_readers_and_all_get_one_in_the_end(seed):
         assert len(reading) == len(set(reading)), f"two readers; seed {seed} step {step}"
 
     group.now += 7.0
-    adopt("last", group.join("last", topics=("orders", "items")))
+    adopt("last", group.join("last", topics=("orders", "items")).assignment)
     for _ in range(10):
         group.now += 0.5
         answers = {name: group.beat(name, clients[name][0]) for name in sorted(clients)}
-        clients = {name: clients[name] for name, answer in answers.items() if answer[0] == "ok"}
-        for name in clients:
-            adopt(name, answers[name])
+        clients.clear()
+        for name, answer in answers.items():
+            if not isinstance(answer, MembershipStale):
+                adopt(name, answer)
     reading = sorted(tp for _, mine in clients.values() for tp in mine)
     assert reading == sorted((t, p) for t, n in TOPICS.items() for p in range(n)), f"seed {seed}"

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from escrowmq.actors.client.assignment import balance
+from escrowmq.actors.broker.assignment import balance
 
 SEEDS = range(200)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
 
-TopicPartition = tuple[str, int]
+from escrowmq.actors.client.consumer_groups import TopicPartition
 
 
 def balance(

@@ -1,0 +1,84 @@
+"""What consumers, operators and the coordinator of a consumer group must agree on.
+
+Which broker group's leader coordinates a consumer group, how long names may be, and the answers of the
+coordinator. These structs travel between processes of one version and are never stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import msgspec
+
+#: A partition of a topic: (topic, number from 0).
+TopicPartition: TypeAlias = tuple[str, int]
+
+#: Longest name of a group: it stands in every offset commit.
+GROUP_NAME_BYTES_MAX = 255
+
+
+def coordinator_group(group: str, groups: int) -> int:
+    """The broker group whose leader coordinates a consumer group and whose log holds its offsets."""
+    return sum(group.encode()) % groups
+
+
+class GroupAssignment(msgspec.Struct, frozen=True):
+    """What a member may read, in answer to a heartbeat.
+
+    The member confirms it by a heartbeat of ``generation``, once it has let go of all other partitions.
+    ``pending``: more is coming when others have let go of it, so ask again soon.
+    """
+
+    generation: int
+    partitions: frozenset[TopicPartition]
+    pending: bool
+
+
+class GroupJoined(msgspec.Struct, frozen=True):
+    """What a member may read, in answer to its joining.
+
+    It works and commits under generation ``base`` until it confirms ``assignment``. ``kept``: the part of
+    the assignment that the member said it still reads, and that no other member was given since.
+    """
+
+    assignment: GroupAssignment
+    kept: frozenset[TopicPartition]
+    base: int
+
+
+class MembershipStale(msgspec.Struct, frozen=True):
+    """The coordinator does not know this member, or not under this generation: it has to join again."""
+
+    reason: str
+
+
+class GroupCallRefused(msgspec.Struct, frozen=True):
+    """The caller asked for something that no coordinator grants; repeating it is no use."""
+
+    reason: str
+
+
+class TopicMissing(msgspec.Struct, frozen=True):
+    """Offsets were not committed, because their topic or partition does not exist (any more)."""
+
+    topic: str
+
+
+@dataclass(frozen=True, slots=True)
+class MemberDescription:
+    """A live member of a consumer group; without a heartbeat its session ends in ``expires_in_s``."""
+
+    member: str
+    generation: int
+    topics: tuple[str, ...]
+    partitions: tuple[TopicPartition, ...]
+    expires_in_s: float
+
+
+class GroupSnapshot(msgspec.Struct, frozen=True):
+    """A consumer group as its coordinator sees it. ``committed``: topic -> partition -> next offset."""
+
+    members: tuple[MemberDescription, ...]
+    committed: Mapping[str, Mapping[int, int]]
