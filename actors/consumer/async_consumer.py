@@ -1,7 +1,7 @@
 """The consumer for asyncio: the same core, awaited.
 
-``poll`` takes what has been fetched without blocking, and between two looks waits for the core's
-news; so a poll that is cancelled has taken nothing, and no record is lost. Calls that ask a broker
+``poll`` takes what has been fetched without blocking, and between two looks waits until the core has
+something new; so a poll that is cancelled has taken nothing, and no record is lost. Calls that ask a broker
 run in a thread; a cancelled one still takes effect.
 """
 
@@ -10,18 +10,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 from escrowmq.actors.client.closing import AsyncClosing
 from escrowmq.actors.client.consumer_groups import TopicPartition
 from escrowmq.actors.client.topology import ClusterInfo
 from escrowmq.actors.consumer import arguments as args
 from escrowmq.actors.consumer.config import ConsumerConfig
+from escrowmq.actors.consumer.core import ConsumerCore
 from escrowmq.replication.errors import Closed
 from escrowmq.replication.model import ConsumerRecord
-
-if TYPE_CHECKING:
-    from escrowmq.actors.consumer.consumer import Consumer
 
 
 class AsyncConsumer(AsyncClosing):
@@ -30,8 +28,8 @@ class AsyncConsumer(AsyncClosing):
     Errors and meaning are those of :class:`Consumer`. Belongs to the event loop that polls it first.
     """
 
-    def __init__(self, consumer: Consumer) -> None:
-        self._consumer, self._core = consumer, consumer.core
+    def __init__(self, core: ConsumerCore) -> None:
+        self._core = core
         self._loop: asyncio.AbstractEventLoop | None = None
         self._news = asyncio.Event()
 
@@ -46,12 +44,10 @@ class AsyncConsumer(AsyncClosing):
         config: ConsumerConfig | None = None,
     ) -> Self:
         """As ``Consumer(...)``, which asks the brokers for the topics."""
-        from escrowmq.actors.consumer.consumer import Consumer
-
-        made = await asyncio.to_thread(
-            Consumer, info, group=group, topics=topics, auto_offset_reset=auto_offset_reset, config=config
+        core = await asyncio.to_thread(
+            ConsumerCore, info, group=group, topics=topics, auto_offset_reset=auto_offset_reset, config=config
         )
-        return cls(made)
+        return cls(core)
 
     async def poll(self, max_records: int = 500, timeout_s: float = 1.0) -> list[ConsumerRecord]:
         """As :meth:`Consumer.poll`; safe to cancel."""
@@ -87,59 +83,59 @@ class AsyncConsumer(AsyncClosing):
 
     async def commit(self, offsets: Mapping[TopicPartition, int] | None = None) -> None:
         """As :meth:`Consumer.commit`."""
-        await asyncio.to_thread(self._consumer.commit, offsets)
+        await asyncio.to_thread(self._core.commit, offsets)
 
     async def committed(self, topic: str, partition: int) -> int | None:
         """As :meth:`Consumer.committed`."""
-        return await asyncio.to_thread(self._consumer.committed, topic, partition)
+        return await asyncio.to_thread(self._core.committed, topic, partition)
 
     async def position(self, topic: str, partition: int) -> int:
         """As :meth:`Consumer.position`."""
-        return await asyncio.to_thread(self._consumer.position, topic, partition)
+        return await asyncio.to_thread(self._core.position, topic, partition)
 
     async def subscribe(self, topics: Sequence[str]) -> None:
         """As :meth:`Consumer.subscribe`."""
-        await asyncio.to_thread(self._consumer.subscribe, topics)
+        await asyncio.to_thread(self._core.subscribe, topics)
 
     async def assign(self, partitions: Sequence[TopicPartition]) -> None:
         """As :meth:`Consumer.assign`."""
-        await asyncio.to_thread(self._consumer.assign, partitions)
+        await asyncio.to_thread(self._core.assign, partitions)
 
     async def seek_to_time(self, topic: str, partition: int, ts: int | datetime) -> int:
         """As :meth:`Consumer.seek_to_time`."""
-        return await asyncio.to_thread(self._consumer.seek_to_time, topic, partition, ts)
+        return await asyncio.to_thread(self._core.seek_to_time, topic, partition, ts)
 
     def assignment(self) -> list[TopicPartition]:
         """As :meth:`Consumer.assignment`; does not wait."""
-        return self._consumer.assignment()
+        return self._core.assignment()
 
     def seek(self, topic: str, partition: int, offset: int) -> None:
         """As :meth:`Consumer.seek`; does not wait."""
-        self._consumer.seek(topic, partition, offset)
+        self._core.seek(topic, partition, offset)
 
     def seek_to_beginning(self, *partitions: TopicPartition) -> None:
         """As :meth:`Consumer.seek_to_beginning`; does not wait."""
-        self._consumer.seek_to_beginning(*partitions)
+        self._core.look_up(partitions, "earliest")
 
     def seek_to_end(self, *partitions: TopicPartition) -> None:
         """As :meth:`Consumer.seek_to_end`; does not wait."""
-        self._consumer.seek_to_end(*partitions)
+        self._core.look_up(partitions, "latest")
 
     def nack(self, record: ConsumerRecord, delay_s: float = 5.0) -> None:
         """As :meth:`Consumer.nack`; does not wait."""
-        self._consumer.nack(record, delay_s)
+        self._core.nack(record, delay_s)
 
     def pause(self, *partitions: TopicPartition) -> None:
         """As :meth:`Consumer.pause`; does not wait."""
-        self._consumer.pause(*partitions)
+        self._core.set_paused(partitions, True)
 
     def resume(self, *partitions: TopicPartition) -> None:
         """As :meth:`Consumer.resume`; does not wait."""
-        self._consumer.resume(*partitions)
+        self._core.set_paused(partitions, False)
 
     async def close(self) -> None:
         """As :meth:`Consumer.close`."""
-        await asyncio.to_thread(self._consumer.close)
+        await asyncio.to_thread(self._core.close)
 
     def _on_news(self) -> None:
         """In any thread, under the core's condition."""

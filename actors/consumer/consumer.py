@@ -4,14 +4,13 @@ Two ways: *subscribe* to topics as a member of a group, whose live members share
 *assign* partitions by hand without a group. Delivery is at least once: what ``poll`` returned and
 nobody committed is delivered again after a crash, or to whoever takes the partition over.
 
-This is the face: it checks arguments and says what is promised; consumer_core.py does the work.
+This is the face, which says what is promised; core.py does the work.
 Thread-safe, but two threads that poll one consumer get parts of one stream.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from datetime import datetime
 from functools import cached_property
 
@@ -23,8 +22,8 @@ from escrowmq.actors.consumer import arguments as args
 from escrowmq.actors.consumer.async_consumer import AsyncConsumer
 from escrowmq.actors.consumer.config import ConsumerConfig
 from escrowmq.actors.consumer.core import ConsumerCore
-from escrowmq.replication.errors import Closed, ConfigError, UnknownTopic
-from escrowmq.replication.model import ConsumerRecord, group_of
+from escrowmq.replication.errors import Closed
+from escrowmq.replication.model import ConsumerRecord
 
 
 class Consumer(Closing):
@@ -45,26 +44,15 @@ class Consumer(Closing):
         ``auto_offset_reset`` overrides ``config``'s: "earliest", "latest" or "none" (OffsetOutOfRange).
         ``calls``: how replicas are reached; None: by Ray.
         """
-        config = config or ConsumerConfig()
-        if auto_offset_reset is not None:
-            config = replace(config, auto_offset_reset=auto_offset_reset)
-        args.check_group(group)
-        args.check_topics(topics)
-        if topics and group is None:
-            raise ConfigError("subscribing to topics needs group=...; without a group, call assign(...)")
         #: The parts at work; for the faces over them (this one, asyncio's), not for applications.
-        self.core = ConsumerCore(info, group, config, calls)
-        try:
-            if topics:
-                self.subscribe(topics)
-        except BaseException:
-            self.close()
-            raise
+        self.core = ConsumerCore(
+            info, group=group, topics=topics, auto_offset_reset=auto_offset_reset, config=config, calls=calls
+        )
 
     @cached_property
     def aio(self) -> AsyncConsumer:
         """The asyncio face of this consumer."""
-        return AsyncConsumer(self)
+        return AsyncConsumer(self.core)
 
     # ------------------------------------------------------------ what to read
 
@@ -73,47 +61,18 @@ class Consumer(Closing):
 
         Returns before partitions are assigned; ``poll`` brings them. Raises UnknownTopic.
         """
-        args.check_topics(topics)
-        core = self.core
-        member = core.membership
-        if member is None:
-            raise ConfigError("subscribe needs a group; create the consumer with group=...")
-        core.check_open()
-        for topic in topics:
-            core.catalog.forget(topic)
-            core.catalog.partitions(topic)
-        with core.condition:
-            member.topics = tuple(dict.fromkeys(topics))
-            member.joined = False  # joins (again) with these
-            core.session.polled_at = core.clock()
-        core.session.wake(heartbeat=True)
+        self.core.subscribe(topics)
 
     def assign(self, partitions: Iterable[TopicPartition]) -> None:
         """Reads exactly these ``(topic, partition)`` pairs, without a group. Raises UnknownTopic.
 
         Partitions that were assigned before go on where they are.
         """
-        core = self.core
-        if core.group is not None:
-            raise ConfigError("assign is for consumers without a group; create one with group=None")
-        core.check_open()
-        wanted: dict[TopicPartition, int] = {}
-        for pair in partitions:
-            topic, partition = args.check_partition(pair)
-            count = core.catalog.partitions(topic)
-            if partition >= count:
-                raise UnknownTopic(topic, partition, count)
-            wanted[topic, partition] = group_of(topic, partition, core.info.groups)
-        with core.condition:
-            for tp in core.positions.assign(wanted, core.positions.assigned()):
-                core.redelivery.drop(tp)
-        core.session.wake()
+        self.core.assign(partitions)
 
     def assignment(self) -> list[TopicPartition]:
         """The partitions this consumer reads now, as of the last ``poll``."""
-        with self.core.condition:
-            self.core.check_open()
-            return self.core.positions.assigned()
+        return self.core.assignment()
 
     # ------------------------------------------------------------ reading
 
@@ -155,23 +114,14 @@ class Consumer(Closing):
 
     def seek(self, topic: str, partition: int, offset: int) -> None:
         """``poll`` goes on from ``offset``. Out of range shows at ``poll``, as auto_offset_reset says."""
-        args.check_offset(offset)
-        self.core.move(topic, partition, offset)
+        self.core.seek(topic, partition, offset)
 
     def seek_to_time(self, topic: str, partition: int, ts: int | datetime) -> int:
         """To the first message at or after ``ts`` (ms since the epoch, or a datetime); its offset.
 
         The end of the partition if there is none. Timestamps are the broker's.
         """
-        ts_ms = args.check_time(ts)
-        core = self.core
-        with core.condition:
-            core.assigned(topic, partition)
-        (found,) = core.offsets.offsets([(topic, partition, ts_ms)], core.config.call_timeout_s)
-        if isinstance(found, UnknownTopic):
-            raise found
-        core.move(topic, partition, found)
-        return found
+        return self.core.seek_to_time(topic, partition, ts)
 
     def seek_to_beginning(self, *partitions: TopicPartition) -> None:
         """To the oldest message there is; of all assigned partitions if none is named."""
@@ -191,23 +141,11 @@ class Consumer(Closing):
         member (what was not committed is delivered again there); OutcomeUnknown if no answer came in
         time: committing again is safe.
         """
-        committer = self.core.committer
-        self.core.check_open()
-        if committer is None:
-            raise ConfigError("a consumer without a group commits nothing; keep position() yourself")
-        for tp, offset in (offsets or {}).items():
-            args.check_partition(tp)
-            args.check_offset(offset)
-        committer.commit(offsets)
+        self.core.commit(offsets)
 
     def committed(self, topic: str, partition: int) -> int | None:
         """What the group has committed: the next offset to read. None: nothing yet."""
-        core = self.core
-        core.check_open()
-        if core.group is None:
-            raise ConfigError("a consumer without a group commits nothing; keep position() yourself")
-        tp = args.check_partition((topic, partition))
-        return core.offsets.committed(core.group, [topic], core.config.call_timeout_s).get(tp)
+        return self.core.committed(topic, partition)
 
     def nack(self, record: ConsumerRecord, delay_s: float = 5.0) -> None:
         """Could not be dealt with now: ``poll`` of this consumer returns it again after ``delay_s``.
@@ -216,13 +154,7 @@ class Consumer(Closing):
         partition, everything from this record on is delivered again by the next reader. Breaks the
         order of this record's key; does not count attempts. Raises Overloaded at 10,000 such records.
         """
-        args.check_delay(delay_s)
-        core = self.core
-        with core.condition:
-            state = core.assigned(record.topic, record.partition)
-            args.check_returned(record, state.position)
-            core.redelivery.add(record, core.clock() + delay_s)
-            core.condition.notify_all()
+        self.core.nack(record, delay_s)
 
     # ------------------------------------------------------------ the end
 

@@ -1,15 +1,17 @@
-"""What a consumer consists of, and the work behind its face: taking over assignments, handing out
-records, moving positions, saying what is wrong.
+"""The parts of a consumer, and the work behind its two faces (consumer.py, async_consumer.py).
 
-Fetching and membership run in threads of their own (fetcher.py, session.py). All that they share with
-the application's threads is under one condition, which also wakes ``poll`` when there is news.
+The core checks arguments, takes over assignments, hands out records, moves positions and says what is
+wrong. Fetching and membership run in threads of their own (fetcher.py, membership_thread.py). All that
+they share with the application's threads is under one condition, which also wakes ``poll``.
 """
 
 from __future__ import annotations
 
 import random
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime
 
 from escrowmq.actors.client.catalog import TopicCatalog
 from escrowmq.actors.client.consumer_groups import TopicPartition
@@ -29,10 +31,12 @@ from escrowmq.actors.consumer.redelivery import Redelivery
 from escrowmq.actors.consumer.replica_choice import ReplicaChoice
 from escrowmq.replication.errors import (
     Closed,
+    ConfigError,
     EscrowMQError,
     OutcomeUnknown,
     StaleMember,
     Unavailable,
+    UnknownTopic,
 )
 from escrowmq.replication.model import ConsumerRecord, group_of
 
@@ -43,10 +47,21 @@ class ConsumerCore:
     def __init__(
         self,
         info: ClusterInfo,
-        group: str | None,
-        config: ConsumerConfig,
+        *,
+        group: str | None = None,
+        topics: Sequence[str] = (),
+        auto_offset_reset: str | None = None,
+        config: ConsumerConfig | None = None,
         calls: ReplicaCalls | None = None,
     ) -> None:
+        """See :class:`Consumer`."""
+        config = config or ConsumerConfig()
+        if auto_offset_reset is not None:
+            config = replace(config, auto_offset_reset=auto_offset_reset)
+        args.check_group(group)
+        args.check_topics(topics)
+        if topics and group is None:
+            raise ConfigError("subscribing to topics needs group=...; without a group, call assign(...)")
         self.info, self.config, self.group = info, config, group
         self.condition = News()
         self.closed = False
@@ -87,16 +102,63 @@ class ConsumerCore:
                 self.condition,
                 config.call_timeout_s,
             )
+        try:
+            if topics:
+                self.subscribe(topics)
+        except BaseException:
+            self.close()
+            raise
 
     def check_open(self) -> None:
         """Raises Closed after ``close``."""
         if self.closed:
             raise Closed("this consumer was closed; create a new one")
 
+    # ------------------------------------------------------------ what to read
+
+    def subscribe(self, topics: Sequence[str]) -> None:
+        """See :meth:`Consumer.subscribe`."""
+        args.check_topics(topics)
+        member = self.membership
+        if member is None:
+            raise ConfigError("subscribe needs a group; create the consumer with group=...")
+        self.check_open()
+        for topic in topics:
+            self.catalog.forget(topic)
+            self.catalog.partitions(topic)
+        with self.condition:
+            member.topics = tuple(dict.fromkeys(topics))
+            member.joined = False  # joins (again) with these
+            self.session.polled_at = self.clock()
+        self.session.wake(heartbeat=True)
+
+    def assign(self, partitions: Iterable[TopicPartition]) -> None:
+        """See :meth:`Consumer.assign`."""
+        if self.group is not None:
+            raise ConfigError("assign is for consumers without a group; create one with group=None")
+        self.check_open()
+        wanted: dict[TopicPartition, int] = {}
+        for pair in partitions:
+            topic, partition = args.check_partition(pair)
+            count = self.catalog.partitions(topic)
+            if partition >= count:
+                raise UnknownTopic(topic, partition, count)
+            wanted[topic, partition] = group_of(topic, partition, self.info.groups)
+        with self.condition:
+            for tp in self.positions.assign(wanted, self.positions.assigned()):
+                self.redelivery.drop(tp)
+        self.session.wake()
+
+    def assignment(self) -> list[TopicPartition]:
+        """See :meth:`Consumer.assignment`."""
+        with self.condition:
+            self.check_open()
+            return self.positions.assigned()
+
     # ------------------------------------------------------------ poll
 
     def poll(self, max_records: int, timeout_s: float) -> list[ConsumerRecord]:
-        """See :meth:`Consumer.poll`."""
+        """See :meth:`Consumer.poll`; the faces have checked the arguments."""
         with self.condition:
             deadline = self.clock() + timeout_s
             while True:
@@ -209,13 +271,25 @@ class ConsumerCore:
                     raise Unavailable(f"the position of {topic}/{partition} cannot be looked up", 1.0)
                 self.condition.wait(left_s)
 
-    def move(self, topic: str, partition: int, offset: int) -> None:
+    def seek(self, topic: str, partition: int, offset: int) -> None:
         """Reading goes on from ``offset``; what waited for redelivery there is forgotten."""
+        args.check_offset(offset)
         with self.condition:
             self.assigned(topic, partition).restart(offset)
             self.redelivery.drop((topic, partition))
             self.condition.notify_all()
         self.fetch.wake()
+
+    def seek_to_time(self, topic: str, partition: int, ts: int | datetime) -> int:
+        """See :meth:`Consumer.seek_to_time`."""
+        ts_ms = args.check_time(ts)
+        with self.condition:
+            self.assigned(topic, partition)
+        (found,) = self.offsets.offsets([(topic, partition, ts_ms)], self.config.call_timeout_s)
+        if isinstance(found, UnknownTopic):
+            raise found
+        self.seek(topic, partition, found)
+        return found
 
     def look_up(self, partitions: Sequence[TopicPartition], goal: str) -> None:
         """Reading goes on from what ``goal`` means, as soon as the session has asked."""
@@ -234,6 +308,35 @@ class ConsumerCore:
                 state.paused = paused
             self.condition.notify_all()
         self.fetch.wake()
+
+    # ------------------------------------------------------------ committing
+
+    def commit(self, offsets: Mapping[TopicPartition, int] | None) -> None:
+        """See :meth:`Consumer.commit`."""
+        self.check_open()
+        if self.committer is None:
+            raise ConfigError("a consumer without a group commits nothing; keep position() yourself")
+        for tp, offset in (offsets or {}).items():
+            args.check_partition(tp)
+            args.check_offset(offset)
+        self.committer.commit(offsets)
+
+    def committed(self, topic: str, partition: int) -> int | None:
+        """See :meth:`Consumer.committed`."""
+        self.check_open()
+        if self.group is None:
+            raise ConfigError("a consumer without a group commits nothing; keep position() yourself")
+        tp = args.check_partition((topic, partition))
+        return self.offsets.committed(self.group, [topic], self.config.call_timeout_s).get(tp)
+
+    def nack(self, record: ConsumerRecord, delay_s: float) -> None:
+        """See :meth:`Consumer.nack`."""
+        args.check_delay(delay_s)
+        with self.condition:
+            state = self.assigned(record.topic, record.partition)
+            args.check_returned(record, state.position)
+            self.redelivery.add(record, self.clock() + delay_s)
+            self.condition.notify_all()
 
     # ------------------------------------------------------------ the end
 

@@ -12,7 +12,7 @@ import inspect
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from escrowmq.actors.client.closing import AsyncClosing
 from escrowmq.actors.client.loop_bridge import AsyncPromise, LoopBridge
@@ -31,9 +31,6 @@ from escrowmq.replication.errors import (
 )
 from escrowmq.replication.model import Message, RecordMetadata, TransactionState
 
-if TYPE_CHECKING:
-    from escrowmq.actors.producer.producer import Producer
-
 #: While the producer's buffer is full, look again this often.
 ROOM_POLL_S = 0.005
 
@@ -41,9 +38,14 @@ ROOM_POLL_S = 0.005
 class AsyncProducer(AsyncClosing):
     """``producer.aio``. Usable from any event loop, several at once too. Errors are those of Producer."""
 
-    def __init__(self, producer: Producer) -> None:
-        self._producer = producer
-        self._core: ProducerCore = producer._core
+    def __init__(
+        self,
+        core: ProducerCore,
+        topic_used: Callable[[str], None],
+        close: Callable[[float | None], None],
+    ) -> None:
+        """``topic_used(topic)``: a transaction's home is there. ``close(timeout_s)`` closes the producer."""
+        self._core, self._topic_used, self._close = core, topic_used, close
         self._bridges: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, LoopBridge]
         self._bridges = weakref.WeakKeyDictionary()
 
@@ -87,7 +89,7 @@ class AsyncProducer(AsyncClosing):
             tx_id,
             transaction_timeout_s,
             one_way_commit,
-            self._producer._topic_used,
+            self._topic_used,
         )
 
     async def send_message_in_transaction(
@@ -150,16 +152,18 @@ class AsyncProducer(AsyncClosing):
             batch,
             None if local_transaction is None else run_in_loop,
             transaction_timeout_s,
-            self._producer._topic_used,
+            self._topic_used,
         )
 
     async def flush(self, timeout_s: float | None = None) -> bool:
         """See ``Producer.flush``."""
-        return await asyncio.to_thread(self._producer.flush, timeout_s)
+        self._core.check_open()
+        limit_s = self._core.config.delivery_timeout_s if timeout_s is None else timeout_s
+        return await asyncio.to_thread(self._core.flush, limit_s)
 
     async def close(self, timeout_s: float | None = None) -> None:
         """Close the whole producer, its blocking face too."""
-        await asyncio.to_thread(self._producer.close, timeout_s)
+        await asyncio.to_thread(self._close, timeout_s)
 
     # ------------------------------------------------------------ waiting without blocking
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from escrowmq.actors.client.closing import Closing
 from escrowmq.actors.client.replica_calls import ReplicaCalls
 from escrowmq.actors.client.topology import ClusterInfo
 from escrowmq.actors.producer import bulk
+from escrowmq.actors.producer.async_producer import AsyncProducer
 from escrowmq.actors.producer.bulk_requests import LocalBatch, Requested
 from escrowmq.actors.producer.config import ProducerConfig
 from escrowmq.actors.producer.core import ProducerCore
@@ -27,9 +28,6 @@ from escrowmq.feedback.config import AnswererConfig, FeedbackConfig
 from escrowmq.feedback.edges.answerer import CheckAnswerer
 from escrowmq.feedback.states import TxStatusQuerier
 from escrowmq.replication.model import Message, RecordMetadata
-
-if TYPE_CHECKING:
-    from escrowmq.actors.producer.async_producer import AsyncProducer
 
 #: What runs between prepare and decision: ``f()``, ``f(tx)`` or ``f(tx_id, query_id)``.
 LocalTransaction = Callable[..., Any]
@@ -201,9 +199,7 @@ class Producer(Closing):
     @cached_property
     def aio(self) -> AsyncProducer:
         """The asyncio face of this same producer."""
-        from escrowmq.actors.producer.async_producer import AsyncProducer
-
-        return AsyncProducer(self)
+        return AsyncProducer(self._core, self._topic_used, self.close)
 
     def flush(self, timeout_s: float | None = None) -> bool:
         """Send what waits now and wait for the answers; False if ``timeout_s`` passed first."""

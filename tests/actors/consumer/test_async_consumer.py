@@ -7,7 +7,6 @@ import time
 
 import pytest
 
-from escrowmq.actors.consumer.async_consumer import AsyncConsumer
 from escrowmq.replication.errors import Closed, UnknownTopic
 from tests.support.polling import values
 
@@ -22,7 +21,7 @@ async def read(consumer, count):
 
 def test_poll_commit_position(brokers, topic, unique, consumer_of):
     async def main():
-        async with AsyncConsumer(consumer_of(brokers, group=unique("g"), topics=[topic])) as consumer:
+        async with consumer_of(brokers, group=unique("g"), topics=[topic]).aio as consumer:
             brokers.produce(topic, 0, [b"a", b"b"])
             assert values(await read(consumer, 2)) == [b"a", b"b"]
             await consumer.commit()
@@ -71,7 +70,7 @@ def test_a_cancelled_poll_loses_nothing(brokers, topic, consumer_of):
 
 def test_bad_input(brokers, topic, unique, consumer_of):
     async def main():
-        consumer = AsyncConsumer(consumer_of(brokers, group=unique("g"), topics=[topic]))
+        consumer = consumer_of(brokers, group=unique("g"), topics=[topic]).aio
         with pytest.raises(UnknownTopic):
             await consumer.subscribe([unique("nowhere")])
         await consumer.close()
