@@ -17,13 +17,13 @@ from pathlib import Path
 
 from escrowmq.replication.raft.node import RaftConfig
 from tests.support.certificates import Authority
-from tests.support.driver_group import Group, Member
+from tests.support.raft_group import RaftGroup, RaftReplica
 
 #: Three replicas on one interpreter lock are late for each other now and then; that is not measured here.
 PATIENT = RaftConfig(election_min_s=5.0, election_max_s=6.0)
 
 
-def flood(leader: Member, size: int, count: int, window: int) -> tuple[float, float]:
+def flood(leader: RaftReplica, size: int, count: int, window: int) -> tuple[float, float]:
     """Entries of ``size`` bytes a second, ``window`` under way at a time; processor ms of one."""
     places, done = threading.Semaphore(window), threading.Semaphore(0)
     command, lost = b"\0" + bytes(size), list[object]()
@@ -48,7 +48,7 @@ def flood(leader: Member, size: int, count: int, window: int) -> tuple[float, fl
     return count / (time.perf_counter() - started), 1000 * busy / count
 
 
-def one_by_one(leader: Member, count: int) -> float:
+def one_by_one(leader: RaftReplica, count: int) -> float:
     """Median milliseconds of an entry that waits for the one before."""
     times = []
     for _ in range(count):
@@ -66,10 +66,10 @@ def main() -> None:
     figures: dict[str, list[tuple[float, float]]] = {}
     with tempfile.TemporaryDirectory() as path:
         authority = Authority(Path(path) / "authority")
-        tls = {name: authority.issue(name) for name in ("r0", "r1", "r2")}
+        tls = {rid: authority.issue(f"r{rid}") for rid in range(3)}
         with (
-            Group(Path(path) / "plain", config=PATIENT) as plain,
-            Group(Path(path) / "tls", tls=tls, config=PATIENT) as sealed,
+            RaftGroup(Path(path) / "plain", config=PATIENT) as plain,
+            RaftGroup(Path(path) / "tls", tls=tls, config=PATIENT) as sealed,
         ):
             for number in range(rounds):
                 turns = [plain.leader(), sealed.leader()]

@@ -28,7 +28,7 @@ from escrowmq.feedback.config import FeedbackConfig
 from escrowmq.replication.errors import EscrowMQError
 from escrowmq.replication.format import ops
 from escrowmq.replication.format.codec import encode_row
-from tests.support.trio import Trio
+from tests.support.broker_group import BrokerGroup
 
 TOPIC = "polls"
 POLL_S = 5.0
@@ -38,7 +38,7 @@ CHECKS, TIMEOUT_MS, SETTLE_S = 200, 1_000, 10.0
 class PooledBrokers:
     """``feedback.brokers.Brokers``: each replica's methods in pools as large as its actor's."""
 
-    def __init__(self, group: Trio, config: BrokerConfig) -> None:
+    def __init__(self, group: BrokerGroup, config: BrokerConfig) -> None:
         self._group, self.calls = group, Counter[str]()
         sizes = {"lock_due": config.feedback_threads, "submit": config.produce_threads}
         self._pools = {
@@ -96,7 +96,7 @@ def measure(
 ) -> dict[str, Any]:
     """All of it; the figures, with ``violations`` that must be empty."""
     config = BrokerConfig()
-    group = Trio(folder, config)
+    group = BrokerGroup(folder, config)
     try:
         group.start()
         leader = group.leader()
@@ -111,7 +111,7 @@ def measure(
 
 
 async def _measure(
-    group: Trio,
+    group: BrokerGroup,
     leader: Any,
     brokers: PooledBrokers,
     parked: int,
@@ -161,7 +161,7 @@ async def _measure(
     return figures
 
 
-async def _checks(group: Trio, apps: list[str], producers: Producers) -> dict[str, float]:
+async def _checks(group: BrokerGroup, apps: list[str], producers: Producers) -> dict[str, float]:
     """From a check being due to the poll that brings it; twenty a second, each of a random app."""
     rng, due = random.Random(1), {}
     for number in range(CHECKS):

@@ -23,7 +23,7 @@ from escrowmq.replication.host import parking
 from escrowmq.replication.host.service import BrokerService
 from escrowmq.replication.host.watching import Watching
 from tests.fuzz.engine import drawn
-from tests.support.trio import Trio
+from tests.support.broker_group import BrokerGroup
 
 ROW = encode_row(None, b"v", None, None)
 #: Method -> how many arguments it takes; the last of them may be left out.
@@ -67,7 +67,7 @@ class Broker:
     """A group of one, with the coordinator of consumer groups in front, as the actor has it."""
 
     def __init__(self, path: Path) -> None:
-        self.trio = Trio(path, BrokerConfig(segment_bytes=64 << 10), replicas=1)
+        self.trio = BrokerGroup(path, BrokerConfig(segment_bytes=64 << 10), replicas=1)
         self.trio.start()
         self.service: BrokerService = self.trio.leader()
         self.groups = GroupService(

@@ -8,13 +8,11 @@ from pathlib import Path
 import pytest
 
 from escrowmq.actors.broker.config import BrokerConfig
-from tests.support.trio import Trio
+from tests.support.broker_group import BrokerGroup
 
 
 @pytest.fixture
-def trio(tmp_path: Path) -> Iterator[Trio]:
+def trio(tmp_path: Path) -> Iterator[BrokerGroup]:
     """Three running replicas with small segments."""
-    trio = Trio(tmp_path, BrokerConfig(segment_bytes=200_000, disk_reserve_bytes=0))
-    trio.start()
-    yield trio
-    trio.close()
+    with BrokerGroup(tmp_path, BrokerConfig(segment_bytes=200_000, disk_reserve_bytes=0)) as trio:
+        yield trio

@@ -7,7 +7,6 @@ get no answer, as with a killed process whose death Ray has not noticed yet.
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -22,7 +21,9 @@ from escrowmq.replication.host.service import BrokerService
 from escrowmq.replication.host.watching import Watching
 from escrowmq.replication.model import group_of
 from escrowmq.replication.replica.admission import Submission
-from tests.support.trio import Trio
+from tests.support.broker_group import BrokerGroup
+from tests.support.requests import message
+from tests.support.waiting import wait_until
 
 _GROUP_CALLS = {
     "group_join": "join",
@@ -41,7 +42,7 @@ class Brokers:
     def __init__(self, path: Path, groups: int = 1, replicas: int = 3, **settings: Any) -> None:
         config = BrokerConfig(**settings)
         self.info = ClusterInfo("c", "test", groups, replicas)
-        self.groups = [Trio(path / f"g{gid}", config, replicas, gid, groups) for gid in range(groups)]
+        self.groups = [BrokerGroup(path / f"g{gid}", config, replicas, gid, groups) for gid in range(groups)]
         self.silent: set[tuple[int, int]] = set()
         #: Calls by replica and method, to see who was asked.
         self.asked: list[tuple[int, int, str]] = []
@@ -89,18 +90,22 @@ class Brokers:
     def leader(self, gid: int = 0) -> int:
         return self.groups[gid].leader().rid
 
+    def group_of(self, topic: str, partition: int) -> BrokerGroup:
+        return self.groups[group_of(topic, partition, self.info.groups)]
+
+    def leader_of(self, topic: str, partition: int) -> BrokerService:
+        return self.group_of(topic, partition).leader()
+
     def topic(self, name: str, partitions: int = 1, **settings: Any) -> None:
         for group in self.groups:
-            group.submit(ops.create_topic(name, {"partitions": partitions, **settings}))
+            group.topic(name, partitions, **settings)
 
     def delete(self, name: str) -> None:
         for group in self.groups:
             group.submit(ops.delete_topic(name))
 
     def produce(self, topic: str, partition: int, values: Iterable[bytes], tx_id: str | None = None) -> None:
-        rows = [codec.encode_row(None, value, None, tx_id) for value in values]
-        gid = group_of(topic, partition, self.info.groups)
-        (result,) = self.groups[gid].submit(ops.message(topic, partition, "test", 0, -1, rows))
+        (result,) = self.group_of(topic, partition).submit(message(topic, partition, [*values], tx_id=tx_id))
         assert result[0] == 0, result
 
     def trim(self, topic: str, starts: Mapping[int, int], gid: int = 0) -> None:
@@ -113,9 +118,12 @@ class Brokers:
             submission = Submission(frame, codec.decode_ops(frame), answer.set_result)
             service.driver.submit(lambda s=service, sub=submission: s.replica.admission.offer(sub) and None)
             done = answer.result(10.0)[0] == "ok"
-        for replica in self.groups[gid].alive.values():
-            while any(replica.partition_bounds(topic)[p][0] < start for p, start in starts.items()):
-                time.sleep(0.01)
+
+        def trimmed() -> bool:
+            bounds = [replica.partition_bounds(topic) for replica in self.groups[gid].alive.values()]
+            return all(each[p][0] >= start for each in bounds for p, start in starts.items())
+
+        wait_until(trimmed, what="the trim on every replica")
 
     def lose(self, gid: int, rid: int) -> None:
         """The replica's process dies; nobody is told."""

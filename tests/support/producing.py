@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from escrowmq.actors.producer.producer import Producer
-from escrowmq.replication.format.codec import Row, decode_rows
-from escrowmq.replication.model import OpenTransaction, TransactionState, group_of
+from escrowmq.replication.format.codec import Row
+from escrowmq.replication.model import OpenTransaction, TransactionState
 from tests.support.brokers import Brokers
+from tests.support.reading import at, everything
 
 COMMITTED, ROLLBACK, UNKNOWN = TransactionState.COMMITTED, TransactionState.ROLLBACK, TransactionState.UNKNOWN
 ProducerOf = Callable[..., Producer]
@@ -21,23 +22,11 @@ def never() -> None:
 
 def rows(brokers: Brokers, topic: str, partitions: int = 1) -> list[tuple[int, int, Row]]:
     """(partition, offset, row) of everything readable at the leaders."""
-    found: list[tuple[int, int, Row]] = []
-    for partition in range(partitions):
-        service = brokers.groups[group_of(topic, partition, brokers.info.groups)].leader()
-        offset = 0
-        while True:
-            ((_, _, code, _, end, runs, blob),) = service.fetch([(topic, partition, offset)], 1 << 20, 0.0)
-            assert code == 0, code
-            at = 0
-            for base, count, _, size in runs:
-                for i, row in enumerate(decode_rows(bytes(blob)[at : at + size], count)):
-                    if base + i >= offset:
-                        found.append((partition, base + i, row))
-                at += size
-                offset = base + count
-            if offset >= end:
-                break
-    return found
+    return [
+        (partition, offset, row)
+        for partition in range(partitions)
+        for offset, row in everything(at(brokers.leader_of(topic, partition)), topic, partition)
+    ]
 
 
 def values(brokers: Brokers, topic: str, partitions: int = 1) -> list[bytes]:

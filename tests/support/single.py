@@ -9,12 +9,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from escrowmq.replication.log.disk import RealDisk
+from escrowmq.replication.log.disk import Disk, RealDisk
 from escrowmq.replication.log.journal import SegmentJournal
 from escrowmq.replication.replica.checkpoints import CheckpointJob, Checkpoints
 from escrowmq.replication.replica.replica import Limits, Replica
 from escrowmq.replication.replica.validation import parse_request
 from escrowmq.replication.state.machine import StateMachine
+from tests.support.reading import everything, named
+from tests.support.requests import TOPIC, Submitting
 
 
 class SingleNode:
@@ -42,16 +44,24 @@ class SingleNode:
             self.propose(command, done)
 
 
-class Single:
-    """A replica over real files in ``path``; ``submit`` answers at once."""
+class Single(Submitting):
+    """A replica over real files in a directory, or over any disk; ``submit`` answers at once."""
 
-    def __init__(self, path: Path, *, segment_bytes: int = 1 << 20, limits: Limits | None = None) -> None:
-        disk = RealDisk(path)
+    def __init__(
+        self,
+        where: Path | Disk,
+        *,
+        segment_bytes: int = 1 << 20,
+        limits: Limits | None = None,
+        gid: int = 0,
+        groups: int = 1,
+    ) -> None:
+        disk = RealDisk(where) if isinstance(where, Path) else where
         self.checkpoints = Checkpoints(disk, segment_bytes=segment_bytes)
         self.journal = SegmentJournal(
             disk, segment_bytes=segment_bytes, on_roll=lambda first: self.checkpoints.want(first - 1)
         )
-        state, _ = self.checkpoints.recover(lambda: StateMachine(0, 1))
+        state, _ = self.checkpoints.recover(lambda: StateMachine(gid, groups))
         self.replica = Replica(
             state=state,
             journal=self.journal,
@@ -90,6 +100,14 @@ class Single:
         assert answer[0] == "ok", answer
         results: list[Any] = answer[1]
         return results
+
+    @property
+    def state(self) -> StateMachine:
+        return self.replica.state
+
+    def texts(self, partition: int = 0) -> list[str]:
+        """What is readable of that partition of ``t``: see ``named``."""
+        return named(everything(self.replica.fetch, TOPIC, partition))
 
     def close(self) -> None:
         self.journal.close()

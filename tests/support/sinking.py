@@ -8,12 +8,11 @@ from contextlib import contextmanager
 import pyarrow as pa
 
 from escrowmq.actors.client.router import Router
-from escrowmq.replication.format.codec import decode_rows
-from escrowmq.replication.model import group_of
 from escrowmq.spark_integration.sink.intents import Attempt, app_of, epoch_id_of
 from escrowmq.spark_integration.sink.link import SinkLink
 from escrowmq.spark_integration.sink.task import attempt_name, write_batches
 from tests.support.brokers import Brokers, ClientCalls
+from tests.support.producing import open_transactions, rows
 
 PARTITIONS = 4
 ROWS = [f"row-{i}" for i in range(40)]
@@ -65,25 +64,9 @@ def prepare(
 
 def readable(brokers: Brokers, topic: str) -> list[tuple[str, str | None]]:
     """(value, tx_id) of all that a reader gets, sorted."""
-    found: list[tuple[str, str | None]] = []
-    for partition in range(PARTITIONS):
-        service = brokers.groups[group_of(topic, partition, brokers.info.groups)].leader()
-        offset = 0
-        while True:
-            ((_, _, code, _, end, runs, blob),) = service.fetch([(topic, partition, offset)], 1 << 24, 0.0)
-            assert code == 0
-            rows = decode_rows(blob, sum(count for _, count, _, _ in runs))
-            found += [(row[1].decode(), row[3]) for row in rows]
-            if not runs or (offset := runs[-1][0] + runs[-1][1]) == end:
-                break
-    return sorted(found)
+    return sorted((row[1].decode(), row[3]) for _, _, row in rows(brokers, topic, PARTITIONS))
 
 
 def still_open(brokers: Brokers, query: str) -> int:
     """Open transactions of a query in all groups."""
-    count = 0
-    for group in brokers.groups:
-        answer = group.leader().transactions(None, app_of(query))
-        assert answer[0] == "ok"
-        count += len(answer[1])
-    return count
+    return sum(opened.app == app_of(query) for opened in open_transactions(brokers))

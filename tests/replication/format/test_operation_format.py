@@ -28,7 +28,7 @@ from escrowmq.replication.format.codec import (
 )
 from escrowmq.replication.state.runs_file import encode_runs
 from escrowmq.replication.state.snapshot import capture, encode
-from tests.replication.state.test_index_and_snapshot import busy_log
+from tests.support.fed_state import busy_state
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "operations.json"
 ROWS = [encode_row(b"k", b"v", {"h": b"1"}, None), encode_row(None, b"", None, "tx")]
@@ -55,7 +55,7 @@ def samples() -> dict[str, str]:
         "TRIM": ops.trim("orders", {0: 12}),
     }
     frames["command"] = encode_command([frames["MESSAGE"], frames["COMMIT"]], 2, 1_700_000_000_123)
-    frames["snapshot"] = b"".join(encode(capture(busy_log().state, 3, ["a.runs"])))
+    frames["snapshot"] = b"".join(encode(capture(busy_state().state, 3, ["a.runs"])))
     columns = tuple(array("Q", [i, i + 1]) for i in range(6))
     frames["run file"] = b"".join(encode_runs({7: columns}))
     return {name: data.hex() for name, data in frames.items()}

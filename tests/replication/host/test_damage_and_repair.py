@@ -19,10 +19,9 @@ from escrowmq.replication.log.journal import SegmentJournal
 from escrowmq.replication.log.segment import BLOCK_BYTES
 from escrowmq.replication.replica.checkpoints import Checkpoints
 from escrowmq.replication.state.machine import StateMachine
-from tests.replication.host.test_service import stop_a_full_follower, texts
+from tests.support.broker_group import BrokerGroup, texts
 from tests.support.stage import Mail, OurMember, Stage
 from tests.support.storage import NEWEST, command, sim_disk
-from tests.support.trio import Trio
 
 
 @pytest.mark.parametrize("size", [40, BLOCK_BYTES - 1, 2 * BLOCK_BYTES, 10 * BLOCK_BYTES + 5])
@@ -134,36 +133,34 @@ def test_a_copy_may_be_shorter_if_it_ends_in_a_later_term() -> None:
 
 # ------------------------------------------------------------------ whole groups
 @pytest.fixture
-def trio(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Trio]:
+def trio(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[BrokerGroup]:
     monkeypatch.setattr(hosting, "BEHIND_PATIENCE_S", 0.5)
-    trio = Trio(tmp_path, BrokerConfig(segment_bytes=200_000, disk_reserve_bytes=0))
-    trio.start()
-    yield trio
-    trio.close()
+    with BrokerGroup(tmp_path, BrokerConfig(segment_bytes=200_000, disk_reserve_bytes=0)) as trio:
+        yield trio
 
 
-def test_a_damaged_log_is_not_copied_and_its_owner_hears_of_it(trio: Trio) -> None:
-    written, behind = stop_a_full_follower(trio)
+def test_a_damaged_log_is_not_copied_and_its_owner_hears_of_it(trio: BrokerGroup) -> None:
+    written, behind = trio.stop_a_full_follower()
     leader = trio.leader()
-    oldest = min((trio.path / f"r{leader.rid}" / "log").glob("*.log"))  # sealed: nobody reads it by itself
+    oldest = trio.segments(leader.rid)[0]  # sealed: nobody reads it by itself
     data = bytearray(oldest.read_bytes())
     data[len(data) // 2] ^= 8
     oldest.write_bytes(data)
     (trio.path / f"r{behind}" / hosting.WANTS_COPY).write_text(hosting.BEHIND)
-    own = {path.name for path in (trio.path / f"r{behind}" / "log").glob("*.log")}
+    own = trio.segments(behind)
     trio.start(behind)
     assert isinstance(trio.ended[leader.rid], CorruptLog)
-    assert own <= {path.name for path in (trio.path / f"r{behind}" / "log").glob("*.log")}
+    assert set(own) <= set(trio.segments(behind))
     trio.stop(leader.rid)
     trio.start(leader.rid)  # as whoever watches the process does; it copies from its successor
     for service in list(trio.alive.values()):
         assert texts(service, 100) == written
 
 
-def test_a_majority_that_is_only_behind_does_not_wait_for_a_leader_for_ever(trio: Trio) -> None:
-    written, first = stop_a_full_follower(trio)
+def test_a_majority_that_is_only_behind_does_not_wait_for_a_leader_for_ever(trio: BrokerGroup) -> None:
+    written, first = trio.stop_a_full_follower()
     leader = trio.leader().rid
-    second = next(rid for rid in trio.alive if rid != leader)
+    second = trio.a_follower()
     trio.stop(second)
     trio.stop(leader)
     for rid in (first, second):

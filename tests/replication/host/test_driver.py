@@ -18,7 +18,8 @@ from escrowmq.replication.log.journal import SegmentJournal
 from escrowmq.replication.net.handshake import PeerIdentity
 from escrowmq.replication.raft.node import PeerLink, RaftNode
 from tests.sim.disk import SimDisk
-from tests.support.driver_group import Group, Outcome, wait_until
+from tests.support.raft_group import Outcome, RaftGroup
+from tests.support.waiting import wait_until
 
 
 class Solo:
@@ -169,11 +170,11 @@ def test_stopping_before_starting_is_harmless() -> None:
 
 def test_a_leader_that_is_killed_is_replaced_and_acknowledged_entries_stay(tmp_path: Path) -> None:
     """Killed: no handover, no sync, sockets reset."""
-    with Group(tmp_path) as group:
+    with RaftGroup(tmp_path) as group:
         leader = group.leader()
         outcomes = [leader.propose(b"\0%d" % n) for n in range(50)]
         assert all(o.wait() is True for o in outcomes)
-        group.kill(leader.name)
+        group.kill(leader.rid)
         started = time.monotonic()
         second = group.leader(timeout_s=5)
         assert time.monotonic() - started < 3
@@ -182,12 +183,12 @@ def test_a_leader_that_is_killed_is_replaced_and_acknowledged_entries_stay(tmp_p
 
 
 def test_a_large_backlog_reaches_a_replica_that_was_away(tmp_path: Path) -> None:
-    with Group(tmp_path) as group:
+    with RaftGroup(tmp_path) as group:
         leader = group.leader()
-        away = next(name for name in group.names if name != leader.name)
+        away = group.a_follower()
         group.stop(away)
         bodies: list[Any] = [b"\0" + random.Random(n).randbytes(100_000) for n in range(200)]
         assert all(o.wait() is True for o in [leader.propose(b) for b in bodies])
-        back = group.start(away)
+        (back,) = group.start(away)
         wait_until(lambda: len(back.commands()) == 200, what="20 MB of catch-up")
         assert back.commands() == bodies

@@ -7,22 +7,16 @@ from pathlib import Path
 
 from escrowmq.actors.broker.config import BrokerConfig
 from escrowmq.replication.format import ops
-from tests.replication.replica.test_replica import prepare
-from tests.support.trio import Trio
+from tests.support.broker_group import BrokerGroup
+from tests.support.requests import prepare
 
 
 def test_open_transactions_are_decided_below_the_reserve_and_new_work_is_refused(tmp_path: Path) -> None:
     roomy = BrokerConfig(disk_reserve_bytes=0)
-    trio = Trio(tmp_path, roomy)
-    trio.start()
-    try:
+    with BrokerGroup(tmp_path, roomy) as trio:
         trio.topic()
         trio.submit(prepare(["kept", "dropped"]))
-    finally:
-        trio.close()
-    trio = Trio(tmp_path, replace(roomy, disk_reserve_bytes=1 << 60))
-    trio.start()
-    try:
+    with BrokerGroup(tmp_path, replace(roomy, disk_reserve_bytes=1 << 60)) as trio:
         assert trio.leader().submit(prepare(["more"]))[0] == "disk_full"
         assert trio.leader().submit(ops.create_topic("u", {"partitions": 1}))[0] == "disk_full"
         trio.submit(ops.commit("app", ["kept"]))
@@ -30,5 +24,3 @@ def test_open_transactions_are_decided_below_the_reserve_and_new_work_is_refused
         # In one request with new work there is no telling them apart: all of it waits.
         assert trio.leader().submit(ops.commit("app", ["kept"]) + prepare(["more"]))[0] == "disk_full"
         assert trio.leader().partition_bounds("t")[0] == (0, 1)
-    finally:
-        trio.close()

@@ -4,42 +4,19 @@ from __future__ import annotations
 
 import shutil
 import socket
-import time
 
 import pytest
 
 from escrowmq.replication.errors import CorruptLog, DataDirLocked, Unavailable
 from escrowmq.replication.format import ops
-from escrowmq.replication.format.codec import decode_rows
 from escrowmq.replication.host.service import BrokerService
 from escrowmq.replication.log.datadir import Identity
-from tests.replication.replica.test_replica import prepare
-from tests.support.trio import Trio
+from tests.support.broker_group import BrokerGroup, texts
+from tests.support.requests import prepare
+from tests.support.waiting import wait_until
 
 
-def texts(service: BrokerService, expected: int, timeout_s: float = 10.0) -> list[str]:
-    """Everything in t/0 once ``expected`` messages are there."""
-    deadline = time.monotonic() + timeout_s
-    while service.partition_bounds("t").get(0, (0, 0))[1] < expected and time.monotonic() < deadline:
-        time.sleep(0.01)
-    (result,) = service.fetch([("t", 0, 0)], 1 << 30, 0.0)
-    total = sum(run[1] for run in result[5])
-    return [row[1].decode().rstrip(".") for row in decode_rows(result[6], total)]
-
-
-def stop_a_full_follower(trio: Trio) -> tuple[list[str], int]:
-    """A hundred committed messages over several segments, then a follower stops: (their texts, which)."""
-    trio.topic()
-    names = [f"x{i}" for i in range(100)]
-    for name in names:
-        trio.submit(prepare([name], size=5_000))
-        trio.submit(ops.commit("app", [name]))
-    victim = next(rid for rid in trio.alive if rid != trio.leader().rid)
-    trio.stop(victim)
-    return names, victim
-
-
-def test_prepared_is_unreadable_and_committed_is_readable_on_every_replica(trio: Trio) -> None:
+def test_prepared_is_unreadable_and_committed_is_readable_on_every_replica(trio: BrokerGroup) -> None:
     trio.topic()
     assert trio.submit(prepare(["a", "b"])) == [[0]]
     assert all(texts(s, 0) == [] for s in trio.alive.values())
@@ -48,22 +25,21 @@ def test_prepared_is_unreadable_and_committed_is_readable_on_every_replica(trio:
     assert all(texts(s, 2) == ["b", "a"] for s in trio.alive.values())
 
 
-def test_a_follower_refuses_and_names_the_leader(trio: Trio) -> None:
+def test_a_follower_refuses_and_names_the_leader(trio: BrokerGroup) -> None:
     follower, leader = trio.follower()
     assert follower.submit(ops.create_topic("x", {}))[:2] == ("not_leader", leader.rid)
 
 
-def test_acknowledged_work_survives_the_loss_of_the_leader(trio: Trio) -> None:
+def test_acknowledged_work_survives_the_loss_of_the_leader(trio: BrokerGroup) -> None:
     trio.topic()
     for i in range(20):
-        trio.submit(prepare([f"x{i}"], size=3_000))
-        trio.submit(ops.commit("app", [f"x{i}"]))
+        trio.publish(f"x{i}", size=3_000)
         if i == 10:
             trio.stop(trio.leader().rid)
     assert texts(trio.leader(), 20) == [f"x{i}" for i in range(20)]
 
 
-def test_everything_restarts_from_snapshot_and_log(trio: Trio) -> None:
+def test_everything_restarts_from_snapshot_and_log(trio: BrokerGroup) -> None:
     trio.topic()
     for i in range(150):
         trio.submit(prepare([f"x{i}", f"open{i}"], size=3_000))
@@ -79,22 +55,19 @@ def test_everything_restarts_from_snapshot_and_log(trio: Trio) -> None:
     assert texts(service, 151)[-1] == "open3"
 
 
-def test_a_wiped_replica_copies_the_leaders_log_before_it_takes_part(trio: Trio) -> None:
-    written, victim = stop_a_full_follower(trio)
+def test_a_wiped_replica_copies_the_leaders_log_before_it_takes_part(trio: BrokerGroup) -> None:
+    written, victim = trio.stop_a_full_follower()
     shutil.rmtree(trio.path / f"r{victim}")
     trio.start(victim)
     assert texts(trio.alive[victim], 100) == written
     assert trio.alive[victim].recovered_index > 0, "it started from a copied snapshot"
     mark = trio.path / f"r{victim}" / "learner"
-    deadline = time.monotonic() + 10
-    while mark.exists() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not mark.exists(), "a learner until it had caught up, a voter again now"
+    wait_until(lambda: not mark.exists(), what="a learner until it had caught up, a voter again now")
 
 
-def test_a_corrupt_replica_repairs_from_the_leader_instead_of_serving(trio: Trio) -> None:
-    written, victim = stop_a_full_follower(trio)
-    newest = max((trio.path / f"r{victim}" / "log").glob("*.log"))
+def test_a_corrupt_replica_repairs_from_the_leader_instead_of_serving(trio: BrokerGroup) -> None:
+    written, victim = trio.stop_a_full_follower()
+    newest = trio.segments(victim)[-1]
     data = bytearray(newest.read_bytes())
     data[len(data) // 3] ^= 8
     newest.write_bytes(data)
@@ -102,7 +75,7 @@ def test_a_corrupt_replica_repairs_from_the_leader_instead_of_serving(trio: Trio
     assert texts(trio.alive[victim], 100) == written
 
 
-def test_a_locked_directory_is_refused(trio: Trio) -> None:
+def test_a_locked_directory_is_refused(trio: BrokerGroup) -> None:
     with pytest.raises(DataDirLocked):
         BrokerService(
             trio.config,
@@ -116,7 +89,7 @@ def test_a_locked_directory_is_refused(trio: Trio) -> None:
         )
 
 
-def test_due_transactions_are_leased_to_one_asker(trio: Trio) -> None:
+def test_due_transactions_are_leased_to_one_asker(trio: BrokerGroup) -> None:
     trio.topic(transaction_timeout_ms=100)
     trio.submit(prepare(["a"]))
     leader = trio.leader()
@@ -129,9 +102,9 @@ def test_due_transactions_are_leased_to_one_asker(trio: Trio) -> None:
     assert leader.tx_states("app", ["a", "b"]) == ("ok", ["PREPARE", "UNKNOWN"])
 
 
-def test_damage_found_while_reading_takes_the_replica_out_until_it_is_repaired(trio: Trio) -> None:
-    written, victim = stop_a_full_follower(trio)
-    oldest = min((trio.path / f"r{victim}" / "log").glob("*.log"))  # sealed: not read at start
+def test_damage_found_while_reading_takes_the_replica_out_until_it_is_repaired(trio: BrokerGroup) -> None:
+    written, victim = trio.stop_a_full_follower()
+    oldest = trio.segments(victim)[0]  # sealed: not read at start
     data = bytearray(oldest.read_bytes())
     data[data.index(b"x9.....")] ^= 8  # in the body of a message
     oldest.write_bytes(data)
@@ -145,17 +118,16 @@ def test_damage_found_while_reading_takes_the_replica_out_until_it_is_repaired(t
     assert texts(trio.alive[victim], 100) == written
 
 
-def test_a_replica_whose_port_was_taken_meanwhile_listens_elsewhere_and_is_found(trio: Trio) -> None:
+def test_a_replica_whose_port_was_taken_meanwhile_listens_elsewhere_and_is_found(trio: BrokerGroup) -> None:
     trio.topic()
-    victim = next(r for r in trio.alive if r != trio.leader().rid)
+    victim = trio.a_follower()
     port = trio.alive[victim].raft_address()[1]
     trio.stop(victim)
     with socket.socket() as squatter:
         squatter.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         squatter.bind(("127.0.0.1", port))
         squatter.listen()
-        trio.submit(prepare(["a"]))
-        trio.submit(ops.commit("app", ["a"]))
+        trio.publish("a")
         trio.start(victim)
         assert trio.alive[victim].raft_address()[1] != port
         assert texts(trio.alive[victim], 1) == ["a"]

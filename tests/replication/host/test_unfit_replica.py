@@ -18,12 +18,8 @@ from escrowmq.replication.errors import CorruptLog, DiskFailed, DiskFull, ReadFa
 from escrowmq.replication.format import ops
 from escrowmq.replication.host.hosting import ReplicaHost
 from escrowmq.replication.log.marks import BEHIND, DAMAGED, LEARNER, PORT_FILE, WANTS_COPY, Marks
-from tests.replication.host.test_service import prepare, stop_a_full_follower, texts
-from tests.support.trio import Trio
-
-
-def a_follower(trio: Trio) -> int:
-    return next(rid for rid in trio.alive if rid != trio.leader().rid)
+from tests.support.broker_group import BrokerGroup, texts
+from tests.support.requests import prepare
 
 
 def raft_threads(rid: int) -> int:
@@ -31,8 +27,8 @@ def raft_threads(rid: int) -> int:
 
 
 # ------------------------------------------------------------------ starting
-def test_a_replica_starts_on_a_full_disk(trio: Trio, monkeypatch: pytest.MonkeyPatch) -> None:
-    written, victim = stop_a_full_follower(trio)
+def test_a_replica_starts_on_a_full_disk(trio: BrokerGroup, monkeypatch: pytest.MonkeyPatch) -> None:
+    written, victim = trio.stop_a_full_follower()
     write = Marks.write
 
     def no_room(self: Marks, name: str, text: str) -> None:
@@ -47,9 +43,9 @@ def test_a_replica_starts_on_a_full_disk(trio: Trio, monkeypatch: pytest.MonkeyP
 
 
 def test_a_start_that_fails_late_leaves_no_second_node_behind(
-    trio: Trio, monkeypatch: pytest.MonkeyPatch
+    trio: BrokerGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    written, victim = stop_a_full_follower(trio)
+    written, victim = trio.stop_a_full_follower()
     failing = [DiskFailed("as it happens"), DiskFailed("again")]
     remember = ReplicaHost._remember_port
 
@@ -71,19 +67,19 @@ def test_a_start_that_fails_late_leaves_no_second_node_behind(
 
 
 @pytest.mark.parametrize("mark", [LEARNER, WANTS_COPY])
-def test_a_damaged_mark_counts_as_one(trio: Trio, mark: str) -> None:
-    written, victim = stop_a_full_follower(trio)
+def test_a_damaged_mark_counts_as_one(trio: BrokerGroup, mark: str) -> None:
+    written, victim = trio.stop_a_full_follower()
     (trio.path / f"r{victim}" / mark).write_bytes(b"\xe9\xff")
     trio.start(victim)
     assert texts(trio.alive[victim], 100) == written
 
 
 def test_one_that_is_behind_and_not_sound_comes_back_as_a_learner(
-    trio: Trio, monkeypatch: pytest.MonkeyPatch
+    trio: BrokerGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What it acknowledged last it cannot know, so its vote must not count until it has caught up."""
-    written, victim = stop_a_full_follower(trio)
-    newest = max((trio.path / f"r{victim}" / "log").glob("*.log"))
+    written, victim = trio.stop_a_full_follower()
+    newest = trio.segments(victim)[-1]
     data = bytearray(newest.read_bytes())
     data[len(data) // 2] ^= 8
     newest.write_bytes(data)
@@ -121,19 +117,19 @@ def fail_reads(monkeypatch: pytest.MonkeyPatch, folder: Path, times: int = 1 << 
     return failed
 
 
-def cold(trio: Trio, rid: int) -> None:
+def cold(trio: BrokerGroup, rid: int) -> None:
     """Start a replica anew, so that nothing it has is in memory."""
     trio.stop(rid)
     trio.start(rid)
 
 
 def test_a_replica_that_cannot_read_ends_and_repairs_itself(
-    trio: Trio, monkeypatch: pytest.MonkeyPatch
+    trio: BrokerGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    written, first = stop_a_full_follower(trio)
+    written, first = trio.stop_a_full_follower()
     trio.start(first)
     texts(trio.alive[first], 100)
-    victim = a_follower(trio)
+    victim = trio.a_follower()
     cold(trio, victim)
     failed = fail_reads(monkeypatch, trio.path / f"r{victim}")
     with pytest.raises(Unavailable):
@@ -147,8 +143,10 @@ def test_a_replica_that_cannot_read_ends_and_repairs_itself(
     assert not (trio.path / f"r{victim}" / WANTS_COPY).exists()
 
 
-def test_one_bad_moment_of_the_disk_is_nobodys_business(trio: Trio, monkeypatch: pytest.MonkeyPatch) -> None:
-    written, victim = stop_a_full_follower(trio)
+def test_one_bad_moment_of_the_disk_is_nobodys_business(
+    trio: BrokerGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written, victim = trio.stop_a_full_follower()
     trio.start(victim)
     texts(trio.alive[victim], 100)
     cold(trio, victim)
@@ -158,30 +156,32 @@ def test_one_bad_moment_of_the_disk_is_nobodys_business(trio: Trio, monkeypatch:
 
 
 def test_a_leader_that_cannot_read_what_a_peer_wants_to_copy_ends(
-    trio: Trio, monkeypatch: pytest.MonkeyPatch
+    trio: BrokerGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stop_a_full_follower(trio)
+    trio.stop_a_full_follower()
     leader = trio.leader()
-    name = min((trio.path / f"r{leader.rid}" / "log").glob("*.log")).name
+    name = trio.segments(leader.rid)[0].name
     fail_reads(monkeypatch, trio.path / f"r{leader.rid}")
     with pytest.raises(Unavailable):
         leader.checkpoint_read(name, 0, 100)
     assert isinstance(trio.ended[leader.rid], ReadFailed)
 
 
-def test_a_replica_ends_even_where_it_can_leave_no_mark(trio: Trio, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_replica_ends_even_where_it_can_leave_no_mark(
+    trio: BrokerGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def no_room(self: Marks, name: str, text: str) -> None:
         raise DiskFull("no space left")
 
     monkeypatch.setattr(Marks, "write", no_room)
-    victim = a_follower(trio)
+    victim = trio.a_follower()
     with pytest.raises(DiskFull):
         trio.alive[victim]._end(CorruptLog("found while reading"))
     assert isinstance(trio.ended[victim], CorruptLog)
 
 
 # ------------------------------------------------------------------ answering late
-def test_a_list_that_nobody_waits_for_holds_the_table_no_longer(trio: Trio) -> None:
+def test_a_list_that_nobody_waits_for_holds_the_table_no_longer(trio: BrokerGroup) -> None:
     trio.topic()
     trio.submit(prepare(["a", "b"]))
     leader = trio.leader()

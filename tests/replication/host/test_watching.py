@@ -13,40 +13,31 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from escrowmq.actors.broker.config import BrokerConfig
-from escrowmq.replication.format import ops
 from escrowmq.replication.host.watching import Watching
 from escrowmq.replication.model import ResultCode
 from escrowmq.replication.state.index import PartitionIndex
-from tests.replication.replica.test_replica import prepare
-from tests.support.trio import Trio
+from tests.support.broker_group import BrokerGroup
 
 
 @pytest.fixture
-def trio(tmp_path: Path) -> Iterator[Trio]:
-    trio = Trio(tmp_path, BrokerConfig(disk_reserve_bytes=0))
-    trio.start()
-    yield trio
-    trio.close()
+def trio(tmp_path: Path) -> Iterator[BrokerGroup]:
+    with BrokerGroup(tmp_path, BrokerConfig(disk_reserve_bytes=0)) as trio:
+        yield trio
 
 
-def commit(trio: Trio, *names: str) -> None:
-    trio.submit(prepare(list(names), size=1_000))
-    trio.submit(ops.commit("app", list(names)))
-
-
-def test_a_parked_watch_ends_with_the_news_and_an_idle_one_with_its_time(trio: Trio) -> None:
+def test_a_parked_watch_ends_with_the_news_and_an_idle_one_with_its_time(trio: BrokerGroup) -> None:
     trio.topic()
     watching = Watching(trio.leader())
     assert watching.watch([("t", 0, -1)], 10.0) == ("ok", [(0, 0, 0)])
     began = time.monotonic()
     assert watching.watch([("t", 0, 0)], 0.2) == ("ok", [(0, 0, 0)])
     assert time.monotonic() - began >= 0.2
-    threading.Timer(0.2, commit, (trio, "a", "b")).start()
+    threading.Timer(0.2, trio.publish, ("a", "b")).start()
     assert watching.watch([("t", 0, 0)], 10.0)[1][0][2] in (1, 2)  # as its two commits become readable
     assert time.monotonic() - began < 5
 
 
-def test_only_the_leader_answers_and_it_knows_what_is_not_there(trio: Trio) -> None:
+def test_only_the_leader_answers_and_it_knows_what_is_not_there(trio: BrokerGroup) -> None:
     trio.topic()
     follower, leader = trio.follower()
     assert Watching(follower).watch([("t", 0, 0)], 0.0)[:2] == ("not_leader", leader.rid)
@@ -56,9 +47,9 @@ def test_only_the_leader_answers_and_it_knows_what_is_not_there(trio: Trio) -> N
     assert Watching(leader).spans([("nope", 0, 0, 1, 1)]) == ("ok", [(ResultCode.UNKNOWN_TOPIC, 0, 0)])
 
 
-def test_spans_say_how_far_a_number_of_bytes_reaches(trio: Trio) -> None:
+def test_spans_say_how_far_a_number_of_bytes_reaches(trio: BrokerGroup) -> None:
     trio.topic()
-    commit(trio, *(f"x{i}" for i in range(10)))
+    trio.publish(*(f"x{i}" for i in range(10)), size=1_000)
     watching = Watching(trio.leader())
     _, [(_, end, total)] = watching.spans([("t", 0, 0, 10, 1 << 40)])
     assert end == 10 and 10_000 < total < 11_000

@@ -18,7 +18,8 @@ from escrowmq.replication.errors import NotAuthorized, UnknownVersion, WireError
 from escrowmq.replication.net import tcp, wire
 from escrowmq.replication.net.handshake import NONCE_BYTES, Dialer, Listener, PeerIdentity
 from escrowmq.replication.net.tcp import TcpTransport
-from tests.support.driver_group import Group, wait_until
+from tests.support.raft_group import RaftGroup
+from tests.support.waiting import wait_until
 
 SECRET = b"right"
 ME, PEER = PeerIdentity("cluster", 3, "a"), PeerIdentity("cluster", 3, "b")
@@ -164,17 +165,17 @@ def test_a_message_over_the_frame_limit_is_never_sent() -> None:
 
 # ------------------------------------------------------------------ real sockets
 def test_a_replica_with_another_secret_stays_out_and_is_counted(tmp_path: Path) -> None:
-    with Group(tmp_path, secrets={"r2": b"wrong"}) as group:
+    with RaftGroup(tmp_path, secrets={2: b"wrong"}) as group:
         leader = group.leader()
-        assert leader.name != "r2"
+        assert leader.rid != 2
         assert leader.propose(b"\0two of three").wait() is True
-        outsider = group.members["r2"]
+        outsider = group.alive[2]
         wait_until(lambda: outsider.driver.counters.refused > 0, what="a refusal")
         assert outsider.applied == []
 
 
 def test_a_frame_header_of_four_gigabytes_is_refused_before_anything_is_allocated(tmp_path: Path) -> None:
-    with Group(tmp_path) as group:
+    with RaftGroup(tmp_path) as group:
         leader = group.leader()
         assert leader.driver.address is not None
         with socket.create_connection(leader.driver.address, timeout=5) as sock:
@@ -194,7 +195,7 @@ def test_even_a_known_peer_cannot_announce_more_than_the_limit() -> None:
 def test_one_who_never_finishes_the_handshake_is_put_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with Group(tmp_path) as group:
+    with RaftGroup(tmp_path) as group:
         leader = group.leader()
         leader.driver._transport.handshake_timeout_s = 0.3
         assert leader.driver.address is not None
@@ -212,7 +213,7 @@ def test_one_who_never_finishes_the_handshake_is_put_out(
 
 
 def test_strangers_are_limited_and_do_not_keep_peers_out(tmp_path: Path) -> None:
-    with Group(tmp_path) as group:
+    with RaftGroup(tmp_path) as group:
         leader = group.leader()
         assert leader.driver.address is not None
         strangers = [socket.create_connection(leader.driver.address) for _ in range(tcp.STRANGERS_MAX + 20)]
@@ -224,15 +225,15 @@ def test_strangers_are_limited_and_do_not_keep_peers_out(tmp_path: Path) -> None
 
 def test_a_replica_that_comes_back_gets_in_past_strangers_who_hold_every_place(tmp_path: Path) -> None:
     """Its own dials are not counted, and of those who dial it the longest dawdler makes room."""
-    with Group(tmp_path) as group:
+    with RaftGroup(tmp_path) as group:
         group.leader()
-        for name in ("r0", "r1"):
-            group.members[name].driver._transport.handshake_timeout_s = 60.0
-        addresses = [group.members[name].driver.address for name in ("r0", "r1")]
+        for rid in (0, 1):
+            group.alive[rid].driver._transport.handshake_timeout_s = 60.0
+        addresses = [group.alive[rid].driver.address for rid in (0, 1)]
         strangers = [socket.create_connection(a) for a in addresses if a for _ in range(tcp.STRANGERS_MAX)]
-        group.stop("r2")  # it dials the two others
+        group.stop(2)  # it dials the two others
         leader = group.leader()
-        back = group.start("r2")
+        (back,) = group.start(2)
         assert leader.propose(b"\0seen by all").wait() is True
         wait_until(lambda: back.commands() == [b"\0seen by all"], what="the third replica's return")
         for sock in strangers:
@@ -250,7 +251,7 @@ def test_a_storm_of_garbage_costs_neither_memory_nor_commits(
         struct.pack("<II", 4 + len(hello), len(hello)) + hello, b"GET / HTTP/1.1\r\n\r\n", b"",
         struct.pack("<II", 600, 596) + b"\x91" * 596,
     ]  # fmt: skip
-    with Group(tmp_path) as group:
+    with RaftGroup(tmp_path) as group:
         leader = group.leader()
         address, term = leader.driver.address, leader.driver.node.term
         assert address is not None

@@ -6,8 +6,10 @@ import random
 import socket
 import ssl
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 from cryptography.hazmat.primitives import serialization
@@ -17,9 +19,8 @@ from escrowmq.replication.net import tcp, wire
 from escrowmq.replication.net.handshake import NONCE_BYTES, Dialer, Listener, PeerIdentity
 from escrowmq.replication.net.tls import TlsChannel, TlsFiles, TlsIdentity
 from tests.support.certificates import Authority
-from tests.support.driver_group import SECRET, Group, Member, wait_until
-
-NAMES = ("r0", "r1", "r2")
+from tests.support.raft_group import SECRET, RaftGroup, RaftReplica
+from tests.support.waiting import wait_until
 
 
 @pytest.fixture
@@ -27,12 +28,14 @@ def authority(tmp_path: Path) -> Authority:
     return Authority(tmp_path / "authority")
 
 
-def certificates(authority: Authority, **others: TlsFiles | None) -> dict[str, TlsFiles]:
-    files = {name: authority.issue(name) for name in NAMES} | others
-    return {name: file for name, file in files.items() if file is not None}
+def certificates(
+    authority: Authority, others: Mapping[int, TlsFiles | None] = MappingProxyType({})
+) -> dict[int, TlsFiles]:
+    files = {rid: authority.issue(f"r{rid}") for rid in range(3)} | dict(others)
+    return {rid: file for rid, file in files.items() if file is not None}
 
 
-def commits(leader: Member, text: bytes) -> None:
+def commits(leader: RaftReplica, text: bytes) -> None:
     assert leader.propose(b"\0" + text).wait() is True
 
 
@@ -48,14 +51,14 @@ def test_a_group_with_certificates_works_and_its_log_is_not_on_the_wire(
         feed(self, data)
 
     monkeypatch.setattr(TlsChannel, "feed", watched)
-    with Group(tmp_path, tls=certificates(authority)) as group:
+    with RaftGroup(tmp_path, tls=certificates(authority)) as group:
         leader = group.leader()
         commits(leader, b"the quick brown fox" * 1000)
         commits(leader, random.Random(1).randbytes(3 << 20))  # many records, many reads
-        wait_until(lambda: all(len(m.commands()) == 2 for m in group.members.values()))
-        commands = {tuple(member.commands()) for member in group.members.values()}
+        wait_until(lambda: all(len(m.commands()) == 2 for m in group.alive.values()))
+        commands = {tuple(member.commands()) for member in group.alive.values()}
         assert len(commands) == 1
-        for member in group.members.values():
+        for member in group.alive.values():
             assert member.driver.counters.refused == member.driver.counters.malformed == 0
     assert sum(map(len, seen)) > 6 << 20
     assert b"the quick brown fox" not in b"".join(seen)
@@ -78,11 +81,11 @@ def test_a_replica_without_a_good_certificate_stays_out_and_the_others_go_on(
     tmp_path: Path, authority: Authority, which: str
 ) -> None:
     unfit = outsiders(tmp_path, authority)[which]
-    with Group(tmp_path, tls=certificates(authority, r2=unfit)) as group:
+    with RaftGroup(tmp_path, tls=certificates(authority, {2: unfit})) as group:
         leader = group.leader()
-        assert leader.name != "r2"
-        outsider = group.members["r2"].driver
-        inside = [group.members[name].driver for name in ("r0", "r1")]
+        assert leader.rid != 2
+        outsider = group.alive[2].driver
+        inside = [group.alive[rid].driver for rid in (0, 1)]
 
         def turned_away() -> int:
             return sum(
@@ -93,26 +96,26 @@ def test_a_replica_without_a_good_certificate_stays_out_and_the_others_go_on(
         term = leader.driver.node.term
         commits(leader, b"two of three")
         assert outsider.counters.connects == 0
-        assert group.members["r2"].commands() == []
-        assert (leader.ready, leader.driver.node.term) == (True, term), "the group was disturbed"
+        assert group.alive[2].commands() == []
+        assert leader.whoami() == (True, leader.rid, term), "the group was disturbed"
 
 
 def test_a_good_certificate_does_not_replace_the_secret(tmp_path: Path, authority: Authority) -> None:
-    with Group(tmp_path, tls=certificates(authority), secrets={"r2": b"another secret"}) as group:
+    with RaftGroup(tmp_path, tls=certificates(authority), secrets={2: b"another secret"}) as group:
         leader = group.leader()
-        outsider = group.members["r2"].driver
+        outsider = group.alive[2].driver
         wait_until(lambda: outsider.counters.refused > 0, what="a refusal")
         commits(leader, b"two of three")
         assert outsider.counters.connects == 0
-        assert group.members["r2"].commands() == []
+        assert group.alive[2].commands() == []
 
 
 def test_a_dialer_with_tls_gets_nothing_from_a_group_without(tmp_path: Path, authority: Authority) -> None:
-    with Group(tmp_path, tls={"r2": authority.issue("r2")}) as group:
+    with RaftGroup(tmp_path, tls={2: authority.issue("r2")}) as group:
         leader = group.leader()
         wait_until(lambda: leader.driver.counters.malformed > 0, what="TLS's greeting refused as a frame")
         commits(leader, b"two of three")
-        assert group.members["r2"].driver.counters.connects == 0
+        assert group.alive[2].driver.counters.connects == 0
 
 
 # ------------------------------------------------------------------ one connection, by hand
@@ -145,13 +148,13 @@ def test_whoever_connects_with_less_than_everything_hears_nothing(
     tmp_path: Path, authority: Authority, which: str
 ) -> None:
     files = certificates(authority)
-    hello = Dialer(PeerIdentity("test-cluster", 0, "r2"), "r0", b"", bytes(NONCE_BYTES)).hello()
-    context = client(files["r2"], certificate=which != "no certificate")
+    hello = Dialer(PeerIdentity("test-cluster", 0, "2"), "0", b"", bytes(NONCE_BYTES)).hello()
+    context = client(files[2], certificate=which != "no certificate")
     if which == "TLS 1.2":
         context.maximum_version = ssl.TLSVersion.TLSv1_2
     say = {"no greeting": bytes(100), "4 GiB": wire.PREFIX.pack(0xFFFFFFFF, 0xFFFFFFF0)}.get(which, b"")
-    with Group(tmp_path, tls=files) as group:
-        leader, listener = group.leader(), group.members["r0"].driver
+    with RaftGroup(tmp_path, tls=files) as group:
+        leader, listener = group.leader(), group.alive[0].driver
         assert listener.address is not None
         before = listener.counters.connects
         if which == "absent secret":
@@ -173,7 +176,7 @@ def test_whoever_connects_with_less_than_everything_hears_nothing(
 def test_a_half_finished_tls_handshake_counts_as_a_stranger_and_is_put_out(
     tmp_path: Path, authority: Authority
 ) -> None:
-    with Group(tmp_path, tls=certificates(authority)) as group:
+    with RaftGroup(tmp_path, tls=certificates(authority)) as group:
         leader = group.leader()
         address = leader.driver.address
         assert address is not None

@@ -15,7 +15,7 @@ import pytest
 
 from escrowmq.replication.format import ops
 from escrowmq.replication.format.codec import encode_row
-from tests.replication.replica.test_replica import prepare, read, start
+from tests.support.requests import prepare
 from tests.support.single import Single
 
 
@@ -28,7 +28,8 @@ class Scene:
 
     def __init__(self, path: Path, before: Callable[[Single], None], step: Callable[[Single], None]) -> None:
         self.path = path
-        single = start(path / "whole")
+        single = Single(path / "whole")
+        single.topic(partitions=2)
         before(single)
         self.start_size = newest_log(path / "whole").stat().st_size
         step(single)
@@ -51,7 +52,7 @@ class Scene:
 
 
 def open_ids(single: Single) -> list[str]:
-    return list(single.replica.state.transactions.app("app").open)
+    return list(single.state.transactions.app("app").open)
 
 
 def decide_by_check(single: Single, decision: bytes) -> None:
@@ -62,7 +63,7 @@ def decide_by_check(single: Single, decision: bytes) -> None:
 def test_before_prepare_is_durable_nothing_happened(tmp_path: Path) -> None:
     scene = Scene(tmp_path, lambda s: None, lambda s: s.submit(prepare(["a", "b"])) and None)
     for single in scene.restarts():
-        assert open_ids(single) == [] and read(single) == []
+        assert open_ids(single) == [] and single.texts() == []
         assert single.submit(prepare(["a", "b"])) == [[0]], "the client's retry begins anew"
 
 
@@ -73,9 +74,9 @@ def test_prepare_durable_but_only_some_messages_is_open_and_the_check_rolls_back
     )
     scene = Scene(tmp_path, lambda s: s.submit(prepare(["a"])) and None, lambda s: s.submit(later) and None)
     for single in scene.restarts():
-        assert open_ids(single) == ["a"] and read(single) == read(single, 1) == []
+        assert open_ids(single) == ["a"] and single.texts() == single.texts(1) == []
         decide_by_check(single, ops.rollback("app", ["a"], by="feedback"))
-        assert open_ids(single) == [] and read(single) == read(single, 1) == []
+        assert open_ids(single) == [] and single.texts() == single.texts(1) == []
 
 
 @pytest.mark.parametrize("committed", [True, False])
@@ -85,10 +86,10 @@ def test_all_messages_durable_is_open_and_the_check_decides_either_way(
     scene = Scene(tmp_path, lambda s: None, lambda s: s.submit(prepare(["a", "b"])) and None)
     (single,) = scene.restarts(whole=True)
     single = Single(tmp_path / "cut")
-    assert open_ids(single) == ["a", "b"] and read(single) == []
+    assert open_ids(single) == ["a", "b"] and single.texts() == []
     decide = ops.commit if committed else ops.rollback
     decide_by_check(single, decide("app", ["a", "b"], by="feedback"))
-    assert read(single) == (["a", "b"] if committed else [])
+    assert single.texts() == (["a", "b"] if committed else [])
     single.close()
 
 
@@ -103,11 +104,11 @@ def test_during_commit_it_is_all_or_nothing_over_partitions(tmp_path: Path) -> N
 
     scene = Scene(tmp_path, both_partitions, lambda s: s.submit(ops.commit("app", ["a"])) and None)
     for single in scene.restarts():
-        assert open_ids(single) == ["a"] and read(single) == read(single, 1) == []
+        assert open_ids(single) == ["a"] and single.texts() == single.texts(1) == []
         decide_by_check(single, ops.commit("app", ["a"], by="feedback"))
-        assert read(single) == read(single, 1) == ["a", "a"]
+        assert single.texts() == single.texts(1) == ["a", "a"]
     for single in scene.restarts(whole=True):
-        assert open_ids(single) == [] and read(single) == read(single, 1) == ["a", "a"]
+        assert open_ids(single) == [] and single.texts() == single.texts(1) == ["a", "a"]
 
 
 def test_commit_durable_and_ack_lost_is_done_and_a_repetition_gets_the_recorded_outcome(
@@ -120,9 +121,9 @@ def test_commit_durable_and_ack_lost_is_done_and_a_repetition_gets_the_recorded_
     )
     for single in scene.restarts(whole=True):
         single.replica.on_timer(single.now_ms + 100_000)
-        assert single.replica.state.due.due_count("app", "t") == 0, "no check follows"
+        assert single.state.due.due_count("app", "t") == 0, "no check follows"
         assert single.submit(ops.commit("app", ["a"])) == [[0]]
-        assert read(single) == ["a"]
+        assert single.texts() == ["a"]
 
 
 def test_before_rollback_is_durable_it_is_checked_again_and_after_it_is_done(tmp_path: Path) -> None:
@@ -134,8 +135,8 @@ def test_before_rollback_is_durable_it_is_checked_again_and_after_it_is_done(tmp
     for single in scene.restarts():
         assert open_ids(single) == ["a"]
     single.replica.on_timer(single.now_ms + 100_000)
-    assert single.replica.state.due.due_count("app", "t") == 1, "due for a check"
+    assert single.state.due.due_count("app", "t") == 1, "due for a check"
     for single in scene.restarts(whole=True):
-        assert open_ids(single) == [] and read(single) == []
+        assert open_ids(single) == [] and single.texts() == []
         single.replica.on_timer(single.now_ms + 100_000)
-        assert single.replica.state.due.due_count("app", "t") == 0
+        assert single.state.due.due_count("app", "t") == 0

@@ -15,8 +15,9 @@ from escrowmq.replication.format.codec import encode_row
 from escrowmq.replication.model import ResultCode
 from escrowmq.replication.replica import fetching
 from escrowmq.replication.replica.answers import FETCH_ENDS_MAX
+from tests.support.broker_group import BrokerGroup
+from tests.support.requests import message
 from tests.support.single import Single
-from tests.support.trio import Trio
 
 MESSAGES = 400
 
@@ -24,7 +25,7 @@ MESSAGES = 400
 @pytest.fixture(scope="module")
 def single(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Single]:
     single = Single(tmp_path_factory.mktemp("ends"))
-    single.submit(ops.create_topic("t", {"partitions": 1}))
+    single.topic()
     rng = random.Random(11)
     sent = 0
     while sent < MESSAGES:
@@ -40,7 +41,7 @@ def test_fetches_end_where_it_was_told(single: Single, seed: int) -> None:
     start = rng.randrange(MESSAGES)
     until = rng.randrange(start + 1, MESSAGES + 50)
     max_bytes = rng.choice([1, 700, 5_000, 1 << 20])
-    code, told = fetching.fetch_ends(single.replica.state, "t", 0, start, until, max_bytes, 1_000)
+    code, told = fetching.fetch_ends(single.state, "t", 0, start, until, max_bytes, 1_000)
     assert code == ResultCode.OK
     at, found = start, []
     while at < min(until, MESSAGES):
@@ -54,12 +55,10 @@ def test_fetches_end_where_it_was_told(single: Single, seed: int) -> None:
 
 
 def test_how_many_are_told_is_bounded_and_nothing_is_told_of_what_is_not_there(tmp_path: Path) -> None:
-    trio = Trio(tmp_path, BrokerConfig(disk_reserve_bytes=0))
-    trio.start()
-    try:
+    with BrokerGroup(tmp_path, BrokerConfig(disk_reserve_bytes=0)) as trio:
         trio.topic()
         for number in range(FETCH_ENDS_MAX + 5):
-            trio.submit(ops.message("t", 0, "p", 0, number, [encode_row(None, b"x", None, None)]))
+            trio.submit(message("t", 0, [b"x"], seq=number))
         leader = trio.leader()
         assert leader.fetch_ends("t", 0, 0, 10, 1, 3) == (ResultCode.OK, [1, 2, 3])
         assert leader.fetch_ends("t", 0, 0, 1 << 40, 1, 1 << 40)[1] == list(range(1, FETCH_ENDS_MAX + 1))
@@ -70,5 +69,3 @@ def test_how_many_are_told_is_bounded_and_nothing_is_told_of_what_is_not_there(t
         trio.stop(leader.rid)
         with pytest.raises(Unavailable):
             leader.fetch_ends("t", 0, 0, 1, 1, 1)
-    finally:
-        trio.close()

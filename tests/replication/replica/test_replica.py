@@ -3,44 +3,25 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from escrowmq.replication.errors import InvalidMessage
 from escrowmq.replication.format import ops
-from escrowmq.replication.format.codec import OpType, decode_command, decode_rows, encode_row
+from escrowmq.replication.format.codec import OpType, decode_command, encode_row
 from escrowmq.replication.model import ResultCode
 from escrowmq.replication.replica.replica import Limits
 from escrowmq.replication.replica.validation import parse_request
-from tests.replication.state.test_index_and_snapshot import dump
+from tests.support.fed_state import dump
+from tests.support.requests import message, prepare
 from tests.support.single import Single
 
 
-def prepare(tx_ids: list[str], size: int = 20, topic: str = "t") -> bytes:
-    rows = [encode_row(None, tx.encode().ljust(size, b"."), None, tx) for tx in tx_ids]
-    return ops.prepare("app", topic, tx_ids, None, 0, 0, [1] * len(tx_ids), -1, 1) + ops.pre_message(
-        topic, 0, list(range(len(tx_ids))), [len(r) for r in rows], rows
-    )
-
-
-def start(path: Path, **options: object) -> Single:
-    single = Single(path, **options)  # type: ignore[arg-type]
-    single.submit(ops.create_topic("t", {"partitions": 2, "retention_ms": 1_000_000}))
+def start(path: Path, **options: Any) -> Single:
+    single = Single(path, **options)
+    single.topic(partitions=2, retention_ms=1_000_000)
     return single
-
-
-def read(single: Single, partition: int = 0) -> list[str]:
-    found: list[str] = []
-    offset = single.replica.state.topics.topics["t"].partitions[partition].index.start
-    (result,) = single.replica.fetch([("t", partition, offset)], 1 << 30)
-    assert result[2] == 0
-    at = 0
-    for base, count, _, size in result[5]:
-        rows = decode_rows(result[6][at : at + size], count)
-        assert base + count > offset
-        found += [row[3] or row[1].decode() for row in rows]
-        at += size
-    return found
 
 
 def test_one_entry_holds_references_and_the_commit(tmp_path: Path) -> None:
@@ -50,7 +31,7 @@ def test_one_entry_holds_references_and_the_commit(tmp_path: Path) -> None:
     _, entry = decode_command(single.journal.read(single.journal.last_index))
     assert [op.type for op in entry] == [OpType.REF_MESSAGE, OpType.COMMIT]
     assert len(entry[0].meta[2]) == 8, "a and c are no neighbours: two references"
-    assert read(single) == ["a", "c"]
+    assert single.texts() == ["a", "c"]
 
 
 def test_neighbours_share_one_reference(tmp_path: Path) -> None:
@@ -64,12 +45,12 @@ def test_neighbours_share_one_reference(tmp_path: Path) -> None:
 def test_bodies_from_an_older_segment_are_copied(tmp_path: Path) -> None:
     single = start(tmp_path, segment_bytes=20_000)
     single.submit(prepare(["old"]))
-    single.submit(ops.message("t", 1, "p", 0, 0, [encode_row(None, b"x" * 30_000, None, None)]))
-    single.submit(ops.message("t", 1, "p", 0, 1, [encode_row(None, b"x" * 30_000, None, None)]))
+    single.submit(message("t", 1, [b"x" * 30_000], seq=0))
+    single.submit(message("t", 1, [b"x" * 30_000], seq=1))
     single.submit(ops.commit("app", ["old"]))
     _, entry = decode_command(single.journal.read(single.journal.last_index))
     assert [op.type for op in entry] == [OpType.TX_MESSAGE, OpType.COMMIT]
-    assert read(single) == ["old"]
+    assert single.texts() == ["old"]
 
 
 def test_two_decisions_at_once_the_first_wins_and_both_are_answered(tmp_path: Path) -> None:
@@ -82,7 +63,7 @@ def test_two_decisions_at_once_the_first_wins_and_both_are_answered(tmp_path: Pa
     single.node.release()
     assert first == [("ok", [[0]])]
     assert second == [("ok", [[ResultCode.PARTIAL, [[0, ResultCode.TX_CONFLICT, "COMMITTED"]]]])]
-    assert read(single) == ["a"]
+    assert single.texts() == ["a"]
 
 
 def test_a_repeated_commit_is_answered_alike_and_publishes_once(tmp_path: Path) -> None:
@@ -91,7 +72,7 @@ def test_a_repeated_commit_is_answered_alike_and_publishes_once(tmp_path: Path) 
     single.submit(prepare(["a"]))
     assert single.submit(ops.commit("app", ["a"])) == [[0]]
     assert single.submit(ops.commit("app", ["a"])) == [[0]]
-    assert read(single) == ["a"]
+    assert single.texts() == ["a"]
 
 
 def test_commit_of_an_unknown_id_and_duplicates_within_one_request(tmp_path: Path) -> None:
@@ -100,7 +81,7 @@ def test_commit_of_an_unknown_id_and_duplicates_within_one_request(tmp_path: Pat
     assert single.submit(ops.commit("app", ["a", "a", "zz"])) == [
         [ResultCode.PARTIAL, [[2, ResultCode.UNKNOWN_TX, None]]]
     ]
-    assert read(single) == ["a"]
+    assert single.texts() == ["a"]
 
 
 def test_an_entry_whose_proposal_timed_out_keeps_its_transactions_from_a_second_decision(
@@ -118,7 +99,7 @@ def test_an_entry_whose_proposal_timed_out_keeps_its_transactions_from_a_second_
     single.node.held.insert(0, (command, lambda results, outcome: None))
     single.node.release()
     assert second == [("ok", [[ResultCode.PARTIAL, [[0, ResultCode.TX_CONFLICT, "COMMITTED"]]]])]
-    assert read(single) == ["a"]
+    assert single.texts() == ["a"]
 
 
 def test_an_entry_lost_with_the_leadership_leaves_its_transactions_decidable(tmp_path: Path) -> None:
@@ -132,18 +113,14 @@ def test_an_entry_lost_with_the_leadership_leaves_its_transactions_decidable(tmp
     assert answers == [("unknown",)]
     single.node.ready = True
     assert single.submit(ops.commit("app", ["a"])) == [[0]]
-    assert read(single) == ["a"]
+    assert single.texts() == ["a"]
 
 
 def test_the_limit_of_open_transactions_refuses_the_rest_of_the_request_stands(tmp_path: Path) -> None:
     single = start(tmp_path, limits=Limits(open_transactions_max=2))
-    results = single.submit(
-        prepare(["a", "b"]), ops.message("t", 1, "p", 0, 0, [encode_row(None, b"v", None, None)])
-    )
+    results = single.submit(prepare(["a", "b"]), message("t", 1, [b"v"], seq=0))
     assert [r[0] for r in results] == [0, 0]
-    results = single.submit(
-        prepare(["c"]), ops.message("t", 1, "p", 0, 1, [encode_row(None, b"v", None, None)])
-    )
+    results = single.submit(prepare(["c"]), message("t", 1, [b"v"], seq=1))
     assert [r[0] for r in results] == [ResultCode.TOO_MANY_OPEN, 0]
     single.submit(ops.rollback("app", ["a"]))
     assert single.submit(prepare(["c"])) == [[0]]
@@ -180,14 +157,14 @@ def test_recovery_is_the_newest_snapshot_and_what_follows_it(tmp_path: Path) -> 
         single.submit(ops.commit("app", [f"a{i}"]))
         if i % 3 == 0:
             single.submit(ops.rollback("app", [f"b{i}"]))
-    before, texts = dump(single.replica.state), read(single)
+    before, texts = dump(single.state), single.texts()
     last = single.journal.last_index
     assert len(single.checkpoints.indexes) == 2
     single.close()
     again = Single(tmp_path, segment_bytes=50_000)
-    after = dump(again.replica.state)
+    after = dump(again.state)
     before.pop("counts"), after.pop("counts")
-    assert after == before and read(again) == texts == [f"a{i}" for i in range(300)]
+    assert after == before and again.texts() == texts == [f"a{i}" for i in range(300)]
     assert again.redone == last - again.checkpoints.indexes[-1] < last / 3
     again.close()
 
@@ -197,14 +174,14 @@ def test_a_damaged_newest_snapshot_costs_a_longer_redo_and_nothing_else(tmp_path
     for i in range(200):
         single.submit(prepare([f"a{i}"], size=600))
         single.submit(ops.commit("app", [f"a{i}"]))
-    before = dump(single.replica.state)
+    before = dump(single.state)
     single.close()
     newest = max(tmp_path.glob("*.snap"))
     data = bytearray(newest.read_bytes())
     data[len(data) // 2] ^= 1
     newest.write_bytes(data)
     again = Single(tmp_path, segment_bytes=50_000)
-    assert dump(again.replica.state) == before
+    assert dump(again.state) == before
     again.close()
 
 
@@ -213,22 +190,22 @@ def test_retention_drops_segments_but_never_past_an_open_transaction(tmp_path: P
     single.submit(prepare(["open"]))
     opened_at = single.journal.last_index
     for i in range(300):
-        single.submit(ops.message("t", 1, "p", 0, i, [encode_row(None, b"x" * 1000, None, None)]))
+        single.submit(message("t", 1, [b"x" * 1000], seq=i))
     segments = len(single.journal.segments())
     single.now_ms += 10_000_000
     single.replica.on_timer(single.now_ms)
     single.replica.pump(single.now_ms)
-    assert single.replica.state.topics.topics["t"].partitions[1].index.start == 300
+    assert single.state.topics.topics["t"].partitions[1].index.start == 300
     assert single.journal.first_index <= opened_at
     single.submit(ops.commit("app", ["open"]))
-    assert read(single) == ["open"], "committed late, and from a segment that is long sealed"
+    assert single.texts() == ["open"], "committed late, and from a segment that is long sealed"
     for i in range(300, 500):
-        single.submit(ops.message("t", 1, "p", 0, i, [encode_row(None, b"x" * 1000, None, None)]))
+        single.submit(message("t", 1, [b"x" * 1000], seq=i))
     single.now_ms += 20_000
     single.replica.on_timer(single.now_ms)
     single.replica.pump(single.now_ms)
     assert single.journal.first_index > opened_at and len(single.journal.segments()) < segments
-    assert read(single) == ["open"]
+    assert single.texts() == ["open"]
     single.close()
 
 
@@ -269,7 +246,7 @@ def test_a_large_state_is_not_written_at_every_roll(tmp_path: Path) -> None:
         single.submit(prepare([f"open{i}-{n}" for n in range(100)], size=30))
     taken = []
     for i in range(200):
-        single.submit(ops.message("t", 1, "p", 0, i, [encode_row(None, b"x" * 2_000, None, None)]))
+        single.submit(message("t", 1, [b"x" * 2_000], seq=i))
         taken = sorted({*taken, *single.checkpoints.indexes})
     rolls = len(single.journal.segments())
     assert 2 <= len(taken) < rolls / 3, (taken, rolls)
@@ -287,7 +264,7 @@ def test_copied_and_referenced_messages_of_a_transaction_keep_their_order(tmp_pa
             + ops.pre_message("t", 0, [0], [len(row)], [row])
         )
     single.submit(ops.commit("app", ["a"]))
-    assert [value.rstrip(".") for value in read(single)] == ["0", "1", "2", "3", "4", "5"]
+    assert [value.rstrip(".") for value in single.texts()] == ["0", "1", "2", "3", "4", "5"]
     _, entry = decode_command(single.journal.read(single.journal.last_index))
     assert len(entry) == 6, "four runs of copies and references and the COMMIT, neighbours joined"
 

@@ -18,7 +18,7 @@ CODES = {code.name: int(code) for code in ResultCode}
 
 def start(path: Path) -> Single:
     single = Single(path)
-    single.submit(ops.create_topic("t", {"partitions": PARTITIONS}))
+    single.topic(partitions=PARTITIONS)
     return single
 
 
@@ -37,7 +37,7 @@ def ends(single: Single) -> list[int]:
 
 
 def _bounds(single: Single) -> dict[int, int]:
-    partitions = single.replica.state.topics.topics["t"].partitions
+    partitions = single.state.topics.topics["t"].partitions
     return {number: partition.index.end for number, partition in partitions.items()}
 
 
@@ -104,7 +104,7 @@ def test_without_the_word_together_the_others_are_committed(tmp_path: Path) -> N
 def test_no_reader_sees_a_part_of_what_was_committed_together(tmp_path: Path) -> None:
     """Every commit adds ``size`` messages to each of eight partitions, so all must end alike at any time."""
     single = start(tmp_path)
-    state, size, rounds = single.replica.state, 40, 25
+    state, size, rounds = single.state, 40, 25
     seen: set[tuple[int, ...]] = set()
     stop = threading.Event()
 

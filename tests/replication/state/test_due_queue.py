@@ -5,13 +5,13 @@ from __future__ import annotations
 from escrowmq.replication.format import ops
 from escrowmq.replication.state import due_queue as checks
 from escrowmq.replication.state.due_queue import DueQueue
-from tests.replication.state.test_state import Log
+from tests.support.fed_state import FedState
 
 HOUR_MS = 3_600_000
 
 
-def log_with_slack(slack: int) -> Log:
-    log = Log()
+def log_with_slack(slack: int) -> FedState:
+    log = FedState()
     log.state.due = DueQueue(log.state.transactions, tidy_slack=slack)
     return log
 
@@ -60,7 +60,7 @@ def test_a_follower_keeps_no_trace_of_checks_that_the_leader_had_answered() -> N
 
 
 def test_leadership_that_was_lost_and_won_again_finds_every_due_check() -> None:
-    log = Log()
+    log = FedState()
     log.prepare([f"{i}" for i in range(10)])
     due, now = log.state.due, log.now_ms + 7_000
     due.advance(now)
@@ -95,7 +95,7 @@ def test_tidying_keeps_leases_and_what_is_yet_to_come() -> None:
 
 
 def test_a_rebuilt_queue_hands_out_the_same_checks() -> None:
-    log = Log()
+    log = FedState()
     log.prepare([f"{i}" for i in range(2 * checks.CHUNK + 5)])
     log.add(ops.checked("app", ["7"]))
     due, now = log.state.due, log.now_ms + 8_000

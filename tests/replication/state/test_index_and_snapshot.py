@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import random
 from array import array
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from escrowmq.replication.errors import CorruptLog, UnknownVersion
-from escrowmq.replication.format import ops
-from escrowmq.replication.format.codec import encode_row
 from escrowmq.replication.state.index import PartitionIndex
 from escrowmq.replication.state.machine import StateMachine
 from escrowmq.replication.state.runs_file import encode_runs, map_runs
 from escrowmq.replication.state.snapshot import adopt_runs, capture, encode, restore
-from tests.replication.state.test_state import Log
+from tests.support.fed_state import FedState, busy_state, dump
 
 appends = st.lists(
     st.tuples(st.integers(1, 5), st.integers(1, 4), st.booleans(), st.integers(0, 9)), min_size=1, max_size=60
@@ -74,36 +71,7 @@ def test_what_retention_drops_while_a_snapshot_is_written_does_not_come_back_whe
     assert index.runs_from(2) == [] and index.oldest_log_index() == 11
 
 
-def busy_log() -> Log:
-    log = Log()
-    rows = [encode_row(b"k", b"v", None, None)] * 3
-    for seq in range(6):
-        log.add(ops.message("t", 1, "p", 0, seq, rows))
-    log.prepare(["open", "done", "undone"])
-    log.prepare(["open"], part=1, digest=3)
-    log.commit(["done"])
-    log.add(ops.rollback("app", ["undone"], by="operator:eve"))
-    log.add(ops.checked("app", ["open"]))
-    log.add(ops.group_offsets("g", "t", {0: 1, 1: 5}))
-    return log
-
-
-def dump(state: StateMachine) -> Any:
-    return {
-        "topics": {n: (t.info, sorted(t.partitions)) for n, t in state.topics.topics.items()},
-        "bounds": {s: (p.index.start, p.index.end) for s, p in state.topics.slots.items()},
-        "runs": {s: p.index.runs_from(p.index.start) for s, p in state.topics.slots.items()},
-        "open": {a: t.open for a, t in state.transactions.apps.items()},
-        "counts": {a: t.open_by_topic for a, t in state.transactions.apps.items()},
-        "settled": {a: t.settled.copy() for a, t in state.transactions.apps.items()},
-        "audit": state.transactions.audit,
-        "producers": state.producers.copy(),
-        "groups": state.group_offsets,
-        "clock": (state.applied_index, state.now_ms, state.first_index, state.topics.next_slot),
-    }
-
-
-def restored(log: Log) -> StateMachine:
+def restored(log: FedState) -> StateMachine:
     snapshot = capture(log.state, 1, ["one.runs"])
     other = StateMachine(0, 1)
     term, run_files = restore(other, "x.snap", b"".join(encode(snapshot)))
@@ -113,14 +81,14 @@ def restored(log: Log) -> StateMachine:
 
 
 def test_a_restored_state_equals_the_one_that_was_captured_and_behaves_alike_from_then_on() -> None:
-    log = busy_log()
+    log = busy_state()
     before = dump(log.state)
     other = restored(log)
     assert {k: v for k, v in dump(other).items() if k != "counts"} == {
         k: v for k, v in before.items() if k != "counts"
     }
     assert other.transactions.app("app").open_by_topic == {"t": 1}
-    twin = Log()
+    twin = FedState()
     twin.state, twin.index, twin.now_ms = other, log.index, log.now_ms
     for follower in (log, twin):
         follower.commit(["open"])
@@ -129,7 +97,7 @@ def test_a_restored_state_equals_the_one_that_was_captured_and_behaves_alike_fro
 
 
 def test_damage_anywhere_in_a_snapshot_is_seen() -> None:
-    data = b"".join(encode(capture(busy_log().state, 1, [])))
+    data = b"".join(encode(capture(busy_state().state, 1, [])))
     rng = random.Random(7)
     for _ in range(200):
         bad = bytearray(data)

@@ -10,10 +10,10 @@ from escrowmq.replication.model import ResultCode
 from escrowmq.replication.state import machine, transactions
 from escrowmq.replication.state.machine import StateMachine
 from escrowmq.replication.state.snapshot import capture, encode, release, restore
-from tests.replication.state.test_state import Log
+from tests.support.fed_state import FedState
 
 
-def settle(log: Log, app: str, tx_ids: list[str]) -> None:
+def settle(log: FedState, app: str, tx_ids: list[str]) -> None:
     rows = [encode_row(None, b"v", None, tx) for tx in tx_ids]
     log.add(
         ops.prepare(app, "t", tx_ids, None, 0, 0, [1] * len(tx_ids), -1, 1),
@@ -29,7 +29,7 @@ def remembered(state: StateMachine) -> int:
 def test_many_apps_remember_no_more_than_twice_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transactions, "SETTLED_GENERATION", 100)
     monkeypatch.setattr(transactions, "APP_AS_IDS", 0)
-    log = Log()
+    log = FedState()
     for n in range(120):
         ids = [f"{n}-{i}" for i in range(7)]
         settle(log, f"app-{n % 25}", ids)
@@ -44,7 +44,7 @@ def test_a_replica_restored_from_a_snapshot_forgets_at_the_same_entry(
 ) -> None:
     monkeypatch.setattr(transactions, "SETTLED_GENERATION", 100)
     monkeypatch.setattr(transactions, "APP_AS_IDS", 6)
-    log, other = Log(), Log()
+    log, other = FedState(), FedState()
     for n in range(60):
         for each in (log, other):
             settle(each, f"app-{n % 5}", [f"{n}-{i}" for i in range(1 + n % 9)])
@@ -61,7 +61,7 @@ def test_apps_that_come_and_go_leave_nothing_for_good(monkeypatch: pytest.Monkey
     """Each batch write of Spark is an app of its own, and every look over all apps passes what is kept."""
     monkeypatch.setattr(transactions, "SETTLED_GENERATION", 100)
     monkeypatch.setattr(transactions, "APP_AS_IDS", 10)
-    log = Log()
+    log = FedState()
     log.prepare(["stays"])
     for n in range(300):
         settle(log, f"batch-{n}", ["x"])
@@ -74,7 +74,7 @@ def test_apps_that_come_and_go_leave_nothing_for_good(monkeypatch: pytest.Monkey
 def test_an_app_that_somebody_reads_stays_until_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transactions, "SETTLED_GENERATION", 4)
     monkeypatch.setattr(transactions, "APP_AS_IDS", 2)
-    log = Log()
+    log = FedState()
     settle(log, "read", ["x"])
     snapshot = capture(log.state, 1, [])
     for n in range(9):
@@ -87,7 +87,7 @@ def test_an_app_that_somebody_reads_stays_until_it_is_read(monkeypatch: pytest.M
 
 
 def test_asking_for_an_app_that_does_not_exist_does_not_make_it() -> None:
-    log = Log()
+    log = FedState()
     assert log.add(ops.rollback("nobody", ["x"]))[0][0] == ResultCode.PARTIAL
     assert log.add(ops.checked("nobody", ["x"])) == [[0]]
     assert "nobody" not in log.state.transactions.apps
@@ -95,7 +95,7 @@ def test_asking_for_an_app_that_does_not_exist_does_not_make_it() -> None:
 
 def test_the_groups_that_committed_last_keep_their_places(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "GROUPS_KEPT", 5)
-    log = Log()
+    log = FedState()
     for n in range(5):
         log.add(ops.group_offsets(f"g{n}", "t", {0: n}))
     log.add(ops.group_offsets("g0", "t", {1: 7}))

@@ -2,55 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from hypothesis import given
 from hypothesis import strategies as st
 
 from escrowmq.replication.format import ops
 from escrowmq.replication.format.codec import ENVELOPE, decode_ops, encode_command, encode_row
 from escrowmq.replication.model import ResultCode
-from escrowmq.replication.state.machine import StateMachine
-
-
-class Log:
-    """A state machine fed as a leader would feed it: one entry per call, one second apart."""
-
-    def __init__(self) -> None:
-        self.state = StateMachine(0, 1)
-        self.index = 1
-        self.now_ms = 1_000_000
-        self.state.apply(1, b"")
-        assert self.add(ops.create_topic("t", {"partitions": 2, "check_max": 3})) == [[0]]
-
-    def add(self, *frames: bytes) -> list[list[object]]:
-        self.index += 1
-        self.now_ms += 1_000
-        count = sum(len(decode_ops(frame)) for frame in frames)
-        return self.state.apply(self.index, encode_command(frames, count, self.now_ms))
-
-    def prepare(
-        self, tx_ids: Sequence[str], part: int = 0, digest: int = 7, timeout_ms: int = 0
-    ) -> list[list[object]]:
-        rows = [encode_row(None, tx.encode(), None, tx) for tx in tx_ids]
-        return self.add(
-            ops.prepare("app", "t", tx_ids, None, timeout_ms, part, [digest] * len(tx_ids), -1, 1),
-            ops.pre_message("t", 0, list(range(len(tx_ids))), [len(r) for r in rows], rows),
-        )
-
-    def commit(self, tx_ids: Sequence[str]) -> list[list[object]]:
-        """References and COMMIT as a leader writes them."""
-        table = self.state.transactions.app("app")
-        flat = [n for tx in tx_ids if tx in table.open for n in table.open[tx].refs]
-        refs = [n for i, n in enumerate(flat) if i % 5]
-        return self.add(ops.reference("t", 0, refs), ops.decided_commit("app", tx_ids, "producer", 1))
-
-    def end(self, partition: int = 0) -> int:
-        return self.state.topics.topics["t"].partitions[partition].index.end
+from tests.support.fed_state import FedState
 
 
 def test_messages_get_dense_offsets_and_a_batch_is_one_run() -> None:
-    log = Log()
+    log = FedState()
     rows = [encode_row(b"k", b"v", None, None)] * 5
     assert log.add(ops.message("t", 1, "p", 0, 0, rows)) == [[0, [0, log.now_ms]]]
     assert log.add(ops.message("t", 1, "p", 0, 1, rows)) == [[0, [5, log.now_ms]]]
@@ -59,7 +21,7 @@ def test_messages_get_dense_offsets_and_a_batch_is_one_run() -> None:
 
 
 def test_a_repeated_batch_is_a_duplicate_with_its_first_offset_and_a_gap_is_refused() -> None:
-    log = Log()
+    log = FedState()
     rows = [encode_row(None, b"v", None, None)]
     log.add(ops.message("t", 0, "p", 0, 0, rows))
     (again,) = log.add(ops.message("t", 0, "p", 0, 0, rows))
@@ -69,7 +31,7 @@ def test_a_repeated_batch_is_a_duplicate_with_its_first_offset_and_a_gap_is_refu
 
 
 def test_a_newer_epoch_starts_at_zero_and_fences_the_older() -> None:
-    log = Log()
+    log = FedState()
     rows = [encode_row(None, b"v", None, None)]
     log.add(ops.message("t", 0, "p", 0, 0, rows))
     assert log.add(ops.message("t", 0, "p", 1, 0, rows))[0][0] == ResultCode.OK
@@ -77,7 +39,7 @@ def test_a_newer_epoch_starts_at_zero_and_fences_the_older() -> None:
 
 
 def test_prepared_messages_are_unreadable_until_commit_and_then_all_there() -> None:
-    log = Log()
+    log = FedState()
     assert log.prepare(["a", "b", "c"]) == [[0]]
     assert log.end() == 0
     assert log.commit(["a", "b", "c"]) == [[0]]
@@ -90,7 +52,7 @@ def test_rows_of_a_transaction_that_are_neighbours_are_one_reference(
     parts: list[tuple[list[int], int]],
 ) -> None:
     """Whatever the order of its rows: as if each row was looked at by itself."""
-    log, names = Log(), ["a", "b", "c", "d", "e"]
+    log, names = FedState(), ["a", "b", "c", "d", "e"]
     frames = [ops.prepare("app", "t", names, None, 0, 0, [7] * 5, -1, len(parts))]
     sizes = [[1 + (i * 7 + tx) % 9 for i, tx in enumerate(txs)] for txs, _ in parts]
     for (txs, partition), lengths in zip(parts, sizes, strict=True):
@@ -114,14 +76,14 @@ def test_rows_of_a_transaction_that_are_neighbours_are_one_reference(
 
 
 def test_rollback_leaves_nothing_behind() -> None:
-    log = Log()
+    log = FedState()
     log.prepare(["a"])
     assert log.add(ops.rollback("app", ["a"])) == [[0]]
     assert log.end() == 0 and log.state.transactions.open_count() == 0
 
 
 def test_the_first_decision_wins_and_the_other_is_told() -> None:
-    log = Log()
+    log = FedState()
     log.prepare(["a", "b"])
     log.commit(["a"])
     (result,) = log.add(ops.rollback("app", ["a"]))
@@ -130,7 +92,7 @@ def test_the_first_decision_wins_and_the_other_is_told() -> None:
 
 
 def test_a_commit_with_one_bad_id_is_refused_whole() -> None:
-    log = Log()
+    log = FedState()
     log.prepare(["a", "b"])
     log.add(ops.rollback("app", ["b"]))
     assert log.commit(["a", "b"])[0][0] == ResultCode.PARTIAL
@@ -138,7 +100,7 @@ def test_a_commit_with_one_bad_id_is_refused_whole() -> None:
 
 
 def test_prepare_again_with_the_same_content_is_accepted_once() -> None:
-    log = Log()
+    log = FedState()
     log.prepare(["a"])
     assert log.prepare(["a"]) == [[0]]
     log.commit(["a"])
@@ -150,13 +112,13 @@ def test_prepare_again_with_the_same_content_is_accepted_once() -> None:
 
 
 def test_prepare_with_other_content_conflicts() -> None:
-    log = Log()
+    log = FedState()
     log.prepare(["a"])
     assert log.prepare(["a"], digest=8) == [[ResultCode.PARTIAL, [[0, ResultCode.TX_CONFLICT, "PREPARE"]]]]
 
 
 def test_later_parts_add_messages_and_may_be_repeated() -> None:
-    log = Log()
+    log = FedState()
     log.prepare(["a"])
     assert log.prepare(["a"], part=1, digest=9) == [[0]]
     assert log.prepare(["a"], part=1, digest=9) == [[0]]
@@ -165,7 +127,7 @@ def test_later_parts_add_messages_and_may_be_repeated() -> None:
 
 
 def test_checks_come_due_back_off_and_park() -> None:
-    log = Log()
+    log = FedState()
     log.prepare(["a"])
     due = log.state.due
     due.advance(log.now_ms + 5_000)
@@ -183,7 +145,7 @@ def test_checks_come_due_back_off_and_park() -> None:
 
 
 def test_a_lease_that_ends_unanswered_is_handed_out_again() -> None:
-    log = Log()
+    log = FedState()
     log.prepare(["a"])
     due, now = log.state.due, log.now_ms + 7_000
     due.advance(now)
@@ -193,7 +155,7 @@ def test_a_lease_that_ends_unanswered_is_handed_out_again() -> None:
 
 
 def test_messages_of_a_deleted_topic_go_nowhere_even_if_it_is_created_anew() -> None:
-    log = Log()
+    log = FedState()
     log.prepare(["a"])
     log.add(ops.delete_topic("t"))
     log.add(ops.create_topic("t", {"partitions": 2}))
@@ -202,7 +164,7 @@ def test_messages_of_a_deleted_topic_go_nowhere_even_if_it_is_created_anew() -> 
 
 
 def test_retention_never_passes_an_open_transaction() -> None:
-    log = Log()
+    log = FedState()
     log.prepare(["a"])
     opened_at = log.index
     for seq in range(5):

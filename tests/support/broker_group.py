@@ -1,0 +1,109 @@
+"""One group of real brokers in this process: real files, real fsync, real TCP on loopback; no Ray.
+
+A stopped replica's driver ends without a goodbye to clients, which is what they see of a SIGKILL; real
+kills of real processes are in tests/integration.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+from escrowmq.actors.broker.config import BrokerConfig
+from escrowmq.replication.host.repair import Manifest
+from escrowmq.replication.host.service import BrokerService
+from escrowmq.replication.log.datadir import Identity
+from tests.support.reading import at, everything, named
+from tests.support.requests import TOPIC, Submitting
+from tests.support.running_group import RunningGroup
+from tests.support.waiting import wait_until
+
+
+class BrokerGroup(RunningGroup[BrokerService], Submitting):
+    """A group by itself or one of several; also the PeerSource and the resolver of its members."""
+
+    def __init__(
+        self,
+        path: Path,
+        config: BrokerConfig | None = None,
+        replicas: int = 3,
+        gid: int = 0,
+        groups: int = 1,
+    ) -> None:
+        super().__init__(path, replicas)
+        self.config, self.gid, self.groups = config or BrokerConfig(), gid, groups
+        self.ended: dict[int, BaseException] = {}
+
+    def create(self, rid: int) -> BrokerService:
+        service = BrokerService(
+            self.config,
+            Identity("c", self.gid, rid),
+            groups=self.groups,
+            replicas=self.replicas,
+            data_dir=self.path / f"r{rid}",
+            listen_host="127.0.0.1",
+            secret=b"s" * 32,
+            resolve=self.resolve,
+            source=self,
+            fatal=lambda error: self.ended.__setitem__(rid, error),
+        )
+        self.alive[rid] = service
+        return service
+
+    def run(self, replica: BrokerService) -> None:
+        replica.start(10.0)
+
+    # ------------------------------------------------------------ what its members ask of it
+
+    def founded(self, peer: str) -> bool | None:
+        service = self.alive.get(int(peer))
+        return None if service is None else service.founded()
+
+    def manifest(self, peer: str) -> Manifest | None:
+        service = self.alive.get(int(peer))
+        answer = service.checkpoint_manifest() if service else ("gone",)
+        return Manifest(*answer[1]) if answer[0] == "ok" else None
+
+    def read(self, peer: str, name: str, pos: int, size: int) -> bytes:
+        return self.alive[int(peer)].checkpoint_read(name, pos, size)
+
+    def suspect(self, peer: str, name: str, size: int) -> None:
+        self.alive[int(peer)].checkpoint_suspect(name, size)
+
+    # ------------------------------------------------------------ what tests do
+
+    def submit(self, *frames: bytes, timeout_s: float = 10.0) -> list[Any]:
+        """As a client: follow the leader, send the same bytes again until there is an answer."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            answer = self.leader().submit(b"".join(frames))
+            if answer[0] == "ok":
+                results: list[Any] = answer[1]
+                return results
+            assert time.monotonic() < deadline, answer
+            time.sleep(0.02)
+
+    def segments(self, rid: int) -> list[Path]:
+        """The log files of a replica, oldest first."""
+        return sorted((self.path / f"r{rid}" / "log").glob("*.log"))
+
+    def stop_a_full_follower(self) -> tuple[list[str], int]:
+        """A hundred committed messages over several segments, then a follower stops: (their texts, which)."""
+        self.topic()
+        names = [f"x{i}" for i in range(100)]
+        for name in names:
+            self.publish(name, size=5_000)
+        victim = self.a_follower()
+        self.stop(victim)
+        return names, victim
+
+
+def texts(service: BrokerService, expected: int, timeout_s: float = 10.0) -> list[str]:
+    """All in t/0 of one replica (see ``named``), once ``expected`` messages are there."""
+
+    def are_there() -> bool:
+        return service.partition_bounds(TOPIC).get(0, (0, 0))[1] >= expected
+
+    wait_until(are_there, timeout_s, f"{expected} messages at replica {service.rid}")
+    return named(everything(at(service), TOPIC, 0))

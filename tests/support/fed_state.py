@@ -1,0 +1,77 @@
+"""The replicated state by itself, fed entry by entry as a leader would: no log, no Raft, no clock."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from escrowmq.replication.format import ops
+from escrowmq.replication.format.codec import decode_ops, encode_command, encode_row
+from escrowmq.replication.state.machine import StateMachine
+
+
+class FedState:
+    """A topic ``t`` of two partitions; one entry per call, one second apart."""
+
+    def __init__(self) -> None:
+        self.state = StateMachine(0, 1)
+        self.index = 1
+        self.now_ms = 1_000_000
+        self.state.apply(1, b"")
+        assert self.add(ops.create_topic("t", {"partitions": 2, "check_max": 3})) == [[0]]
+
+    def add(self, *frames: bytes) -> list[list[object]]:
+        self.index += 1
+        self.now_ms += 1_000
+        count = sum(len(decode_ops(frame)) for frame in frames)
+        return self.state.apply(self.index, encode_command(frames, count, self.now_ms))
+
+    def prepare(
+        self, tx_ids: Sequence[str], part: int = 0, digest: int = 7, timeout_ms: int = 0
+    ) -> list[list[object]]:
+        rows = [encode_row(None, tx.encode(), None, tx) for tx in tx_ids]
+        return self.add(
+            ops.prepare("app", "t", tx_ids, None, timeout_ms, part, [digest] * len(tx_ids), -1, 1),
+            ops.pre_message("t", 0, list(range(len(tx_ids))), [len(r) for r in rows], rows),
+        )
+
+    def commit(self, tx_ids: Sequence[str]) -> list[list[object]]:
+        """References and COMMIT as a leader writes them."""
+        table = self.state.transactions.app("app")
+        flat = [n for tx in tx_ids if tx in table.open for n in table.open[tx].refs]
+        refs = [n for i, n in enumerate(flat) if i % 5]
+        return self.add(ops.reference("t", 0, refs), ops.decided_commit("app", tx_ids, "producer", 1))
+
+    def end(self, partition: int = 0) -> int:
+        return self.state.topics.topics["t"].partitions[partition].index.end
+
+
+def busy_state() -> FedState:
+    """Something of everything that a snapshot holds."""
+    log = FedState()
+    rows = [encode_row(b"k", b"v", None, None)] * 3
+    for seq in range(6):
+        log.add(ops.message("t", 1, "p", 0, seq, rows))
+    log.prepare(["open", "done", "undone"])
+    log.prepare(["open"], part=1, digest=3)
+    log.commit(["done"])
+    log.add(ops.rollback("app", ["undone"], by="operator:eve"))
+    log.add(ops.checked("app", ["open"]))
+    log.add(ops.group_offsets("g", "t", {0: 1, 1: 5}))
+    return log
+
+
+def dump(state: StateMachine) -> dict[str, Any]:
+    """All of a state that a restart must bring back; "counts" is told apart, since it may be counted anew."""
+    return {
+        "topics": {n: (t.info, sorted(t.partitions)) for n, t in state.topics.topics.items()},
+        "bounds": {s: (p.index.start, p.index.end) for s, p in state.topics.slots.items()},
+        "runs": {s: p.index.runs_from(p.index.start) for s, p in state.topics.slots.items()},
+        "open": {a: t.open for a, t in state.transactions.apps.items()},
+        "counts": {a: t.open_by_topic for a, t in state.transactions.apps.items()},
+        "settled": {a: t.settled.copy() for a, t in state.transactions.apps.items()},
+        "audit": state.transactions.audit,
+        "producers": state.producers.copy(),
+        "groups": state.group_offsets,
+        "clock": (state.applied_index, state.now_ms, state.first_index, state.topics.next_slot),
+    }

@@ -1,0 +1,57 @@
+"""Requests as clients send them, and what every home of replicas offers to send them by."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+from escrowmq.replication.format import ops
+from escrowmq.replication.format.codec import encode_row
+
+#: What ``prepare`` and ``commit`` speak for unless a test says otherwise.
+APP, TOPIC = "app", "t"
+
+
+def message(
+    topic: str, partition: int, values: Sequence[bytes], *, tx_id: str | None = None, seq: int = -1
+) -> bytes:
+    """Messages that are readable at once. ``seq``: of producer "test"; -1: without a number."""
+    rows = [encode_row(None, value, None, tx_id) for value in values]
+    return ops.message(topic, partition, "test", 0, seq, rows)
+
+
+def prepare(
+    tx_ids: Sequence[str],
+    size: int = 20,
+    topic: str = TOPIC,
+    *,
+    app: str = APP,
+    partition: int = 0,
+    query_ids: Sequence[str] | None = None,
+    timeout_ms: int = 0,
+    home_group: int = -1,
+) -> bytes:
+    """One message of ``size`` bytes in each transaction; its value begins with the transaction's id."""
+    rows = [encode_row(None, tx.encode().ljust(size, b"."), None, tx) for tx in tx_ids]
+    return ops.prepare(
+        app, topic, tx_ids, query_ids, timeout_ms, 0, [1] * len(tx_ids), home_group, 1
+    ) + ops.pre_message(topic, partition, list(range(len(tx_ids))), [len(row) for row in rows], rows)
+
+
+class Submitting(ABC):
+    """Whatever home it is: the same verbs."""
+
+    @abstractmethod
+    def submit(self, *frames: bytes) -> list[Any]:
+        """One request, done for sure; its results, one for each operation."""
+
+    def topic(self, name: str = TOPIC, partitions: int = 1, **settings: Any) -> None:
+        """A topic; one that is there already stays."""
+        (result,) = self.submit(ops.create_topic(name, {"partitions": partitions, **settings}))
+        assert result[0] in (0, 2), result
+
+    def publish(self, *tx_ids: str, size: int = 20, topic: str = TOPIC) -> None:
+        """Prepare and commit them: one readable message each."""
+        assert self.submit(prepare(tx_ids, size, topic)) == [[0]]
+        assert self.submit(ops.commit(APP, tx_ids)) == [[0]]
