@@ -30,7 +30,7 @@ def test_a_repeated_commit_publishes_twice() -> None:
             w.producer("p2", always("COMMITTED"))
             w.group.prepare("t1")
             await until(lambda: w.group.outcome("t1") == "COMMITTED", 5)
-            w.group.apply(ops.commit("shop", ["t1"]))  # the sender's own, late
+            w.group.submit(ops.commit("shop", ["t1"]))  # the sender's own, late
             for name in ("p1", "p2", "p2"):
                 w.feedback.answer(name, [(0, "t1", "COMMITTED", "")])
             await asyncio.sleep(1)
@@ -45,7 +45,7 @@ def test_a_check_arrives_while_a_slow_local_transaction_still_runs_and_a_late_co
             p = w.producer("p1", always("UNKNOWN"))
             w.group.prepare("t1")
             await until(lambda: p.times_asked("t1") >= 3, 30)
-            assert w.group.apply(ops.commit("shop", ["t1"])) == [[0]], "the late commit is taken"
+            assert w.group.submit(ops.commit("shop", ["t1"])) == [[0]], "the late commit is taken"
             assert end_offset(w.group) == 1
 
     run(main())
@@ -70,12 +70,12 @@ def test_unresolved_messages_are_rewritten_at_every_check_so_an_outage_fills_the
     async def main() -> None:
         async with world() as w:
             w.group.prepare("x" * 400)
-            before = sum(map(len, w.group.log.commands.values()))
+            before = sum(map(len, w.group.entries))
             await asyncio.sleep(600)  # an outage of all producers writes nothing
-            assert sum(map(len, w.group.log.commands.values())) == before
+            assert sum(map(len, w.group.entries)) == before
             w.producer("p1", always("UNKNOWN"))
             await until(lambda: w.group.open("x" * 400).due_ms == -1, 600)
-            written = sum(map(len, w.group.log.commands.values())) - before
+            written = sum(map(len, w.group.entries)) - before
             assert written < 15 * 500, "a check costs its id, not its messages"
 
     run(main())
@@ -100,7 +100,7 @@ def test_messages_already_committed_are_checked_again_after_a_restart() -> None:
 def test_one_queue_and_one_scanner_for_all_topics() -> None:
     async def main() -> None:
         async with world() as w:
-            w.group.create_topic("stuck")
+            w.group.topic("stuck")
             stuck = w.also(w.new_feedback(topic="stuck"))
             w.producer("s1", silent, feedback=stuck)
             for i in range(500):
@@ -147,7 +147,7 @@ def test_no_way_to_list_or_decide_pending_transactions() -> None:
             _, rows = await w.group.call(0, "transactions", None, "shop", "orders", 10)
             ((app, tx_id, query_id, *_, checks, parked, _, _),) = rows
             assert (app, tx_id, query_id, checks, parked) == ("shop", "t1", "42", 15, True)
-            assert w.group.apply(ops.commit("shop", ["t1"], by="operator:ann")) == [[0]]
+            assert w.group.submit(ops.commit("shop", ["t1"], by="operator:ann")) == [[0]]
             assert end_offset(w.group) == 1 and p.times_asked("t1") == 15
             assert [entry[1] for entry in w.group.state.transactions.audit] == ["operator:ann"]
 
@@ -163,7 +163,7 @@ def test_what_exceeded_the_limit_is_lost() -> None:
             w.group.fail_over(1)
             await asyncio.sleep(600)
             assert w.group.outcome("t1") == "PREPARE", "parked through a fail-over, kept for a person"
-            assert w.group.apply(ops.commit("shop", ["t1"])) == [[0]], "or for its producer after all"
+            assert w.group.submit(ops.commit("shop", ["t1"])) == [[0]], "or for its producer after all"
             assert end_offset(w.group) == 1
 
     run(main())

@@ -65,7 +65,7 @@ class World:
         self.brokers = BrokersDouble(groups)
         self.config, self.seed = config, seed
         for group in self.brokers.groups:
-            group.create_topic("orders")
+            group.topic("orders", groups)
         self.feedback = self.new_feedback()
         self._all = [self.feedback]
         self.producers: list[Producer] = []

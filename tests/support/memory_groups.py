@@ -1,6 +1,6 @@
-"""Broker groups in memory behind the network's edge: the state, the rules and the admission are real.
+"""Broker groups in memory behind the network's edge: each is a ``Single`` in virtual time.
 
-What is not: Raft (an entry is committed when composed, the leader is whom the test names) and the
+What is not real: Raft (an entry is committed when proposed, the leader is whom the test names) and the
 wire (a call takes a millisecond, a dead replica answers after a second and a half as with Ray, a frozen
 one never).
 """
@@ -8,84 +8,64 @@ one never).
 from __future__ import annotations
 
 import asyncio
-import zlib
+import random
 from collections import Counter
 from typing import Any
 
 from escrowmq.feedback.brokers import BrokerUnreachable
-from escrowmq.replication.format import ops
-from escrowmq.replication.format.codec import OpType, encode_row
+from escrowmq.replication.format.codec import OpType
 from escrowmq.replication.model import OpenTransaction, group_of
-from escrowmq.replication.replica.admission import Admission, Submission
 from escrowmq.replication.replica.validation import parse_request
-from escrowmq.replication.state.machine import StateMachine
 from escrowmq.replication.state.transactions import STATE_OF
+from tests.sim.disk import SimDisk
 from tests.support.clock import now
+from tests.support.requests import Submitting, prepare
+from tests.support.single import Single
 
 RAY_NOTICES_DEATH_S = 1.5
 
 
-class MemoryLog:
-    """Commands by index: what admission reads of a journal."""
-
-    def __init__(self) -> None:
-        self.commands: dict[int, bytes] = {}
-
-    @property
-    def last_index(self) -> int:
-        return len(self.commands)
-
-    def segment_start(self, index: int) -> int:
-        return 1
-
-    def read_range(self, index: int, pos: int, size: int) -> bytes:
-        return self.commands[index][pos : pos + size]
-
-
-class GroupDouble:
+class GroupDouble(Submitting):
     """One broker group."""
 
     def __init__(self, gid: int, groups: int, replicas: int = 3) -> None:
         self.gid, self.groups, self.replicas = gid, groups, replicas
         self.leader: int | None = 0
-        self.term = 1
         self.dead: set[int] = set()
         self.frozen: set[int] = set()
-        self.state = StateMachine(gid, groups)
-        self.log = MemoryLog()
-        self.admission = self._admission()
+        self.single = Single(SimDisk(random.Random(gid)), gid=gid, groups=groups)
+        self.state = self.single.state
         self.calls: Counter[str] = Counter()
         self.checked: Counter[str] = Counter()  # transaction -> CHECKED operations
         self.lose_next_reply = False
         self.refuse: list[tuple[Any, ...]] = []  # answers for the next submits instead of doing them
         self.poll_places = 8
 
-    def _admission(self) -> Admission:
-        return Admission(self.state, self.log, open_max=10_000, queue_bytes_max=1 << 30, copy_bytes=64)
-
     # ------------------------------------------------------------ what tests do
+
+    @property
+    def term(self) -> int:
+        return self.single.node.term
+
+    @property
+    def entries(self) -> list[bytes]:
+        """The commands in the log."""
+        journal = self.single.journal
+        return [journal.read(index) for index in range(1, journal.last_index + 1)]
 
     def now_ms(self) -> int:
         return int(now() * 1000)
 
-    def apply(self, request: bytes) -> list[Any]:
+    def submit(self, *frames: bytes) -> list[Any]:
         """One entry, committed at once; its results."""
-        parsed = parse_request(request)
-        for op in parsed:
+        request = b"".join(frames)
+        for op in parse_request(request):
             if op.type == OpType.CHECKED:
                 self.checked.update(op.meta[1])
-        answers: list[tuple[Any, ...]] = []
-        self.admission.offer(Submission(request, parsed, answers.append))
-        entry = self.admission.compose(self.now_ms())
-        assert entry is not None
-        index = self.log.last_index + 1
-        self.log.commands[index] = entry.command
-        self.admission.applied(entry, self.state.apply(index, entry.command))
-        results: list[Any] = answers[0][1]
+        (answer,) = self.single.send(request, now_ms=self.now_ms())
+        assert answer[0] == "ok", answer
+        results: list[Any] = answer[1]
         return results
-
-    def create_topic(self, name: str, **settings: object) -> None:
-        self.apply(ops.create_topic(name, {"partitions": self.groups, **settings}))
 
     def prepare(
         self,
@@ -99,11 +79,16 @@ class GroupDouble:
     ) -> None:
         """A transaction of one message, as a producer that then vanished left it behind."""
         here = next(n for n in range(self.groups) if group_of(topic, n, self.groups) == self.gid)
-        row = encode_row(None, tx_id.encode(), None, tx_id)
-        request = ops.prepare(
-            app, topic, [tx_id], [query_id or tx_id], timeout_ms, 0, [zlib.crc32(row)], home_group, 1
-        ) + ops.pre_message(topic, here, [0], [len(row)], [row])
-        assert self.apply(request) == [[0]]
+        request = prepare(
+            [tx_id],
+            topic=topic,
+            app=app,
+            partition=here,
+            query_ids=[query_id or tx_id],
+            timeout_ms=timeout_ms,
+            home_group=home_group,
+        )
+        assert self.submit(request) == [[0]]
 
     def outcome(self, tx_id: str, app: str = "shop") -> str:
         table = self.state.transactions.app(app)
@@ -115,9 +100,8 @@ class GroupDouble:
 
     def fail_over(self, to: int) -> None:
         """Another replica leads; leases and what was being decided are forgotten."""
-        self.leader, self.term = to, self.term + 1
-        self.state.due.rebuild()
-        self.admission = self._admission()
+        self.leader = to
+        self.single.fail_over()
 
     # ------------------------------------------------------------ the replicas' methods
 
@@ -150,7 +134,7 @@ class GroupDouble:
             return refused
         if self.refuse:
             return self.refuse.pop(0)
-        results = self.apply(request)
+        results = self.submit(request)
         if self.lose_next_reply:
             self.lose_next_reply = False
             return ("unknown",)

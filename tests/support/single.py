@@ -85,12 +85,15 @@ class Single(Submitting):
         job.run()
         done()
 
-    def send(self, *frames: bytes) -> list[tuple[Any, ...]]:
-        """Queue requests, one per frame group, then propose; the list fills as they are answered."""
+    def send(self, *frames: bytes, now_ms: int | None = None) -> list[tuple[Any, ...]]:
+        """Queue requests, one per frame group, then propose; the list fills as they are answered.
+
+        ``now_ms``: a millisecond after the request before, if not given.
+        """
         answers: list[tuple[Any, ...]] = []
         for frame in frames:
             self.replica.submit(frame, parse_request(frame), answers.append)
-        self.now_ms += 1
+        self.now_ms = self.now_ms + 1 if now_ms is None else now_ms
         self.replica.pump(self.now_ms)
         return answers
 
@@ -100,6 +103,14 @@ class Single(Submitting):
         assert answer[0] == "ok", answer
         results: list[Any] = answer[1]
         return results
+
+    def fail_over(self) -> None:
+        """Another leads from now on, as far as this replica can stand for it: what a leader only remembers
+        is gone (leases, decisions under way)."""
+        self.node.ready = False
+        self.replica.pump(self.now_ms)
+        self.state.due.rebuild()
+        self.node.ready, self.node.term = True, self.node.term + 1
 
     @property
     def state(self) -> StateMachine:

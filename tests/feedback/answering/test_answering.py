@@ -84,7 +84,7 @@ class Place:
 @asynccontextmanager
 async def place() -> AsyncIterator[Place]:
     it = Place()
-    it.brokers.groups[0].create_topic("orders")
+    it.brokers.groups[0].topic("orders")
     try:
         yield it
     finally:
@@ -105,7 +105,7 @@ def test_a_restarted_producer_is_asked_about_what_its_predecessor_left_open() ->
     async def main() -> None:
         async with place() as p:
             group = p.brokers.groups[0]
-            group.create_topic("invoices")
+            group.topic("invoices")
             group.prepare("t1")
             group.prepare("t2", topic="invoices")
             answering = p.producer("new", lambda tx, q: COMMITTED)

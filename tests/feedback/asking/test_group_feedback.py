@@ -90,7 +90,7 @@ def test_an_answer_that_comes_too_late_is_told_what_is_recorded() -> None:
             w.producer("p1", silent)
             w.group.prepare("t1")
             await until(lambda: w.feedback.counts["handed"] == 1, 3)
-            w.group.apply(ops.rollback("shop", ["t1"], by="operator:ann"))
+            w.group.submit(ops.rollback("shop", ["t1"], by="operator:ann"))
             w.feedback.answer("p1", [(0, "t1", "COMMITTED", "")])
             await asyncio.sleep(1)
             assert w.group.outcome("t1") == "ROLLBACK"
@@ -170,7 +170,7 @@ def test_a_decision_at_home_reaches_the_branches_even_while_no_producer_is_onlin
             home.prepare("t1")
             branch.prepare("t1", home_group=0)
             branch.prepare("t2", home_group=0)
-            home.apply(ops.commit("shop", ["t1"], by="operator:ann"))
+            home.submit(ops.commit("shop", ["t1"], by="operator:ann"))
             await until(lambda: branch.outcome("t1") == "COMMITTED", 8)
             assert branch.outcome("t2") == "PREPARE", "unknown at home: left alone"
 

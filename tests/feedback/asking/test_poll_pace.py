@@ -73,7 +73,7 @@ class Crowd:
     def __init__(self, producers: int, config: FeedbackConfig, answerer: AnswererConfig) -> None:
         brokers = BrokersDouble()
         self.config, self.group = config, brokers.groups[0]
-        self.group.create_topic("orders")
+        self.group.topic("orders")
         self.feedback = TopicFeedback("shop", "orders", 1, 3, brokers, config, random.Random(1))
         self.feedback.start()
         self.port = BusyPort(self.feedback)

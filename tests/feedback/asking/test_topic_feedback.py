@@ -186,14 +186,14 @@ def test_duplicate_and_contradicting_answers_change_nothing() -> None:
             w.producer("p1", always("COMMITTED"))
             w.group.prepare("t1")
             await until(lambda: w.group.outcome("t1") == "COMMITTED", 5)
-            entries = w.group.log.last_index
+            entries = len(w.group.entries)
             w.feedback.answer("p1", [(0, "t1", "COMMITTED", ""), (0, "t1", "UNKNOWN", "")])
             w.feedback.answer("p2", [(0, "t1", "ROLLBACK", "")])
             await asyncio.sleep(1)
             assert w.group.outcome("t1") == "COMMITTED"
             (partition,) = w.group.state.topics.topics["orders"].partitions.values()
             assert partition.index.end == 1, "published once"
-            assert w.group.log.last_index - entries <= 2
+            assert len(w.group.entries) - entries <= 2
 
     run(main())
 
@@ -201,7 +201,7 @@ def test_duplicate_and_contradicting_answers_change_nothing() -> None:
 def test_a_local_transaction_that_still_runs_uses_up_no_check() -> None:
     async def main() -> None:
         async with world() as w:
-            w.group.create_topic("strict", check_max=2, on_check_exhausted="rollback")
+            w.group.topic("strict", check_max=2, on_check_exhausted="rollback")
             strict = w.also(w.new_feedback(topic="strict"))
             p = w.producer("p1", always("UNKNOWN", "running"), feedback=strict)
             w.group.prepare("t1", topic="strict")
@@ -258,7 +258,7 @@ def test_what_exceeds_check_max_is_parked_and_kept() -> None:
 def test_policy_rollback_is_carried_out_and_named_in_the_audit() -> None:
     async def main() -> None:
         async with world() as w:
-            w.group.create_topic("strict", check_max=3, on_check_exhausted="rollback")
+            w.group.topic("strict", check_max=3, on_check_exhausted="rollback")
             strict = w.also(w.new_feedback(topic="strict"))
             p = w.producer("p1", always("UNKNOWN"), feedback=strict)
             w.group.prepare("t1", topic="strict")
