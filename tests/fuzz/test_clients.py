@@ -13,12 +13,8 @@ from escrowmq.replication.errors import EscrowMQError
 from escrowmq.replication.format.codec import decode_rows, encode_row
 from escrowmq.spark_integration.source.options import OPTIONS, parse_options
 from tests.fuzz.engine import Target, drawn, examine, fuzz
+from tests.support.requests import ROWS
 
-ROWS = [
-    encode_row(b"key", b"value" * 10, {"h": b"1", "i": b""}, "tx"),
-    encode_row(None, b"", None, None),
-    encode_row(None, b"x" * 300, None, None),
-]
 BLOB = b"".join(ROWS)
 
 

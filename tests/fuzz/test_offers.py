@@ -19,9 +19,9 @@ from escrowmq.replication.log.install import MARKER, finish_install, staged_name
 from escrowmq.replication.log.marks import LEARNER, PORT_FILE, WANTS_COPY, Marks
 from escrowmq.replication.replica.verify import damage_in
 from tests.fuzz.engine import EXAMPLES, Target, examine, fuzz
-from tests.fuzz.test_log_files import mend_runs, mend_segment, mend_snapshot
-from tests.replication.host.test_offered_files import KINDS, RUNS_NAME, SNAP_NAME, Offering, disk_with, files
 from tests.sim.disk import PowerCut, SimDisk
+from tests.support.golden_files import mend_runs, mend_segment, mend_snapshot
+from tests.support.offered_files import KINDS, RUNS_NAME, SNAP_NAME, Offering, disk_with, files
 from tests.support.storage import NEWEST
 
 MENDS = {NEWEST: mend_segment, SNAP_NAME: mend_snapshot, RUNS_NAME: mend_runs}

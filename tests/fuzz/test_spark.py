@@ -18,7 +18,7 @@ from escrowmq.spark_integration.decode import decoding
 from escrowmq.spark_integration.decode.values import ValueDecoder
 from escrowmq.spark_integration.sink.intents import Attempt, Intent, decode, encode, epoch_id_of
 from tests.fuzz.engine import EXAMPLES, Target, examine, fuzz
-from tests.fuzz.test_clients import ROWS
+from tests.support.requests import ROWS
 
 COLUMNS = ("key", "value", "headers", "tx_id")
 ROW = pa.struct([("id", pa.int64()), ("name", pa.string())])

@@ -13,7 +13,7 @@ from escrowmq.replication.net import wire
 from escrowmq.replication.net.connection import Connection
 from escrowmq.replication.net.handshake import NONCE_BYTES, Dialer, Listener
 from tests.fuzz.engine import EXAMPLES, Target, drawn, examine, fuzz
-from tests.replication.net.test_transport import ME, MESSAGES, PEER, SECRET
+from tests.support.wire_samples import ME, MESSAGES, PEER, SECRET
 
 FRAMES = [b"".join(wire.encode(message)) for message in MESSAGES if len(str(message)) < 10_000]
 

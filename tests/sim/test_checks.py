@@ -1,7 +1,7 @@
 """Each invariant of checks.py is shown to be one: a sound history of three small replicas, then one bad step.
 
 Random schedules with planted faults (tests/controls) reach most kinds, but not all, and not by a step that
-one can read. The replicas (small_group.py) have only what the checker looks at.
+one can read. The replicas (seen_group.py) have only what the checker looks at.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import pytest
 
 from tests.sim import checks
 from tests.sim.world import Violation
-from tests.support.small_group import Group
+from tests.support.seen_group import SeenGroup
 
-Story = Callable[[Group], Callable[[], None]]
+Story = Callable[[SeenGroup], Callable[[], None]]
 #: kind -> stories: the sound part is told at once, and the bad step is what it returns.
 STORIES: list[tuple[str, Story]] = []
 
@@ -31,7 +31,7 @@ def breaks(kind: str) -> Callable[[Story], Story]:
 
 # ------------------------------------------------------------------ votes and leaders
 @breaks("term-fell")
-def a_term_is_forgotten(group: Group) -> Callable[[], None]:
+def a_term_is_forgotten(group: SeenGroup) -> Callable[[], None]:
     group.led_by_a()
 
     def bad() -> None:
@@ -43,7 +43,7 @@ def a_term_is_forgotten(group: Group) -> Callable[[], None]:
 
 
 @breaks("voted-twice")
-def a_vote_is_forgotten_and_given_again(group: Group) -> Callable[[], None]:
+def a_vote_is_forgotten_and_given_again(group: SeenGroup) -> Callable[[], None]:
     group.led_by_a()
 
     def bad() -> None:
@@ -54,19 +54,19 @@ def a_vote_is_forgotten_and_given_again(group: Group) -> Callable[[], None]:
 
 
 @breaks("two-leaders")
-def a_second_one_leads_the_same_term(group: Group) -> Callable[[], None]:
+def a_second_one_leads_the_same_term(group: SeenGroup) -> Callable[[], None]:
     group.led_by_a()
     return lambda: group.elect(group.c, 1, group.c)
 
 
 @breaks("no-majority")
-def one_vote_of_three_is_enough(group: Group) -> Callable[[], None]:
+def one_vote_of_three_is_enough(group: SeenGroup) -> Callable[[], None]:
     group.led_by_a()
     return lambda: group.elect(group.c, 2, group.c)
 
 
 @breaks("incomplete-leader")
-def one_leads_that_lacks_an_acknowledged_entry(group: Group) -> Callable[[], None]:
+def one_leads_that_lacks_an_acknowledged_entry(group: SeenGroup) -> Callable[[], None]:
     group.elect(group.a, 1, group.a, group.b)
     group.replicate(1, group.a, group.b)
     group.acknowledge(2, 1)
@@ -75,7 +75,7 @@ def one_leads_that_lacks_an_acknowledged_entry(group: Group) -> Callable[[], Non
 
 # ------------------------------------------------------------------ replication
 @breaks("false-match")
-def a_follower_cuts_what_the_leader_counts_on(group: Group) -> Callable[[], None]:
+def a_follower_cuts_what_the_leader_counts_on(group: SeenGroup) -> Callable[[], None]:
     group.led_by_a()
     group.a.node._replicator._progress["c"].match = 2
     group.look()
@@ -88,7 +88,7 @@ def a_follower_cuts_what_the_leader_counts_on(group: Group) -> Callable[[], None
 
 
 @breaks("false-match")
-def a_follower_is_counted_for_what_the_leader_itself_lacks(group: Group) -> Callable[[], None]:
+def a_follower_is_counted_for_what_the_leader_itself_lacks(group: SeenGroup) -> Callable[[], None]:
     group.led_by_a()
     group.look()
 
@@ -100,7 +100,7 @@ def a_follower_is_counted_for_what_the_leader_itself_lacks(group: Group) -> Call
 
 
 @breaks("false-match")
-def a_follower_is_counted_before_its_sync(group: Group) -> Callable[[], None]:
+def a_follower_is_counted_before_its_sync(group: SeenGroup) -> Callable[[], None]:
     group.led_by_a()
     for replica in group.replicas:
         replica.journal.append(1, durable=replica is group.a)
@@ -114,7 +114,7 @@ def a_follower_is_counted_before_its_sync(group: Group) -> Callable[[], None]:
 
 
 @breaks("old-term-commit")
-def an_older_terms_entry_is_committed_by_counting(group: Group) -> Callable[[], None]:
+def an_older_terms_entry_is_committed_by_counting(group: SeenGroup) -> Callable[[], None]:
     group.elect(group.a, 1, group.a, group.b)
     group.replicate(1, group.a)
     group.elect(group.b, 2, group.b, group.c)
@@ -129,7 +129,7 @@ def an_older_terms_entry_is_committed_by_counting(group: Group) -> Callable[[], 
 
 
 @breaks("commit-fell")
-def a_commit_index_falls(group: Group) -> Callable[[], None]:
+def a_commit_index_falls(group: SeenGroup) -> Callable[[], None]:
     group.led_by_a()
     group.b.node.commit_index = 2
     group.look()
@@ -143,7 +143,7 @@ def a_commit_index_falls(group: Group) -> Callable[[], None]:
 
 # ------------------------------------------------------------------ acknowledgements
 @breaks("early-ack")
-def one_durable_copy_is_acknowledged(group: Group) -> Callable[[], None]:
+def one_durable_copy_is_acknowledged(group: SeenGroup) -> Callable[[], None]:
     group.led_by_a()
     group.a.journal.append(1)
     group.b.journal.append(1, durable=False)
@@ -152,14 +152,14 @@ def one_durable_copy_is_acknowledged(group: Group) -> Callable[[], None]:
 
 
 @breaks("early-ack")
-def copies_of_another_term_are_acknowledged(group: Group) -> Callable[[], None]:
+def copies_of_another_term_are_acknowledged(group: SeenGroup) -> Callable[[], None]:
     group.led_by_a()
     group.replicate(1, group.a, group.b)
     return lambda: group.acknowledge(3, 2)
 
 
 @breaks("acknowledged-twice")
-def two_entries_are_acknowledged_at_one_index(group: Group) -> Callable[[], None]:
+def two_entries_are_acknowledged_at_one_index(group: SeenGroup) -> Callable[[], None]:
     group.led_by_a()
     group.elect(group.b, 2, group.b, group.c)
     for replica in group.replicas:
@@ -170,34 +170,34 @@ def two_entries_are_acknowledged_at_one_index(group: Group) -> Callable[[], None
 
 # ------------------------------------------------------------------ what is applied
 @breaks("applied-differs")
-def another_command_is_applied_at_an_index(group: Group) -> Callable[[], None]:
+def another_command_is_applied_at_an_index(group: SeenGroup) -> Callable[[], None]:
     group.checker.applied(group.a, 2, 1, b"\0one", None)
     group.checker.applied(group.b, 2, 1, b"\0one", None)
     return lambda: group.checker.applied(group.c, 2, 1, b"\0two", None)
 
 
 @breaks("applied-differs")
-def the_same_command_of_another_term_is_applied(group: Group) -> Callable[[], None]:
+def the_same_command_of_another_term_is_applied(group: SeenGroup) -> Callable[[], None]:
     group.checker.applied(group.a, 2, 1, b"\0one", None)
     return lambda: group.checker.applied(group.b, 2, 2, b"\0one", None)
 
 
 @breaks("state-differs")
-def the_same_entry_leads_to_another_state(group: Group) -> Callable[[], None]:
+def the_same_entry_leads_to_another_state(group: SeenGroup) -> Callable[[], None]:
     group.checker.applied(group.a, 2, 1, b"\0one", b"digest")
     group.checker.applied(group.b, 2, 1, b"\0one", None)  # too expensive to compute just now
     return lambda: group.checker.applied(group.c, 2, 1, b"\0one", b"another")
 
 
 @breaks("state-differs")
-def a_disk_leads_to_another_state(group: Group) -> Callable[[], None]:
+def a_disk_leads_to_another_state(group: SeenGroup) -> Callable[[], None]:
     group.checker.rebuilt(group.a, b"digest", b"digest")
     return lambda: group.checker.rebuilt(group.a, b"digest", b"another")
 
 
 # ------------------------------------------------------------------ after the calm
 @breaks("stuck")
-def nobody_leads_at_the_end(group: Group) -> Callable[[], None]:
+def nobody_leads_at_the_end(group: SeenGroup) -> Callable[[], None]:
     group.led_by_a()
     group.checker.end(group.replicas)
     group.a.node.ready = False
@@ -205,27 +205,27 @@ def nobody_leads_at_the_end(group: Group) -> Callable[[], None]:
 
 
 @breaks("stuck")
-def something_is_missing_after_all_the_time_there_was(group: Group) -> Callable[[], None]:
+def something_is_missing_after_all_the_time_there_was(group: SeenGroup) -> Callable[[], None]:
     group.led_by_a()
     return lambda: group.checker.end(group.replicas, ["nothing was acknowledged"])
 
 
 @breaks("stuck-learner")
-def one_learns_for_ever(group: Group) -> Callable[[], None]:
+def one_learns_for_ever(group: SeenGroup) -> Callable[[], None]:
     group.led_by_a()
     group.c.node.rejoining = True
     return lambda: group.checker.end(group.replicas)
 
 
 @breaks("not-converged")
-def one_stays_behind(group: Group) -> Callable[[], None]:
+def one_stays_behind(group: SeenGroup) -> Callable[[], None]:
     group.led_by_a()
     group.a.node.applied_index = group.b.node.applied_index = 2
     return lambda: group.checker.end(group.replicas)
 
 
 @breaks("lost-entry")
-def an_acknowledged_entry_is_gone_at_the_end(group: Group) -> Callable[[], None]:
+def an_acknowledged_entry_is_gone_at_the_end(group: SeenGroup) -> Callable[[], None]:
     group.led_by_a()
     group.checker.end(group.replicas)
     group.c.journal.cut(2)
@@ -235,7 +235,7 @@ def an_acknowledged_entry_is_gone_at_the_end(group: Group) -> Callable[[], None]
 # ------------------------------------------------------------------ the tests
 @pytest.mark.parametrize(("kind", "story"), [pytest.param(*s, id=s[1].__name__) for s in STORIES])
 def test_a_bad_step_is_reported(kind: str, story: Story) -> None:
-    bad = story(Group())
+    bad = story(SeenGroup())
     with pytest.raises(Violation) as broken:
         bad()
     assert broken.value.kind == kind
@@ -243,13 +243,13 @@ def test_a_bad_step_is_reported(kind: str, story: Story) -> None:
 
 def test_who_is_blind_to_a_kind_still_sees_the_others() -> None:
     """As the controls need it where one invariant always comes before another."""
-    group = Group()
+    group = SeenGroup()
     group.checker.blind = frozenset(("two-leaders",))
     bad = a_second_one_leads_the_same_term(group)
     with pytest.raises(Violation) as broken:
         bad()
     assert broken.value.kind == "no-majority"
-    blind = Group()
+    blind = SeenGroup()
     blind.checker.blind = frozenset(("two-leaders", "no-majority"))
     a_second_one_leads_the_same_term(blind)()
     assert blind.c.node.is_leader and blind.checker.elections == 2
@@ -270,7 +270,7 @@ def test_no_kind_is_without_a_story() -> None:
 # ------------------------------------------------------------------ what is no violation
 def test_a_sound_history_breaks_nothing() -> None:
     """Leaders of several terms, a cut of what nobody acknowledged, a crash, and a lost disk."""
-    group = Group()
+    group = SeenGroup()
     group.led_by_a()
     group.a.journal.append(1)  # reaches nobody
     group.look()

@@ -11,6 +11,12 @@ from escrowmq.replication.format.codec import encode_row
 
 #: What ``prepare`` and ``commit`` speak for unless a test says otherwise.
 APP, TOPIC = "app", "t"
+#: Rows of every shape: with and without a key, headers, a value, a transaction.
+ROWS = [
+    encode_row(b"key", b"value" * 10, {"h": b"1", "i": b""}, "tx"),
+    encode_row(None, b"", None, None),
+    encode_row(None, b"x" * 300, None, None),
+]
 
 
 def message(

@@ -16,9 +16,9 @@ from escrowmq.feedback.answering.topic_link import FeedbackLost, Respondent
 from escrowmq.feedback.asking.topic_feedback import TopicFeedback
 from escrowmq.feedback.config import AnswererConfig, FeedbackConfig
 from escrowmq.feedback.states import TransactionState
-from tests.feedback.answering.test_query_pool import Calls
 from tests.support.clock import end
 from tests.support.memory_groups import BrokersDouble
+from tests.support.querier import Calls
 
 COMMITTED, UNKNOWN = TransactionState.COMMITTED, TransactionState.UNKNOWN
 QUICK = AnswererConfig(

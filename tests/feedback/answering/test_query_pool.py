@@ -7,7 +7,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,21 +14,11 @@ import pytest
 from escrowmq.feedback.answering.query_pool import QueryPool
 from escrowmq.feedback.config import AnswererConfig
 from escrowmq.feedback.policy import Trouble
-from escrowmq.feedback.states import TransactionState, TxStatusQuerier
+from escrowmq.feedback.states import TransactionState
+from tests.support.querier import Calls
 
 COMMITTED, UNKNOWN = TransactionState.COMMITTED, TransactionState.UNKNOWN
 QUICK = AnswererConfig(query_timeout_s=0.15, query_threads=2, stuck_threads_max=3, checks_per_thread=4)
-
-
-class Calls(TxStatusQuerier):
-    """A querier made of a function."""
-
-    def __init__(self, function: Callable[[str, str], Any]) -> None:
-        self.function = function
-
-    def query_status(self, tx_id: str, query_id: str) -> TransactionState:
-        state: TransactionState = self.function(tx_id, query_id)
-        return state
 
 
 def ask(pool: QueryPool, tx_id: str, start_within_s: float = 2.0, late: Any = lambda state: None) -> Any:

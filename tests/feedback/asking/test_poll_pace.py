@@ -18,9 +18,9 @@ from escrowmq.feedback.asking.topic_feedback import TopicFeedback
 from escrowmq.feedback.config import AnswererConfig, FeedbackConfig
 from escrowmq.feedback.policy import Trouble
 from escrowmq.feedback.states import TransactionState
-from tests.feedback.answering.test_query_pool import Calls
 from tests.support.clock import end, now, run
 from tests.support.memory_groups import BrokersDouble
+from tests.support.querier import Calls
 
 PRODUCERS = 300
 #: Processor time of a call. 300 polls of 4 to 5 s make 67 a second, of 48 to 60 s 6 a second.

@@ -8,52 +8,16 @@ from collections.abc import Sequence
 import pytest
 
 from escrowmq.replication.errors import Unavailable
-from escrowmq.replication.host.repair import Manifest, NoPeers, copy_from_leader, damage_offered, has_history
+from escrowmq.replication.host.repair import copy_from_leader, damage_offered, has_history
 from escrowmq.replication.log.disk import Disk
 from escrowmq.replication.log.install import MARKER, staged_name, switch_files
 from escrowmq.replication.log.journal import SegmentJournal
 from escrowmq.replication.log.vote import VoteFile
 from escrowmq.replication.replica.verify import damage_in
-from tests.fuzz.test_log_files import RUNS, SNAPSHOT, mend_segment
-from tests.sim.disk import PowerCut, SimDisk
-from tests.support.storage import NEWEST, fill, indexes, sim_disk
-
-SNAP_NAME, RUNS_NAME = f"{3:016x}.snap", f"{3:016x}.runs"
-KINDS = [NEWEST, SNAP_NAME, RUNS_NAME]
-
-
-class Offering(NoPeers):
-    """A leader that offers these files; keeps what it was told to look at."""
-
-    def __init__(self, disk: Disk, names: Sequence[str]) -> None:
-        self._disk, self._names = disk, names
-        self.suspected: list[str] = []
-
-    def manifest(self, peer: str) -> Manifest | None:
-        files = [(name, len(self._disk.read_all(name))) for name in self._names]
-        return Manifest(peer, 3, 1, [f for f in files if f[1] or not f[0].endswith(".log")])
-
-    def read(self, peer: str, name: str, pos: int, size: int) -> bytes:
-        return self._disk.open(name).read(pos, size)
-
-    def suspect(self, peer: str, name: str, size: int) -> None:
-        assert damage_offered(self._disk, name, size) is not None, "it looks for itself, and finds it too"
-        self.suspected.append(name)
-
-
-def files() -> dict[str, bytes]:
-    disk = sim_disk()
-    journal = SegmentJournal(disk)
-    fill(journal, range(1, 6), term=2)
-    journal.close()
-    return {NEWEST: disk.read_all(NEWEST), SNAP_NAME: SNAPSHOT, RUNS_NAME: RUNS}
-
-
-def disk_with(content: dict[str, bytes]) -> SimDisk:
-    disk = sim_disk()
-    for name, data in content.items():
-        disk.write_atomic(name, [data])
-    return disk
+from tests.sim.disk import PowerCut
+from tests.support.golden_files import mend_segment
+from tests.support.offered_files import KINDS, RUNS_NAME, SNAP_NAME, Offering, disk_with, files
+from tests.support.storage import NEWEST, indexes, sim_disk
 
 
 def refused_copy(content: dict[str, bytes], names: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -20,9 +20,7 @@ from escrowmq.replication.net.handshake import NONCE_BYTES, Dialer, Listener, Pe
 from escrowmq.replication.net.tcp import TcpTransport
 from tests.support.raft_group import RaftGroup
 from tests.support.waiting import wait_until
-
-SECRET = b"right"
-ME, PEER = PeerIdentity("cluster", 3, "a"), PeerIdentity("cluster", 3, "b")
+from tests.support.wire_samples import ME, MESSAGES, PEER, SECRET
 
 
 # ------------------------------------------------------------------ the handshake, pure
@@ -106,27 +104,6 @@ def test_random_bytes_are_never_a_handshake() -> None:
 
 
 # ------------------------------------------------------------------ frames, pure
-MESSAGES = [
-    {"type": "append_entries", "term": 5, "commit_index": 3, "seq": 8, "prevLogIdx": 4, "prevLogTerm": 5,
-     "entries": [(b"one", 5, 5), (b"x" * 70_000, 6, 5)]},
-    {"type": "append_entries", "term": 5, "commit_index": 3, "seq": 8, "prevLogIdx": 4, "prevLogTerm": 2,
-     "entries": [(b"one", 5, 4), (b"two", 6, 5)]},
-    {"type": "append_entries", "term": 5, "commit_index": 3, "seq": 8, "prevLogIdx": 4, "prevLogTerm": 5,
-     "entries": []},
-    {"type": "append_entries", "term": 5, "commit_index": 3, "seq": 8, "serialized": None, "log_start": 77},
-    {"type": "next_node_idx", "term": 1 << 60, "seq": 3, "next_node_idx": 9, "reset": True,
-     "success": False, "counts": True},
-    {"type": "request_vote", "term": 2, "last_log_index": 8, "last_log_term": 1},
-    {"type": "pre_vote", "term": 2, "last_log_index": 8, "last_log_term": 1},
-    {"type": "rejoin", "nonce": 77, "term": 2, "last_index": 0},
-    {"type": "rejoin_answer", "nonce": 77, "term": 2, "last_index": 9},
-    {"type": "response_vote", "term": 4},
-    {"type": "pre_vote_granted", "term": 4},
-    {"type": "timeout_now", "term": 4},
-    {"type": "stale_term", "term": 4},
-]  # fmt: skip
-
-
 def decode(frame: bytes) -> wire.Message:
     total, header = wire.PREFIX.unpack_from(frame)
     wire.check_prefix(total, header)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -19,27 +17,9 @@ from escrowmq.spark_integration.source.planning import (
     select_partitions,
     split,
 )
+from tests.support.offset_table import OffsetTable
 
-
-class Log:
-    """Topics with (log start, end) by partition; the message at offset n was stored at n seconds."""
-
-    def __init__(self, table: Mapping[str, Sequence[tuple[int, int]]]) -> None:
-        self.table = table
-
-    def topics(self) -> Mapping[str, int]:
-        return {topic: len(partitions) for topic, partitions in self.table.items()}
-
-    def offsets(self, wanted: Sequence[tuple[str, int, int]]) -> list[int]:
-        found = []
-        for topic, partition, moment in wanted:
-            start, end = self.table[topic][partition]
-            seconds = -(-moment // 1000)
-            found.append({-2: start, -1: end}.get(moment, max(start, min(end, seconds))))
-        return found
-
-
-LOG = Log({"a": [(0, 10), (5, 5)], "b": [(3, 20)], "other": [(0, 1)]})
+LOG = OffsetTable({"a": [(0, 10), (5, 5)], "b": [(3, 20)], "other": [(0, 1)]})
 
 
 def planned(**options: str) -> list[OffsetRange]:

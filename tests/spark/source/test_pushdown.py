@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from escrowmq.spark_integration.source.options import parse_options
 from escrowmq.spark_integration.source.planning import plan
 from escrowmq.spark_integration.source.pushdown import push
-from tests.spark.source.test_planning import Log
+from tests.support.offset_table import OffsetTable
 
 f = pytest.importorskip("pyspark.sql.datasource")
-LOG = Log({"a": [(0, 10), (0, 10)], "b": [(3, 20)]})
+LOG = OffsetTable({"a": [(0, 10), (0, 10)], "b": [(3, 20)]})
 
 
 def ranges(*filters: Any) -> list[tuple[str, int, int, int]]:

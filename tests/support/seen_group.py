@@ -11,7 +11,7 @@ from typing import Any
 from tests.sim.checks import Checker
 
 
-class Log:
+class SeenLog:
     """What the checker asks of a journal: terms by index, what is durable, the ballot."""
 
     def __init__(self) -> None:
@@ -43,24 +43,24 @@ class Log:
         self.durable_index, self.generation = min(self.durable_index, index - 1), self.generation + 1
 
 
-class Replica:
+class SeenReplica:
     """What the checker sees of one."""
 
     def __init__(self, name: str) -> None:
         self.name, self.up, self.learner, self.incarnation = name, True, False, 1
-        self.journal = Log()
+        self.journal = SeenLog()
         self.node: Any = SimpleNamespace(
             term=0, is_leader=False, ready=False, rejoining=False, commit_index=1, applied_index=1
         )
         self.node._replicator = SimpleNamespace(_progress={})
 
 
-class Group:
+class SeenGroup:
     """Three replicas and their checker."""
 
     def __init__(self) -> None:
         self.checker: Any = Checker(3)
-        self.replicas = [Replica(name) for name in ("a", "b", "c")]
+        self.replicas = [SeenReplica(name) for name in ("a", "b", "c")]
         self.a, self.b, self.c = self.replicas
         self.look()
 
@@ -68,7 +68,7 @@ class Group:
         for replica in self.replicas:
             self.checker.look(replica)
 
-    def elect(self, leader: Replica, term: int, *voters: Replica) -> None:
+    def elect(self, leader: SeenReplica, term: int, *voters: SeenReplica) -> None:
         """``voters`` give their vote; then ``leader`` leads ``term``, and nobody of an earlier one."""
         for voter in voters:
             voter.journal.ballot = (term, leader.name)
@@ -81,7 +81,7 @@ class Group:
         leader.node._replicator._progress = {name: SimpleNamespace(match=0) for name in peers}
         self.checker.look(leader)
 
-    def replicate(self, term: int, *replicas: Replica) -> None:
+    def replicate(self, term: int, *replicas: SeenReplica) -> None:
         for replica in replicas:
             replica.journal.append(term)
         self.look()
