@@ -259,7 +259,7 @@ def test_a_storm_of_garbage_costs_neither_memory_nor_commits(
         assert sum(attempts) > 200
         assert counters.malformed + counters.refused + counters.crowded_out > sum(attempts) // 4
         assert commits > 20 and slowest < 1.5, (commits, slowest)
-        assert (leader.ready, leader.driver.node.term) == (True, term), "nobody stood for election"
+        assert leader.whoami() == (True, leader.rid, term), "nobody stood for election"
         assert psutil.Process().memory_info().rss - before < 64 << 20
         assert sum("stranger" in record.message for record in caplog.records) <= 6, "the log is no target"
 
