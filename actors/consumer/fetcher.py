@@ -19,7 +19,8 @@ from escrowmq.actors.client.consumer_groups import TopicPartition
 from escrowmq.actors.client.replica_calls import ReplicaCalls
 from escrowmq.actors.consumer.config import ConsumerConfig
 from escrowmq.actors.consumer.positions import PartitionState, Positions
-from escrowmq.actors.consumer.replica_choice import ReplicaChoice
+from escrowmq.actors.consumer.replica_choice import LAG_PATIENCE_S, SILENCE_S_MAX, ReplicaChoice
+from escrowmq.replication.calling.backoff import Backoff
 from escrowmq.replication.errors import CorruptLog, EscrowMQError, UnknownTopic
 from escrowmq.replication.model import ResultCode
 
@@ -27,11 +28,6 @@ log = logging.getLogger(__name__)
 
 #: Partitions asked for in one call: bounds its size and the broker's work for it.
 PARTITIONS_PER_CALL_MAX = 256
-#: A replica may be behind for as long as a fail-over or a topic's creation takes; what all of them say
-#: for longer than this is believed.
-LAG_PATIENCE_S = 2.0
-#: Longest silence that is waited for, after doubling: a machine that swaps is slow, not dead.
-SILENCE_S_MAX = 4.0
 #: Calls given up whose answers are still awaited.
 GIVEN_UP_MAX = 64
 SLEEP_S_MAX = 0.5
@@ -63,7 +59,8 @@ class Fetches:
         self._calls: dict[int, _Call] = {}
         self._given_up: dict[int, _Call] = {}
         self._token = 0
-        self._silence_s = config.channel.probe_after_s
+        self._silence = Backoff(config.channel.probe_after_s, SILENCE_S_MAX)
+        self._silences = 0  # calls in a row that were given up
         #: The last trouble, for whoever has to explain why nothing comes.
         self.last_error: BaseException | None = None
 
@@ -91,7 +88,8 @@ class Fetches:
         for state in states:
             state.in_flight = self._token
         wait_s = self._config.fetch_wait_s
-        self._calls[self._token] = _Call(gid, rid, asked, now, now + wait_s + self._silence_s)
+        give_up_at = now + wait_s + self._silence.pause_s(self._silences)
+        self._calls[self._token] = _Call(gid, rid, asked, now, give_up_at)
         requests = [(topic, partition, offset) for (topic, partition), _, offset in asked]
         self._start(gid, rid, (requests, self._config.fetch_bytes, wait_s), self._token)
 
@@ -100,7 +98,7 @@ class Fetches:
         self._given_up[token] = call
         if len(self._given_up) > GIVEN_UP_MAX:
             del self._given_up[next(iter(self._given_up))]
-        self._silence_s = min(self._silence_s * 2, SILENCE_S_MAX)
+        self._silences += 1
         self._choice.failed(call.gid, call.rid, now)
         for tp, epoch, _ in call.asked:
             self._positions.troubled(tp, epoch, now)
@@ -120,7 +118,7 @@ class Fetches:
                 self._positions.troubled(tp, epoch, now)
             return not late
         if not late:
-            self._silence_s = self._config.channel.probe_after_s
+            self._silences = 0
         self._choice.answered(call.gid, call.rid)
         early = now - call.sent < self._config.fetch_wait_s / 2
         news = False

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 
 from escrowmq.actors.client.consumer_groups import TopicPartition
 from escrowmq.actors.consumer.records import Chunk, Run
+from escrowmq.replication.calling.backoff import Backoff
 from escrowmq.replication.errors import CorruptLog, EscrowMQError
 from escrowmq.replication.model import ConsumerRecord
 
@@ -25,7 +26,7 @@ from escrowmq.replication.model import ConsumerRecord
 #: off, hides news for no longer.
 ROTATE_IDLE_S = 0.5
 #: A broker with too many parked polls answers empty at once; ask it again after these.
-BACKOFF_S_MIN, BACKOFF_S_MAX = 0.01, 0.2
+AGAIN = Backoff(first_s=0.01, longest_s=0.2)
 
 _epochs = itertools.count(1)
 
@@ -53,7 +54,8 @@ class PartitionState:
     committed: int | None = None
     in_flight: int | None = None
     not_before: float = 0.0
-    backoff_s: float = 0.0
+    #: Answers in a row that were of no use, or empty without having waited.
+    vain: int = 0
     rotate_at: float = 0.0
     #: Since when no replica has given a useful answer; None: the last one was fine.
     troubled_since: float | None = None
@@ -79,12 +81,17 @@ class PartitionState:
         self.restart(None)
         self.goal, self.suspect = goal, suspect
 
+    def back_off(self, now: float) -> None:
+        """Not asked again for a while, a longer one each time."""
+        self.not_before = now + AGAIN.pause_s(self.vain)
+        self.vain += 1
+
     def restart(self, position: int | None) -> None:
         """Forgets what was fetched and answers under way; goes on from ``position``."""
         self.epoch = next(_epochs)
         self.chunks.clear()
         self.position, self.fetch_offset = position, position or 0
-        self.buffered, self.not_before, self.backoff_s = 0, 0.0, 0.0
+        self.buffered, self.not_before, self.vain = 0, 0.0, 0
         self.in_flight, self.error, self.troubled_since = None, None, None
 
 
@@ -187,12 +194,14 @@ class Positions:
             chunk = Chunk(runs, blob, offset)
             state.chunks.append(chunk)
             state.buffered += chunk.size
-            state.fetch_offset, state.backoff_s, state.rotate_at = chunk.end, 0.0, 0.0
+            state.fetch_offset, state.vain, state.rotate_at = chunk.end, 0, 0.0
             if chunk.size * 16 < self._fetch_bytes:
                 state.not_before = now + self._linger_s  # at the end: let some more come together
         else:
-            state.backoff_s = min(max(state.backoff_s * 2, BACKOFF_S_MIN), BACKOFF_S_MAX) if early else 0.0
-            state.not_before = now + state.backoff_s
+            if early:
+                state.back_off(now)
+            else:
+                state.not_before, state.vain = now, 0
             if not state.rotate_at:
                 state.rotate_at = now + ROTATE_IDLE_S
             elif now >= state.rotate_at:
@@ -206,8 +215,7 @@ class Positions:
             return 0.0
         state.in_flight = None
         state.turn += 1
-        state.backoff_s = min(max(state.backoff_s * 2, BACKOFF_S_MIN), BACKOFF_S_MAX)
-        state.not_before = now + state.backoff_s
+        state.back_off(now)
         if state.troubled_since is None:
             state.troubled_since = now
         return now - state.troubled_since

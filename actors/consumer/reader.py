@@ -19,7 +19,8 @@ from escrowmq.actors.client.replica_calls import RayCalls, ReplicaCalls
 from escrowmq.actors.client.topology import ClusterInfo
 from escrowmq.actors.consumer.read_ahead import Answer, Asked, ReadAhead
 from escrowmq.actors.consumer.records import Run, check_dense, trim_runs
-from escrowmq.actors.consumer.replica_choice import ReplicaChoice
+from escrowmq.actors.consumer.replica_choice import LAG_PATIENCE_S, SILENCE_S_MAX, ReplicaChoice
+from escrowmq.replication.calling.backoff import Backoff
 from escrowmq.replication.errors import (
     Closed,
     ConfigError,
@@ -44,12 +45,10 @@ ENDS_PER_CALL = 16
 #: After so long without an answer to that it asks again: who was asked may have died.
 ENDS_PATIENCE_S = 1.0
 #: Silence beyond that wait after which another replica is asked; doubles while nobody answers.
-SILENCE_S, SILENCE_S_MAX = 0.25, 4.0
+SILENCE = Backoff(first_s=0.25, longest_s=SILENCE_S_MAX)
 #: Between two questions about data that nobody seems to have; after a refusal (overloaded, starting, dead)
 #: longer each time, at least what the broker asks for, and by chance, so that tasks do not come back at once.
-RETRY_S, RETRY_S_MAX = 0.05, 2.0
-#: How long replicas may lag behind an offset that the caller knows to exist.
-LAG_PATIENCE_S = 5.0
+RETRY = Backoff(first_s=0.05, longest_s=2.0, jitter=0.5)
 
 
 class Stretch(NamedTuple):
@@ -108,9 +107,10 @@ class PartitionReader(Closing):
         self._own_calls = RayCalls(info) if calls is None else None
         self._calls: ReplicaCalls = calls if self._own_calls is None else self._own_calls  # type: ignore[assignment]
         # By chance, to spread the load; at the leader, which has the writes to do, only in the end.
-        first = random.randrange(max(1, info.replicas - (leader is not None)))
+        self._rng = random.Random()
+        first = self._rng.randrange(max(1, info.replicas - (leader is not None)))
         self._choice = ReplicaChoice(info.replicas, first, leader)
-        self._turn, self._token, self._silence_s = 0, 0, SILENCE_S
+        self._turn = self._token = self._silences = 0
         self._inbox: queue.SimpleQueue[tuple[int, Any, BaseException | None]] = queue.SimpleQueue()
         self._ahead = ReadAhead(end, in_flight)
         self._ends_asked, self._ends_asked_at = 0, float("-inf")  # the token; none is under way: 0
@@ -156,7 +156,7 @@ class PartitionReader(Closing):
         now = self._clock()
         rid = self._choice.pick(self._gid, self._turn, now)
         asked = before or Asked(offset, until)
-        asked.ask_again_at = now + FETCH_WAIT_S + self._silence_s
+        asked.ask_again_at = now + FETCH_WAIT_S + SILENCE.pause_s(self._silences)
         asked.rid, asked.turn = rid, self._turn
         asked.tokens[self._token + 1] = rid
         request = [(self.topic, self.partition, offset, until)]
@@ -188,7 +188,7 @@ class PartitionReader(Closing):
         since = self._clock()
         if not self._choice.avoids(self._gid, asked.rid, since):
             # Those before it may have kept the broker busy until now; one that fell silent is not waited for.
-            asked.ask_again_at = max(asked.ask_again_at, since + self._silence_s)
+            asked.ask_again_at = max(asked.ask_again_at, since + SILENCE.pause_s(self._silences))
         answered = False
         refusal: EscrowMQError | None = None
         refusals = 0
@@ -198,7 +198,7 @@ class PartitionReader(Closing):
             if part is not None:
                 self._choice.answered(self._gid, rid)
                 self._serves = rid
-                self._silence_s, answered = SILENCE_S, True
+                self._silences, answered = 0, True
                 code, log_start, log_end, runs, blob = part[2:]
                 if code == ResultCode.OK and runs:
                     try:
@@ -222,7 +222,8 @@ class PartitionReader(Closing):
             if asked.turn == self._turn:
                 self._turn += 1
                 refusals = refusals + 1 if part is None else 0
-                self._pause(_pause_s(refusals, refusal))
+                asked_s: float = getattr(refusal, "retry_after_s", 0.0)
+                self._pause(RETRY.pause_s(refusals, self._rng, asked_s=asked_s))
             self._ask(asked.offset, asked.until, asked)
 
     def _next_answer(self, asked: Asked) -> Answer:
@@ -234,7 +235,7 @@ class PartitionReader(Closing):
             except queue.Empty:
                 if asked.answers:
                     return asked.answers.popleft()
-                self._silence_s = min(self._silence_s * 2, SILENCE_S_MAX)
+                self._silences += 1
                 return None, None, asked.rid
             if token != self._ends_asked:
                 self._ahead.take(token, answer, error)
@@ -259,12 +260,3 @@ class PartitionReader(Closing):
         if code == ResultCode.BAD_PARTITION:
             return UnknownTopic(self.topic, self.partition)
         return UnknownTopic(self.topic)
-
-
-def _pause_s(refusals: int, refusal: EscrowMQError | None) -> float:
-    """How long to leave the brokers alone: 0 refusals mean an answer without the data."""
-    if not refusals:
-        return RETRY_S
-    asked_s: float = getattr(refusal, "retry_after_s", 0.0)
-    wanted = max(RETRY_S * 2.0 ** min(refusals, 10), asked_s)
-    return min(wanted, RETRY_S_MAX) * random.uniform(1.0, 1.5)

@@ -10,9 +10,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from escrowmq.replication.calling.backoff import Backoff
+
 #: First and longest time a replica that failed is left alone. The first covers an actor's restart;
 #: the longest keeps a cluster that healed from being avoided for more than this.
-PENALTY_S_MIN, PENALTY_S_MAX = 1.0, 10.0
+PENALTY = Backoff(first_s=1.0, longest_s=10.0)
+#: Longest silence that is waited for, after doubling: a machine that swaps is slow, not dead.
+SILENCE_S_MAX = 4.0
+#: What all replicas say for longer than this is believed: that an offset which ought to exist does not, or
+#: that there is no such topic. Replicas may be behind for as long as a fail-over (1 to 2 s) or the creation
+#: of a topic takes, and for longer on a busy machine; what is believed ends in an error for the application.
+LAG_PATIENCE_S = 5.0
 
 
 @dataclass(slots=True)
@@ -50,8 +58,8 @@ class ReplicaChoice:
         health = self._health.setdefault((gid, rid), _Health())
         if health.avoid_until > now:
             return  # several calls were under way to it: one failure
-        health.avoid_until = now + min(PENALTY_S_MAX, PENALTY_S_MIN * 2**health.failures)
-        health.failures = min(health.failures + 1, 10)
+        health.avoid_until = now + PENALTY.pause_s(health.failures)
+        health.failures += 1
 
     def answered(self, gid: int, rid: int) -> None:
         """It answered: forgiven."""

@@ -19,7 +19,8 @@ from escrowmq.actors.client.replica_calls import ReplicaCalls
 from escrowmq.actors.client.router import Router
 from escrowmq.actors.client.topology import ClusterInfo
 from escrowmq.actors.consumer.offsets import OffsetReader
-from escrowmq.actors.consumer.reader import LAG_PATIENCE_S, PartitionReader, Stretch
+from escrowmq.actors.consumer.reader import PartitionReader, Stretch
+from escrowmq.actors.consumer.replica_choice import LAG_PATIENCE_S
 from escrowmq.replication.errors import (
     CorruptLog,
     DataLoss,

@@ -10,7 +10,7 @@ from escrowmq.actors.consumer.config import ConsumerConfig
 from escrowmq.actors.consumer.fetcher import Fetches
 from escrowmq.actors.consumer.positions import Positions
 from escrowmq.actors.consumer.records import Chunk
-from escrowmq.actors.consumer.replica_choice import PENALTY_S_MAX, ReplicaChoice
+from escrowmq.actors.consumer.replica_choice import PENALTY, ReplicaChoice
 from escrowmq.replication.errors import CorruptLog
 from escrowmq.replication.format.codec import encode_row
 from escrowmq.replication.model import ResultCode
@@ -241,6 +241,6 @@ def test_penalties_double_and_end():
     assert choice.pick(0, 0, 3.1) == 0, "all are bad: the one that is due first"
     for _ in range(20):
         choice.failed(0, 0, 1e6)
-    assert choice.pick(0, 0, 1e6 + PENALTY_S_MAX) == 0
+    assert choice.pick(0, 0, 1e6 + PENALTY.longest_s) == 0
     choice.answered(0, 1)
     assert choice.pick(0, 1, 3.1) == 1

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from escrowmq.actors.client.topology import ClusterInfo
-from escrowmq.actors.consumer.reader import ENDS_PATIENCE_S, FETCH_WAIT_S, SILENCE_S, PartitionReader
+from escrowmq.actors.consumer.reader import ENDS_PATIENCE_S, FETCH_WAIT_S, SILENCE, PartitionReader
 from escrowmq.replication.errors import Closed, ConfigError, OffsetOutOfRange, Unavailable
 from tests.support.shelf import Shelf, World, values_of
 
@@ -105,7 +105,7 @@ def test_a_follower_that_dies_is_noticed_once_and_the_other_one_goes_on(how: str
     assert world.asked["fetch", 1] == 0, "the leader has other work"
     assert world.asked["fetch", dead] <= 3 and world.asked["fetch", 2 - dead] > 30
     assert len(world.pauses) == 1
-    longest_s = 1.5 * (FETCH_WAIT_S + SILENCE_S if how == "silent" else 1.0)
+    longest_s = 1.5 * (FETCH_WAIT_S + SILENCE.first_s if how == "silent" else 1.0)
     assert world.now - began < longest_s + 0.3, "not once for each that was under way"
 
 
