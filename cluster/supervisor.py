@@ -26,6 +26,8 @@ from escrowmq.cluster.secret import Secret
 from escrowmq.cluster.settings import ClusterSettings, SupervisorSettings
 from escrowmq.cluster.survey import adopted, refuse_existing, survey
 from escrowmq.cluster.watch import Failure, Track, Watch, live_nodes
+from escrowmq.replication.calling.backoff import Backoff
+from escrowmq.replication.calling.patience import Patience, patiently
 from escrowmq.replication.errors import DataDirLocked, EscrowMQError, Unavailable
 from escrowmq.replication.net.tls import TlsFiles
 
@@ -35,6 +37,7 @@ log = logging.getLogger(__name__)
 BUSY_PAUSE_S = 0.1
 #: A restarted process may find its directory held by its dying predecessor for so long.
 LOCK_PATIENCE_S = 5.0
+LOCK_RETRY = Backoff(first_s=0.1, longest_s=0.1)
 #: Errors that waiting will not mend.
 _REFUSALS = ("DataDirMismatch", "UnknownVersion", "ConfigError", "NotAuthorized")
 
@@ -136,7 +139,7 @@ class Supervisor:
 
     def _open(self) -> None:
         """Take the data directory and begin."""
-        self._dir = _patiently(self._plan)
+        self._dir = _open_dir(self._plan)
         self._thread.start()
 
     def _run(self) -> None:
@@ -257,16 +260,15 @@ def _shown(track: Track) -> dict[str, Any]:
     }
 
 
-def _patiently(plan: Plan) -> ClusterDir:
-    """Open the directory; a predecessor that was killed a moment ago may still hold the lock."""
-    deadline = time.monotonic() + LOCK_PATIENCE_S / 2
-    while True:
-        try:
-            return ClusterDir(plan.data_dir, plan.shape, plan.secret)
-        except DataDirLocked:
-            if time.monotonic() >= deadline:
-                raise
-            time.sleep(0.1)
+def _open_dir(plan: Plan) -> ClusterDir:
+    """The directory; a predecessor that was killed a moment ago may still hold the lock."""
+    return patiently(
+        lambda: ClusterDir(plan.data_dir, plan.shape, plan.secret),
+        Patience(LOCK_PATIENCE_S / 2, LOCK_RETRY),
+        DataDirLocked,
+        clock=time.monotonic,
+        sleep=time.sleep,
+    )
 
 
 def create_supervisor(plan: Plan, node_id: str) -> Any:

@@ -25,6 +25,7 @@ from escrowmq.actors.client.topology import ClusterInfo, broker_name
 from escrowmq.cluster.placement import Condition, Node, Seat, Seen, Start, unique_names
 from escrowmq.cluster.secret import Secret
 from escrowmq.cluster.settings import SupervisorSettings
+from escrowmq.replication.calling.backoff import Backoff
 from escrowmq.replication.net.tls import TlsFiles
 
 log = logging.getLogger(__name__)
@@ -55,7 +56,7 @@ class Track:
     status: dict[str, Any] | None = None
     failure: Failure | None = None
     starts: int = 0
-    pause_s: float = 0.0
+    failed_starts: int = 0  # in a row
     retry_at: float = 0.0
     node_missing_since: float | None = None
     question: Any = None
@@ -134,7 +135,7 @@ class Watch:
             track.condition = Condition.STARTING if starting else Condition.RUNNING
             track.failure = failure_in(status.get("failure") or "") if starting else None
             if not starting:
-                track.pause_s = 0.0
+                track.failed_starts = 0
         track.question = None
 
     def _lost(self, track: Track, error: BaseException, now: float) -> None:
@@ -142,8 +143,9 @@ class Watch:
         track.handle, track.condition, track.status = None, Condition.GONE, None
         track.failure = failure_in(str(error))
         if track.failure is not None:
-            track.pause_s = min(max(2 * track.pause_s, self.settings.retry_min_s), self.settings.retry_max_s)
-            track.retry_at = now + track.pause_s
+            retry = Backoff(self.settings.retry_min_s, self.settings.retry_max_s)
+            track.retry_at = now + retry.pause_s(track.failed_starts)
+            track.failed_starts += 1
             log.warning("%s cannot start: %s", broker_name(*track.seat.key), track.failure.text)
 
     def start(self, track: Track, start: Start) -> None:

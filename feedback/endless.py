@@ -11,7 +11,7 @@ import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable
 
-from escrowmq.feedback.policy import retry_pause_s
+from escrowmq.feedback.policy import RETRY
 from escrowmq.replication.errors import Unavailable
 
 log = logging.getLogger(__name__)
@@ -30,5 +30,5 @@ async def endless(step: Callable[[], Awaitable[None]], counts: Counter[str], wha
         except Exception:
             counts["errors"] += 1
             log.exception("%s: an error, which the loop survives", what)
+        await asyncio.sleep(RETRY.pause_s(failures))
         failures += 1
-        await asyncio.sleep(retry_pause_s(failures))

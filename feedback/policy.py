@@ -12,7 +12,13 @@ import enum
 from collections.abc import Sequence, Set
 from typing import NamedTuple, Protocol, TypeVar
 
+from escrowmq.replication.calling.backoff import Backoff
 from escrowmq.replication.model import TransactionState
+
+#: After a failed call or an unexpected error.
+RETRY = Backoff(first_s=0.1, longest_s=2.0)
+#: Between lock calls that come back empty at once; the first one is FMQ's.
+LOCK_AGAIN = Backoff(first_s=0.1, longest_s=1.0)
 
 
 class LockedRow(NamedTuple):
@@ -124,9 +130,4 @@ def lock_pause_s(empty_in_a_row: int, waited_s: float, wait_s: float) -> float:
     once; then the pause grows from 0.1 s (FMQ's) to 1 s, and it is 0 while polls wait or find work."""
     if empty_in_a_row == 0 or waited_s >= wait_s / 2:
         return 0.0
-    return float(min(0.1 * 2 ** min(empty_in_a_row - 1, 8), 1.0))
-
-
-def retry_pause_s(failures: int) -> float:
-    """Pause after a failed call or an unexpected error: 0.1 s doubling to 2 s."""
-    return float(min(0.1 * 2 ** min(max(failures - 1, 0), 8), 2.0))
+    return LOCK_AGAIN.pause_s(empty_in_a_row - 1)

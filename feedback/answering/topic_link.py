@@ -19,6 +19,7 @@ from escrowmq.feedback.answering.query_pool import QueryPool
 from escrowmq.feedback.config import AnswererConfig
 from escrowmq.feedback.policy import Trouble
 from escrowmq.feedback.states import TransactionState
+from escrowmq.replication.calling.backoff import Backoff
 from escrowmq.replication.errors import EscrowMQError
 
 log = logging.getLogger(__name__)
@@ -27,6 +28,8 @@ log = logging.getLogger(__name__)
 POLL_GRACE_S = 3.0
 #: A long poll has as much more time as it is longer than the usual one: it is one of many.
 LONG_POLL_GRACE = 0.6
+#: So that the producers that all lost one actor do not come back together.
+RECONNECT_JITTER = 0.3
 ANSWERS_PER_CALL = 256
 #: Answers waiting for the actor; beyond it the oldest are dropped, and their checks repeated.
 ANSWERS_MAX = 4_096
@@ -94,6 +97,9 @@ class TopicLink:
     # ---------------------------------------------------------------- polling
 
     async def _poll_loop(self) -> None:
+        reconnect = Backoff(
+            self._config.reconnect_min_s, self._config.reconnect_max_s, jitter=RECONNECT_JITTER
+        )
         failures = 0
         while True:
             try:
@@ -103,12 +109,10 @@ class TopicLink:
                 failures = 0
             except FeedbackLost as error:
                 self._port = None
-                failures += 1
                 self.counts["lost"] += 1
                 log.info("feedback for topic %r: %s; connecting again", self.topic, error)
-                pause = self._config.reconnect_min_s * 2 ** min(failures - 1, 8)
-                pause = min(pause, self._config.reconnect_max_s)
-                await asyncio.sleep(pause * self._producer.rng.uniform(0.7, 1.0))
+                await asyncio.sleep(reconnect.pause_s(failures, self._producer.rng))
+                failures += 1
 
     async def _poll_once(self, port: FeedbackPort) -> None:
         """One poll; given up early when checks were answered meanwhile and there is room again (the next

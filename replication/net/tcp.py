@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
+from escrowmq.replication.calling.backoff import Backoff
 from escrowmq.replication.errors import NotAuthorized
 from escrowmq.replication.net import wire
 from escrowmq.replication.net.connection import Connection
@@ -33,8 +34,8 @@ ROOM_BYTES = 4 << 20
 STRANGERS_MAX = 64
 HANDSHAKE_TIMEOUT_S = 3.0
 RESOLVE_TIMEOUT_S = 5.0
-DIAL_PAUSE_S = 0.1
-DIAL_PAUSE_MAX_S = 1.0
+#: Between looks at a peer that is not connected.
+DIAL = Backoff(first_s=0.1, longest_s=1.0)
 #: Refusals are logged at most so often: whoever reaches the port could fill the disk with them.
 COMPLAINT_PAUSE_S = 1.0
 
@@ -136,7 +137,7 @@ class TcpTransport:
         return Connection(self, handshake, None if self._tls is None else self._tls.channel(dials=True))
 
     async def _keep_dialing(self, peer: str) -> None:
-        loop, pause = asyncio.get_running_loop(), DIAL_PAUSE_S
+        loop, failures = asyncio.get_running_loop(), 0
         while not self._closing:
             if peer not in self._links and not any(s.dials(peer) for s in self._dials):
                 try:
@@ -145,13 +146,13 @@ class TcpTransport:
                     if address is not None:
                         dial = loop.create_connection(partial(self._dialing, peer), *address)
                         await asyncio.wait_for(dial, self.handshake_timeout_s)
-                    pause = DIAL_PAUSE_S
+                    failures = 0
                 except (OSError, TimeoutError):
-                    pause = min(2 * pause, DIAL_PAUSE_MAX_S)
+                    failures += 1
                 except Exception:
                     log.exception("looking up %s failed; it is tried again", peer)
-                    pause = DIAL_PAUSE_MAX_S
-            await asyncio.sleep(pause)
+                    failures += 1
+            await asyncio.sleep(DIAL.pause_s(failures))
 
     def stranger_arrived(self, connection: Connection) -> bool:
         """Our own dials always have a place. Of the others the one that has dawdled longest makes room:

@@ -7,6 +7,7 @@ PATIENCE_S; then it is raised, Spark fails the task or the epoch, and nothing is
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
@@ -15,6 +16,8 @@ from typing import Any
 from escrowmq.actors.client.router import Router, result_of
 from escrowmq.actors.client.topology import ClusterInfo
 from escrowmq.actors.producer.blocks import problems_of
+from escrowmq.replication.calling.backoff import Backoff
+from escrowmq.replication.calling.patience import Answer, Patience, patiently
 from escrowmq.replication.errors import DiskFull, EscrowMQError, OutcomeUnknown, Overloaded, Unavailable
 from escrowmq.replication.format import ops
 from escrowmq.replication.model import ResultCode
@@ -23,13 +26,25 @@ from escrowmq.replication.model import ResultCode
 CALL_S = 30.0
 #: In all. Longer than what a supervisor takes to start lost replicas again.
 PATIENCE_S = 120.0
+#: Between two tries.
+RETRY = Backoff(first_s=0.1, longest_s=1.0, jitter=0.5)
 #: Ids of one roll-back: nobody needs those to be one entry.
 IDS_AT_A_TIME = 5_000
 #: Open transactions of a query looked at in one go; what is left is found at the next epoch.
 OPEN_MAX = 100_000
 PASSING = (Unavailable, Overloaded, DiskFull, OutcomeUnknown)
+#: Codes of transactions that are only held up by others: what holds them up is told, or passes.
+_HELD_UP = (ResultCode.RETRY, ResultCode.TOO_MANY_OPEN)
 
 Problems = dict[int, tuple[int, Any]]
+
+
+class _HeldUp(EscrowMQError):
+    """All problems of a request are of transactions that are only held up by others."""
+
+    def __init__(self, problems: Problems) -> None:
+        super().__init__(problems)
+        self.problems = problems
 
 
 class SinkLink:
@@ -46,6 +61,7 @@ class SinkLink:
     ) -> None:
         self.router, self.app = router, app
         self._patience_s, self._call_s, self._sleep = patience_s, call_s, sleep
+        self._rng = random.Random()  # jitter only
 
     @property
     def info(self) -> ClusterInfo:
@@ -58,29 +74,19 @@ class SinkLink:
 
     def finish(self, gid: int, request: bytes, future: Future[Any], count: int) -> Problems:
         """The request's outcome over its ``count`` transactions; sent again as long as patience lasts."""
-        deadline = self.router.clock() + self._patience_s
-        while True:
-            try:
-                results = result_of(future, self._call_s)
-                problems = problems_of(results[0], count)
-                if not any(
-                    code in (ResultCode.RETRY, ResultCode.TOO_MANY_OPEN) for code, _ in problems.values()
-                ):
-                    return problems
-                # Those that are only held up by others: what holds them up is told, or passes.
-                others = {
-                    place: problem
-                    for place, problem in problems.items()
-                    if problem[0] not in (ResultCode.RETRY, ResultCode.TOO_MANY_OPEN)
-                }
-                if others or self.router.clock() >= deadline:
-                    return problems
-                self._sleep(0.1)
-            except PASSING as error:
-                if self.router.clock() >= deadline:
-                    raise
-                self._sleep(min(getattr(error, "retry_after_s", 0.1), 1.0))
-            future = self.start(gid, request)
+        calls = [future]
+
+        def attempt() -> Problems:
+            call = calls.pop() if calls else self.start(gid, request)
+            problems = problems_of(result_of(call, self._call_s)[0], count)
+            if problems and all(code in _HELD_UP for code, _ in problems.values()):
+                raise _HeldUp(problems)
+            return problems
+
+        try:
+            return self._patiently(attempt)
+        except _HeldUp as error:
+            return error.problems
 
     def commit(self, gid: int, tx_ids: Sequence[str]) -> Problems:
         """Commit all of these in one entry, or none of them; {}: they are committed."""
@@ -106,15 +112,15 @@ class SinkLink:
         return [row[1] for row in self._ask(gid, "transactions", None, self.app, None, OPEN_MAX)]
 
     def _ask(self, gid: int, method: str, *args: Any) -> Iterable[Any]:
-        deadline = self.router.clock() + self._patience_s
-        while True:
+        def attempt() -> Iterable[Any]:
             future = self.router.leader_call(gid, method, *args, timeout_s=self._call_s)
-            try:
-                answer = result_of(future, self._call_s)
-                if type(answer) is list:
-                    return answer
-                raise EscrowMQError(f"the broker does not answer {method!r}: {answer!r:.200}")
-            except PASSING as error:
-                if self.router.clock() >= deadline:
-                    raise
-                self._sleep(min(getattr(error, "retry_after_s", 0.1), 1.0))
+            answer = result_of(future, self._call_s)
+            if type(answer) is list:
+                return answer
+            raise EscrowMQError(f"the broker does not answer {method!r}: {answer!r:.200}")
+
+        return self._patiently(attempt)
+
+    def _patiently(self, attempt: Callable[[], Answer]) -> Answer:
+        patience = Patience(self._patience_s, RETRY, self._rng)
+        return patiently(attempt, patience, (*PASSING, _HeldUp), clock=self.router.clock, sleep=self._sleep)

@@ -16,11 +16,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future
 from concurrent.futures import wait as wait_for
-from typing import Any, TypeVar
+from typing import Any
 
 from escrowmq.actors.client.router import Router, result_of
 from escrowmq.actors.consumer.offsets import OffsetReader
-from escrowmq.replication.errors import EscrowMQError, OutcomeUnknown, Overloaded, Unavailable, UnknownTopic
+from escrowmq.replication.calling.backoff import Backoff
+from escrowmq.replication.calling.patience import Answer, Patience, patiently
+from escrowmq.replication.errors import OutcomeUnknown, Overloaded, Unavailable, UnknownTopic
 from escrowmq.replication.model import ResultCode, group_of
 from escrowmq.spark_integration.source.options import Subscription
 from escrowmq.spark_integration.source.planning import TopicPartition, present_partitions
@@ -39,15 +41,12 @@ DISCOVERY_S = 1.0
 #: Without any answer for this time a query ends with the error; until then, and from its first question on,
 #: it waits for the brokers.
 PATIENCE_S = 120.0
-#: Backing off after a refusal: the first and the longest pause, each made longer by up to half at random.
-BACKOFF_S, BACKOFF_S_MAX = 0.05, 1.0
+#: After a refusal.
+RETRY = Backoff(first_s=0.05, longest_s=1.0, jitter=0.5)
 #: A partition whose topic is listed, but not known to its own group yet: created a moment ago.
 SETTLE_S = 5.0
 #: What passes: a question that may or may not have been answered is simply asked again.
 _REFUSALS = (Unavailable, Overloaded, OutcomeUnknown)
-
-
-Answer = TypeVar("Answer")
 
 
 class LeaderCatalog:
@@ -90,8 +89,8 @@ class HeadWatch:
         self._heads: dict[TopicPartition, Bounds] = {}
         self._parked: dict[int, tuple[list[TopicPartition], Future[Any]]] = {}
         self._discovered_at = float("-inf")
-        #: Since the last answer: refusals, and the time that questions have waited in vain.
-        self._failures, self._vain_s = 0, 0.0
+        self._rng = random.Random()  # jitter only
+        self._patience = self._new_patience()
 
     @property
     def known(self) -> Heads:
@@ -112,15 +111,10 @@ class HeadWatch:
         """``ask()``, asked again, more and more slowly, while brokers do not answer; raises their error
         after PATIENCE_S.
         """
-        began, failures = self._clock(), 0
-        while True:
-            try:
-                return ask()
-            except _REFUSALS as error:
-                if self._clock() - began > PATIENCE_S:
-                    raise
-                self._pause(_pause_s(failures, error))
-                failures += 1
+        return patiently(ask, self._new_patience(), _REFUSALS, clock=self._clock, sleep=self._pause)
+
+    def _new_patience(self) -> Patience:
+        return Patience(PATIENCE_S, RETRY, self._rng)
 
     def news(self, is_new: Callable[[Heads], bool]) -> Heads:
         """As it is now; waits for a moment if ``is_new`` finds nothing in it.
@@ -137,14 +131,11 @@ class HeadWatch:
             self._ask([gid for gid in self._by_group() if gid not in parked])
             if not is_new(self._heads):
                 self._wait()
-            self._failures = 0
+            self._patience.answered()
         except _REFUSALS as error:
-            self._vain_s += self._clock() - began  # not what batches in between took
-            if self._vain_s > PATIENCE_S:
+            pause_s = self._patience.pause_s(self._clock() - began, error)
+            if pause_s is None:
                 raise
-            pause_s = _pause_s(self._failures, error)
-            self._failures += 1
-            self._vain_s += pause_s
             self._pause(pause_s)
         return self._heads
 
@@ -197,13 +188,7 @@ class HeadWatch:
         )
 
     def _take(self, partitions: list[TopicPartition], answer: Sequence[tuple[int, int, int]]) -> None:
-        self._vain_s = 0.0
+        self._patience.heard()
         for which, (code, start, end) in zip(partitions, answer, strict=True):
             if code == ResultCode.OK:
                 self._heads[which] = Bounds(start, end)
-
-
-def _pause_s(failures: int, error: EscrowMQError) -> float:
-    """How long to leave the brokers alone after so many refusals and this one."""
-    pause_s: float = max(BACKOFF_S * 2 ** min(failures, 10), getattr(error, "retry_after_s", 0.0))
-    return min(pause_s, BACKOFF_S_MAX) * random.uniform(1.0, 1.5)

@@ -13,6 +13,7 @@ from escrowmq.feedback.asking.checks import CheckTable, Stage
 from escrowmq.feedback.config import AnswererConfig, FeedbackConfig
 from escrowmq.feedback.names import feedback_name
 from escrowmq.feedback.policy import (
+    RETRY,
     LockedRow,
     Route,
     Trouble,
@@ -21,7 +22,6 @@ from escrowmq.feedback.policy import (
     judge_home,
     lock_pause_s,
     pick,
-    retry_pause_s,
     route,
 )
 from escrowmq.feedback.states import TransactionState
@@ -89,7 +89,7 @@ def test_pauses_grow_and_end() -> None:
     assert lock_pause_s(0, 0.0, 5.0) == 0 and lock_pause_s(3, 4.9, 5.0) == 0
     pauses = [lock_pause_s(n, 0.0, 5.0) for n in range(1, 100)]
     assert pauses[0] == 0.1 and pauses == sorted(pauses) and pauses[-1] == 1.0
-    assert retry_pause_s(1) == 0.1 and retry_pause_s(1000) == 2.0
+    assert RETRY.pause_s(0) == 0.1 and RETRY.pause_s(1000) == 2.0
 
 
 def test_checks_of_a_producer_that_leaves_go_back_in_their_order_and_first() -> None:
