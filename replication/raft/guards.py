@@ -2,16 +2,19 @@
 
 Each guard closes a way in which the stock core loses data (the letters are those of the defect
 list in docs/decisions.md). They only rewrite, hold back or drop messages; they never invent one,
-and they never touch the core's state. Each can be taken away by name, for one purpose: a test
-that takes it away must see the simulator, or a targeted scenario, break.
+and they never touch the core's state. ``FollowerGuard`` sits on the way of AppendEntries and of the
+answers to it, ``VoteGuard`` on the way of votes.
 
-``FollowerGuard`` sits on the way of AppendEntries and of the answers to it, ``VoteGuard`` on the
-way of votes. The leader's half of flow control is in ``progress``.
+Three more guards stand where they act: a leader counts its own log only as far as it is durable (K,
+``RaftNode.tick``), an acknowledgement of another term does not count (L, ``Replicator.answered``), and a
+success does not rewind what was sent already (A, a matter of speed: ``PeerProgress.accepted``).
+
+None of them can be switched off here. tests/controls/guards.py takes each away by name and shows that the
+simulator, or a scenario, then breaks.
 """
 
 from __future__ import annotations
 
-import enum
 from typing import TYPE_CHECKING
 
 from escrowmq.replication.errors import SafetyViolation
@@ -21,26 +24,6 @@ if TYPE_CHECKING:
     from escrowmq.replication.log.journal import SegmentJournal
 
 
-class Guard(enum.Enum):
-    """The guards by name; ``python -m tests.sim --drop NAME`` runs without one."""
-
-    LOG_MATCHING = (
-        "log-matching"  # A: entries already held are skipped, so nothing is truncated without a conflict
-    )
-    COMMIT_CAP = "commit-cap"  # A: a message commits only what this very message proved to match
-    ACK_CAP = "ack-cap"  # A: an acknowledgement claims only what this very message proved
-    SNAPSHOT_COMMIT = "snapshot-commit"  # B: a message without a previous index commits nothing
-    HOLD_ACKS = "hold-acks"  # K: a follower acknowledges only what its own fdatasync covered
-    SELF_DURABLE = "self-durable"  # K: a leader counts itself only for what its own fdatasync covered
-    ACK_TERM = "ack-term"  # L: an acknowledgement of an earlier term does not count
-    HELD_TERM = "held-term"  # L: acknowledgements held back are dropped when the term changes
-    VOTE_ONCE = "vote-once"  # one vote per voter and term, however often the network delivers it
-    KEEP_NEXT = "keep-next"  # A: a success does not rewind what was sent already (a matter of speed)
-
-
-ALL_GUARDS = frozenset(Guard)
-
-
 class FollowerGuard:
     """AppendEntries on their way in, acknowledgements on their way out.
 
@@ -48,14 +31,8 @@ class FollowerGuard:
     the message proved. ``None`` means that it proved nothing.
     """
 
-    def __init__(self, journal: SegmentJournal, guards: frozenset[Guard] = ALL_GUARDS) -> None:
+    def __init__(self, journal: SegmentJournal) -> None:
         self._journal = journal
-        self._match_log = Guard.LOG_MATCHING in guards
-        self._cap_commit = Guard.COMMIT_CAP in guards
-        self._cap_ack = Guard.ACK_CAP in guards
-        self._cap_snapshot_commit = Guard.SNAPSHOT_COMMIT in guards
-        self._hold = Guard.HOLD_ACKS in guards
-        self._drop_old_held = Guard.HELD_TERM in guards
         self._held: dict[str, Message] = {}
         self._proved: int | None = None
         self._seq = 0
@@ -66,8 +43,7 @@ class FollowerGuard:
         """Rewrite an AppendEntries of the current term (or a newer one) so that the core may see it."""
         self._seq, self._proved, self._empty = message["seq"], None, not message.get("entries")
         if "prevLogIdx" not in message:
-            if self._cap_snapshot_commit:
-                message["commit_index"] = min(message["commit_index"], commit_index)
+            message["commit_index"] = min(message["commit_index"], commit_index)  # B: it proves nothing
             return
         journal = self._journal
         previous, entries = message["prevLogIdx"], message["entries"]
@@ -76,14 +52,14 @@ class FollowerGuard:
             self._skip_retained_away(message, commit_index)
         elif journal.term_at(previous) != message["prevLogTerm"]:
             return  # the core refuses it; ``hint`` improves its answer
-        elif self._match_log:
+        else:
             self._skip_held(message)
-        if self._cap_commit and message["commit_index"] > last_new:
+        if message["commit_index"] > last_new:  # A: it commits only what it proves to match
             message["commit_index"] = last_new
         self._proved = last_new
 
     def _skip_held(self, message: Message) -> None:
-        """Drop the prefix of entries that the log holds with the same term (Log Matching, Raft section 5.3).
+        """A: drop the prefix of entries that the log holds with the same term (Log Matching, Raft 5.3).
 
         The core truncates everything behind the previous index before it appends. If nothing new is
         left, the message is pointed at the log's own tail, where there is nothing to truncate.
@@ -133,19 +109,22 @@ class FollowerGuard:
             if ack["reset"]:
                 ack["next_node_idx"] = self._hint(ack["next_node_idx"], commit_index)
             return ack
-        if self._cap_ack and self._proved is not None and ack["next_node_idx"] > self._proved + 1:
-            ack["next_node_idx"] = self._proved + 1
-        durable = self._journal.durable_index
-        if not self._hold or ack["next_node_idx"] - 1 <= durable:
+        if self._proved is not None and ack["next_node_idx"] > self._proved + 1:
+            ack["next_node_idx"] = self._proved + 1  # A: it claims only what the message proved
+        if ack["next_node_idx"] - 1 <= self._journal.durable_index:
             return ack
+        return self._hold(peer, ack)
+
+    def _hold(self, peer: str, ack: Message) -> Message | None:
+        """K: acknowledge what this replica's own fdatasync has covered, and keep the rest until it has."""
         held = self._held.get(peer)
-        if held is None or held["term"] != term or held["next_node_idx"] < ack["next_node_idx"]:
+        if held is None or held["term"] != ack["term"] or held["next_node_idx"] < ack["next_node_idx"]:
             self._held[peer] = dict(ack)
         if not self._empty:
             return None
         # A heartbeat is answered at once with what is durable already: a slow disk must not look like
         # a dead follower, or a long fsync costs the leader its quorum.
-        ack["next_node_idx"] = durable + 1
+        ack["next_node_idx"] = self._journal.durable_index + 1
         return ack
 
     def _hint(self, index: int, commit_index: int) -> int:
@@ -160,7 +139,7 @@ class FollowerGuard:
             return []
         durable, out = self._journal.durable_index, []
         for peer, ack in list(self._held.items()):
-            if ack["term"] != term and self._drop_old_held:
+            if ack["term"] != term:  # L: the entries may have been cut off since
                 del self._held[peer]
             elif ack["next_node_idx"] - 1 <= durable:
                 del self._held[peer]
@@ -177,15 +156,12 @@ class FollowerGuard:
 class VoteGuard:
     """Counts every voter once per term: the core counts every delivery."""
 
-    def __init__(self, guards: frozenset[Guard] = ALL_GUARDS) -> None:
-        self._on = Guard.VOTE_ONCE in guards
+    def __init__(self) -> None:
         self._term = 0
         self._voters: set[str] = set()
 
     def admit(self, peer: str, term: int) -> bool:
         """Whether the core may see this vote of the current term."""
-        if not self._on:
-            return True
         if term != self._term:
             self._term, self._voters = term, set()
         if peer in self._voters:

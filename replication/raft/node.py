@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from escrowmq.replication.errors import ApplyFailed, CorruptLog, DiskFull
-from escrowmq.replication.raft.guards import ALL_GUARDS, FollowerGuard, Guard, VoteGuard
+from escrowmq.replication.raft.guards import FollowerGuard, VoteGuard
 from escrowmq.replication.raft.handover import Handover
 from escrowmq.replication.raft.prevote import PreVote
 from escrowmq.replication.raft.progress import quorum_index
@@ -55,7 +55,6 @@ class RaftNode:
         applied_index: int = 1,
         on_state: Callable[[], None] | None = None,
         no_vote_until_caught_up: bool = False,
-        guards: frozenset[Guard] = ALL_GUARDS,
     ) -> None:
         """``applied_index``: where the recovered state stands. ``on_state`` hears of changes of leader, term
         and the like. ``no_vote_until_caught_up``: the disk was lost; see ``rejoin``, and remember it on disk
@@ -70,9 +69,7 @@ class RaftNode:
                 f"the checkpoint stands at {applied_index}, but the log holds {journal.first_index} to "
                 f"{journal.last_index}; restore the replica from a peer"
             )
-        self._guard, self._votes = FollowerGuard(journal, guards), VoteGuard(guards)
-        self._ack_term = Guard.ACK_TERM in guards
-        self._self_durable = Guard.SELF_DURABLE in guards
+        self._guard, self._votes = FollowerGuard(journal), VoteGuard()
         self._connected: set[str] = set()
         self._proposals = Proposals(self.config)
         self._closed = False
@@ -84,7 +81,7 @@ class RaftNode:
             self_id, self.peers, journal, self, timing, clock=clock, rng=rng, applied_index=applied_index
         )
         self._replicator = Replicator(
-            self.peers, self._core, journal, link, self._send, self._connected, clock, self.config, guards
+            self.peers, self._core, journal, link, self._send, self._connected, clock, self.config
         )
         self._handover = Handover(self._core, journal, self._replicator, self._connected, self.config)
         self._prevote = PreVote(
@@ -272,8 +269,8 @@ class RaftNode:
             )
 
     def _on_ack(self, peer: str, message: Message) -> None:
-        if self._ack_term and message["term"] != self._core.term():
-            return
+        if message["term"] != self._core.term():
+            return  # L: it speaks of another leadership's entries
         if self._core.role() == LEADER:
             self._replicator.answered(peer, message)
 
@@ -299,7 +296,7 @@ class RaftNode:
         self._replicator.broadcast()
 
     def apply_limit(self) -> int:
-        return self._journal.durable_index if self._self_durable else self._journal.last_index
+        return self._journal.durable_index
 
     def apply_entry(self, index: int) -> None:
         journal = self._journal
@@ -328,7 +325,7 @@ class RaftNode:
     def _commit_cap(self) -> int:
         if self._core.role() != LEADER:
             return 0
-        own = self._journal.durable_index if self._self_durable else self._journal.last_index
+        own = self._journal.durable_index  # K: not what is only in memory
         return quorum_index(own, [self._core.match_index(peer) for peer in self.peers])
 
     def _report(self) -> None:

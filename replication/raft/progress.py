@@ -28,13 +28,13 @@ class PeerProgress:
         self._flights.append((last_index, size_bytes))
         self.in_flight_bytes += size_bytes
 
-    def accepted(self, index: int, keep_next: bool = True) -> None:
-        """A success up to ``index``."""
+    def accepted(self, index: int) -> None:
+        """A success up to ``index``. What was sent behind it stays under way."""
         self.probing = False
         flights = self._flights
         while flights and flights[0][0] <= index:
             self.in_flight_bytes -= flights.popleft()[1]
-        if index >= self.next or not keep_next:
+        if index >= self.next:
             self.next = index + 1
         self.match = max(self.match, index)
 

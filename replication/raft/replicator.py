@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from escrowmq.replication.raft.guards import Guard
 from escrowmq.replication.raft.progress import PeerProgress
 from escrowmq.replication.raft.pysync import Core
 from escrowmq.replication.raft.types import Clock, Message, PeerLink, PeerStatus, RaftConfig
@@ -33,11 +32,9 @@ class Replicator:
         connected: set[str],
         clock: Clock,
         config: RaftConfig,
-        guards: frozenset[Guard],
     ) -> None:
         self._peers, self._core, self._journal, self._link = peers, core, journal, link
         self._send, self._connected, self._clock, self._config = send, connected, clock, config
-        self._keep_next = Guard.KEEP_NEXT in guards
         self._progress: dict[str, PeerProgress] = {}
         self._seq = 0  # of AppendEntries, so that a refusal can be told from one of an older message
         self._sent_last = self._sent_commit = 0
@@ -117,7 +114,7 @@ class Replicator:
         state, index = self._progress[peer], message["next_node_idx"] - 1
         advanced = False
         if message["success"]:
-            state.accepted(index, self._keep_next)
+            state.accepted(index)
             advanced = index > self._core.match_index(peer)
         elif message["reset"] and state.refused(self._next_try(state.next, index), message["seq"], self._seq):
             self._replicate(peer, heartbeat=state.next > self._journal.first_index)

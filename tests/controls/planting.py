@@ -5,10 +5,7 @@ Its docstring says what it breaks; ``expected`` names the invariants and anomali
 report of it. They are installed from here, by name (``python -m tests.sim --plant NAME``), and gone when
 the schedule ends; no product code asks for any of them.
 
-Some faults take guards away instead (``without``). Those switches are part of the product: ``Guard``
-(replication/raft/guards.py) names each defence so that its necessity can be shown, and ``RaftNode`` takes the
-set of them as an argument of its constructor. No configuration, no environment variable and no public
-interface reaches that argument; everything but a test leaves all guards on.
+Some of them take away guards of the Raft node (guards.py).
 
 ``conditions`` are not part of the fault: a world in which it shows, such as a network that doubles every
 vote. They harm nothing as long as the product is sound, and a test runs them without the fault to prove it.
@@ -21,12 +18,9 @@ import inspect
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
 
 import pytest
 
-from escrowmq.replication.raft.guards import ALL_GUARDS, Guard
-from escrowmq.replication.raft.node import RaftNode
 from tests.sim.checks import Checker
 from tests.sim.faultplan import WEIGHTS
 
@@ -43,7 +37,6 @@ class Planted:
     workload: str
     within: int  # schedules that may be needed: from ``start`` in the test, from each start of the table
     start: int  # where the test begins, so that it is quick
-    without: frozenset[Guard]
     kind: str | None  # of network; None: by the seed
     size: int | None
     chaos_s: float
@@ -68,7 +61,6 @@ def plant(
     workload: str = "broker",
     within: int = 20,
     start: int = 0,
-    without: frozenset[Guard] | set[Guard] = frozenset(),
     kind: str | None = None,
     size: int | None = None,
     chaos_s: float = 6.0,
@@ -89,7 +81,6 @@ def plant(
             workload,
             within,
             start,
-            frozenset(without),
             kind,
             size,
             chaos_s,
@@ -127,22 +118,10 @@ def planted(fault: Planted | str | None) -> Iterator[None]:
             patch.setitem(WEIGHTS, kind, weight)
         if fault.conditions is not None:
             fault.conditions(patch)
-        if fault.without:
-            _without(patch, fault.without)
         fault.install(patch)
         yield
 
 
 def sound(fault: Planted) -> Planted:
     """The same world and the same schedules, with nothing planted."""
-    return replace(fault, install=lambda patch: None, without=frozenset(), blind=frozenset())
-
-
-def _without(patch: pytest.MonkeyPatch, guards: frozenset[Guard]) -> None:
-    """Every node lacks these guards, beside those that a test takes away itself."""
-    begin = RaftNode.__init__
-
-    def unguarded(self: RaftNode, *args: Any, **named: Any) -> None:
-        begin(self, *args, **{**named, "guards": named.get("guards", ALL_GUARDS) - guards})
-
-    patch.setattr(RaftNode, "__init__", unguarded)
+    return replace(fault, install=lambda patch: None, blind=frozenset())

@@ -11,7 +11,6 @@ import pytest
 from escrowmq.replication.log.vote import VoteFile, _Record
 from escrowmq.replication.net import wire
 from escrowmq.replication.raft import node as raft
-from escrowmq.replication.raft.guards import Guard
 from escrowmq.replication.raft.node import RaftNode
 from escrowmq.replication.raft.prevote import PreVote
 from escrowmq.replication.raft.progress import PeerProgress
@@ -19,10 +18,10 @@ from escrowmq.replication.raft.pysync import LEADER, Core
 from escrowmq.replication.raft.rejoin import Rejoin
 from escrowmq.replication.raft.types import Message
 from tests.controls.ambush import stale_acknowledgements
+from tests.controls.guards import take_away
 from tests.controls.planting import plant
 from tests.sim.network import SimNetwork
 
-TRUNCATION = {Guard.LOG_MATCHING, Guard.COMMIT_CAP, Guard.ACK_CAP}
 #: What shows that an entry which was promised is not what it was. SafetyViolation is the product itself,
 #: refusing to cut what is committed.
 LOST = (
@@ -37,36 +36,39 @@ def _cut_whatever_is_asked(self: Core, index: int) -> None:
     self._journal.deleteEntriesFrom(index - self._journal.first_index)
 
 
-@plant("stock-truncation", *LOST, workload="raw", without=TRUNCATION)
+@plant("stock-truncation", *LOST, workload="raw")
 def stock_truncation(patch: pytest.MonkeyPatch) -> None:
     """A follower truncates its log at every AppendEntries and acknowledges its own tail, as stock pysyncobj.
 
     The guards that mend it are taken away, and so is the refusal to cut what is committed.
     """
+    take_away(patch, "log-matching", "commit-cap", "ack-cap")
     patch.setattr(Core, "_SyncObj__deleteEntriesFrom", _cut_whatever_is_asked)
 
 
-@plant("acks-before-fsync", *LOST, workload="raw", without={Guard.HOLD_ACKS})
+@plant("acks-before-fsync", *LOST, workload="raw")
 def acks_before_fsync(patch: pytest.MonkeyPatch) -> None:
     """A follower acknowledges what only its page cache holds."""
+    take_away(patch, "hold-acks")
 
 
-@plant("leader-counts-itself-early", *LOST, "CorruptLog", workload="raw", without={Guard.SELF_DURABLE})
+@plant("leader-counts-itself-early", *LOST, "CorruptLog", workload="raw")
 def leader_counts_itself_early(patch: pytest.MonkeyPatch) -> None:
     """A leader counts itself for entries that its own disk does not hold yet."""
+    take_away(patch, "self-durable")
 
 
 @plant(
     "acks-without-term",
     *LOST,
     workload="raw",
-    without={Guard.ACK_TERM},
     size=5,
     kind="wild",
     conditions=stale_acknowledgements,
 )
 def acks_without_term(patch: pytest.MonkeyPatch) -> None:
     """A leader counts acknowledgements of an earlier term, whose entries the follower has cut since."""
+    take_away(patch, "ack-term")
 
 
 def every_vote_twice(patch: pytest.MonkeyPatch) -> None:
@@ -92,7 +94,6 @@ def every_vote_twice(patch: pytest.MonkeyPatch) -> None:
     *VOTES,
     *LOST,
     workload="raw",
-    without={Guard.VOTE_ONCE},
     size=5,
     kind="wild",
     often={"kill": 60, "at-election": 40},
@@ -100,6 +101,7 @@ def every_vote_twice(patch: pytest.MonkeyPatch) -> None:
 )
 def votes_counted_per_delivery(patch: pytest.MonkeyPatch) -> None:
     """One voter whose vote arrives twice is a majority of five."""
+    take_away(patch, "vote-once")
 
 
 @plant("vote-not-persisted", *VOTES, *LOST, workload="raw")
@@ -149,9 +151,10 @@ def commit_of_an_older_term(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Core, "tick", counting)
 
 
-@plant("commit-index-not-capped", *LOST, workload="raw", without={Guard.COMMIT_CAP})
+@plant("commit-index-not-capped", *LOST, workload="raw")
 def commit_index_not_capped(patch: pytest.MonkeyPatch) -> None:
     """A follower takes the leader's commit index over its own unmatched tail."""
+    take_away(patch, "commit-cap")
 
 
 @plant("commit-index-falls", "commit-fell", "applied-differs", workload="raw")

@@ -140,7 +140,6 @@ class SimReplica:
             rng=self.rng,
             config=sim.plan.raft,
             applied_index=self.app.applied_index,
-            guards=sim.guards,
             no_vote_until_caught_up=self.learner,
         )
         self.app.attach(self.node)

@@ -22,7 +22,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from escrowmq.replication.raft.guards import ALL_GUARDS, Guard
+from tests.controls.guards import check_names
 from tests.controls.planting import by_name
 from tests.sim.broker_workload import BrokerWorkload
 from tests.sim.coverage import Cells
@@ -50,8 +50,7 @@ class Options:
     plant: str | None = None
 
     def keywords(self, workload: str) -> dict[str, Any]:
-        guards = ALL_GUARDS - {Guard(name) for name in self.dropped}
-        settings = {"size": self.size, "kind": self.kind, "chaos_s": self.chaos_s, "guards": guards}
+        settings = {"size": self.size, "kind": self.kind, "chaos_s": self.chaos_s, "drop": self.dropped}
         settings |= {"only_faults": self.only_faults, "actions_max": self.actions, "plant": self.plant}
         return settings | {"workload": WORKLOADS[workload]}
 
@@ -118,10 +117,11 @@ def main(
         Path | None, typer.Option(help="Write totals and coverage to this file.")
     ] = None,
 ) -> None:
-    known = {guard.value for guard in Guard}
     dropped = drop or []
-    if unknown := set(dropped) - known:
-        raise typer.BadParameter(f"no guard {', '.join(unknown)}; there are {', '.join(sorted(known))}")
+    try:
+        check_names(dropped)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
     if net not in (None, "fifo", "wild"):
         raise typer.BadParameter("--net is fifo or wild")
     if workload is not None and workload not in WORKLOADS:

@@ -15,8 +15,8 @@ from typing import Any
 
 from escrowmq.replication.format.segment_format import FILE_HEADER_SIZE
 from escrowmq.replication.net.wire import Message
-from escrowmq.replication.raft.guards import ALL_GUARDS, Guard
 from escrowmq.replication.raft.node import RaftConfig, RaftNode
+from tests.controls.guards import taken_away
 from tests.controls.planting import planted
 from tests.sim.checks import Checker
 from tests.sim.damage import scrub
@@ -97,7 +97,6 @@ class Simulation:
     seed: int
     plan: Plan
     workload: Workload = field(default_factory=RawWorkload)
-    guards: frozenset[Guard] = ALL_GUARDS
     chaos_s: float = 10.0
     trace: bool = False
     faults: list[Fault] | None = None
@@ -271,7 +270,7 @@ def simulate(
     *,
     size: int | None = None,
     kind: str | None = None,
-    guards: frozenset[Guard] = ALL_GUARDS,
+    drop: Sequence[str] = (),
     chaos_s: float = 10.0,
     trace: bool = False,
     workload: Callable[[], Workload] = RawWorkload,
@@ -279,19 +278,21 @@ def simulate(
     actions_max: int | None = None,
     plant: str | None = None,
 ) -> tuple[list[tuple[float, str, str]], Figures, str | None]:
-    """One schedule: the log of its faults, its figures, and what was broken (None: nothing)."""
+    """One schedule: the log of its faults, its figures, and what was broken (None: nothing).
+
+    ``drop``: guards to take away (tests/controls/guards.py); ``plant``: a fault to plant.
+    """
     simulation = Simulation(
         seed,
         Plan.of(seed, size=size, kind=kind),
         workload=workload(),
-        guards=guards,
         chaos_s=chaos_s,
         trace=trace,
         faults=chosen_faults(seed, chaos_s, only_faults, plant),
         actions_max=actions_max,
     )
     try:
-        with planted(plant):
+        with planted(plant), taken_away(*drop):
             simulation.run()
         broken = None
     except Violation as violation:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from escrowmq.replication.net.wire import Message
-from escrowmq.replication.raft.guards import Guard
+from tests.controls.guards import taken_away
 from tests.controls.planting import planted
 from tests.sim.simulation import Plan, Simulation, chosen_faults
 from tests.sim.world import Violation
@@ -51,21 +51,19 @@ class Told(Simulation):
 
 def replay(seed: int, keywords: dict[str, Any]) -> int:
     """Run one seed and tell it; 1 if it broke a promise."""
-    guards: frozenset[Guard] = keywords["guards"]
     plan = Plan.of(seed, size=keywords["size"], kind=keywords["kind"])
     chaos_s = keywords["chaos_s"]
     simulation = Told(
         seed,
         plan,
         workload=keywords["workload"](),
-        guards=guards,
         chaos_s=chaos_s,
         faults=chosen_faults(seed, chaos_s, keywords["only_faults"], keywords["plant"]),
         actions_max=keywords["actions_max"],
     )
     simulation.say(f"seed {seed}: {plan}")
     try:
-        with planted(keywords["plant"]):
+        with planted(keywords["plant"]), taken_away(*keywords["drop"]):
             figures = simulation.run()
     except (Violation, Exception) as broken:
         simulation.tell(f"BROKEN: {type(broken).__name__}: {broken}")

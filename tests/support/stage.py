@@ -15,7 +15,6 @@ from pysyncobj import SyncObj, SyncObjConf, replicated
 
 from escrowmq.replication.log.journal import SegmentJournal
 from escrowmq.replication.raft.core_parts import CoreLink, PeerNode
-from escrowmq.replication.raft.guards import ALL_GUARDS, Guard
 from escrowmq.replication.raft.node import RaftConfig, RaftNode
 from escrowmq.replication.raft.pysync import thread_clock
 from tests.sim.disk import SimDisk
@@ -193,7 +192,6 @@ class OurMember:
         self,
         stage: Stage,
         name: str,
-        guards: frozenset[Guard] = ALL_GUARDS,
         config: RaftConfig | None = None,
         disk: SimDisk | None = None,
         segment_bytes: int = 64 << 20,
@@ -213,7 +211,6 @@ class OurMember:
             clock=stage.clock,
             rng=random.Random(name),
             config=config,
-            guards=guards,
             no_vote_until_caught_up=learner,
         )
 
@@ -269,9 +266,8 @@ def stock_group(size: int = 3, **conf: Any) -> Stage:
     return stage.open()
 
 
-def our_group(size: int = 3, *, without: Guard | None = None, config: RaftConfig | None = None) -> Stage:
-    """``without``: the group with one guard taken away, which must break where stock breaks."""
+def our_group(size: int = 3, *, config: RaftConfig | None = None) -> Stage:
     stage = Stage([f"r{n}" for n in range(size)])
     for name in stage.names:
-        stage.add(OurMember(stage, name, guards=ALL_GUARDS - {without}, config=config))
+        stage.add(OurMember(stage, name, config=config))
     return stage.open()

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from escrowmq.replication.raft.guards import Guard
+from tests.controls.guards import taken_away
 from tests.support.stage import Mail, Stage, our_group, stock_group
 
 
@@ -125,7 +125,8 @@ def test_b_ours_commits_nothing_without_a_log_match() -> None:
 
 
 def test_b_ours_without_the_guard_breaks_as_stock_does() -> None:
-    stage = commit_a_divergent_tail(our_group(without=Guard.SNAPSHOT_COMMIT))
+    with taken_away("snapshot-commit"):
+        stage = commit_a_divergent_tail(our_group())
     assert stage.members["r0"].applied[:1] == [b"divergent 0"]
 
 
@@ -145,5 +146,6 @@ def test_a_heartbeat_below_a_divergent_tail_commits_nothing_of_it(group: Callabl
 
 
 def test_skipping_held_entries_needs_the_commit_cap() -> None:
-    stage = commit_a_stale_tail(our_group(without=Guard.COMMIT_CAP))
+    with taken_away("commit-cap"):
+        stage = commit_a_stale_tail(our_group())
     assert stage.members["r0"].applied[:1] == [b"divergent 0"]

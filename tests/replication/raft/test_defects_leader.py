@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from pysyncobj import FAIL_REASON
 
-from escrowmq.replication.raft.guards import ALL_GUARDS, Guard
+from tests.controls.guards import taken_away
 from tests.support.stage import Mail, OurMember, Stage, our_group, stock_group
 
 FAST_FALLBACK = {"leaderFallbackTimeout": 1.0}
@@ -63,12 +63,13 @@ def test_k_a_follower_acknowledges_only_after_its_own_sync() -> None:
 
 
 def test_k_without_the_guard_an_entry_is_acknowledged_that_no_majority_would_still_have() -> None:
-    stage = our_group(without=Guard.HOLD_ACKS)
+    stage = our_group()
     leader = stage.elect("r0")
     stage.members["r1"].disk_stalls = stage.members["r2"].disk_stalls = True
     outcomes: list[object] = []
     leader.propose(b"x", lambda result, applied: outcomes.append(applied))
-    stage.run(0.2)
+    with taken_away("hold-acks"):
+        stage.run(0.2)
     assert outcomes == [True]
     assert all(stage.members[n].journal.durable_index < leader.last_index() for n in ("r1", "r2"))
 
@@ -86,7 +87,8 @@ def commit_with_one_durable_copy(stage: Stage) -> list[object]:
 
 def test_k_a_leader_does_not_count_itself_before_its_own_sync() -> None:
     assert commit_with_one_durable_copy(our_group()) == []
-    assert commit_with_one_durable_copy(our_group(without=Guard.SELF_DURABLE)) == [True]
+    with taken_away("self-durable"):
+        assert commit_with_one_durable_copy(our_group()) == [True]
 
 
 def test_k_a_slow_follower_disk_does_not_cost_the_leader_its_quorum() -> None:
@@ -154,7 +156,8 @@ def test_l_ours_drops_it() -> None:
 
 
 def test_l_ours_without_the_term_stamp_breaks_as_stock_does() -> None:
-    assert count_a_stale_ack(our_group(5, without=Guard.ACK_TERM))[1] == [True]
+    with taken_away("ack-term"):
+        assert count_a_stale_ack(our_group(5))[1] == [True]
 
 
 def test_l_a_held_ack_is_dropped_when_the_term_changes() -> None:
@@ -212,7 +215,8 @@ def test_ours_counts_every_voter_once() -> None:
 
 
 def test_ours_without_the_guard_elects_two_as_stock_does() -> None:
-    stage = elect_by_one_vote_delivered_twice(our_group(5, without=Guard.VOTE_ONCE))
+    with taken_away("vote-once"):
+        stage = elect_by_one_vote_delivered_twice(our_group(5))
     assert leaders(stage) == [("r0", 1), ("r4", 1)]
 
 
@@ -232,7 +236,3 @@ def test_o_stock_leads_on_for_half_a_minute_without_a_majority() -> None:
 
 def test_o_ours_steps_down_within_two_seconds() -> None:
     assert seconds_until_it_steps_down(our_group()) < 2
-
-
-def test_every_guard_is_on_by_default() -> None:
-    assert frozenset(Guard) == ALL_GUARDS

@@ -1,0 +1,165 @@
+"""The guards around pysyncobj's core, taken away one by one, to show that each is needed.
+
+``python -m tests.sim --drop NAME`` runs without one; ``taken_away`` does it for a test. The product has no
+such switch: as with all planted faults, its classes are patched for as long as a schedule runs. The letters
+are those of the defect list in docs/decisions.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from escrowmq.replication.raft.guards import FollowerGuard, VoteGuard
+from escrowmq.replication.raft.node import RaftNode
+from escrowmq.replication.raft.progress import PeerProgress, quorum_index
+from escrowmq.replication.raft.pysync import LEADER
+from escrowmq.replication.raft.types import Message
+
+TakeAway = Callable[[pytest.MonkeyPatch], None]
+GUARDS: dict[str, TakeAway] = {}
+
+
+def _guard(name: str) -> Callable[[TakeAway], TakeAway]:
+    def register(take_away: TakeAway) -> TakeAway:
+        GUARDS[name] = take_away
+        return take_away
+
+    return register
+
+
+@contextmanager
+def taken_away(*names: str) -> Iterator[None]:
+    """The product lacks these guards while this lasts."""
+    with pytest.MonkeyPatch.context() as patch:
+        take_away(patch, *names)
+        yield
+
+
+def take_away(patch: pytest.MonkeyPatch, *names: str) -> None:
+    """The product lacks these guards while ``patch`` lasts."""
+    for name in names:
+        GUARDS[name](patch)
+
+
+def check_names(names: Iterable[str]) -> None:
+    """Raises ValueError if one of them names no guard."""
+    if unknown := set(names) - set(GUARDS):
+        raise ValueError(f"no guard {', '.join(sorted(unknown))}; there are {', '.join(GUARDS)}")
+
+
+# ------------------------------------------------------------------ the follower's log
+@_guard("log-matching")
+def log_matching(patch: pytest.MonkeyPatch) -> None:
+    """A: entries already held are skipped, so nothing is truncated without a conflict."""
+    patch.setattr(FollowerGuard, "_skip_held", lambda self, message: None)
+
+
+@_guard("commit-cap")
+def commit_cap(patch: pytest.MonkeyPatch) -> None:
+    """A: a message commits only what this very message proved to match."""
+    _keep_commit_index(patch, lambda message: "prevLogIdx" in message)
+
+
+@_guard("snapshot-commit")
+def snapshot_commit(patch: pytest.MonkeyPatch) -> None:
+    """B: a message without a previous index commits nothing."""
+    _keep_commit_index(patch, lambda message: "prevLogIdx" not in message)
+
+
+def _keep_commit_index(patch: pytest.MonkeyPatch, where: Callable[[Message], bool]) -> None:
+    admit = FollowerGuard.admit
+
+    def uncapped(self: FollowerGuard, message: Message, commit_index: int) -> None:
+        said = message["commit_index"] if where(message) else None
+        admit(self, message, commit_index)
+        if said is not None:
+            message["commit_index"] = said
+
+    patch.setattr(FollowerGuard, "admit", uncapped)
+
+
+# ------------------------------------------------------------------ acknowledgements
+@_guard("ack-cap")
+def ack_cap(patch: pytest.MonkeyPatch) -> None:
+    """A: an acknowledgement claims only what this very message proved."""
+    answer = FollowerGuard.answer
+
+    def uncapped(
+        self: FollowerGuard, peer: str, ack: Message, term: int, commit_index: int
+    ) -> Message | None:
+        proved, self._proved = self._proved, None
+        try:
+            return answer(self, peer, ack, term, commit_index)
+        finally:
+            self._proved = proved
+
+    patch.setattr(FollowerGuard, "answer", uncapped)
+
+
+@_guard("hold-acks")
+def hold_acks(patch: pytest.MonkeyPatch) -> None:
+    """K: a follower acknowledges only what its own fdatasync covered."""
+    patch.setattr(FollowerGuard, "_hold", lambda self, peer, ack: ack)
+
+
+@_guard("held-term")
+def held_term(patch: pytest.MonkeyPatch) -> None:
+    """L: acknowledgements held back are dropped when the term changes."""
+    release = FollowerGuard.release
+
+    def of_every_term(self: FollowerGuard, term: int) -> list[tuple[str, Message]]:
+        held, kept, out = self._held, {}, []
+        for peer, ack in held.items():
+            self._held = {peer: ack}
+            out += release(self, ack["term"])
+            kept.update(self._held)
+        self._held = kept
+        return out
+
+    patch.setattr(FollowerGuard, "release", of_every_term)
+
+
+@_guard("ack-term")
+def ack_term(patch: pytest.MonkeyPatch) -> None:
+    """L: an acknowledgement of an earlier term does not count."""
+    answered = RaftNode._on_ack
+
+    def of_any_term(self: RaftNode, peer: str, message: Message) -> None:
+        answered(self, peer, {**message, "term": self.term})
+
+    patch.setattr(RaftNode, "_on_ack", of_any_term)
+
+
+@_guard("keep-next")
+def keep_next(patch: pytest.MonkeyPatch) -> None:
+    """A: a success does not rewind what was sent already (a matter of speed)."""
+    accepted = PeerProgress.accepted
+
+    def rewinding(self: PeerProgress, index: int) -> None:
+        accepted(self, index)
+        self.next = index + 1
+
+    patch.setattr(PeerProgress, "accepted", rewinding)
+
+
+# ------------------------------------------------------------------ the leader's own count, votes
+@_guard("self-durable")
+def self_durable(patch: pytest.MonkeyPatch) -> None:
+    """K: a leader counts itself only for what its own fdatasync covered."""
+
+    def commit_cap(self: RaftNode) -> int:
+        if self._core.role() != LEADER:
+            return 0
+        return quorum_index(self._journal.last_index, [self._core.match_index(peer) for peer in self.peers])
+
+    patch.setattr(RaftNode, "_commit_cap", commit_cap)
+    patch.setattr(RaftNode, "apply_limit", lambda self: self._journal.last_index)
+
+
+@_guard("vote-once")
+def vote_once(patch: pytest.MonkeyPatch) -> None:
+    """One vote per voter and term, however often the network delivers it."""
+    patch.setattr(VoteGuard, "admit", lambda self, peer, term: True)
