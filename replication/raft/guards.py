@@ -15,48 +15,38 @@ simulator, or a scenario, then breaks.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from escrowmq.replication.errors import SafetyViolation
-from escrowmq.replication.raft.types import Message
-
-if TYPE_CHECKING:
-    from escrowmq.replication.log.journal import SegmentJournal
+from escrowmq.replication.raft.types import Log, Message
 
 
 class FollowerGuard:
-    """AppendEntries on their way in, acknowledgements on their way out.
+    """AppendEntries on their way in, acknowledgements on their way out."""
 
-    Between ``admit`` and the answer that the core sends in the same call, the guard remembers what
-    the message proved. ``None`` means that it proved nothing.
-    """
-
-    def __init__(self, journal: SegmentJournal) -> None:
+    def __init__(self, journal: Log) -> None:
         self._journal = journal
         self._held: dict[str, Message] = {}
-        self._proved: int | None = None
-        self._seq = 0
-        self._empty = False
 
     # -------------------------------------------------------------- in
-    def admit(self, message: Message, commit_index: int) -> None:
-        """Rewrite an AppendEntries of the current term (or a newer one) so that the core may see it."""
-        self._seq, self._proved, self._empty = message["seq"], None, not message.get("entries")
+    def admit(self, message: Message, commit_index: int) -> int | None:
+        """Rewrite an AppendEntries of the current term (or a newer one) so that the core may see it.
+
+        Returns up to where the message proves that our log is the leader's; None: it proves nothing.
+        """
         if "prevLogIdx" not in message:
             message["commit_index"] = min(message["commit_index"], commit_index)  # B: it proves nothing
-            return
+            return None
         journal = self._journal
         previous, entries = message["prevLogIdx"], message["entries"]
-        last_new = previous + len(entries)
+        last_new: int = previous + len(entries)
         if previous < journal.first_index:
             self._skip_retained_away(message, commit_index)
         elif journal.term_at(previous) != message["prevLogTerm"]:
-            return  # the core refuses it; ``hint`` improves its answer
+            return None  # the core refuses it; ``_hint`` improves its answer
         else:
             self._skip_held(message)
         if message["commit_index"] > last_new:  # A: it commits only what it proves to match
             message["commit_index"] = last_new
-        self._proved = last_new
+        return last_new
 
     def _skip_held(self, message: Message) -> None:
         """A: drop the prefix of entries that the log holds with the same term (Log Matching, Raft 5.3).
@@ -96,31 +86,30 @@ class FollowerGuard:
         message["prevLogIdx"], message["prevLogTerm"] = first, journal.term_at(first)
         self._skip_held(message)
 
-    def done(self) -> int | None:
-        """The core has dealt with the message; up to where it proved our log to match, if it did."""
-        proved, self._proved = self._proved, None
-        return proved
-
     # -------------------------------------------------------------- out
-    def answer(self, peer: str, ack: Message, term: int, commit_index: int) -> Message | None:
-        """The core's ``next_node_idx``, stamped and capped; None while it is held back for the disk."""
-        ack["term"], ack["seq"] = term, self._seq
+    def answer(
+        self, peer: str, ack: Message, proved: int | None, commit_index: int, *, heartbeat: bool
+    ) -> Message | None:
+        """The core's answer to a message that ``admit`` let in, capped; None while the disk holds it up.
+
+        ``proved``: what ``admit`` returned. ``heartbeat``: the message brought no entries.
+        """
         if not ack["success"]:
             if ack["reset"]:
                 ack["next_node_idx"] = self._hint(ack["next_node_idx"], commit_index)
             return ack
-        if self._proved is not None and ack["next_node_idx"] > self._proved + 1:
-            ack["next_node_idx"] = self._proved + 1  # A: it claims only what the message proved
+        if proved is not None and ack["next_node_idx"] > proved + 1:
+            ack["next_node_idx"] = proved + 1  # A: it claims only what the message proved
         if ack["next_node_idx"] - 1 <= self._journal.durable_index:
             return ack
-        return self._hold(peer, ack)
+        return self._hold(peer, ack, heartbeat)
 
-    def _hold(self, peer: str, ack: Message) -> Message | None:
+    def _hold(self, peer: str, ack: Message, heartbeat: bool) -> Message | None:
         """K: acknowledge what this replica's own fdatasync has covered, and keep the rest until it has."""
         held = self._held.get(peer)
         if held is None or held["term"] != ack["term"] or held["next_node_idx"] < ack["next_node_idx"]:
             self._held[peer] = dict(ack)
-        if not self._empty:
+        if not heartbeat:
             return None
         # A heartbeat is answered at once with what is durable already: a slow disk must not look like
         # a dead follower, or a long fsync costs the leader its quorum.

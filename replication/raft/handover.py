@@ -12,10 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from escrowmq.replication.log.journal import SegmentJournal
 from escrowmq.replication.raft.pysync import LEADER, Core
 from escrowmq.replication.raft.replicator import Replicator
-from escrowmq.replication.raft.types import RaftConfig
+from escrowmq.replication.raft.types import Log, Message, RaftConfig
 
 
 class Handover:
@@ -24,13 +23,14 @@ class Handover:
     def __init__(
         self,
         core: Core,
-        journal: SegmentJournal,
+        journal: Log,
         replicator: Replicator,
         connected: set[str],
         config: RaftConfig,
+        send: Callable[[str, Message], bool],
     ) -> None:
         self._core, self._journal, self._replicator = core, journal, replicator
-        self._connected, self._config = connected, config
+        self._connected, self._config, self._send = connected, config, send
         self._durable, self._durable_since = 0, 0.0
         self._to: str | None = None
         self._deadline: float | None = None
@@ -47,8 +47,8 @@ class Handover:
     def end(self) -> None:
         self._deadline = None
 
-    def tick(self, now: float, notify: Callable[[str], None]) -> None:
-        """Give up when the time is over; as leader, ``notify(peer)`` tells a peer to take over."""
+    def tick(self, now: float) -> None:
+        """Give up when the time is over; else tell a peer that holds our whole log to campaign at once."""
         self._watch_disk(now)
         if self._deadline is None:
             return
@@ -57,7 +57,7 @@ class Handover:
             return
         best = self._replicator.most_advanced(self._connected if self._to is None else {self._to})
         if best is not None and best[1] == self._journal.last_index:
-            notify(best[0])
+            self._send(best[0], {"type": "timeout_now", "term": self._core.term()})
 
     def _watch_disk(self, now: float) -> None:
         durable = self._journal.durable_index

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from escrowmq.replication.errors import ApplyFailed, CorruptLog, DiskFull
 from escrowmq.replication.raft.guards import FollowerGuard, VoteGuard
@@ -25,13 +25,10 @@ from escrowmq.replication.raft.handover import Handover
 from escrowmq.replication.raft.prevote import PreVote
 from escrowmq.replication.raft.progress import quorum_index
 from escrowmq.replication.raft.proposals import COMMAND_BYTES_MAX, Done, Proposals
-from escrowmq.replication.raft.pysync import LEADER, Core, CoreTiming
+from escrowmq.replication.raft.pysync import LEADER, Core
 from escrowmq.replication.raft.rejoin import Rejoin
 from escrowmq.replication.raft.replicator import Replicator
-from escrowmq.replication.raft.types import Clock, Message, PeerLink, PeerStatus, RaftConfig
-
-if TYPE_CHECKING:
-    from escrowmq.replication.log.journal import SegmentJournal
+from escrowmq.replication.raft.types import Clock, Log, Message, PeerLink, PeerStatus, RaftConfig
 
 __all__ = ["COMMAND_BYTES_MAX", "PeerLink", "PeerStatus", "RaftConfig", "RaftNode"]
 
@@ -45,7 +42,7 @@ class RaftNode:
         self,
         self_id: str,
         peers: Sequence[str],
-        journal: SegmentJournal,
+        journal: Log,
         link: PeerLink,
         apply: Callable[[int, int, bytes], Any],
         *,
@@ -53,16 +50,15 @@ class RaftNode:
         rng: random.Random,
         config: RaftConfig | None = None,
         applied_index: int = 1,
-        on_state: Callable[[], None] | None = None,
         no_vote_until_caught_up: bool = False,
     ) -> None:
-        """``applied_index``: where the recovered state stands. ``on_state`` hears of changes of leader, term
-        and the like. ``no_vote_until_caught_up``: the disk was lost; see ``rejoin``, and remember it on disk
-        until ``rejoining`` is False. Raises CorruptLog if state and log do not fit together."""
+        """``applied_index``: where the recovered state stands. ``no_vote_until_caught_up``: the disk was
+        lost; see ``rejoin``, and remember it on disk until ``rejoining`` is False. Raises CorruptLog if state
+        and log do not fit together."""
         self.id, self.peers = self_id, tuple(p for p in peers if p != self_id)
         self.config = config or RaftConfig()
         self._journal, self._link, self._apply = journal, link, apply
-        self._clock, self._on_state = clock, on_state
+        self._clock = clock
         applied_index = max(1, applied_index)  # pysyncobj's first entry, index 1, is no command of anybody
         if len(journal) and not journal.first_index <= applied_index <= journal.last_index:
             raise CorruptLog(
@@ -75,30 +71,28 @@ class RaftNode:
         self._closed = False
         self.too_far_behind = False  # the leader's log starts after ours ends: copy a checkpoint from a peer
         self.disk_full = False  # set by the caller while its syncs find no room
-        self._reported: tuple[Any, ...] = ()
-        timing = CoreTiming.of(self.config)
         self._core = Core(
-            self_id, self.peers, journal, self, timing, clock=clock, rng=rng, applied_index=applied_index
+            self_id, self.peers, journal, self, self.config, clock=clock, rng=rng, applied_index=applied_index
         )
         self._replicator = Replicator(
-            self.peers, self._core, journal, link, self._send, self._connected, clock, self.config
+            self.peers, self._core, journal, link, self._connected, clock, self.config
         )
-        self._handover = Handover(self._core, journal, self._replicator, self._connected, self.config)
-        self._prevote = PreVote(
-            self.peers, self._core, journal, self._send, clock, self.config.election_min_s
+        self._handover = Handover(
+            self._core, journal, self._replicator, self._connected, self.config, self.send
         )
+        self._prevote = PreVote(self.peers, self._core, journal, self.send, clock, self.config.election_min_s)
         self._rejoin = Rejoin(
             no_vote_until_caught_up,
             rng.getrandbits(63),
             self.peers,
             self._core,
             journal,
-            self._send,
+            self.send,
             self._replicator.forget_match,
         )
-        self._handlers: dict[str, Callable[[str, Message], None]] = {
+        self._handlers: dict[str, Callable[[str, Message], object]] = {
             "append_entries": self._on_append,
-            "next_node_idx": self._on_ack,
+            "next_node_idx": self._replicator.answered,
             "request_vote": self._core.receive,
             "response_vote": self._on_vote,
             "timeout_now": self._core.receive,
@@ -199,15 +193,16 @@ class RaftNode:
         now = self._clock()
         self._rejoin.tick(now)
         self._prevote.tick(now, self._connected)
-        self._core.tick(self._commit_cap())
+        # K: of its own log, too, only what its fdatasync covered is counted and applied.
+        durable = self._journal.durable_index
+        self._core.tick(self._commit_cap(durable), durable)
         self.flush()
-        self._handover.tick(now, self._core.send_timeout_now)
+        self._handover.tick(now)
         self._proposals.expire(now)
-        self._report()
 
     def more_to_apply(self) -> bool:
         """Whether another tick at once would apply more."""
-        return self._core.applied_index() < min(self._core.commit_index(), self.apply_limit())
+        return self._core.applied_index() < min(self._core.commit_index(), self._journal.durable_index)
 
     def wake_in_s(self) -> float | None:
         """When the next tick is due earlier than the regular one: seconds, or None."""
@@ -226,7 +221,6 @@ class RaftNode:
         handler = self._handlers.get(kind)
         if handler is not None and not (self._rejoin.active and kind in NOT_FOR_LEARNERS):
             handler(peer, message)
-            self._report()
 
     def connected(self, peer: str) -> None:
         if peer not in self.peers:
@@ -246,33 +240,30 @@ class RaftNode:
     def after_sync(self) -> None:
         """The journal's durable index advanced: send the acknowledgements that waited for it."""
         for peer, ack in self._guard.release(self._core.term()):
-            self._send(peer, ack)
+            self.send(peer, ack)
 
     # -------------------------------------------------------------- messages
     def _on_append(self, peer: str, message: Message) -> None:
-        core = self._core
+        core, guard = self._core, self._guard
         if message["term"] < core.term():
-            self._send(peer, {"type": "stale_term", "term": core.term()})
+            self.send(peer, {"type": "stale_term", "term": core.term()})
             return
         self._prevote.leader_seen()
-        self._guard.admit(message, core.commit_index())
-        core.receive(peer, message)
-        proved = self._guard.done()
+        heartbeat = not message.get("entries")
+        proved = guard.admit(message, core.commit_index())
+        answer = core.receive(peer, message)
         if proved is not None:
             self.too_far_behind = False
             self._rejoin.proved(message["term"], proved)
         elif "log_start" in message:
             self.too_far_behind = True
-            last = self._journal.last_index
-            self.send(
-                peer, {"type": "next_node_idx", "next_node_idx": last + 1, "reset": True, "success": False}
-            )
-
-    def _on_ack(self, peer: str, message: Message) -> None:
-        if message["term"] != self._core.term():
-            return  # L: it speaks of another leadership's entries
-        if self._core.role() == LEADER:
-            self._replicator.answered(peer, message)
+            index = self._journal.last_index + 1
+            answer = {"type": "next_node_idx", "next_node_idx": index, "reset": True, "success": False}
+        if answer is not None:
+            answer["term"], answer["seq"], answer["counts"] = core.term(), message["seq"], not self.rejoining
+            answer = guard.answer(peer, answer, proved, core.commit_index(), heartbeat=heartbeat)
+            if answer is not None:
+                self.send(peer, answer)
 
     def _on_vote(self, peer: str, message: Message) -> None:
         if message["term"] == self._core.term() and self._votes.admit(peer, message["term"]):
@@ -285,18 +276,11 @@ class RaftNode:
 
     # -------------------------------------------------------------- CoreOwner
     def send(self, peer: str, message: Message) -> bool:
-        """The core's own messages: votes, acknowledgements."""
-        if message["type"] == "next_node_idx":
-            message["counts"] = not self._rejoin.active
-            answer = self._guard.answer(peer, message, self._core.term(), self._core.commit_index())
-            return answer is None or self._send(peer, answer)
-        return self._send(peer, message)
+        """To a peer that is connected; False if it is not, or its link drops the message."""
+        return peer in self._connected and self._link.send(peer, message)
 
     def broadcast(self) -> None:
         self._replicator.broadcast()
-
-    def apply_limit(self) -> int:
-        return self._journal.durable_index
 
     def apply_entry(self, index: int) -> None:
         journal = self._journal
@@ -318,22 +302,8 @@ class RaftNode:
             self._replicator.end()
             self._proposals.abandon()
 
-    # -------------------------------------------------------------- the rest
-    def _send(self, peer: str, message: Message) -> bool:
-        return peer in self._connected and self._link.send(peer, message)
-
-    def _commit_cap(self) -> int:
+    def _commit_cap(self, own: int) -> int:
+        """The highest index that a majority holds durably, ``own`` being ours; 0 unless we lead."""
         if self._core.role() != LEADER:
             return 0
-        own = self._journal.durable_index  # K: not what is only in memory
         return quorum_index(own, [self._core.match_index(peer) for peer in self.peers])
-
-    def _report(self) -> None:
-        core = self._core
-        leads = core.role() == LEADER
-        ready = leads and self.ready
-        state = (leads, ready, core.leader_id(), core.term(), self.too_far_behind, self._rejoin.active)
-        if state != self._reported:
-            self._reported = state
-            if self._on_state is not None:
-                self._on_state()

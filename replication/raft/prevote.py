@@ -10,13 +10,9 @@ recorded: safety stays with the real vote.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 from escrowmq.replication.raft.pysync import LEADER, Core
-from escrowmq.replication.raft.types import Clock, Message
-
-if TYPE_CHECKING:
-    from escrowmq.replication.log.journal import SegmentJournal
+from escrowmq.replication.raft.types import Clock, Log, Message
 
 
 class PreVote:
@@ -26,7 +22,7 @@ class PreVote:
         self,
         peers: Sequence[str],
         core: Core,
-        journal: SegmentJournal,
+        journal: Log,
         send: Callable[[str, Message], bool],
         clock: Clock,
         quiet_s: float,

@@ -11,29 +11,27 @@ see no change: ``createJournal`` lets a Journal object pass, and ``monotonicTime
 that is set per thread (a simulation runs many nodes under virtual time).
 
 This file must never hold policy: what to send, what to hold back and what to refuse is decided in
-``guards`` and ``raft``.
+``guards``, ``replicator`` and ``node``.
 """
 
 from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Iterator, Sequence
+import zlib
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import pysyncobj.syncobj as stock
 from pysyncobj import SyncObj, SyncObjConf
 from pysyncobj.journal import Journal
+from pysyncobj.node import Node
+from pysyncobj.transport import Transport
 from pysyncobj.version import VERSION
 
 from escrowmq.replication.errors import SafetyViolation
-from escrowmq.replication.raft.core_parts import CappedMatch, CoreLink, NoPoll, PeerNode
-from escrowmq.replication.raft.types import Clock, Message, RaftConfig
-
-if TYPE_CHECKING:
-    from escrowmq.replication.log.journal import SegmentJournal
+from escrowmq.replication.raft.types import Clock, Log, Message, RaftConfig
 
 SUPPORTED_VERSION = "0.3.17"
 if VERSION != SUPPORTED_VERSION:
@@ -42,17 +40,19 @@ if VERSION != SUPPORTED_VERSION:
         f"install pysyncobj=={SUPPORTED_VERSION}"
     )
 
-FOLLOWER, CANDIDATE, LEADER = 0, 1, 2
+FOLLOWER, LEADER = 0, 2
 NEVER_S = float(1 << 40)
 
 #: Methods of SyncObj that Core replaces or calls, then attributes that it reads or writes.
 PRIVATE_METHODS = [
     "applyLogEntries", "deleteEntriesFrom", "generateRaftTimeout", "getCurrentLogIndex", "getCurrentLogTerm",
-    "sendAppendEntries", "setCurrentTerm", "setState", "tryLogCompaction",
+    "getEntries", "onMessageReceived", "onNodeConnected", "onNodeDisconnected", "sendAppendEntries",
+    "sendNextNodeIdx", "setCurrentTerm", "setState", "tryLogCompaction",
 ]  # fmt: skip
 PRIVATE_ATTRIBUTES = [
-    "newAppendEntriesTime", "noopIDx", "raftCommitIndex", "raftCurrentTerm", "raftElectionDeadline",
-    "raftLastApplied", "raftLeader", "raftMatchIndex", "raftState", "transferInProgress",
+    "lastResponseTime", "newAppendEntriesTime", "noopIDx", "raftCommitIndex", "raftCurrentTerm",
+    "raftElectionDeadline", "raftLastApplied", "raftLeader", "raftMatchIndex", "raftState",
+    "transferInProgress",
 ]  # fmt: skip
 
 
@@ -90,6 +90,59 @@ def thread_clock(clock: Clock) -> Iterator[None]:
         _thread_clock.read = before
 
 
+# ------------------------------------------------------------------ what goes in through its public seams
+class PeerNode(Node):  # type: ignore[misc]
+    """A member by its plain id. Its hash ignores PYTHONHASHSEED: sets iterate the same in every run."""
+
+    def __init__(self, id: str, **info: Any) -> None:
+        super().__init__(id, **info)
+        self._hash = zlib.crc32(id.encode())
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @property
+    def address(self) -> str:
+        return str(self._id)
+
+
+class _VotesOut(Transport):  # type: ignore[misc]
+    """pysyncobj's transport. All that the core still sends through it are requests for votes, and votes."""
+
+    def __init__(self, send: Callable[[str, Message], bool]) -> None:
+        super().__init__(None, None, None)
+        self._send = send
+
+    def send(self, node: Node, message: Message) -> bool:
+        return self._send(node.id, message)
+
+
+class _NoPoll:
+    """Stock ticks poll sockets; ours are the driver's."""
+
+    def poll(self, timeout: float) -> None: ...
+    def subscribe(self, *_: Any) -> None: ...
+    def unsubscribe(self, *_: Any) -> None: ...
+
+
+class _CappedMatch(dict[Node, int]):
+    """matchIndex as the commit step sees it: never above ``cap``, the highest index a quorum holds durably.
+
+    Stock counts the leader itself for every entry it has in memory. The cap is only set while the
+    commit step runs; otherwise the true values show.
+    """
+
+    __slots__ = ("cap",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cap: int | None = None
+
+    def __getitem__(self, node: Node) -> int:
+        match, cap = dict.__getitem__(self, node), self.cap
+        return match if cap is None or match < cap else cap
+
+
 class CoreOwner(Protocol):
     """What the core asks of the node around it."""
 
@@ -98,33 +151,7 @@ class CoreOwner(Protocol):
         """Send to every peer now: a heartbeat is due."""
 
     def apply_entry(self, index: int) -> None: ...
-    def apply_limit(self) -> int:
-        """Highest index that may be applied at present."""
-
     def role_changed(self, before: int, after: int) -> None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class CoreTiming:
-    """Times in seconds, as RaftConfig explains them."""
-
-    election_min_s: float
-    election_max_s: float
-    heartbeat_s: float
-    leader_fallback_s: float
-    apply_chunk: int
-    apply_budget_s: float
-
-    @classmethod
-    def of(cls, config: RaftConfig) -> CoreTiming:
-        return cls(
-            config.election_min_s,
-            config.election_max_s,
-            config.heartbeat_s,
-            config.leader_fallback_s,
-            config.apply_chunk,
-            config.apply_budget_s,
-        )
 
 
 # ------------------------------------------------------------------ the core
@@ -138,25 +165,26 @@ class Core(SyncObj):  # type: ignore[misc]
         self,
         self_id: str,
         peers: Sequence[str],
-        journal: SegmentJournal,
+        journal: Log,
         owner: CoreOwner,
-        timing: CoreTiming,
+        config: RaftConfig,
         *,
         clock: Clock,
         rng: random.Random,
         applied_index: int,
     ) -> None:
-        self._owner, self._timing, self._journal, self._clock, self._rng = owner, timing, journal, clock, rng
+        self._owner, self._config, self._journal, self._clock, self._rng = owner, config, journal, clock, rng
+        self._apply_limit = 0
+        self._answer: Message | None = None
         self._peer_nodes = {peer: PeerNode(peer) for peer in peers}
-        self._link = CoreLink(owner.send)
         conf = SyncObjConf(
             autoTick=False,
             appendEntriesUseBatch=True,  # False sends once per command, and needs the leaking pipe notifier
-            appendEntriesPeriod=timing.heartbeat_s,
-            raftMinTimeout=timing.election_min_s,
-            raftMaxTimeout=timing.election_max_s,
-            leaderFallbackTimeout=timing.leader_fallback_s,
-            connectionTimeout=max(5.0, timing.election_max_s),
+            appendEntriesPeriod=config.heartbeat_s,
+            raftMinTimeout=config.election_min_s,
+            raftMaxTimeout=config.election_max_s,
+            leaderFallbackTimeout=config.leader_fallback_s,
+            connectionTimeout=max(5.0, config.election_max_s),
             commandsWaitLeader=False,
             dynamicMembershipChange=False,
             logCompactionMinEntries=1 << 60,
@@ -165,50 +193,57 @@ class Core(SyncObj):  # type: ignore[misc]
             journalFile=journal,
             onStateChanged=owner.role_changed,
         )
-        peer_nodes = list(self._peer_nodes.values())
+        peer_nodes, votes = list(self._peer_nodes.values()), _VotesOut(owner.send)
         with thread_clock(clock):
-            super().__init__(PeerNode(self_id), peer_nodes, conf, nodeClass=PeerNode, transport=self._link)
-        self._poller = NoPoll()
-        self._match = CappedMatch()
+            super().__init__(PeerNode(self_id), peer_nodes, conf, nodeClass=PeerNode, transport=votes)
+        self._poller = _NoPoll()
+        self._match = _CappedMatch()
         self._SyncObj__raftMatchIndex = self._match
         self._SyncObj__raftLastApplied = applied_index
         self._SyncObj__raftCommitIndex = max(1, applied_index)
 
     # -------------------------------------------------------------- driving it
-    def tick(self, commit_cap: int) -> None:
-        """One stock tick: election time-out, commit step, fallback, apply, heartbeat."""
+    def tick(self, commit_cap: int, apply_limit: int) -> None:
+        """One stock tick: election time-out, commit step, fallback, apply, heartbeat.
+
+        ``commit_cap``: the highest index that a quorum holds durably; ``apply_limit``: that may be applied.
+        """
         before, _thread_clock.read = _thread_clock.read, self._clock
-        self._match.cap = commit_cap
+        self._match.cap, self._apply_limit = commit_cap, apply_limit
         try:
-            self.doTick(0)
+            self._onTick(0)
         finally:
             self._match.cap = None
             _thread_clock.read = before
 
-    def receive(self, peer: str, message: Message) -> None:
+    def receive(self, peer: str, message: Message) -> Message | None:
+        """Let the core act on a message; its answer to an AppendEntries (votes it sends by itself)."""
         before, _thread_clock.read = _thread_clock.read, self._clock
+        self._answer = None
         try:
-            self._link.receive(self._peer_nodes[peer], message)
+            self._SyncObj__onMessageReceived(self._peer_nodes[peer], message)
         finally:
             _thread_clock.read = before
+        return self._answer
+
+    def heard(self, peer: str, match: int) -> None:
+        """As leader: ``peer`` is alive, and its log is ours up to ``match`` (0: nothing new is known)."""
+        node = self._peer_nodes[peer]
+        self._SyncObj__lastResponseTime[node] = self._clock()
+        if match > dict.get(self._match, node, 0):
+            self._match[node] = match
 
     def connected(self, peer: str) -> None:
-        self._link.connected(self._peer_nodes[peer])
+        self._SyncObj__onNodeConnected(self._peer_nodes[peer])
 
     def disconnected(self, peer: str) -> None:
-        self._link.disconnected(self._peer_nodes[peer])
+        self._SyncObj__onNodeDisconnected(self._peer_nodes[peer])
 
     def append(self, command: bytes) -> int:
         """Append a command of the current term (leader only); its index."""
         index = self._journal.last_index + 1
         self._journal.add(command, index, self._SyncObj__raftCurrentTerm)
         return index
-
-    def send_timeout_now(self, peer: str) -> None:
-        """Hand leadership over: the peer starts an election at once (it must hold our whole log)."""
-        self._link.send(
-            self._peer_nodes[peer], {"type": "timeout_now", "term": self._SyncObj__raftCurrentTerm}
-        )
 
     def step_down(self, term: int) -> None:
         """Follow; a higher term is adopted first (durably, as a vote is)."""
@@ -222,7 +257,7 @@ class Core(SyncObj):  # type: ignore[misc]
 
     def hasten_election(self) -> None:
         """Due within half of the range of time-outs from now on, unless it is due sooner."""
-        within = (self._timing.election_max_s - self._timing.election_min_s) / 2
+        within = (self._config.election_max_s - self._config.election_min_s) / 2
         due = self._clock() + within * self._rng.random()
         self._SyncObj__raftElectionDeadline = min(self._SyncObj__raftElectionDeadline, due)
 
@@ -277,23 +312,35 @@ class Core(SyncObj):  # type: ignore[misc]
     def _SyncObj__getCurrentLogTerm(self) -> int:
         return self._journal.last_term
 
+    def _SyncObj__getEntries(self, index: int, count: int | None = None, max_bytes: int | None = None) -> Any:
+        """Stock reads the first entry for its index. Nobody here asks for ``max_bytes``: sending is ours."""
+        first = self._journal.first_index
+        if index < first:
+            return []
+        return self._journal[index - first : None if count is None else index - first + count]
+
+    def _SyncObj__sendNextNodeIdx(
+        self, node: Node, reset: bool = False, nextNodeIdx: int | None = None, success: bool = False
+    ) -> None:
+        """Stock sends it; here ``receive`` returns it, since it is the node's to cap and to hold back."""
+        index = self._journal.last_index + 1 if nextNodeIdx is None else nextNodeIdx
+        self._answer = {"type": "next_node_idx", "next_node_idx": index, "reset": reset, "success": success}
+
     def _SyncObj__generateRaftTimeout(self) -> float:  # stock uses the process-wide random
-        low, high = self._timing.election_min_s, self._timing.election_max_s
+        low, high = self._config.election_min_s, self._config.election_max_s
         return low + (high - low) * self._rng.random()
 
     def _SyncObj__sendAppendEntries(self) -> None:  # stock: unpaced, pickled parts, whole tails copied
-        self._SyncObj__newAppendEntriesTime = self._clock() + self._timing.heartbeat_s
+        self._SyncObj__newAppendEntriesTime = self._clock() + self._config.heartbeat_s
         self._owner.broadcast()
 
     def _SyncObj__applyLogEntries(self) -> bool:
         """Stock applies the whole backlog in one tick, and repeats a command that raised for ever."""
         index = self._SyncObj__raftLastApplied
-        stop = min(
-            self._SyncObj__raftCommitIndex, self._owner.apply_limit(), index + self._timing.apply_chunk
-        )
+        stop = min(self._SyncObj__raftCommitIndex, self._apply_limit, index + self._config.apply_chunk)
         if index >= stop:
             return False
-        deadline = self._clock() + self._timing.apply_budget_s
+        deadline = self._clock() + self._config.apply_budget_s
         while index < stop:
             index += 1
             self._SyncObj__raftLastApplied = index

@@ -21,13 +21,9 @@ The caller must remember on disk that the replica is a learner until ``active`` 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 from escrowmq.replication.raft.pysync import LEADER, Core
-from escrowmq.replication.raft.types import Message
-
-if TYPE_CHECKING:
-    from escrowmq.replication.log.journal import SegmentJournal
+from escrowmq.replication.raft.types import Log, Message
 
 ASK_EVERY_S = 0.1
 
@@ -41,7 +37,7 @@ class Rejoin:
         nonce: int,
         peers: Sequence[str],
         core: Core,
-        journal: SegmentJournal,
+        journal: Log,
         send: Callable[[str, Message], bool],
         forget_match: Callable[[str], None],
     ) -> None:

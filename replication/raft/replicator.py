@@ -8,33 +8,28 @@ exists for one leadership: a new one starts with fresh progress for every peer.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from escrowmq.replication.raft.progress import PeerProgress
 from escrowmq.replication.raft.pysync import Core
-from escrowmq.replication.raft.types import Clock, Message, PeerLink, PeerStatus, RaftConfig
-
-if TYPE_CHECKING:
-    from escrowmq.replication.log.journal import SegmentJournal
+from escrowmq.replication.raft.types import Clock, Log, Message, PeerLink, PeerStatus, RaftConfig
 
 
 class Replicator:
-    """Sends for one leader. ``send`` is the node's, which knows who is connected."""
+    """Sends for one leader, to the peers of ``connected``, which the node keeps."""
 
     def __init__(
         self,
         peers: Sequence[str],
         core: Core,
-        journal: SegmentJournal,
+        journal: Log,
         link: PeerLink,
-        send: Callable[[str, Message], bool],
         connected: set[str],
         clock: Clock,
         config: RaftConfig,
     ) -> None:
         self._peers, self._core, self._journal, self._link = peers, core, journal, link
-        self._send, self._connected, self._clock, self._config = send, connected, clock, config
+        self._connected, self._clock, self._config = connected, clock, config
         self._progress: dict[str, PeerProgress] = {}
         self._seq = 0  # of AppendEntries, so that a refusal can be told from one of an older message
         self._sent_last = self._sent_commit = 0
@@ -110,23 +105,18 @@ class Replicator:
             self._core.forget_match(peer)
 
     def answered(self, peer: str, message: Message) -> None:
-        """A follower's ``next_node_idx`` of this leadership."""
-        state, index = self._progress[peer], message["next_node_idx"] - 1
-        advanced = False
-        if message["success"]:
+        """A follower's ``next_node_idx``. Ignored unless we lead in the term that it answers."""
+        state = self._progress.get(peer)
+        if state is None or message["term"] != self._core.term():
+            return  # L: it may speak of entries that the follower has cut off since
+        index, success = message["next_node_idx"] - 1, message["success"]
+        if success:
             state.accepted(index)
-            advanced = index > self._core.match_index(peer)
         elif message["reset"] and state.refused(self._next_try(state.next, index), message["seq"], self._seq):
             self._replicate(peer, heartbeat=state.next > self._journal.first_index)
-        if message["counts"]:  # to the core every answer is a sign of life, and one that proved more a match
-            answer = {
-                "type": "next_node_idx",
-                "next_node_idx": index + 1,
-                "reset": False,
-                "success": advanced,
-            }
-            self._core.receive(peer, answer)
-        if message["success"]:
+        if message["counts"]:
+            self._core.heard(peer, index if success else 0)
+        if success:
             self._replicate(peer)
 
     def _next_try(self, refused_next: int, hint: int) -> int:
@@ -173,7 +163,7 @@ class Replicator:
         self._seq += 1
         message["type"], message["seq"] = "append_entries", self._seq
         message["term"], message["commit_index"] = self._core.term(), self._core.commit_index()
-        self._send(peer, message)
+        self._link.send(peer, message)
 
     def _note_sent(self) -> None:
         self._sent_last, self._sent_commit = self._journal.last_index, self._core.commit_index()

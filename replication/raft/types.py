@@ -33,6 +33,35 @@ class RaftConfig:
     disk_stall_s: float = 2.0  # a leader whose disk takes longer hands over; a slow fsync is well below
 
 
+class Log(Protocol):
+    """What Raft needs of the log: ``SegmentJournal`` has it. Indexes are log indexes.
+
+    It must be a pysyncobj ``Journal`` too, which the core reads and appends to.
+    """
+
+    @property
+    def first_index(self) -> int: ...
+    @property
+    def last_index(self) -> int: ...
+    @property
+    def last_term(self) -> int: ...
+    @property
+    def durable_index(self) -> int:
+        """Up to here the log survives a power cut."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, positions: slice) -> Any:
+        """Entries by their positions in the list, not by their indexes."""
+
+    def term_at(self, index: int) -> int | None: ...
+    def first_of_term(self, index: int) -> int: ...
+    def read(self, index: int) -> bytes: ...
+    def batch(self, index: int, max_bytes: int) -> list[tuple[bytes, int, int]]: ...
+    def add(self, command: bytes, index: int, term: int) -> None: ...
+    def deleteEntriesFrom(self, entryFrom: int) -> None:
+        """Cut off everything from this position in the list on."""
+
+
 class PeerLink(Protocol):
     """How messages leave. ``send`` may drop; ``room`` is False while a peer's buffer is full."""
 

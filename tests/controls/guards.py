@@ -14,8 +14,9 @@ import pytest
 
 from escrowmq.replication.raft.guards import FollowerGuard, VoteGuard
 from escrowmq.replication.raft.node import RaftNode
-from escrowmq.replication.raft.progress import PeerProgress, quorum_index
-from escrowmq.replication.raft.pysync import LEADER
+from escrowmq.replication.raft.progress import PeerProgress
+from escrowmq.replication.raft.pysync import Core
+from escrowmq.replication.raft.replicator import Replicator
 from escrowmq.replication.raft.types import Message
 
 TakeAway = Callable[[pytest.MonkeyPatch], None]
@@ -72,11 +73,12 @@ def snapshot_commit(patch: pytest.MonkeyPatch) -> None:
 def _keep_commit_index(patch: pytest.MonkeyPatch, where: Callable[[Message], bool]) -> None:
     admit = FollowerGuard.admit
 
-    def uncapped(self: FollowerGuard, message: Message, commit_index: int) -> None:
+    def uncapped(self: FollowerGuard, message: Message, commit_index: int) -> int | None:
         said = message["commit_index"] if where(message) else None
-        admit(self, message, commit_index)
+        proved = admit(self, message, commit_index)
         if said is not None:
             message["commit_index"] = said
+        return proved
 
     patch.setattr(FollowerGuard, "admit", uncapped)
 
@@ -88,13 +90,15 @@ def ack_cap(patch: pytest.MonkeyPatch) -> None:
     answer = FollowerGuard.answer
 
     def uncapped(
-        self: FollowerGuard, peer: str, ack: Message, term: int, commit_index: int
+        self: FollowerGuard,
+        peer: str,
+        ack: Message,
+        proved: int | None,
+        commit_index: int,
+        *,
+        heartbeat: bool,
     ) -> Message | None:
-        proved, self._proved = self._proved, None
-        try:
-            return answer(self, peer, ack, term, commit_index)
-        finally:
-            self._proved = proved
+        return answer(self, peer, ack, None, commit_index, heartbeat=heartbeat)
 
     patch.setattr(FollowerGuard, "answer", uncapped)
 
@@ -102,7 +106,7 @@ def ack_cap(patch: pytest.MonkeyPatch) -> None:
 @_guard("hold-acks")
 def hold_acks(patch: pytest.MonkeyPatch) -> None:
     """K: a follower acknowledges only what its own fdatasync covered."""
-    patch.setattr(FollowerGuard, "_hold", lambda self, peer, ack: ack)
+    patch.setattr(FollowerGuard, "_hold", lambda self, peer, ack, heartbeat: ack)
 
 
 @_guard("held-term")
@@ -125,12 +129,12 @@ def held_term(patch: pytest.MonkeyPatch) -> None:
 @_guard("ack-term")
 def ack_term(patch: pytest.MonkeyPatch) -> None:
     """L: an acknowledgement of an earlier term does not count."""
-    answered = RaftNode._on_ack
+    answered = Replicator.answered
 
-    def of_any_term(self: RaftNode, peer: str, message: Message) -> None:
-        answered(self, peer, {**message, "term": self.term})
+    def of_any_term(self: Replicator, peer: str, message: Message) -> None:
+        answered(self, peer, {**message, "term": self._core.term()})
 
-    patch.setattr(RaftNode, "_on_ack", of_any_term)
+    patch.setattr(Replicator, "answered", of_any_term)
 
 
 @_guard("keep-next")
@@ -150,13 +154,11 @@ def keep_next(patch: pytest.MonkeyPatch) -> None:
 def self_durable(patch: pytest.MonkeyPatch) -> None:
     """K: a leader counts itself only for what its own fdatasync covered."""
 
-    def commit_cap(self: RaftNode) -> int:
-        if self._core.role() != LEADER:
-            return 0
-        return quorum_index(self._journal.last_index, [self._core.match_index(peer) for peer in self.peers])
-
-    patch.setattr(RaftNode, "_commit_cap", commit_cap)
-    patch.setattr(RaftNode, "apply_limit", lambda self: self._journal.last_index)
+    cap, tick = RaftNode._commit_cap, Core.tick
+    patch.setattr(RaftNode, "_commit_cap", lambda self, own: cap(self, self._journal.last_index))
+    patch.setattr(
+        Core, "tick", lambda self, commit_cap, apply_limit: tick(self, commit_cap, self._journal.last_index)
+    )
 
 
 @_guard("vote-once")

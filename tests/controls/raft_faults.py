@@ -127,10 +127,10 @@ def vote_for_a_shorter_log(patch: pytest.MonkeyPatch) -> None:
     """A voter does not compare logs, so that a replica may lead which lacks what was acknowledged."""
     receive, asked = Core.receive, PreVote.asked
 
-    def blind(self: Core, peer: str, message: Message) -> None:
+    def blind(self: Core, peer: str, message: Message) -> Message | None:
         if message["type"] == "request_vote":
             message = {**message, "last_log_term": 1 << 40}
-        receive(self, peer, message)
+        return receive(self, peer, message)
 
     patch.setattr(Core, "receive", blind)
     patch.setattr(
@@ -143,10 +143,10 @@ def commit_of_an_older_term(patch: pytest.MonkeyPatch) -> None:
     """A leader commits an older term's entry by counting replicas (Raft, section 5.4.2, figure 8)."""
     tick = Core.tick
 
-    def counting(self: Core, commit_cap: int) -> None:
+    def counting(self: Core, commit_cap: int, apply_limit: int) -> None:
         if self.role() == LEADER and commit_cap > self.commit_index():
             self._SyncObj__raftCommitIndex = commit_cap
-        tick(self, commit_cap)
+        tick(self, commit_cap, apply_limit)
 
     patch.setattr(Core, "tick", counting)
 
@@ -162,10 +162,11 @@ def commit_index_falls(patch: pytest.MonkeyPatch) -> None:
     """A follower takes every message's commit index, also one that is late and lower than its own."""
     receive = Core.receive
 
-    def follow(self: Core, peer: str, message: Message) -> None:
-        receive(self, peer, message)
+    def follow(self: Core, peer: str, message: Message) -> Message | None:
+        answer = receive(self, peer, message)
         if message["type"] == "append_entries" and message["term"] == self.term() and self.role() != LEADER:
             self._SyncObj__raftCommitIndex = max(1, message["commit_index"])
+        return answer
 
     patch.setattr(Core, "receive", follow)
 
@@ -175,10 +176,10 @@ def apply_before_commit(patch: pytest.MonkeyPatch) -> None:
     """A leader applies and answers what its own disk holds, whether a majority does or not."""
     tick = Core.tick
 
-    def eager(self: Core, commit_cap: int) -> None:
+    def eager(self: Core, commit_cap: int, apply_limit: int) -> None:
         if self.role() == LEADER:
             self._SyncObj__raftCommitIndex = max(self.commit_index(), self._journal.durable_index)
-        tick(self, commit_cap)
+        tick(self, commit_cap, apply_limit)
 
     patch.setattr(Core, "tick", eager)
 
@@ -232,9 +233,9 @@ def quorum_of_less(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(raft, "quorum_index", any_other)
     commit = Core.tick
 
-    def by_cap(self: Core, commit_cap: int) -> None:
+    def by_cap(self: Core, commit_cap: int, apply_limit: int) -> None:
         if self.role() == LEADER and self._journal.term_at(commit_cap) == self.term():
             self._SyncObj__raftCommitIndex = max(self.commit_index(), commit_cap)
-        commit(self, commit_cap)
+        commit(self, commit_cap, apply_limit)
 
     patch.setattr(Core, "tick", by_cap)

@@ -12,11 +12,12 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from pysyncobj import SyncObj, SyncObjConf, replicated
+from pysyncobj.node import Node
+from pysyncobj.transport import Transport
 
 from escrowmq.replication.log.journal import SegmentJournal
-from escrowmq.replication.raft.core_parts import CoreLink, PeerNode
 from escrowmq.replication.raft.node import RaftConfig, RaftNode
-from escrowmq.replication.raft.pysync import thread_clock
+from escrowmq.replication.raft.pysync import PeerNode, thread_clock
 from tests.sim.disk import SimDisk
 
 STEP_S = 0.01
@@ -126,10 +127,21 @@ class Stage:
 
 
 # ------------------------------------------------------------------ stock
+class _StockLink(Transport):  # type: ignore[misc]
+    """What stock pysyncobj sends goes to the stage."""
+
+    def __init__(self, send: Callable[[str, Message], bool]) -> None:
+        super().__init__(None, None, None)
+        self._send = send
+
+    def send(self, node: Node, message: Message) -> bool:
+        return self._send(node.id, message)
+
+
 class _StockList(SyncObj):  # type: ignore[misc]
     """Stock pysyncobj with the simplest replicated state: a list."""
 
-    def __init__(self, me: str, peers: list[str], conf: SyncObjConf, link: CoreLink) -> None:
+    def __init__(self, me: str, peers: list[str], conf: SyncObjConf, link: _StockLink) -> None:
         self.values: list[bytes] = []
         super().__init__(PeerNode(me), [PeerNode(p) for p in peers], conf, nodeClass=PeerNode, transport=link)
 
@@ -150,7 +162,7 @@ class StockMember:
             "logCompactionMinEntries": 1 << 60, "logCompactionMinTime": 1 << 40,
         }  # fmt: skip
         self.name = name
-        self.link = CoreLink(lambda peer, message: stage.post(name, peer, message))
+        self.link = _StockLink(lambda peer, message: stage.post(name, peer, message))
         with thread_clock(stage.clock):
             peers = [n for n in stage.names if n != name]
             self.raft = _StockList(name, peers, SyncObjConf(**(settings | conf)), self.link)
@@ -163,10 +175,10 @@ class StockMember:
         self.raft.doTick(0)
 
     def deliver(self, mail: Mail) -> None:
-        self.link.receive(PeerNode(mail.sender), mail.message)
+        self.link._onMessageReceived(PeerNode(mail.sender), mail.message)
 
     def connect(self, peer: str) -> None:
-        self.link.connected(PeerNode(peer))
+        self.link._onNodeConnected(PeerNode(peer))
 
     def propose(self, value: bytes, done: Done | None = None) -> None:
         self.raft.put(value, callback=done)

@@ -27,9 +27,8 @@ def test_the_pinned_version_is_installed() -> None:
 
 
 def test_every_private_name_exists() -> None:
-    node = pysyncobj.SyncObj(
-        None, [], pysyncobj.SyncObjConf(autoTick=False), transport=pysync.CoreLink(lambda *_: True)
-    )
+    transport = pysyncobj.transport.Transport(None, None, None)
+    node = pysyncobj.SyncObj(None, [], pysyncobj.SyncObjConf(autoTick=False), transport=transport)
     for name in pysync.PRIVATE_METHODS:
         assert f"_SyncObj__{name}" in vars(pysyncobj.SyncObj), name
     for name in pysync.PRIVATE_ATTRIBUTES:
