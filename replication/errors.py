@@ -123,10 +123,6 @@ class ProducerFenced(EscrowMQError):
     """Another producer with this id and a newer epoch is alive; this one must stop."""
 
 
-class OutOfSequence(EscrowMQError):
-    """A batch arrived ahead of an earlier one of the same producer (internal: clients resend in order)."""
-
-
 class OffsetOutOfRange(EscrowMQError):
     """The offset lies before the log's start or after its end."""
 

@@ -23,7 +23,11 @@ class TransactionState(enum.Enum):
 
 
 class ResultCode(enum.IntEnum):
-    """Result of one operation (or of one transaction inside an operation), as applied on every replica."""
+    """Result of one operation (or of one transaction inside an operation), as applied on every replica.
+
+    Clients of other versions know these numbers, so none ever gets a second meaning. 12 is spent: it was
+    reserved for a member of a consumer group that is out of date, and never sent.
+    """
 
     OK = 0
     PARTIAL = 1  # info = list of [position, code, info] for those that are not OK
@@ -37,7 +41,6 @@ class ResultCode(enum.IntEnum):
     FENCED = 9
     TOPIC_EXISTS = 10
     MALFORMED = 11
-    STALE_MEMBER = 12
     TOO_LARGE = 13
     RETRY = 14  # refused together with others of its entry; nothing was done: send again
     OUT_OF_RANGE = 20  # of fetch: the offset is before the log's start or after its end

@@ -19,8 +19,9 @@ from escrowmq.replication.errors import CorruptLog, UnknownVersion
 
 FORMAT_VERSION = 1
 
-#: First byte of every Raft command, as pysyncobj defines them.
-REGULAR, NO_OP, MEMBERSHIP = 0, 1, 2
+#: First byte of every Raft command, as pysyncobj defines them: ours are REGULAR. 1 is the entry that opens a
+#: leader's term, which pysyncobj writes; MEMBERSHIP is reserved for changes of the group's members.
+REGULAR, MEMBERSHIP = 0, 2
 
 #: Command envelope: u8 command type (REGULAR), u8 format version, u16 reserved, u32 number of
 #: operations, u64 leader's time in ms since the epoch (never falls from entry to entry).

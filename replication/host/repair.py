@@ -30,7 +30,7 @@ from escrowmq.replication.log.install import PREFIX as STAGED_PREFIX
 from escrowmq.replication.log.recovery import recover
 from escrowmq.replication.log.vote import NAME as VOTE_FILE
 from escrowmq.replication.log.vote import VoteFile
-from escrowmq.replication.replica.verify import damage_in
+from escrowmq.replication.replica.damage import damage_in
 
 READ_BYTES = 4 << 20
 ASK_INTERVAL_S = 0.2

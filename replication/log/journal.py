@@ -11,19 +11,19 @@ report a commit index that its own entries do not prove.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import overload
 
 from pysyncobj.journal import Journal
 
 from escrowmq.replication.errors import OffsetGone
 from escrowmq.replication.format.entry import HEADER_SIZE, UNSYNCED_MAX, encode_header
-from escrowmq.replication.format.segment_format import FILE_HEADER_SIZE, log_name, sidecar_name
+from escrowmq.replication.format.segment_format import FILE_HEADER_SIZE
 from escrowmq.replication.log.commit_queue import CommitQueue
 from escrowmq.replication.log.cutting import cut_files
 from escrowmq.replication.log.disk import Disk
 from escrowmq.replication.log.entry_cache import EntryCache
-from escrowmq.replication.log.install import finish_install, switch_files
+from escrowmq.replication.log.install import finish_install
 from escrowmq.replication.log.journal_view import Entry, EntryRange
 from escrowmq.replication.log.recovery import recover, segment_firsts
 from escrowmq.replication.log.segment import OpenSegment, Segment, SegmentInfo, SegmentReader, SegmentTable
@@ -37,8 +37,7 @@ class SegmentJournal(Journal):  # type: ignore[misc]  # pysyncobj has no types
 
     ``first_index``, ``last_index``, ``last_term``: of what is held, queued entries included (empty:
     first_index == last_index + 1). ``durable_index``: up to here the log survives a power cut.
-    ``generation`` changes whenever entries are cut off or replaced. ``recovered_cut_bytes``: the torn
-    tail that opening cut off.
+    ``generation`` changes whenever entries are cut off.
     """
 
     def __init__(
@@ -51,24 +50,19 @@ class SegmentJournal(Journal):  # type: ignore[misc]  # pysyncobj has no types
         on_roll: Callable[[int], None] | None = None,
     ) -> None:
         assert FILE_HEADER_SIZE < segment_bytes < 1 << 31, "positions are 32 bits wide"
-        self._disk, self._segment_bytes, self._cache_bytes = disk, segment_bytes, cache_bytes
-        self._open_segments, self.on_roll = open_segments, on_roll
+        self._disk, self._segment_bytes, self.on_roll = disk, segment_bytes, on_roll
         self.generation = 0
         finish_install(disk)
         self._vote = VoteFile(disk, must_exist=bool(segment_firsts(disk)))
-        self._load()
-
-    def _load(self) -> None:
-        log = recover(self._disk)
-        self._reader = SegmentReader(self._disk, self._open_segments)
+        log = recover(disk)
+        self._reader = SegmentReader(disk, open_segments)
         self._table = SegmentTable([s.first for s in log.segments], log.segments)
         self._terms: TermRuns = log.terms
-        self.recovered_cut_bytes = log.cut_bytes
         self.first_index = log.segments[0].first if log.segments else 1
         self.last_index = self.durable_index = log.segments[-1].last if log.segments else 0
         self.last_term = self._terms.at(self.last_index) if len(self) else 0
-        self._cache = EntryCache(self._cache_bytes, self.last_index + 1)
-        self._queue = CommitQueue(self._disk, self.last_index + 1)
+        self._cache = EntryCache(cache_bytes, self.last_index + 1)
+        self._queue = CommitQueue(disk, self.last_index + 1)
         self._resume_newest()
 
     def _resume_newest(self) -> None:
@@ -124,11 +118,6 @@ class SegmentJournal(Journal):  # type: ignore[misc]  # pysyncobj has no types
     # ---------------------------------------------------------------- syncing
 
     @property
-    def dirty(self) -> bool:
-        """Whether begin_sync() would have something to do once no job is under way."""
-        return bool(self._queue)
-
-    @property
     def disk_full(self) -> bool:
         """The last sync found no room. What it had to write is queued; begin_sync() tries it again."""
         return self._queue.disk_full
@@ -143,7 +132,7 @@ class SegmentJournal(Journal):  # type: ignore[misc]  # pysyncobj has no types
         return self._queue.begin(self.last_index, self.durable_index)
 
     def end_sync(self, job: SyncJob) -> None:
-        """Take over what a finished job did. A job that a cut or an install overtook changes nothing."""
+        """Take over what a finished job did. A job that a cut overtook changes nothing."""
         if not self._queue.end(job):
             return
         self.durable_index = max(self.durable_index, job.durable)
@@ -214,18 +203,6 @@ class SegmentJournal(Journal):  # type: ignore[misc]  # pysyncobj has no types
             self._cache.cut_before(self.first_index)
             self._terms.cut_before(self.first_index)
         return self.first_index
-
-    def install(self, staged: Sequence[str]) -> None:
-        """Replace the whole log by segments staged beside it (install.py says how), and open them.
-
-        ``staged`` may name other files too (a checkpoint): all of them are switched in one step.
-        """
-        self._settle()
-        self._reader.close(self._table.segments)
-        old = [n for first in segment_firsts(self._disk) for n in (log_name(first), sidecar_name(first))]
-        switch_files(self._disk, staged, remove=old)
-        self.generation += 1
-        self._load()
 
     # ---------------------------------------------------------------- reading
 

@@ -34,8 +34,6 @@ class RecoveredLog:
 
     segments: list[Segment] = field(default_factory=list)
     terms: TermRuns = field(default_factory=TermRuns)
-    #: Bytes of the torn tail that was cut off.
-    cut_bytes: int = 0
 
 
 def segment_firsts(disk: Disk) -> list[int]:
@@ -64,8 +62,7 @@ def recover(disk: Disk) -> RecoveredLog:
         found = load_sealed(disk, firsts[-1], file) if whole else _scan_newest(firsts[-1], file)
         _add(log, firsts[-1], found).opened = OpenSegment(file, found.positions)
         _drop_torn_creation(disk, torn_creation)
-        log.cut_bytes = file.size() - found.end
-        if log.cut_bytes:
+        if file.size() > found.end:
             file.truncate(found.end)
         _write_again(file, found, firsts[-1])
         file.sync()

@@ -235,11 +235,3 @@ class DueQueue:
         for (app, _), queue in due.items():
             self._queued -= len(queue)
             self.schedule(app, list(queue), now_ms + BUCKET_MS)
-
-    def due_count(self, app: str, topic: str) -> int:
-        """Due and not handed out; settled ones count until they are met."""
-        return len(self._due.get((app, topic), ()))
-
-    def queued_count(self) -> int:
-        """Ids in memory, dead ones included."""
-        return self._queued

@@ -210,15 +210,6 @@ class PartitionIndex:
                     keep = columns[BASE][i]
             return self.start
 
-    def live_bytes(self) -> int:
-        """Bytes of messages between start and end (approximate at the start's run)."""
-        with self._lock:
-            return sum(sum(columns[SIZE]) for columns in (*self._sealed, self._active))
-
-    def runs_on_heap(self) -> int:
-        """How many runs are held on the heap (for status and tests)."""
-        return len(self._active[BASE])
-
 
 def _empty() -> tuple[array[int], ...]:
     return tuple(array("Q") for _ in range(COLUMNS))

@@ -17,7 +17,7 @@ from escrowmq.replication.host.repair import copy_from_leader, may_be_offered
 from escrowmq.replication.log.disk import Disk
 from escrowmq.replication.log.install import MARKER, finish_install, staged_name, switch_files
 from escrowmq.replication.log.marks import LEARNER, PORT_FILE, WANTS_COPY, Marks
-from escrowmq.replication.replica.verify import damage_in
+from escrowmq.replication.replica.damage import damage_in
 from tests.fuzz.engine import EXAMPLES, Target, examine, fuzz
 from tests.sim.disk import PowerCut, SimDisk
 from tests.support.golden_files import mend_runs, mend_segment, mend_snapshot

@@ -16,6 +16,7 @@ from escrowmq.replication.format import ops
 from escrowmq.replication.format.codec import decode_rows, encode_row
 from escrowmq.replication.host.service import BrokerService
 from escrowmq.replication.log.datadir import Identity
+from tests.support.queued_checks import queued_checks
 
 QUEUE_BYTES, BODY_BYTES = 64 << 10, 8 << 10
 CALLERS, CALLS = 64, 40
@@ -111,6 +112,6 @@ def test_open_transactions_beyond_the_limit_are_refused_and_the_others_stay(tmp_
         assert sorted({result[0] for result in results}) == [0, 7], "OK and TOO_MANY_OPEN"
         assert sum(result[0] == 0 for result in results) == 10
         assert service.status()["open_transactions"] == 1_000
-        assert service.replica.state.due.queued_count() == 1_000
+        assert queued_checks(service.replica.state.due) == 1_000
     finally:
         service.stop()

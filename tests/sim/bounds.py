@@ -13,6 +13,7 @@ from escrowmq.replication.raft.proposals import COMMAND_BYTES_MAX
 from escrowmq.replication.state.machine import PRODUCERS_GENERATION
 from escrowmq.replication.state.transactions import APP_AS_IDS, AUDIT_KEPT, SETTLED_GENERATION
 from tests.sim.world import Violation
+from tests.support.queued_checks import queued_checks
 
 if TYPE_CHECKING:
     from escrowmq.replication.state.dedup import TwoGenerations
@@ -131,9 +132,7 @@ def _recount_broker(replica: SimReplica, broker: Any) -> None:
     _inside(replica, "settled and remembered", settled, 2 * (SETTLED_GENERATION + SETTLED_AT_ONCE))
     _check_generations(replica, "batches remembered", state.producers, PRODUCERS_GENERATION)
     _inside(replica, "decisions in the audit trail", len(transactions.audit), AUDIT_KEPT)
-    queued = sum(len(ids) for chunks in due._buckets.values() for _, ids in chunks)
-    queued += sum(map(len, due._due.values()))
-    _same(replica, "checks queued", due._queued, queued)
+    _same(replica, "checks queued", due._queued, queued_checks(due))
 
 
 def _check_generations(replica: SimReplica, what: str, table: TwoGenerations[Any, Any], most: int) -> None:

@@ -68,7 +68,7 @@ class JournalModel:
         if not self.journal.disk_full:
             assert self.journal.durable_index == self.last
             assert self.journal.queued_bytes == 0
-            assert not self.journal.dirty
+            assert self.journal.begin_sync() is None
 
     def begin_sync(self, a: int, b: int) -> None:
         if self.job is None:

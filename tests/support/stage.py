@@ -244,7 +244,7 @@ class OurMember:
         self.sync()
 
     def sync(self) -> None:
-        if not self.disk_stalls and self.journal.dirty:
+        if not self.disk_stalls:
             self.journal.sync()
             self.raft.after_sync()
 

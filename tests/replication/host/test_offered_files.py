@@ -13,7 +13,7 @@ from escrowmq.replication.log.disk import Disk
 from escrowmq.replication.log.install import MARKER, staged_name, switch_files
 from escrowmq.replication.log.journal import SegmentJournal
 from escrowmq.replication.log.vote import VoteFile
-from escrowmq.replication.replica.verify import damage_in
+from escrowmq.replication.replica.damage import damage_in
 from tests.sim.disk import PowerCut
 from tests.support.golden_files import mend_segment
 from tests.support.offered_files import KINDS, RUNS_NAME, SNAP_NAME, Offering, disk_with, files

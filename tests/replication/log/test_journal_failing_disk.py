@@ -19,7 +19,6 @@ def test_a_full_disk_loses_nothing_and_is_tried_again() -> None:
     fill(journal, range(2, 3000))
     journal.sync()
     assert journal.disk_full
-    assert journal.dirty
     assert journal.durable_index == 1
     assert disk.open(NEWEST).size() == 104, "cut back to the border of the last whole entry"
     fill(journal, [3000])

@@ -1,0 +1,39 @@
+"""What is wrong with a file that another replica is to rely on: log, snapshot or run file, every checksum.
+
+Asked before a copied file is switched in, and by a leader about a file that a peer found damaged: a cold
+segment may not be read for weeks.
+"""
+
+from __future__ import annotations
+
+from escrowmq.replication.errors import CorruptLog, UnknownVersion
+from escrowmq.replication.format.entry import scan
+from escrowmq.replication.format.segment_format import FILE_HEADER_SIZE, file_header_is_sound, first_of_name
+from escrowmq.replication.state import snapshot
+from escrowmq.replication.state.runs_file import map_runs
+
+
+def damage_in(name: str, data: bytes, size: int | None = None) -> str | None:
+    """What is wrong with a whole file that others are to rely on (.log, .snap or .runs); None: nothing.
+
+    A log file must hold whole, sound entries up to its last byte, or at least up to ``size``: the rest may
+    just be being written. Another format version counts as damage: a flipped bit can look like one,
+    and what cannot be read cannot be relied on.
+    """
+    try:
+        if name.endswith(".snap"):
+            for _ in snapshot.decode(name, data):
+                pass
+        elif name.endswith(".runs"):
+            map_runs(name, memoryview(data))
+        elif (first := first_of_name(name)) is not None:
+            if not file_header_is_sound(memoryview(data), first, name):
+                return f"{name} has a damaged file header at byte 0"
+            found = scan(memoryview(data), FILE_HEADER_SIZE, first)
+            if found.problem is not None and (size is None or found.end < size):
+                return f"{name}: {found.problem}"
+    except CorruptLog as error:
+        return str(error)
+    except UnknownVersion as error:
+        return f"{name}: {error} (damaged, or written by a newer version: then upgrade this replica)"
+    return None
