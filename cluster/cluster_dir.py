@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import msgspec
 
-from escrowmq.cluster.placement import Key, Seat
+from escrowmq.cluster.placement import ReplicaKey, Seat
 from escrowmq.cluster.secret import Secret, kept_secret
 from escrowmq.cluster.settings import ClusterSettings
 from escrowmq.replication.errors import (
@@ -43,7 +43,7 @@ class ClusterRecord:
     groups: int
     replicas: int
     secret_fingerprint: str
-    seats: dict[Key, Seat] = field(default_factory=dict)
+    seats: dict[ReplicaKey, Seat] = field(default_factory=dict)
 
     def with_seats(self, seats: Sequence[Seat]) -> ClusterRecord:
         """A copy with these seats put in."""

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-Key = tuple[int, int]
+ReplicaKey = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Seat:
     incarnation: int = 0
 
     @property
-    def key(self) -> Key:
+    def key(self) -> ReplicaKey:
         """(group, replica)."""
         return self.gid, self.rid
 
@@ -96,8 +96,8 @@ def _emptiest(gid: int, seats: Collection[Seat], nodes: Sequence[Node]) -> Node:
 
 
 def decide(
-    seats: Mapping[Key, Seat],
-    seen: Mapping[Key, Seen],
+    seats: Mapping[ReplicaKey, Seat],
+    seen: Mapping[ReplicaKey, Seen],
     nodes: Sequence[Node],
     now: float,
     replace_after_s: float,
@@ -124,12 +124,12 @@ def decide(
     return starts
 
 
-def _others_are_well(seat: Seat, seats: Mapping[Key, Seat], seen: Mapping[Key, Seen]) -> bool:
+def _others_are_well(seat: Seat, seats: Mapping[ReplicaKey, Seat], seen: Mapping[ReplicaKey, Seen]) -> bool:
     """Whether the others alone are a running majority, so that nothing acknowledged is lost with this one."""
     group = [key for key in seats if key[0] == seat.gid]
     running = sum(seen[key].condition is Condition.RUNNING for key in group if key != seat.key)
     return running * 2 > len(group)
 
 
-def _sits_at(gid: int, node: str, seats: Mapping[Key, Seat]) -> bool:
+def _sits_at(gid: int, node: str, seats: Mapping[ReplicaKey, Seat]) -> bool:
     return any(seat.gid == gid and seat.node == node for seat in seats.values())

@@ -21,7 +21,7 @@ from escrowmq.actors.broker.broker import Broker  # noqa: F401  (so that a worke
 from escrowmq.actors.broker.config import BrokerConfig
 from escrowmq.actors.client.topology import SUPERVISOR, ClusterInfo
 from escrowmq.cluster.cluster_dir import ClusterDir
-from escrowmq.cluster.placement import Condition, Key, Node, decide, found_seats
+from escrowmq.cluster.placement import Condition, Node, ReplicaKey, decide, found_seats
 from escrowmq.cluster.secret import Secret
 from escrowmq.cluster.settings import ClusterSettings, SupervisorSettings
 from escrowmq.cluster.survey import adopted, refuse_existing, survey
@@ -64,7 +64,7 @@ class Supervisor:
         self._here = ray.get_runtime_context().get_node_id()
         self._lock = threading.Lock()
         self._news = threading.Condition(self._lock)
-        self._tracks: dict[Key, Track] = {}
+        self._tracks: dict[ReplicaKey, Track] = {}
         self._nodes: list[Node] = []
         self._dir: ClusterDir | None = None
         self._watch: Watch | None = None

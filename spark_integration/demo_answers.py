@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from escrowmq.cluster.demo.options import LINEITEMS, ORDERS
-from escrowmq.cluster.demo.queries import QUESTIONS, TABLES, Answer, cell, typed_view
+from escrowmq.cluster.demo.queries import QUESTIONS, TABLES, QueryAnswer, cell, typed_view
 from escrowmq.spark_integration.session.spark_session import spark_session, stop_session
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _TOPICS = {"orders": ORDERS, "lineitem": LINEITEMS}
 
 
-def answers(spark: SparkSession) -> dict[str, Answer]:
+def answers(spark: SparkSession) -> dict[str, QueryAnswer]:
     """Every question's answer by title."""
     for table, (columns, source) in TABLES.items():
         # Decimals and dates come as text and are cast by the typed view, as in the database's own answer.
@@ -34,7 +34,7 @@ def answers(spark: SparkSession) -> dict[str, Answer]:
         )
         rows.select("message.*").createOrReplaceTempView(source)
         spark.sql(typed_view(table))
-    found: dict[str, Answer] = {}
+    found: dict[str, QueryAnswer] = {}
     for title, (_, query) in QUESTIONS.items():
         frame = spark.sql(query)
         found[title] = frame.columns, [[cell(value) for value in row] for row in frame.collect()]

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 
 
-class News(threading.Condition):
+class ObservableCondition(threading.Condition):
     """``notify_all`` also calls every listener: under the lock, so listeners must neither block nor raise."""
 
     def __init__(self) -> None:

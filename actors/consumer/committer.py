@@ -19,7 +19,7 @@ from escrowmq.actors.client.consumer_groups import (
 )
 from escrowmq.actors.client.router import Router, result_of
 from escrowmq.actors.consumer.membership import Membership
-from escrowmq.actors.consumer.membership_thread import Session
+from escrowmq.actors.consumer.membership_thread import MembershipThread
 from escrowmq.actors.consumer.positions import PartitionState, Positions
 from escrowmq.actors.consumer.redelivery import Redelivery
 from escrowmq.replication.errors import InvalidMessage, StaleMember, Unavailable, UnknownTopic
@@ -34,14 +34,14 @@ class Committer:
     def __init__(
         self,
         router: Router,
-        session: Session,
+        membership_thread: MembershipThread,
         membership: Membership,
         positions: Positions,
         redelivery: Redelivery,
         condition: threading.Condition,
         timeout_s: float,
     ) -> None:
-        self._router, self._session, self._membership = router, session, membership
+        self._router, self._membership_thread, self._membership = router, membership_thread, membership
         self._positions, self._redelivery, self._condition = positions, redelivery, condition
         self._timeout_s = timeout_s
 
@@ -113,7 +113,7 @@ class Committer:
         with self._condition:
             if member.joins == joins:
                 member.on_stale()
-                self._session.wake(heartbeat=True)
+                self._membership_thread.wake(heartbeat=True)
             while member.joins == joins and not member.idle:
                 left_s = deadline - self._router.clock()
                 if left_s <= 0:

@@ -15,7 +15,7 @@ from datetime import datetime
 
 from escrowmq.actors.client.catalog import TopicCatalog
 from escrowmq.actors.client.consumer_groups import TopicPartition
-from escrowmq.actors.client.observable import News
+from escrowmq.actors.client.observable import ObservableCondition
 from escrowmq.actors.client.replica_calls import RayCalls, ReplicaCalls
 from escrowmq.actors.client.router import Router
 from escrowmq.actors.client.topology import ClusterInfo
@@ -24,7 +24,7 @@ from escrowmq.actors.consumer.committer import Committer
 from escrowmq.actors.consumer.config import ConsumerConfig
 from escrowmq.actors.consumer.fetcher import FetchThread
 from escrowmq.actors.consumer.membership import Membership
-from escrowmq.actors.consumer.membership_thread import Session
+from escrowmq.actors.consumer.membership_thread import MembershipThread
 from escrowmq.actors.consumer.offsets import OffsetReader
 from escrowmq.actors.consumer.positions import PartitionState, Positions
 from escrowmq.actors.consumer.redelivery import Redelivery
@@ -63,7 +63,7 @@ class ConsumerCore:
         if topics and group is None:
             raise ConfigError("subscribing to topics needs group=...; without a group, call assign(...)")
         self.info, self.config, self.group = info, config, group
-        self.condition = News()
+        self.condition = ObservableCondition()
         self.closed = False
         self.positions = Positions(
             fetch_bytes=config.fetch_bytes,
@@ -82,7 +82,7 @@ class ConsumerCore:
         self.membership: Membership | None = None
         if group is not None:
             self.membership = Membership(group, f"{group[:64]}-{uuid.uuid4().hex[:16]}")
-        self.session = Session(
+        self.membership_thread = MembershipThread(
             self.router,
             self.offsets,
             self.positions,
@@ -95,7 +95,7 @@ class ConsumerCore:
         if self.membership is not None:
             self.committer = Committer(
                 self.router,
-                self.session,
+                self.membership_thread,
                 self.membership,
                 self.positions,
                 self.redelivery,
@@ -129,8 +129,8 @@ class ConsumerCore:
         with self.condition:
             member.topics = tuple(dict.fromkeys(topics))
             member.joined = False  # joins (again) with these
-            self.session.polled_at = self.clock()
-        self.session.wake(heartbeat=True)
+            self.membership_thread.polled_at = self.clock()
+        self.membership_thread.wake(heartbeat=True)
 
     def assign(self, partitions: Iterable[TopicPartition]) -> None:
         """See :meth:`Consumer.assign`."""
@@ -147,7 +147,7 @@ class ConsumerCore:
         with self.condition:
             for tp in self.positions.assign(wanted, self.positions.assigned()):
                 self.redelivery.drop(tp)
-        self.session.wake()
+        self.membership_thread.wake()
 
     def assignment(self) -> list[TopicPartition]:
         """See :meth:`Consumer.assignment`."""
@@ -195,14 +195,14 @@ class ConsumerCore:
         return records
 
     def _take_over(self, now: float) -> None:
-        """A new assignment, if the session has brought one: this thread is done with the old one."""
-        self.session.polled_at = now
+        """A new assignment, if the membership thread has brought one: this thread is done with the old."""
+        self.membership_thread.polled_at = now
         member = self.membership
         if member is None:
             return
         if member.idle:
             member.idle = False
-            self.session.wake(heartbeat=True)
+            self.membership_thread.wake(heartbeat=True)
         offer = member.take_over()
         if offer is None:
             return
@@ -210,17 +210,17 @@ class ConsumerCore:
         kept = self.positions.assigned() if offer.kept is None else offer.kept
         for tp in self.positions.assign(wanted, kept):
             self.redelivery.drop(tp)
-        self.session.wake(heartbeat=True)  # confirms, so that what was let go moves on at once
+        self.membership_thread.wake(heartbeat=True)  # confirms, so that what was let go moves on at once
 
     def _raise_error(self) -> None:
-        failure = self.fetch.failure or self.session.failure
+        failure = self.fetch.failure or self.membership_thread.failure
         if failure is not None:
             raise EscrowMQError(f"a thread of this consumer failed ({failure!r}); close it") from failure
         for state in self.positions.states():
             if state.error is not None:
                 raise type(state.error)(*state.error.args)
-        error = self.session.error
-        if self.session.trouble_since is not None and error is not None and not _passing(error):
+        error = self.membership_thread.error
+        if self.membership_thread.trouble_since is not None and error is not None and not _passing(error):
             raise type(error)(*error.args)
 
     def raise_trouble(self) -> None:
@@ -228,9 +228,10 @@ class ConsumerCore:
         with self.condition:
             now, patience_s = self.clock(), self.config.call_timeout_s
             trouble = self.fetch.fetches.trouble(now, patience_s)
-            since = self.session.trouble_since
+            since = self.membership_thread.trouble_since
             if trouble is None and since is not None and now - since >= patience_s:
-                trouble = f"the coordinator of group {self.group!r} does not answer ({self.session.error})"
+                error = self.membership_thread.error
+                trouble = f"the coordinator of group {self.group!r} does not answer ({error})"
         if isinstance(trouble, EscrowMQError):
             raise type(trouble)(*trouble.args)
         if trouble is not None:
@@ -292,12 +293,12 @@ class ConsumerCore:
         return found
 
     def look_up(self, partitions: Sequence[TopicPartition], goal: str) -> None:
-        """Reading goes on from what ``goal`` means, as soon as the session has asked."""
+        """Reading goes on from what ``goal`` means, as soon as the membership thread has asked."""
         with self.condition:
             for state in self.named(partitions):
                 state.look_up(goal)
                 self.redelivery.drop(state.tp)
-        self.session.wake()
+        self.membership_thread.wake()
 
     def set_paused(self, partitions: Sequence[TopicPartition], paused: bool) -> None:
         """Pause or resume."""
@@ -347,10 +348,10 @@ class ConsumerCore:
                 return
             self.closed = True
             self.condition.notify_all()
-        self.session.close()
+        self.membership_thread.close()
         self.fetch.close()
         self.router.close()  # closes the calls, too
-        self.session.join_thread()
+        self.membership_thread.join_thread()
 
 
 def _passing(error: EscrowMQError) -> bool:

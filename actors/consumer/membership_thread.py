@@ -38,7 +38,7 @@ RETRY_S = 0.2
 LEAVE_S = 2.0
 
 
-class Session:
+class MembershipThread:
     """Keeps one consumer's membership and positions up to date, under the consumer's condition."""
 
     def __init__(
@@ -62,7 +62,7 @@ class Session:
         self.trouble_since: float | None = None
         self.error: EscrowMQError | None = None
         self.failure: Exception | None = None
-        self._thread = threading.Thread(target=self._run, name="escrowmq-session", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="escrowmq-membership", daemon=True)
         self._thread.start()
 
     def wake(self, *, heartbeat: bool = False) -> None:
@@ -106,7 +106,7 @@ class Session:
                     self._condition.notify_all()
             except Exception as error:
                 if not self._closing:
-                    log.exception("the session thread of a consumer failed")
+                    log.exception("the membership thread of a consumer failed")
                 with self._condition:
                     self.failure = error
                     self._condition.notify_all()

@@ -23,18 +23,18 @@ log = logging.getLogger(__name__)
 LIMIT_RETRY_S = 0.1
 #: Someone else's transaction has this id: nothing of it may be touched.
 _NOT_OURS = (ResultCode.TX_CONFLICT, ResultCode.DUPLICATE)
-Done = Callable[[Outcome], None]
+OnOutcome = Callable[[Outcome], None]
 
 
 class Sender(Protocol):
-    """What a flow needs of a producer."""
+    """What preparing and settling need of a producer."""
 
     def enqueue(self, gid: int, block: Block) -> None: ...
     def call_later(self, delay_s: float, work: Callable[[], None]) -> None: ...
     def clock(self) -> float: ...
 
 
-def prepare(sender: Sender, plan: TxPlan, done: Done, limit_wait_s: float = 0.0) -> None:
+def prepare(sender: Sender, plan: TxPlan, done: OnOutcome, limit_wait_s: float = 0.0) -> None:
     """Make all of a transaction's messages durable; ``done({})`` when they are.
 
     ``done({0: (code, info)})``: refused, nothing of it stays open. ``done(Failure)``: no answer; with a
@@ -42,7 +42,7 @@ def prepare(sender: Sender, plan: TxPlan, done: Done, limit_wait_s: float = 0.0)
     back with the same id, which a roll-back under way would thwart).
     """
     if plan.single is None:
-        _PrepareFlow(sender, plan, done, limit_wait_s).next_stage()
+        _StagedPrepare(sender, plan, done, limit_wait_s).next_stage()
     elif plan.given_id:
         prepare_block(sender, plan.groups[0], plan.single, done, limit_wait_s)
     else:
@@ -58,7 +58,7 @@ class _Whole:
 
     __slots__ = ("_done", "_gid", "_sender", "_tx_id")
 
-    def __init__(self, sender: Sender, gid: int, tx_id: str, done: Done) -> None:
+    def __init__(self, sender: Sender, gid: int, tx_id: str, done: OnOutcome) -> None:
         self._sender, self._gid, self._tx_id, self._done = sender, gid, tx_id, done
 
     def answered(self, outcome: Outcome) -> None:
@@ -69,7 +69,7 @@ class _Whole:
 
 
 def prepare_block(
-    sender: Sender, gid: int, block: PrepareBlock, done: Done, limit_wait_s: float = 0.0
+    sender: Sender, gid: int, block: PrepareBlock, done: OnOutcome, limit_wait_s: float = 0.0
 ) -> None:
     """Prepare one block; transactions beyond the limit of open ones try again for ``limit_wait_s``."""
     block.done = done
@@ -83,7 +83,7 @@ def prepare_block(
 class _LimitWait:
     """Tries those transactions of a block again that found the limit of open transactions reached."""
 
-    def __init__(self, sender: Sender, gid: int, block: PrepareBlock, done: Done, until: float) -> None:
+    def __init__(self, sender: Sender, gid: int, block: PrepareBlock, done: OnOutcome, until: float) -> None:
         self._sender, self._gid, self._block, self._done, self._until = sender, gid, block, done, until
         self._problems: dict[int, tuple[int, object]] = {}
 
@@ -107,10 +107,10 @@ class _LimitWait:
         self._sender.call_later(LIMIT_RETRY_S, lambda: self._sender.enqueue(self._gid, again))
 
 
-class _PrepareFlow:
+class _StagedPrepare:
     """Prepare in stages: home group part by part, then the others, part by part side by side."""
 
-    def __init__(self, sender: Sender, plan: TxPlan, done: Done, limit_wait_s: float) -> None:
+    def __init__(self, sender: Sender, plan: TxPlan, done: OnOutcome, limit_wait_s: float) -> None:
         self._sender, self._plan, self._done, self._limit_wait_s = sender, plan, done, limit_wait_s
         parts, others = plan.parts, plan.groups[1:]
         assert parts is not None
@@ -155,7 +155,7 @@ class _PrepareFlow:
             settle(self._sender, tx_id, gids, False, lambda _: done(outcome))
 
 
-def settle(sender: Sender, tx_id: str, gids: Sequence[int], commit: bool, done: Done) -> None:
+def settle(sender: Sender, tx_id: str, gids: Sequence[int], commit: bool, done: OnOutcome) -> None:
     """Commit or roll back; ``gids[0]`` is the home group. ``done`` gets the home group's answer.
 
     The other groups are told after it and waited for, but whatever they say changes nothing: the
@@ -171,7 +171,7 @@ def settle(sender: Sender, tx_id: str, gids: Sequence[int], commit: bool, done: 
 
 
 def _settle_others(
-    sender: Sender, tx_id: str, others: Sequence[int], commit: bool, done: Done, decided: Outcome
+    sender: Sender, tx_id: str, others: Sequence[int], commit: bool, done: OnOutcome, decided: Outcome
 ) -> None:
     if decided:  # refused or unknown: the home group's record decides, feedback will ask for it
         done(decided)

@@ -15,7 +15,7 @@ from typing import Any
 from escrowmq.actors.client.wakeup import Waiter
 from escrowmq.actors.producer.across_groups import LIMIT_RETRY_S
 from escrowmq.actors.producer.batcher import TX_OVERHEAD
-from escrowmq.actors.producer.bulk_blocks import BlockBuilder, BlockUnit, PlanUnit, Unit
+from escrowmq.actors.producer.bulk_blocks import BlockBuilder, BlockUnit, BulkUnit, PlanUnit
 from escrowmq.actors.producer.bulk_requests import LocalBatch, PreparedTransaction, Requested, unpack
 from escrowmq.actors.producer.core import ProducerCore
 from escrowmq.actors.producer.encoder import check_id, check_query_id
@@ -39,7 +39,7 @@ def send_transactions(
 ) -> list[TransactionResult]:
     """See ``Producer.send_transactions``."""
     ms = timeout_ms(transaction_timeout_s, core.config.transaction_timeout_s)
-    run = _Run(core, ms, pipelined=local is None, topic_used=topic_used)
+    run = _BulkRun(core, ms, pipelined=local is None, topic_used=topic_used)
     try:
         try:
             for index, item in enumerate(batch):
@@ -56,7 +56,7 @@ def send_transactions(
         run.end()
 
 
-def _run_local(run: _Run, local: LocalBatch) -> None:
+def _run_local(run: _BulkRun, local: LocalBatch) -> None:
     """The callback over everything that was prepared, then the decisions."""
     opened = run.opened()
     try:
@@ -85,7 +85,7 @@ def _decisions(returned: Any, count: int) -> list[TransactionState]:
         raise _BadDecision(*error.args) from None
 
 
-class _Run:
+class _BulkRun:
     """One call of ``send_transactions``: the caller's thread adds and waits, the router's reports."""
 
     def __init__(
@@ -95,7 +95,7 @@ class _Run:
         self._topic_used = topic_used
         self._builders: dict[tuple[int, str], BlockBuilder] = {}
         self._given: set[str] = set()
-        self._units: list[Unit] = []
+        self._units: list[BulkUnit] = []
         self._failed: list[tuple[int, TransactionResult]] = []
         self._count = 0
         self._window = threading.Semaphore(core.config.bulk_calls_in_flight)
@@ -184,7 +184,7 @@ class _Run:
 
     # ------------------------------------------------------------ answers (router's thread)
 
-    def _prepared(self, unit: Unit) -> None:
+    def _prepared(self, unit: BulkUnit) -> None:
         if isinstance(unit, BlockUnit):
             full = unit.over_limit()
             if full and self._core.clock() < self._give_up:
@@ -209,7 +209,7 @@ class _Run:
             self._under_way += 1
         self._core.call_later(LIMIT_RETRY_S, again)
 
-    def _finished(self, unit: Unit) -> None:
+    def _finished(self, unit: BulkUnit) -> None:
         if self._pipelined:
             self._core.running.difference_update(unit.tx_ids)
         if unit.windowed:

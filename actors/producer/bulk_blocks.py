@@ -24,10 +24,10 @@ from escrowmq.replication.errors import (
 from escrowmq.replication.model import TransactionState
 
 COMMITTED, ROLLBACK, UNKNOWN = TransactionState.COMMITTED, TransactionState.ROLLBACK, TransactionState.UNKNOWN
-Report = Callable[["Unit"], None]
+Report = Callable[["BulkUnit"], None]
 
 
-class Unit(ABC):
+class BulkUnit(ABC):
     """Some transactions of a batch. ``exceptions``: place in the unit -> result, if it is settled.
 
     A transaction without an exception is open once prepared, and decided as asked once decided.
@@ -93,7 +93,7 @@ class Unit(ABC):
         """Send the decision over ``places``."""
 
 
-class BlockUnit(Unit):
+class BlockUnit(BulkUnit):
     """Simple transactions: one group, one part, one home topic. ``given``: ids that are the caller's own."""
 
     def __init__(
@@ -104,7 +104,7 @@ class BlockUnit(Unit):
         self._block: PrepareBlock | None = block
 
     def prepare(self, done: Report) -> None:
-        """See Unit."""
+        """See BulkUnit."""
         block = self._block
         assert block is not None
         block.done = lambda outcome: self._prepared(outcome, done)
@@ -152,7 +152,7 @@ class BlockUnit(Unit):
         self._block = None
 
     def decide(self, commit: bool, places: Sequence[int], done: Report) -> None:
-        """See Unit."""
+        """See BulkUnit."""
         everyone = len(places) == len(self.tx_ids)
         block = DecisionBlock(commit, self.tx_ids if everyone else [self.tx_ids[i] for i in places])
 
@@ -164,7 +164,7 @@ class BlockUnit(Unit):
         self.core.enqueue(self.gid, block)
 
 
-class PlanUnit(Unit):
+class PlanUnit(BulkUnit):
     """One transaction over several groups or in several parts."""
 
     def __init__(self, core: ProducerCore, plan: TxPlan, index: int, limit_wait_s: float) -> None:
@@ -173,7 +173,7 @@ class PlanUnit(Unit):
         self._groups = plan.groups
 
     def prepare(self, done: Report) -> None:
-        """See Unit."""
+        """See BulkUnit."""
 
         def finished(outcome: Outcome) -> None:
             self.core.release(self.size)
@@ -186,7 +186,7 @@ class PlanUnit(Unit):
         flows.prepare(self.core, self._plan, finished, self._limit_wait_s)
 
     def decide(self, commit: bool, places: Sequence[int], done: Report) -> None:
-        """See Unit."""
+        """See BulkUnit."""
 
         def finished(outcome: Outcome) -> None:
             self.settled(places, outcome)

@@ -11,7 +11,7 @@ import enum
 import logging
 from collections.abc import Callable, Sequence
 
-from escrowmq.actors.producer import across_groups as flows
+from escrowmq.actors.producer import across_groups as across_groups
 from escrowmq.actors.producer.blocks import Outcome, Placed
 from escrowmq.actors.producer.core import ProducerCore
 from escrowmq.actors.producer.encoder import TxPlan, check_id, check_query_id
@@ -154,7 +154,7 @@ class TransactionBase:
     def _start_prepare(self, plan: TxPlan, done: Callable[[Outcome], None]) -> None:
         """Room for the plan's bytes must have been reserved; given back with the answer."""
         self._answer = done
-        flows.prepare(self._core, plan, self._prepare_answered, self._core.config.open_limit_wait_s)
+        across_groups.prepare(self._core, plan, self._prepare_answered, self._core.config.open_limit_wait_s)
 
     def _prepare_answered(self, outcome: Outcome) -> None:
         """In the router's thread."""
@@ -210,7 +210,7 @@ class TransactionBase:
         if not self._groups:
             self._to(Phase.DECIDED)
             return False
-        flows.settle(self._core, self.tx_id, self._groups, commit, done)
+        across_groups.settle(self._core, self.tx_id, self._groups, commit, done)
         return True
 
     def _after_decision(self, outcome: Outcome) -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from escrowmq.cluster.cli.options import Connection, Format, Shown, with_connection
+from escrowmq.cluster.cli.options import ConnectionOptions, Format, Shown, with_connection
 from escrowmq.cluster.cli.output import note, text_or_base64, when
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ EARLIEST, LATEST = "earliest", "latest"
 
 @with_connection
 def consume(
-    connection: Connection,
+    connection: ConnectionOptions,
     topics: Annotated[list[str], typer.Argument(help="Names of topics.", show_default=False)],
     group: Annotated[str | None, typer.Option(help="Read as a member of this group, and commit.")] = None,
     start: Annotated[

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from escrowmq.cluster.cli.options import Connection, Format, Shown, with_connection
+from escrowmq.cluster.cli.options import ConnectionOptions, Format, Shown, with_connection
 from escrowmq.cluster.cli.output import plain, show_json, show_pairs, show_rows
 
 app = typer.Typer(no_args_is_help=True, help="List and describe consumer groups.")
@@ -14,7 +14,7 @@ app = typer.Typer(no_args_is_help=True, help="List and describe consumer groups.
 
 @app.command("list")
 @with_connection
-def list_groups(connection: Connection, shown: Shown = Format.table) -> None:
+def list_groups(connection: ConnectionOptions, shown: Shown = Format.table) -> None:
     """Groups with live members or committed offsets, and how far they are behind."""
     with connection.joined() as cluster:
         found = [cluster.admin.describe_group(name) for name in cluster.admin.groups()]
@@ -28,7 +28,7 @@ def list_groups(connection: Connection, shown: Shown = Format.table) -> None:
 @app.command()
 @with_connection
 def describe(
-    connection: Connection,
+    connection: ConnectionOptions,
     name: Annotated[str, typer.Argument(help="Name of the group.", show_default=False)],
     shown: Shown = Format.table,
 ) -> None:

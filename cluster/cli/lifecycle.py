@@ -10,13 +10,13 @@ import typer
 from rich.console import Console
 
 from escrowmq.cluster.cli.failing import FAILED
-from escrowmq.cluster.cli.options import Connection, Format, Shown, with_connection
+from escrowmq.cluster.cli.options import ConnectionOptions, Format, Shown, with_connection
 from escrowmq.cluster.cli.output import console, note, plain, show_json, show_pairs, show_rows
 
 
 @with_connection
 def up(
-    connection: Connection,
+    connection: ConnectionOptions,
     groups: Annotated[int | None, typer.Option(help="Broker groups (1). Fixed when founded.")] = None,
     replicas: Annotated[
         int | None, typer.Option(help="Replicas of each group (3). Fixed when founded.")
@@ -50,7 +50,7 @@ def up(
 
 
 @with_connection
-def down(connection: Connection) -> None:
+def down(connection: ConnectionOptions) -> None:
     """Stop EscrowMQ: leaders hand over, brokers sync and end. Data stay; Ray goes on running."""
     from escrowmq.cluster.launch import stop_cluster
 
@@ -60,7 +60,7 @@ def down(connection: Connection) -> None:
 
 
 @with_connection
-def status(connection: Connection, shown: Shown = Format.table) -> None:
+def status(connection: ConnectionOptions, shown: Shown = Format.table) -> None:
     """Leaders, terms and positions of every replica. Exit code 1 unless all is well."""
     with connection.joined() as cluster:
         found, health = cluster.status(), cluster.health()

@@ -1,6 +1,6 @@
 """Options that many commands share, and joining the cluster that they name.
 
-The commands that talk to a cluster take a :class:`Connection` as their first parameter; the command
+The commands that talk to a cluster take a :class:`ConnectionOptions` as their first parameter; the command
 line offers its fields as options.
 """
 
@@ -35,7 +35,7 @@ App = Annotated[str | None, typer.Option("--app", help="App that the transaction
 
 
 @dataclass(frozen=True)
-class Connection:
+class ConnectionOptions:
     """Which cluster. Its fields are the options that every command has that talks to one."""
 
     address: Annotated[
@@ -68,15 +68,15 @@ class Connection:
             yield cluster
 
 
-def with_connection(command: Callable[Concatenate[Connection, P], None]) -> Callable[..., None]:
-    """A command with the options of :class:`Connection` in place of its first parameter."""
+def with_connection(command: Callable[Concatenate[ConnectionOptions, P], None]) -> Callable[..., None]:
+    """A command with the options of :class:`ConnectionOptions` in place of its first parameter."""
     own = inspect.signature(command, eval_str=True)
-    options = inspect.signature(Connection, eval_str=True).parameters
+    options = inspect.signature(ConnectionOptions, eval_str=True).parameters
 
     @functools.wraps(command)
     def run(*args: P.args, **given: P.kwargs) -> None:
         chosen: dict[str, Any] = {name: given.pop(name) for name in options}
-        command(Connection(**chosen), *args, **given)
+        command(ConnectionOptions(**chosen), *args, **given)
 
     _, *others = own.parameters.values()
     run.__signature__ = own.replace(parameters=[*others, *options.values()])  # type: ignore[attr-defined]

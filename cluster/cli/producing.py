@@ -18,7 +18,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from escrowmq.cluster.cli.options import Connection, Format, Shown, with_connection
+from escrowmq.cluster.cli.options import ConnectionOptions, Format, Shown, with_connection
 from escrowmq.cluster.cli.output import show_pairs
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ IN_FLIGHT_MAX = 10_000
 
 @with_connection
 def produce(
-    connection: Connection,
+    connection: ConnectionOptions,
     topic: Annotated[str, typer.Argument(help="Name of the topic.", show_default=False)],
     values: Annotated[
         list[str] | None,

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from escrowmq.cluster.cli.options import Connection, Format, Shown, with_connection
+from escrowmq.cluster.cli.options import ConnectionOptions, Format, Shown, with_connection
 from escrowmq.cluster.cli.output import note, plain, show_pairs, show_rows
 
 app = typer.Typer(no_args_is_help=True, help="Create, list, describe and delete topics.")
@@ -24,7 +24,7 @@ def _settings(topic: Any) -> dict[str, Any]:
 @app.command()
 @with_connection
 def create(
-    connection: Connection,
+    connection: ConnectionOptions,
     name: Name,
     partitions: Annotated[int, typer.Option(help="Number of partitions; it cannot change later.")] = 1,
     on_check_exhausted: Annotated[
@@ -57,7 +57,7 @@ def create(
 
 @app.command("list")
 @with_connection
-def list_topics(connection: Connection, shown: Shown = Format.table) -> None:
+def list_topics(connection: ConnectionOptions, shown: Shown = Format.table) -> None:
     """All topics and their settings."""
     with connection.joined() as cluster:
         topics = cluster.admin.topics()
@@ -74,7 +74,7 @@ def list_topics(connection: Connection, shown: Shown = Format.table) -> None:
 
 @app.command()
 @with_connection
-def describe(connection: Connection, name: Name, shown: Shown = Format.table) -> None:
+def describe(connection: ConnectionOptions, name: Name, shown: Shown = Format.table) -> None:
     """A topic's settings, and where its partitions are and what they hold."""
     with connection.joined() as cluster:
         found = cluster.admin.describe_topic(name)
@@ -87,7 +87,7 @@ def describe(connection: Connection, name: Name, shown: Shown = Format.table) ->
 @app.command()
 @with_connection
 def delete(
-    connection: Connection,
+    connection: ConnectionOptions,
     name: Name,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
 ) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from escrowmq.cluster.cli.options import App, Connection, Format, Shown, with_connection
+from escrowmq.cluster.cli.options import App, ConnectionOptions, Format, Shown, with_connection
 from escrowmq.cluster.cli.output import plain, show_pairs, show_rows, when
 
 app = typer.Typer(no_args_is_help=True, help="List open transactions, look at one, decide one by hand.")
@@ -27,7 +27,7 @@ def _row(entry: Any) -> dict[str, Any]:
 @app.command("list")
 @with_connection
 def list_transactions(
-    connection: Connection,
+    connection: ConnectionOptions,
     state: Annotated[
         str | None, typer.Option(help="'prepare': all open ones; 'parked': only those no longer checked.")
     ] = None,
@@ -55,7 +55,7 @@ def _show(shown: Format, found: Any) -> None:
 @app.command()
 @with_connection
 def show(
-    connection: Connection,
+    connection: ConnectionOptions,
     tx_id: TxId,
     app_name: App = None,
     shown: Shown = Format.table,
@@ -72,7 +72,7 @@ def _deciding(name: str, state_name: str, text: str) -> None:
     @app.command(name, help=text)
     @with_connection
     def decide(
-        connection: Connection,
+        connection: ConnectionOptions,
         tx_id: TxId,
         app_name: App = None,
         by: By = None,

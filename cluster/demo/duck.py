@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from escrowmq.cluster.demo.database import ShopDatabase
-from escrowmq.cluster.demo.queries import QUESTIONS, TABLES, Answer, cell, typed_view
+from escrowmq.cluster.demo.queries import QUESTIONS, TABLES, QueryAnswer, cell, typed_view
 
 
-def answers(shop: ShopDatabase) -> dict[str, Answer]:
+def answers(shop: ShopDatabase) -> dict[str, QueryAnswer]:
     """Every question's answer by title.
 
     The tables go through Arrow: DuckDB's SQLite extension would have to be downloaded.
@@ -14,7 +14,7 @@ def answers(shop: ShopDatabase) -> dict[str, Answer]:
     import duckdb
     import pyarrow as pa
 
-    found: dict[str, Answer] = {}
+    found: dict[str, QueryAnswer] = {}
     with duckdb.connect() as connection:
         for table, (columns, source) in TABLES.items():
             connection.register(source, pa.table(shop.table(table, columns)))

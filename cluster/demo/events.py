@@ -19,7 +19,7 @@ COMMITTED, ROLLED_BACK, LEFT_OPEN = "committed", "rolled back", "left to the che
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
+class OrderEnded:
     """An order is through. For committed ones: when COMMIT was asked for and when it was acknowledged."""
 
     key: int
@@ -55,8 +55,10 @@ class Failed:
     error: str
 
 
-Event = Done | Checked | Ready | Finished | Failed
-_KINDS: dict[str, type[Event]] = {kind.__name__: kind for kind in (Done, Checked, Ready, Finished, Failed)}
+Event = OrderEnded | Checked | Ready | Finished | Failed
+_KINDS: dict[str, type[Event]] = {
+    kind.__name__: kind for kind in (OrderEnded, Checked, Ready, Finished, Failed)
+}
 
 
 @dataclass(slots=True)

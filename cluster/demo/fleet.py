@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from escrowmq.cluster.demo.events import Done, Event, Failed, read_events
+from escrowmq.cluster.demo.events import Event, Failed, OrderEnded, read_events
 from escrowmq.cluster.demo.worker import WorkerSettings
 
 #: Events waiting to be counted: more than a second's worth of orders.
@@ -89,7 +89,7 @@ class Fleet:
     def _listen(self, process: _Process) -> None:
         assert process.popen.stdout is not None
         for event in read_events(process.popen.stdout):
-            if isinstance(event, Done):
+            if isinstance(event, OrderEnded):
                 process.done.add(event.key)
             self.events.put((process.number, event))
         code = process.popen.wait()

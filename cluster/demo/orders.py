@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 
 from escrowmq.actors.producer.producer import Producer
 from escrowmq.cluster.demo.database import FenceTaken, LocalTransactionFailed, ShopDatabase
-from escrowmq.cluster.demo.events import COMMITTED, LEFT_OPEN, ROLLED_BACK, Checked, Done, EventWriter
+from escrowmq.cluster.demo.events import COMMITTED, LEFT_OPEN, ROLLED_BACK, Checked, EventWriter, OrderEnded
 from escrowmq.cluster.demo.mishaps import Mishap
 from escrowmq.cluster.demo.options import LINEITEMS, ORDERS
 from escrowmq.cluster.demo.tpch import LINEITEM_COLUMNS, ORDER_COLUMNS, Order, encode
@@ -50,7 +50,7 @@ class OrderDesk:
         self._producer, self._shop, self._mishaps, self._run = producer, shop, mishaps, run
         self._clock = clock
 
-    def place(self, order: Order) -> Done:
+    def place(self, order: Order) -> OrderEnded:
         """One transaction from prepare to its end."""
         # Of this process's run: an order that a killed process left halfway is tried again as another
         # transaction, and the fence keeps the two apart.
@@ -63,17 +63,17 @@ class OrderDesk:
                 tx.prepare()
                 if mishap is Mishap.STOPS_BEFORE_LOCAL:
                     tx.unknown()
-                    return Done(order.key, LEFT_OPEN)
+                    return OrderEnded(order.key, LEFT_OPEN)
                 self._shop.place_order(tx_id, order, fails=mishap is Mishap.FAILS)
                 if mishap in (Mishap.STOPS_AFTER_LOCAL, Mishap.UNSURE):
                     tx.unknown()
-                    return Done(order.key, LEFT_OPEN)
+                    return OrderEnded(order.key, LEFT_OPEN)
                 requested = self._clock()
         except (LocalTransactionFailed, FenceTaken):
-            return Done(order.key, ROLLED_BACK)
+            return OrderEnded(order.key, ROLLED_BACK)
         except OutcomeUnknown:
-            return Done(order.key, LEFT_OPEN)
-        return Done(order.key, COMMITTED, requested, self._clock())
+            return OrderEnded(order.key, LEFT_OPEN)
+        return OrderEnded(order.key, COMMITTED, requested, self._clock())
 
 
 def messages_of(order: Order) -> list[Message]:

@@ -47,7 +47,7 @@ QUESTIONS = {
 TABLES = {"orders": (ORDER_COLUMNS, "orders_text"), "lineitem": (LINEITEM_COLUMNS, "lineitem_text")}
 
 #: An answer: names of the columns, and rows as exact text.
-Answer = tuple[list[str], list[list[str]]]
+QueryAnswer = tuple[list[str], list[list[str]]]
 
 
 def typed_view(table: str) -> str:

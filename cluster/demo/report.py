@@ -9,7 +9,7 @@ from rich.table import Table
 
 from escrowmq.cluster.demo.events import COMMITTED, LEFT_OPEN, ROLLED_BACK
 from escrowmq.cluster.demo.mishaps import Mishap, MishapPlan
-from escrowmq.cluster.demo.queries import QUESTIONS, Answer
+from escrowmq.cluster.demo.queries import QUESTIONS, QueryAnswer
 from escrowmq.cluster.demo.tally import Tally
 from escrowmq.feedback.states import TransactionState
 
@@ -47,7 +47,7 @@ def happened(
     return table
 
 
-def side_by_side(title: str, spark: Answer | None, duck: Answer) -> tuple[Table, bool]:
+def side_by_side(title: str, spark: QueryAnswer | None, duck: QueryAnswer) -> tuple[Table, bool]:
     """One question's answers as a table, and whether they are equal row for row."""
     columns, duck_rows = duck
     names = QUESTIONS[title][0]

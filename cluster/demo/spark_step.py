@@ -16,7 +16,7 @@ import threading
 from collections.abc import MutableMapping
 from pathlib import Path
 
-from escrowmq.cluster.demo.queries import Answer
+from escrowmq.cluster.demo.queries import QueryAnswer
 from escrowmq.cluster.demo.tally import DemoFailed
 from escrowmq.replication.errors import JavaNotFound
 
@@ -60,7 +60,7 @@ class SparkStep:
         """Until the session is up. Raises DemoFailed."""
         self._expect("ready", START_TIMEOUT_S)
 
-    def answers(self) -> dict[str, Answer]:
+    def answers(self) -> dict[str, QueryAnswer]:
         """Every question's answer by title, over what is committed now. Raises DemoFailed."""
         assert self._process.stdin is not None
         self._process.stdin.write("go\n")

@@ -32,7 +32,7 @@ from escrowmq.cluster.demo.options import (
     DemoOptions,
 )
 from escrowmq.cluster.demo.production import produce, wait_until_replicas_agree, wait_until_resolved
-from escrowmq.cluster.demo.queries import TABLES, Answer
+from escrowmq.cluster.demo.queries import TABLES, QueryAnswer
 from escrowmq.cluster.demo.spark_step import SparkStep, prepare_java
 from escrowmq.cluster.demo.tally import DemoFailed, Tally
 from escrowmq.cluster.demo.tpch import generate, order_keys
@@ -99,11 +99,13 @@ def _run(options: DemoOptions, console: Console, directory: Path) -> list[str]:
     with console.status(f"Ray and one broker group of {options.replicas} replicas"):
         cluster = start_local(groups=1, replicas=options.replicas, data_dir=directory / "brokers")
     with cluster, contextlib.closing(shop):
-        return _Run(options, console, directory, shop, cluster, plan_mishaps(options.seed, keys), keys).run()
+        return _Story(
+            options, console, directory, shop, cluster, plan_mishaps(options.seed, keys), keys
+        ).run()
 
 
 @dataclass(frozen=True, slots=True)
-class _Run:
+class _Story:
     """The story once the cluster runs."""
 
     options: DemoOptions
@@ -192,7 +194,7 @@ class _Run:
         stack.callback(spark.stop)
         return spark
 
-    def _ask_spark(self, spark: SparkStep | None, progress: Progress) -> dict[str, Answer] | None:
+    def _ask_spark(self, spark: SparkStep | None, progress: Progress) -> dict[str, QueryAnswer] | None:
         if spark is None:
             return None
         bar = progress.add_task("Spark on Ray", total=2)
@@ -202,7 +204,9 @@ class _Run:
         progress.update(bar, completed=2)
         return answers
 
-    def _compare(self, spark: dict[str, Answer] | None, duck_answers: dict[str, Answer]) -> list[str]:
+    def _compare(
+        self, spark: dict[str, QueryAnswer] | None, duck_answers: dict[str, QueryAnswer]
+    ) -> list[str]:
         problems = []
         for title, answer in duck_answers.items():
             table, equal = report.side_by_side(title, None if spark is None else spark.get(title), answer)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from escrowmq.cluster.demo.events import Checked, Done, Event, Failed, Ready
+from escrowmq.cluster.demo.events import Checked, Event, Failed, OrderEnded, Ready
 from escrowmq.feedback.states import TransactionState
 from escrowmq.replication.errors import EscrowMQError
 
@@ -32,7 +32,7 @@ class Tally:
     def add(self, event: Event) -> None:
         """Count an event. Raises DemoFailed if a producer process failed."""
         match event:
-            case Done():
+            case OrderEnded():
                 self.outcomes[event.outcome] += 1
                 if event.acknowledged_s:
                     self.commits.append((event.requested_s, event.acknowledged_s))

@@ -22,8 +22,8 @@ from escrowmq.feedback.states import TransactionState, TxStatusQuerier
 
 log = logging.getLogger(__name__)
 
-Outcome = tuple[TransactionState, Trouble]
-_RAISED: Outcome = (TransactionState.UNKNOWN, Trouble.RAISED)
+QueryOutcome = tuple[TransactionState, Trouble]
+_RAISED: QueryOutcome = (TransactionState.UNKNOWN, Trouble.RAISED)
 
 
 @dataclass(slots=True, eq=False)
@@ -34,7 +34,7 @@ class _Job:
     tx_id: str
     query_id: str
     started: asyncio.Future[None]
-    answered: asyncio.Future[Outcome]
+    answered: asyncio.Future[QueryOutcome]
     taken: bool = False
     given_up: bool = False
     written_off: bool = False
@@ -70,7 +70,7 @@ class QueryPool:
 
     async def ask(
         self, tx_id: str, query_id: str, start_within_s: float, late: Callable[[TransactionState], None]
-    ) -> Outcome:
+    ) -> QueryOutcome:
         """What the querier says; UNKNOWN with a trouble if it does not.
 
         Given up as BUSY when no thread is free within ``start_within_s``. ``late`` gets what a query
@@ -160,7 +160,7 @@ class QueryPool:
         with self._lock:
             self._threads -= 1
 
-    def _query(self, job: _Job) -> Outcome:
+    def _query(self, job: _Job) -> QueryOutcome:
         try:
             state: Any = self._querier.query_status(job.tx_id, job.query_id)
         except Exception:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from escrowmq.feedback.asking.seats import Key
+from escrowmq.feedback.asking.seats import CheckKey
 from escrowmq.feedback.policy import Trouble
 from escrowmq.replication.errors import InvalidMessage
 from escrowmq.replication.model import TransactionState
@@ -18,7 +18,7 @@ from escrowmq.replication.replica.validation import GROUPS_MAX, NAME_BYTES_MAX
 CHECKS_MAX = 1_000_000
 ANSWERS_MAX = 10_000
 
-Answer = tuple[Key, TransactionState, Trouble]
+CheckAnswer = tuple[CheckKey, TransactionState, Trouble]
 
 
 def instance_of(value: Any) -> str:
@@ -33,7 +33,7 @@ def room_of(value: Any) -> int:
     return value
 
 
-def working_of(value: Any) -> list[Key]:
+def working_of(value: Any) -> list[CheckKey]:
     """The checks that it works on: (group, transaction id) of each."""
     return [_key("working", *row) for row in _rows("working", value, 2, CHECKS_MAX)]
 
@@ -45,7 +45,7 @@ def wait_of(value: Any) -> float:
     return float(min(value, 1e9))
 
 
-def answers_of(value: Any) -> list[Answer]:
+def answers_of(value: Any) -> list[CheckAnswer]:
     """Answers: (group, transaction id, state, trouble) of each."""
     found = []
     for gid, tx_id, state, trouble in _rows("answers", value, 4, ANSWERS_MAX):
@@ -68,7 +68,7 @@ def _rows(name: str, value: Any, columns: int, rows_max: int) -> Any:
     return value
 
 
-def _key(name: str, gid: Any, tx_id: Any) -> Key:
+def _key(name: str, gid: Any, tx_id: Any) -> CheckKey:
     if type(gid) is not int or not 0 <= gid < GROUPS_MAX:
         raise InvalidMessage(f"{name} must name a group by its number, not {_shown(gid)}")
     return gid, _text(f"a transaction id in {name}", tx_id, NAME_BYTES_MAX)

@@ -12,7 +12,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from escrowmq.feedback.asking.seats import Key, Seat, Seats
+from escrowmq.feedback.asking.seats import CheckKey, ProducerSeat, Seats
 from escrowmq.feedback.config import FeedbackConfig
 from escrowmq.feedback.policy import LockedRow, Trouble, Verdict, judge, pick
 from escrowmq.replication.model import TransactionState
@@ -55,7 +55,7 @@ class Check:
     tried: set[str] = field(default_factory=set)
 
     @property
-    def key(self) -> Key:
+    def key(self) -> CheckKey:
         return self.gid, self.row.tx_id
 
 
@@ -63,8 +63,8 @@ class Check:
 class Expired:
     """What the passing of time made of the checks."""
 
-    counted: list[Key] = field(default_factory=list)
-    released: list[Key] = field(default_factory=list)
+    counted: list[CheckKey] = field(default_factory=list)
+    released: list[CheckKey] = field(default_factory=list)
     lost_producers: list[str] = field(default_factory=list)
     returned: int = 0
 
@@ -74,8 +74,8 @@ class CheckTable:
 
     def __init__(self, config: FeedbackConfig) -> None:
         self._config = config
-        self._checks: dict[Key, Check] = {}
-        self._queue: OrderedDict[Key, None] = OrderedDict()
+        self._checks: dict[CheckKey, Check] = {}
+        self._queue: OrderedDict[CheckKey, None] = OrderedDict()
         self._on_hand: Counter[int] = Counter()
         self.seats = Seats(config.producers_max, config.silent_s, config.answer_s)
 
@@ -109,7 +109,9 @@ class CheckTable:
 
     # ---------------------------------------------------------------- producers
 
-    def arrive(self, instance: str, room: int, working: Iterable[Key], now: float) -> Seat | None:
+    def arrive(
+        self, instance: str, room: int, working: Iterable[CheckKey], now: float
+    ) -> ProducerSeat | None:
         """A poll: the producer lives, has room for so many checks, and works on ``working``."""
         seat = self.seats.arrive(instance, room, now)
         if seat is None:
@@ -147,7 +149,7 @@ class CheckTable:
         return handed
 
     def answer(
-        self, instance: str, key: Key, state: TransactionState, trouble: Trouble, now: float
+        self, instance: str, key: CheckKey, state: TransactionState, trouble: Trouble, now: float
     ) -> Verdict | None:
         """What to do about an answer; None: nothing, it is late, repeated, or goes to another producer.
 
@@ -216,7 +218,7 @@ class CheckTable:
         else:
             self._queue.pop(check.key, None)
 
-    def _hand(self, check: Check, seat: Seat, now: float) -> None:
+    def _hand(self, check: Check, seat: ProducerSeat, now: float) -> None:
         self._move(check, Stage.HANDED)
         check.instance, check.handed_at, check.confirmed = seat.instance, now, False
         seat.holding[check.key] = None

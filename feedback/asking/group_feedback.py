@@ -41,7 +41,7 @@ class Desk(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Resolution:
+class PendingVerdict:
     """An answer on its way into the log. Dropped after ``until``: the check is then repeated."""
 
     tx_id: str
@@ -67,7 +67,7 @@ class GroupFeedback:
         self.wake = asyncio.Event()  # set when locking may have become worthwhile
         self._leaders, self._leader = leaders, leaders[gid]
         self._desk, self._config = desk, config
-        self._outbox: deque[Resolution] = deque()
+        self._outbox: deque[PendingVerdict] = deque()
         self._to_settle = asyncio.Event()
         self._branches = Branches(gid, app, topic, leaders, self.settle, desk.anyone_online, config)
         self._empty_in_a_row = 0
@@ -135,7 +135,7 @@ class GroupFeedback:
         """Queue an answer; False when the queue is full (the caller comes back)."""
         if not self.has_room():
             return False
-        self._outbox.append(Resolution(tx_id, verdict, _now() + self._config.settle_keep_s))
+        self._outbox.append(PendingVerdict(tx_id, verdict, _now() + self._config.settle_keep_s))
         self._to_settle.set()
         return True
 
@@ -208,7 +208,7 @@ class GroupFeedback:
         finally:
             self._desk.settled(self.gid, counted)
 
-    def _keep(self, items: Iterable[Resolution]) -> None:
+    def _keep(self, items: Iterable[PendingVerdict]) -> None:
         """Put decisions back that could not be submitted, unless they are too old."""
         now = _now()
         for item in reversed(list(items)):

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Set
 from dataclasses import dataclass, field
 
-Key = tuple[int, str]  # broker group, transaction id
+CheckKey = tuple[int, str]  # broker group, transaction id
 
 
 @dataclass(slots=True)
-class Seat:
+class ProducerSeat:
     """One producer instance. ``room``: checks it takes now; it never exceeds what its last poll said."""
 
     instance: str
@@ -22,7 +22,7 @@ class Seat:
     room: int = 0
     had_room_at: float = 0.0
     parked: bool = False
-    holding: dict[Key, None] = field(default_factory=dict)  # in the order of handing out
+    holding: dict[CheckKey, None] = field(default_factory=dict)  # in the order of handing out
 
     @property
     def load(self) -> int:
@@ -42,32 +42,32 @@ class Seats:
 
     def __init__(self, limit: int, silent_s: float, full_s: float) -> None:
         self._limit, self._silent_s, self._full_s = limit, silent_s, full_s
-        self._seats: dict[str, Seat] = {}
+        self._seats: dict[str, ProducerSeat] = {}
 
-    def get(self, instance: str) -> Seat | None:
+    def get(self, instance: str) -> ProducerSeat | None:
         return self._seats.get(instance)
 
-    def arrive(self, instance: str, room: int, now: float) -> Seat | None:
+    def arrive(self, instance: str, room: int, now: float) -> ProducerSeat | None:
         """A poll came in; None when there is no seat left."""
         seat = self._seats.get(instance)
         if seat is None:
             if len(self._seats) >= self._limit:
                 return None
-            seat = self._seats[instance] = Seat(instance, now)
+            seat = self._seats[instance] = ProducerSeat(instance, now)
         seat.last_seen, seat.room = now, room
         if room > 0:
             seat.had_room_at = now
         return seat
 
-    def remove(self, instance: str) -> Seat | None:
+    def remove(self, instance: str) -> ProducerSeat | None:
         """It left, or it is dead."""
         return self._seats.pop(instance, None)
 
-    def online(self, now: float) -> Iterator[Seat]:
+    def online(self, now: float) -> Iterator[ProducerSeat]:
         """Those that can be asked."""
         return (seat for seat in self._seats.values() if seat.online(now, self._silent_s))
 
-    def taking(self, now: float) -> list[Seat]:
+    def taking(self, now: float) -> list[ProducerSeat]:
         """Those that can be asked and take checks, now or in a moment."""
         return [seat for seat in self.online(now) if seat.room > 0 or now - seat.had_room_at < self._full_s]
 

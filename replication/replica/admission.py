@@ -72,7 +72,7 @@ class Submission:
 
 
 @dataclass(slots=True, eq=False)
-class Entry:
+class ComposedEntry:
     """A composed entry and whom it answers: ``slots`` has (submission, unit) per result, in order."""
 
     command: bytes
@@ -117,7 +117,7 @@ class Admission:
         for submission in queue:
             submission.done(status)
 
-    def compose(self, now_ms: int) -> Entry | None:
+    def compose(self, now_ms: int) -> ComposedEntry | None:
         """The next entry, from as many waiting requests as fit; None when nothing waits."""
         if not self._queue:
             return None
@@ -228,7 +228,7 @@ class Admission:
         term, and until then its transactions must not get a second decision."""
         self._deciding.clear()
 
-    def ended(self, entry: Entry, *, decided: bool) -> None:
+    def ended(self, entry: ComposedEntry, *, decided: bool) -> None:
         """The entry's proposal has ended. ``decided``: it is applied, or surely in no log, so that its
         transactions may be decided again; else they may not, until leadership is lost."""
         for key, count in entry.opening:
@@ -238,7 +238,7 @@ class Admission:
                 if app in self._deciding:
                     self._deciding[app].difference_update(tx_ids)
 
-    def applied(self, entry: Entry, results: Sequence[Result]) -> None:
+    def applied(self, entry: ComposedEntry, results: Sequence[Result]) -> None:
         """The entry is applied: answer its requests."""
         self.ended(entry, decided=True)
         for (submission, number), result in zip(entry.slots, results, strict=True):
@@ -289,8 +289,8 @@ class _EntryWriter:
             self.size += len(frame)
         self.slots.append((submission, number))
 
-    def finish(self) -> Entry:
+    def finish(self) -> ComposedEntry:
         command = encode_command(self.frames, len(self.ops), self.now_ms)
-        return Entry(
+        return ComposedEntry(
             command, self.now_ms, self.ops, self.slots, self.submissions, self.deciding, self.opening
         )

@@ -18,7 +18,7 @@ from escrowmq.replication.format import ops as build
 from escrowmq.replication.format.codec import Op, decode_ops
 from escrowmq.replication.log.journal import SegmentJournal
 from escrowmq.replication.replica import fetching, retention
-from escrowmq.replication.replica.admission import Admission, Entry, Submission
+from escrowmq.replication.replica.admission import Admission, ComposedEntry, Submission
 from escrowmq.replication.replica.checkpoints import CheckpointJob, Checkpoints
 from escrowmq.replication.state.machine import Result, StateMachine
 
@@ -77,7 +77,7 @@ class Replica:
         self._start_job, self._on_due = start_job, on_due
         self._number_of = number_of
         self._raft: Raft | None = None
-        self._own: deque[Entry] = deque()  # proposed by this replica, not yet applied
+        self._own: deque[ComposedEntry] = deque()  # proposed by this replica, not yet applied
         self._in_flight = 0
         self._next_retention_ms = self._dropped_to = 0
         self._clock_ms: int | None = None  # this machine's, when it was last looked at
@@ -167,7 +167,7 @@ class Replica:
                 return
             self._propose(raft, entry)
 
-    def _propose(self, raft: Raft, entry: Entry) -> None:
+    def _propose(self, raft: Raft, entry: ComposedEntry) -> None:
         self._own.append(entry)
         self._in_flight += 1
 

@@ -33,7 +33,7 @@ TIDY_SLACK = 50_000
 #: Buckets that are gone and may still be named in the order of those to come.
 GONE_BUCKETS = 1_000
 
-Key = tuple[str, str]  # app, tx_id
+TxKey = tuple[str, str]  # app, tx_id
 
 
 def next_due_ms(now_ms: int, checks: int, info: TopicInfo | None) -> int:
@@ -55,10 +55,10 @@ class DueQueue:
         self._slack = tidy_slack
         self._buckets: dict[int, deque[tuple[str, Sequence[str]]]] = {}
         self._order: list[int] = []  # heap of buckets; may name some that are gone
-        self._due: dict[Key, deque[str]] = {}  # (app, topic) -> tx ids, oldest first
-        self._leases: dict[Key, tuple[str, int]] = {}  # (app, tx_id) -> owner, expiry
+        self._due: dict[TxKey, deque[str]] = {}  # (app, topic) -> tx ids, oldest first
+        self._leases: dict[TxKey, tuple[str, int]] = {}  # (app, tx_id) -> owner, expiry
         self._queued = 0  # ids in buckets and due queues
-        self._untidied: list[tuple[int | Key, int]] = []  # what this round of tidying still has to visit
+        self._untidied: list[tuple[int | TxKey, int]] = []  # what this round of tidying still has to visit
 
     # -------------------------------------------------------------- every replica
 
@@ -112,7 +112,7 @@ class DueQueue:
         record = self._table.look(app).open.get(tx_id)
         return record is not None and record.due_ms >= 0 and _bucket(record.due_ms) <= bucket
 
-    def _tidy_due(self, key: Key, left: int, budget: int) -> tuple[int, int]:
+    def _tidy_due(self, key: TxKey, left: int, budget: int) -> tuple[int, int]:
         """Goes once round the queue, so that its order stays."""
         queue = self._due.get(key)
         opened = self._table.look(key[0]).open

@@ -32,7 +32,7 @@ Places = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 
 
-class _Message(NamedTuple):
+class _ArrowMessages(NamedTuple):
     """A message of each of several values: what it is, its rows, where it ends; and if that is known."""
 
     kind: Places
@@ -180,7 +180,7 @@ def _layout(values: pa.BinaryArray) -> _Layout:
     return _Layout(start, schema.end, end, rows, plain)
 
 
-def _message(data: npt.NDArray[np.uint8], at: Places, limit: Places) -> _Message:
+def _message(data: npt.NDArray[np.uint8], at: Places, limit: Places) -> _ArrowMessages:
     """The messages at ``at``, of values that end at ``limit``.
 
     A description is a flatbuffer: a table's first number leads back to its list of fields, which says how
@@ -195,7 +195,7 @@ def _message(data: npt.NDArray[np.uint8], at: Places, limit: Places) -> _Message
     rows = _field(data, header + _number(data, header, 4), 0, 8)
     plain = (limit - at >= 16) & (_number(data, at, 4) == _CONTINUES) & (length > 0) & (body <= limit)
     plain &= (size >= 0) & (size <= limit - body) & (length % 8 == 0) & (size % 8 == 0)
-    return _Message(_field(data, root, 1, 1), rows, body, body + np.where(plain, size, 0), plain)
+    return _ArrowMessages(_field(data, root, 1, 1), rows, body, body + np.where(plain, size, 0), plain)
 
 
 def _place(data: npt.NDArray[np.uint8], table: Places, field: int) -> Places:

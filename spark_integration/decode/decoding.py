@@ -23,6 +23,7 @@ import pyarrow as pa
 
 from escrowmq.replication.errors import CorruptLog
 from escrowmq.replication.format.codec import decode_rows
+from escrowmq.spark_integration.decode.arrow_values import Places
 
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 
@@ -37,8 +38,6 @@ _STR[0xA0:0xC0] = 1
 FAST_ROW_BYTES_MAX = 700
 #: Where the chain breaks more often than this, or than at every fourth row, the plain way is the faster.
 _BREAKS = 1_000
-
-Places = npt.NDArray[np.int64]
 
 
 class _Field(NamedTuple):

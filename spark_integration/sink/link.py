@@ -15,7 +15,7 @@ from typing import Any
 
 from escrowmq.actors.client.router import Router, result_of
 from escrowmq.actors.client.topology import ClusterInfo
-from escrowmq.actors.producer.blocks import problems_of
+from escrowmq.actors.producer.blocks import Problems, problems_of
 from escrowmq.replication.calling.backoff import Backoff
 from escrowmq.replication.calling.patience import Answer, Patience, patiently
 from escrowmq.replication.errors import DiskFull, EscrowMQError, OutcomeUnknown, Overloaded, Unavailable
@@ -35,8 +35,6 @@ OPEN_MAX = 100_000
 PASSING = (Unavailable, Overloaded, DiskFull, OutcomeUnknown)
 #: Codes of transactions that are only held up by others: what holds them up is told, or passes.
 _HELD_UP = (ResultCode.RETRY, ResultCode.TOO_MANY_OPEN)
-
-Problems = dict[int, tuple[int, Any]]
 
 
 class _HeldUp(EscrowMQError):

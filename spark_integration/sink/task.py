@@ -49,7 +49,7 @@ def attempt_number(name: str) -> int:
 
 
 @dataclass(slots=True)
-class _Chunk:
+class _PendingRows:
     """Rows of one group that wait for company."""
 
     size: int = 0
@@ -110,7 +110,7 @@ class ChunkWriter:
         self._home = home
         self._link, self._epoch_id, self._attempt, self._timeout_ms = link, epoch_id, attempt, timeout_ms
         self._chunk_bytes = chunk_bytes
-        self._waiting: dict[int, _Chunk] = {}
+        self._waiting: dict[int, _PendingRows] = {}
         self._under_way: deque[_Sent] = deque()
         self._numbers: dict[int, int] = {}
         #: Places in the log that the COMMIT will have to name, by group: at most so many.
@@ -121,10 +121,10 @@ class ChunkWriter:
         groups = self._link.info.groups
         for piece in rows:
             gid = group_of(piece.topic, piece.partition, groups)
-            chunk = self._waiting.setdefault(gid, _Chunk())
+            chunk = self._waiting.setdefault(gid, _PendingRows())
             if chunk.size and chunk.size + len(piece.body) > self._chunk_bytes:
                 self._send(gid)
-                chunk = self._waiting.setdefault(gid, _Chunk())
+                chunk = self._waiting.setdefault(gid, _PendingRows())
             chunk.add(piece)
 
     def finish(self) -> Attempt:

@@ -18,6 +18,7 @@ from concurrent.futures import FIRST_COMPLETED, Future
 from concurrent.futures import wait as wait_for
 from typing import Any
 
+from escrowmq.actors.client.consumer_groups import TopicPartition
 from escrowmq.actors.client.router import Router, result_of
 from escrowmq.actors.consumer.offsets import OffsetReader
 from escrowmq.replication.calling.backoff import Backoff
@@ -25,7 +26,7 @@ from escrowmq.replication.calling.patience import Answer, Patience, patiently
 from escrowmq.replication.errors import OutcomeUnknown, Overloaded, Unavailable, UnknownTopic
 from escrowmq.replication.model import ResultCode, group_of
 from escrowmq.spark_integration.source.options import Subscription
-from escrowmq.spark_integration.source.planning import TopicPartition, present_partitions
+from escrowmq.spark_integration.source.planning import present_partitions
 from escrowmq.spark_integration.source.stream_planning import Bounds, Heads
 
 #: Planning asks two or three small questions; a fail-over takes a second or two.

@@ -84,7 +84,7 @@ class Subscription:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class BatchLimits:
     """How much one micro-batch takes. ``any``: whether there is any limit."""
 
     max_offsets: int | None = None
@@ -106,7 +106,7 @@ class SourceOptions:
     subscription: Subscription
     starting: Bound
     ending: Bound
-    limits: Limits
+    limits: BatchLimits
     min_partitions: int | None
     max_records_per_partition: int | None
     fail_on_data_loss: bool
@@ -175,8 +175,8 @@ def _known(given: Mapping[str, str]) -> dict[str, str]:
     return options
 
 
-def _limits(options: Mapping[str, str]) -> Limits:
-    limits = Limits(
+def _limits(options: Mapping[str, str]) -> BatchLimits:
+    limits = BatchLimits(
         positive(options, "maxOffsetsPerTrigger"),
         size_bytes(options, "maxBytesPerTrigger"),
         positive(options, "minOffsetsPerTrigger"),

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Protocol
 
+from escrowmq.actors.client.consumer_groups import TopicPartition
 from escrowmq.replication.errors import ConfigError, DataLoss, UnknownTopic
 from escrowmq.spark_integration.source.bounds import EARLIEST, LATEST, Bound, BoundKind
 from escrowmq.spark_integration.source.options import SourceOptions, Subscription
@@ -22,7 +23,6 @@ from escrowmq.spark_integration.source.pushdown import EVERYTHING, Restriction
 
 log = logging.getLogger(__name__)
 
-TopicPartition = tuple[str, int]
 #: Next offset to be read, by partition.
 Offsets = Mapping[TopicPartition, int]
 

@@ -36,7 +36,7 @@ def share_out(sizes: Mapping[Key, int], limit: int, turn: int = 0) -> dict[Key, 
     return shares | {key: 1 + more for key, more in floors.items()}
 
 
-class Patience:
+class BatchDelay:
     """Whether a micro-batch is still put off because there are too few messages, as Kafka's source does."""
 
     def __init__(self, min_offsets: int | None, max_delay_s: float) -> None:

@@ -12,8 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from escrowmq.actors.client.consumer_groups import TopicPartition
 from escrowmq.replication.errors import ConfigError, DataLoss
-from escrowmq.spark_integration.source.planning import OffsetRange, Offsets, TopicPartition, listed
+from escrowmq.spark_integration.source.planning import OffsetRange, Offsets, listed
 
 #: Beside the topics in the first batch's end: where the query started. Spark keeps no first offset until a
 #: batch has been completed; a query that starts at ``latest`` and is stopped before would start anew
@@ -33,7 +34,7 @@ Heads = Mapping[TopicPartition, Bounds]
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class MicroBatch:
     """What one micro-batch reads, and what it cannot read any more, in words."""
 
     ranges: list[OffsetRange]
@@ -102,7 +103,7 @@ def losses(offsets: Offsets, heads: Heads) -> list[str]:
     return found
 
 
-def batch(start: Offsets, end: Offsets, heads: Heads) -> Batch:
+def batch(start: Offsets, end: Offsets, heads: Heads) -> MicroBatch:
     """The ranges between two tables. A partition that only ``end`` has is read from its earliest message."""
     ranges, missing = [], []
     gone = sorted(set(start) - set(end))
@@ -124,7 +125,7 @@ def batch(start: Offsets, end: Offsets, heads: Heads) -> Batch:
             offset = first
         if offset < stop:
             ranges.append(OffsetRange(*which, offset, stop))
-    return Batch(ranges, missing)
+    return MicroBatch(ranges, missing)
 
 
 def require(missing: list[str], fail_on_data_loss: bool) -> list[str]:

@@ -22,14 +22,15 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
+from escrowmq.actors.client.consumer_groups import TopicPartition
 from escrowmq.actors.client.router import Router, result_of
 from escrowmq.replication.model import ResultCode, group_of
 from escrowmq.spark_integration.ray_link import find_cluster
 from escrowmq.spark_integration.source.heads import IDLE_WAIT_S, PLAN_TIMEOUT_S, HeadWatch, LeaderCatalog
 from escrowmq.spark_integration.source.options import SourceOptions, Subscription
-from escrowmq.spark_integration.source.planning import Offsets, TopicPartition, initial_offsets, listed, split
+from escrowmq.spark_integration.source.planning import Offsets, initial_offsets, listed, split
 from escrowmq.spark_integration.source.reading import Split, TaskReader, splits
-from escrowmq.spark_integration.source.stream_limits import Patience, share_out
+from escrowmq.spark_integration.source.stream_limits import BatchDelay, share_out
 from escrowmq.spark_integration.source.stream_planning import (
     Bounds,
     Heads,
@@ -59,7 +60,7 @@ class EscrowMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._initial: Offsets | None = None
         self._available_now = False
         self._target: Heads | None = None
-        self._patience = Patience(options.limits.min_offsets, options.limits.max_trigger_delay_s)
+        self._patience = BatchDelay(options.limits.min_offsets, options.limits.max_trigger_delay_s)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_link": None}  # tasks have connections of their own

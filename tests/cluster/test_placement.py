@@ -8,8 +8,8 @@ import pytest
 
 from escrowmq.cluster.placement import (
     Condition,
-    Key,
     Node,
+    ReplicaKey,
     Seat,
     Seen,
     decide,
@@ -20,11 +20,11 @@ from escrowmq.cluster.placement import (
 NODES = [Node(f"n{i}", f"id{i}", f"10.0.0.{i}") for i in range(4)]
 
 
-def seats_of(groups: int, replicas: int, nodes: list[Node]) -> dict[Key, Seat]:
+def seats_of(groups: int, replicas: int, nodes: list[Node]) -> dict[ReplicaKey, Seat]:
     return {seat.key: seat for seat in found_seats(groups, replicas, nodes)}
 
 
-def all_running(seats: dict[Key, Seat]) -> dict[Key, Seen]:
+def all_running(seats: dict[ReplicaKey, Seat]) -> dict[ReplicaKey, Seen]:
     return {key: Seen(Condition.RUNNING) for key in seats}
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from escrowmq.replication.format.codec import ENVELOPE, Op, OpType, decode_command, encode_command
 from escrowmq.replication.replica import admission
-from escrowmq.replication.replica.admission import Admission, Entry, Submission
+from escrowmq.replication.replica.admission import Admission, ComposedEntry, Submission
 from escrowmq.replication.replica.fetching import FetchRequest, FetchResult
 from escrowmq.replication.replica.replica import Raft, Replica
 from escrowmq.replication.state.index import PartitionIndex
@@ -111,7 +111,7 @@ def ref_and_commit_apart(patch: pytest.MonkeyPatch) -> None:
     """References go into one entry, their COMMIT into the next: a crash between them tears a transaction."""
     propose = Replica._propose
 
-    def in_two(self: Replica, raft: Raft, entry: Entry) -> None:
+    def in_two(self: Replica, raft: Raft, entry: ComposedEntry) -> None:
         *references, rest = _split(entry)
         for part in references:
             raft.propose(part.command, lambda results, outcome: None)
@@ -123,7 +123,7 @@ def ref_and_commit_apart(patch: pytest.MonkeyPatch) -> None:
         _rewire(patch, kind, _at_once(handler))
 
 
-def _split(entry: Entry) -> list[Entry]:
+def _split(entry: ComposedEntry) -> list[ComposedEntry]:
     """An entry of the references alone, and one of everything else."""
     frames: list[tuple[Op, bytes]] = []
     start = ENVELOPE.size

@@ -12,11 +12,11 @@ from escrowmq.cluster.demo.events import (
     COMMITTED,
     LEFT_OPEN,
     Checked,
-    Done,
     Event,
     EventWriter,
     Failed,
     Finished,
+    OrderEnded,
     Ready,
     read_events,
 )
@@ -27,8 +27,8 @@ from escrowmq.feedback.states import TransactionState
 
 EVENTS: list[Event] = [
     Ready(skipped=2),
-    Done(1, COMMITTED, 1.0, 1.5),
-    Done(2, LEFT_OPEN),
+    OrderEnded(1, COMMITTED, 1.0, 1.5),
+    OrderEnded(2, LEFT_OPEN),
     Checked("t2", "UNKNOWN"),
     Checked("t2", "COMMITTED"),
     Checked("t9", "ROLLBACK"),

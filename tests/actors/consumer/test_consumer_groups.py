@@ -14,9 +14,9 @@ PARTITIONS = 4
 
 def vanish(consumer):
     """Its process is killed: no goodbye, no more heartbeats or fetches."""
-    consumer.core.session._closing = True
-    consumer.core.session._wakeup.set()
-    consumer.core.session.join_thread()
+    consumer.core.membership_thread._closing = True
+    consumer.core.membership_thread._wakeup.set()
+    consumer.core.membership_thread.join_thread()
     consumer.core.fetch.close()
 
 
@@ -79,23 +79,23 @@ def test_a_zombies_commit_is_refused(brokers, topic, unique, consumer_of):
     brokers.produce(topic, 0, numbered(0, 10))
     a = consumer_of(brokers, group=group, topics=[topic], config={"session_timeout_s": 0.5})
     read(a, 3)
-    a.core.session._closing = True  # hangs: it sends no heartbeats
-    a.core.session.wake()
+    a.core.membership_thread._closing = True  # hangs: it sends no heartbeats
+    a.core.membership_thread.wake()
     b = consumer_of(brokers, group=group, topics=[topic])
     assert len(read(b, 10)) == 10
     b.commit()
     with pytest.raises(StaleMember, match="again"):
         # It joins again, as it is alive after all, but b was given its partitions meanwhile.
-        a.core.session._closing = False
-        a.core.session._thread = _restart(a.core.session)
+        a.core.membership_thread._closing = False
+        a.core.membership_thread._thread = _restart(a.core.membership_thread)
         a.commit()
     assert b.committed(topic, 0) == 10
 
 
-def _restart(session):
+def _restart(keeper):
     import threading
 
-    thread = threading.Thread(target=session._run, daemon=True)
+    thread = threading.Thread(target=keeper._run, daemon=True)
     thread.start()
     return thread
 

@@ -118,7 +118,7 @@ def test_every_record_once_in_order_whatever_the_network_does(seed):
             if state.position is not None:
                 expected[partition] = rng.randrange(expected[partition] + 1)
                 state.restart(expected[partition])
-        for state in positions.unresolved():  # the session would ask the leader
+        for state in positions.unresolved():  # the membership thread would ask the leader
             positions.resolve(state.tp, state.epoch, state.suspect)
         buffered = sum(state.buffered for state in positions.states())
         assert buffered <= 4_000 + 3 * 500 * 2, f"seed {seed}: {buffered} bytes"

@@ -11,7 +11,7 @@ from escrowmq.spark_integration.source.bounds import BoundKind
 from escrowmq.spark_integration.source.options import (
     COLUMNS,
     OPTIONS,
-    Limits,
+    BatchLimits,
     SourceOptions,
     Use,
     parse_options,
@@ -28,7 +28,7 @@ def test_defaults_read_everything_that_is_committed() -> None:
     assert (options.starting.kind, options.ending.kind) == (BoundKind.EARLIEST, BoundKind.LATEST)
     assert options.min_partitions is None and options.max_records_per_partition is None
     assert options.columns == tuple(name for name in COLUMNS if name != "headers")
-    assert options.fail_on_data_loss is True and options.limits == Limits() and not options.limits.any
+    assert options.fail_on_data_loss is True and options.limits == BatchLimits() and not options.limits.any
     assert (options.value_format, options.value_schema, options.value_mode) == ("binary", None, "PERMISSIVE")
     assert (options.address, options.namespace) == ("127.0.0.1:6379", "escrowmq")
 
@@ -101,7 +101,7 @@ def test_filters_are_pushed_only_where_a_batch_read_asks_for_it() -> None:
 
 def test_limits_with_units() -> None:
     given = {"maxOffsetsPerTrigger": "9", "minOffsetsPerTrigger": "3", "maxBytesPerTrigger": "64m"}
-    assert parse(subscribe="a", maxTriggerDelay="90s", **given).limits == Limits(9, 64 << 20, 3, 90.0)
+    assert parse(subscribe="a", maxTriggerDelay="90s", **given).limits == BatchLimits(9, 64 << 20, 3, 90.0)
     for text, seconds in {"250": 0.25, "15m": 900, "2 h": 7200, "500ms": 0.5, "1d": 86400}.items():
         assert parse(subscribe="a", maxTriggerDelay=text).limits.max_trigger_delay_s == seconds
 

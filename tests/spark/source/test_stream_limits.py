@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from escrowmq.spark_integration.source.stream_limits import Patience, share_out
+from escrowmq.spark_integration.source.stream_limits import BatchDelay, share_out
 
 sizes = st.dictionaries(st.integers(0, 50), st.integers(0, 10_000), max_size=12)
 
@@ -46,8 +46,8 @@ def test_the_larger_lag_never_gets_less(lags: list[int], limit: int) -> None:
 
 
 def test_too_few_wait_until_there_are_enough_or_it_takes_too_long() -> None:
-    patience = Patience(10, 60.0)
+    patience = BatchDelay(10, 60.0)
     assert not patience.waits(0, 0.0)  # the first batch of a run
     assert patience.waits(9, 59.0) and not patience.waits(10, 59.5)
     assert patience.waits(9, 119.0) and not patience.waits(9, 119.5)
-    assert not Patience(None, 60.0).waits(0, 1.0)
+    assert not BatchDelay(None, 60.0).waits(0, 1.0)
