@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from escrowmq.actors.admin.topic_creation import topic_settings
 from escrowmq.actors.broker.config import BrokerConfig
 from escrowmq.replication.format import ops
 from escrowmq.replication.format.codec import encode_row
@@ -77,7 +78,7 @@ def _fill(folder: Path, wanted_bytes: int) -> int:
     service = _service(folder)
     service.start()
     _await_leader(service)
-    service.submit(ops.create_topic("bench", {"partitions": 4}))
+    service.submit(ops.create_topic("bench", topic_settings(4)))
     rows = [encode_row(b"key", os.urandom(MESSAGE_BYTES), None, None) for _ in range(MESSAGES_PER_CALL)]
     requests = [ops.message("bench", p, "bench", 0, -1, rows) for p in range(4)]
     calls = wanted_bytes // len(requests[0])

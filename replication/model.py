@@ -119,15 +119,15 @@ class OpenTransaction:
 
 @dataclass(frozen=True, slots=True)
 class TopicInfo:
-    """A topic's replicated settings."""
+    """A topic's replicated settings. What holds for a new topic is up to its creator (``TopicOptions``)."""
 
     name: str
     partitions: int
-    on_check_exhausted: str = "hold"  # "hold": stays open, parked; "rollback": rolled back
-    check_max: int = 15
-    transaction_timeout_ms: int = 6000
-    retention_ms: int = 604_800_000  # seven days, as Kafka; -1: unlimited
-    retention_bytes: int = -1  # per partition; -1: unlimited
+    on_check_exhausted: str  # "hold": stays open, parked; "rollback": rolled back
+    check_max: int
+    transaction_timeout_ms: int
+    retention_ms: int  # -1: unlimited
+    retention_bytes: int  # per partition; -1: unlimited
 
 
 def group_of(topic: str, partition: int, groups: int) -> int:

@@ -7,10 +7,10 @@ log of the groups they concern; repeating one that was cut short is always safe.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields
 from typing import Any
 
 from escrowmq.actors.admin.status import STATUS_WAIT_S, cluster_status
+from escrowmq.actors.admin.topic_creation import create_topic
 from escrowmq.actors.admin.transactions import TransactionAdmin
 from escrowmq.actors.admin.types import (
     ClusterStatus,
@@ -26,7 +26,7 @@ from escrowmq.actors.client.replica_calls import ReplicaCalls
 from escrowmq.actors.client.router import Router, result_of
 from escrowmq.actors.client.topology import ClusterInfo
 from escrowmq.actors.consumer.offsets import OffsetReader
-from escrowmq.replication.errors import ConfigError, EscrowMQError, TopicExists, UnknownTopic
+from escrowmq.replication.errors import UnknownTopic
 from escrowmq.replication.format import ops
 from escrowmq.replication.model import (
     OpenTransaction,
@@ -35,11 +35,6 @@ from escrowmq.replication.model import (
     TransactionState,
     group_of,
 )
-from escrowmq.replication.state.topics import settings_problem
-
-_OPTIONS = {
-    field.name: field.default for field in fields(TopicInfo) if field.name not in ("name", "partitions")
-}
 
 
 class Admin(Closing):
@@ -56,33 +51,14 @@ class Admin(Closing):
 
     # ------------------------------------------------------------ topics
 
-    def create_topic(self, name: str, partitions: int = 1, **options: int | str) -> TopicInfo:
-        """Creates a topic in every broker group; again with the same settings changes nothing.
+    def create_topic(self, name: str, partitions: int = 1, **options: int | str | None) -> TopicInfo:
+        """Creates a topic in every broker group, and returns its settings. Repeating it changes nothing.
 
-        Options: ``on_check_exhausted`` ("hold" or "rollback"), ``check_max``, ``transaction_timeout_ms``,
-        ``retention_ms``, ``retention_bytes`` (-1: unlimited). Raises ConfigError, TopicExists.
+        Options: the fields of ``TopicOptions``. Without ``retention_ms`` (milliseconds) and
+        ``retention_bytes`` (per partition) messages are kept for ever. An option that is left out, or None,
+        accepts what an existing topic has. Raises ConfigError, and TopicExists if something stated differs.
         """
-        unknown = sorted(set(options) - set(_OPTIONS))
-        if unknown:
-            raise ConfigError(f"unknown topic options {unknown}; known: {sorted(_OPTIONS)}")
-        settings: dict[str, Any] = {"partitions": partitions, **_OPTIONS, **options}
-        if type(name) is not str:
-            raise ConfigError(f"a topic's name is a str, not {name!r}")
-        if type(partitions) is not int:
-            raise ConfigError(f"partitions must be an int, not {partitions!r}")
-        problem = settings_problem(name, settings)
-        if problem is not None:
-            raise ConfigError(problem)
-        # In order of groups: of two who create it differently at once, group 0 refuses one for all.
-        for gid in range(self.info.groups):
-            code, info = self._submit(gid, ops.create_topic(name, settings))
-            if code == ResultCode.TOPIC_EXISTS:
-                raise TopicExists(f"topic {name!r} exists with other settings: {info}")
-            if code == ResultCode.MALFORMED:
-                raise ConfigError(str(info))
-            if code not in (ResultCode.OK, ResultCode.DUPLICATE):
-                raise EscrowMQError(f"creating {name!r} was refused: {ResultCode(code).name}")
-        return TopicInfo(name, **settings)
+        return create_topic(self._submit, self.info.groups, name, partitions, options)
 
     def topics(self) -> list[TopicInfo]:
         """All topics by name."""

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from escrowmq.actors.admin.topic_creation import kept
 from escrowmq.actors.client.consumer_groups import MemberDescription
 from escrowmq.replication.model import OpenTransaction, TopicInfo, TransactionState
 
@@ -32,6 +33,11 @@ class TopicDescription:
     def messages(self) -> int:
         """Messages that can be read now."""
         return sum(p.end - p.start for p in self.partitions)
+
+    @property
+    def kept(self) -> str:
+        """How long messages are kept, in words: ``for ever``, ``deleted after 7 days``."""
+        return kept(self.info)
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ from typing import Any
 
 from benchmarks.load.series import own_megabytes
 from benchmarks.measure import Latencies
+from escrowmq.actors.admin.topic_creation import topic_settings
 from escrowmq.actors.broker.config import BrokerConfig
 from escrowmq.feedback.asking.topic_feedback import TopicFeedback
 from escrowmq.feedback.brokers import BrokerUnreachable
@@ -100,7 +101,7 @@ def measure(
     try:
         group.start()
         leader = group.leader()
-        group.submit(ops.create_topic(TOPIC, {"partitions": 1}))
+        group.submit(ops.create_topic(TOPIC, topic_settings()))
         brokers = PooledBrokers(group, config)
         try:
             return asyncio.run(_measure(group, leader, brokers, parked, apps, seconds, say))

@@ -6,18 +6,21 @@ from typing import Annotated, Any
 
 import typer
 
+from escrowmq.actors.admin.topic_creation import kept
 from escrowmq.cluster.cli.options import ConnectionOptions, Format, Shown, with_connection
 from escrowmq.cluster.cli.output import note, plain, show_pairs, show_rows
+from escrowmq.replication.model import TopicInfo
 
 app = typer.Typer(no_args_is_help=True, help="Create, list, describe and delete topics.")
 Name = Annotated[str, typer.Argument(help="Name of the topic.", show_default=False)]
 
 
-def _settings(topic: Any) -> dict[str, Any]:
+def _settings(topic: TopicInfo) -> dict[str, Any]:
     return {
         **plain(topic),
         "retention_ms": topic.retention_ms if topic.retention_ms >= 0 else None,
         "retention_bytes": topic.retention_bytes if topic.retention_bytes >= 0 else None,
+        "kept": kept(topic),
     }
 
 
@@ -36,12 +39,17 @@ def create(
     check_max: Annotated[int | None, typer.Option(help="Checks before that happens.")] = None,
     transaction_timeout_ms: Annotated[int | None, typer.Option(help="Time to the first check.")] = None,
     retention_ms: Annotated[
-        int | None, typer.Option(help="Messages older than this may go; -1: never.")
+        int | None, typer.Option(help="Messages older than this are deleted; -1, the default: none is.")
     ] = None,
-    retention_bytes: Annotated[int | None, typer.Option(help="Bytes kept; -1: unlimited.")] = None,
+    retention_bytes: Annotated[
+        int | None, typer.Option(help="Bytes of a partition that are kept; -1, the default: all.")
+    ] = None,
     shown: Shown = Format.table,
 ) -> None:
-    """Create a topic. Again with the same settings changes nothing."""
+    """Create a topic; its messages are kept for ever unless a retention is given.
+
+    Repeating it changes nothing. A setting that is not given accepts what an existing topic has.
+    """
     wanted: dict[str, int | str | None] = {
         "on_check_exhausted": on_check_exhausted,
         "check_max": check_max,
@@ -67,7 +75,7 @@ def list_topics(connection: ConnectionOptions, shown: Shown = Format.table) -> N
         "on_check_exhausted",
         "check_max",
         "transaction_timeout_ms",
-        "retention_ms",
+        "kept",
     )
     show_rows(shown, [_settings(topic) for topic in topics], columns, empty="no topics yet")
 

@@ -8,13 +8,22 @@ under the same name can never receive messages prepared for the old one.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict
 
 from escrowmq.replication.model import ResultCode, TopicInfo, group_of
 from escrowmq.replication.state.index import PartitionIndex
 
 PARTITIONS_MAX = 10_000
-_SETTINGS = {f.name: f.type for f in fields(TopicInfo) if f.name != "name"}
+#: What an entry means that does not state a setting. Part of the log's format: entries of old clients are
+#: redone with these for ever, so they never change. Clients state every setting, with defaults of their own.
+UNSTATED: Mapping[str, int | str] = {
+    "partitions": 1,
+    "on_check_exhausted": "hold",
+    "check_max": 15,
+    "transaction_timeout_ms": 6000,
+    "retention_ms": 604_800_000,  # seven days
+    "retention_bytes": -1,
+}
 
 
 class Partition:
@@ -49,7 +58,7 @@ class TopicTable:
         problem = settings_problem(name, settings)
         if problem is not None:
             return [int(ResultCode.MALFORMED), problem]
-        info = replace(TopicInfo(name, 1), **settings)  # type: ignore[arg-type]
+        info = TopicInfo(name, **{**UNSTATED, **settings})  # type: ignore[arg-type]
         known = self.topics.get(name)
         if known is not None:
             if known.info == info:
@@ -87,8 +96,8 @@ def settings_problem(name: str, settings: Mapping[str, object]) -> str | None:
     if not name or len(name) > 200 or not all(c.isalnum() or c in "._-" for c in name):
         return f"topic name {name!r}: 1 to 200 letters, digits, '.', '_' or '-'"
     for key, value in settings.items():
-        if key not in _SETTINGS:
-            return f"unknown topic setting {key!r}; known: {', '.join(sorted(_SETTINGS))}"
+        if key not in UNSTATED:
+            return f"unknown topic setting {key!r}; known: {', '.join(sorted(UNSTATED))}"
         wanted = str if key == "on_check_exhausted" else int
         if type(value) is not wanted:
             return f"topic setting {key!r} must be {wanted.__name__}, not {value!r}"

@@ -23,7 +23,7 @@ def test_topics(cluster: Cluster, unique: Unique) -> None:
     admin, topic = cluster.admin, unique("orders")
     made = admin.create_topic(topic, partitions=4, transaction_timeout_ms=60_000)
     assert admin.create_topic(topic, partitions=4, transaction_timeout_ms=60_000) == made
-    with pytest.raises(TopicExists, match="other settings"):
+    with pytest.raises(TopicExists, match="other settings: partitions is 4, not 5"):
         admin.create_topic(topic, partitions=5)
     assert made in admin.topics()
     described = admin.describe_topic(topic)
@@ -32,6 +32,20 @@ def test_topics(cluster: Cluster, unique: Unique) -> None:
     admin.delete_topic(topic)
     with pytest.raises(UnknownTopic):
         admin.describe_topic(topic)
+
+
+def test_a_limited_topic_is_taken_as_it_is_unless_the_creator_says_otherwise(
+    cluster: Cluster, unique: Unique
+) -> None:
+    admin, limited, unlimited = cluster.admin, unique("limited"), unique("unlimited")
+    made = admin.create_topic(limited, partitions=2, retention_ms=604_800_000)
+    assert admin.create_topic(limited, partitions=2) == made
+    assert admin.create_topic(limited, partitions=2, retention_ms=None) == made
+    with pytest.raises(TopicExists, match="retention_ms is 604800000, not -1"):
+        admin.create_topic(limited, partitions=2, retention_ms=-1)
+    assert admin.describe_topic(limited).kept == "deleted after 7 days"
+    admin.create_topic(unlimited)
+    assert admin.describe_topic(unlimited).kept == "for ever"
 
 
 def test_hanging_transactions_are_listed_and_decided_by_hand(cluster: Cluster, unique: Unique) -> None:

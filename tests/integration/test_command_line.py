@@ -67,12 +67,25 @@ def test_a_topic_is_created_listed_described_and_deleted(unique: Unique) -> None
     assert (created["partitions"], created["on_check_exhausted"]) == (3, "rollback")
     assert name in [entry["name"] for entry in as_json("topic", "list")]
     assert name in good("topic", "list")
+    assert created["retention_ms"] == -1
     described = as_json("topic", "describe", name)
     assert [p["partition"] for p in described["partitions"]] == [0, 1, 2]
     assert "partition" in good("topic", "describe", name)
     assert run("topic", "delete", name, stdin="n\n").exit_code == 1
     good("topic", "delete", name, "--yes")
     assert name not in [entry["name"] for entry in as_json("topic", "list")]
+
+
+def test_a_topic_says_how_long_its_messages_are_kept(unique: Unique) -> None:
+    week, always = unique("week"), unique("always")
+    assert "deleted after 7 days" in good("topic", "create", week, "--retention-ms", "604800000")
+    assert "deleted after 7 days" in good("topic", "create", week), "nothing stated: taken as it is"
+    assert "for ever" in good("topic", "create", always)
+    for verb in (("describe", week), ("list",)):
+        assert "deleted after 7 days" in good("topic", *verb)
+    assert "for ever" in good("topic", "describe", always)
+    conflict = run("topic", "create", week, "--retention-ms", "-1")
+    assert conflict.exit_code == 5 and "retention_ms is 604800000, not -1" in conflict.stderr
 
 
 def test_errors_are_one_line_and_a_hint_with_an_exit_code_of_their_own(topic: str, unique: Unique) -> None:

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
+from escrowmq.actors.admin.topic_creation import topic_settings
 from escrowmq.replication.format import ops
 from escrowmq.replication.format.codec import encode_row
 
@@ -54,7 +55,7 @@ class Submitting(ABC):
 
     def topic(self, name: str = TOPIC, partitions: int = 1, **settings: Any) -> None:
         """A topic; one that is there already stays."""
-        (result,) = self.submit(ops.create_topic(name, {"partitions": partitions, **settings}))
+        (result,) = self.submit(ops.create_topic(name, topic_settings(partitions, **settings)))
         assert result[0] in (0, 2), result
 
     def publish(self, *tx_ids: str, size: int = 20, topic: str = TOPIC) -> None:

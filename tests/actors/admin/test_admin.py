@@ -75,8 +75,21 @@ class TestTopics:
         name = unique("orders")
         admin.create_topic(name, partitions=3)
         admin.create_topic(name, partitions=3)
-        with pytest.raises(TopicExists, match="other settings"):
+        with pytest.raises(TopicExists, match="other settings: partitions is 3, not 4"):
             admin.create_topic(name, partitions=4)
+
+    def test_creating_a_topic_of_an_old_client_again(self, brokers, admin, unique):
+        name = unique("orders")
+        assert brokers.groups[0].submit(ops.create_topic(name, {"partitions": 3})) == [[0]]
+        assert admin.create_topic(name, partitions=3).retention_ms == 604_800_000
+        assert admin.describe_topic(name).kept == "deleted after 7 days"
+        with pytest.raises(TopicExists, match="retention_ms is 604800000, not -1"):
+            admin.create_topic(name, partitions=3, retention_ms=-1)
+
+    def test_messages_are_kept_for_ever_unless_something_else_is_said(self, admin, unique):
+        name = unique("orders")
+        assert admin.create_topic(name).retention_ms == -1
+        assert admin.describe_topic(name).kept == "for ever"
 
     def test_deleting_is_done_though_the_first_answer_was_lost(self, admin, unique, monkeypatch):
         name, submit = unique("orders"), admin._router.submit

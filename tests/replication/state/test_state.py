@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -173,3 +175,21 @@ def test_retention_never_passes_an_open_transaction() -> None:
     log.add(ops.rollback("app", ["a"]))
     assert log.add(ops.retain(log.index)) == [[0, log.index - 1]]
     assert log.state.topics.topics["t"].partitions[0].index.start == 5
+
+
+def test_an_entry_that_states_no_settings_means_what_it_always_meant() -> None:
+    """Clients state every setting now, but logs hold older entries, and each start redoes them."""
+    log = FedState()
+    assert log.add(ops.create_topic("old", {})) == [[0]]
+    info = log.state.topics.topics["old"].info
+    assert asdict(info) == {
+        "name": "old",
+        "partitions": 1,
+        "on_check_exhausted": "hold",
+        "check_max": 15,
+        "transaction_timeout_ms": 6000,
+        "retention_ms": 7 * 24 * 60 * 60 * 1000,
+        "retention_bytes": -1,
+    }
+    again = [ops.create_topic("old", {"retention_ms": ms}) for ms in (604_800_000, -1)]
+    assert log.add(*again) == [[ResultCode.DUPLICATE], [ResultCode.TOPIC_EXISTS, asdict(info)]]

@@ -1,0 +1,124 @@
+"""How a topic is created: what its creator can choose, and what counts as "it exists already".
+
+The defaults here are the client's. It writes every setting into CREATE_TOPIC, so the log says what holds;
+what an entry without a setting means is part of the log's format and stays (``replication.state.topics``).
+The default must not delete what a transaction promised, so messages are kept for ever.
+
+A setting that the caller did not state accepts what an existing topic has. Broker group 0 decides: what
+stands there is what the other groups get, whoever created it and however far that creation came.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from escrowmq.replication.errors import ConfigError, EscrowMQError, TopicExists
+from escrowmq.replication.format import ops
+from escrowmq.replication.model import ResultCode, TopicInfo
+from escrowmq.replication.state.topics import settings_problem
+
+#: Submits one operation to a broker group; its result code, and what comes with it.
+Submit = Callable[[int, bytes], tuple[int, Any]]
+_UNITS_MS = ((86_400_000, "day"), (3_600_000, "hour"), (60_000, "minute"), (1000, "second"))
+_UNITS_BYTES = ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicOptions:
+    """What a topic's creator can choose beside the number of partitions. All of it is replicated."""
+
+    #: Time from prepare to the first check. Longer than most local transactions take; a check that comes
+    #: earlier costs a query.
+    transaction_timeout_ms: int = 6000
+    #: Checks that are counted before ``on_check_exhausted`` applies. With pauses of up to 30 s that is about
+    #: five minutes in which a producer is online and cannot answer.
+    check_max: int = 15
+    #: "hold": the transaction stays open, *parked*, until a person decides it. "rollback": it is rolled back.
+    #: Hold, since a broker that decides by itself can contradict your database.
+    on_check_exhausted: str = "hold"
+    #: Messages older than this are deleted; -1: none is. For ever, since only you know when a message that
+    #: was promised may go; that needs disk.
+    retention_ms: int = -1
+    #: The oldest messages of a partition are deleted beyond this size; -1: none is.
+    retention_bytes: int = -1
+
+
+_KNOWN = [item.name for item in fields(TopicOptions)]
+
+
+def topic_settings(partitions: int = 1, **options: int | str) -> dict[str, int | str]:
+    """All settings of a CREATE_TOPIC, with the client's defaults for those that are not given."""
+    return {"partitions": partitions, **asdict(TopicOptions()), **options}
+
+
+def create_topic(
+    submit: Submit, groups: int, name: str, partitions: int, options: Mapping[str, int | str | None]
+) -> TopicInfo:
+    """Creates the topic in every group, and returns what exists then. Safe to repeat.
+
+    An option that is None is not stated. Raises ConfigError, and TopicExists if something stated differs.
+    """
+    stated = _stated(name, partitions, options)
+    settings = topic_settings(**stated)  # type: ignore[arg-type]
+    problem = settings_problem(name, settings)
+    if problem is not None:
+        raise ConfigError(problem)
+    for gid in range(groups):
+        code, info = submit(gid, ops.create_topic(name, settings))
+        if code == ResultCode.TOPIC_EXISTS:
+            differs = _differences(settings if gid else stated, info)
+            if gid:
+                raise TopicExists(
+                    f"topic {name!r} has other settings in broker group {gid} than in group 0 ({differs}): "
+                    "its deletion was cut short or is under way; delete it and create it again"
+                )
+            if differs:
+                raise TopicExists(f"topic {name!r} exists with other settings: {differs}")
+            settings = {key: info[key] for key in settings}
+        elif code == ResultCode.MALFORMED:
+            raise ConfigError(str(info))
+        elif code not in (ResultCode.OK, ResultCode.DUPLICATE):
+            raise EscrowMQError(f"creating {name!r} was refused: {ResultCode(code).name}")
+    return TopicInfo(name, **settings)  # type: ignore[arg-type]
+
+
+def _stated(
+    name: object, partitions: object, options: Mapping[str, int | str | None]
+) -> dict[str, int | str]:
+    """What the caller said, once it is clear that it can be written into the log."""
+    unknown = sorted(set(options) - set(_KNOWN))
+    if unknown:
+        raise ConfigError(f"unknown topic options {unknown}; known: {sorted(_KNOWN)}")
+    if type(name) is not str:
+        raise ConfigError(f"a topic's name is a str, not {name!r}")
+    if type(partitions) is not int:
+        raise ConfigError(f"partitions must be an int, not {partitions!r}")
+    return {"partitions": partitions, **{key: value for key, value in options.items() if value is not None}}
+
+
+def _differences(wanted: Mapping[str, int | str], found: Mapping[str, int | str]) -> str:
+    """``retention_ms is 604800000, not -1``, for every setting that differs; empty if none does."""
+    return ", ".join(
+        f"{k} is {found[k]!r}, not {wanted[k]!r}" for k in sorted(wanted) if found[k] != wanted[k]
+    )
+
+
+def kept(topic: TopicInfo) -> str:
+    """How long the topic's messages are kept, in words: ``for ever``, ``deleted after 7 days``."""
+    limits = []
+    if topic.retention_ms >= 0:
+        limits.append(f"after {_in_units(topic.retention_ms, _UNITS_MS, 'ms')}")
+    if topic.retention_bytes >= 0:
+        limits.append(f"beyond {_in_units(topic.retention_bytes, _UNITS_BYTES, 'bytes')} a partition")
+    return "deleted " + " or ".join(limits) if limits else "for ever"
+
+
+def _in_units(value: int, units: tuple[tuple[int, str], ...], smallest: str) -> str:
+    """In the largest unit of which it is a whole number."""
+    for size, unit in units:
+        if value and value % size == 0:
+            count = value // size
+            return f"{count} {unit}" + ("s" if count > 1 and smallest == "ms" else "")
+    return f"{value} {smallest}"
