@@ -72,7 +72,7 @@ def _summary(section: type[Any]) -> str:
 def _entry(leaves: Sequence[Leaf]) -> str:
     """Settings that share one reason, as one item of a list."""
     names = ",\n  ".join(
-        f"**`{leaf.path}`** ({leaf.type_name}, default {COMPUTED.get(leaf.path) or _shown(leaf.default)})"
+        f"**`{leaf.path}`** ({leaf.type_name}, default {COMPUTED.get(leaf.path) or shown(leaf.default)})"
         for leaf in leaves
     )
     return f"- {names}\\\n{textwrap.indent(_wrap(reason(leaves[0])), '  ')}"
@@ -82,7 +82,8 @@ def _wrap(text: str) -> str:
     return textwrap.fill(text, 100, break_long_words=False, break_on_hyphens=False)
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
+    """A default, with its unit where it is a round number of bytes."""
     if isinstance(value, int) and not isinstance(value, bool) and value >= 1024 and value % 1024 == 0:
         for size, unit in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
             if value % size == 0:

@@ -32,7 +32,7 @@ class ConsumerConfig:
     #: At the end of a partition: pause before asking again, so that messages that trickle in come
     #: together. 5 ms cost a third of the CPU of none (measured) and are below what replication takes.
     fetch_linger_ms: float = 5.0
-    #: Fetched but not yet polled. Bounds memory when the application is slower than the broker.
+    #: Bytes fetched but not yet polled. Bounds memory when the application is slower than the broker.
     buffer_bytes: int = 16 * MIB
     #: A member that is silent this long is dead; its partitions move on. 10 s outlast a fail-over and
     #: ordinary pauses.
@@ -42,7 +42,7 @@ class ConsumerConfig:
     #: A member that does not poll for this long hangs, though its heartbeats go on: it leaves, so that
     #: others read its partitions. Five minutes, as in Kafka.
     poll_interval_max_s: float = 300.0
-    #: From call to answer, with retries and fail-overs.
+    #: From call to answer, with all retries and fail-overs.
     call_timeout_s: float = 30.0
     channel: ChannelConfig = field(default_factory=ChannelConfig)
 

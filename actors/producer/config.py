@@ -21,23 +21,23 @@ class ProducerConfig:
     #: Plain messages wait this long for company. 3 ms costs little beside a commit of 3 to 6 ms and
     #: makes calls of dozens of messages out of single sends (a call costs 0.2 ms CPU on each side).
     linger_ms: float = 3.0
-    #: Transactions wait at most so long for those that were answered together with the ones before: their
-    #: callers come back at the same time, and can share a call. A lone transaction never waits.
+    #: A transaction waits at most this long for those whose predecessors were answered together with its own:
+    #: their callers come back at the same time and can share a call. A lone transaction never waits.
     transaction_linger_ms: float = 1.0
     #: Bytes of one call. Below Ray's limit of 100 KiB arguments travel inside the call; just above it
     #: they go through shared memory at twice the cost.
     request_bytes: int = 96 * KIB
     #: Bytes queued and under way in one producer. Thirty times what saturates a group.
     buffer_bytes: int = 32 * MIB
-    #: When what is answered waited longer than this, less is taken on, down to 16 KiB, until it does not.
-    #: Most fail-overs are over in a second; what waits longer does so because there is too much of it.
+    #: When requests wait longer than this for their answer, the buffer shrinks, down to 16 KiB, until they no
+    #: longer do. Most fail-overs are over in a second; a longer wait means that there is too much to send.
     buffer_s: float = 1.0
-    #: How long a call waits for room in that buffer before it raises Overloaded.
+    #: How long a call waits for room in the buffer before it raises Overloaded.
     buffer_wait_s: float = 10.0
     #: From call to answer, with all retries and fail-overs. A fail-over takes 1 to 2 s; a machine
     #: that pages or a node that is lost takes up to 15.
     delivery_timeout_s: float = 30.0
-    #: Larger bodies belong into an object store, with a reference in the message.
+    #: The largest message. A larger body belongs in an object store, with a reference in the message.
     message_bytes_max: int = 1 * MIB
     #: All messages of one transaction together. They are kept in memory until prepared.
     transaction_bytes_max: int = 16 * MIB
@@ -46,8 +46,8 @@ class ProducerConfig:
     part_bytes: int = 1 * MIB
     #: Time from prepare to the first check; None = what the topic says (6 s).
     transaction_timeout_s: float | None = None
-    #: When the limit of open transactions is reached: 0 raises TooManyOpenTransactions at once, so that
-    #: the caller decides; more waits so long for others to settle.
+    #: How long to wait for others to settle when the limit of open transactions is reached. 0 raises
+    #: TooManyOpenTransactions at once, so that the caller decides.
     open_limit_wait_s: float = 0.0
     #: True: COMMIT is sent but not waited for. A lost one is asked back, so nothing is lost, but the
     #: messages may appear only after the check. False, since readers usually expect them at once.

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from escrowmq.cluster import config_doc
+from escrowmq.cluster import config_doc, guide_doc
 from escrowmq.cluster.config import Config, all_leaves, load_config, override, variable_of
-from escrowmq.cluster.config_tree import reason
+from escrowmq.cluster.config_tree import leaves, reason
 from escrowmq.replication.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
@@ -179,3 +179,18 @@ def test_every_setting_has_a_variable_of_its_own() -> None:
 def test_the_configuration_page_is_current() -> None:
     page = (ROOT / "docs" / "configuration.md").read_text()
     assert page == config_doc.page(), "run: python -m escrowmq.cluster.config_doc docs/configuration.md"
+
+
+def test_the_tables_of_the_guide_are_current() -> None:
+    guide = (ROOT / "docs/guide.md").read_text()
+    assert guide == guide_doc.with_tables(guide), "run: python -m escrowmq.cluster.guide_doc docs/guide.md"
+
+
+@pytest.mark.parametrize("options", guide_doc.TABLES.values())
+def test_every_option_of_the_guide_has_its_meaning(options: type) -> None:
+    assert not [leaf.path for leaf in leaves(options) if not reason(leaf)]
+
+
+def test_a_guide_without_a_place_for_a_table_is_refused() -> None:
+    with pytest.raises(ValueError, match="consumer options"):
+        guide_doc.with_tables("<!-- table: topic options (made) -->\n<!-- end of table -->\n")

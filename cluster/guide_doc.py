@@ -1,0 +1,58 @@
+"""The tables of options in docs/guide.md, made from the code.
+
+``python -m escrowmq.cluster.guide_doc docs/guide.md`` writes them anew: what stands between the two comment
+lines of each table is replaced, and nothing else is touched. A test compares, so that a changed default
+without its table fails. The text is the comment over the default, as in docs/configuration.md.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+from escrowmq.actors.admin.topic_creation import TopicOptions
+from escrowmq.actors.consumer.config import ConsumerConfig
+from escrowmq.actors.producer.config import ProducerConfig
+from escrowmq.cluster.config_doc import shown
+from escrowmq.cluster.config_tree import leaves, reason
+
+#: What the comment line before a table names, and whose fields the table shows.
+TABLES: dict[str, type[Any]] = {
+    "topic options": TopicOptions,
+    "producer options": ProducerConfig,
+    "consumer options": ConsumerConfig,
+}
+_REGION = re.compile(r"(<!-- table: ([a-z ]+) \(.*?-->\n).*?(<!-- end of table -->\n)", re.DOTALL)
+
+
+def with_tables(guide: str) -> str:
+    """The guide with every table as the code has it. Raises ValueError if a table has no place in it."""
+    named = [found[2] for found in _REGION.finditer(guide)]
+    if sorted(named) != sorted(TABLES):
+        raise ValueError(f"the guide has places for {named}; each of {list(TABLES)} needs one")
+    return _REGION.sub(lambda found: found[1] + table(TABLES[found[2]]) + found[3], guide)
+
+
+def table(options: type[Any]) -> str:
+    """A table of the options; those that share a comment share a row. Settings of sections are left out."""
+    own = [leaf for leaf in leaves(options) if "." not in leaf.path]
+    rows = ["| option | default | meaning |", "|---|---|---|"]
+    for text, group in itertools.groupby(own, key=reason):
+        together = list(group)
+        names = ", ".join(f"`{leaf.path}`" for leaf in together)
+        defaults = ", ".join(shown(leaf.default) for leaf in together)
+        rows.append(f"| {names} | {defaults} | {text.replace('``', '`').replace('|', '&#124;')} |")
+    return "\n".join(rows) + "\n"
+
+
+def main() -> None:
+    """Write the tables into the file named on the command line."""
+    path = Path(sys.argv[1])
+    path.write_text(with_tables(path.read_text()))
+
+
+if __name__ == "__main__":
+    main()
