@@ -15,7 +15,10 @@ PACKAGES = ("replication", "feedback", "actors", "cluster", "spark_integration")
 SKIPPED = {".venv", ".git", "build", "dist", "artifacts", "node_modules", ".demo"}
 TEXT = {".py", ".md", ".toml", ".yaml", ".yml", ".txt", ".svg", ".cfg", ".sh", ""}
 
-LINES_MAX = 500
+#: Above this somebody looks whether a file has two subjects.
+LINES_TO_LOOK_AT = 500
+#: Files that are longer and have one subject all the same, each with the reason.
+LONG_FILES: dict[str, str] = {}
 FUNCTION_LINES_MAX = 75
 #: A function or class up to this long may speak for itself.
 OBVIOUS_LINES = 6
@@ -55,8 +58,10 @@ def test_a_module_has_one_subject_and_says_which() -> None:
     for path in PACKAGE_FILES:
         source = path.read_text()
         tree = ast.parse(source)
-        if (lines := source.count("\n")) > LINES_MAX:
-            wrong.append(f"{_name(path)} has {lines} lines: split it by subject (limit {LINES_MAX})")
+        if (lines := source.count("\n")) > LINES_TO_LOOK_AT and _name(path) not in LONG_FILES:
+            wrong.append(
+                f"{_name(path)} has {lines} lines: part its subjects, or say in LONG_FILES why it has one"
+            )
         if tree.body and not ast.get_docstring(tree):
             wrong.append(f"{_name(path)} does not say what it is")
         for node in ast.walk(tree):
@@ -113,6 +118,11 @@ def test_links_between_the_documents_lead_somewhere() -> None:
             if "://" not in target and not (path.parent / target).exists():
                 broken.append(f"{_name(path)} -> {target}")
     assert not broken, "\n".join(broken)
+
+
+def test_files_listed_as_long_are_long() -> None:
+    short = [name for name in LONG_FILES if (ROOT / name).read_text().count("\n") <= LINES_TO_LOOK_AT]
+    assert not short, f"no longer over {LINES_TO_LOOK_AT} lines: {short}"
 
 
 def test_no_test_is_skipped_for_good() -> None:
