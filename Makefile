@@ -28,7 +28,7 @@ help: ## this list
 demo: $(STAMP) ## orders through escrow while things are being killed; Spark checks the result (4 minutes)
 	$(BIN)/escrowmq demo
 
-test: lint ## everything: lint, types, layers, then the fast tests, then real Ray and Spark (< 18 minutes)
+test: lint ## everything: lint, types, layers, then the fast tests, then real Ray and Spark (16 minutes on two cores)
 	$(BIN)/python -m pytest -m "not ray and not spark and not slow and not long" -n $(JOBS) --dist loadfile
 	$(BIN)/python -m pytest -m "(ray or spark or slow) and not long" -n $(JOBS) $(IN_ORDER) --durations=20
 
@@ -43,7 +43,7 @@ lint: $(STAMP) ## ruff, mypy --strict, and the direction of imports
 simulate: $(STAMP) ## random schedules of faults against a whole broker group: SEEDS=<how many> SEED=<first>
 	$(BIN)/python -m tests.sim --seeds $(SEEDS) --seed $(SEED)
 
-chaos: $(STAMP) ## real processes killed, stopped, cut off: TRIALS=<how many> SEED=<n> (50: 10 minutes; ARGS=--help)
+chaos: $(STAMP) ## real processes killed, stopped, cut off: TRIALS=<how many> SEED=<n> (50: 8 minutes; ARGS=--help)
 	$(BIN)/python -m tests.chaos --fail-over --trials $(TRIALS) --seed $(SEED) $(ARGS)
 
 spark-trials: $(STAMP) ## kills at every step of Spark's sink, every row counted: TRIALS=<how many> SEED=<n> (ARGS=--help)

@@ -120,6 +120,19 @@ def test_links_between_the_documents_lead_somewhere() -> None:
     assert not broken, "\n".join(broken)
 
 
+def test_a_target_takes_as_long_on_every_page_as_make_help_says() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    takes = dict(re.findall(r"^([a-z-]+):.*## .*?(\d+) minutes", makefile, re.MULTILINE))
+    assert "test" in takes
+    wrong = []
+    for page in ("README.md", "CONTRIBUTING.md"):
+        for number, line in enumerate((ROOT / page).read_text().splitlines(), start=1):
+            for target, minutes in re.findall(r"\bmake ([a-z-]+)\b.*?\b(\d+) minutes", line):
+                if takes.get(target) != minutes:
+                    wrong.append(f"{page}:{number}: make {target} takes {takes.get(target)} minutes")
+    assert not wrong, "\n".join(wrong)
+
+
 def test_files_listed_as_long_are_long() -> None:
     short = [name for name in LONG_FILES if (ROOT / name).read_text().count("\n") <= LINES_TO_LOOK_AT]
     assert not short, f"no longer over {LINES_TO_LOOK_AT} lines: {short}"
