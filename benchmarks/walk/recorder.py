@@ -121,8 +121,11 @@ class Tally:
 def by_role(calls: Iterable[Call], role_of: Callable[[str], str]) -> dict[str, list[Call]]:
     """The calls of each role, in order; ``role_of(thread)`` names it."""
     roles: dict[str, list[Call]] = {}
+    known: dict[str, str] = {}
     for call in calls:
-        roles.setdefault(role_of(call.thread), []).append(call)
+        if call.thread not in known:
+            known[call.thread] = role_of(call.thread)
+        roles.setdefault(known[call.thread], []).append(call)
     return roles
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from statistics import median_low
 
-from benchmarks.walk.group import FOLDERS, LEFT_OUT, OF_THE_CLOCK, Group, Message, asked_back
+from benchmarks.walk.group import FOLDERS, LEFT_OUT, OF_THE_CLOCK, Group, Message, Producer, asked_back
 from benchmarks.walk.recorder import Call, Recorder, Tally, by_role
 
 STEPS = ("prepare", "commit", "send", "poll", "check")
@@ -200,16 +200,13 @@ class Stage:
             stack.enter_context(asked_back(self._group, TOPIC))
             time.sleep(1.0)  # both sides have found the leader and each other
             for number in self._rounds(lambda: check.enough):
-                with producer.transaction(transaction_timeout_s=CHECK_AFTER_S) as tx:
-                    tx.send(Message(TOPIC, BODY))
-                    tx.prepare()
-                    tx.unknown()
-                checked = self._one_check()
-                if number >= WARM_UP:
+                checked = self._one_check(producer)
+                if checked is not None and number >= WARM_UP:
                     check.add(checked)
         return [check.step()]
 
-    def _one_check(self) -> Repeat:
+    def _one_check(self, producer: Producer) -> Repeat | None:
+        """None if this thread came too late to see it."""
         settled = threading.Event()
         answered = 0.0
 
@@ -220,14 +217,19 @@ class Stage:
                 settled.set()
 
         with self._hearing(note):
+            with producer.transaction(transaction_timeout_s=CHECK_AFTER_S) as tx:
+                tx.send(Message(TOPIC, BODY))
+                tx.prepare()
+                tx.unknown()
             self._recorder.start()
+            late = settled.is_set()
             if not settled.wait(10.0):
                 raise TimeoutError("an open transaction was not asked about")
             self._recorder.rest(CALM_S)
         calls = self._recorder.stop()
         # Nobody else calls a replica: the first call in such a thread is the parked one that was woken.
-        woken = next(n for n, call in enumerate(calls) if call.thread.startswith("call-"))
-        return self._repeat(calls[woken:], answered)
+        woken = next((n for n, call in enumerate(calls) if call.thread.startswith("call-")), None)
+        return None if late or woken is None else self._repeat(calls[woken:], answered)
 
     # -------------------------------------------------------------- around them
 
