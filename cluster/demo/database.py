@@ -87,10 +87,6 @@ class ShopDatabase:
         rows = self._read(f"SELECT {', '.join(columns)} FROM {name}")
         return {column: [row[i] for row in rows] for i, column in enumerate(columns)}
 
-    def lines_by_order(self) -> dict[int, int]:
-        """Number of line items by order key."""
-        return dict(self._read("SELECT l_orderkey, count(*) FROM lineitem GROUP BY l_orderkey"))
-
     def close(self) -> None:
         self._db.close()
 
