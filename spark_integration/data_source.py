@@ -17,11 +17,11 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
 from escrowmq.actors.client.router import Router
 from escrowmq.replication.errors import ConfigError
-from escrowmq.spark_integration.decode.records import RowFormat, schema_ddl
+from escrowmq.spark_integration.decode.records import COLUMNS, RowFormat, schema_ddl
 from escrowmq.spark_integration.decode.values import ValueDecoder, value_ddl
 from escrowmq.spark_integration.ray_link import find_cluster
 from escrowmq.spark_integration.source.heads import PLAN_TIMEOUT_S, LeaderCatalog
-from escrowmq.spark_integration.source.options import COLUMNS, SourceOptions, Use, parse_options
+from escrowmq.spark_integration.source.options import SourceOptions, Use, parse_options
 from escrowmq.spark_integration.source.planning import plan
 from escrowmq.spark_integration.source.pushdown import EVERYTHING, push
 from escrowmq.spark_integration.source.reading import Split, TaskReader, splits

@@ -16,7 +16,6 @@ import pyarrow as pa
 from escrowmq.actors.consumer.reader import Stretch
 from escrowmq.spark_integration.decode.decoding import HEADERS, raw_columns
 from escrowmq.spark_integration.decode.values import ValueDecoder
-from escrowmq.spark_integration.source.options import COLUMNS
 
 #: Timestamps are the broker's, set when the message became readable; Kafka calls that LogAppendTime = 1.
 LOG_APPEND_TIME = 1
@@ -24,7 +23,7 @@ LOG_APPEND_TIME = 1
 BATCH_ROWS = 10_000
 BATCH_BYTES = 4 << 20
 
-#: Column -> (type as DDL, type in Arrow).
+#: Column -> (type as DDL, type in Arrow): those of Kafka's source in its order, and ``tx_id``.
 _TYPES: dict[str, tuple[str, pa.DataType]] = {
     "key": ("BINARY", pa.binary()),
     "value": ("BINARY", pa.binary()),
@@ -36,6 +35,8 @@ _TYPES: dict[str, tuple[str, pa.DataType]] = {
     "headers": ("ARRAY<STRUCT<key: STRING, value: BINARY>>", HEADERS),
     "tx_id": ("STRING", pa.string()),
 }
+COLUMNS = tuple(_TYPES)
+#: Headers come only on request.
 _DEFAULT = tuple(name for name in COLUMNS if name != "headers")
 
 

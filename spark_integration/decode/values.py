@@ -26,7 +26,8 @@ from escrowmq.replication.errors import ConfigError, InvalidMessage
 from escrowmq.spark_integration.decode.arrow_values import arrow_lists
 from escrowmq.spark_integration.decode.halving import halved
 
-PERMISSIVE, DROPMALFORMED, FAILFAST = "PERMISSIVE", "DROPMALFORMED", "FAILFAST"
+#: What becomes of values that cannot be decoded: null, the row is left out, or an error.
+MODES = PERMISSIVE, DROPMALFORMED, FAILFAST = "PERMISSIVE", "DROPMALFORMED", "FAILFAST"
 
 _decode_pairs = msgspec.msgpack.Decoder(list[tuple[dict[str, Any] | None, int]]).decode
 

@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from escrowmq.replication.errors import ConfigError
+from escrowmq.spark_integration.decode.records import COLUMNS
+from escrowmq.spark_integration.decode.values import MODES
 from escrowmq.spark_integration.option_values import (
     boolean,
     duration_s,
@@ -58,10 +60,7 @@ _BY_LOWER_CASE = {name.lower(): name for name in OPTIONS}
 _SUBSCRIPTIONS = ("subscribe", "subscribePattern", "assign")
 _ENDING = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
 
-#: Columns of Kafka's source in its order, and ``tx_id``; headers only on request.
-COLUMNS = ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType", "headers", "tx_id")
 VALUE_FORMATS = ("binary", "json", "msgpack", "arrow")
-VALUE_MODES = ("PERMISSIVE", "DROPMALFORMED", "FAILFAST")
 #: As Kafka's source: long enough to gather, short enough that nobody believes the query to hang.
 MAX_TRIGGER_DELAY_S = 15 * 60.0
 
@@ -159,7 +158,7 @@ def parse_options(
         columns=_columns(options),
         value_format=value_format,
         value_schema=options.get("valueSchema") or None,
-        value_mode=one_of(options, "valueMode", VALUE_MODES),
+        value_mode=one_of(options, "valueMode", MODES),
     )
 
 

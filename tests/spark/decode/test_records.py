@@ -10,8 +10,13 @@ from escrowmq.actors.consumer.reader import Stretch
 from escrowmq.replication.errors import CorruptLog
 from escrowmq.replication.format.codec import encode_row
 from escrowmq.spark_integration.decode import records
-from escrowmq.spark_integration.decode.records import RowFormat, record_batch, record_batches, schema_ddl
-from escrowmq.spark_integration.source.options import COLUMNS
+from escrowmq.spark_integration.decode.records import (
+    COLUMNS,
+    RowFormat,
+    record_batch,
+    record_batches,
+    schema_ddl,
+)
 
 ALL = RowFormat(COLUMNS)
 

@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from escrowmq.replication.errors import ConfigError
+from escrowmq.spark_integration.decode.records import COLUMNS
 from escrowmq.spark_integration.source.bounds import BoundKind
 from escrowmq.spark_integration.source.options import (
-    COLUMNS,
     OPTIONS,
     BatchLimits,
     SourceOptions,
