@@ -1,12 +1,89 @@
-"""The executors of a running session, as its driver knows them."""
+"""The executors of a session on Ray: is there room for them before anything is started, and have they come.
+
+Ray itself would let an actor that does not fit wait for ever. Every executor has to fit into one node, so
+free CPUs are counted node by node: four free CPUs on four nodes are no room for an executor of two cores.
+"""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import ray
+
+from escrowmq.replication.errors import ConfigError, Unavailable
+
+Resources = Mapping[str, float]
+MIB = 1 << 20
+#: What an actor held is free a second or so after its end.
+SETTLE_S = 3.0
 #: Executors register once; asking costs a call into the JVM.
-_ASK_EVERY_S = 0.1
+ASK_EVERY_S = 0.1
+
+
+def free_by_node() -> list[Resources]:
+    """What is free on every living node. Resources that are used up are left out by Ray."""
+    from ray._private.state import available_resources_per_node  # there is no public way
+
+    return list(available_resources_per_node().values())  # type: ignore[no-untyped-call]
+
+
+def total_by_node() -> list[Resources]:
+    """What every living node has."""
+    nodes = ray.nodes()  # type: ignore[no-untyped-call]
+    return [node["Resources"] for node in nodes if node["Alive"]]
+
+
+def require_room(executors: int, cores: int, held_bytes: int) -> None:
+    """:func:`check_room` with what the Ray cluster has, which may be a moment behind."""
+    deadline = time.monotonic() + SETTLE_S
+    while True:
+        try:
+            check_room(executors, cores, held_bytes, free=free_by_node(), total=total_by_node())
+            return
+        except Unavailable:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.2)
+
+
+def check_room(
+    executors: int, cores: int, held_bytes: int, *, free: Sequence[Resources], total: Sequence[Resources]
+) -> None:
+    """Raise ConfigError if one executor fits no node, and Unavailable unless all fit what is free.
+
+    ``held_bytes``: memory of one executor. ``free`` and ``total`` are by node.
+    """
+    largest = max((node.get("CPU", 0.0) for node in total), default=0.0)
+    if cores > largest:
+        raise ConfigError(
+            f"cores={cores}: the largest Ray node has {largest:g} CPUs; ask for less, or start Ray with more "
+            "(ray start --num-cpus=...)"
+        )
+    roomiest = max((node.get("memory", 0.0) for node in total), default=0.0)
+    if held_bytes > roomiest:
+        raise ConfigError(
+            f"an executor of this memory takes {held_bytes / MIB:.0f} MiB and the largest Ray node has "
+            f"{roomiest / MIB:.0f} MiB; ask for less, or start Ray with more (ray start --memory=...)"
+        )
+    if sum(_fitting(node, cores, held_bytes) for node in free) >= executors:
+        return
+    cpus = sum(node.get("CPU", 0.0) for node in free)
+    memory = sum(node.get("memory", 0.0) for node in free)
+    parts = " + ".join(f"{node.get('CPU', 0.0):g}" for node in free)
+    by_node = f" ({parts} on {len(free)} nodes)" if len(free) > 1 else ""
+    needed = f"{executors * cores} CPUs and {executors * held_bytes / MIB:.0f} MiB of memory"
+    there = f"{cpus:g} CPUs{by_node} and {memory / MIB:.0f} MiB"
+    raise Unavailable(
+        f"{executors} Spark executors need {needed}, each executor on one node, and the Ray cluster has "
+        f"{there} free; ask for fewer or smaller executors, or start Ray with more",
+        5.0,
+    )
+
+
+def _fitting(node: Resources, cores: int, held_bytes: int) -> int:
+    return int(min(node.get("CPU", 0.0) // cores, node.get("memory", 0.0) // held_bytes))
 
 
 def executor_count(spark: Any) -> int:
@@ -21,4 +98,4 @@ def wait_for_executors(spark: Any, wanted: int) -> None:
     A session without executors would let its first query wait for them, for ever if need be.
     """
     while executor_count(spark) < wanted:
-        time.sleep(_ASK_EVERY_S)
+        time.sleep(ASK_EVERY_S)

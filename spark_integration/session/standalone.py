@@ -23,9 +23,8 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from escrowmq.replication.errors import Unavailable
 from escrowmq.spark_integration.session.driver_jvm import bounded_start
-from escrowmq.spark_integration.session.executors import wait_for_executors
+from escrowmq.spark_integration.session.executors import require_room, wait_for_executors
 from escrowmq.spark_integration.session.request import SessionRequest
-from escrowmq.spark_integration.session.room import require_room
 from escrowmq.spark_integration.session.standalone_daemon import STOP_TIMEOUT_S, DaemonSpec, SparkDaemon
 from escrowmq.spark_integration.session.standalone_scaling import Scaler, ScalingThread, executors_wanted
 

@@ -1,16 +1,20 @@
-"""Planning micro-batches: how far the next one goes, which ranges it reads, and what is missing.
+"""Planning micro-batches: when the next one comes, how far it goes, which ranges it reads, what is missing.
 
 Pure decisions over offsets and the brokers' bounds. A batch is the difference of two offset tables, which
 Spark writes down before it asks for the ranges, so after a restart the same batch is planned again and
 must give the same rows: everything that depends on the moment is decided in ``advance``, nothing in
 ``batch`` except what retention has meanwhile removed, and that is reported.
+
+A limit is shared out over partitions by their lags, as in Kafka's source, so partitions arrive at their ends
+together. Unlike there, the limit is never exceeded, and yet no partition starves: as long as the limit
+allows, each one that has anything gets at least one message; if not even that is possible, they take turns.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from escrowmq.actors.client.consumer_groups import TopicPartition
 from escrowmq.replication.errors import ConfigError, DataLoss
@@ -21,6 +25,7 @@ from escrowmq.spark_integration.source.planning import OffsetRange, Offsets, lis
 #: elsewhere and read another first batch than the one that was planned. No topic has a name with "#".
 INITIAL = "#initial"
 Json = dict[str, Any]
+Key = TypeVar("Key", bound=Hashable)
 
 
 class Bounds(NamedTuple):
@@ -82,6 +87,49 @@ def advance(offsets: Offsets, heads: Heads, shares: Mapping[TopicPartition, int]
     if shares is None:
         return {which: head.end for which, head in heads.items()}
     return {which: begin(offsets, heads, which) + shares.get(which, 0) for which in heads}
+
+
+def share_out(sizes: Mapping[Key, int], limit: int, turn: int = 0) -> dict[Key, int]:
+    """``limit`` in proportion to ``sizes``: every share is at most its size, their sum min(limit, all).
+
+    ``turn``: any number that moves on from batch to batch; decides who is served if ``limit`` is less than
+    the number of partitions.
+    """
+    waiting = {key: size for key, size in sizes.items() if size > 0}
+    total = sum(waiting.values())
+    shares = dict.fromkeys(sizes, 0)
+    if total <= limit:
+        return shares | waiting
+    if limit <= len(waiting):
+        keys = list(waiting)
+        return shares | {keys[(turn + i) % len(keys)]: 1 for i in range(limit)}
+    left, rest = limit - len(waiting), total - len(waiting)
+    floors = {key: (size - 1) * left // rest for key, size in waiting.items()}
+    lost = left - sum(floors.values())  # less than one for each; given to those that lost most
+    by_loss = sorted(waiting, key=lambda key: (waiting[key] - 1) * left % rest, reverse=True)
+    for key in by_loss[:lost]:
+        floors[key] += 1
+    return shares | {key: 1 + more for key, more in floors.items()}
+
+
+class BatchDelay:
+    """Whether a micro-batch is still put off because there are too few messages, as Kafka's source does."""
+
+    def __init__(self, min_offsets: int | None, max_delay_s: float) -> None:
+        self._min_offsets, self._max_delay_s = min_offsets, max_delay_s
+        self._last: float | None = None
+
+    def waits(self, messages: int, now: float) -> bool:
+        """Asked with what is there. The first batch of a run never waits; "no" starts the delay anew."""
+        if (
+            self._min_offsets is not None
+            and messages < self._min_offsets
+            and self._last is not None
+            and now - self._last < self._max_delay_s
+        ):
+            return True
+        self._last = now
+        return False
 
 
 def losses(offsets: Offsets, heads: Heads) -> list[str]:

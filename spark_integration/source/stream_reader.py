@@ -30,8 +30,8 @@ from escrowmq.spark_integration.source.heads import IDLE_WAIT_S, PLAN_TIMEOUT_S,
 from escrowmq.spark_integration.source.options import SourceOptions, Subscription
 from escrowmq.spark_integration.source.planning import Offsets, initial_offsets, listed, split
 from escrowmq.spark_integration.source.reading import Split, TaskReader, splits
-from escrowmq.spark_integration.source.stream_limits import BatchDelay, share_out
 from escrowmq.spark_integration.source.stream_planning import (
+    BatchDelay,
     Bounds,
     Heads,
     advance,
@@ -41,6 +41,7 @@ from escrowmq.spark_integration.source.stream_planning import (
     lags,
     losses,
     require,
+    share_out,
     to_json,
 )
 
