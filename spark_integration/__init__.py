@@ -1,4 +1,11 @@
-"""Spark over EscrowMQ: sessions on Ray, and the data source ``escrowmq``. Reached as ``escrowmq.spark``."""
+"""Spark over EscrowMQ: sessions on Ray, and the data source ``escrowmq``. Reached as ``escrowmq.spark``.
+
+From top to bottom, each importing only what stands below it: ``session`` starts Spark and registers the
+source; ``data_source`` is what Spark finds under the format's name; ``source`` reads and ``sink`` writes, and
+neither imports the other; ``decode`` turns messages into Arrow. The leaves at the root serve them all:
+``ray_link`` (the way to the cluster from a process of Spark), ``option_values``, ``collector`` and ``java``.
+``sink_resolve``, ``java`` and ``demo_answers`` are commands (``python -m``). Read ``data_source`` first.
+"""
 
 from escrowmq.spark_integration.java import Java, find_java, provide_java
 from escrowmq.spark_integration.session.request import SessionRequest
