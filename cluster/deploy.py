@@ -16,7 +16,7 @@ from escrowmq.cluster.address import AUTO, find_address, join_ray
 from escrowmq.cluster.config import Config
 from escrowmq.cluster.launch import ANSWER_TIMEOUT_S, cluster_info, launch, require_ready, typed_errors
 from escrowmq.cluster.secret import given_secret
-from escrowmq.cluster.supervisor import Plan
+from escrowmq.cluster.supervisor import SupervisorPlan
 from escrowmq.replication.errors import ClusterNotFound, ConfigError
 
 DATA_DIR = Path("/var/lib/escrowmq")
@@ -43,7 +43,7 @@ def deploy(settings: Config, address: str = AUTO, *, wait: bool = True, adopt: b
                     ray.get(running.wait_ready.remote(wait_s), timeout=wait_s + ANSWER_TIMEOUT_S), wait_s
                 )
         return cluster_info(running)
-    plan = Plan(
+    plan = SupervisorPlan(
         shape=settings.cluster,
         data_dir=(settings.storage.data_dir or DATA_DIR).absolute(),
         secret=secret,

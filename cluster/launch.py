@@ -16,7 +16,7 @@ from typing import Any
 import ray
 
 from escrowmq.actors.client.topology import SUPERVISOR, ClusterInfo
-from escrowmq.cluster.supervisor import Plan, create_supervisor
+from escrowmq.cluster.supervisor import SupervisorPlan, create_supervisor
 from escrowmq.replication import errors
 from escrowmq.replication.errors import ClusterNotFound, ConfigError, EscrowMQError, Unavailable
 
@@ -39,7 +39,7 @@ def typed_errors() -> Iterator[None]:
         raise
 
 
-def launch(plan: Plan, node_id: str, *, wait_s: float, keep_if_late: bool = False) -> ClusterInfo:
+def launch(plan: SupervisorPlan, node_id: str, *, wait_s: float, keep_if_late: bool = False) -> ClusterInfo:
     """Create the supervisor on a node and wait until every group is led.
 
     Raises ConfigError if the namespace has a cluster, the typed errors of its data directory, and

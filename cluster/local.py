@@ -22,7 +22,7 @@ from escrowmq.cluster.embedded_ray import quiet_ray, start_ray
 from escrowmq.cluster.handle import Cluster, LocalCluster
 from escrowmq.cluster.launch import launch, stop_cluster
 from escrowmq.cluster.secret import given_secret
-from escrowmq.cluster.supervisor import Plan
+from escrowmq.cluster.supervisor import SupervisorPlan
 
 __all__ = ["Cluster", "LocalCluster", "start_local"]
 
@@ -70,7 +70,7 @@ def start_local(
         if temporary is not None:
             shutil.rmtree(temporary, ignore_errors=True)
 
-    plan = Plan(
+    plan = SupervisorPlan(
         shape=settings.cluster,
         data_dir=where,
         secret=secret,

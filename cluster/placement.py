@@ -65,7 +65,7 @@ class Seen:
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class ReplicaStart:
     """Start the replica of ``seat`` on ``node``; ``moved`` if the seat is new and must be kept first."""
 
     seat: Seat
@@ -101,17 +101,17 @@ def decide(
     nodes: Sequence[Node],
     now: float,
     replace_after_s: float,
-) -> list[Start]:
+) -> list[ReplicaStart]:
     """What to start now. At most one move per group at a time."""
     by_name = {node.name: node for node in nodes}
-    starts: list[Start] = []
+    starts: list[ReplicaStart] = []
     for key, seat in seats.items():
         state = seen[key]
         if state.condition is not Condition.GONE or now < state.retry_at:
             continue
         home = by_name.get(seat.node)
         if home is not None:
-            starts.append(Start(seat, home))
+            starts.append(ReplicaStart(seat, home))
             continue
         missing = state.node_missing_since
         if missing is None or now - missing < replace_after_s or not _others_are_well(seat, seats, seen):
@@ -120,7 +120,7 @@ def decide(
         if free and not any(start.moved and start.seat.gid == seat.gid for start in starts):
             target = _emptiest(seat.gid, seats.values(), free)
             moved = replace(seat, node=target.name, incarnation=seat.incarnation + 1)
-            starts.append(Start(moved, target, moved=True))
+            starts.append(ReplicaStart(moved, target, moved=True))
     return starts
 
 

@@ -25,7 +25,7 @@ from escrowmq.cluster.placement import Condition, Node, ReplicaKey, decide, foun
 from escrowmq.cluster.secret import Secret
 from escrowmq.cluster.settings import ClusterSettings, SupervisorSettings
 from escrowmq.cluster.survey import adopted, refuse_existing, survey
-from escrowmq.cluster.watch import Failure, Track, Watch, live_nodes
+from escrowmq.cluster.watch import StartFailure, Track, Watch, live_nodes
 from escrowmq.replication.calling.backoff import Backoff
 from escrowmq.replication.calling.patience import Patience, patiently
 from escrowmq.replication.errors import DataDirLocked, EscrowMQError, Unavailable
@@ -43,7 +43,7 @@ _REFUSALS = ("DataDirMismatch", "UnknownVersion", "ConfigError", "NotAuthorized"
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class SupervisorPlan:
     """What the supervisor is to run. ``here_only``: all replicas on its own node, on the loopback."""
 
     shape: ClusterSettings
@@ -59,7 +59,7 @@ class Plan:
 class Supervisor:
     """See the module's text. It begins when it is built; ``open()`` says whether it could."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: SupervisorPlan) -> None:
         self._plan = plan
         self._here = ray.get_runtime_context().get_node_id()
         self._lock = threading.Lock()
@@ -68,7 +68,7 @@ class Supervisor:
         self._nodes: list[Node] = []
         self._dir: ClusterDir | None = None
         self._watch: Watch | None = None
-        self._problem: Failure | None = None
+        self._problem: StartFailure | None = None
         self._opened_at = time.monotonic()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="supervise", daemon=True)
@@ -149,7 +149,7 @@ class Supervisor:
                 self._problem = None
             except Exception as error:
                 log.warning("the supervisor's look failed and is repeated: %s", error)
-                self._problem = Failure(type(error).__name__, str(error))
+                self._problem = StartFailure(type(error).__name__, str(error))
             with self._news:
                 self._news.notify_all()
                 busy = not self._tracks or any(
@@ -260,7 +260,7 @@ def _shown(track: Track) -> dict[str, Any]:
     }
 
 
-def _open_dir(plan: Plan) -> ClusterDir:
+def _open_dir(plan: SupervisorPlan) -> ClusterDir:
     """The directory; a predecessor that was killed a moment ago may still hold the lock."""
     return patiently(
         lambda: ClusterDir(plan.data_dir, plan.shape, plan.secret),
@@ -271,7 +271,7 @@ def _open_dir(plan: Plan) -> ClusterDir:
     )
 
 
-def create_supervisor(plan: Plan, node_id: str) -> Any:
+def create_supervisor(plan: SupervisorPlan, node_id: str) -> Any:
     """The named, detached actor on the given node; its handle. Raises ValueError if the name is taken."""
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 

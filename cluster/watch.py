@@ -22,7 +22,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from escrowmq.actors.broker.broker import start_broker
 from escrowmq.actors.broker.config import BrokerConfig
 from escrowmq.actors.client.topology import ClusterInfo, broker_name
-from escrowmq.cluster.placement import Condition, Node, Seat, Seen, Start, unique_names
+from escrowmq.cluster.placement import Condition, Node, ReplicaStart, Seat, Seen, unique_names
 from escrowmq.cluster.secret import Secret
 from escrowmq.cluster.settings import SupervisorSettings
 from escrowmq.replication.calling.backoff import Backoff
@@ -39,7 +39,7 @@ _TYPED = re.compile(r"escrowmq\.replication\.errors\.(\w+): (.*)")
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class StartFailure:
     """Why a replica did not start: the name of the error's type, and its text."""
 
     type_name: str
@@ -54,7 +54,7 @@ class Track:
     handle: Any = None
     condition: Condition = Condition.GONE
     status: dict[str, Any] | None = None
-    failure: Failure | None = None
+    failure: StartFailure | None = None
     starts: int = 0
     failed_starts: int = 0  # in a row
     retry_at: float = 0.0
@@ -148,7 +148,7 @@ class Watch:
             track.failed_starts += 1
             log.warning("%s cannot start: %s", broker_name(*track.seat.key), track.failure.text)
 
-    def start(self, track: Track, start: Start) -> None:
+    def start(self, track: Track, start: ReplicaStart) -> None:
         """Create the replica on its node, by hard affinity: its data are there and nowhere else."""
         seat, node = start.seat, start.node
         track.seat, track.starts = seat, track.starts + 1
@@ -172,13 +172,13 @@ class Watch:
         log.info("starting %s on node %s", broker_name(seat.gid, seat.rid), node.name)
 
 
-def failure_in(text: str) -> Failure | None:
+def failure_in(text: str) -> StartFailure | None:
     """The typed error in what Ray says of a failed constructor, or in an error's ``repr``."""
     found = _TYPED.findall(text)
     if found:
-        return Failure(*found[-1])
+        return StartFailure(*found[-1])
     shown = re.match(r"(\w+)\((.*)\)", text, re.DOTALL)
-    return Failure(shown[1], shown[2].strip("'\",")) if shown else None
+    return StartFailure(shown[1], shown[2].strip("'\",")) if shown else None
 
 
 def first_line(error: BaseException) -> str:

@@ -32,14 +32,14 @@ PARTITIONS_PER_CALL_MAX = 256
 GIVEN_UP_MAX = 64
 SLEEP_S_MAX = 0.5
 
-Asked = tuple[TopicPartition, int, int]  # partition, epoch, offset
+AskedPartition = tuple[TopicPartition, int, int]  # partition, epoch, offset
 
 
 @dataclass(slots=True)
-class _Call:
+class _FetchCall:
     gid: int
     rid: int
-    asked: list[Asked]
+    asked: list[AskedPartition]
     sent: float
     give_up_at: float
 
@@ -56,8 +56,8 @@ class Fetches:
     ) -> None:
         """``start(gid, rid, fetch arguments, token)`` begins a call and returns at once."""
         self._positions, self._choice, self._config, self._start = positions, choice, config, start
-        self._calls: dict[int, _Call] = {}
-        self._given_up: dict[int, _Call] = {}
+        self._calls: dict[int, _FetchCall] = {}
+        self._given_up: dict[int, _FetchCall] = {}
         self._token = 0
         self._silence = Backoff(config.channel.probe_after_s, SILENCE_S_MAX)
         self._silences = 0  # calls in a row that were given up
@@ -89,11 +89,11 @@ class Fetches:
             state.in_flight = self._token
         wait_s = self._config.fetch_wait_s
         give_up_at = now + wait_s + self._silence.pause_s(self._silences)
-        self._calls[self._token] = _Call(gid, rid, asked, now, give_up_at)
+        self._calls[self._token] = _FetchCall(gid, rid, asked, now, give_up_at)
         requests = [(topic, partition, offset) for (topic, partition), _, offset in asked]
         self._start(gid, rid, (requests, self._config.fetch_bytes, wait_s), self._token)
 
-    def _give_up(self, token: int, call: _Call, now: float) -> None:
+    def _give_up(self, token: int, call: _FetchCall, now: float) -> None:
         del self._calls[token]
         self._given_up[token] = call
         if len(self._given_up) > GIVEN_UP_MAX:
@@ -127,7 +127,14 @@ class Fetches:
         return news
 
     def _take_part(
-        self, call: _Call, tp: TopicPartition, epoch: int, offset: int, part: Any, early: bool, now: float
+        self,
+        call: _FetchCall,
+        tp: TopicPartition,
+        epoch: int,
+        offset: int,
+        part: Any,
+        early: bool,
+        now: float,
     ) -> bool:
         _, _, code, start, end, runs, blob = part
         if code == ResultCode.OK:

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from escrowmq.actors.client.consumer_groups import TopicPartition
-from escrowmq.actors.consumer.records import Chunk, Run
+from escrowmq.actors.consumer.records import Chunk, FetchedRun
 from escrowmq.replication.calling.backoff import Backoff
 from escrowmq.replication.errors import CorruptLog, EscrowMQError
 from escrowmq.replication.model import ConsumerRecord
@@ -174,7 +174,7 @@ class Positions:
         tp: TopicPartition,
         epoch: int,
         offset: int,
-        runs: list[Run],
+        runs: list[FetchedRun],
         blob: bytes,
         bounds: tuple[int, int],
         now: float,

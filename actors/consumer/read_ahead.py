@@ -15,11 +15,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 #: (what the broker said of the partition, None, replica), or (None, error or None for silence, replica).
-Answer = tuple[Any, BaseException | None, int]
+FetchAnswer = tuple[Any, BaseException | None, int]
 
 
 @dataclass(slots=True)
-class Asked:
+class Piece:
     """A fetch under way for ``[offset, until)``; ``rid`` is whom it was put to last, in that ``turn``."""
 
     offset: int
@@ -30,11 +30,11 @@ class Asked:
     turn: int = 0
     ask_again_at: float = 0.0
     #: What came before it was this one's turn.
-    answers: deque[Answer] = field(default_factory=deque)
+    answers: deque[FetchAnswer] = field(default_factory=deque)
 
 
 #: ``ask(offset, until)`` puts a fetch.
-Ask = Callable[[int, int], Asked]
+AskPiece = Callable[[int, int], Piece]
 
 
 class ReadAhead:
@@ -46,10 +46,10 @@ class ReadAhead:
 
     def __init__(self, end: int, in_flight: int) -> None:
         self._end, self._in_flight = end, in_flight
-        self._pieces: deque[Asked] = deque()
+        self._pieces: deque[Piece] = deque()
         self._ends: deque[int] = deque()
 
-    def begin(self, start: int, ask: Ask) -> None:
+    def begin(self, start: int, ask: AskPiece) -> None:
         self._pieces.append(ask(start, self._end))
 
     def clear(self) -> None:
@@ -58,11 +58,11 @@ class ReadAhead:
         self._ends.clear()
 
     @property
-    def first(self) -> Asked | None:
+    def first(self) -> Piece | None:
         """The one to be read now."""
         return self._pieces[0] if self._pieces else None
 
-    def received(self, reached: int, ask: Ask) -> None:
+    def received(self, reached: int, ask: AskPiece) -> None:
         """The answer to the first piece goes until ``reached``."""
         piece = self._pieces.popleft()
         if reached < piece.until:
@@ -81,7 +81,7 @@ class ReadAhead:
             if not self._ends or end > self._ends[-1]:
                 self._ends.append(end)
 
-    def extend(self, ask: Ask) -> None:
+    def extend(self, ask: AskPiece) -> None:
         """Asks for what comes next, as far as it is known where that starts."""
         while self._pieces and len(self._pieces) < self._in_flight:
             last = self._pieces[-1]

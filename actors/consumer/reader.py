@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 from escrowmq.actors.client.closing import Closing
 from escrowmq.actors.client.replica_calls import RayCalls, ReplicaCalls
 from escrowmq.actors.client.topology import ClusterInfo
-from escrowmq.actors.consumer.read_ahead import Answer, Asked, ReadAhead
-from escrowmq.actors.consumer.records import Run, check_dense, trim_runs
+from escrowmq.actors.consumer.read_ahead import FetchAnswer, Piece, ReadAhead
+from escrowmq.actors.consumer.records import FetchedRun, check_dense, trim_runs
 from escrowmq.actors.consumer.replica_choice import LAG_PATIENCE_S, SILENCE_S_MAX, ReplicaChoice
 from escrowmq.replication.calling.backoff import Backoff
 from escrowmq.replication.errors import (
@@ -58,11 +58,11 @@ class Stretch(NamedTuple):
     is free again when no view of it is left: copy what is to stay.
     """
 
-    runs: list[Run]
+    runs: list[FetchedRun]
     rows: memoryview
 
 
-class Block(NamedTuple):
+class RowBlock(NamedTuple):
     """``messages`` many from ``base_offset`` on, all of one time; ``rows`` as in a stretch."""
 
     base_offset: int
@@ -72,7 +72,7 @@ class Block(NamedTuple):
 
 
 class PartitionReader(Closing):
-    """Gives the ``Block``s of ``[start, end)``, or its ``stretches``. One pass, one thread; ``close`` it.
+    """Gives the ``RowBlock``s of ``[start, end)``, or its ``stretches``. One pass, one thread; ``close`` it.
 
     Raises UnknownTopic; OffsetOutOfRange for data that retention has removed, or that no replica has
     got after ``lag_patience_s``; Unavailable if no replica answers for ``timeout_s``; CorruptLog if all
@@ -126,11 +126,11 @@ class PartitionReader(Closing):
         if self._own_calls is not None:
             self._own_calls.close()
 
-    def __iter__(self) -> Iterator[Block]:
+    def __iter__(self) -> Iterator[RowBlock]:
         for runs, rows in self.stretches():
             at = 0
             for base, count, ts_ms, size in runs:
-                yield Block(base, count, ts_ms, rows[at : at + size])
+                yield RowBlock(base, count, ts_ms, rows[at : at + size])
                 at += size
 
     def stretches(self) -> Iterator[Stretch]:
@@ -152,10 +152,10 @@ class PartitionReader(Closing):
         if self._closed:
             raise Closed(f"the reader of {self.topic}/{self.partition} was closed before it came to its end")
 
-    def _ask(self, offset: int, until: int, before: Asked | None = None) -> Asked:
+    def _ask(self, offset: int, until: int, before: Piece | None = None) -> Piece:
         now = self._clock()
         rid = self._choice.pick(self._gid, self._turn, now)
-        asked = before or Asked(offset, until)
+        asked = before or Piece(offset, until)
         asked.ask_again_at = now + FETCH_WAIT_S + SILENCE.pause_s(self._silences)
         asked.rid, asked.turn = rid, self._turn
         asked.tokens[self._token + 1] = rid
@@ -183,7 +183,7 @@ class PartitionReader(Closing):
         self._calls.call(self._gid, rid, method, args, done)
         return token
 
-    def _receive(self, asked: Asked) -> tuple[list[Run], memoryview]:
+    def _receive(self, asked: Piece) -> tuple[list[FetchedRun], memoryview]:
         """The answer to ``asked`` with at least one run; asks others as needed."""
         since = self._clock()
         if not self._choice.avoids(self._gid, asked.rid, since):
@@ -226,7 +226,7 @@ class PartitionReader(Closing):
                 self._pause(RETRY.pause_s(refusals, self._rng, asked_s=asked_s))
             self._ask(asked.offset, asked.until, asked)
 
-    def _next_answer(self, asked: Asked) -> Answer:
+    def _next_answer(self, asked: Piece) -> FetchAnswer:
         """To the question that is read now, when all that has come is in its place."""
         while True:
             left_s = 0.0 if asked.answers else max(asked.ask_again_at - self._clock(), 0.001)

@@ -19,10 +19,10 @@ from escrowmq.replication.format.codec import Row, decode_rows
 from escrowmq.replication.model import ConsumerRecord
 
 #: ``(base_offset, count, ts_ms, nbytes)`` as the broker's fetch answers.
-Run = tuple[int, int, int, int]
+FetchedRun = tuple[int, int, int, int]
 
 
-def check_dense(runs: Sequence[Run], offset: int, size: int) -> None:
+def check_dense(runs: Sequence[FetchedRun], offset: int, size: int) -> None:
     """Raises CorruptLog unless the runs join, hold ``offset`` in the first, and fill ``size`` bytes."""
     expected = runs[0][0]
     for base, count, _, _ in runs:
@@ -38,7 +38,7 @@ class Chunk:
 
     __slots__ = ("_blob", "_rows", "_run", "_runs", "end", "next", "size")
 
-    def __init__(self, runs: Sequence[Run], blob: bytes | memoryview, offset: int) -> None:
+    def __init__(self, runs: Sequence[FetchedRun], blob: bytes | memoryview, offset: int) -> None:
         check_dense(runs, offset, len(blob))
         # A copy, where this is a view of Ray's shared memory: that must not fill with what nobody polls.
         self._runs, self._blob, self._run = runs, bytes(blob), 0
@@ -71,7 +71,9 @@ class Chunk:
         return records
 
 
-def trim_runs(runs: Sequence[Run], rows: memoryview, start: int, end: int) -> tuple[list[Run], memoryview]:
+def trim_runs(
+    runs: Sequence[FetchedRun], rows: memoryview, start: int, end: int
+) -> tuple[list[FetchedRun], memoryview]:
     """Neighbouring runs and their rows without what lies outside of ``[start, end)``; nothing is decoded.
 
     They overlap the range, and the first does not end before it. Raises CorruptLog if there are not as many
@@ -91,7 +93,7 @@ def trim_runs(runs: Sequence[Run], rows: memoryview, start: int, end: int) -> tu
     return kept, rows[low:high]
 
 
-def _bytes_of(rows: memoryview, count: int, run: Run) -> int:
+def _bytes_of(rows: memoryview, count: int, run: FetchedRun) -> int:
     """How many bytes the first ``count`` rows take."""
     unpacker = msgpack.Unpacker(max_buffer_size=max(len(rows), 1))
     unpacker.feed(rows)

@@ -26,7 +26,7 @@ from escrowmq.replication.errors import Closed, Overloaded
 from escrowmq.replication.net.handshake import PeerIdentity
 from escrowmq.replication.net.tcp import LinkCounters, Resolve, TcpTransport
 from escrowmq.replication.net.tls import TlsFiles, TlsIdentity
-from escrowmq.replication.net.wire import Message
+from escrowmq.replication.net.wire import RaftMessage
 from escrowmq.replication.raft.node import PeerLink, RaftNode
 
 if TYPE_CHECKING:
@@ -245,7 +245,7 @@ class Driver:
         self._guarded(lambda: self.node.disconnected(peer))
         self.kick()
 
-    def received(self, peer: str, message: Message) -> None:
+    def received(self, peer: str, message: RaftMessage) -> None:
         try:
             self.node.deliver(peer, message)
         except BaseException as error:

@@ -47,7 +47,7 @@ class LinkEvents(Protocol):
 
     def link_up(self, peer: str) -> None: ...
     def link_down(self, peer: str) -> None: ...
-    def received(self, peer: str, message: wire.Message) -> None: ...
+    def received(self, peer: str, message: wire.RaftMessage) -> None: ...
 
 
 @dataclass(slots=True)
@@ -119,7 +119,7 @@ class TcpTransport:
         await asyncio.gather(*self._dialers, return_exceptions=True)
 
     # -------------------------------------------------------------- PeerLink
-    def send(self, peer: str, message: wire.Message) -> bool:
+    def send(self, peer: str, message: wire.RaftMessage) -> bool:
         link = self._links.get(peer)
         return link is not None and link.write(wire.encode(message))
 
@@ -189,7 +189,7 @@ class TcpTransport:
             self.events.link_down(peer)
 
     # -------------------------------------------------------------- what connections report
-    def received(self, peer: str, message: wire.Message) -> None:
+    def received(self, peer: str, message: wire.RaftMessage) -> None:
         self.events.received(peer, message)
 
     def refused(self) -> None:

@@ -23,7 +23,8 @@ FRAME_BYTES_MAX = 64 << 20
 HEADER_BYTES_MAX = 8 << 20
 PREFIX = struct.Struct("<II")
 
-Message = dict[str, Any]
+#: A Raft message as pysyncobj makes it: a plain dict with a ``type``.
+RaftMessage = dict[str, Any]
 #: What decoding of foreign bytes may raise: damage, another shape, invalid UTF-8, nesting without end.
 NOT_OURS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 #: As wide as the file formats' signed 64 bits: a larger one could be sent on but never stored.
@@ -86,7 +87,7 @@ _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(_Append | _LogStart | _Ack | _Ask | _Plain | _Rejoin).decode
 
 
-def encode(message: Message) -> list[bytes]:
+def encode(message: RaftMessage) -> list[bytes]:
     """The buffers of one frame, to be written one behind the other."""
     kind, bodies = message["type"], []
     frame: _Frame
@@ -138,7 +139,7 @@ def check_prefix(total: int, header: int, limit: int = FRAME_BYTES_MAX) -> None:
         raise WireError(f"frame of {total} bytes with a header of {header}; the limit is {limit}")
 
 
-def decode(header: memoryview | bytes, bodies: memoryview) -> Message:
+def decode(header: memoryview | bytes, bodies: memoryview) -> RaftMessage:
     """The message of one frame. Raises WireError for anything that is not one of ours."""
     try:
         frame = _decode(header)
@@ -174,7 +175,7 @@ def decode(header: memoryview | bytes, bodies: memoryview) -> Message:
     return {"type": _PLAIN[frame.kind], "term": frame.term}
 
 
-def _decode_append(frame: _Append, bodies: memoryview) -> Message:
+def _decode_append(frame: _Append, bodies: memoryview) -> RaftMessage:
     count, at = len(frame.sizes), 0
     terms = frame.terms if isinstance(frame.terms, list) else [frame.terms] * count
     if len(terms) != count or sum(frame.sizes) != len(bodies) or not all(frame.sizes):

@@ -16,7 +16,8 @@ simulator, or a scenario, then breaks.
 from __future__ import annotations
 
 from escrowmq.replication.errors import SafetyViolation
-from escrowmq.replication.raft.types import Log, Message
+from escrowmq.replication.net.wire import RaftMessage
+from escrowmq.replication.raft.types import Log
 
 
 class FollowerGuard:
@@ -24,10 +25,10 @@ class FollowerGuard:
 
     def __init__(self, journal: Log) -> None:
         self._journal = journal
-        self._held: dict[str, Message] = {}
+        self._held: dict[str, RaftMessage] = {}
 
     # -------------------------------------------------------------- in
-    def admit(self, message: Message, commit_index: int) -> int | None:
+    def admit(self, message: RaftMessage, commit_index: int) -> int | None:
         """Rewrite an AppendEntries of the current term (or a newer one) so that the core may see it.
 
         Returns up to where the message proves that our log is the leader's; None: it proves nothing.
@@ -48,7 +49,7 @@ class FollowerGuard:
             message["commit_index"] = last_new
         return last_new
 
-    def _skip_held(self, message: Message) -> None:
+    def _skip_held(self, message: RaftMessage) -> None:
         """A: drop the prefix of entries that the log holds with the same term (Log Matching, Raft 5.3).
 
         The core truncates everything behind the previous index before it appends. If nothing new is
@@ -68,7 +69,7 @@ class FollowerGuard:
             message["prevLogTerm"] = entries[held - 1][2]
             message["entries"] = entries[held:]
 
-    def _skip_retained_away(self, message: Message, commit_index: int) -> None:
+    def _skip_retained_away(self, message: RaftMessage, commit_index: int) -> None:
         """The message starts before our log does. What retention dropped was committed, so it matches.
 
         So does our first entry, because retention keeps the last applied one. All rests on it: checked.
@@ -88,8 +89,8 @@ class FollowerGuard:
 
     # -------------------------------------------------------------- out
     def answer(
-        self, peer: str, ack: Message, proved: int | None, commit_index: int, *, heartbeat: bool
-    ) -> Message | None:
+        self, peer: str, ack: RaftMessage, proved: int | None, commit_index: int, *, heartbeat: bool
+    ) -> RaftMessage | None:
         """The core's answer to a message that ``admit`` let in, capped; None while the disk holds it up.
 
         ``proved``: what ``admit`` returned. ``heartbeat``: the message brought no entries.
@@ -104,7 +105,7 @@ class FollowerGuard:
             return ack
         return self._hold(peer, ack, heartbeat)
 
-    def _hold(self, peer: str, ack: Message, heartbeat: bool) -> Message | None:
+    def _hold(self, peer: str, ack: RaftMessage, heartbeat: bool) -> RaftMessage | None:
         """K: acknowledge what this replica's own fdatasync has covered, and keep the rest until it has."""
         held = self._held.get(peer)
         if held is None or held["term"] != ack["term"] or held["next_node_idx"] < ack["next_node_idx"]:
@@ -122,7 +123,7 @@ class FollowerGuard:
             return index
         return max(2, commit_index + 1, self._journal.first_of_term(index))
 
-    def release(self, term: int) -> list[tuple[str, Message]]:
+    def release(self, term: int) -> list[tuple[str, RaftMessage]]:
         """After an fdatasync: the acknowledgements it covers, wholly or (partial progress) in part."""
         if not self._held:
             return []

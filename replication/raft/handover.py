@@ -12,9 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from escrowmq.replication.net.wire import RaftMessage
 from escrowmq.replication.raft.pysync import LEADER, Core
 from escrowmq.replication.raft.replicator import Replicator
-from escrowmq.replication.raft.types import Log, Message, RaftConfig
+from escrowmq.replication.raft.types import Log, RaftConfig
 
 
 class Handover:
@@ -27,7 +28,7 @@ class Handover:
         replicator: Replicator,
         connected: set[str],
         config: RaftConfig,
-        send: Callable[[str, Message], bool],
+        send: Callable[[str, RaftMessage], bool],
     ) -> None:
         self._core, self._journal, self._replicator = core, journal, replicator
         self._connected, self._config, self._send = connected, config, send

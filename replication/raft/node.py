@@ -20,15 +20,16 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from escrowmq.replication.errors import ApplyFailed, CorruptLog, DiskFull
+from escrowmq.replication.net.wire import RaftMessage
 from escrowmq.replication.raft.guards import FollowerGuard, VoteGuard
 from escrowmq.replication.raft.handover import Handover
 from escrowmq.replication.raft.prevote import PreVote
 from escrowmq.replication.raft.progress import quorum_index
-from escrowmq.replication.raft.proposals import COMMAND_BYTES_MAX, Done, Proposals
+from escrowmq.replication.raft.proposals import COMMAND_BYTES_MAX, OnProposed, Proposals
 from escrowmq.replication.raft.pysync import LEADER, Core
 from escrowmq.replication.raft.rejoin import Rejoin
 from escrowmq.replication.raft.replicator import Replicator
-from escrowmq.replication.raft.types import Clock, Log, Message, PeerLink, PeerStatus, RaftConfig
+from escrowmq.replication.raft.types import Clock, Log, PeerLink, PeerStatus, RaftConfig
 
 __all__ = ["COMMAND_BYTES_MAX", "PeerLink", "PeerStatus", "RaftConfig", "RaftNode"]
 
@@ -90,7 +91,7 @@ class RaftNode:
             self.send,
             self._replicator.forget_match,
         )
-        self._handlers: dict[str, Callable[[str, Message], object]] = {
+        self._handlers: dict[str, Callable[[str, RaftMessage], object]] = {
             "append_entries": self._on_append,
             "next_node_idx": self._replicator.answered,
             "request_vote": self._core.receive,
@@ -148,7 +149,7 @@ class RaftNode:
         return self._replicator.status()
 
     # -------------------------------------------------------------- proposing
-    def propose(self, command: bytes, done: Done) -> None:
+    def propose(self, command: bytes, done: OnProposed) -> None:
         """Append ``command`` (its first byte is 0) if leader; ``done`` is called exactly once, maybe at once.
 
         ``done(result, True)``: applied. ``done(reason, False)``: surely not logged; the reason is None
@@ -213,7 +214,7 @@ class RaftNode:
         if self._core.role() == LEADER:
             self._replicator.flush()
 
-    def deliver(self, peer: str, message: Message) -> None:
+    def deliver(self, peer: str, message: RaftMessage) -> None:
         """A message from ``peer``, decoded. Unknown types and senders are ignored."""
         if self._closed or peer not in self.peers:
             return
@@ -243,7 +244,7 @@ class RaftNode:
             self.send(peer, ack)
 
     # -------------------------------------------------------------- messages
-    def _on_append(self, peer: str, message: Message) -> None:
+    def _on_append(self, peer: str, message: RaftMessage) -> None:
         core, guard = self._core, self._guard
         if message["term"] < core.term():
             self.send(peer, {"type": "stale_term", "term": core.term()})
@@ -265,17 +266,17 @@ class RaftNode:
             if answer is not None:
                 self.send(peer, answer)
 
-    def _on_vote(self, peer: str, message: Message) -> None:
+    def _on_vote(self, peer: str, message: RaftMessage) -> None:
         if message["term"] == self._core.term() and self._votes.admit(peer, message["term"]):
             self._core.receive(peer, message)
 
-    def _on_stale_term(self, peer: str, message: Message) -> None:
+    def _on_stale_term(self, peer: str, message: RaftMessage) -> None:
         """A peer is in a later term than our messages: a leader (or candidate) of an old term gives way."""
         if message["term"] > self._core.term():
             self._core.step_down(message["term"])
 
     # -------------------------------------------------------------- CoreOwner
-    def send(self, peer: str, message: Message) -> bool:
+    def send(self, peer: str, message: RaftMessage) -> bool:
         """To a peer that is connected; False if it is not, or its link drops the message."""
         return peer in self._connected and self._link.send(peer, message)
 

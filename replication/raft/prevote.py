@@ -11,8 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from escrowmq.replication.net.wire import RaftMessage
 from escrowmq.replication.raft.pysync import LEADER, Core
-from escrowmq.replication.raft.types import Clock, Log, Message
+from escrowmq.replication.raft.types import Clock, Log
 
 
 class PreVote:
@@ -23,7 +24,7 @@ class PreVote:
         peers: Sequence[str],
         core: Core,
         journal: Log,
-        send: Callable[[str, Message], bool],
+        send: Callable[[str, RaftMessage], bool],
         clock: Clock,
         quiet_s: float,
     ) -> None:
@@ -69,7 +70,7 @@ class PreVote:
                 },
             )
 
-    def asked(self, peer: str, message: Message) -> None:
+    def asked(self, peer: str, message: RaftMessage) -> None:
         """Agree, or stay silent; a replica of a later term says so, or the asker could never catch up."""
         core, journal = self._core, self._journal
         if message["term"] <= core.term():
@@ -80,7 +81,7 @@ class PreVote:
         if not leader_alive and theirs >= (journal.last_term, journal.last_index):
             self._send(peer, {"type": "pre_vote_granted", "term": message["term"]})
 
-    def granted(self, peer: str, message: Message) -> None:
+    def granted(self, peer: str, message: RaftMessage) -> None:
         if message["term"] == self._asked_term == self._core.term() + 1:
             self._agreed.add(peer)
             if self._majority():

@@ -17,7 +17,7 @@ from escrowmq.replication.errors import EscrowMQError, MessageTooLarge, Overload
 from escrowmq.replication.raft.types import RaftConfig
 
 #: ``done(result, True)`` applied; ``done(reason, False)`` surely not logged; ``done(None, None)`` unknown.
-Done = Callable[[Any, bool | None], None]
+OnProposed = Callable[[Any, bool | None], None]
 #: Largest command: with its batch it stays far below a frame's 64 MiB (wire.FRAME_BYTES_MAX).
 COMMAND_BYTES_MAX = 32 << 20
 
@@ -27,7 +27,7 @@ class _Proposal:
     index: int
     term: int
     deadline: float
-    done: Done
+    done: OnProposed
 
 
 class Proposals:
@@ -51,7 +51,7 @@ class Proposals:
             return Overloaded("too many entries wait for a majority", 0.05)
         return None
 
-    def add(self, index: int, term: int, size_bytes: int, now: float, done: Done) -> None:
+    def add(self, index: int, term: int, size_bytes: int, now: float, done: OnProposed) -> None:
         assert not self._waiting or self._waiting[-1].index < index
         self._sizes[index] = size_bytes
         self.outstanding_bytes += size_bytes

@@ -31,7 +31,8 @@ from pysyncobj.transport import Transport
 from pysyncobj.version import VERSION
 
 from escrowmq.replication.errors import SafetyViolation
-from escrowmq.replication.raft.types import Clock, Log, Message, RaftConfig
+from escrowmq.replication.net.wire import RaftMessage
+from escrowmq.replication.raft.types import Clock, Log, RaftConfig
 
 SUPPORTED_VERSION = "0.3.17"
 if VERSION != SUPPORTED_VERSION:
@@ -109,11 +110,11 @@ class PeerNode(Node):  # type: ignore[misc]
 class _VotesOut(Transport):  # type: ignore[misc]
     """pysyncobj's transport. All that the core still sends through it are requests for votes, and votes."""
 
-    def __init__(self, send: Callable[[str, Message], bool]) -> None:
+    def __init__(self, send: Callable[[str, RaftMessage], bool]) -> None:
         super().__init__(None, None, None)
         self._send = send
 
-    def send(self, node: Node, message: Message) -> bool:
+    def send(self, node: Node, message: RaftMessage) -> bool:
         return self._send(node.id, message)
 
 
@@ -146,7 +147,7 @@ class _CappedMatch(dict[Node, int]):
 class CoreOwner(Protocol):
     """What the core asks of the node around it."""
 
-    def send(self, peer: str, message: Message) -> bool: ...
+    def send(self, peer: str, message: RaftMessage) -> bool: ...
     def broadcast(self) -> None:
         """Send to every peer now: a heartbeat is due."""
 
@@ -175,7 +176,7 @@ class Core(SyncObj):  # type: ignore[misc]
     ) -> None:
         self._owner, self._config, self._journal, self._clock, self._rng = owner, config, journal, clock, rng
         self._apply_limit = 0
-        self._answer: Message | None = None
+        self._answer: RaftMessage | None = None
         self._peer_nodes = {peer: PeerNode(peer) for peer in peers}
         conf = SyncObjConf(
             autoTick=False,
@@ -216,7 +217,7 @@ class Core(SyncObj):  # type: ignore[misc]
             self._match.cap = None
             _thread_clock.read = before
 
-    def receive(self, peer: str, message: Message) -> Message | None:
+    def receive(self, peer: str, message: RaftMessage) -> RaftMessage | None:
         """Let the core act on a message; its answer to an AppendEntries (votes it sends by itself)."""
         before, _thread_clock.read = _thread_clock.read, self._clock
         self._answer = None

@@ -22,8 +22,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from escrowmq.replication.net.wire import RaftMessage
 from escrowmq.replication.raft.pysync import LEADER, Core
-from escrowmq.replication.raft.types import Log, Message
+from escrowmq.replication.raft.types import Log
 
 ASK_EVERY_S = 0.1
 
@@ -38,7 +39,7 @@ class Rejoin:
         peers: Sequence[str],
         core: Core,
         journal: Log,
-        send: Callable[[str, Message], bool],
+        send: Callable[[str, RaftMessage], bool],
         forget_match: Callable[[str], None],
     ) -> None:
         """``nonce``: a fresh random number, so that answers to an earlier start do not count.
@@ -73,7 +74,7 @@ class Rejoin:
                 if peer not in self._terms or (peer == leader and not self._target_is_current()):
                     self._send(peer, {"type": "rejoin", "nonce": self._nonce, "term": self._core.term()})
 
-    def asked(self, peer: str, message: Message) -> None:
+    def asked(self, peer: str, message: RaftMessage) -> None:
         """A learner asks. Our term is on disk already; the last index matters only if we lead."""
         leads = self._core.role() == LEADER
         if self._learners.get(peer) != message["nonce"]:
@@ -89,7 +90,7 @@ class Rejoin:
             },
         )
 
-    def answered(self, peer: str, message: Message) -> None:
+    def answered(self, peer: str, message: RaftMessage) -> None:
         if not self.active or message["nonce"] != self._nonce:
             return
         self._terms[peer] = max(self._terms.get(peer, 0), message["term"])

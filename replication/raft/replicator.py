@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from escrowmq.replication.net.wire import RaftMessage
 from escrowmq.replication.raft.progress import PeerProgress
 from escrowmq.replication.raft.pysync import Core
-from escrowmq.replication.raft.types import Clock, Log, Message, PeerLink, PeerStatus, RaftConfig
+from escrowmq.replication.raft.types import Clock, Log, PeerLink, PeerStatus, RaftConfig
 
 
 class Replicator:
@@ -104,7 +105,7 @@ class Replicator:
             state.match = 0
             self._core.forget_match(peer)
 
-    def answered(self, peer: str, message: Message) -> None:
+    def answered(self, peer: str, message: RaftMessage) -> None:
         """A follower's ``next_node_idx``. Ignored unless we lead in the term that it answers."""
         state = self._progress.get(peer)
         if state is None or message["term"] != self._core.term():
@@ -159,7 +160,7 @@ class Replicator:
         term = self._journal.term_at(previous)
         self._send_append(peer, {"prevLogIdx": previous, "prevLogTerm": term, "entries": entries})
 
-    def _send_append(self, peer: str, message: Message) -> None:
+    def _send_append(self, peer: str, message: RaftMessage) -> None:
         self._seq += 1
         message["type"], message["seq"] = "append_entries", self._seq
         message["term"], message["commit_index"] = self._core.term(), self._core.commit_index()

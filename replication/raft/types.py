@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-#: A Raft message as pysyncobj makes it: a plain dict with a ``type``.
-Message = dict[str, Any]
+from escrowmq.replication.net.wire import RaftMessage
+
 Clock = Callable[[], float]
 
 
@@ -65,7 +65,7 @@ class Log(Protocol):
 class PeerLink(Protocol):
     """How messages leave. ``send`` may drop; ``room`` is False while a peer's buffer is full."""
 
-    def send(self, peer: str, message: Message) -> bool: ...
+    def send(self, peer: str, message: RaftMessage) -> bool: ...
     def room(self, peer: str) -> bool: ...
 
 

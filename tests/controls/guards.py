@@ -12,12 +12,12 @@ from contextlib import contextmanager
 
 import pytest
 
+from escrowmq.replication.net.wire import RaftMessage
 from escrowmq.replication.raft.guards import FollowerGuard, VoteGuard
 from escrowmq.replication.raft.node import RaftNode
 from escrowmq.replication.raft.progress import PeerProgress
 from escrowmq.replication.raft.pysync import Core
 from escrowmq.replication.raft.replicator import Replicator
-from escrowmq.replication.raft.types import Message
 
 TakeAway = Callable[[pytest.MonkeyPatch], None]
 GUARDS: dict[str, TakeAway] = {}
@@ -70,10 +70,10 @@ def snapshot_commit(patch: pytest.MonkeyPatch) -> None:
     _keep_commit_index(patch, lambda message: "prevLogIdx" not in message)
 
 
-def _keep_commit_index(patch: pytest.MonkeyPatch, where: Callable[[Message], bool]) -> None:
+def _keep_commit_index(patch: pytest.MonkeyPatch, where: Callable[[RaftMessage], bool]) -> None:
     admit = FollowerGuard.admit
 
-    def uncapped(self: FollowerGuard, message: Message, commit_index: int) -> int | None:
+    def uncapped(self: FollowerGuard, message: RaftMessage, commit_index: int) -> int | None:
         said = message["commit_index"] if where(message) else None
         proved = admit(self, message, commit_index)
         if said is not None:
@@ -92,12 +92,12 @@ def ack_cap(patch: pytest.MonkeyPatch) -> None:
     def uncapped(
         self: FollowerGuard,
         peer: str,
-        ack: Message,
+        ack: RaftMessage,
         proved: int | None,
         commit_index: int,
         *,
         heartbeat: bool,
-    ) -> Message | None:
+    ) -> RaftMessage | None:
         return answer(self, peer, ack, None, commit_index, heartbeat=heartbeat)
 
     patch.setattr(FollowerGuard, "answer", uncapped)
@@ -114,7 +114,7 @@ def held_term(patch: pytest.MonkeyPatch) -> None:
     """L: acknowledgements held back are dropped when the term changes."""
     release = FollowerGuard.release
 
-    def of_every_term(self: FollowerGuard, term: int) -> list[tuple[str, Message]]:
+    def of_every_term(self: FollowerGuard, term: int) -> list[tuple[str, RaftMessage]]:
         held, kept, out = self._held, {}, []
         for peer, ack in held.items():
             self._held = {peer: ack}
@@ -131,7 +131,7 @@ def ack_term(patch: pytest.MonkeyPatch) -> None:
     """L: an acknowledgement of an earlier term does not count."""
     answered = Replicator.answered
 
-    def of_any_term(self: Replicator, peer: str, message: Message) -> None:
+    def of_any_term(self: Replicator, peer: str, message: RaftMessage) -> None:
         answered(self, peer, {**message, "term": self._core.term()})
 
     patch.setattr(Replicator, "answered", of_any_term)

@@ -10,13 +10,13 @@ import pytest
 
 from escrowmq.replication.log.vote import VoteFile, _Record
 from escrowmq.replication.net import wire
+from escrowmq.replication.net.wire import RaftMessage
 from escrowmq.replication.raft import node as raft
 from escrowmq.replication.raft.node import RaftNode
 from escrowmq.replication.raft.prevote import PreVote
 from escrowmq.replication.raft.progress import PeerProgress
 from escrowmq.replication.raft.pysync import LEADER, Core
 from escrowmq.replication.raft.rejoin import Rejoin
-from escrowmq.replication.raft.types import Message
 from tests.controls.ambush import stale_acknowledgements
 from tests.controls.guards import take_away
 from tests.controls.planting import plant
@@ -127,7 +127,7 @@ def vote_for_a_shorter_log(patch: pytest.MonkeyPatch) -> None:
     """A voter does not compare logs, so that a replica may lead which lacks what was acknowledged."""
     receive, asked = Core.receive, PreVote.asked
 
-    def blind(self: Core, peer: str, message: Message) -> Message | None:
+    def blind(self: Core, peer: str, message: RaftMessage) -> RaftMessage | None:
         if message["type"] == "request_vote":
             message = {**message, "last_log_term": 1 << 40}
         return receive(self, peer, message)
@@ -162,7 +162,7 @@ def commit_index_falls(patch: pytest.MonkeyPatch) -> None:
     """A follower takes every message's commit index, also one that is late and lower than its own."""
     receive = Core.receive
 
-    def follow(self: Core, peer: str, message: Message) -> Message | None:
+    def follow(self: Core, peer: str, message: RaftMessage) -> RaftMessage | None:
         answer = receive(self, peer, message)
         if message["type"] == "append_entries" and message["term"] == self.term() and self.role() != LEADER:
             self._SyncObj__raftCommitIndex = max(1, message["commit_index"])

@@ -109,7 +109,7 @@ class Owner:
     handshake_timeout_s = 60.0
 
     def __init__(self) -> None:
-        self.got: list[wire.Message] = []
+        self.got: list[wire.RaftMessage] = []
         self.ended = self.wrong = 0
 
     def stranger_arrived(self, connection: Connection) -> bool:
@@ -120,7 +120,7 @@ class Owner:
     def complain(self, text: str) -> None: ...
     def timed_out(self) -> None: ...
 
-    def received(self, peer: str, message: wire.Message) -> None:
+    def received(self, peer: str, message: wire.RaftMessage) -> None:
         self.got.append(message)
 
     def refused(self) -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from escrowmq.replication.format.segment_format import FILE_HEADER_SIZE
-from escrowmq.replication.net.wire import Message
+from escrowmq.replication.net.wire import RaftMessage
 from escrowmq.replication.raft.node import RaftConfig, RaftNode
 from tests.controls.guards import taken_away
 from tests.controls.planting import planted
@@ -246,7 +246,7 @@ class Simulation:
         journal._segment_bytes = FILE_HEADER_SIZE + 1
         replica.later(duration_s + 0.02, lambda: setattr(journal, "_segment_bytes", self.plan.segment_bytes))
 
-    def traced(self, receiver: str, sender: str, message: Message) -> None:
+    def traced(self, receiver: str, sender: str, message: RaftMessage) -> None:
         if self._hash is not None:
             seen = (round(self.world.now, 6), receiver, sender, message["type"], message.get("term"))
             self._hash.update(repr(seen).encode())

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from escrowmq.replication.net.wire import Message
+from escrowmq.replication.net.wire import RaftMessage
 from tests.controls.guards import taken_away
 from tests.controls.planting import planted
 from tests.sim.simulation import Plan, Simulation, chosen_faults
 from tests.sim.world import Violation
 
 
-def describe(message: Message) -> str:
+def describe(message: RaftMessage) -> str:
     """One message in one line, entries as (index, term)."""
     parts = []
     for key, value in message.items():
@@ -31,7 +31,7 @@ class Told(Simulation):
     def tell(self, text: str) -> None:
         self.say(f"{self.world.elapsed_s:9.4f}  {text}")
 
-    def traced(self, receiver: str, sender: str, message: Message) -> None:
+    def traced(self, receiver: str, sender: str, message: RaftMessage) -> None:
         super().traced(receiver, sender, message)
         replica = next(r for r in self.replicas if r.name == receiver)
         node, journal = replica.node, replica.journal

@@ -104,7 +104,7 @@ def test_random_bytes_are_never_a_handshake() -> None:
 
 
 # ------------------------------------------------------------------ frames, pure
-def decode(frame: bytes) -> wire.Message:
+def decode(frame: bytes) -> wire.RaftMessage:
     total, header = wire.PREFIX.unpack_from(frame)
     wire.check_prefix(total, header)
     assert total + 4 == len(frame)
@@ -113,7 +113,7 @@ def decode(frame: bytes) -> wire.Message:
 
 
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda m: m["type"])
-def test_every_message_comes_back_as_it_was(message: wire.Message) -> None:
+def test_every_message_comes_back_as_it_was(message: wire.RaftMessage) -> None:
     assert decode(b"".join(wire.encode(message))) == message
 
 
@@ -274,7 +274,7 @@ class Recorder:
 
     def __init__(self) -> None:
         self.up: list[str] = []
-        self.messages: list[wire.Message] = []
+        self.messages: list[wire.RaftMessage] = []
 
     def link_up(self, peer: str) -> None:
         self.up.append(peer)
@@ -282,7 +282,7 @@ class Recorder:
     def link_down(self, peer: str) -> None:
         self.up.remove(peer)
 
-    def received(self, peer: str, message: wire.Message) -> None:
+    def received(self, peer: str, message: wire.RaftMessage) -> None:
         self.messages.append(message)
 
 
