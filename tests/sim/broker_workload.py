@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from escrowmq.actors.admin.topic_creation import topic_settings
 from escrowmq.replication.format import ops
 from escrowmq.replication.model import ResultCode
 from tests.history.report import Report
@@ -60,7 +61,7 @@ class BrokerWorkload:
         self._topics = 0
         keep = self._rng.choice(({}, {}, {"retention_ms": 3_000}, {"retention_bytes": 2_000}))
         for name, partitions in (("t", 2), ("u", 1)):
-            settings = {"partitions": partitions, "transaction_timeout_ms": 500, **keep}
+            settings = topic_settings(partitions, transaction_timeout_ms=500, **keep)
             self.desk.call(ops.create_topic(name, settings), self._created, lambda: True)
 
     def _created(self, results: list[Any]) -> None:
