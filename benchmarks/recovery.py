@@ -19,7 +19,7 @@ from escrowmq.actors.admin.topic_creation import topic_settings
 from escrowmq.actors.broker.config import BrokerConfig
 from escrowmq.replication.format import ops
 from escrowmq.replication.format.codec import encode_row
-from escrowmq.replication.host.service import BrokerService
+from escrowmq.replication.host.requests import BrokerService
 from escrowmq.replication.log.datadir import Identity
 
 MESSAGE_BYTES, MESSAGES_PER_CALL = 1024, 64

@@ -3,7 +3,7 @@
 Threaded, with a concurrency group per kind of call, so that parked fetches never hold up commits. The
 replica starts in a thread of its own, because peers must be able to call an actor that is still
 repairing itself; until it has started, calls are answered as by a follower. Methods answer plain
-tuples (see replication/host/service.py); Ray never repeats them.
+tuples (see replication/host/requests.py); Ray never repeats them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from escrowmq.actors.broker.config import BrokerConfig
 from escrowmq.actors.broker.group_service import GroupService
 from escrowmq.actors.broker.peers import RayPeers
 from escrowmq.actors.client.topology import ClusterInfo, broker_name
-from escrowmq.replication.host.service import BrokerService
+from escrowmq.replication.host.requests import BrokerService
 from escrowmq.replication.host.watching import Watching
 from escrowmq.replication.log.datadir import Identity
 from escrowmq.replication.net.tls import TlsFiles

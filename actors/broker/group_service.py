@@ -23,7 +23,7 @@ from escrowmq.actors.client.consumer_groups import (
     TopicMissing,
 )
 from escrowmq.replication.format import ops
-from escrowmq.replication.host.service import BrokerService
+from escrowmq.replication.host.requests import BrokerService
 from escrowmq.replication.model import ResultCode
 
 TOPICS_MAX = 10_000

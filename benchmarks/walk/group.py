@@ -34,9 +34,9 @@ from escrowmq.feedback.config import AnswererConfig, FeedbackConfig, LeaderTimin
 from escrowmq.feedback.states import TransactionState, TxStatusQuerier
 from escrowmq.replication.errors import Unavailable
 from escrowmq.replication.format import ops
-from escrowmq.replication.host import driver, hosting
+from escrowmq.replication.host import driver, running
 from escrowmq.replication.host.repair import NoPeers
-from escrowmq.replication.host.service import BrokerService
+from escrowmq.replication.host.requests import BrokerService
 from escrowmq.replication.log.datadir import Identity
 from escrowmq.replication.model import Message
 
@@ -71,8 +71,8 @@ class Group:
         self.info = ClusterInfo("walk", "walk", 1, REPLICAS)
         #: Hears (replica, method) of every call of feedback that was answered.
         self.answered: Callable[[int, str], None] = lambda rid, method: None
-        self._usual = driver.TICK_S, hosting.TIMER_S
-        driver.TICK_S = hosting.TIMER_S = SELDOM_S
+        self._usual = driver.TICK_S, running.TIMER_S
+        driver.TICK_S = running.TIMER_S = SELDOM_S
         self._pools = [ThreadPoolExecutor(CALLS_AT_A_TIME, f"call-{rid}") for rid in range(REPLICAS)]
         self._handing = ThreadPoolExecutor(1, "client-answers")
         self._services = [self._service(folder, rid) for rid in range(REPLICAS)]
@@ -158,7 +158,7 @@ class Group:
             service.stop()
         for pool in (*self._pools, self._handing):
             pool.shutdown(wait=False)
-        driver.TICK_S, hosting.TIMER_S = self._usual
+        driver.TICK_S, running.TIMER_S = self._usual
 
 
 class _NoHistory(NoPeers):

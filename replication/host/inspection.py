@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from itertools import islice
 from typing import Any
 
-from escrowmq.replication.host.hosting import NOT_STARTED, ReplicaHost, Status, politely
+from escrowmq.replication.host.running import NOT_STARTED, ReplicaHost, Status, politely
 from escrowmq.replication.replica.answers import open_row
 from escrowmq.replication.state.open_table import OpenTable, View
 from escrowmq.replication.state.transactions import STATE_OF

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from escrowmq.replication.host.hosting import Status
-from escrowmq.replication.host.service import BrokerService
+from escrowmq.replication.host.requests import BrokerService
+from escrowmq.replication.host.running import Status
 from escrowmq.replication.model import ResultCode
 from escrowmq.replication.state.machine import StateMachine
 from escrowmq.replication.state.topics import Partition

@@ -20,7 +20,7 @@ from escrowmq.replication.errors import EscrowMQError
 from escrowmq.replication.format import ops
 from escrowmq.replication.format.codec import encode_row
 from escrowmq.replication.host import parking
-from escrowmq.replication.host.service import BrokerService
+from escrowmq.replication.host.requests import BrokerService
 from escrowmq.replication.host.watching import Watching
 from tests.fuzz.engine import drawn
 from tests.support.broker_group import BrokerGroup

@@ -14,7 +14,7 @@ from benchmarks.load.ledger import name_of, value_of
 from escrowmq.actors.broker.config import BrokerConfig
 from escrowmq.replication.format import ops
 from escrowmq.replication.format.codec import decode_rows, encode_row
-from escrowmq.replication.host.service import BrokerService
+from escrowmq.replication.host.requests import BrokerService
 from escrowmq.replication.log.datadir import Identity
 from tests.support.queued_checks import queued_checks
 

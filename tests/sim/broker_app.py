@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from escrowmq.replication.format.codec import decode_rows
-from escrowmq.replication.host.hosting import TIMER_S
-from escrowmq.replication.host.service import BrokerService
+from escrowmq.replication.host.requests import BrokerService
+from escrowmq.replication.host.running import TIMER_S
 from escrowmq.replication.raft.node import RaftNode
 from escrowmq.replication.replica.checkpoints import CheckpointJob, Checkpoints, snapshot_name
 from escrowmq.replication.replica.fetching import FetchResult

@@ -1,6 +1,6 @@
 """One simulated replica: the real node, journal and wire format over a simulated disk and network.
 
-It does under virtual time what ``replication.driver`` and ``replication.hosting`` do under real time:
+It does under virtual time what the drivers and running replicas of ``replication.host`` do under real time:
 coalesced ticks, one sync at a time beside them, retries when the disk is full, an end of the process
 when the disk fails, a copy of the leader's log when its own is damaged or too far behind.
 """

@@ -12,7 +12,7 @@ from typing import Any
 
 from escrowmq.actors.broker.config import BrokerConfig
 from escrowmq.replication.host.repair import Manifest
-from escrowmq.replication.host.service import BrokerService
+from escrowmq.replication.host.requests import BrokerService
 from escrowmq.replication.log.datadir import Identity
 from tests.support.reading import at, everything, named
 from tests.support.requests import TOPIC, Submitting

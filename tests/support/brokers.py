@@ -17,7 +17,7 @@ from escrowmq.actors.broker.group_service import GroupService
 from escrowmq.actors.client.replica_calls import Done
 from escrowmq.actors.client.topology import ClusterInfo
 from escrowmq.replication.format import codec, ops
-from escrowmq.replication.host.service import BrokerService
+from escrowmq.replication.host.requests import BrokerService
 from escrowmq.replication.host.watching import Watching
 from escrowmq.replication.model import group_of
 from escrowmq.replication.replica.admission import Submission

@@ -12,7 +12,7 @@ import pytest
 
 from escrowmq.actors.broker.config import BrokerConfig
 from escrowmq.replication.errors import CorruptLog, Unavailable
-from escrowmq.replication.host import hosting
+from escrowmq.replication.host import running
 from escrowmq.replication.host.repair import Manifest, NoPeers, copy_from_leader, offered_files
 from escrowmq.replication.log.disk import Disk
 from escrowmq.replication.log.journal import SegmentJournal
@@ -134,7 +134,7 @@ def test_a_copy_may_be_shorter_if_it_ends_in_a_later_term() -> None:
 # ------------------------------------------------------------------ whole groups
 @pytest.fixture
 def trio(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[BrokerGroup]:
-    monkeypatch.setattr(hosting, "BEHIND_PATIENCE_S", 0.5)
+    monkeypatch.setattr(running, "BEHIND_PATIENCE_S", 0.5)
     with BrokerGroup(tmp_path, BrokerConfig(segment_bytes=200_000, disk_reserve_bytes=0)) as trio:
         yield trio
 
@@ -146,7 +146,7 @@ def test_a_damaged_log_is_not_copied_and_its_owner_hears_of_it(trio: BrokerGroup
     data = bytearray(oldest.read_bytes())
     data[len(data) // 2] ^= 8
     oldest.write_bytes(data)
-    (trio.path / f"r{behind}" / hosting.WANTS_COPY).write_text(hosting.BEHIND)
+    (trio.path / f"r{behind}" / running.WANTS_COPY).write_text(running.BEHIND)
     own = trio.segments(behind)
     trio.start(behind)
     assert isinstance(trio.ended[leader.rid], CorruptLog)
@@ -164,7 +164,7 @@ def test_a_majority_that_is_only_behind_does_not_wait_for_a_leader_for_ever(trio
     trio.stop(second)
     trio.stop(leader)
     for rid in (first, second):
-        (trio.path / f"r{rid}" / hosting.WANTS_COPY).write_text(hosting.BEHIND)
+        (trio.path / f"r{rid}" / running.WANTS_COPY).write_text(running.BEHIND)
     trio.start(leader, first, second)
     assert texts(trio.leader(), 100) == written
 

@@ -9,7 +9,7 @@ import pytest
 
 from escrowmq.replication.errors import CorruptLog, DataDirLocked, Unavailable
 from escrowmq.replication.format import ops
-from escrowmq.replication.host.service import BrokerService
+from escrowmq.replication.host.requests import BrokerService
 from escrowmq.replication.log.datadir import Identity
 from tests.support.broker_group import BrokerGroup, texts
 from tests.support.requests import prepare

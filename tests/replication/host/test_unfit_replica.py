@@ -16,7 +16,7 @@ import pytest
 
 from escrowmq.replication.errors import CorruptLog, DiskFailed, DiskFull, ReadFailed, Unavailable
 from escrowmq.replication.format import ops
-from escrowmq.replication.host.hosting import ReplicaHost
+from escrowmq.replication.host.running import ReplicaHost
 from escrowmq.replication.log.marks import BEHIND, DAMAGED, LEARNER, PORT_FILE, WANTS_COPY, Marks
 from tests.support.broker_group import BrokerGroup, texts
 from tests.support.requests import prepare

@@ -1,7 +1,7 @@
 """A replica hosted by a process: data directory, driver thread, start, repair, and end.
 
 The shell around the pure parts. It alone has a wall clock, threads, and the right to end the process.
-What callers may ask of a running replica is in service.py.
+What callers may ask of a running replica is in requests.py.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from typing import Any
 
 from escrowmq.replication.errors import Closed, CorruptLog, DiskFull, Overloaded, ReadFailed, Unavailable
 from escrowmq.replication.host.driver import Driver
-from escrowmq.replication.host.host_config import HostConfig
 from escrowmq.replication.host.parking import ParkingLot
 from escrowmq.replication.host.repair import (
     NoPeers,
@@ -27,6 +26,7 @@ from escrowmq.replication.host.repair import (
     has_history,
     must_copy,
 )
+from escrowmq.replication.host.replica_setup import HostConfig
 from escrowmq.replication.log.datadir import DataDir, Identity
 from escrowmq.replication.log.disk import RealDisk
 from escrowmq.replication.log.journal import SegmentJournal

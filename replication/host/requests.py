@@ -22,9 +22,9 @@ from escrowmq.replication.errors import (
     Overloaded,
     Unavailable,
 )
-from escrowmq.replication.host.hosting import NOT_STARTED, Status
 from escrowmq.replication.host.inspection import Inspection
 from escrowmq.replication.host.repair import damage_offered, may_be_offered, offered_files
+from escrowmq.replication.host.running import NOT_STARTED, Status
 from escrowmq.replication.replica import fetching
 from escrowmq.replication.replica.answers import (
     DUE_MAX,
