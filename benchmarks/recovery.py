@@ -17,9 +17,11 @@ from typing import Any
 
 from escrowmq.actors.admin.topic_creation import topic_settings
 from escrowmq.actors.broker.config import BrokerConfig
+from escrowmq.actors.broker.parts import Parts
 from escrowmq.replication.format import ops
 from escrowmq.replication.format.codec import encode_row
-from escrowmq.replication.host.requests import BrokerService
+from escrowmq.replication.host.hosting import open_replica
+from escrowmq.replication.host.replica_setup import ReplicaSetup
 from escrowmq.replication.log.datadir import Identity
 
 MESSAGE_BYTES, MESSAGES_PER_CALL = 1024, 64
@@ -53,10 +55,11 @@ def results(figures: list[RecoveryFigure]) -> list[dict[str, Any]]:
     return [asdict(figure) for figure in figures]
 
 
-def _service(folder: Path) -> BrokerService:
-    return BrokerService(
-        BrokerConfig(segment_bytes=SEGMENT_BYTES),
-        Identity(cluster_id="bench", group=0, replica=0),
+def _leader(folder: Path) -> Parts:
+    """The only replica of its group, running and leading."""
+    setup = ReplicaSetup(
+        config=BrokerConfig(segment_bytes=SEGMENT_BYTES),
+        identity=Identity(cluster_id="bench", group=0, replica=0),
         groups=1,
         replicas=1,
         data_dir=folder,
@@ -64,42 +67,37 @@ def _service(folder: Path) -> BrokerService:
         secret=b"only for this benchmark",
         resolve=lambda peer: None,
     )
-
-
-def _await_leader(service: BrokerService) -> None:
+    running = open_replica(setup)
     deadline = time.monotonic() + 60
-    while not service.whoami()[0]:
+    while not running.whoami()[0]:
         if time.monotonic() > deadline:
             raise TimeoutError("the replica does not become the leader of its group of one")
         time.sleep(0.002)
+    return Parts(running)
 
 
 def _fill(folder: Path, wanted_bytes: int) -> int:
-    service = _service(folder)
-    service.start()
-    _await_leader(service)
-    service.submit(ops.create_topic("bench", topic_settings(4)))
+    leader = _leader(folder)
+    leader.requests.submit(ops.create_topic("bench", topic_settings(4)))
     rows = [encode_row(b"key", os.urandom(MESSAGE_BYTES), None, None) for _ in range(MESSAGES_PER_CALL)]
     requests = [ops.message("bench", p, "bench", 0, -1, rows) for p in range(4)]
     calls = wanted_bytes // len(requests[0])
     with ThreadPoolExecutor(8) as pool:
-        for status in pool.map(lambda n: service.submit(requests[n % 4]), range(calls)):
+        for status in pool.map(lambda n: leader.requests.submit(requests[n % 4]), range(calls)):
             if status[0] != "ok" or any(result[0] for result in status[1]):
                 raise RuntimeError(f"the replica answered {status}")
-    service.stop()
+    leader.running.close()
     return calls * MESSAGES_PER_CALL
 
 
 def _restart(folder: Path, written: int) -> RecoveryFigure:
     log_bytes = sum(path.stat().st_size for path in (folder / "log").glob("*.log"))
     before, begin = _bytes_read(), time.perf_counter()
-    service = _service(folder)
-    service.start()
-    _await_leader(service)
+    leader = _leader(folder)
     seconds, read = time.perf_counter() - begin, _bytes_read() - before
-    status = service.status()
-    ends = [service.partition_bounds("bench")[p][1] for p in range(4)]
-    service.stop()
+    status = leader.inspection.status()
+    ends = [leader.reads.partition_bounds("bench")[p][1] for p in range(4)]
+    leader.running.close()
     if sum(ends) != written:
         raise RuntimeError(f"{written} messages were written and {sum(ends)} recovered")
     return RecoveryFigure(

@@ -1,9 +1,10 @@
-"""The Broker actor: one replica of one group as one named Ray actor. A thin shell over BrokerService.
+"""The Broker actor: one replica of one group as one named Ray actor. A thin shell over the parts of parts.py.
 
 Threaded, with a concurrency group per kind of call, so that parked fetches never hold up commits. The
-replica starts in a thread of its own, because peers must be able to call an actor that is still
-repairing itself; until it has started, calls are answered as by a follower. Methods answer plain
-tuples (see replication/host/requests.py); Ray never repeats them.
+replica is opened in a thread of its own, because peers must be able to call an actor that is still
+repairing itself. Until it is open, calls that only a leader answers are answered as by a follower, so that
+clients know that nothing was done; all others raise Unavailable, which says when to come back. Methods
+answer plain tuples (see replication/host); Ray never repeats them.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +22,14 @@ import ray
 
 from escrowmq.actors.broker.answer_buffers import AnswerBuffers, out_of_band
 from escrowmq.actors.broker.config import BrokerConfig
-from escrowmq.actors.broker.group_service import GroupService
+from escrowmq.actors.broker.parts import Parts
 from escrowmq.actors.broker.peers import RayPeers
 from escrowmq.actors.client.topology import ClusterInfo, broker_name
-from escrowmq.replication.host.requests import BrokerService
-from escrowmq.replication.host.watching import Watching
+from escrowmq.replication.errors import Closed
+from escrowmq.replication.host.hosting import ReplicaHost
+from escrowmq.replication.host.inspection import status_without_replica
+from escrowmq.replication.host.replica_setup import ReplicaSetup
+from escrowmq.replication.host.running import NOT_RUNNING
 from escrowmq.replication.log.datadir import Identity
 from escrowmq.replication.net.tls import TlsFiles
 from escrowmq.replication.replica.fetching import FetchRequest
@@ -56,124 +60,143 @@ class Broker:
         # replica for as long as an election takes once a million transactions are open.
         gc.set_threshold(200_000, 50, 1_000)
         peers = RayPeers(info, gid)
-        self._failure: BaseException | None = None
-        self._service = service = BrokerService(
-            config,
-            Identity(info.cluster_id, gid, rid),
-            groups=info.groups,
-            replicas=info.replicas,
-            data_dir=Path(data_dir),
-            listen_host=listen_host,
-            secret=secret,
-            resolve=peers.resolve,
-            source=peers,
-            report=lambda text: log.warning("%s: %s", broker_name(gid, rid), text),
-            tls=tls,
+        self._gid, self._rid = gid, rid
+        self._host = ReplicaHost(
+            ReplicaSetup(
+                config=config,
+                identity=Identity(info.cluster_id, gid, rid),
+                groups=info.groups,
+                replicas=info.replicas,
+                data_dir=Path(data_dir),
+                listen_host=listen_host,
+                secret=secret,
+                resolve=peers.resolve,
+                source=peers,
+                report=lambda text: log.warning("%s: %s", broker_name(gid, rid), text),
+                tls=tls,
+            )
         )
-        self._groups = GroupService.over(service)
+        self._parts: Parts | None = None
+        self._failure: str | None = None
         self._fetch_buffers = AnswerBuffers(FETCH_BUFFERS, FETCH_BUFFER_BYTES)
-        self._watching = Watching(service)
-        self._thread = threading.Thread(target=self._start, name="start", daemon=True)
-        self._thread.start()
+        threading.Thread(target=self._open, name="open", daemon=True).start()
 
-    def _start(self) -> None:
+    def _open(self) -> None:
         while True:
             try:
-                self._service.start()
+                self._parts = Parts(self._host.open())
+                return
+            except Closed:
                 return
             except Exception as error:
                 # The process stays, so that operators can ask it why; it takes no part in the group.
                 log.error("replica cannot start: %s", error)
-                self._failure = error
-                time.sleep(5.0)
+                self._failure = repr(error)
+            time.sleep(5.0)
+
+    def _led(self, ask: Callable[[Parts], Answer]) -> Answer:
+        """A call that only a leader answers."""
+        parts = self._parts
+        return NOT_RUNNING if parts is None else ask(parts)
+
+    def _any(self) -> Parts:
+        """For calls that every replica answers. Raises Unavailable until it is open."""
+        parts = self._parts
+        if parts is None:
+            raise self._host.unavailable()
+        return parts
 
     # -------------------------------------------------------------- produce
 
     @ray.method(concurrency_group="produce")
     def submit(self, request: bytes) -> Answer:
-        return self._service.submit(request)
+        return self._led(lambda parts: parts.requests.submit(request))
 
     # -------------------------------------------------------------- fetch
 
     @ray.method(concurrency_group="fetch")
     def fetch(self, requests: Sequence[FetchRequest], max_bytes: int, wait_s: float) -> list[Any]:
-        results = self._service.fetch(requests, max_bytes, wait_s, self._fetch_buffers.join)
+        results = self._any().reads.fetch(requests, max_bytes, wait_s, self._fetch_buffers.join)
         return [(*head, out_of_band(blob)) for *head, blob in results]
 
     @ray.method(concurrency_group="fetch")
     def watch(self, requests: Sequence[tuple[str, int, int]], wait_s: float) -> Answer:
-        return self._watching.watch(requests, wait_s)
+        return self._any().watching.watch(requests, wait_s)
 
     @ray.method(concurrency_group="control")
     def spans(self, requests: Sequence[tuple[str, int, int, int, int]]) -> Answer:
-        return self._watching.spans(requests)
+        return self._any().watching.spans(requests)
 
     @ray.method(concurrency_group="control")
     def fetch_ends(
         self, topic: str, partition: int, offset: int, until: int, max_bytes: int, count: int
     ) -> tuple[int, list[int]]:
-        return self._service.fetch_ends(topic, partition, offset, until, max_bytes, count)
+        return self._any().reads.fetch_ends(topic, partition, offset, until, max_bytes, count)
 
     # -------------------------------------------------------------- feedback
 
     @ray.method(concurrency_group="feedback")
     def lock_due(self, app: str, topic: str, max_n: int, lease_s: float, wait_s: float, owner: str) -> Answer:
-        return self._service.lock_due(app, topic, max_n, lease_s, wait_s, owner)
+        return self._led(lambda parts: parts.due_checks.lock_due(app, topic, max_n, lease_s, wait_s, owner))
 
     @ray.method(concurrency_group="control")
     def release_locks(self, app: str, topic: str, tx_ids: Sequence[str], owner: str) -> Answer:
-        return self._service.release_locks(app, topic, tx_ids, owner)
+        return self._led(lambda parts: parts.due_checks.release_locks(app, topic, tx_ids, owner))
 
     @ray.method(concurrency_group="control")
     def open_topics(self, app: str) -> Answer:
-        return self._service.open_topics(app)
+        return self._led(lambda parts: parts.due_checks.open_topics(app))
 
     @ray.method(concurrency_group="control")
     def tx_states(self, app: str, tx_ids: Sequence[str]) -> Answer:
-        return self._service.tx_states(app, tx_ids)
+        return self._led(lambda parts: parts.inspection.tx_states(app, tx_ids))
 
     # -------------------------------------------------------------- control
 
     @ray.method(concurrency_group="control")
     def offsets(self, requests: Sequence[tuple[str, int, int]], leader: bool = False) -> Any:
-        return self._service.offsets(requests, leader)
+        return self._any().reads.offsets(requests, leader)
 
     @ray.method(concurrency_group="control")
     def topics(self, leader: bool = False) -> Answer:
-        return self._service.topics(leader)
+        if leader:
+            return self._led(lambda parts: parts.reads.topics(leader=True))
+        return self._any().reads.topics()
 
     @ray.method(concurrency_group="control")
     def partition_bounds(self, topic: str) -> dict[int, tuple[int, int]]:
-        return self._service.partition_bounds(topic)
+        return self._any().reads.partition_bounds(topic)
 
     @ray.method(concurrency_group="control")
     def committed(self, group: str, topics: Sequence[str] | None = None) -> Answer:
-        return self._service.committed(group, topics)
+        return self._led(lambda parts: parts.reads.committed(group, topics))
 
     @ray.method(concurrency_group="control")
     def transactions(
         self, state: str | None = None, app: str | None = None, topic: str | None = None, limit: int = 1000
     ) -> Answer:
-        return self._service.transactions(state, app, topic, limit)
+        return self._led(lambda parts: parts.inspection.transactions(state, app, topic, limit))
 
     @ray.method(concurrency_group="control")
     def find_transaction(self, tx_id: str, app: str | None = None) -> Answer:
-        return self._service.find_transaction(tx_id, app)
+        return self._led(lambda parts: parts.inspection.find_transaction(tx_id, app))
 
     @ray.method(concurrency_group="control")
     def audit(self) -> Answer:
-        return self._service.audit()
+        return self._led(lambda parts: parts.inspection.audit())
 
     @ray.method(concurrency_group="control")
     def whoami(self) -> tuple[bool, int | None, int]:
-        return self._service.whoami()
+        parts = self._parts
+        return (False, None, 0) if parts is None else parts.running.whoami()
 
     @ray.method(concurrency_group="control")
     def status(self) -> dict[str, Any]:
-        status = self._service.status()
+        parts = self._parts
+        status = parts.inspection.status() if parts else status_without_replica(self._gid, self._rid)
         status["pid"] = os.getpid()
         status["node_id"] = ray.get_runtime_context().get_node_id()
-        status["failure"] = None if self._failure is None else repr(self._failure)
+        status["failure"] = self._failure
         return status
 
     # -------------------------------------------------------------- consumer groups
@@ -187,56 +210,56 @@ class Broker:
         session_timeout_s: float,
         owned: Sequence[tuple[str, int]] = (),
     ) -> Answer:
-        return self._groups.join(group, member, topics, session_timeout_s, owned)
+        return self._led(lambda parts: parts.groups.join(group, member, topics, session_timeout_s, owned))
 
     @ray.method(concurrency_group="control")
     def group_heartbeat(self, group: str, member: str, generation: int) -> Answer:
-        return self._groups.heartbeat(group, member, generation)
+        return self._led(lambda parts: parts.groups.heartbeat(group, member, generation))
 
     @ray.method(concurrency_group="control")
     def group_leave(self, group: str, member: str) -> Answer:
-        return self._groups.leave(group, member)
+        return self._led(lambda parts: parts.groups.leave(group, member))
 
     @ray.method(concurrency_group="control")
     def commit_offsets(
         self, group: str, member: str, generation: int, offsets: Mapping[str, Mapping[int, int]]
     ) -> Answer:
-        return self._groups.commit(group, member, generation, offsets)
+        return self._led(lambda parts: parts.groups.commit(group, member, generation, offsets))
 
     @ray.method(concurrency_group="control")
     def group_list(self) -> Answer:
-        return self._groups.names()
+        return self._led(lambda parts: parts.groups.names())
 
     @ray.method(concurrency_group="control")
     def group_describe(self, group: str) -> Answer:
-        return self._groups.describe(group)
+        return self._led(lambda parts: parts.groups.describe(group))
 
     # -------------------------------------------------------------- peers
 
     @ray.method(concurrency_group="peer")
     def raft_address(self) -> tuple[str, int]:
-        return self._service.raft_address()
+        return self._any().running.address
 
     @ray.method(concurrency_group="peer")
     def founded(self) -> bool:
-        return self._service.founded()
+        return self._host.founded()
 
     @ray.method(concurrency_group="peer")
     def checkpoint_manifest(self) -> Answer:
-        return self._service.checkpoint_manifest()
+        return self._led(lambda parts: parts.offers.checkpoint_manifest())
 
     @ray.method(concurrency_group="peer")
     def checkpoint_read(self, name: str, pos: int, size: int) -> bytes:
-        return self._service.checkpoint_read(name, pos, size)
+        return self._any().offers.checkpoint_read(name, pos, size)
 
     @ray.method(concurrency_group="peer")
     def checkpoint_suspect(self, name: str, size: int) -> None:
-        self._service.checkpoint_suspect(name, size)
+        self._any().offers.checkpoint_suspect(name, size)
 
     @ray.method(concurrency_group="peer")
     def stop(self) -> None:
         """Hand leadership over, sync, close. The process is then ended by whoever asked."""
-        self._service.stop()
+        self._host.close()
 
 
 def start_broker(

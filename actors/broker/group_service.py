@@ -23,13 +23,15 @@ from escrowmq.actors.client.consumer_groups import (
     TopicMissing,
 )
 from escrowmq.replication.format import ops
-from escrowmq.replication.host.requests import BrokerService
+from escrowmq.replication.host.reads import Reads
+from escrowmq.replication.host.requests import Requests
+from escrowmq.replication.host.running import RunningReplica
 from escrowmq.replication.model import ResultCode
 
 TOPICS_MAX = 10_000
 
 T = TypeVar("T")
-#: See the module's text; the names of statuses are those of ``BrokerService.submit``.
+#: See the module's text; the names of statuses are those of ``Requests.submit``.
 Reply = tuple[Any, ...]
 
 
@@ -57,14 +59,14 @@ class GroupService:
         self._coordinator = GroupCoordinator()
 
     @classmethod
-    def over(cls, service: BrokerService) -> Self:
-        """The consumer groups of a replica, by its own answers."""
+    def over(cls, running: RunningReplica, reads: Reads, requests: Requests) -> Self:
+        """The consumer groups of a running replica."""
         return cls(
-            leadership=service.whoami,
-            partitions=service.partition_count,
-            committed=service.group_offsets,
-            group_names=service.group_names,
-            submit=service.submit,
+            leadership=running.whoami,
+            partitions=reads.partition_count,
+            committed=reads.group_offsets,
+            group_names=reads.group_names,
+            submit=requests.submit,
             clock=time.monotonic,
         )
 

@@ -1,7 +1,7 @@
 """A cluster of one group in this process, without Ray: three replicas with real files and real TCP between.
 
 Of production it lacks the Broker actor's shell and Ray's calls. In their place stands a pool of threads for
-each replica, which runs the methods of its service, and one thread that hands answers to the clients. By its
+each replica, which runs the methods of its parts, and one thread that hands answers to the clients. By its
 thread's name every call belongs to a role (``role_of``). All imports of the modules that are walked through
 stand here.
 """
@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 
 import escrowmq
 from escrowmq.actors.broker.config import BrokerConfig
+from escrowmq.actors.broker.parts import Parts
 from escrowmq.actors.client.replica_calls import Done
 from escrowmq.actors.client.topology import ClusterInfo
 from escrowmq.actors.consumer.config import ConsumerConfig
@@ -35,8 +36,9 @@ from escrowmq.feedback.states import TransactionState, TxStatusQuerier
 from escrowmq.replication.errors import Unavailable
 from escrowmq.replication.format import ops
 from escrowmq.replication.host import driver, running
+from escrowmq.replication.host.hosting import ReplicaHost
 from escrowmq.replication.host.repair import NoPeers
-from escrowmq.replication.host.requests import BrokerService
+from escrowmq.replication.host.replica_setup import ReplicaSetup
 from escrowmq.replication.log.datadir import Identity
 from escrowmq.replication.model import Message
 
@@ -75,15 +77,16 @@ class Group:
         driver.TICK_S = running.TIMER_S = SELDOM_S
         self._pools = [ThreadPoolExecutor(CALLS_AT_A_TIME, f"call-{rid}") for rid in range(REPLICAS)]
         self._handing = ThreadPoolExecutor(1, "client-answers")
-        self._services = [self._service(folder, rid) for rid in range(REPLICAS)]
-        for service in self._services:
-            service.start(60.0)
+        self._hosts = [ReplicaHost(self._setup(folder, rid)) for rid in range(REPLICAS)]
+        self._parts: list[Parts] = []
+        for host in self._hosts:
+            self._parts.append(Parts(host.open(60.0)))
         self.leader()
 
-    def _service(self, folder: Path, rid: int) -> BrokerService:
-        return BrokerService(
-            BROKER,
-            Identity("walk", 0, rid),
+    def _setup(self, folder: Path, rid: int) -> ReplicaSetup:
+        return ReplicaSetup(
+            config=BROKER,
+            identity=Identity("walk", 0, rid),
             groups=1,
             replicas=REPLICAS,
             data_dir=folder / f"r{rid}",
@@ -94,17 +97,15 @@ class Group:
         )
 
     def _address(self, peer: str) -> tuple[str, int] | None:
-        try:
-            return self._services[int(peer)].raft_address()
-        except Unavailable:
-            return None
+        opened = self._parts[int(peer) : int(peer) + 1]
+        return opened[0].running.address if opened else None
 
     def leader(self) -> int:
         """Who leads, and is ready."""
         deadline = time.monotonic() + ELECTION_PATIENCE_S
         while time.monotonic() < deadline:
-            for rid, service in enumerate(self._services):
-                if service.whoami()[0]:
+            for rid, parts in enumerate(self._parts):
+                if parts.running.whoami()[0]:
                     return rid
             time.sleep(0.05)
         raise Unavailable(f"no leader was elected in {ELECTION_PATIENCE_S:g} s", 1.0)
@@ -121,7 +122,7 @@ class Group:
 
     def topic(self, name: str) -> None:
         """With one partition."""
-        answer = self._services[self.leader()].submit(ops.create_topic(name, {"partitions": 1}))
+        answer = self._parts[self.leader()].requests.submit(ops.create_topic(name, {"partitions": 1}))
         assert answer[0] == "ok", answer
 
     def producer(self) -> Producer:
@@ -139,23 +140,29 @@ class Group:
             error = answer.exception()
             self._handing.submit(done, None if error else answer.result(), error)
 
-        bound = getattr(self._services[rid], method)
+        bound = self._method(rid, method)
         self._pools[rid].submit(bound, *args).add_done_callback(finished)
 
     async def ask(self, gid: int, rid: int, method: str, *args: Any) -> Any:
         """The same for coroutines, see ``Brokers``."""
-        bound = getattr(self._services[rid], method)
+        bound = self._method(rid, method)
         answer = await asyncio.get_running_loop().run_in_executor(self._pools[rid], bound, *args)
         self.answered(rid, method)
         return answer
+
+    def _method(self, rid: int, name: str) -> Callable[..., Any]:
+        """Of the part that has it."""
+        (method,) = [getattr(part, name) for part in vars(self._parts[rid]).values() if hasattr(part, name)]
+        found: Callable[..., Any] = method
+        return found
 
     def close(self) -> None:
         """See ``ReplicaCalls``: a client ends, the replicas go on."""
 
     def stop(self) -> None:
         """End the replicas."""
-        for service in self._services:
-            service.stop()
+        for host in self._hosts:
+            host.close()
         for pool in (*self._pools, self._handing):
             pool.shutdown(wait=False)
         driver.TICK_S, running.TIMER_S = self._usual

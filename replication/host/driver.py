@@ -22,7 +22,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from escrowmq.replication.errors import Closed, Overloaded
+from escrowmq.replication.errors import Closed, Overloaded, Unavailable
 from escrowmq.replication.net.handshake import PeerIdentity
 from escrowmq.replication.net.tcp import LinkCounters, Resolve, TcpTransport
 from escrowmq.replication.net.tls import TlsFiles, TlsIdentity
@@ -90,13 +90,17 @@ class Driver:
         name = identity.replica
         self._thread = threading.Thread(target=self._run, name=f"raft-{name}", daemon=True)
         self._disk_thread = threading.Thread(target=self._sync_loop, name=f"fsync-{name}", daemon=True)
-        self._started: Future[None] = Future()
+        self._started: Future[tuple[str, int]] = Future()
 
     # -------------------------------------------------------------- any thread
-    def start(self, timeout_s: float = 30.0) -> None:
-        """Bind and run; raises what building the node or binding the address raised."""
+    def start(self, timeout_s: float = 30.0) -> tuple[str, int]:
+        """Bind and run; where it listens. Raises what building the node raised, or Unavailable where the
+        address cannot be bound or the node is not built in time; ``stop`` then lets go of everything."""
         self._thread.start()
-        self._started.result(timeout_s)
+        try:
+            return self._started.result(timeout_s)
+        except TimeoutError as error:
+            raise Unavailable(f"the replica's thread has not started within {timeout_s:g} s", 5.0) from error
 
     def submit(self, fn: Callable[[], None]) -> None:
         """Run ``fn`` in the loop's thread, before the next tick. Raises Overloaded, or Closed after stop."""
@@ -128,8 +132,8 @@ class Driver:
 
     @property
     def running(self) -> bool:
-        """Whether the loop's thread is alive."""
-        return self._thread.is_alive()
+        """Whether one of its threads may still touch the node or the disk."""
+        return self._thread.is_alive() or self._disk_thread.is_alive()
 
     @property
     def node(self) -> RaftNode:
@@ -150,8 +154,10 @@ class Driver:
                 asyncio.run_coroutine_threadsafe(shut_down, self._loop)
             except RuntimeError:  # a start that failed has closed the loop already
                 shut_down.close()
-        if self._thread.ident is not None:
-            self._thread.join(timeout_s)
+        deadline = time.monotonic() + timeout_s
+        for thread in (self._thread, self._disk_thread):
+            if thread.ident is not None:
+                thread.join(max(0.0, deadline - time.monotonic()))
         self._helpers.shutdown(wait=False, cancel_futures=True)
 
     # -------------------------------------------------------------- loop thread
@@ -159,24 +165,30 @@ class Driver:
         loop = _new_loop(self._use_uvloop)
         self._loop = loop
         asyncio.set_event_loop(loop)
+        failure: BaseException | None = None
         try:
             loop.run_until_complete(self._main())
         except BaseException as error:
             if self._started.done():
                 self._die(error)
             else:
-                self._started.set_exception(error)
+                failure = error
         finally:
             self._jobs.put(None)
             loop.close()
+        if failure is not None:  # told last: with the failed start, nothing of it is left here
+            self._started.set_exception(failure)
 
     async def _main(self) -> None:
         self._done = asyncio.Event()
         self._node = self._build(self._transport, time.monotonic)
-        self.address = await self._transport.start(*self._listen)
+        try:
+            self.address = await self._transport.start(*self._listen)
+        except OSError as error:
+            raise Unavailable("cannot listen on {}:{}: {}".format(*self._listen, error), 5.0) from error
         self._disk_thread.start()
         self._regular_tick()
-        self._started.set_result(None)
+        self._started.set_result(self.address)
         await self._done.wait()
         await self._transport.stop()
 

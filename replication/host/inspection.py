@@ -1,23 +1,36 @@
 """What operators and other actors may ask about a replica's state: transactions, decisions, positions.
 
-Answers are plain tuples; lists are bounded by the caller's limit. What could take long is done in the
+Answers are plain tuples; lists are bounded by the caller's limit. Work that could take long is done in the
 caller's thread, on a view of the table that is held meanwhile.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
-from escrowmq.replication.host.running import NOT_STARTED, ReplicaHost, Status, politely
+from escrowmq.replication.errors import Closed
+from escrowmq.replication.host.running import RunningReplica, Status
 from escrowmq.replication.replica.answers import open_row
 from escrowmq.replication.state.open_table import OpenTable, View
 from escrowmq.replication.state.transactions import STATE_OF
 
 
-class Inspection(ReplicaHost):
-    """A replica that tells about itself."""
+def politely(items: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
+    """All items, letting the replica's own thread run in between: else it waits 5 ms for every turn."""
+    for number, item in enumerate(items):
+        if number % 256 == 255:
+            time.sleep(0)
+        yield item
+
+
+class Inspection:
+    """Questions about one replica. Thread-safe."""
+
+    def __init__(self, running: RunningReplica) -> None:
+        self._running, self._state = running, running.replica.state
 
     # -------------------------------------------------------------- transactions
 
@@ -25,7 +38,7 @@ class Inspection(ReplicaHost):
         """``("ok", ["PREPARE" | "COMMITTED" | "ROLLBACK" | "UNKNOWN", ...])``; leader only."""
 
         def read() -> list[str]:
-            table = self.replica.state.transactions.apps.get(app)
+            table = self._state.transactions.apps.get(app)
             if table is None:
                 return ["UNKNOWN"] * len(tx_ids)
             outcomes = [table.outcome(tx_id) for tx_id in tx_ids]
@@ -34,7 +47,7 @@ class Inspection(ReplicaHost):
                 for tx_id, outcome in zip(tx_ids, outcomes, strict=True)
             ]
 
-        return self._led(read)
+        return self._running.led(read)
 
     def transactions(
         self, state: str | None = None, app: str | None = None, topic: str | None = None, limit: int = 1000
@@ -43,9 +56,7 @@ class Inspection(ReplicaHost):
 
         ``state``: None or "PREPARE" = all open, "PARKED" = only those that are no longer checked.
         """
-        if not self._started:
-            return NOT_STARTED
-        apps = self.replica.state.transactions.apps
+        apps = self._state.transactions.apps
         held: list[tuple[str, OpenTable, View]] = []
 
         def hold() -> None:
@@ -56,7 +67,7 @@ class Inspection(ReplicaHost):
                 table.release()
 
         try:  # in this thread: a million rows take seconds, during which the replica goes on
-            status = self._led(hold)
+            status = self._running.led(hold)
             if status[0] != "ok":
                 return status
             found = (
@@ -67,14 +78,14 @@ class Inspection(ReplicaHost):
             )
             return ("ok", list(islice(found, limit)))
         finally:  # comes after ``hold`` even where nobody waited for that any more
-            self._have_done(release)
+            self._running.later(release)
 
     def find_transaction(self, tx_id: str, app: str | None = None) -> Status:
         """``("ok", [(app, state, OpenTransaction as a tuple | None), ...])``: whose id it is; leader only."""
 
         def read() -> list[tuple[str, str, tuple[Any, ...] | None]]:
             found: list[tuple[str, str, tuple[Any, ...] | None]] = []
-            for name, table in self.replica.state.transactions.apps.items():
+            for name, table in self._state.transactions.apps.items():
                 if app not in (None, name):
                     continue
                 opened, outcome = table.open.get(tx_id), table.outcome(tx_id)
@@ -84,25 +95,24 @@ class Inspection(ReplicaHost):
                     found.append((name, STATE_OF[outcome].value, None))
             return found
 
-        return self._led(read)
+        return self._running.led(read)
 
     def audit(self) -> Status:
         """``("ok", [(now_ms, by, app, tx_id, outcome), ...])``: decisions made by hand or by policy."""
-        return self._led(lambda: list(self.replica.state.transactions.audit))
+        return self._running.led(lambda: list(self._state.transactions.audit))
 
     # -------------------------------------------------------------- status
 
     def status(self) -> dict[str, Any]:
         """Positions and role of this replica, for operators."""
-        if not self._started:
-            return {"gid": self.gid, "rid": self.rid, "role": "starting", "ready": False, "leader": None}
+        running = self._running
 
         def read() -> dict[str, Any]:
-            node, state, journal = self.node, self.replica.state, self.journal
+            node, state, journal = running.node, self._state, running.journal
             leader = node.leader_id
             return {
-                "gid": self.gid,
-                "rid": self.rid,
+                "gid": running.gid,
+                "rid": running.rid,
                 "role": "leader" if node.is_leader else "follower",
                 "ready": node.ready,
                 "leader": None if leader is None else int(leader),
@@ -112,17 +122,24 @@ class Inspection(ReplicaHost):
                 "first_index": journal.first_index,
                 "last_index": journal.last_index,
                 "durable_index": journal.durable_index,
-                "recovered_index": self.recovered_index,
+                "recovered_index": running.recovered_index,
                 "open_transactions": state.transactions.open_count(),
                 "topics": len(state.topics.topics),
                 "log_bytes": sum(segment.size for segment in journal.segments()),
-                "snapshots": list(self.checkpoints.indexes),
-                "waiting": self.replica.admission.waiting(),
-                "address": "{}:{}".format(*(self.driver.address or ("", 0))),
-                "disk_full": self.driver.disk_full,
-                "free_bytes": self._disk.free_bytes(),
+                "snapshots": list(running.checkpoints.indexes),
+                "waiting": running.replica.admission.waiting(),
+                "address": "{}:{}".format(*running.address),
+                "disk_full": running.driver.disk_full,
+                "free_bytes": running.disk.free_bytes(),
                 "peers": [(p.peer, p.connected, p.match_index) for p in node.progress()],
             }
 
-        result: dict[str, Any] = self.driver.call(read)
-        return result
+        try:
+            return running.driver.call(read)
+        except Closed:
+            return status_without_replica(running.gid, running.rid)
+
+
+def status_without_replica(gid: int, rid: int) -> dict[str, Any]:
+    """The status where no replica runs: it is being opened or repaired, or was closed."""
+    return {"gid": gid, "rid": rid, "role": "starting", "ready": False, "leader": None}

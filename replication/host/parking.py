@@ -1,7 +1,7 @@
 """Long polls: callers wait for news, bounded in number, so that they never hold every thread.
 
 A parked call holds one thread of its concurrency group. Half of them may park; further callers are
-answered at once with what there is, and come back.
+answered at once with what there is, and ask again.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 T = TypeVar("T")
-#: Longest wait of one call, whatever its caller asks for: it may be gone by then, and holds a thread.
+#: Longest wait of one call, whatever its caller asks for: it holds a thread even if its caller is gone.
 WAIT_S_MAX = 60.0
 
 
@@ -49,15 +49,15 @@ class ParkingLot:
                 with self._condition:
                     self._parked -= 1
 
-    def news(self) -> None:
-        """Something changed: wake whoever waits. Cheap when nobody does; never waits for an attempt."""
+    def announce(self) -> None:
+        """Something changed: wake every waiting caller. Cheap while there is none; waits for no attempt."""
         self._sequence += 1
         if self._parked:
             with self._condition:
                 self._condition.notify_all()
 
     def close(self) -> None:
-        """Let everybody go."""
+        """Wake every waiting caller for good; later ones do not wait."""
         with self._condition:
             self._closed = True
             self._condition.notify_all()

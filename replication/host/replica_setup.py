@@ -1,8 +1,18 @@
-"""What a replica needs of the broker's configuration."""
+"""What a replica is told when it is opened: who it is, the broker's configuration, and its surroundings."""
 
 from __future__ import annotations
 
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Protocol
+
+from escrowmq.replication.host.repair import NoPeers, PeerSource
+from escrowmq.replication.log.datadir import Identity
+from escrowmq.replication.net.tcp import Resolve
+from escrowmq.replication.net.tls import TlsFiles
 
 
 class HostConfig(Protocol):
@@ -30,3 +40,41 @@ class HostConfig(Protocol):
     def fetch_threads(self) -> int: ...
     @property
     def feedback_threads(self) -> int: ...
+
+
+def exit_process(error: BaseException) -> None:
+    """Nothing may be written after a failed fsync, not even by exit handlers."""
+    os._exit(70)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaSetup:
+    """Everything that opening a replica needs.
+
+    ``resolve(peer)`` tells where the replica of that number listens (None: not known now); it may be slow.
+    ``source`` reads the other replicas when this one needs a copy of the log. ``fatal(error)`` must end
+    the process.
+    """
+
+    config: HostConfig
+    identity: Identity
+    groups: int
+    replicas: int
+    data_dir: Path
+    listen_host: str
+    secret: bytes = field(repr=False)
+    resolve: Resolve
+    source: PeerSource = field(default_factory=NoPeers)
+    tls: TlsFiles | None = None
+    report: Callable[[str], None] = lambda text: None
+    fatal: Callable[[BaseException], None] = exit_process
+    wall_clock: Callable[[], float] = time.time
+    monotonic: Callable[[], float] = time.monotonic
+
+    @property
+    def peers(self) -> list[str]:
+        """The Raft ids of the other replicas of the group."""
+        return [str(rid) for rid in range(self.replicas) if rid != self.identity.replica]
+
+    def __str__(self) -> str:
+        return f"replica {self.identity.replica} of group {self.identity.group}"

@@ -1,17 +1,16 @@
-"""What planners of bulk reads ask: bounds of many partitions, news of them, bytes of offset ranges.
+"""Questions of planners of bulk reads: bounds of many partitions, news of them, bytes of offset ranges.
 
 A streaming query asks all day whether there is anything new. ``watch`` answers that with a few numbers
 per partition and no messages, and waits for news instead of being asked again and again. The leader
 answers, since a follower's end may lag: an end that moved backwards then means that the topic was
-created anew. ``spans`` looks only into the index, whole runs at a time; bodies are never touched.
+deleted and created again. ``spans`` looks only into the index, whole runs at a time, never at bodies.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from escrowmq.replication.host.requests import BrokerService
-from escrowmq.replication.host.running import Status
+from escrowmq.replication.host.running import RunningReplica, Status
 from escrowmq.replication.model import ResultCode
 from escrowmq.replication.state.machine import StateMachine
 from escrowmq.replication.state.topics import Partition
@@ -26,26 +25,26 @@ SpanRequest = tuple[str, int, int, int, int]  # topic, partition, start, end, mo
 class Watching:
     """The two calls over one replica. Thread-safe; ``watch`` parks where fetches park."""
 
-    def __init__(self, service: BrokerService) -> None:
-        self._service = service
+    def __init__(self, running: RunningReplica) -> None:
+        self._running = running
 
     def watch(self, requests: Sequence[WatchRequest], wait_s: float) -> Status:
         """``("ok", [(code, start, end), ...])`` once an end is not the known one, or after ``wait_s``."""
-        service = self._service
+        running = self._running
         answer: Status = ("ok", [])
 
         def attempt() -> Status | None:
             nonlocal answer
-            answer = service.if_leading(lambda state: bounds(state, requests))
+            answer = running.if_leading(lambda state: bounds(state, requests))
             if answer[0] != "ok":
                 return answer
             return answer if any(b[2] != r[2] for b, r in zip(answer[1], requests, strict=False)) else None
 
-        return service.wait_for_news(attempt, wait_s) or answer
+        return running.news.wait_for(attempt, wait_s) or answer
 
     def spans(self, requests: Sequence[SpanRequest]) -> Status:
         """``("ok", [(code, offset, bytes), ...])``: see :func:`span`."""
-        return self._service.if_leading(lambda state: [span(state, *r) for r in requests[:PARTITIONS_MAX]])
+        return self._running.if_leading(lambda state: [span(state, *r) for r in requests[:PARTITIONS_MAX]])
 
 
 def bounds(state: StateMachine, requests: Sequence[WatchRequest]) -> list[tuple[int, int, int]]:

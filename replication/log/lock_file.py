@@ -6,6 +6,7 @@ nobody. The file's content, the process's number, is for the message to those th
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 from collections.abc import Callable
@@ -26,6 +27,7 @@ def take_lock(path: Path, mode: int, in_use: Callable[[str], str]) -> int:
         holder = os.pread(number, 32, 0).decode(errors="replace").strip() or "unknown"
         os.close(number)
         raise DataDirLocked(in_use(holder)) from None
-    os.ftruncate(number, 0)
-    os.pwrite(number, f"{os.getpid()}\n".encode(), 0)
+    with contextlib.suppress(OSError):  # a full disk, say: only the message would be better for it
+        os.ftruncate(number, 0)
+        os.pwrite(number, f"{os.getpid()}\n".encode(), 0)
     return number

@@ -106,7 +106,7 @@ def test_a_prepare_passes_the_client_and_all_replicas(tmp_path: Path) -> None:
     assert set(prepare.figures) == {TOTAL, "client", "leader", "follower 1", "follower 2"}
     passed = {role: {call.function for call in calls} for role, calls in prepare.typical.roles.items()}
     assert "Transaction.prepare" in passed["client"]
-    assert "BrokerService.submit" in passed["leader"]
+    assert "Requests.submit" in passed["leader"]
     for role in ("leader", "follower 1", "follower 2"):
         assert "StateMachine.apply_ops" in passed[role], role
         assert prepare.figures[role].answer.calls <= prepare.figures[role].calm.calls

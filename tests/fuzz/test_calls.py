@@ -15,24 +15,26 @@ import pytest
 from hypothesis import strategies as st
 
 from escrowmq.actors.broker.config import BrokerConfig
-from escrowmq.actors.broker.group_service import GroupService
 from escrowmq.replication.errors import EscrowMQError
 from escrowmq.replication.format import ops
 from escrowmq.replication.format.codec import encode_row
 from escrowmq.replication.host import parking
-from escrowmq.replication.host.requests import BrokerService
-from escrowmq.replication.host.watching import Watching
 from tests.fuzz.engine import drawn
 from tests.support.broker_group import BrokerGroup
 
 ROW = encode_row(None, b"v", None, None)
-#: Method -> how many arguments it takes; the last of them may be left out.
-BROKER = {"submit": 1, "fetch": 3, "fetch_ends": 6, "lock_due": 6, "release_locks": 4, "open_topics": 1,
-          "tx_states": 2, "offsets": 2, "topics": 1, "partition_bounds": 1, "committed": 2, "transactions": 4,
-          "find_transaction": 2, "audit": 0, "status": 0, "whoami": 0, "raft_address": 0, "founded": 0,
-          "checkpoint_manifest": 0, "checkpoint_read": 3, "checkpoint_suspect": 2}  # fmt: skip
-WATCHING = {"watch": 2, "spans": 1}
-GROUPS = {"join": 5, "heartbeat": 3, "leave": 2, "commit": 4, "describe": 1, "names": 0}
+#: Part of a broker -> method -> how many arguments it takes; the last of them may be left out.
+METHODS = {
+    "requests": {"submit": 1},
+    "reads": {"fetch": 3, "fetch_ends": 6, "offsets": 2, "topics": 1, "partition_bounds": 1, "committed": 2},
+    "due_checks": {"lock_due": 6, "release_locks": 4, "open_topics": 1},
+    "inspection": {"tx_states": 2, "transactions": 4, "find_transaction": 2, "audit": 0, "status": 0},
+    "running": {"whoami": 0},
+    "offers": {"checkpoint_manifest": 0, "checkpoint_read": 3, "checkpoint_suspect": 2},
+    "watching": {"watch": 2, "spans": 1},
+    "groups": {"join": 5, "heartbeat": 3, "leave": 2, "commit": 4, "describe": 1, "names": 0},
+}
+PART_OF = {method: part for part, methods in METHODS.items() for method in methods}
 #: What arguments of a wrong type or range may end in, for their caller alone, beside an error of ours. Any
 #: other exception, as of the disk, of an assertion or without memory, is a bug. A *request* is bytes from
 #: the network, and checked whole: `submit` never raises at all.
@@ -56,7 +58,7 @@ calls = st.lists(
         st.sampled_from(sorted(table.items())).flatmap(
             lambda item: st.tuples(st.just(item[0]), st.lists(odd, min_size=0, max_size=item[1]))
         )
-        for table in (BROKER, GROUPS, WATCHING)
+        for table in METHODS.values()
     ),
     min_size=1,
     max_size=8,
@@ -69,24 +71,13 @@ class Broker:
     def __init__(self, path: Path) -> None:
         self.trio = BrokerGroup(path, BrokerConfig(segment_bytes=64 << 10), replicas=1)
         self.trio.start()
-        self.service: BrokerService = self.trio.leader()
-        self.groups = GroupService(
-            leadership=self.service.whoami,
-            partitions=self.service.partition_count,
-            committed=self.service.group_offsets,
-            group_names=self.service.group_names,
-            submit=self.service.submit,
-            clock=time.monotonic,
-        )
-        self.watching = Watching(self.service)
+        self.parts = self.trio.leader().parts
         self.trio.submit(ops.create_topic("t", {"partitions": 2}))
         self.sent = 0
 
     def nonsense(self, method: str, arguments: list[Any]) -> None:
         """One call; Ray carries what it raises to the caller, who made the mistake."""
-        target: object = self.service
-        if method in GROUPS or method in WATCHING:
-            target = self.groups if method in GROUPS else self.watching
+        target = getattr(self.parts, PART_OF[method])
         started = time.monotonic()
         try:
             getattr(target, method)(*arguments)
@@ -101,15 +92,16 @@ class Broker:
         ((code, (base, _)),) = self.trio.submit(ops.message("t", 0, "p", 0, -1, [ROW]))
         assert (code, base) == (0, self.sent)
         self.sent += 1
-        assert self.service.fetch([("t", 0, base)], 1000, 0.0)[0][6] == ROW
-        assert self.service.fetch_ends("t", 0, base, base + 1, 1000, 9) == (0, [base + 1])
-        assert self.watching.watch([("t", 0, base)], 0.0) == ("ok", [(0, 0, base + 1)])
-        assert self.watching.spans([("t", 0, base, base + 1, 1 << 20)]) == ("ok", [(0, base + 1, len(ROW))])
-        joined = self.groups.join("honest", "me", ["t"], 10.0)
+        assert self.parts.reads.fetch([("t", 0, base)], 1000, 0.0)[0][6] == ROW
+        assert self.parts.reads.fetch_ends("t", 0, base, base + 1, 1000, 9) == (0, [base + 1])
+        watching, groups = self.parts.watching, self.parts.groups
+        assert watching.watch([("t", 0, base)], 0.0) == ("ok", [(0, 0, base + 1)])
+        assert watching.spans([("t", 0, base, base + 1, 1 << 20)]) == ("ok", [(0, base + 1, len(ROW))])
+        joined = groups.join("honest", "me", ["t"], 10.0)
         assert joined[:1] == ("ok",), joined
-        assert self.groups.heartbeat("honest", "me", joined[1])[0] == "ok"
-        assert self.groups.names()[0] == "ok"
-        assert self.service.status()["ready"]
+        assert groups.heartbeat("honest", "me", joined[1])[0] == "ok"
+        assert groups.names()[0] == "ok"
+        assert self.parts.inspection.status()["ready"]
         assert not self.trio.ended
 
 
@@ -134,7 +126,7 @@ def test_nonsense_hurts_its_caller_only(broker: Broker, monkeypatch: pytest.Monk
 
 def test_files_outside_the_log_are_not_read(broker: Broker) -> None:
     for name in ("../identity.json", "/etc/passwd", "identity.json", "vote", "x/../../a.log", ""):
-        assert broker.service.checkpoint_read(name, 0, 100) == b""
+        assert broker.parts.offers.checkpoint_read(name, 0, 100) == b""
 
 
 def test_no_question_about_a_file_ends_the_replica(broker: Broker) -> None:
@@ -151,9 +143,9 @@ def test_no_question_about_a_file_ends_the_replica(broker: Broker) -> None:
 
 
 def test_an_answer_is_bounded_whatever_is_asked(broker: Broker) -> None:
-    names = broker.service.checkpoint_manifest()[1][3]
-    assert len(broker.service.checkpoint_read(names[0][0], 0, 1 << 40)) <= 8 << 20
-    assert broker.service.checkpoint_read(names[0][0], -1, 10) == b""
+    names = broker.parts.offers.checkpoint_manifest()[1][3]
+    assert len(broker.parts.offers.checkpoint_read(names[0][0], 0, 1 << 40)) <= 8 << 20
+    assert broker.parts.offers.checkpoint_read(names[0][0], -1, 10) == b""
     started = time.monotonic()
-    assert broker.service.lock_due("app", "t", 1 << 60, math.inf, 0.1, "me") == ("ok", [])
+    assert broker.parts.due_checks.lock_due("app", "t", 1 << 60, math.inf, 0.1, "me") == ("ok", [])
     assert time.monotonic() - started < 2

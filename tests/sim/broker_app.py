@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from escrowmq.replication.format.codec import decode_rows
-from escrowmq.replication.host.requests import BrokerService
+from escrowmq.replication.host.due_checks import lock_due
 from escrowmq.replication.host.running import TIMER_S
 from escrowmq.replication.raft.node import RaftNode
 from escrowmq.replication.replica.checkpoints import CheckpointJob, Checkpoints, snapshot_name
@@ -126,7 +126,7 @@ class BrokerApplication:
         raft = self.replica._raft
         if raft is None or not raft.ready:
             return []
-        return BrokerService._lock_due(self, app, topic, most, lease_s, owner)  # type: ignore[arg-type]
+        return lock_due(self.replica.state, app, topic, most, lease_s, owner, self._now_ms())
 
     def release(self, app: str, tx_ids: Sequence[str], owner: str) -> None:
         self.replica.state.due.release(app, tx_ids, owner, self._now_ms())

@@ -11,8 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from escrowmq.actors.broker.config import BrokerConfig
+from escrowmq.actors.broker.parts import Parts
+from escrowmq.replication.errors import Unavailable
+from escrowmq.replication.host.hosting import ReplicaHost
 from escrowmq.replication.host.repair import Manifest
-from escrowmq.replication.host.requests import BrokerService
+from escrowmq.replication.host.replica_setup import ReplicaSetup
 from escrowmq.replication.log.datadir import Identity
 from tests.support.reading import at, everything, named
 from tests.support.requests import TOPIC, Submitting
@@ -20,7 +23,34 @@ from tests.support.running_group import RunningGroup
 from tests.support.waiting import wait_until
 
 
-class BrokerGroup(RunningGroup[BrokerService], Submitting):
+class Member:
+    """One replica: its host, and its parts once it is open, as the Broker actor has them."""
+
+    def __init__(self, setup: ReplicaSetup) -> None:
+        self.rid, self.host = setup.identity.replica, ReplicaHost(setup)
+        self._parts: Parts | None = None
+
+    @property
+    def parts(self) -> Parts:
+        """Raises Unavailable until the replica is open."""
+        if self._parts is None:
+            raise self.host.unavailable()
+        return self._parts
+
+    def open(self) -> None:
+        self._parts = Parts(self.host.open(10.0))
+
+    def stop(self) -> None:
+        self.host.close()
+
+    def whoami(self) -> tuple[bool, int | None, int]:
+        return (False, None, 0) if self._parts is None else self._parts.running.whoami()
+
+    def raft_address(self) -> tuple[str, int]:
+        return self.parts.running.address
+
+
+class BrokerGroup(RunningGroup[Member], Submitting):
     """A group by itself or one of several; also the PeerSource and the resolver of its members."""
 
     def __init__(
@@ -35,10 +65,10 @@ class BrokerGroup(RunningGroup[BrokerService], Submitting):
         self.config, self.gid, self.groups = config or BrokerConfig(), gid, groups
         self.ended: dict[int, BaseException] = {}
 
-    def create(self, rid: int) -> BrokerService:
-        service = BrokerService(
-            self.config,
-            Identity("c", self.gid, rid),
+    def setup(self, rid: int) -> ReplicaSetup:
+        return ReplicaSetup(
+            config=self.config,
+            identity=Identity("c", self.gid, rid),
             groups=self.groups,
             replicas=self.replicas,
             data_dir=self.path / f"r{rid}",
@@ -48,28 +78,33 @@ class BrokerGroup(RunningGroup[BrokerService], Submitting):
             source=self,
             fatal=lambda error: self.ended.__setitem__(rid, error),
         )
-        self.alive[rid] = service
-        return service
 
-    def run(self, replica: BrokerService) -> None:
-        replica.start(10.0)
+    def create(self, rid: int) -> Member:
+        self.alive[rid] = member = Member(self.setup(rid))
+        return member
+
+    def run(self, replica: Member) -> None:
+        replica.open()
 
     # ------------------------------------------------------------ what its members ask of it
 
     def founded(self, peer: str) -> bool | None:
-        service = self.alive.get(int(peer))
-        return None if service is None else service.founded()
+        member = self.alive.get(int(peer))
+        return None if member is None else member.host.founded()
 
     def manifest(self, peer: str) -> Manifest | None:
-        service = self.alive.get(int(peer))
-        answer = service.checkpoint_manifest() if service else ("gone",)
+        member = self.alive.get(int(peer))
+        try:
+            answer = ("gone",) if member is None else member.parts.offers.checkpoint_manifest()
+        except Unavailable:
+            return None
         return Manifest(*answer[1]) if answer[0] == "ok" else None
 
     def read(self, peer: str, name: str, pos: int, size: int) -> bytes:
-        return self.alive[int(peer)].checkpoint_read(name, pos, size)
+        return self.alive[int(peer)].parts.offers.checkpoint_read(name, pos, size)
 
     def suspect(self, peer: str, name: str, size: int) -> None:
-        self.alive[int(peer)].checkpoint_suspect(name, size)
+        self.alive[int(peer)].parts.offers.checkpoint_suspect(name, size)
 
     # ------------------------------------------------------------ what tests do
 
@@ -77,7 +112,7 @@ class BrokerGroup(RunningGroup[BrokerService], Submitting):
         """As a client: follow the leader, send the same bytes again until there is an answer."""
         deadline = time.monotonic() + timeout_s
         while True:
-            answer = self.leader().submit(b"".join(frames))
+            answer = self.leader().parts.requests.submit(b"".join(frames))
             if answer[0] == "ok":
                 results: list[Any] = answer[1]
                 return results
@@ -99,11 +134,11 @@ class BrokerGroup(RunningGroup[BrokerService], Submitting):
         return names, victim
 
 
-def texts(service: BrokerService, expected: int, timeout_s: float = 10.0) -> list[str]:
+def texts(member: Member, expected: int, timeout_s: float = 10.0) -> list[str]:
     """All in t/0 of one replica (see ``named``), once ``expected`` messages are there."""
 
     def are_there() -> bool:
-        return service.partition_bounds(TOPIC).get(0, (0, 0))[1] >= expected
+        return member.parts.reads.partition_bounds(TOPIC).get(0, (0, 0))[1] >= expected
 
-    wait_until(are_there, timeout_s, f"{expected} messages at replica {service.rid}")
-    return named(everything(at(service), TOPIC, 0))
+    wait_until(are_there, timeout_s, f"{expected} messages at replica {member.rid}")
+    return named(everything(at(member), TOPIC, 0))

@@ -6,34 +6,38 @@ get no answer, as with a killed process whose death Ray has not noticed yet.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from escrowmq.actors.broker.config import BrokerConfig
-from escrowmq.actors.broker.group_service import GroupService
 from escrowmq.actors.client.replica_calls import Done
 from escrowmq.actors.client.topology import ClusterInfo
 from escrowmq.replication.format import codec, ops
-from escrowmq.replication.host.requests import BrokerService
-from escrowmq.replication.host.watching import Watching
 from escrowmq.replication.model import group_of
 from escrowmq.replication.replica.admission import Submission
-from tests.support.broker_group import BrokerGroup
+from tests.support.broker_group import BrokerGroup, Member
 from tests.support.requests import message
 from tests.support.waiting import wait_until
 
-_GROUP_CALLS = {
-    "group_join": "join",
-    "group_heartbeat": "heartbeat",
-    "group_leave": "leave",
-    "commit_offsets": "commit",
-    "group_list": "names",
-    "group_describe": "describe",
+#: Which part answers a call of the Broker actor, and by which method.
+_PARTS = {
+    "requests": ["submit"],
+    "reads": ["fetch", "fetch_ends", "offsets", "topics", "partition_bounds", "committed"],
+    "due_checks": ["lock_due", "release_locks", "open_topics"],
+    "inspection": ["tx_states", "transactions", "find_transaction", "audit", "status"],
+    "watching": ["watch", "spans"],
+    "running": ["whoami"],
 }
-_WATCHING = {"watch", "spans"}
+_ANSWERS = {method: (part, method) for part, methods in _PARTS.items() for method in methods} | {
+    "group_join": ("groups", "join"),
+    "group_heartbeat": ("groups", "heartbeat"),
+    "group_leave": ("groups", "leave"),
+    "commit_offsets": ("groups", "commit"),
+    "group_list": ("groups", "names"),
+    "group_describe": ("groups", "describe"),
+}
 
 
 class Brokers:
@@ -46,9 +50,7 @@ class Brokers:
         self.silent: set[tuple[int, int]] = set()
         #: Calls by replica and method, to see who was asked.
         self.asked: list[tuple[int, int, str]] = []
-        self._services: dict[tuple[int, int], GroupService] = {}
         self._threads = ThreadPoolExecutor(64)
-        self._lock = threading.Lock()
         for group in self.groups:
             group.start()
         for group in self.groups:
@@ -66,13 +68,8 @@ class Brokers:
 
     def _run(self, gid: int, rid: int, method: str, args: tuple[Any, ...], done: Done) -> None:
         try:
-            service = self.groups[gid].alive[rid]
-            target: Any = service
-            if method in _GROUP_CALLS:
-                target, method = self._group_service(gid, rid, service), _GROUP_CALLS[method]
-            elif method in _WATCHING:
-                target = Watching(service)
-            answer = getattr(target, method)(*args)
+            part, name = _ANSWERS[method]
+            answer = getattr(getattr(self.groups[gid].alive[rid].parts, part), name)(*args)
         except Exception as error:
             answer, failure = None, error
         else:
@@ -80,20 +77,13 @@ class Brokers:
         if (gid, rid) not in self.silent:  # it may have died meanwhile
             done(answer, failure)
 
-    def _group_service(self, gid: int, rid: int, service: BrokerService) -> GroupService:
-        with self._lock:
-            known = self._services.get((gid, rid))
-            if known is None:
-                known = self._services[gid, rid] = GroupService.over(service)
-            return known
-
     def leader(self, gid: int = 0) -> int:
         return self.groups[gid].leader().rid
 
     def group_of(self, topic: str, partition: int) -> BrokerGroup:
         return self.groups[group_of(topic, partition, self.info.groups)]
 
-    def leader_of(self, topic: str, partition: int) -> BrokerService:
+    def leader_of(self, topic: str, partition: int) -> Member:
         return self.group_of(topic, partition).leader()
 
     def topic(self, name: str, partitions: int = 1, **settings: Any) -> None:
@@ -113,14 +103,16 @@ class Brokers:
         frame = ops.trim(topic, starts)
         done = False
         while not done:  # a busy machine may elect anew in between
-            service = self.groups[gid].leader()
+            running = self.groups[gid].leader().parts.running
             answer: Future[Any] = Future()
             submission = Submission(frame, codec.decode_ops(frame), answer.set_result)
-            service.driver.submit(lambda s=service, sub=submission: s.replica.admission.offer(sub) and None)
+            running.driver.submit(lambda r=running, sub=submission: r.replica.admission.offer(sub) and None)
             done = answer.result(10.0)[0] == "ok"
 
         def trimmed() -> bool:
-            bounds = [replica.partition_bounds(topic) for replica in self.groups[gid].alive.values()]
+            bounds = [
+                member.parts.reads.partition_bounds(topic) for member in self.groups[gid].alive.values()
+            ]
             return all(each[p][0] >= start for each in bounds for p, start in starts.items())
 
         wait_until(trimmed, what="the trim on every replica")
@@ -129,7 +121,6 @@ class Brokers:
         """The replica's process dies; nobody is told."""
         self.silent.add((gid, rid))
         self.groups[gid].stop(rid)
-        self._services.pop((gid, rid), None)
 
 
 class ClientCalls:

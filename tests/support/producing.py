@@ -38,7 +38,7 @@ def open_transactions(brokers: Brokers, topic: str | None = None) -> list[OpenTr
     """What is open, by the leaders' tables."""
     found: list[OpenTransaction] = []
     for group in brokers.groups:
-        status, answer = group.leader().transactions(topic=topic)
+        status, answer = group.leader().parts.inspection.transactions(topic=topic)
         assert status == "ok"
         found += [OpenTransaction(*fields) for fields in answer]
     return found

@@ -36,6 +36,6 @@ def named(rows: Sequence[tuple[int, Row]]) -> list[str]:
     return [row[3] or row[1].decode() for _, row in rows]
 
 
-def at(service: Any) -> Fetch:
-    """``fetch`` of a running broker, without waiting."""
-    return lambda requests, max_bytes: service.fetch(requests, max_bytes, 0.0)
+def at(member: Any) -> Fetch:
+    """``fetch`` of a member of a ``BrokerGroup``, without waiting."""
+    return lambda requests, max_bytes: member.parts.reads.fetch(requests, max_bytes, 0.0)

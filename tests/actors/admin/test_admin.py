@@ -164,7 +164,7 @@ class TestTransactions:
         assert admin.resolve_transaction("keep", COMMITTED, app=app, by="bob").state is COMMITTED
         with pytest.raises(TransactionConflict, match="COMMITTED"):
             admin.resolve_transaction("keep", ROLLBACK, app=app)
-        audit = brokers.groups[0].leader().audit()[1]
+        audit = brokers.groups[0].leader().parts.inspection.audit()[1]
         decided = [(by, tx_id, outcome) for _, by, name, tx_id, outcome in audit if name == app]
         assert decided == [("operator:ann", "keep", "COMMITTED"), ("operator:ann", "drop", "ROLLBACK")]
 

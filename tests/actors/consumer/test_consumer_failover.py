@@ -44,9 +44,8 @@ def test_a_replica_that_is_cut_off_does_not_hide_news(cluster, consumer_of):
     cluster.produce("orders", 0, [b"a"])
     read(consumer, 1)
     cut = (cluster.leader() + 1) % 3
-    stale = cluster.groups[0].alive[cut]
-    service_fetch = stale.fetch
-    frozen = service_fetch([("orders", 0, 1)], 1000, 0.0)
+    stale = cluster.groups[0].alive[cut].parts.reads
+    frozen = stale.fetch([("orders", 0, 1)], 1000, 0.0)
 
     def fetch(requests, max_bytes, wait_s):
         time.sleep(wait_s)

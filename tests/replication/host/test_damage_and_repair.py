@@ -12,10 +12,11 @@ import pytest
 
 from escrowmq.actors.broker.config import BrokerConfig
 from escrowmq.replication.errors import CorruptLog, Unavailable
-from escrowmq.replication.host import running
+from escrowmq.replication.host import opening
 from escrowmq.replication.host.repair import Manifest, NoPeers, copy_from_leader, offered_files
 from escrowmq.replication.log.disk import Disk
 from escrowmq.replication.log.journal import SegmentJournal
+from escrowmq.replication.log.marks import BEHIND, WANTS_COPY
 from escrowmq.replication.log.segment import BLOCK_BYTES
 from escrowmq.replication.replica.checkpoints import Checkpoints
 from escrowmq.replication.state.machine import StateMachine
@@ -134,7 +135,7 @@ def test_a_copy_may_be_shorter_if_it_ends_in_a_later_term() -> None:
 # ------------------------------------------------------------------ whole groups
 @pytest.fixture
 def trio(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[BrokerGroup]:
-    monkeypatch.setattr(running, "BEHIND_PATIENCE_S", 0.5)
+    monkeypatch.setattr(opening, "BEHIND_PATIENCE_S", 0.5)
     with BrokerGroup(tmp_path, BrokerConfig(segment_bytes=200_000, disk_reserve_bytes=0)) as trio:
         yield trio
 
@@ -146,15 +147,15 @@ def test_a_damaged_log_is_not_copied_and_its_owner_hears_of_it(trio: BrokerGroup
     data = bytearray(oldest.read_bytes())
     data[len(data) // 2] ^= 8
     oldest.write_bytes(data)
-    (trio.path / f"r{behind}" / running.WANTS_COPY).write_text(running.BEHIND)
+    (trio.path / f"r{behind}" / WANTS_COPY).write_text(BEHIND)
     own = trio.segments(behind)
     trio.start(behind)
     assert isinstance(trio.ended[leader.rid], CorruptLog)
     assert set(own) <= set(trio.segments(behind))
     trio.stop(leader.rid)
     trio.start(leader.rid)  # as whoever watches the process does; it copies from its successor
-    for service in list(trio.alive.values()):
-        assert texts(service, 100) == written
+    for member in list(trio.alive.values()):
+        assert texts(member, 100) == written
 
 
 def test_a_majority_that_is_only_behind_does_not_wait_for_a_leader_for_ever(trio: BrokerGroup) -> None:
@@ -164,7 +165,7 @@ def test_a_majority_that_is_only_behind_does_not_wait_for_a_leader_for_ever(trio
     trio.stop(second)
     trio.stop(leader)
     for rid in (first, second):
-        (trio.path / f"r{rid}" / running.WANTS_COPY).write_text(running.BEHIND)
+        (trio.path / f"r{rid}" / WANTS_COPY).write_text(BEHIND)
     trio.start(leader, first, second)
     assert texts(trio.leader(), 100) == written
 

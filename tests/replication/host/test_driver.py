@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from escrowmq.replication.errors import ApplyFailed, Closed, DiskFull, FsyncFailed
+from escrowmq.replication.errors import ApplyFailed, Closed, DiskFull, FsyncFailed, Unavailable
 from escrowmq.replication.host.driver import Driver
 from escrowmq.replication.log.journal import SegmentJournal
 from escrowmq.replication.net.handshake import PeerIdentity
@@ -159,7 +159,7 @@ def test_an_address_that_is_taken_is_reported_at_start() -> None:
         taken.listen()
         member = Solo()
         member.driver._listen = taken.getsockname()
-        with pytest.raises(OSError, match="in use"):
+        with pytest.raises(Unavailable, match="in use"):
             member.driver.start()
         member.driver.stop()
 

@@ -17,10 +17,11 @@ def test_open_transactions_are_decided_below_the_reserve_and_new_work_is_refused
         trio.topic()
         trio.submit(prepare(["kept", "dropped"]))
     with BrokerGroup(tmp_path, replace(roomy, disk_reserve_bytes=1 << 60)) as trio:
-        assert trio.leader().submit(prepare(["more"]))[0] == "disk_full"
-        assert trio.leader().submit(ops.create_topic("u", {"partitions": 1}))[0] == "disk_full"
+        assert trio.leader().parts.requests.submit(prepare(["more"]))[0] == "disk_full"
+        assert trio.leader().parts.requests.submit(ops.create_topic("u", {"partitions": 1}))[0] == "disk_full"
         trio.submit(ops.commit("app", ["kept"]))
         trio.submit(ops.rollback("app", ["dropped"]))
         # In one request with new work there is no telling them apart: all of it waits.
-        assert trio.leader().submit(ops.commit("app", ["kept"]) + prepare(["more"]))[0] == "disk_full"
-        assert trio.leader().partition_bounds("t")[0] == (0, 1)
+        requests = trio.leader().parts.requests
+        assert requests.submit(ops.commit("app", ["kept"]) + prepare(["more"]))[0] == "disk_full"
+        assert trio.leader().parts.reads.partition_bounds("t")[0] == (0, 1)

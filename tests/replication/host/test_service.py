@@ -9,8 +9,7 @@ import pytest
 
 from escrowmq.replication.errors import CorruptLog, DataDirLocked, Unavailable
 from escrowmq.replication.format import ops
-from escrowmq.replication.host.requests import BrokerService
-from escrowmq.replication.log.datadir import Identity
+from escrowmq.replication.host.hosting import ReplicaHost
 from tests.support.broker_group import BrokerGroup, texts
 from tests.support.requests import prepare
 from tests.support.waiting import wait_until
@@ -27,7 +26,7 @@ def test_prepared_is_unreadable_and_committed_is_readable_on_every_replica(trio:
 
 def test_a_follower_refuses_and_names_the_leader(trio: BrokerGroup) -> None:
     follower, leader = trio.follower()
-    assert follower.submit(ops.create_topic("x", {}))[:2] == ("not_leader", leader.rid)
+    assert follower.parts.requests.submit(ops.create_topic("x", {}))[:2] == ("not_leader", leader.rid)
 
 
 def test_acknowledged_work_survives_the_loss_of_the_leader(trio: BrokerGroup) -> None:
@@ -46,13 +45,13 @@ def test_everything_restarts_from_snapshot_and_log(trio: BrokerGroup) -> None:
         trio.submit(ops.commit("app", [f"x{i}"]))
     trio.close()
     trio.start()
-    service = trio.leader()
-    assert texts(service, 150) == [f"x{i}" for i in range(150)]
-    status = service.status()
+    leader = trio.leader()
+    assert texts(leader, 150) == [f"x{i}" for i in range(150)]
+    status = leader.parts.inspection.status()
     assert status["open_transactions"] == 150
     assert status["recovered_index"] > status["last_index"] / 2, "recovered from a snapshot"
     assert trio.submit(ops.commit("app", ["open3"])) == [[0]]
-    assert texts(service, 151)[-1] == "open3"
+    assert texts(leader, 151)[-1] == "open3"
 
 
 def test_a_wiped_replica_copies_the_leaders_log_before_it_takes_part(trio: BrokerGroup) -> None:
@@ -60,7 +59,7 @@ def test_a_wiped_replica_copies_the_leaders_log_before_it_takes_part(trio: Broke
     shutil.rmtree(trio.path / f"r{victim}")
     trio.start(victim)
     assert texts(trio.alive[victim], 100) == written
-    assert trio.alive[victim].recovered_index > 0, "it started from a copied snapshot"
+    assert trio.alive[victim].parts.running.recovered_index > 0, "it started from a copied snapshot"
     mark = trio.path / f"r{victim}" / "learner"
     wait_until(lambda: not mark.exists(), what="a learner until it had caught up, a voter again now")
 
@@ -77,29 +76,21 @@ def test_a_corrupt_replica_repairs_from_the_leader_instead_of_serving(trio: Brok
 
 def test_a_locked_directory_is_refused(trio: BrokerGroup) -> None:
     with pytest.raises(DataDirLocked):
-        BrokerService(
-            trio.config,
-            Identity("c", 0, 0),
-            groups=1,
-            replicas=3,
-            data_dir=trio.path / "r0",
-            listen_host="127.0.0.1",
-            secret=b"x",
-            resolve=trio.resolve,
-        )
+        ReplicaHost(trio.setup(0))
 
 
 def test_due_transactions_are_leased_to_one_asker(trio: BrokerGroup) -> None:
     trio.topic(transaction_timeout_ms=100)
     trio.submit(prepare(["a"]))
-    leader = trio.leader()
-    assert leader.open_topics("app") == ("ok", ["t"])
-    status, locked = leader.lock_due("app", "t", 10, 5.0, 3.0, "one")
+    parts = trio.leader().parts
+    checks = parts.due_checks
+    assert checks.open_topics("app") == ("ok", ["t"])
+    status, locked = checks.lock_due("app", "t", 10, 5.0, 3.0, "one")
     assert status == "ok" and [lock[0] for lock in locked] == ["a"]
-    assert leader.lock_due("app", "t", 10, 5.0, 0.0, "two") == ("ok", [])
-    leader.release_locks("app", "t", ["a"], "one")
-    assert [lock[0] for lock in leader.lock_due("app", "t", 10, 5.0, 3.0, "two")[1]] == ["a"]
-    assert leader.tx_states("app", ["a", "b"]) == ("ok", ["PREPARE", "UNKNOWN"])
+    assert checks.lock_due("app", "t", 10, 5.0, 0.0, "two") == ("ok", [])
+    checks.release_locks("app", "t", ["a"], "one")
+    assert [lock[0] for lock in checks.lock_due("app", "t", 10, 5.0, 3.0, "two")[1]] == ["a"]
+    assert parts.inspection.tx_states("app", ["a", "b"]) == ("ok", ["PREPARE", "UNKNOWN"])
 
 
 def test_damage_found_while_reading_takes_the_replica_out_until_it_is_repaired(trio: BrokerGroup) -> None:
@@ -111,7 +102,7 @@ def test_damage_found_while_reading_takes_the_replica_out_until_it_is_repaired(t
     trio.start(victim)
     with pytest.raises(Unavailable, match="repair"):
         for offset in range(100):
-            trio.alive[victim].fetch([("t", 0, offset)], 1, 0.0)
+            trio.alive[victim].parts.reads.fetch([("t", 0, offset)], 1, 0.0)
     assert isinstance(trio.ended[victim], CorruptLog)
     trio.stop(victim)
     trio.start(victim)

@@ -16,7 +16,6 @@ import pytest
 
 from escrowmq.replication.errors import CorruptLog, DiskFailed, DiskFull, ReadFailed, Unavailable
 from escrowmq.replication.format import ops
-from escrowmq.replication.host.running import ReplicaHost
 from escrowmq.replication.log.marks import BEHIND, DAMAGED, LEARNER, PORT_FILE, WANTS_COPY, Marks
 from tests.support.broker_group import BrokerGroup, texts
 from tests.support.requests import prepare
@@ -47,22 +46,22 @@ def test_a_start_that_fails_late_leaves_no_second_node_behind(
 ) -> None:
     written, victim = trio.stop_a_full_follower()
     failing = [DiskFailed("as it happens"), DiskFailed("again")]
-    remember = ReplicaHost._remember_port
+    write = Marks.write
 
-    def late(self: ReplicaHost) -> None:
-        if failing:
+    def late(self: Marks, name: str, text: str) -> None:
+        if name == PORT_FILE and failing:
             raise failing.pop()
-        remember(self)
+        write(self, name, text)
 
-    monkeypatch.setattr(ReplicaHost, "_remember_port", late)
-    service = trio.create(victim)
+    monkeypatch.setattr(Marks, "write", late)
+    member = trio.create(victim)
     for _ in range(2):
         with pytest.raises(DiskFailed):
-            service.start(10.0)
+            member.open()
         assert raft_threads(victim) == 0
-    service.start(10.0)  # as the actor does, over the same directory
+    member.open()  # as the actor does, over the same directory
     assert raft_threads(victim) == 1
-    assert texts(service, 100) == written
+    assert texts(member, 100) == written
     assert victim not in trio.ended
 
 
@@ -133,7 +132,7 @@ def test_a_replica_that_cannot_read_ends_and_repairs_itself(
     cold(trio, victim)
     failed = fail_reads(monkeypatch, trio.path / f"r{victim}")
     with pytest.raises(Unavailable):
-        trio.alive[victim].fetch([("t", 0, 0)], 1 << 30, 0.0)
+        trio.alive[victim].parts.reads.fetch([("t", 0, 0)], 1 << 30, 0.0)
     assert failed
     assert isinstance(trio.ended[victim], ReadFailed)
     assert (trio.path / f"r{victim}" / WANTS_COPY).read_text() == DAMAGED
@@ -163,7 +162,7 @@ def test_a_leader_that_cannot_read_what_a_peer_wants_to_copy_ends(
     name = trio.segments(leader.rid)[0].name
     fail_reads(monkeypatch, trio.path / f"r{leader.rid}")
     with pytest.raises(Unavailable):
-        leader.checkpoint_read(name, 0, 100)
+        leader.parts.offers.checkpoint_read(name, 0, 100)
     assert isinstance(trio.ended[leader.rid], ReadFailed)
 
 
@@ -176,7 +175,7 @@ def test_a_replica_ends_even_where_it_can_leave_no_mark(
     monkeypatch.setattr(Marks, "write", no_room)
     victim = trio.a_follower()
     with pytest.raises(DiskFull):
-        trio.alive[victim]._end(CorruptLog("found while reading"))
+        trio.alive[victim].parts.running.end(CorruptLog("found while reading"))
     assert isinstance(trio.ended[victim], CorruptLog)
 
 
@@ -184,16 +183,17 @@ def test_a_replica_ends_even_where_it_can_leave_no_mark(
 def test_a_list_that_nobody_waits_for_holds_the_table_no_longer(trio: BrokerGroup) -> None:
     trio.topic()
     trio.submit(prepare(["a", "b"]))
-    leader = trio.leader()
-    table = leader.replica.state.transactions.app("app").open
+    parts = trio.leader().parts
+    driver, inspection = parts.running.driver, parts.inspection
+    table = parts.running.replica.state.transactions.app("app").open
     goes_on = threading.Event()
-    leader.driver.submit(lambda: goes_on.wait(5.0) and None)
-    call: Any = leader.driver.call
-    leader.driver.call = partial(call, timeout_s=0.05)  # type: ignore[method-assign]
+    driver.submit(lambda: goes_on.wait(5.0) and None)
+    call: Any = driver.call
+    driver.call = partial(call, timeout_s=0.05)  # type: ignore[method-assign]
     with pytest.raises(Unavailable):
-        leader.transactions()
-    leader.driver.call = call  # type: ignore[method-assign]
+        inspection.transactions()
+    driver.call = call  # type: ignore[method-assign]
     goes_on.set()
-    assert leader.driver.call(lambda: table._holders) == 0
-    assert [row[1] for row in leader.transactions()[1]] == ["a", "b"]
+    assert driver.call(lambda: table._holders) == 0
+    assert [row[1] for row in inspection.transactions()[1]] == ["a", "b"]
     assert trio.submit(ops.commit("app", ["a", "b"])) == [[0]]

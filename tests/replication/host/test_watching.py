@@ -13,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from escrowmq.actors.broker.config import BrokerConfig
-from escrowmq.replication.host.watching import Watching
 from escrowmq.replication.model import ResultCode
 from escrowmq.replication.state.index import PartitionIndex
 from tests.support.broker_group import BrokerGroup
@@ -27,7 +26,7 @@ def trio(tmp_path: Path) -> Iterator[BrokerGroup]:
 
 def test_a_parked_watch_ends_with_the_news_and_an_idle_one_with_its_time(trio: BrokerGroup) -> None:
     trio.topic()
-    watching = Watching(trio.leader())
+    watching = trio.leader().parts.watching
     assert watching.watch([("t", 0, -1)], 10.0) == ("ok", [(0, 0, 0)])
     began = time.monotonic()
     assert watching.watch([("t", 0, 0)], 0.2) == ("ok", [(0, 0, 0)])
@@ -40,17 +39,17 @@ def test_a_parked_watch_ends_with_the_news_and_an_idle_one_with_its_time(trio: B
 def test_only_the_leader_answers_and_it_knows_what_is_not_there(trio: BrokerGroup) -> None:
     trio.topic()
     follower, leader = trio.follower()
-    assert Watching(follower).watch([("t", 0, 0)], 0.0)[:2] == ("not_leader", leader.rid)
-    assert Watching(follower).spans([("t", 0, 0, 1, 1)])[:2] == ("not_leader", leader.rid)
-    codes = [answer[0] for answer in Watching(leader).watch([("nope", 0, -1), ("t", 99, -1)], 0.0)[1]]
+    assert follower.parts.watching.watch([("t", 0, 0)], 0.0)[:2] == ("not_leader", leader.rid)
+    assert follower.parts.watching.spans([("t", 0, 0, 1, 1)])[:2] == ("not_leader", leader.rid)
+    codes = [answer[0] for answer in leader.parts.watching.watch([("nope", 0, -1), ("t", 99, -1)], 0.0)[1]]
     assert codes == [ResultCode.UNKNOWN_TOPIC, ResultCode.BAD_PARTITION]
-    assert Watching(leader).spans([("nope", 0, 0, 1, 1)]) == ("ok", [(ResultCode.UNKNOWN_TOPIC, 0, 0)])
+    assert leader.parts.watching.spans([("nope", 0, 0, 1, 1)]) == ("ok", [(ResultCode.UNKNOWN_TOPIC, 0, 0)])
 
 
 def test_spans_say_how_far_a_number_of_bytes_reaches(trio: BrokerGroup) -> None:
     trio.topic()
     trio.publish(*(f"x{i}" for i in range(10)), size=1_000)
-    watching = Watching(trio.leader())
+    watching = trio.leader().parts.watching
     _, [(_, end, total)] = watching.spans([("t", 0, 0, 10, 1 << 40)])
     assert end == 10 and 10_000 < total < 11_000
     _, [(_, half, taken)] = watching.spans([("t", 0, 0, 10, total // 2)])

@@ -60,12 +60,13 @@ def test_how_many_are_told_is_bounded_and_nothing_is_told_of_what_is_not_there(t
         for number in range(FETCH_ENDS_MAX + 5):
             trio.submit(message("t", 0, [b"x"], seq=number))
         leader = trio.leader()
-        assert leader.fetch_ends("t", 0, 0, 10, 1, 3) == (ResultCode.OK, [1, 2, 3])
-        assert leader.fetch_ends("t", 0, 0, 1 << 40, 1, 1 << 40)[1] == list(range(1, FETCH_ENDS_MAX + 1))
-        assert leader.fetch_ends("t", 0, FETCH_ENDS_MAX + 5, 1 << 40, 1, 9) == (ResultCode.OK, [])
-        assert leader.fetch_ends("t", 0, 7, 7, 1, 9) == (ResultCode.OK, [])
-        assert leader.fetch_ends("t", 9, 0, 1, 1, 1) == (ResultCode.BAD_PARTITION, [])
-        assert leader.fetch_ends("u", 0, 0, 1, 1, 1) == (ResultCode.UNKNOWN_TOPIC, [])
+        reads = leader.parts.reads
+        assert reads.fetch_ends("t", 0, 0, 10, 1, 3) == (ResultCode.OK, [1, 2, 3])
+        assert reads.fetch_ends("t", 0, 0, 1 << 40, 1, 1 << 40)[1] == list(range(1, FETCH_ENDS_MAX + 1))
+        assert reads.fetch_ends("t", 0, FETCH_ENDS_MAX + 5, 1 << 40, 1, 9) == (ResultCode.OK, [])
+        assert reads.fetch_ends("t", 0, 7, 7, 1, 9) == (ResultCode.OK, [])
+        assert reads.fetch_ends("t", 9, 0, 1, 1, 1) == (ResultCode.BAD_PARTITION, [])
+        assert reads.fetch_ends("u", 0, 0, 1, 1, 1) == (ResultCode.UNKNOWN_TOPIC, [])
         trio.stop(leader.rid)
         with pytest.raises(Unavailable):
-            leader.fetch_ends("t", 0, 0, 1, 1, 1)
+            reads.fetch_ends("t", 0, 0, 1, 1, 1)

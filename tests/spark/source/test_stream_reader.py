@@ -196,8 +196,8 @@ def test_tasks_are_told_who_leads_so_that_they_read_from_the_others(
         start = to_json({("t", 0): 0, ("t", 1): 0})
         splits = reader.partitions(start, reader.latestOffset(start, ReadAllAvailable()))
         assert [split.leader for split in splits] == [three.leader()] * 2
-        for replica in three.groups[0].alive.values():  # one that lags may be passed over
-            while [end for _, end in replica.partition_bounds("t").values()] != [10, 10]:
+        for member in three.groups[0].alive.values():  # one that lags may be passed over
+            while [end for _, end in member.parts.reads.partition_bounds("t").values()] != [10, 10]:
                 time.sleep(0.01)
         three.asked.clear()
         monkeypatch.setattr(reading, "join_from_worker", lambda address, namespace: None)

@@ -1,0 +1,26 @@
+"""Everything that a broker answers with once its replica runs: one part per subject."""
+
+from __future__ import annotations
+
+from escrowmq.actors.broker.group_service import GroupService
+from escrowmq.replication.host.due_checks import DueChecks
+from escrowmq.replication.host.inspection import Inspection
+from escrowmq.replication.host.offers import Offers
+from escrowmq.replication.host.reads import Reads
+from escrowmq.replication.host.requests import Requests
+from escrowmq.replication.host.running import RunningReplica
+from escrowmq.replication.host.watching import Watching
+
+
+class Parts:
+    """The parts over one running replica. Thread-safe, as each of them is."""
+
+    def __init__(self, running: RunningReplica) -> None:
+        self.running = running
+        self.requests = Requests(running)
+        self.reads = Reads(running)
+        self.due_checks = DueChecks(running)
+        self.inspection = Inspection(running)
+        self.watching = Watching(running)
+        self.offers = Offers(running)
+        self.groups = GroupService.over(running, self.reads, self.requests)

@@ -1,0 +1,60 @@
+"""Transaction checks that have come due: leases of them for feedback actors. Leader only."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from escrowmq.replication.host.running import RunningReplica, Status
+from escrowmq.replication.replica.answers import DUE_MAX, LEASE_S_MAX
+from escrowmq.replication.state.machine import StateMachine
+
+
+class DueChecks:
+    """Due checks of one replica. Thread-safe."""
+
+    def __init__(self, running: RunningReplica) -> None:
+        self._running, self._replica = running, running.replica
+
+    def lock_due(self, app: str, topic: str, max_n: int, lease_s: float, wait_s: float, owner: str) -> Status:
+        """``("ok", [(tx_id, query_id, prepared_ms, checks, home_group, exhausted), ...])``.
+
+        Waits up to ``wait_s`` for one to come due. No other owner gets it until its lease ends.
+        """
+        running, state = self._running, self._replica.state
+        answer: Status = ("ok", [])
+        max_n, lease_s = min(max_n, DUE_MAX), min(lease_s, LEASE_S_MAX)
+
+        def attempt() -> Status | None:
+            nonlocal answer
+            answer = running.led(lambda: lock_due(state, app, topic, max_n, lease_s, owner, running.now_ms()))
+            return None if answer == ("ok", []) else answer
+
+        return running.checks_due.wait_for(attempt, wait_s) or answer
+
+    def release_locks(self, app: str, topic: str, tx_ids: Sequence[str], owner: str) -> Status:
+        """Give leases back without an answer; due again in a second."""
+        running, due = self._running, self._replica.state.due
+        return running.led(lambda: due.release(app, tx_ids, owner, running.now_ms()))
+
+    def open_topics(self, app: str) -> Status:
+        """``("ok", [topic, ...])`` that have open transactions of ``app``."""
+
+        def read() -> list[str]:
+            table = self._replica.state.transactions.apps.get(app)
+            return [] if table is None else [t for t, n in table.open_by_topic.items() if n > 0]
+
+        return self._running.led(read)
+
+
+def lock_due(
+    state: StateMachine, app: str, topic: str, max_n: int, lease_s: float, owner: str, now_ms: int
+) -> list[tuple[Any, ...]]:
+    """Lease due checks to ``owner``; the rows that ``DueChecks.lock_due`` answers. In the applying thread."""
+    known = state.topics.topics.get(topic)
+    rolls_back = known is not None and known.info.on_check_exhausted == "rollback"
+    check_max = known.info.check_max if known else 0
+    return [
+        (tx, r.query_id, r.prepared_ms, r.checks, r.home_group, rolls_back and r.checks >= check_max)
+        for tx, r in state.due.lock(app, topic, max_n, owner, int(lease_s * 1000), now_ms)
+    ]

@@ -1,0 +1,105 @@
+"""A process's hold on one replica: its locked directory, before, while and after the replica runs."""
+
+from __future__ import annotations
+
+import threading
+
+from escrowmq.replication.errors import Closed, Unavailable
+from escrowmq.replication.host.opening import let_go, open_in
+from escrowmq.replication.host.repair import has_history
+from escrowmq.replication.host.replica_setup import ReplicaSetup
+from escrowmq.replication.host.running import RunningReplica
+from escrowmq.replication.log.datadir import DataDir
+from escrowmq.replication.log.disk import RealDisk
+
+#: Longest wait of ``close`` for an opening under way, which may be in the middle of copying a large file.
+BREAK_OFF_S = 10.0
+
+
+class ReplicaHost:
+    """Locks a directory, opens its replica, and closes both. Thread-safe.
+
+    The lock is held from the beginning to ``close``, also between attempts to open: nobody else gets the
+    directory of a replica that is being repaired.
+    """
+
+    def __init__(self, setup: ReplicaSetup) -> None:
+        """Raises DataDirLocked, DataDirMismatch, UnknownVersion, CorruptLog or the disk's errors for a
+        directory that must not be served; it is not locked then."""
+        self.setup = setup
+        try:
+            self._directory = DataDir(setup.data_dir, setup.identity)
+        except BaseException as error:
+            let_go(error)
+            raise
+        try:
+            self._log = RealDisk(setup.data_dir / "log")
+            self._founded = has_history(self._log)
+        except BaseException as error:
+            self._directory.close()
+            let_go(error)
+            raise
+        self._running: RunningReplica | None = None
+        self._attempt = threading.Lock()  # held while the replica is opened or closed
+        self._closing = threading.Event()
+
+    def founded(self) -> bool:
+        """Whether this replica holds any history; peers ask this while all of a new group are opening."""
+        running = self._running
+        return self._founded if running is None else running.journal.last_index > 1
+
+    def unavailable(self) -> Unavailable:
+        """What a caller is told for whom the replica is not there yet, or not any more."""
+        return Unavailable(f"{self.setup} is {'stopping' if self._closing.is_set() else 'starting'}", 0.2)
+
+    def open(self, patience_s: float = 60.0) -> RunningReplica:
+        """One attempt; see :func:`open_in`. May be called again after it has raised.
+
+        Raises Closed once ``close`` was called, also if that happens meanwhile.
+        """
+        try:
+            with self._attempt:
+                self._check_not_closing()
+                assert self._running is None, "opened twice"
+                self._founded = has_history(self._log)  # an earlier attempt may have taken part for a moment
+                running = self._running = open_in(self._directory, self.setup, self._pause, patience_s)
+            self._check_not_closing()
+            return running
+        finally:
+            if self._closing.is_set():  # ``close`` may have given up waiting for this attempt
+                self.close()
+
+    def close(self) -> None:
+        """Break an opening off, close the replica, unlock the directory. A second call does nothing.
+
+        An opening that does not end in time goes on to its end and closes what it has opened.
+        """
+        self._closing.set()
+        if not self._attempt.acquire(timeout=BREAK_OFF_S):
+            return
+        try:
+            running, self._running = self._running, None
+            if running is None:
+                self._directory.close()
+            else:
+                running.close()
+        finally:
+            self._attempt.release()
+
+    def _pause(self, seconds: float) -> None:
+        if self._closing.wait(seconds):
+            self._check_not_closing()
+
+    def _check_not_closing(self) -> None:
+        if self._closing.is_set():
+            raise Closed(f"{self.setup} is stopping")
+
+
+def open_replica(setup: ReplicaSetup, patience_s: float = 60.0) -> RunningReplica:
+    """Lock the directory and open its replica in one step; raises as both do, and nothing is locked then."""
+    host = ReplicaHost(setup)
+    try:
+        return host.open(patience_s)
+    except BaseException:
+        host.close()
+        raise

@@ -1,0 +1,57 @@
+"""Files that a leader offers to peers without a usable log; repair.py is the side that copies them."""
+
+from __future__ import annotations
+
+from escrowmq.replication.errors import Closed, CorruptLog, DiskFailed
+from escrowmq.replication.host.repair import damage_offered, may_be_offered, offered_files
+from escrowmq.replication.host.running import NOT_RUNNING, RunningReplica, Status
+from escrowmq.replication.replica.answers import FILE_PART_BYTES_MAX
+from escrowmq.replication.replica.checkpoints import snapshot_name
+
+
+class Offers:
+    """What one replica offers to its peers. Thread-safe."""
+
+    def __init__(self, running: RunningReplica) -> None:
+        self._running = running
+
+    def checkpoint_manifest(self) -> Status:
+        """``("ok", (leader, term, commit index, [(file, bytes), ...]))``: may be copied; leader only.
+
+        A leader need not be ready for this: with both peers to be repaired it could never become so.
+        """
+        running = self._running
+        node = running.node
+        if running.closed or not node.is_leader:
+            return NOT_RUNNING
+
+        def read() -> tuple[str, int, int, list[tuple[str, int]]]:
+            segments = [(s.name, s.size) for s in running.journal.segments()]
+            indexes = running.checkpoints.indexes
+            newest = snapshot_name(indexes[-1]) if indexes else None
+            files = offered_files(running.disk, segments, newest)
+            return str(running.rid), node.term, node.commit_index, files
+
+        try:
+            return ("ok", running.driver.call(read))
+        except Closed:
+            return NOT_RUNNING
+
+    def checkpoint_read(self, name: str, pos: int, size: int) -> bytes:
+        """Part of a file that ``checkpoint_manifest`` named; b"" past its end or when it is gone."""
+        disk = self._running.disk
+        if pos < 0 or size <= 0 or not may_be_offered(disk, name):
+            return b""
+        try:
+            return disk.open(name).read(pos, min(size, FILE_PART_BYTES_MAX))
+        except DiskFailed as error:
+            raise self._running.leave(error) from error
+
+    def checkpoint_suspect(self, name: str, size: int) -> None:
+        """A peer found the copy of a file damaged. If ours is, this replica leaves for repair."""
+        try:
+            damage = damage_offered(self._running.disk, name, size)
+        except DiskFailed as error:
+            raise self._running.leave(error) from error
+        if damage is not None:
+            self._running.end(CorruptLog(f"{damage} (found by a peer)"))

@@ -1,0 +1,162 @@
+"""Opening a replica: repair what needs repair, recover what is on the disk, and take part in the group.
+
+It gives a running replica or raises, and then leaves no thread and no open file behind; the locked
+directory stays its caller's, who may try again. What the previous process knew it left as marks beside the
+log (marks.py); repair.py says when a copy of the leader's log is needed.
+"""
+
+from __future__ import annotations
+
+import gc
+import socket
+import traceback
+from collections.abc import Callable
+
+from escrowmq.replication.errors import DiskFull, Unavailable
+from escrowmq.replication.host.repair import check_log, copy_from_leader, has_history, must_copy
+from escrowmq.replication.host.replica_setup import ReplicaSetup
+from escrowmq.replication.host.running import UNSOUND, Recovered, RunningReplica
+from escrowmq.replication.log.datadir import DataDir
+from escrowmq.replication.log.disk import Disk, RealDisk
+from escrowmq.replication.log.journal import SegmentJournal
+from escrowmq.replication.log.marks import BEHIND, LEARNER, PORT_FILE, WANTS_COPY, Marks
+from escrowmq.replication.replica.checkpoints import Checkpoints
+from escrowmq.replication.state.machine import StateMachine
+
+BEHIND_PATIENCE_S = 5.0  # several elections
+
+#: Waits for so many seconds, or raises because the opening is to be broken off.
+Pause = Callable[[float], None]
+
+
+def open_in(directory: DataDir, setup: ReplicaSetup, pause: Pause, patience_s: float) -> RunningReplica:
+    """Open the replica of a locked directory. Blocks, up to ``patience_s`` for each thing that peers must
+    answer; run it beside the calls that peers make.
+
+    Raises the reason why this replica is unfit: CorruptLog or ReadFailed (there is nobody to repair from, or
+    the copy is no better), Unavailable (no peer answers, or the address cannot be bound), UnknownVersion,
+    ConfigError, NotAuthorized, the disk's errors, and whatever ``pause`` raises.
+    """
+    try:
+        return _Opening(directory, setup, pause, patience_s).open()
+    except BaseException as error:
+        let_go(error)
+        raise
+
+
+class _Opening:
+    """One attempt."""
+
+    def __init__(self, directory: DataDir, setup: ReplicaSetup, pause: Pause, patience_s: float) -> None:
+        self._directory, self._setup, self._pause, self._patience_s = directory, setup, pause, patience_s
+        self._peers = setup.peers
+        self._disk: Disk = RealDisk(directory.path / "log")
+        self._marks = Marks(directory.disk)
+
+    def open(self) -> RunningReplica:
+        self._repair()
+        try:
+            found = self._recover()
+        except UNSOUND as error:
+            if not self._peers:
+                raise
+            self._setup.report(f"{error}; this replica leaves the group until it has a copy of the log")
+            self._copy(self._patience_s, lost_log=True)
+            found = self._recover()
+        try:
+            self._marks.remove(WANTS_COPY)
+            running = RunningReplica(self._setup, self._directory, found, self._listen_port())
+        except BaseException:
+            found.journal.close()
+            raise
+        try:
+            self._remember_port(running.address[1])
+        except BaseException as error:
+            running.give_up(error)
+            raise
+        return running
+
+    # -------------------------------------------------------------- repair
+
+    def _repair(self) -> None:
+        """Take the leader's log if the marks ask for that, or if this replica has none and the group has."""
+        wanted = self._marks.read(WANTS_COPY) if self._peers else None
+        if wanted == BEHIND:
+            self._catch_up()
+        elif wanted is not None or self._has_lost_its_log():
+            self._copy(self._patience_s, lost_log=True)
+
+    def _has_lost_its_log(self) -> bool:
+        if not self._peers or has_history(self._disk):
+            return False
+        return must_copy(self._peers, self._setup.source, self._pause, self._patience_s)
+
+    def _catch_up(self) -> None:
+        """Take the leader's log, or else go on with the own one, which is sound, only old.
+
+        Without that vote a group of which a majority is behind could never elect a leader again. A replica
+        whose log turns out not to be sound comes back as a learner.
+        """
+        try:
+            check_log(self._disk)
+        except UNSOUND as error:
+            self._setup.report(f"{error}; this replica was behind, and leaves the group until it has a copy")
+            self._copy(self._patience_s, lost_log=True)
+            return
+        try:
+            self._copy(min(self._patience_s, BEHIND_PATIENCE_S), lost_log=False)
+        except Unavailable as error:
+            self._setup.report(f"{error}; going on without, so that a leader can be elected")
+
+    def _copy(self, patience_s: float, *, lost_log: bool) -> None:
+        """Take the leader's log. With its own log lost, this replica is a learner from then on (rejoin.py):
+        it may have promised what it no longer knows. That is remembered on disk until it has caught up.
+        """
+        if lost_log:
+            self._marks.write(LEARNER, "1")
+        setup = self._setup
+        copy_from_leader(self._disk, self._peers, setup.source, self._pause, patience_s, setup.report)
+
+    # -------------------------------------------------------------- the log and the address
+
+    def _recover(self) -> Recovered:
+        setup, segment_bytes = self._setup, self._setup.config.segment_bytes
+        checkpoints = Checkpoints(self._disk, setup.report, segment_bytes=segment_bytes)
+        journal = SegmentJournal(
+            self._disk, segment_bytes=segment_bytes, on_roll=lambda first: checkpoints.want(first - 1)
+        )
+        try:
+            state, _ = checkpoints.recover(lambda: StateMachine(setup.identity.group, setup.groups))
+        except BaseException:
+            journal.close()
+            raise
+        return Recovered(self._disk, journal, checkpoints, state)
+
+    def _listen_port(self) -> int:
+        """The port of last time, so that peers find this replica at once; any other if it is taken now
+        (peers ask where it listens before they dial, so nothing depends on it)."""
+        port, host = self._marks.port(), self._setup.listen_host
+        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((host, port))
+            except OSError as error:
+                self._setup.report(f"port {port} is taken ({error}); listening on another")
+                return 0
+        return port
+
+    def _remember_port(self, port: int) -> None:
+        try:
+            self._marks.write(PORT_FILE, str(port))
+        except DiskFull as error:  # a matter of convenience: peers ask where this replica listens
+            self._setup.report(f"{error}; the next start may listen on another port")
+
+
+def let_go(error: BaseException | None) -> None:
+    """Close what a failed opening had open: files close with their last reference, which the frames of a
+    traceback hold for as long as somebody keeps the error; mapped files are in cycles of a replica and its
+    driver, and a broker's process collects those rarely."""
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__
+    gc.collect()

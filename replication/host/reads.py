@@ -1,0 +1,111 @@
+"""Reads: committed messages, where partitions begin and end, topics, and positions of consumer groups.
+
+Messages are read in the caller's thread, beside the driver. Unless a method says "leader only", any replica
+answers from its own state, which may lag. Once the replica is closed,
+these methods raise Unavailable, and the others answer as a follower.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from escrowmq.replication.errors import CorruptLog, DiskFailed
+from escrowmq.replication.host.running import RunningReplica, Status
+from escrowmq.replication.replica import fetching
+from escrowmq.replication.replica.answers import FETCH_BYTES_MAX, FETCH_ENDS_MAX
+from escrowmq.replication.replica.fetching import FetchRequest, FetchResult, Join, in_bytes
+from escrowmq.replication.state.machine import StateMachine
+
+
+class Reads:
+    """Reads of one replica. Thread-safe."""
+
+    def __init__(self, running: RunningReplica) -> None:
+        self._running, self._replica = running, running.replica
+
+    # -------------------------------------------------------------- messages
+
+    def fetch(
+        self, requests: Sequence[FetchRequest], max_bytes: int, wait_s: float, join: Join = in_bytes
+    ) -> list[FetchResult]:
+        """Committed messages; waits up to ``wait_s`` if there are none and no error either."""
+        self._running.check_open()
+        replica, max_bytes = self._replica, min(max_bytes, FETCH_BYTES_MAX)
+
+        def attempt() -> list[FetchResult] | None:
+            results = replica.fetch(requests, max_bytes, join)
+            return results if any(r[2] or r[5] for r in results) else None
+
+        try:
+            return self._running.news.wait_for(attempt, wait_s) or replica.fetch(requests, max_bytes, join)
+        except (CorruptLog, DiskFailed) as error:
+            raise self._running.leave(error) from error
+
+    def fetch_ends(
+        self, topic: str, partition: int, offset: int, until: int, max_bytes: int, count: int
+    ) -> tuple[int, list[int]]:
+        """Where the next fetches end (see fetching.py), at most ``FETCH_ENDS_MAX`` of them."""
+        self._running.check_open()
+        max_bytes, count = min(max_bytes, FETCH_BYTES_MAX), min(count, FETCH_ENDS_MAX)
+        return fetching.fetch_ends(self._replica.state, topic, partition, offset, until, max_bytes, count)
+
+    # -------------------------------------------------------------- partitions and topics
+
+    def offsets(
+        self, requests: Sequence[tuple[str, int, int]], leader: bool = False
+    ) -> list[tuple[int, int]] | Status:
+        """Per (topic, partition, ts_ms): (code, first offset at or after it); -1 = end, -2 = start.
+
+        ``leader``: only if this replica leads, as ``("ok", [...])``: another one's end may lag.
+        """
+
+        def read(state: StateMachine) -> list[tuple[int, int]]:
+            with state.cut:
+                return [fetching.offset_for_time(state, *request) for request in requests]
+
+        if leader:
+            return self._running.if_leading(read)
+        self._running.check_open()
+        return read(self._replica.state)
+
+    def topics(self, leader: bool = False) -> Status:
+        """``("ok", [TopicInfo as dict, ...])``; from this replica's state, or the leader's if asked."""
+
+        def read() -> list[dict[str, Any]]:
+            return [asdict(topic.info) for topic in list(self._replica.state.topics.topics.values())]
+
+        if leader:
+            return self._running.led(read)
+        self._running.check_open()
+        return ("ok", read())
+
+    def partition_bounds(self, topic: str) -> dict[int, tuple[int, int]]:
+        """partition -> (start, end) of those this group hosts."""
+        self._running.check_open()
+        known = self._replica.state.topics.topics.get(topic)
+        if known is None:
+            return {}
+        return {n: (p.index.start, p.index.end) for n, p in known.partitions.items()}
+
+    def partition_count(self, topic: str) -> int | None:
+        """How many partitions the topic has in the whole cluster; None if it does not exist."""
+        known = self._replica.state.topics.topics.get(topic)
+        return None if known is None else known.info.partitions
+
+    # -------------------------------------------------------------- positions of consumer groups
+
+    def committed(self, group: str, topics: Sequence[str] | None = None) -> Status:
+        """``("ok", {topic: {partition: next offset}})`` of a consumer group; leader only."""
+        return self._running.led(lambda: self.group_offsets(group, topics))
+
+    def group_offsets(self, group: str, topics: Sequence[str] | None = None) -> dict[str, dict[int, int]]:
+        """The same from this replica's state, without asking whether it leads."""
+        offsets = self._replica.state.group_offsets.get(group, {})
+        wanted = list(offsets) if topics is None else topics
+        return {topic: dict(offsets.get(topic, {})) for topic in wanted}
+
+    def group_names(self) -> list[str]:
+        """Groups that have committed offsets."""
+        return list(self._replica.state.group_offsets)
