@@ -11,17 +11,17 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from tests.chaos import report
-from tests.chaos.drawn import lines
 from tests.chaos.kinds import KINDS, Kind, kind_of
 from tests.chaos.machines import missing
 from tests.chaos.measure import FAIL_OVER_S, FAIL_OVER_SAMPLES, FailOver, fail_over
 from tests.chaos.picture import draw
 from tests.chaos.plan import ROUND_TRIALS, Round
 from tests.chaos.running import NothingPossible, Run, RunOptions
+from tests.support.faults.absence import lines
+from tests.support.faults.progress import bar
 
 #: Exit codes: a promise was broken; nothing could be inflicted; fail-over took too long.
 BROKEN, IMPOSSIBLE, TOO_SLOW = 1, 2, 3
@@ -31,13 +31,7 @@ class Screen:
     """A progress bar, and above it a line for every trial."""
 
     def __init__(self, console: Console, trials: int) -> None:
-        self.progress = Progress(
-            TextColumn("{task.description:34}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            console=console,
-        )
+        self.progress = bar(console)
         self._task = self.progress.add_task("starting", total=trials)
 
     def round_begins(self, plan: Round) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Collection, Sequence
 
 from tests.chaos.kinds import KINDS, Kind
 from tests.chaos.plan import Round
+from tests.support.faults.absence import not_drawn, unseen
 
 #: Not a fault, but what some rounds have and others not.
 TWO_GROUPS = "two broker groups"
@@ -26,12 +27,14 @@ def absent(
 
     ``groups``: the most broker groups that a round had. What was not asked for needs no reason.
     """
-    reasons: dict[str, str] = {}
-    for kind in Kind:
-        if kind in asked and kind.value not in seen:
-            impossible = missing is not None and KINDS[kind].machines
-            why = f"not possible on this machine: {missing}" if impossible else _not_drawn(kind, trials)
-            reasons[kind.value] = why
+
+    def why(name: str) -> str:
+        machines = KINDS[Kind(name)].machines
+        if missing is not None and machines:
+            return f"not possible on this machine: {missing}"
+        return not_drawn(trials) + (" (rounds of odd numbers have it: take more trials)" if machines else "")
+
+    reasons = unseen([kind.value for kind in Kind if kind in asked], seen, why)
     if groups < 2 and any(not KINDS[kind].machines for kind in asked):
         reasons[TWO_GROUPS] = f"no such round in {trials} trials (every fourth is one, from the first on)"
     return reasons
@@ -42,16 +45,3 @@ def planned(plans: Sequence[Round]) -> tuple[set[str], int]:
     faults = [fault for plan in plans for fault in plan.faults]
     kinds = {one.kind.value for fault in faults for one in (fault, fault.meanwhile) if one is not None}
     return kinds, max((plan.groups for plan in plans), default=1)
-
-
-def lines(reasons: dict[str, str]) -> list[str]:
-    """For people: one line for each reason, with all that it holds for."""
-    by_reason: dict[str, list[str]] = {}
-    for what, reason in reasons.items():
-        by_reason.setdefault(reason, []).append(what)
-    return [f"{', '.join(whats)}: {reason}" for reason, whats in by_reason.items()]
-
-
-def _not_drawn(kind: Kind, trials: int) -> str:
-    where = " (rounds of odd numbers have it: take more trials)" if KINDS[kind].machines else ""
-    return f"not drawn in {trials} trials{where}"

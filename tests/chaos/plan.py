@@ -8,11 +8,12 @@ one round can be repeated without the others.
 from __future__ import annotations
 
 import random
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 
 from tests.chaos.kinds import KINDS, LASTING, MEANWHILE, Kind
+from tests.support.faults.dealing import deal, pick
 
 #: Trials on one cluster before everything is read and checked, and a fresh one is started.
 ROUND_TRIALS = 25
@@ -73,24 +74,15 @@ def plan_round(seed: int, number: int, size: int, kinds: Collection[Kind]) -> Ro
     machines = len(ordinary) < len(drawn) and (not ordinary or number % MACHINES_EVERY == MACHINES_EVERY - 1)
     groups = 2 if not machines and number % TWO_GROUPS_EVERY == 0 else 1
     rng = random.Random(f"{seed}/{number}")
-    dealt = list(islice(deal(rng, drawn if machines else ordinary), size))
+    dealt = list(islice(deal(rng, cards(drawn if machines else ordinary)), size))
     second = [kind for kind in MEANWHILE if kind in ordinary]
     faults = tuple(_fault(rng, n, kind, second) for n, kind in enumerate(dealt))
     return Round(seed, number, machines, groups, faults)
 
 
-def deal(rng: random.Random, kinds: Collection[Kind]) -> Iterator[Kind]:
-    """Kinds from one shuffled deck after the other, without end."""
-    if not kinds:
-        raise ValueError("no kinds of faults to draw from")
-    while True:
-        # One of each kind comes first, so that even a short round has had them all.
-        first = list(kinds)
-        rest = [kind for kind in kinds for _ in range(KINDS[kind].cards - 1)]
-        rng.shuffle(first)
-        rng.shuffle(rest)
-        yield from first
-        yield from rest
+def cards(kinds: Collection[Kind]) -> dict[Kind, int]:
+    """How many of each lie in a deck."""
+    return {kind: KINDS[kind].cards for kind in kinds}
 
 
 def _fault(rng: random.Random, number: int, kind: Kind, second: Sequence[Kind]) -> Fault:
@@ -98,8 +90,8 @@ def _fault(rng: random.Random, number: int, kind: Kind, second: Sequence[Kind]) 
     first = _alone(rng, number, kind)
     if kind not in LASTING or not second or rng.random() >= MEANWHILE_SHARE:
         return first
-    (also,) = rng.choices(second, [KINDS[one].cards for one in second])
-    return replace(first, meanwhile=replace(_alone(rng, number, also), overlaps=False))
+    also = _alone(rng, number, pick(rng, cards(second)))
+    return replace(first, meanwhile=replace(also, overlaps=False))
 
 
 def _alone(rng: random.Random, number: int, kind: Kind) -> Fault:

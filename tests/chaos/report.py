@@ -7,10 +7,10 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
-from tests.chaos.drawn import lines
 from tests.chaos.measure import Results, Row, fail_over, rows
+from tests.support.faults.absence import lines
+from tests.support.faults.tables import Sheet
 
 HEADINGS = ("fault", "trials", "overlap", "away p50", "p95", "max", "well p50", "max")
 NOTE = (
@@ -23,17 +23,9 @@ NOTE = (
 
 def show(results: Results, console: Console) -> None:
     """The tables."""
-    table = Table(title=f"{len(results.trials)} trials, seed {results.seed}")
-    for heading in HEADINGS:
-        table.add_column(heading, no_wrap=heading == HEADINGS[0])
-    for row in rows(results.trials):
-        table.add_row(*cells(row))
-    console.print(table)
+    console.print(faults(results).table(f"{len(results.trials)} trials, seed {results.seed}"))
     console.print(NOTE, style="dim")
-    operations = Table("operation", "invoked", "ok", "failed", "unknown")
-    for kind, counted in sorted(results.operations().items()):
-        operations.add_row(kind, *(f"{counted[k]:,}" for k in ("invoke", "ok", "fail", "unknown")))
-    console.print(operations)
+    console.print(operations(results).table())
     console.print(", ".join(f"{count:,} {what}" for what, count in results.figures().items()))
     if results.together():
         console.print(f"While another lasted: {together(results)}.")
@@ -45,6 +37,21 @@ def show(results: Results, console: Console) -> None:
         console.print(f"[bold red]{len(results.violations)} violations")
     else:
         console.print(f"[bold green]no violations[/] ({results.took_s:.0f} s)")
+
+
+def faults(results: Results) -> Sheet:
+    """Kinds of faults: how often, and how long the cluster was away."""
+    return Sheet(HEADINGS, [cells(row) for row in rows(results.trials)])
+
+
+def operations(results: Results) -> Sheet:
+    """What clients did, by how it ended."""
+    counted = sorted(results.operations().items())
+    ends = ("invoke", "ok", "fail", "unknown")
+    return Sheet(
+        ("operation", "invoked", "ok", "failed", "unknown"),
+        [[kind, *(f"{ended[end]:,}" for end in ends)] for kind, ended in counted],
+    )
 
 
 def together(results: Results) -> str:
@@ -69,26 +76,17 @@ def markdown(results: Results) -> str:
         f"{len(results.trials)} trials on real processes (seed {results.seed}), "
         f"{len(results.violations)} violations, {results.took_s / 60:.0f} minutes.",
         "",
-        _markdown_row(HEADINGS),
-        _markdown_row(["---", *["--:"] * (len(HEADINGS) - 1)]),
-        *(_markdown_row(cells(row)) for row in rows(results.trials)),
+        faults(results).markdown(),
         "",
         NOTE,
         "",
-        _markdown_row(["operation", "invoked", "ok", "failed", "unknown"]),
-        _markdown_row(["---", *["--:"] * 4]),
+        operations(results).markdown(),
     ]
-    for kind, counted in sorted(results.operations().items()):
-        page.append(_markdown_row([kind, *(f"{counted[k]:,}" for k in ("invoke", "ok", "fail", "unknown"))]))
     page += ["", ", ".join(f"{count:,} {what}" for what, count in results.figures().items()) + "."]
     page += [f"While another lasted: {together(results)}."] if results.together() else []
     page += [f"{found.text()}."] if (found := fail_over(results.trials)) is not None else []
     page += [f"Not inflicted: {line}." for line in lines(results.left_out)]
     return "\n".join(page) + "\n"
-
-
-def _markdown_row(values: list[str] | tuple[str, ...]) -> str:
-    return "| " + " | ".join(values) + " |"
 
 
 def write(results: Results, json_file: Path | None, markdown_file: Path | None) -> None:

@@ -28,6 +28,7 @@ from tests.chaos.machines import ENVIRONMENT, remove_leftovers
 from tests.chaos.measure import Results
 from tests.chaos.plan import Round, plan_round, rounds
 from tests.chaos.round import RoundSettings
+from tests.support.faults.replaying import command, listed
 
 #: A round that is not done after this, and so much for each trial, hangs.
 ROUND_S, TRIAL_S = 500.0, 40.0
@@ -73,10 +74,8 @@ class RunOptions:
 
     def replay(self, number: int, size: int) -> str:
         """The command that repeats a round."""
-        kinds = (
-            "" if set(self.kinds) == set(Kind) else f" --kinds {','.join(kind.value for kind in self.kinds)}"
-        )
-        return f"python -m tests.chaos --seed {self.seed} --only-round {number} --per-round {size}{kinds}"
+        some = None if set(self.kinds) == set(Kind) else listed(kind.value for kind in self.kinds)
+        return command("tests.chaos", seed=self.seed, only_round=number, per_round=size, kinds=some)
 
 
 class Run:

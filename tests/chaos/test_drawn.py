@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from tests.chaos.drawn import TWO_GROUPS, absent, lines, planned, possible
+from tests.chaos.drawn import TWO_GROUPS, absent, planned, possible
 from tests.chaos.kinds import KINDS, Kind
 from tests.chaos.plan import ROUND_TRIALS, Round, rounds
 from tests.chaos.running import NothingPossible, Run, RunOptions
+from tests.support.faults.absence import lines
 
 ALL = tuple(Kind)
 MACHINES = {kind.value for kind in Kind if KINDS[kind].machines}

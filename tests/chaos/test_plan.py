@@ -10,7 +10,8 @@ import pytest
 
 from tests.chaos.faults import Faults, method_of
 from tests.chaos.kinds import KINDS, LASTING, MEANWHILE, Kind, kind_of
-from tests.chaos.plan import MEANWHILE_SHARE, OVERLAP_SHARE, deal, plan_round, rounds
+from tests.chaos.plan import MEANWHILE_SHARE, OVERLAP_SHARE, cards, plan_round, rounds
+from tests.support.faults.dealing import deal
 
 ALL = tuple(Kind)
 ORDINARY = [kind for kind in Kind if not KINDS[kind].machines]
@@ -30,7 +31,7 @@ def test_a_round_can_be_planned_without_the_others() -> None:
 
 
 def test_every_kind_comes_once_before_any_comes_twice_and_as_often_as_its_cards_say() -> None:
-    dealt = list(islice(deal(random.Random(1), ORDINARY), sum(KINDS[kind].cards for kind in ORDINARY)))
+    dealt = list(islice(deal(random.Random(1), cards(ORDINARY)), sum(KINDS[kind].cards for kind in ORDINARY)))
     assert set(dealt[: len(ORDINARY)]) == set(ORDINARY)
     assert Counter(dealt) == {kind: KINDS[kind].cards for kind in ORDINARY}
 

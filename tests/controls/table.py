@@ -18,10 +18,10 @@ from typing import Annotated
 import typer
 from rich.console import Console
 from rich.progress import track
-from rich.table import Table
 
 from tests.controls.catalogue import PLANTED, Planted
 from tests.controls.hunt import Found, hunt
+from tests.support.faults.tables import Sheet
 
 COLUMNS = ("planted fault", "what it breaks", "reported as", "seeds: median", "max", "virtual s: median")
 STRIDE = 1000  # between starting points
@@ -53,8 +53,7 @@ def row(fault: Planted, results: list[Found | None]) -> tuple[str, ...]:
 
 def markdown(rows: list[tuple[str, ...]]) -> str:
     """The table for the documentation."""
-    lines = [COLUMNS, tuple("---" for _ in COLUMNS), *rows]
-    return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
+    return Sheet(COLUMNS, rows, left=3).markdown() + "\n"
 
 
 def main(
@@ -76,10 +75,7 @@ def main(
         for name, found in track(pool.imap(_hunt, work), "hunting", len(work), console=console):
             results[name].append(found)
     rows = [row(PLANTED[name], results[name]) for name in names]
-    table = Table(*COLUMNS)
-    for cells in rows:
-        table.add_row(*cells)
-    console.print(table)
+    console.print(Sheet(COLUMNS, rows).table())
     odd = sum(f.outcome.kind not in PLANTED[n].expected for n, r in results.items() for f in r if f)
     missed = sum(found is None for found_all in results.values() for found in found_all)
     console.print(

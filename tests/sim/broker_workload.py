@@ -17,13 +17,14 @@ from tests.history.report import Report
 from tests.sim.broker_app import BrokerApplication
 from tests.sim.checkers import Feedback
 from tests.sim.consumers import Consumer, read_finally
-from tests.sim.coverage import Cells, cells
+from tests.sim.coverage import cells
 from tests.sim.decisions import Decision
 from tests.sim.desk import Desk
 from tests.sim.ledger import Ledger
 from tests.sim.producers import Producer
 from tests.sim.workload import Application, Cluster, ReplicaContext
 from tests.sim.world import Violation
+from tests.support.faults.tables import Cells
 
 APPS = ("shop", "shop", "shop", "mute")
 RESOLVE_S = 60.0  # after the calm, for the last check

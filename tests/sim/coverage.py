@@ -12,9 +12,8 @@ import enum
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from rich.table import Table
-
 from tests.sim.faultplan import KINDS
+from tests.support.faults.tables import Cells, Grid
 
 
 class Phase(enum.Enum):
@@ -33,9 +32,6 @@ class Phase(enum.Enum):
     ORPHANED = "open, its producer is gone"
 
 
-Cells = Counter[tuple[str, str]]  # (phase, kind of fault) -> how often
-
-
 def cells(log: Sequence[tuple[float, str, str]], stays: Iterable[tuple[float, float, Phase]]) -> Cells:
     """``log``: (seconds, kind, victim) of what struck; without a victim it struck nothing."""
     struck = sorted((at, kind) for at, kind, victim in log if victim)
@@ -47,26 +43,6 @@ def cells(log: Sequence[tuple[float, str, str]], stays: Iterable[tuple[float, fl
     return Counter((phase.value, struck[number][1]) for number, phase in met)
 
 
-def empty(found: Cells, kinds: Sequence[str] = KINDS) -> list[tuple[str, str]]:
-    """Cells that nothing has reached."""
-    return [(phase.value, kind) for phase in Phase for kind in kinds if not found[phase.value, kind]]
-
-
-def table(found: Cells) -> Table:
-    """For a terminal: faults down, phases across under numbers; what was not reached is red."""
-    shown = Table("fault", *(str(n) for n, _ in enumerate(Phase, start=1)), title="Faults by phase")
-    for kind in KINDS:
-        counts = [found[phase.value, kind] for phase in Phase]
-        shown.add_row(kind, *(f"{count:,}" if count else "[bold red]0" for count in counts))
-    shown.caption = "\n".join(f"{n}: {phase.value}" for n, phase in enumerate(Phase, start=1))
-    return shown
-
-
-def markdown(found: Cells) -> str:
-    """The same for a document."""
-    lines = ["| fault | " + " | ".join(phase.value for phase in Phase) + " |"]
-    lines.append("|---" * (len(Phase) + 1) + "|")
-    for kind in KINDS:
-        counts = " | ".join(f"{found[phase.value, kind]:,}" for phase in Phase)
-        lines.append(f"| {kind} | {counts} |")
-    return "\n".join(lines)
+def grid(found: Cells, kinds: Sequence[str] = KINDS) -> Grid:
+    """Those kinds by phase: the table, and what of it was not reached."""
+    return Grid(kinds, [phase.value for phase in Phase], found)

@@ -10,6 +10,8 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
+from tests.support.faults.dealing import pick
+
 MEAN_PAUSE_S = 0.4  # between two faults
 FIRST_FAULT_S = 0.8
 
@@ -59,7 +61,6 @@ def draw_faults(seed: int, chaos_s: float) -> list[Fault]:
     faults: list[Fault] = []
     at = FIRST_FAULT_S
     while at < chaos_s:
-        (kind,) = rng.choices(KINDS, list(WEIGHTS.values()))
-        faults.append(Fault(len(faults), at, kind, rng.getrandbits(32)))
+        faults.append(Fault(len(faults), at, pick(rng, WEIGHTS), rng.getrandbits(32)))
         at += rng.expovariate(1 / MEAN_PAUSE_S)
     return faults

@@ -17,6 +17,7 @@ from typing import Any
 
 from tests.sim.faultplan import draw_faults
 from tests.sim.simulation import run_seed, simulate
+from tests.support.faults.replaying import listed, options
 
 #: Runs of one minimisation; a schedule takes 0.1 to 0.3 s.
 RUNS_MAX = 300
@@ -42,8 +43,8 @@ class Schedule:
     def command(self, base: str) -> str:
         """``base`` is the command that runs the whole seed."""
         base = re.sub(r" --(chaos|only-faults|actions) \S+", "", base)
-        text = f"{base} --only-faults {','.join(map(str, self.faults)) or 'none'} --chaos {self.chaos_s:g}"
-        return text if self.actions is None else f"{text} --actions {self.actions}"
+        smaller = {"only_faults": listed(self.faults), "chaos": f"{self.chaos_s:g}", "actions": self.actions}
+        return base + options(**smaller)
 
 
 @dataclass(slots=True)

@@ -20,17 +20,18 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from tests.controls.guards import check_names
 from tests.controls.planting import by_name
 from tests.sim.broker_workload import BrokerWorkload
-from tests.sim.coverage import Cells
 from tests.sim.minimise import minimise as smaller
 from tests.sim.simulation import simulate
 from tests.sim.totals import Told, Totals, commit_hash
 from tests.sim.trace import replay
 from tests.sim.workload import RawWorkload, Workload
+from tests.support.faults.progress import bar
+from tests.support.faults.replaying import command, listed
+from tests.support.faults.tables import Cells
 
 CHAOS_S = 10.0
 #: What runs on the log: random bytes, which look closest at Raft, or the broker's transactions.
@@ -56,16 +57,19 @@ class Options:
 
     def command(self, seed: int, workload: str) -> str:
         """How to run one seed again."""
-        parts = [f"python -m tests.sim --seed {seed} --seeds 1 --workload {workload}"]
-        parts += [f"--nodes {self.size}"] * (self.size is not None)
-        parts += [f"--net {self.kind}"] * (self.kind is not None)
-        parts += [f"--chaos {self.chaos_s:g}"] * (self.chaos_s != CHAOS_S or self.plant is not None)
-        parts += [f"--drop {name}" for name in self.dropped]
-        parts += [f"--plant {self.plant}"] * (self.plant is not None)
-        if self.only_faults is not None:
-            parts.append(f"--only-faults {','.join(map(str, sorted(self.only_faults))) or 'none'}")
-        parts += [f"--actions {self.actions}"] * (self.actions is not None)
-        return " ".join(parts)
+        return command(
+            "tests.sim",
+            seed=seed,
+            seeds=1,
+            workload=workload,
+            nodes=self.size,
+            net=self.kind,
+            chaos=f"{self.chaos_s:g}" if self.chaos_s != CHAOS_S or self.plant is not None else None,
+            drop=self.dropped,
+            plant=self.plant,
+            only_faults=None if self.only_faults is None else listed(sorted(self.only_faults)),
+            actions=self.actions,
+        )
 
 
 def _one(job: tuple[int, str, Options]) -> Told:
@@ -178,28 +182,27 @@ def run(
 ) -> None:
     """All schedules, on ``jobs`` processes, summed up in ``totals``. ``small``: minimise the first broken."""
     console, started = Console(), time.monotonic()
-    columns = (TextColumn("simulating"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with (
         multiprocessing.get_context("spawn").Pool(min(jobs, len(schedules))) as pool,
-        Progress(*columns, TextColumn("{task.fields[figures]}"), console=console) as progress,
+        bar(console) as progress,
     ):
-        task = progress.add_task("", total=len(schedules), figures="")
+        task = progress.add_task("simulating", total=len(schedules))
         work = [(number, name, options) for number, name in schedules]
         for told in pool.imap(_one, work, chunksize=1):
             totals.add(told)
             totals.wall_s = time.monotonic() - started
-            progress.update(task, advance=1, figures=f"{totals.figures['acknowledged']:,} acknowledged")
+            progress.update(task, advance=1, description=f"{totals.figures['acknowledged']:,} acknowledged")
             if told.broken is None:
                 continue
-            command = options.command(told.seed, told.workload)
+            again = options.command(told.seed, told.workload)
             after = f"after {told.figures.virtual_s:.2f} virtual s"
             console.print(f"[bold red]seed {told.seed}: {told.broken}[/] ({after})")
-            console.print(f"  again: {command}   (--trace prints it message by message)")
+            console.print(f"  again: {again}   (--trace prints it message by message)")
             if (
                 small
                 and totals.broken == 1
                 and (found := smaller(told.seed, options.keywords(told.workload)))
             ):
-                console.print(found.text(command), highlight=False)
+                console.print(found.text(again), highlight=False)
             if not keep_going:
                 break

@@ -11,10 +11,11 @@ from collections import Counter
 import pytest
 
 from tests.sim.broker_workload import BrokerWorkload
-from tests.sim.coverage import Cells, Phase, empty
+from tests.sim.coverage import Phase, grid
 from tests.sim.faultplan import KINDS
 from tests.sim.simulation import Plan, Simulation
 from tests.sim.world import Violation
+from tests.support.faults.tables import Cells
 
 #: At least so many schedules, and as many more as it takes to fill the table of the common kinds.
 SEEDS, SEEDS_MAX = 24, 120
@@ -39,7 +40,7 @@ def test_promises_hold_over_many_schedules_that_reach_every_phase() -> None:
     reached = Cells()
     common = tuple(kind for kind in KINDS if kind not in RARE)
     for seed in range(SEEDS_MAX):
-        if seed >= SEEDS and not empty(reached, common):
+        if seed >= SEEDS and not grid(reached, common).empty():
             break
         workload, cells = run(seed)
         assert workload.report is not None
@@ -48,9 +49,9 @@ def test_promises_hold_over_many_schedules_that_reach_every_phase() -> None:
     assert counts["transactions committed"] > 40 * SEEDS, counts
     assert counts["transactions rolled back"] > 20 * SEEDS, counts
     assert counts["records read"] > 500 * SEEDS, counts
-    assert not empty(reached, common), "find out why this is no longer reached"
+    assert not grid(reached, common).empty(), "find out why this is no longer reached"
     for kind in RARE:
-        assert len(empty(reached, (kind,))) <= len(Phase) // 2, f"{kind} met hardly any transaction"
+        assert len(grid(reached, (kind,)).empty()) <= len(Phase) // 2, f"{kind} met hardly any transaction"
 
 
 def test_a_replica_that_applies_retention_anew_gives_no_cut() -> None:

@@ -8,9 +8,10 @@ from pathlib import Path
 import typer
 from typer.testing import CliRunner
 
-from tests.sim.coverage import Cells, Phase, cells, empty
+from tests.sim.coverage import Phase, cells, grid
 from tests.sim.simulation import Figures
 from tests.sim.totals import Told, Totals, total
+from tests.support.faults.tables import Cells
 
 
 def told(seed: int, broken: str | None = None) -> Told:
@@ -55,8 +56,8 @@ def test_a_fault_counts_for_the_phases_it_met() -> None:
         (Phase.LOCAL.value, "pause"): 1,
         (Phase.CHECK_OUT.value, "pause"): 1,
     }
-    assert (Phase.CHECK_OUT.value, "kill") in empty(found, ("kill",))
-    assert (Phase.LOCAL.value, "kill") not in empty(found, ("kill",))
+    assert (Phase.CHECK_OUT.value, "kill") in grid(found, ("kill",)).empty()
+    assert (Phase.LOCAL.value, "kill") not in grid(found, ("kill",)).empty()
 
 
 def test_ranges_of_seeds_that_join_are_one() -> None:

@@ -11,11 +11,12 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from tests.sim import coverage
 from tests.sim.faultplan import KINDS
 from tests.sim.simulation import Figures
+from tests.support.faults.absence import lines, unseen
+from tests.support.faults.tables import Cells, Sheet
 
 _FROM_FIGURES = tuple(f.name for f in fields(Figures) if f.name != "trace")
 #: Of a history's figures, those that a reader of a table asks for.
@@ -38,7 +39,7 @@ class Told:
     figures: Figures
     broken: str | None
     faults: Counter[str]
-    cells: coverage.Cells
+    cells: Cells
     history: Counter[str]
 
 
@@ -55,7 +56,7 @@ class Totals:
     figures: Counter[str] = field(default_factory=Counter)
     history: Counter[str] = field(default_factory=Counter)
     faults: Counter[str] = field(default_factory=Counter)
-    cells: coverage.Cells = field(default_factory=coverage.Cells)
+    cells: Cells = field(default_factory=Cells)
 
     def add(self, told: Told) -> None:
         self.schedules += 1
@@ -109,13 +110,13 @@ class Totals:
         console.print(self.text())
         if not self.cells:
             return
-        told = Table("history", "sum")
-        for name in _FROM_HISTORY:
-            told.add_row(name, f"{self.history[name]:,}")
-        console.print(told)
-        console.print(coverage.table(self.cells))
-        missing = coverage.empty(self.cells)
-        console.print(f"{len(missing)} of {len(coverage.Phase) * len(KINDS)} cells were not reached")
+        history = [(name, f"{self.history[name]:,}") for name in _FROM_HISTORY]
+        console.print(Sheet(("history", "sum"), history).table())
+        found = coverage.grid(self.cells)
+        console.print(found.table("Faults by phase"))
+        console.print(found.missing())
+        for line in lines(unseen(KINDS, self.faults, lambda _: f"in none of {self.schedules:,} schedules")):
+            console.print(f"[yellow]did not strike: {line}")
 
     def dump(self, file: Path) -> None:
         data = {item.name: getattr(self, item.name) for item in fields(self)}
@@ -125,7 +126,7 @@ class Totals:
     @staticmethod
     def load(file: Path) -> Totals:
         data = json.loads(file.read_text())
-        data["cells"] = coverage.Cells({(phase, kind): n for phase, kind, n in data["cells"]})
+        data["cells"] = Cells({(phase, kind): n for phase, kind, n in data["cells"]})
         for name in ("figures", "history", "faults"):
             data[name] = Counter(data[name])
         return Totals(**data)
@@ -143,8 +144,7 @@ class Totals:
             *((name, f"{self.figures[name]:,}") for name in ("elections", "crashes", "repairs", "wipes")),
             *((f"history: {name}", f"{self.history[name]:,}") for name in _FROM_HISTORY),
         ]
-        lines = ["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows), ""]
-        return "\n".join([*lines, coverage.markdown(self.cells)])
+        return "\n\n".join([Sheet(("", ""), rows, left=2).markdown(), coverage.grid(self.cells).markdown()])
 
 
 def commit_hash() -> str:

@@ -6,9 +6,12 @@ import sys
 from typing import Annotated
 
 import typer
+from rich.console import Console
 
-from tests.spark_trials.plan import DECK, long_trial, trials
+from tests.spark_trials.plan import DECK, grid, long_trial, trials
 from tests.spark_trials.running import Run
+from tests.support.faults.absence import lines, not_drawn, unseen
+from tests.support.faults.replaying import command
 
 
 def main(
@@ -32,17 +35,24 @@ def main(
         outcome = Run(planned, lambda line: print(line, flush=True)).run()
     finally:
         ray.shutdown()
+    found = grid(outcome.strikes)
+    Console().print(found.table("Strikes by step"))
     print(
         f"{outcome.trials} trials, {outcome.epochs} epochs, {outcome.rows} rows, "
-        f"{sum(outcome.strikes.values())} strikes of {len(outcome.strikes)} kinds (of {len(DECK)}), "
+        f"{outcome.strikes.total()} strikes of {len(outcome.strikes)} kinds (of {len(DECK)}), "
         f"{outcome.starts} drivers, {outcome.seconds:.0f} s"
     )
+    drawn = {f"{s.victim.value} at {s.step.value}" for trial in planned for s in trial.strikes}
+    every = [f"{victim.value} at {step.value}" for victim, step in DECK]
+    for line in lines(unseen(every, drawn, lambda _: not_drawn(len(planned)))):
+        print(line)
     for missed in outcome.missed:
         print(f"did not happen: {missed}")
     for problem in outcome.problems:
         print(problem)
     if outcome.problems:
-        print(f"again: make spark-trials TRIALS={trials_} SEED={seed}")
+        again = command("tests.spark_trials", trials=trials_, seed=seed, long=long, kills=kills)
+        print(f"again: {again}   (--only NUMBER for one trial)")
         sys.exit(1)
 
 

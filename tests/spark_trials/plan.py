@@ -12,6 +12,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 
+from tests.support.faults.dealing import deal
+from tests.support.faults.tables import Cells, Grid
+
 
 class Victim(enum.Enum):
     """What dies. A ``ZOMBIE`` is a driver that is dead but for the process that commits, which goes on after
@@ -53,6 +56,13 @@ _STEPS: dict[Victim, tuple[Step, ...]] = {
     Victim.LEADER: (Step.SENDING, Step.PREPARED, Step.INTENT, Step.COMMIT_SENT),
 }
 DECK = tuple((victim, step) for victim, steps in _STEPS.items() for step in steps)
+CARDS = dict.fromkeys(DECK, 1)
+
+
+def grid(struck: Cells) -> Grid:
+    """Victims by step."""
+    possible = {(step.value, victim.value) for victim, step in DECK}
+    return Grid([victim.value for victim in Victim], [step.value for step in Step], struck, possible)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +91,7 @@ class Trial:
 
 def trials(seed: int, count: int) -> list[Trial]:
     """Kill trials: one strike each, sometimes two."""
-    dealt = _deal(random.Random(f"{seed}/deck"))
+    dealt = deal(random.Random(f"{seed}/deck"), CARDS)
     return [_trial(seed, number, islice(dealt, 1)) for number in range(count)]
 
 
@@ -102,16 +112,9 @@ def _trial(seed: int, number: int, dealt: Iterator[tuple[Victim, Step]]) -> Tria
 def long_trial(seed: int, epochs: int, kills: int) -> Trial:
     """Source, aggregation, sink over many epochs, with kills at random ones."""
     rng = random.Random(f"{seed}/long")
-    dealt = _deal(rng)
+    dealt = deal(rng, CARDS)
     strikes = tuple(
         Strike(place, *next(dealt), epoch, rng.choice((0.5, 5.0)))
         for place, epoch in enumerate(sorted(rng.sample(range(epochs), kills)))
     )
     return Trial(-1, seed, 2, (rng.choice((8, 20, 60)),) * epochs, strikes, totals=True)
-
-
-def _deal(rng: random.Random) -> Iterator[tuple[Victim, Step]]:
-    while True:
-        deck = list(DECK)
-        rng.shuffle(deck)
-        yield from deck

@@ -22,6 +22,7 @@ from escrowmq.spark_integration import resolve_sink
 from tests.spark_trials.driver import KEYS, Work
 from tests.spark_trials.plan import Trial, Victim
 from tests.spark_trials.target import Target, problems_of
+from tests.support.faults.tables import Cells
 
 PARTITIONS = 3
 #: By number of groups. One replica comes back by itself too, and nine brokers would leave Spark little CPU.
@@ -39,7 +40,7 @@ class Outcome:
     rows: int = 0
     epochs: int = 0
     starts: int = 0
-    strikes: Counter[str] = field(default_factory=Counter)
+    strikes: Cells = field(default_factory=Cells)  # (step, victim)
     missed: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     seconds: float = 0.0
@@ -202,11 +203,10 @@ class Run:
             target.close()
         for strike in trial.strikes:
             happened = (work.markers / f"{strike.number}").exists()
-            label = f"{strike.victim.value} at {strike.step.value}"
             if happened:
-                outcome.strikes[label] += 1
+                outcome.strikes[strike.step.value, strike.victim.value] += 1
             else:
-                outcome.missed.append(f"trial {trial.number}: {label}")
+                outcome.missed.append(f"trial {trial.number}: {strike.victim.value} at {strike.step.value}")
         outcome.trials += 1
         outcome.rows += len(rows)
         outcome.epochs += len(epochs)
