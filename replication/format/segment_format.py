@@ -1,8 +1,7 @@
 """Bytes of the segment files: ``<first index>.log`` holds entries, ``<first index>.pos`` where they begin.
 
 The sidecar (.pos) belongs to a sealed segment, which never changes again, so that a restart need not
-read the entries. It is derived data: it carries a checksum, and a missing or bad one is built again by
-scanning, with every entry's checksum verified. docs/log-format.md shows both files byte by byte.
+read the entries (log/sidecar.py). docs/log-format.md shows both files byte by byte.
 """
 
 from __future__ import annotations
@@ -15,9 +14,8 @@ from typing import Final
 
 from google_crc32c import value
 
-from escrowmq.replication.errors import CorruptLog, DiskFull, UnknownVersion
-from escrowmq.replication.format.entry import Scan, read_entry, scan
-from escrowmq.replication.log.disk import Disk, File
+from escrowmq.replication.errors import CorruptLog, UnknownVersion
+from escrowmq.replication.format.entry import Scan
 
 assert sys.byteorder == "little", "positions are stored as a little-endian machine holds them"
 
@@ -97,50 +95,3 @@ def decode_sidecar(data: bytes, first: int) -> Scan | None:
     if any(a[0] >= b[0] or a[1] >= b[1] for a, b in pairwise(terms)):
         return None
     return Scan(positions, terms)
-
-
-def write_sidecar(disk: Disk, first: int, positions: array[int], terms: list[tuple[int, int]]) -> None:
-    """Not synced: losing it costs a scan. A full disk is no reason to fail, the next restart scans."""
-    name = sidecar_name(first)
-    try:
-        disk.remove(name)
-        file = disk.open(name, create=True)
-        file.append((encode_sidecar(first, positions, terms),))
-        file.close()
-    except DiskFull:
-        disk.remove(name)
-
-
-def load_sealed(disk: Disk, first: int, file: File) -> Scan:
-    """Positions and terms of a sealed segment: from its sidecar, else by a scan that rebuilds it.
-
-    Raises CorruptLog, naming file and byte, if an entry is unsound: nothing of a sealed segment may be.
-    """
-    name, sidecar = log_name(first), sidecar_name(first)
-    found = decode_sidecar(disk.read_all(sidecar), first) if disk.exists(sidecar) else None
-    if found is not None and _sidecar_fits(file, found, first):
-        return found
-    data = memoryview(file.read(0, file.size()))
-    if not file_header_is_sound(data, first, name):
-        raise CorruptLog(f"{name} has a damaged file header at byte 0; repair this replica from a peer")
-    try:
-        found = scan(data, FILE_HEADER_SIZE, first)
-    except (CorruptLog, UnknownVersion) as error:
-        raise type(error)(f"{name}: {error}") from error
-    if found.problem is not None:
-        raise CorruptLog(f"{name}: {found.problem} of {len(data)}; repair this replica from a peer")
-    write_sidecar(disk, first, found.positions, found.terms)
-    return found
-
-
-def _sidecar_fits(file: File, found: Scan, first: int) -> bool:
-    """The sidecar speaks of this file: same size, and its last entry is where and what it says."""
-    if found.end != file.size() or len(found.positions) < 2 or not found.terms:
-        return False
-    at = found.positions[-2]
-    if found.terms[0][0] != first or at > found.end:
-        return False
-    header = read_entry(memoryview(file.read(at, found.end - at)), 0)
-    if header is None:
-        return False
-    return header.index == first + len(found.positions) - 2 and header.term == found.terms[-1][1]

@@ -11,6 +11,7 @@ report a commit index that its own entries do not prove.
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_left
 from collections.abc import Callable
 from typing import overload
 
@@ -18,9 +19,8 @@ from pysyncobj.journal import Journal
 
 from escrowmq.replication.errors import OffsetGone
 from escrowmq.replication.format.entry import HEADER_SIZE, UNSYNCED_MAX, encode_header
-from escrowmq.replication.format.segment_format import FILE_HEADER_SIZE
+from escrowmq.replication.format.segment_format import FILE_HEADER_SIZE, sidecar_name
 from escrowmq.replication.log.commit_queue import CommitQueue
-from escrowmq.replication.log.cutting import cut_files
 from escrowmq.replication.log.disk import Disk
 from escrowmq.replication.log.entry_cache import EntryCache
 from escrowmq.replication.log.install import finish_install
@@ -169,7 +169,7 @@ class SegmentJournal(Journal):  # type: ignore[misc]  # pysyncobj has no types
         self.generation += 1
         self._queue.cut_after(keep)
         self._cache.cut_after(keep, self.last_index)
-        self._table = cut_files(self._disk, self._reader, self._table, keep)
+        self._table = _cut_files(self._disk, self._reader, self._table, keep)
         self._terms.cut_after(keep)
         self.durable_index = min(self.durable_index, keep)
         self.last_index = keep
@@ -274,6 +274,7 @@ class SegmentJournal(Journal):  # type: ignore[misc]  # pysyncobj has no types
     def __getitem__(self, item: slice) -> EntryRange: ...
 
     def __getitem__(self, item: int | slice) -> Entry | EntryRange:
+        """By positions in the list, not by log indexes; no body is read before it is asked for."""
         return EntryRange(self, self.first_index, self.last_index + 1)[item]
 
     # ---------------------------------------------------------------- term, vote, commit index
@@ -304,3 +305,38 @@ class SegmentJournal(Journal):  # type: ignore[misc]  # pysyncobj has no types
 
     def _destroy(self) -> None:
         self.close()
+
+
+def _cut_files(disk: Disk, reader: SegmentReader, table: SegmentTable, keep: int) -> SegmentTable:
+    """Cut everything after entry ``keep``; the returned table's last segment takes new entries.
+
+    Newest segment first, each removal synced before the next: whatever a power cut leaves is a log
+    without holes, a little longer than wanted, and Raft cuts it again.
+    """
+    firsts, segments = table
+    kept = bisect_left(firsts, keep + 1)
+    for segment in reversed(segments[kept:]):
+        if segment.opened is None or segment.opened.file is not None:  # else it was never created
+            disk.remove(sidecar_name(segment.first))
+            disk.remove(segment.name)
+            disk.sync_dir()
+        segment.opened = None
+    if kept:
+        _cut_segment(disk, reader, segments[kept - 1], keep)
+    return SegmentTable(firsts[:kept], segments[:kept])
+
+
+def _cut_segment(disk: Disk, reader: SegmentReader, segment: Segment, keep: int) -> None:
+    """Cut the segment that holds ``keep`` after it, and open it for appending."""
+    opened = reader.open(segment)
+    if segment.sealed:
+        segment.sealed = False
+        disk.remove(sidecar_name(segment.first))
+        disk.sync_dir()
+    segment.opened = opened
+    del opened.positions[keep + 2 - segment.first :]
+    end = opened.positions[-1]
+    if opened.file is not None and opened.file.size() > end:
+        opened.file.truncate(end)
+        opened.file.sync()
+        segment.durable_size = end

@@ -18,12 +18,12 @@ from escrowmq.replication.format.segment_format import (
     FILE_HEADER_SIZE,
     file_header_is_sound,
     first_of_name,
-    load_sealed,
     log_name,
     sidecar_name,
 )
 from escrowmq.replication.log.disk import Disk, File
 from escrowmq.replication.log.segment import OpenSegment, Segment
+from escrowmq.replication.log.sidecar import load_sealed
 from escrowmq.replication.log.terms import TermRuns
 from escrowmq.replication.log.torn import is_torn
 

@@ -18,8 +18,9 @@ from google_crc32c import value
 
 from escrowmq.replication.errors import CorruptLog, OffsetGone
 from escrowmq.replication.format.entry import HEADER_SIZE, checked_command
-from escrowmq.replication.format.segment_format import load_sealed, log_name
+from escrowmq.replication.format.segment_format import log_name
 from escrowmq.replication.log.disk import Disk, File
+from escrowmq.replication.log.sidecar import load_sealed
 
 #: What a slice of a large entry reads at least. Four bytes of memory for each.
 BLOCK_BYTES: Final = 8 << 10

@@ -15,14 +15,10 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from escrowmq.replication.errors import DiskFull
-from escrowmq.replication.format.segment_format import (
-    encode_file_header,
-    log_name,
-    sidecar_name,
-    write_sidecar,
-)
+from escrowmq.replication.format.segment_format import encode_file_header, log_name, sidecar_name
 from escrowmq.replication.log.disk import Disk, File
 from escrowmq.replication.log.segment import OpenSegment, Segment
+from escrowmq.replication.log.sidecar import write_sidecar
 
 #: Entries per append call; each has two buffers, and one system call takes 1024.
 _ENTRIES_PER_APPEND: Final = 512

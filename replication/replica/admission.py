@@ -21,7 +21,8 @@ from escrowmq.replication.format import ops as build
 from escrowmq.replication.format.codec import ENVELOPE, Op, OpType, decode_ops, encode_command
 from escrowmq.replication.model import ResultCode
 from escrowmq.replication.state.machine import Result, StateMachine
-from escrowmq.replication.state.transactions import COMMITTED, ROLLED_BACK, OpenTx, decide_result
+from escrowmq.replication.state.open_table import OpenTx
+from escrowmq.replication.state.transactions import COMMITTED, ROLLED_BACK, decide_result
 
 #: One entry holds at most this many bytes of requests: beyond it latency grows and throughput does not
 #: (measured: 256 KB to 1 MB per entry is the plateau).

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from escrowmq.replication.state.transactions import OpenTx
+from escrowmq.replication.state.open_table import OpenTx
 
 #: What one answer may bring, whatever its caller asks for: it is put together in this process's memory.
 FETCH_BYTES_MAX = 64 << 20

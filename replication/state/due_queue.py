@@ -17,7 +17,8 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 
 from escrowmq.replication.model import TopicInfo
-from escrowmq.replication.state.transactions import OpenTx, TransactionTable
+from escrowmq.replication.state.open_table import OpenTx
+from escrowmq.replication.state.transactions import TransactionTable
 
 #: Back-off of repeated checks: 1 s, 2 s, 4 s ... 30 s. RocketMQ waits 30 s from the first; the
 #: common UNKNOWN is "still running", which a second later is often settled.

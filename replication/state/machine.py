@@ -13,20 +13,20 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import Any
 
 from escrowmq.replication.format.codec import Op, OpType, decode_command
 from escrowmq.replication.model import ResultCode
 from escrowmq.replication.state.dedup import TwoGenerations
 from escrowmq.replication.state.due_queue import DueQueue, next_due_ms
-from escrowmq.replication.state.references import collect_refs
+from escrowmq.replication.state.open_table import OpenTx
 from escrowmq.replication.state.topics import Partition, TopicTable
 from escrowmq.replication.state.transactions import (
     COMMITTED,
     ROLLED_BACK,
     STATE_OF,
     AppTransactions,
-    OpenTx,
     TransactionTable,
     decide_result,
 )
@@ -150,7 +150,7 @@ class StateMachine:
             partition = self.topics.find(pre.meta[0], pre.meta[1])
             if not isinstance(partition, Partition):
                 return [int(partition), [pre.meta[0], pre.meta[1]]]
-            collect_refs(refs, partition.slot, index, pre)
+            _collect_refs(refs, partition.slot, index, pre)
         known = self.topics.topics.get(topic)
         if known is None:
             return [int(ResultCode.UNKNOWN_TOPIC), [topic]]
@@ -331,3 +331,27 @@ class StateMachine:
             for partition in self.topics.slots.values():
                 partition.index.forget_before(bound)
         return [0, self.first_index]
+
+
+def _collect_refs(refs: list[tuple[int, ...] | None], slot: int, index: int, pre: Op) -> None:
+    """Add the places of one PRE_MESSAGE's rows to their transactions; neighbours become one reference.
+
+    ``refs`` has one ``OpenTx.refs`` per transaction of the PREPARE.
+    """
+    txs, sizes = pre.meta[2], pre.meta[3]
+    pos, last, size, count = pre.body_pos, txs[0] if txs else -1, 0, 0
+    # A row that goes on with its transaction only counts; the end stands for a transaction of its own.
+    for tx, more in zip(chain(txs, (-1,)), chain(sizes, (0,)), strict=True):
+        if tx == last:
+            size += more
+            count += 1
+            continue
+        known = refs[last]
+        if known is None:
+            refs[last] = (slot, index, pos, size, count)
+        elif known[-5] == slot and known[-3] + known[-2] == pos:
+            refs[last] = (*known[:-2], known[-2] + size, known[-1] + count)
+        else:
+            refs[last] = (*known, slot, index, pos, size, count)
+        pos += size
+        last, size, count = tx, more, 1

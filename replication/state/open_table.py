@@ -12,15 +12,31 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from escrowmq.replication.state.transactions import OpenTx
+from typing import Any, NamedTuple
 
 #: Entries of the young table: three times what is in flight at 50,000 a second, and half a megabyte.
 YOUNG_MAX = 8_192
 #: Entries that move at a time: about a millisecond.
 STEP = 2_048
+
+
+class OpenTx(NamedTuple):
+    """One open transaction. ``refs`` is flat: slot, log index, position, bytes, messages, and again.
+
+    ``log_index`` is that of its PREPARE; ``due_ms`` the time of the next check, -1 when parked;
+    ``digests`` has one CRC32C per part.
+    """
+
+    log_index: int
+    topic: str
+    query_id: str
+    prepared_ms: int
+    timeout_ms: int
+    home_group: int
+    checks: int
+    due_ms: int
+    digests: tuple[int, ...]
+    refs: tuple[int, ...]
 
 
 class View:
@@ -49,7 +65,7 @@ class View:
         yield from self._young.items()
 
 
-class OpenTable(Mapping[str, "OpenTx"]):
+class OpenTable(Mapping[str, OpenTx]):
     """tx_id -> record. Changed only by ``AppTransactions`` and the state machine."""
 
     __slots__ = ("_changed", "_holders", "gone", "old", "young")

@@ -23,9 +23,8 @@ from escrowmq.replication.format.codec import pack, unpack
 from escrowmq.replication.model import TopicInfo
 from escrowmq.replication.state.index import Columns, PartitionIndex
 from escrowmq.replication.state.machine import StateMachine
-from escrowmq.replication.state.open_table import View
+from escrowmq.replication.state.open_table import OpenTx, View
 from escrowmq.replication.state.topics import Partition, Topic
-from escrowmq.replication.state.transactions import OpenTx
 
 _MAGIC = b"EMQS\x01\0\0\0"
 _CHUNK = struct.Struct("<II")

@@ -9,11 +9,10 @@ configuration that could differ.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
 
 from escrowmq.replication.model import ResultCode, TransactionState
 from escrowmq.replication.state.dedup import TwoGenerations
-from escrowmq.replication.state.open_table import OpenTable
+from escrowmq.replication.state.open_table import OpenTable, OpenTx
 
 #: Settled transactions remembered over all apps: at least this many, at most twice (part of the log
 #: format: replicas must forget alike). 500,000 are ten seconds at 50,000/s, and the most takes 130 MB,
@@ -27,25 +26,6 @@ AUDIT_KEPT = 1_000
 
 COMMITTED, ROLLED_BACK = 1, 2
 STATE_OF = {COMMITTED: TransactionState.COMMITTED, ROLLED_BACK: TransactionState.ROLLBACK}
-
-
-class OpenTx(NamedTuple):
-    """One open transaction. ``refs`` is flat: slot, log index, position, bytes, messages, and again.
-
-    ``log_index`` is that of its PREPARE; ``due_ms`` the time of the next check, -1 when parked;
-    ``digests`` has one CRC32C per part.
-    """
-
-    log_index: int
-    topic: str
-    query_id: str
-    prepared_ms: int
-    timeout_ms: int
-    home_group: int
-    checks: int
-    due_ms: int
-    digests: tuple[int, ...]
-    refs: tuple[int, ...]
 
 
 class AppTransactions:

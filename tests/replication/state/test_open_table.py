@@ -7,8 +7,7 @@ import random
 import pytest
 
 from escrowmq.replication.state import open_table
-from escrowmq.replication.state.open_table import OpenTable, View
-from escrowmq.replication.state.transactions import OpenTx
+from escrowmq.replication.state.open_table import OpenTable, OpenTx, View
 
 
 def record(index: int, checks: int = 0) -> OpenTx:
