@@ -82,14 +82,9 @@ class TcpTransport:
                 "the cluster has no secret; configure one (any random string, the same everywhere)"
             )
         self.counters, self.events, self.handshake_timeout_s = LinkCounters(), events, handshake_timeout_s
-        self._me, self._peers, self._secret, self._resolve, self._helpers = (
-            me,
-            peers,
-            secret,
-            resolve,
-            helpers,
-        )
-        self._tls = tls
+        self.received = events.received  # messages go from their connection straight to the owner
+        self._me, self._peers, self._secret, self._tls = me, peers, secret, tls
+        self._resolve, self._helpers = resolve, helpers
         self._complained_at, self._unsaid = float("-inf"), 0
         self._links: dict[str, Connection] = {}
         self._strangers: dict[Connection, None] = {}  # in the order of their arrival
@@ -189,9 +184,6 @@ class TcpTransport:
             self.events.link_down(peer)
 
     # -------------------------------------------------------------- what connections report
-    def received(self, peer: str, message: wire.RaftMessage) -> None:
-        self.events.received(peer, message)
-
     def refused(self) -> None:
         self.counters.refused += 1
 
