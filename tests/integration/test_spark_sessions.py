@@ -124,7 +124,8 @@ def test_a_start_that_takes_too_long_is_given_up_with_nothing_left_behind(cluste
 
 ORPHANS = """
 import os, psutil, signal, sys
-from escrowmq.spark_integration import spark_session, standalone
+from escrowmq.spark_integration import spark_session
+from escrowmq.spark_integration.session import standalone
 import ray
 spark = spark_session("orphans", mode="standalone", address=sys.argv[1], quick_start=True)
 cluster = standalone._running[0]
