@@ -7,16 +7,23 @@ neither imports the other; ``decode`` turns messages into Arrow. The leaves at t
 ``sink_resolve``, ``java`` and ``demo_answers`` are commands (``python -m``). Read ``data_source`` first.
 """
 
-from escrowmq.spark_integration.java import Java, find_java, provide_java
-from escrowmq.spark_integration.session.request import SessionRequest
-from escrowmq.spark_integration.session.spark_session import SessionFactory, spark_session, stop_session
-from escrowmq.spark_integration.sink.settling import (
-    Resolution,
-    SparkSinkQuerier,
-    resolve_sink,
-    resolve_write,
-)
-from escrowmq.spark_integration.source.metrics import lag
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from escrowmq.spark_integration.data_source import register
+    from escrowmq.spark_integration.java import Java, find_java, provide_java
+    from escrowmq.spark_integration.session.request import SessionRequest
+    from escrowmq.spark_integration.session.spark_session import SessionFactory, spark_session, stop_session
+    from escrowmq.spark_integration.sink.settling import (
+        Resolution,
+        SparkSinkQuerier,
+        resolve_sink,
+        resolve_write,
+    )
+    from escrowmq.spark_integration.source.metrics import lag
 
 __all__ = [
     "Java",
@@ -34,11 +41,32 @@ __all__ = [
     "stop_session",
 ]
 
+#: Loaded when first used: a node without Spark's packages must be able to find Java before it starts Ray.
+_MODULE_OF = {
+    "Java": "java",
+    "find_java": "java",
+    "provide_java": "java",
+    "SessionRequest": "session.request",
+    "SessionFactory": "session.spark_session",
+    "spark_session": "session.spark_session",
+    "stop_session": "session.spark_session",
+    "register": "data_source",
+    "Resolution": "sink.settling",
+    "SparkSinkQuerier": "sink.settling",
+    "resolve_sink": "sink.settling",
+    "resolve_write": "sink.settling",
+    "lag": "source.metrics",
+}
 
-def __getattr__(name: str) -> object:
-    # The source needs pyspark; Java must be found (and Ray started) on machines without it as well.
-    if name == "register":
-        from escrowmq.spark_integration.data_source import register
 
-        return register
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+def __getattr__(name: str) -> Any:
+    module = _MODULE_OF.get(name)
+    if module is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"escrowmq.spark_integration.{module}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

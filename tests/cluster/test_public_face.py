@@ -27,6 +27,22 @@ def test_working_with_a_cluster_does_not_load_spark() -> None:
     assert done.stdout.strip() == "False"
 
 
+def test_java_is_found_without_the_packages_of_spark() -> None:
+    program = (
+        "import sys\n"
+        "for name in ('pyspark', 'pyarrow', 'numpy', 'pandas', 'raydp'): sys.modules[name] = None\n"
+        "import escrowmq; print(escrowmq.spark.find_java.__name__)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "find_java"
+
+
+def test_every_name_of_spark_can_be_had() -> None:
+    assert set(escrowmq.spark.__all__) == set(escrowmq.spark._MODULE_OF)
+    for name in escrowmq.spark.__all__:
+        assert getattr(escrowmq.spark, name) is not None
+
+
 def test_every_public_name_can_be_had() -> None:
     for name in escrowmq.__all__:
         assert getattr(escrowmq, name) is not None
