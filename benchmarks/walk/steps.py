@@ -2,6 +2,7 @@
 
 Before each there is calm, and each is followed until calm returns: the followers learn some milliseconds
 after the answer what is committed, and apply it. Both are told: the count until the answer, and until calm.
+The latter is the steadier one: how much has been done at the answer depends on which disk was the fastest.
 """
 
 from __future__ import annotations
@@ -87,7 +88,9 @@ class _Tries:
         roles = sorted({role for repeat in kept for role in repeat.roles})
         figures = {TOTAL: _figure([(repeat.total, repeat.answered) for repeat in kept])}
         for role in roles:
-            figures[role] = _figure([(repeat.roles.get(role, []), repeat.answered) for repeat in kept])
+            figure = _figure([(repeat.roles.get(role, []), repeat.answered) for repeat in kept])
+            if figure.calm.calls:  # else it worked in a few repeats only: not for this step
+                figures[role] = figure
         return Step(self.name, figures, kept[(len(kept) - 1) // 2], len(kept), self._spoilt)
 
 
