@@ -37,7 +37,8 @@ _by_number = attrgetter("number")
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """A call for the group's leader. ``done`` gets the leader's answer tuple, or a Failure; once.
+    """A call for the group's leader. ``done`` is called once, with the leader's answer tuple or a Failure,
+    and with whether an earlier sending of it may have been done.
 
     ``windowed``: counts against the calls in flight. ``patience_s``: how long the leader is expected to
     think before it answers (long polls).
@@ -46,7 +47,7 @@ class Request:
     method: str
     args: tuple[Any, ...]
     deadline: float
-    done: Callable[[Any], None]
+    done: Callable[[Any, bool], None]
     windowed: bool = True
     patience_s: float = 0.0
     number: int = 0
@@ -199,10 +200,14 @@ class GroupChannel:
 
     def next_wake(self, now: float) -> float:
         """When ``tick`` is due next (infinity: only an answer or a request can change anything)."""
-        wake, follower = float("inf"), self.follower
-        for call in self._calls.values():
-            wake = min(wake, call.request.deadline)
-            wake = min(wake, max(call.suspicious, follower.trusted_until, follower.next_round))
+        wake = suspicious = float("inf")
+        follower = self.follower
+        for call in self._calls.values():  # every turn, for every call: no calls of functions here
+            if call.suspicious < suspicious:
+                suspicious = call.suspicious
+            if call.request.deadline < wake:
+                wake = call.request.deadline
+        wake = min(wake, max(suspicious, follower.trusted_until, follower.next_round))
         for request in self._waiting:
             wake = min(wake, request.deadline)
         if self._waiting:
@@ -266,4 +271,4 @@ class GroupChannel:
 
     def _finish(self, request: Request, outcome: Any) -> None:
         self._windowed -= request.windowed
-        request.done(outcome)
+        request.done(outcome, request.maybe_done)

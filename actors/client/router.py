@@ -87,7 +87,7 @@ class Router:
         """
         future: Future[Any] = Future()
 
-        def done(answer: Any) -> None:
+        def done(answer: Any, _: bool) -> None:
             if isinstance(answer, Failure):
                 future.set_exception(answer.error(f"{method} at group {gid}"))
             elif type(answer) is tuple and len(answer) == 2 and answer[0] == "ok":

@@ -3,7 +3,8 @@
 Plain messages wait for their linger or a full batch. Transactions gather until those that were answered
 together are together again, their short linger ends, or a request is full: so a lone transaction never
 waits, and a thousand concurrent ones share a few calls (group commit on the client's side). One request
-carries decisions, prepares and plain messages together. Pure: ``now`` is passed in.
+carries decisions, prepares and plain messages together. Whether to send now is decided here and nowhere else
+(``pump``); the channel says how much room there is. Pure: ``now`` is passed in.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
+from escrowmq.actors.client.channel import GroupChannel, Request
 from escrowmq.actors.client.failures import Failure, FailureKind
 from escrowmq.actors.producer.blocks import (
     IDS_PER_OPERATION,
@@ -26,11 +28,13 @@ from escrowmq.actors.producer.blocks import (
     retry_apart,
 )
 from escrowmq.actors.producer.config import ProducerConfig
-from escrowmq.actors.producer.partition_stream import Batch, PartitionStream
+from escrowmq.actors.producer.partition_stream import PartitionStream
 from escrowmq.replication.model import ResultCode
 
 #: Result of one operation, or how the request ended, and whether it may have been sent twice.
 Handler = Callable[["Sequence[Any] | Failure", bool], None]
+#: Called with the batcher, a request that it sent, the outcome, and whether it may have been sent twice.
+Done = Callable[["GroupBatcher", "BuiltRequest", Any, bool], None]
 #: Estimated bytes of a transaction beside its rows, and of an id in a decision: only to cut requests.
 TX_OVERHEAD, ID_OVERHEAD = 64, 8
 
@@ -53,19 +57,6 @@ class BuiltRequest:
         self.handlers.append(handler)
         self.size += len(frame)
         self.deadline = min(self.deadline, deadline)
-
-    def finish(self, outcome: Any, repeated: bool) -> None:
-        """Hand the channel's outcome to everybody: results by operation, or one failure for all."""
-        if isinstance(outcome, Failure):
-            for handler in self.handlers:
-                handler(outcome, repeated)
-            return
-        results = outcome[1] if outcome[0] == "ok" and len(outcome) == 2 else []
-        if len(results) != len(self.handlers):
-            broken = Failure(FailureKind.UNKNOWN, f"answer {outcome[0]!r} with {len(results)} results")
-            results = [broken] * len(self.handlers)
-        for handler, result in zip(self.handlers, results, strict=True):
-            handler(result, repeated)
 
 
 class GroupBatcher:
@@ -123,6 +114,22 @@ class GroupBatcher:
             del self._active[key]
 
     # ------------------------------------------------------------ time
+
+    def pump(self, channel: GroupChannel, now: float, hurry: bool, done: Done) -> float:
+        """Ends what waited for too long, and sends what is due if ``channel`` has room; ``hurry``: without
+        linger. Returns when to be called again at the latest. ``done`` gets each request and its outcome."""
+        wake = self.expire(now)
+        while channel.room() > 0:
+            due = self.due(channel.in_flight == 0)
+            if due > now and not (hurry and due < float("inf")):
+                return due if due < wake else wake
+            built = self.build()
+            if built is None:
+                break
+            frames = b"".join(built.frames)
+            built.frames.clear()
+            channel.submit(Request("submit", (frames,), built.deadline, partial(done, self, built)), now)
+        return wake
 
     def due(self, nothing_under_way: bool) -> float:
         """When the next request should be built, given that the channel has room; infinity: nothing waits."""
@@ -222,20 +229,25 @@ class GroupBatcher:
             if room <= 0 and request.frames:
                 return
             frame, batch = stream.take(room)
-            request.add(frame, partial(self._stored, stream, batch), batch.deadline)
+            request.add(frame, partial(stream.finished, batch), batch.deadline)
 
     # ------------------------------------------------------------ answers
 
-    def answered(self, request: BuiltRequest) -> None:
-        """A request has its answer; call it before ``request.finish``."""
+    def answered(self, request: BuiltRequest, outcome: Any, repeated: bool) -> None:
+        """Hand the channel's outcome to everybody: results by operation, or one failure for all."""
         if request.blocks:
             self._expected = request.blocks
-
-    @staticmethod
-    def _stored(
-        stream: PartitionStream, batch: Batch, outcome: Sequence[Any] | Failure, repeated: bool
-    ) -> None:
-        stream.finished(batch, outcome, repeated)
+        handlers, request.handlers = request.handlers, []  # what hangs on them is freed now
+        if isinstance(outcome, Failure):
+            for handler in handlers:
+                handler(outcome, repeated)
+            return
+        results = outcome[1] if outcome[0] == "ok" and len(outcome) == 2 else []
+        if len(results) != len(handlers):
+            broken = Failure(FailureKind.UNKNOWN, f"answer {outcome[0]!r} with {len(results)} results")
+            results = [broken] * len(handlers)
+        for handler, result in zip(handlers, results, strict=True):
+            handler(result, repeated)
 
     @staticmethod
     def _decided(blocks: list[DecisionBlock], outcome: Sequence[Any] | Failure, repeated: bool) -> None:

@@ -12,11 +12,9 @@ import itertools
 import threading
 import time
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from escrowmq.actors.client.catalog import TopicCatalog
-from escrowmq.actors.client.channel import Request
 from escrowmq.actors.client.failures import Failure, FailureKind
 from escrowmq.actors.client.replica_calls import ReplicaCalls
 from escrowmq.actors.client.router import Router
@@ -196,8 +194,8 @@ class ProducerCore:
         self._sort_inbox(now)
         wake = self._timers[0][0] if self._timers else float("inf")
         hurry = bool(self._flushes)
-        for gid, batcher in enumerate(self._batchers):
-            wake = min(wake, batcher.expire(now), self._send_due(gid, batcher, now, hurry))
+        for channel, batcher in zip(self.router.channels, self._batchers, strict=True):
+            wake = min(wake, batcher.pump(channel, now, hurry, self._done))
         if hurry and self._all_idle():
             flushes, self._flushes = self._flushes, []
             for waiter in flushes:
@@ -211,28 +209,10 @@ class ProducerCore:
         # Set first, looked second: whoever filled the inbox and did not wake us is seen here.
         return now if self._messages or self._blocks else wake
 
-    def _send_due(self, gid: int, batcher: GroupBatcher, now: float, hurry: bool) -> float:
-        channel = self.router.channels[gid]
-        while channel.room() > 0:
-            due = batcher.due(channel.in_flight == 0)
-            if due > now and not (hurry and due < float("inf")):
-                return due
-            built = batcher.build()
-            if built is None:
-                break
-            request = Request("submit", (b"".join(built.frames),), built.deadline, _nobody)
-            request.done = partial(self._finish, batcher, built, request)
-            built.frames.clear()
-            channel.submit(request, now)
-        return float("inf")
-
-    def _finish(self, batcher: GroupBatcher, built: BuiltRequest, request: Request, outcome: Any) -> None:
-        request.done = _nobody  # no cycle: what hangs on it is freed now, not at some collection
+    def _done(self, batcher: GroupBatcher, built: BuiltRequest, outcome: Any, repeated: bool) -> None:
         taken_on = built.deadline - self.config.delivery_timeout_s
         self._bound.answered(taken_on, self.clock(), self._buffered)
-        batcher.answered(built)
-        built.finish(outcome, request.maybe_done)
-        built.handlers.clear()
+        batcher.answered(built, outcome, repeated)
 
     def _sort_inbox(self, now: float) -> None:
         if not self._messages and not self._blocks:
@@ -297,7 +277,3 @@ class ProducerCore:
         flushes, self._flushes = self._flushes, []
         for waiter in flushes:
             waiter.done(None)
-
-
-def _nobody(_: Any) -> None:
-    """Replaced before use: request and callback refer to each other."""

@@ -23,8 +23,11 @@ class Wire:
     def _start(self, rid: int, method: str, args: tuple[Any, ...], token: int) -> None:
         self.sent.append((rid, method, args, token))
 
+    def _done(self, outcome: Any, repeated: bool) -> None:
+        self.ended.append(outcome)
+
     def submit(self, what: str, now: float, timeout: float = 30.0, patience_s: float = 0.0) -> Request:
-        request = Request("submit", (what,), now + timeout, self.ended.append, patience_s=patience_s)
+        request = Request("submit", (what,), now + timeout, self._done, patience_s=patience_s)
         self.channel.submit(request, now)
         return request
 

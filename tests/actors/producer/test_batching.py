@@ -137,7 +137,7 @@ def test_transactions_that_wait_together_share_one_operation() -> None:
     assert prepare.meta[2] == [f"tx-{n}" for n in range(5)] and prepare.meta[8] == 1
     assert prepare.meta[3] == [f"q-tx-{n}" for n in range(5)] and pre.meta[2] == [0, 1, 2, 3, 4]
     problem = [3, int(ResultCode.TX_CONFLICT), "COMMITTED"]
-    request.finish(("ok", [[int(ResultCode.PARTIAL), [problem]]]), False)
+    batcher.answered(request, ("ok", [[int(ResultCode.PARTIAL), [problem]]]), False)
     assert outcomes == [[{}], [{}], [{}], [{0: (ResultCode.TX_CONFLICT, "COMMITTED")}], [{}]]
 
 
@@ -184,7 +184,7 @@ def test_commits_and_roll_backs_go_first_and_each_in_one_operation() -> None:
         (OpType.ROLLBACK, ["tx-1"]),
     ]
     conflict = [1, int(ResultCode.TX_CONFLICT), "ROLLBACK"]
-    request.finish(("ok", [[int(ResultCode.PARTIAL), [conflict]], [0], [0]]), False)
+    batcher.answered(request, ("ok", [[int(ResultCode.PARTIAL), [conflict]], [0], [0]]), False)
     assert outcomes == {0: [{}], 1: [{}], 2: [{0: (ResultCode.TX_CONFLICT, "ROLLBACK")}]}
 
 
@@ -207,7 +207,7 @@ def test_one_failure_is_everybodys_failure() -> None:
     request = batcher.build()
     assert request is not None
     failure = Failure(FailureKind.UNKNOWN)
-    request.finish(failure, True)
+    batcher.answered(request, failure, True)
     assert first == [failure] and second == [failure]
 
 
@@ -218,7 +218,7 @@ def test_an_answer_of_the_wrong_length_is_not_believed() -> None:
     batcher.decide(decision, 0.0)
     request = batcher.build()
     assert request is not None
-    request.finish(("ok", []), False)
+    batcher.answered(request, ("ok", []), False)
     (outcome,) = outcomes
     assert isinstance(outcome, Failure) and not outcome.nothing_done
 
@@ -241,7 +241,7 @@ def answer(batcher: GroupBatcher, limit: int, deleted: str = "") -> int:
             else:
                 opened += len(op.meta[2])
                 results.append([0])
-        request.finish(("ok", results), False)
+        batcher.answered(request, ("ok", results), False)
         assert requests < 1000
     return opened
 
@@ -308,7 +308,7 @@ def test_those_who_were_answered_together_are_waited_for_a_moment() -> None:
         batcher.prepare(block(f"tx-{number}"), 0.0)
     request = batcher.build()
     assert request is not None
-    batcher.answered(request)
+    batcher.answered(request, ("ok", [[0]]), False)
     batcher.decide(DecisionBlock(True, ("tx-0",)), 5.0)
     assert batcher.due(nothing_under_way=True) == pytest.approx(5.001)
     batcher.decide(DecisionBlock(True, ("tx-1",)), 5.0)
