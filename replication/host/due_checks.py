@@ -6,8 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from escrowmq.replication.host.running import RunningReplica, Status
-from escrowmq.replication.replica.answers import DUE_MAX, LEASE_S_MAX
 from escrowmq.replication.state.machine import StateMachine
+
+#: What one answer brings, whatever its caller asks for.
+DUE_MAX = 10_000
+LEASE_S_MAX = 86_400.0
 
 
 class DueChecks:

@@ -13,8 +13,7 @@ from typing import Any
 
 from escrowmq.replication.errors import Closed
 from escrowmq.replication.host.running import RunningReplica, Status
-from escrowmq.replication.replica.answers import open_row
-from escrowmq.replication.state.open_table import OpenTable, View
+from escrowmq.replication.state.open_table import OpenTable, OpenTx, View
 from escrowmq.replication.state.transactions import STATE_OF
 
 
@@ -71,7 +70,7 @@ class Inspection:
             if status[0] != "ok":
                 return status
             found = (
-                open_row(name, tx_id, r)
+                _open_row(name, tx_id, r)
                 for name, _, view in held
                 for tx_id, r in politely(view.items())
                 if topic in (None, r.topic) and not (state == "PARKED" and r.due_ms >= 0)
@@ -90,7 +89,7 @@ class Inspection:
                     continue
                 opened, outcome = table.open.get(tx_id), table.outcome(tx_id)
                 if opened is not None:
-                    found.append((name, "PREPARE", open_row(name, tx_id, opened)))
+                    found.append((name, "PREPARE", _open_row(name, tx_id, opened)))
                 elif outcome is not None:
                     found.append((name, STATE_OF[outcome].value, None))
             return found
@@ -143,3 +142,11 @@ class Inspection:
 def status_without_replica(gid: int, rid: int) -> dict[str, Any]:
     """The status where no replica runs: it is being opened or repaired, or was closed."""
     return {"gid": gid, "rid": rid, "role": "starting", "ready": False, "leader": None}
+
+
+def _open_row(app: str, tx_id: str, r: OpenTx) -> tuple[Any, ...]:
+    """The fields of ``OpenTransaction``, in their order."""
+    return (
+        app, tx_id, r.query_id, r.topic, r.prepared_ms, r.timeout_ms, r.checks,
+        r.due_ms < 0, sum(r.refs[4::5]), r.home_group,
+    )  # fmt: skip

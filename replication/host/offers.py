@@ -5,8 +5,10 @@ from __future__ import annotations
 from escrowmq.replication.errors import Closed, CorruptLog, DiskFailed
 from escrowmq.replication.host.repair import damage_offered, may_be_offered, offered_files
 from escrowmq.replication.host.running import NOT_RUNNING, RunningReplica, Status
-from escrowmq.replication.replica.answers import FILE_PART_BYTES_MAX
 from escrowmq.replication.replica.checkpoints import snapshot_name
+
+#: What one answer brings of a file, whatever the peer asks for: it is read into this process's memory.
+FILE_PART_BYTES_MAX = 8 << 20
 
 
 class Offers:

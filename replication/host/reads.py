@@ -14,8 +14,14 @@ from typing import Any
 from escrowmq.replication.errors import CorruptLog, DiskFailed
 from escrowmq.replication.host.running import RunningReplica, Status
 from escrowmq.replication.replica import fetching
-from escrowmq.replication.replica.answers import FETCH_BYTES_MAX, FETCH_ENDS_MAX
-from escrowmq.replication.replica.fetching import FetchRequest, FetchResult, Join, in_bytes
+from escrowmq.replication.replica.fetching import (
+    FETCH_BYTES_MAX,
+    FETCH_ENDS_MAX,
+    FetchRequest,
+    FetchResult,
+    Join,
+    in_bytes,
+)
 from escrowmq.replication.state.machine import StateMachine
 
 

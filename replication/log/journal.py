@@ -151,7 +151,7 @@ class SegmentJournal(Journal):  # type: ignore[misc]  # pysyncobj has no types
                 return
 
     def _settle(self) -> None:
-        """Wait for the job under way, if any: run() returns when it is done, whoever does it."""
+        """Wait for the job under way, if any: run() returns when it is done, in whichever thread."""
         job = self._queue.job
         if job is not None:
             job.run()

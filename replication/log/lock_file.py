@@ -1,7 +1,7 @@
 """The lock of a directory that only one process may use at a time.
 
 It is the kernel's, on an open file: it ends with its process, however that ends, so a dead one blocks
-nobody. The file's content, the process's number, is for the message to those that come too late.
+nobody. The file's content, the process's number, is for the message to a process that comes too late.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ HANDSHAKE_TIMEOUT_S = 3.0
 RESOLVE_TIMEOUT_S = 5.0
 #: Between looks at a peer that is not connected.
 DIAL = Backoff(first_s=0.1, longest_s=1.0)
-#: Refusals are logged at most so often: whoever reaches the port could fill the disk with them.
+#: Refusals are logged at most so often: any stranger who reaches the port could fill the disk with them.
 COMPLAINT_PAUSE_S = 1.0
 
 Resolve = Callable[[str], tuple[str, int] | None]

@@ -4,7 +4,7 @@ It takes milliseconds instead of an election time-out. While it lasts the leader
 that the chosen follower can catch up; once that one holds the whole log it is told to campaign at once
 (Raft thesis, section 3.10). If it does not come about in time, proposals flow again.
 
-A leader whose disk hangs or is full still answers heartbeats, so nobody would replace it, while
+A leader whose disk hangs or is full still sends heartbeats, so no follower would replace it, while
 nothing it takes can be applied. It hands over to a follower that holds its log.
 """
 
@@ -41,7 +41,7 @@ class Handover:
         return self._deadline is not None
 
     def begin(self, to: str | None, now: float) -> None:
-        """Towards ``to``, or whoever is furthest; nothing happens if one is under way."""
+        """Hand over to ``to``, or to the most advanced follower; does nothing if a handover is under way."""
         if self._deadline is None:
             self._to, self._deadline = to, now + self._config.transfer_timeout_s
 

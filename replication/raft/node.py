@@ -60,7 +60,7 @@ class RaftNode:
         self.config = config or RaftConfig()
         self._journal, self._link, self._apply = journal, link, apply
         self._clock = clock
-        applied_index = max(1, applied_index)  # pysyncobj's first entry, index 1, is no command of anybody
+        applied_index = max(1, applied_index)  # entry 1 is pysyncobj's own, no command
         if len(journal) and not journal.first_index <= applied_index <= journal.last_index:
             raise CorruptLog(
                 f"the checkpoint stands at {applied_index}, but the log holds {journal.first_index} to "

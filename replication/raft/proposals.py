@@ -44,7 +44,7 @@ class Proposals:
         config = self._config
         if size_bytes > COMMAND_BYTES_MAX:
             return MessageTooLarge(size_bytes, COMMAND_BYTES_MAX)
-        # One is always taken: nobody could ever get through what is larger than the bound.
+        # One is always taken: else a command larger than the bound would never get through.
         if len(self._sizes) >= config.outstanding_entries_max or (
             self._sizes and self.outstanding_bytes + size_bytes > config.outstanding_bytes_max
         ):
@@ -73,7 +73,7 @@ class Proposals:
             self._waiting.popleft().done(None, None)
 
     def abandon(self) -> None:
-        """Leadership is lost, or the node stops: nobody here can tell any more."""
+        """Leadership is lost, or the node stops: what becomes of them cannot be known here any more."""
         self._sizes.clear()
         self.outstanding_bytes = 0
         waiting, self._waiting = self._waiting, deque()

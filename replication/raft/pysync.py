@@ -316,7 +316,7 @@ class Core(SyncObj):  # type: ignore[misc]
         return self._journal.last_term
 
     def _SyncObj__getEntries(self, index: int, count: int | None = None, max_bytes: int | None = None) -> Any:
-        """Stock reads the first entry for its index. Nobody here asks for ``max_bytes``: sending is ours."""
+        """Stock reads the first entry for its index. ``max_bytes`` is stock's sender's, which is replaced."""
         first = self._journal.first_index
         if index < first:
             return []

@@ -19,10 +19,14 @@ from escrowmq.replication.state.topics import Partition
 #: Runs looked up per partition and call: bounds the work of one call over many tiny runs.
 RUNS_MAX = 4_096
 
-#: Topic, partition, offset; and, from who wants no more than a range, its end: no run that begins there.
+#: What one answer brings, whatever its caller asks for: it is put together in this process's memory.
+FETCH_BYTES_MAX = 64 << 20
+FETCH_ENDS_MAX = 64
+
+#: Topic, partition, offset; a caller that reads a range adds its end, and gets no run that begins there.
 FetchRequest = tuple[str, int, int] | tuple[str, int, int, int]
 FetchResult = tuple[str, int, int, int, int, list[tuple[int, int, int, int]], bytes | memoryview]
-#: Puts parts of so many bytes in all one behind the other. Who serves many large answers has memory for them.
+#: Joins parts that have this many bytes together. A caller with many large answers keeps memory for them.
 Join = Callable[[Iterable[bytes], int], bytes | memoryview]
 
 
@@ -90,8 +94,8 @@ def fetch_ends(
 ) -> tuple[int, list[int]]:
     """``(code, offsets)``: where the answers to the next fetches would end, each from where the last one did.
 
-    At most ``count`` of them, and none behind the first at ``until`` or later. For who wants to have several
-    under way: otherwise where one ends is known only when it has come.
+    At most ``count`` of them, and none behind the first at ``until`` or later. For callers that pipeline
+    fetches: without this, where a fetch ends is known only from its answer.
     """
     partition = state.topics.find(topic, number)
     if not isinstance(partition, Partition):

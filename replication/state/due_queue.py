@@ -225,7 +225,7 @@ class DueQueue:
         for tx_id in tx_ids:
             lease = self._leases.get((app, tx_id))
             if lease is not None and lease[0] == owner:
-                # Nobody's for a second, so that the expiry that ``lock`` scheduled does not bring it back.
+                # Without an owner for a second, so that the expiry which ``lock`` scheduled does nothing.
                 self._leases[app, tx_id] = ("", now_ms + CHECK_BACKOFF_MS)
                 self.schedule(app, [tx_id], now_ms + CHECK_BACKOFF_MS)
 

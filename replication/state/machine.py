@@ -59,7 +59,7 @@ class StateMachine:
         )
         self.group_offsets: OrderedDict[str, dict[str, dict[int, int]]] = OrderedDict()
         #: Held while a commit's messages become readable, and by readers while they look where partitions
-        #: end: so whoever asks for several partitions at once sees all of a transaction or nothing.
+        #: end: so a call that asks for several partitions sees all of a transaction or nothing.
         self.cut = threading.Lock()
         self.applied_index = 0
         self.now_ms = 0

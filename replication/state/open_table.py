@@ -167,7 +167,7 @@ class OpenTable(Mapping[str, OpenTx]):
 
     @property
     def in_use(self) -> bool:
-        """Whether somebody has a view."""
+        """Whether a view is held."""
         return self._holders > 0
 
     def release(self) -> None:

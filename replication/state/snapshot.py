@@ -81,7 +81,7 @@ def capture(state: StateMachine, term: int, run_files: Iterable[str]) -> Snapsho
 
 
 def release(state: StateMachine, snapshot: Snapshot) -> None:
-    """Nobody reads the snapshot any more. In the applying thread."""
+    """The snapshot is not read any more. In the applying thread."""
     for app, _ in snapshot.open:
         state.transactions.app(app).open.release()
 

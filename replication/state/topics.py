@@ -1,7 +1,7 @@
 """Topics and their partitions as replicated state.
 
 Every hosted or foreign partition of a topic gets a *slot*, a small integer that never is used
-again. References of open transactions name slots, so a topic that was deleted and created anew
+again. References of open transactions name slots, so a topic that was deleted and created again
 under the same name can never receive messages prepared for the old one.
 """
 

@@ -51,7 +51,7 @@ class AppTransactions:
         return record
 
     def insert(self, tx_id: str, record: OpenTx) -> None:
-        """A record of a snapshot, in log order, into a table that nobody looks at yet."""
+        """A record of a snapshot, in log order, into a table that is not in use yet."""
         self.open.old[tx_id] = record
         self.open_by_topic[record.topic] = self.open_by_topic.get(record.topic, 0) + 1
 
@@ -116,7 +116,7 @@ class TransactionTable:
         return min(firsts, default=None)
 
     def tidy(self) -> None:
-        """A bounded step of what may be done at any time and changes nothing that anybody sees."""
+        """A bounded step of housekeeping; readers see no difference, so it may run at any time."""
         for table in self.apps.values():
             table.open.tidy()
 

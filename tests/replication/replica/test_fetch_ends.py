@@ -14,7 +14,7 @@ from escrowmq.replication.format import ops
 from escrowmq.replication.format.codec import encode_row
 from escrowmq.replication.model import ResultCode
 from escrowmq.replication.replica import fetching
-from escrowmq.replication.replica.answers import FETCH_ENDS_MAX
+from escrowmq.replication.replica.fetching import FETCH_ENDS_MAX
 from tests.support.broker_group import BrokerGroup
 from tests.support.requests import message
 from tests.support.single import Single
