@@ -99,7 +99,7 @@ class Broker:
         parts = self._parts
         return NOT_RUNNING if parts is None else ask(parts)
 
-    def _any(self) -> Parts:
+    def _running(self) -> Parts:
         """For calls that every replica answers. Raises Unavailable until it is open."""
         parts = self._parts
         if parts is None:
@@ -116,22 +116,22 @@ class Broker:
 
     @ray.method(concurrency_group="fetch")
     def fetch(self, requests: Sequence[FetchRequest], max_bytes: int, wait_s: float) -> list[Any]:
-        results = self._any().reads.fetch(requests, max_bytes, wait_s, self._fetch_buffers.join)
+        results = self._running().reads.fetch(requests, max_bytes, wait_s, self._fetch_buffers.join)
         return [(*head, out_of_band(blob)) for *head, blob in results]
 
     @ray.method(concurrency_group="fetch")
     def watch(self, requests: Sequence[tuple[str, int, int]], wait_s: float) -> Answer:
-        return self._any().watching.watch(requests, wait_s)
+        return self._running().watching.watch(requests, wait_s)
 
     @ray.method(concurrency_group="control")
     def spans(self, requests: Sequence[tuple[str, int, int, int, int]]) -> Answer:
-        return self._any().watching.spans(requests)
+        return self._running().watching.spans(requests)
 
     @ray.method(concurrency_group="control")
     def fetch_ends(
         self, topic: str, partition: int, offset: int, until: int, max_bytes: int, count: int
     ) -> tuple[int, list[int]]:
-        return self._any().reads.fetch_ends(topic, partition, offset, until, max_bytes, count)
+        return self._running().reads.fetch_ends(topic, partition, offset, until, max_bytes, count)
 
     # -------------------------------------------------------------- feedback
 
@@ -155,17 +155,17 @@ class Broker:
 
     @ray.method(concurrency_group="control")
     def offsets(self, requests: Sequence[tuple[str, int, int]], leader: bool = False) -> Any:
-        return self._any().reads.offsets(requests, leader)
+        return self._running().reads.offsets(requests, leader)
 
     @ray.method(concurrency_group="control")
     def topics(self, leader: bool = False) -> Answer:
         if leader:
             return self._led(lambda parts: parts.reads.topics(leader=True))
-        return self._any().reads.topics()
+        return self._running().reads.topics()
 
     @ray.method(concurrency_group="control")
     def partition_bounds(self, topic: str) -> dict[int, tuple[int, int]]:
-        return self._any().reads.partition_bounds(topic)
+        return self._running().reads.partition_bounds(topic)
 
     @ray.method(concurrency_group="control")
     def committed(self, group: str, topics: Sequence[str] | None = None) -> Answer:
@@ -238,7 +238,7 @@ class Broker:
 
     @ray.method(concurrency_group="peer")
     def raft_address(self) -> tuple[str, int]:
-        return self._any().running.address
+        return self._running().running.address
 
     @ray.method(concurrency_group="peer")
     def founded(self) -> bool:
@@ -250,11 +250,11 @@ class Broker:
 
     @ray.method(concurrency_group="peer")
     def checkpoint_read(self, name: str, pos: int, size: int) -> bytes:
-        return self._any().offers.checkpoint_read(name, pos, size)
+        return self._running().offers.checkpoint_read(name, pos, size)
 
     @ray.method(concurrency_group="peer")
     def checkpoint_suspect(self, name: str, size: int) -> None:
-        self._any().offers.checkpoint_suspect(name, size)
+        self._running().offers.checkpoint_suspect(name, size)
 
     @ray.method(concurrency_group="peer")
     def stop(self) -> None:

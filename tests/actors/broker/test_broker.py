@@ -1,0 +1,143 @@
+"""The Broker actor's shell, without Ray: what callers are told while its replica is being opened."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from escrowmq.actors.broker import broker as module
+from escrowmq.actors.broker.broker import Broker
+from escrowmq.actors.broker.config import BrokerConfig
+from escrowmq.actors.client.topology import ClusterInfo
+from escrowmq.replication.errors import DataDirLocked, Unavailable
+from escrowmq.replication.format import ops
+from escrowmq.replication.host.hosting import ReplicaHost
+from escrowmq.replication.host.repair import NoPeers
+from escrowmq.replication.host.replica_setup import ReplicaSetup
+from escrowmq.replication.log.datadir import Identity
+from tests.support.waiting import wait_until
+
+
+class SilentPeers(NoPeers):
+    """Peers that are not there yet; an empty replica waits for them."""
+
+    def __init__(self, info: ClusterInfo, gid: int) -> None:
+        pass
+
+    def resolve(self, peer: str) -> tuple[str, int] | None:
+        return None
+
+
+@pytest.fixture
+def start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[[int], Broker]]:
+    monkeypatch.setattr(module, "RayPeers", SilentPeers)
+    thresholds, started = gc.get_threshold(), list[Broker]()
+
+    def start(replicas: int) -> Broker:
+        info = ClusterInfo("c", "test", 1, replicas)
+        broker = Broker(info, 0, 0, BrokerConfig(disk_reserve_bytes=0), str(tmp_path), "127.0.0.1", b"s" * 32)
+        started.append(broker)
+        return broker
+
+    yield start
+    for broker in started:
+        broker.stop()
+    gc.set_threshold(*thresholds)
+
+
+LEADERS_CALLS: list[tuple[str, tuple[Any, ...]]] = [
+    ("submit", (ops.create_topic("t", {"partitions": 1}),)),
+    ("lock_due", ("app", "t", 1, 1.0, 0.0, "me")),
+    ("release_locks", ("app", "t", ["x"], "me")),
+    ("open_topics", ("app",)),
+    ("tx_states", ("app", ["x"])),
+    ("topics", (True,)),
+    ("committed", ("g",)),
+    ("transactions", ()),
+    ("find_transaction", ("x",)),
+    ("audit", ()),
+    ("group_join", ("g", "m", ["t"], 10.0)),
+    ("group_heartbeat", ("g", "m", 1)),
+    ("group_leave", ("g", "m")),
+    ("commit_offsets", ("g", "m", 1, {"t": {0: 1}})),
+    ("group_list", ()),
+    ("group_describe", ("g",)),
+    ("checkpoint_manifest", ()),
+]
+CALLS_OF_ALL: list[tuple[str, tuple[Any, ...]]] = [
+    ("fetch", ([("t", 0, 0)], 1000, 0.0)),
+    ("watch", ([("t", 0, -1)], 0.0)),
+    ("spans", ([("t", 0, 0, 1, 1)],)),
+    ("fetch_ends", ("t", 0, 0, 1, 1, 1)),
+    ("offsets", ([("t", 0, -1)],)),
+    ("topics", ()),
+    ("partition_bounds", ("t",)),
+    ("raft_address", ()),
+    ("checkpoint_read", ("0000000000000001.log", 0, 10)),
+    ("checkpoint_suspect", ("0000000000000001.log", 10)),
+]
+
+
+def test_while_it_is_opened_calls_for_a_leader_are_answered_as_by_a_follower(
+    start: Callable[[int], Broker],
+) -> None:
+    """So that clients know that nothing was done; an error would leave that open."""
+    broker = start(3)
+    for method, arguments in LEADERS_CALLS:
+        assert getattr(broker, method)(*arguments) == ("not_leader", None, 0), method
+    assert broker.whoami() == (False, None, 0)
+    assert broker.founded() is False
+
+
+def test_while_it_is_opened_other_calls_are_told_to_come_back(start: Callable[[int], Broker]) -> None:
+    broker = start(3)
+    for method, arguments in CALLS_OF_ALL:
+        with pytest.raises(Unavailable, match="replica 0 of group 0 is starting") as told:
+            getattr(broker, method)(*arguments)
+        assert 0 < told.value.retry_after_s < 1
+
+
+def test_once_it_is_open_every_call_is_answered(start: Callable[[int], Broker]) -> None:
+    broker = start(1)
+    wait_until(lambda: broker.whoami()[0], what="the leader")
+    for method, arguments in LEADERS_CALLS:
+        assert getattr(broker, method)(*arguments)[0] != "not_leader", method
+    for method, arguments in CALLS_OF_ALL:
+        getattr(broker, method)(*arguments)
+    assert broker.founded()
+
+
+def test_a_locked_directory_is_the_constructors_error(start: Callable[[int], Broker]) -> None:
+    """The supervisor reads it there, and waits with the next attempt."""
+    start(3)
+    with pytest.raises(DataDirLocked):
+        start(3)
+
+
+def test_stopping_gives_the_directory_back_open_or_not(
+    start: Callable[[int], Broker], tmp_path: Path
+) -> None:
+    setup = ReplicaSetup(
+        config=BrokerConfig(),
+        identity=Identity("c", 0, 0),
+        groups=1,
+        replicas=3,
+        data_dir=tmp_path,
+        listen_host="127.0.0.1",
+        secret=b"s",
+        resolve=lambda peer: None,
+    )
+    for replicas in (3, 1):
+        broker = start(replicas)
+        if replicas == 1:
+            wait_until(lambda b=broker: b.whoami()[0], what="the leader")
+        broker.stop()
+        broker.stop()
+        ReplicaHost(setup).close()
+        assert broker.submit(ops.create_topic("t", {"partitions": 1})) == ("not_leader", None, 0)
+        with pytest.raises(Unavailable, match="stopping"):
+            broker.topics()
