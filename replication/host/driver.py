@@ -146,7 +146,7 @@ class Driver:
         return self._transport.counters
 
     def stop(self, timeout_s: float = 10.0) -> None:
-        """Hand leadership over if there is somebody, settle every proposal, sync, close the links."""
+        """Hand leadership over if a peer can take it, settle every proposal, sync, close the links."""
         if self._loop is not None and self._thread.is_alive() and not self._stopped:
             self._stopped = True
             shut_down = self._shut_down()
@@ -284,7 +284,7 @@ class Driver:
                 return
             try:
                 self._loop.call_soon_threadsafe(self._guarded, self._synced, job)
-            except RuntimeError:  # the loop has been closed: nobody waits for this
+            except RuntimeError:  # the loop has been closed: no caller waits for this
                 return
 
     def _synced(self, job: SyncJob) -> None:

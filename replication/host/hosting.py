@@ -19,8 +19,8 @@ BREAK_OFF_S = 10.0
 class ReplicaHost:
     """Locks a directory, opens its replica, and closes both. Thread-safe.
 
-    The lock is held from the beginning to ``close``, also between attempts to open: nobody else gets the
-    directory of a replica that is being repaired.
+    The lock is held from the beginning to ``close``, also between attempts to open: no other process gets
+    the directory of a replica that is being repaired.
     """
 
     def __init__(self, setup: ReplicaSetup) -> None:
@@ -49,7 +49,7 @@ class ReplicaHost:
         return self._founded if running is None else running.journal.last_index > 1
 
     def unavailable(self) -> Unavailable:
-        """What a caller is told for whom the replica is not there yet, or not any more."""
+        """The error for callers that came before the replica was open, or after it was closed."""
         return Unavailable(f"{self.setup} is {'stopping' if self._closing.is_set() else 'starting'}", 0.2)
 
     def open(self, patience_s: float = 60.0) -> RunningReplica:

@@ -1,8 +1,8 @@
 """Opening a replica: repair what needs repair, recover what is on the disk, and take part in the group.
 
-It gives a running replica or raises, and then leaves no thread and no open file behind; the locked
-directory stays its caller's, who may try again. What the previous process knew it left as marks beside the
-log (marks.py); repair.py says when a copy of the leader's log is needed.
+The result is a running replica, or an error and no thread or open file that was not there before. The
+locked directory stays the caller's, who may try again. The previous process left marks of what it knew
+beside the log (marks.py); repair.py explains when a replica needs a copy of the leader's log.
 """
 
 from __future__ import annotations

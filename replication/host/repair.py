@@ -69,7 +69,7 @@ class NoPeers:
         raise Unavailable("there is no peer to read from", 1.0)
 
     def suspect(self, peer: str, name: str, size: int) -> None:
-        raise Unavailable("there is no peer to speak to", 1.0)
+        raise Unavailable("there is no peer to tell", 1.0)
 
 
 def has_history(disk: Disk) -> bool:
@@ -166,8 +166,8 @@ def _copy(disk: Disk, peer: str, offer: Manifest, source: PeerSource) -> None:
         finally:
             file.close()
         if (damage := damage_in(name, disk.read_all(staged_name(name)))) is not None:
-            # Not switched in: ours, if there is one, may be all that is sound. The leader must know, since
-            # nobody reads its cold segments: it leaves for repair itself, and another one leads.
+            # Not switched in: our own log, if there is one, may be the only sound one. The leader is told,
+            # since its cold segments are never read: it leaves for repair itself, and another one leads.
             source.suspect(peer, name, size)
             raise Unavailable(f"replica {peer} offers a damaged file: {damage}", ASK_INTERVAL_S)
     theirs = _end_of(disk, [name for name, _ in offer.files], STAGED_PREFIX)
@@ -185,7 +185,8 @@ def _copy(disk: Disk, peer: str, offer: Manifest, source: PeerSource) -> None:
 
 
 def _may_be_taken(name: str) -> bool:
-    """Whether a file of this name can be part of a log; what this replica alone writes is none of it."""
+    """Whether a file of this name can be part of a copied log; files that a replica writes for itself alone
+    (half-written ones, positions) are not."""
     if not may_be_installed(name) or name.endswith((".tmp", ".pos")):
         return False
     return not name.endswith(".log") or first_of_name(name) is not None

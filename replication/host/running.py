@@ -1,9 +1,9 @@
 """One running replica: its locked directory, its log and state, and the driver whose thread they live in.
 
-There is no replica that is half built: opening.py recovers what is on the disk, and what it then makes is
-complete and takes part in the group. What callers may ask is in the parts that hold a running replica
-(requests, reads, due_checks, inspection, watching, offers). Those call from any thread; the log, the state
-and the node change in the driver's thread only.
+No replica is ever half-built: opening.py repairs and recovers first, and a ``RunningReplica`` takes part in
+its group from its first moment. Callers ask its parts, each of which holds it (requests, reads, due_checks,
+inspection, watching, offers), from any thread; the log, the state and the node change in the driver's thread
+only.
 
 A replica that cannot go on ends its process (``end``) and leaves a mark that tells the next start why.
 """
@@ -32,12 +32,12 @@ from escrowmq.replication.replica.replica import Limits, Replica
 from escrowmq.replication.state.machine import StateMachine
 
 Status = tuple[Any, ...]
-#: The answer of a replica that does not run (yet, any more): nothing was done, another one may lead.
+#: The answer of a replica that does not run yet, or no longer: nothing was done, another one may lead.
 NOT_RUNNING: Status = ("not_leader", None, 0)
 TIMER_S = 0.1
 #: Longest wait at the end for a checkpoint that is being written.
 CHECKPOINT_WAIT_S = 10.0
-#: What the log holds here is not what was written: this replica needs a copy of the leader's.
+#: The log does not hold here what was written to it: this replica needs a copy of the leader's.
 UNSOUND = (CorruptLog, ReadFailed)
 
 
