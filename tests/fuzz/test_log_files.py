@@ -23,6 +23,7 @@ from escrowmq.replication.state.machine import StateMachine
 from escrowmq.replication.state.runs_file import map_runs
 from tests.fuzz.engine import EXAMPLES, Target, drawn, fuzz
 from tests.sim.disk import SimDisk
+from tests.support.fed_state import dump
 from tests.support.golden_files import (
     FILES,
     NEWEST,
@@ -80,8 +81,11 @@ def sidecar(data: bytes) -> None:
 
 
 def restored(data: bytes) -> None:
-    state = StateMachine(GID, GROUPS)
-    snapshots.restore(state, "x.snap", data)
+    snapshots.restore(empty(), "x.snap", data)
+
+
+def empty() -> StateMachine:
+    return StateMachine(GID, GROUPS)
 
 
 def mapped(data: bytes) -> None:
@@ -90,12 +94,23 @@ def mapped(data: bytes) -> None:
 
 
 def found_again(data: bytes) -> None:
-    """As at a restart: a bad snapshot is passed over, and reported."""
-    disk = SimDisk(random.Random(0))
-    disk.write_atomic(f"{5:016x}.snap", (data,))
+    """As at a restart: a snapshot is used whole, or reported and passed over; then nothing of it stays."""
+    disk, name = SimDisk(random.Random(0)), f"{5:016x}.snap"
+    disk.write_atomic(name, (data,))
+    disk.write_atomic("a.runs", (RUNS,))  # which the good one names
     reports: list[str] = []
-    state, _ = Checkpoints(disk, reports.append).recover(lambda: StateMachine(GID, GROUPS))
-    assert reports or state.applied_index >= 0
+    checkpoints = Checkpoints(disk, reports.append)
+    state, term = checkpoints.recover(empty)
+    if reports:
+        assert len(reports) == 1 and name in reports[0]
+        assert (dump(state), term, checkpoints.indexes) == (dump(empty()), 0, [])
+    else:
+        expected = empty()
+        expected_term, run_files = snapshots.restore(expected, name, data)
+        assert set(run_files) <= {"a.runs"}
+        for _ in run_files:
+            snapshots.adopt_runs(expected, map_runs("a.runs", memoryview(RUNS)))
+        assert (dump(state), term, checkpoints.indexes) == (dump(expected), expected_term, [5])
 
 
 _META = next(snapshots.decode("golden", SNAPSHOT))[3]
@@ -121,6 +136,16 @@ TARGETS = [
 @pytest.mark.parametrize("target", TARGETS, ids=lambda t: t.name)
 def test_damaged_files_are_refused_with_an_error_of_ours(target: Target) -> None:
     fuzz(target, EXAMPLES // 2)
+
+
+def test_a_good_snapshot_is_found_again_without_a_report() -> None:
+    disk = SimDisk(random.Random(0))
+    disk.write_atomic(f"{5:016x}.snap", (SNAPSHOT,))
+    disk.write_atomic("a.runs", (RUNS,))
+    reports: list[str] = []
+    state, _ = Checkpoints(disk, reports.append).recover(empty)
+    assert reports == [] and state.applied_index > 0 and state.topics.topics
+    found_again(SNAPSHOT)
 
 
 def test_mending_leaves_good_files_as_they_are() -> None:

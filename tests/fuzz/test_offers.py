@@ -16,13 +16,15 @@ from escrowmq.replication.errors import EscrowMQError, Unavailable
 from escrowmq.replication.host.repair import copy_from_leader, may_be_offered
 from escrowmq.replication.log.disk import Disk
 from escrowmq.replication.log.install import MARKER, finish_install, staged_name, switch_files
+from escrowmq.replication.log.journal import SegmentJournal
 from escrowmq.replication.log.marks import LEARNER, PORT_FILE, WANTS_COPY, Marks
+from escrowmq.replication.log.vote import VoteFile
 from escrowmq.replication.replica.damage import damage_in
 from tests.fuzz.engine import EXAMPLES, Target, examine, fuzz
 from tests.sim.disk import PowerCut, SimDisk
 from tests.support.golden_files import mend_runs, mend_segment, mend_snapshot
 from tests.support.offered_files import KINDS, RUNS_NAME, SNAP_NAME, Offering, disk_with, files
-from tests.support.storage import NEWEST
+from tests.support.storage import NEWEST, indexes
 
 MENDS = {NEWEST: mend_segment, SNAP_NAME: mend_snapshot, RUNS_NAME: mend_runs}
 GOOD = files()
@@ -32,7 +34,16 @@ GOOD = files()
 def judged(name: str) -> Callable[[bytes], None]:
     def run(data: bytes) -> None:
         found = damage_in(name, data)
-        assert found is None or found
+        if found is not None:
+            assert found and data != GOOD[name]
+        elif name == NEWEST:  # then a log may be opened with it, and holds every byte of it
+            disk = disk_with({name: data})
+            VoteFile(disk).close()
+            journal = SegmentJournal(disk)
+            for index in indexes(journal):
+                journal.read(index)
+            journal.close()
+            assert disk.read_all(name) == data
 
     return run
 

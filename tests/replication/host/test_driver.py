@@ -165,7 +165,10 @@ def test_an_address_that_is_taken_is_reported_at_start() -> None:
 
 
 def test_stopping_before_starting_is_harmless() -> None:
-    Solo().driver.stop()
+    member = Solo()
+    for _ in range(2):
+        member.driver.stop()
+    assert member.driver.address is None and member.fatal == [] and member.ticks == 0
 
 
 def test_a_leader_that_is_killed_is_replaced_and_acknowledged_entries_stay(tmp_path: Path) -> None:

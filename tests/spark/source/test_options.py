@@ -76,8 +76,9 @@ def test_a_stream_starts_at_the_end_unless_told_otherwise_and_has_no_end() -> No
 
 
 def test_what_only_one_of_both_may_mean_is_left_open_while_the_schema_is_asked_for() -> None:
-    parse(Use.SCHEMA, subscribe="a", startingOffsets="latest")
-    parse(Use.SCHEMA, subscribe="a", endingOffsets="latest", maxOffsetsPerTrigger="5")
+    assert parse(Use.SCHEMA, subscribe="a", startingOffsets="latest").starting.kind is BoundKind.LATEST
+    both = parse(Use.SCHEMA, subscribe="a", endingOffsets="latest", maxOffsetsPerTrigger="5")
+    assert both.ending.kind is BoundKind.LATEST
 
 
 def test_times_by_partition_and_what_becomes_of_times_to_come() -> None:
