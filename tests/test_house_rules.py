@@ -143,3 +143,11 @@ def test_no_test_is_skipped_for_good() -> None:
         source = path.read_text()
         for mark in ("pytest.mark." + "skip(", "pytest.mark." + "skip\n", "pytest.mark." + "xfail"):
             assert mark not in source, f"{_name(path)} uses {mark.strip()}: mend it or remove it"
+
+
+def test_no_test_file_is_another_ones_helper() -> None:
+    """What two of them need lies in tests/support."""
+    imported = re.compile(
+        r"^from tests\.(?:\w+\.)*test_\w+ import|^import tests\.(?:\w+\.)*test_\w+", re.MULTILINE
+    )
+    assert not [_name(path) for path in _files("tests") if imported.search(path.read_text())]

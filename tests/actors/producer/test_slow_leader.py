@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.actors.client.test_channel import led
+from tests.support.channel_wire import led
 
 
 def test_a_slow_leader_gets_fewer_calls_at_a_time_and_a_fast_one_more_again() -> None:
