@@ -23,10 +23,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from escrowmq.replication.errors import Closed, Overloaded, Unavailable
+from escrowmq.replication.format.wire import RaftMessage
 from escrowmq.replication.net.handshake import PeerIdentity
 from escrowmq.replication.net.tcp import LinkCounters, Resolve, TcpTransport
 from escrowmq.replication.net.tls import TlsFiles, TlsIdentity
-from escrowmq.replication.net.wire import RaftMessage
 from escrowmq.replication.raft.node import PeerLink, RaftNode
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import socket
 from typing import Protocol, cast
 
 from escrowmq.replication.errors import NotAuthorized, UnknownVersion, WireError
-from escrowmq.replication.net import wire
+from escrowmq.replication.format import wire
 from escrowmq.replication.net.handshake import HANDSHAKE_BYTES_MAX, Dialer, Listener
 from escrowmq.replication.net.tls import TlsChannel
 

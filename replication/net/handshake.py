@@ -25,7 +25,7 @@ from dataclasses import dataclass
 import msgspec
 
 from escrowmq.replication.errors import NotAuthorized, UnknownVersion, WireError
-from escrowmq.replication.net.wire import NOT_OURS, WIRE_VERSION
+from escrowmq.replication.format.wire import NOT_OURS, WIRE_VERSION
 
 MAGIC = "EMQ-raft"
 NONCE_BYTES = 32

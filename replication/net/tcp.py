@@ -22,7 +22,7 @@ from typing import Protocol
 
 from escrowmq.replication.calling.backoff import Backoff
 from escrowmq.replication.errors import NotAuthorized
-from escrowmq.replication.net import wire
+from escrowmq.replication.format import wire
 from escrowmq.replication.net.connection import Connection
 from escrowmq.replication.net.handshake import NONCE_BYTES, Dialer, Listener, PeerIdentity
 from escrowmq.replication.net.tls import TlsIdentity

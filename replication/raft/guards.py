@@ -16,7 +16,7 @@ simulator, or a scenario, then breaks.
 from __future__ import annotations
 
 from escrowmq.replication.errors import SafetyViolation
-from escrowmq.replication.net.wire import RaftMessage
+from escrowmq.replication.format.wire import RaftMessage
 from escrowmq.replication.raft.types import Log
 
 

@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from escrowmq.replication.errors import ApplyFailed, CorruptLog, DiskFull
-from escrowmq.replication.net.wire import RaftMessage
+from escrowmq.replication.format.wire import RaftMessage
 from escrowmq.replication.raft.guards import FollowerGuard, VoteGuard
 from escrowmq.replication.raft.handover import Handover
 from escrowmq.replication.raft.prevote import PreVote

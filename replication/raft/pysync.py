@@ -31,7 +31,7 @@ from pysyncobj.transport import Transport
 from pysyncobj.version import VERSION
 
 from escrowmq.replication.errors import SafetyViolation
-from escrowmq.replication.net.wire import RaftMessage
+from escrowmq.replication.format.wire import RaftMessage
 from escrowmq.replication.raft.types import Clock, Log, RaftConfig
 
 SUPPORTED_VERSION = "0.3.17"

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from escrowmq.replication.net.wire import RaftMessage
+from escrowmq.replication.format.wire import RaftMessage
 from escrowmq.replication.raft.pysync import LEADER, Core
 from escrowmq.replication.raft.types import Log
 

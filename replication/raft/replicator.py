@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from escrowmq.replication.net.wire import RaftMessage
+from escrowmq.replication.format.wire import RaftMessage
 from escrowmq.replication.raft.progress import PeerProgress
 from escrowmq.replication.raft.pysync import Core
 from escrowmq.replication.raft.types import Clock, Log, PeerLink, PeerStatus, RaftConfig

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from escrowmq.replication.net.wire import RaftMessage
+from escrowmq.replication.format.wire import RaftMessage
 
 Clock = Callable[[], float]
 

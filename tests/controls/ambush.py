@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from escrowmq.replication.net import wire
+from escrowmq.replication.format import wire
 from tests.sim import faultplan
 from tests.sim.network import Link
 from tests.sim.replica import SimReplica

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from escrowmq.replication.net.wire import RaftMessage
+from escrowmq.replication.format.wire import RaftMessage
 from escrowmq.replication.raft.guards import FollowerGuard, VoteGuard
 from escrowmq.replication.raft.node import RaftNode
 from escrowmq.replication.raft.progress import PeerProgress

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import pytest
 
+from escrowmq.replication.format import wire
+from escrowmq.replication.format.wire import RaftMessage
 from escrowmq.replication.log.vote import VoteFile, _Record
-from escrowmq.replication.net import wire
-from escrowmq.replication.net.wire import RaftMessage
 from escrowmq.replication.raft import node as raft
 from escrowmq.replication.raft.node import RaftNode
 from escrowmq.replication.raft.prevote import PreVote

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 from hypothesis import strategies as st
 
-from escrowmq.replication.net import wire
+from escrowmq.replication.format import wire
 from escrowmq.replication.net.connection import Connection
 from escrowmq.replication.net.handshake import NONCE_BYTES, Dialer, Listener
 from tests.fuzz.engine import EXAMPLES, Target, drawn, examine, fuzz

@@ -11,10 +11,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from escrowmq.replication.errors import ApplyFailed, CorruptLog, DiskFailed, DiskFull, FsyncFailed
+from escrowmq.replication.format import wire
 from escrowmq.replication.log.journal import SegmentJournal
 from escrowmq.replication.log.marks import BEHIND, DAMAGED
 from escrowmq.replication.log.syncjob import SyncJob
-from escrowmq.replication.net import wire
 from escrowmq.replication.raft.node import RaftNode
 from tests.sim.bounds import RECOUNT_EVERY, check_bounds
 from tests.sim.disk import PowerCut, SimDisk

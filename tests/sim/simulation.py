@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from escrowmq.replication.format.segment_format import FILE_HEADER_SIZE
-from escrowmq.replication.net.wire import RaftMessage
+from escrowmq.replication.format.wire import RaftMessage
 from escrowmq.replication.raft.node import RaftConfig, RaftNode
 from tests.controls.guards import taken_away
 from tests.controls.planting import planted

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from escrowmq.replication.net.wire import RaftMessage
+from escrowmq.replication.format.wire import RaftMessage
 from tests.controls.guards import taken_away
 from tests.controls.planting import planted
 from tests.sim.simulation import Plan, Simulation, chosen_faults

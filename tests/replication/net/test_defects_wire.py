@@ -17,7 +17,8 @@ import pysyncobj.pickle as stock_pickle
 import pytest
 from pysyncobj import SyncObj, SyncObjConf
 
-from escrowmq.replication.net import wire
+from escrowmq import replication
+from escrowmq.replication.format import wire
 from tests.support.raft_group import RaftGroup
 from tests.support.stage import stock_group
 from tests.support.waiting import wait_until
@@ -108,8 +109,10 @@ def test_i_ours_binds_its_own_address_and_believes_nothing_from_strangers(tmp_pa
 
 
 def test_i_nothing_of_ours_unpickles() -> None:
-    folder = Path(wire.__file__).parent
-    for path in folder.glob("*.py"):
+    folder = Path(replication.__file__).parent
+    files = list(folder.rglob("*.py"))
+    assert folder / "format" / "wire.py" in files
+    for path in files:
         assert "import pickle" not in path.read_text(), path.name
 
 

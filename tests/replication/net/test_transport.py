@@ -15,7 +15,8 @@ import psutil
 import pytest
 
 from escrowmq.replication.errors import NotAuthorized, UnknownVersion, WireError
-from escrowmq.replication.net import tcp, wire
+from escrowmq.replication.format import wire
+from escrowmq.replication.net import tcp
 from escrowmq.replication.net.handshake import NONCE_BYTES, Dialer, Listener, PeerIdentity
 from escrowmq.replication.net.tcp import TcpTransport
 from tests.support.raft_group import RaftGroup

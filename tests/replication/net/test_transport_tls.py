@@ -15,7 +15,8 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 
 from escrowmq.replication.errors import ConfigError, NotAuthorized, WireError
-from escrowmq.replication.net import tcp, wire
+from escrowmq.replication.format import wire
+from escrowmq.replication.net import tcp
 from escrowmq.replication.net.handshake import NONCE_BYTES, Dialer, Listener, PeerIdentity
 from escrowmq.replication.net.tls import TlsChannel, TlsFiles, TlsIdentity
 from tests.support.certificates import Authority
