@@ -95,16 +95,16 @@ def _restart(folder: Path, written: int) -> RecoveryFigure:
     before, begin = _bytes_read(), time.perf_counter()
     leader = _leader(folder)
     seconds, read = time.perf_counter() - begin, _bytes_read() - before
-    status = leader.inspection.status()
+    report = leader.inspection.status()
     ends = [leader.reads.partition_bounds("bench")[p][1] for p in range(4)]
     leader.running.close()
     if sum(ends) != written:
         raise RuntimeError(f"{written} messages were written and {sum(ends)} recovered")
     return RecoveryFigure(
         log_bytes / 1e6,
-        status["last_index"],
+        report.last_index,
         written,
-        status["last_index"] - status["recovered_index"],
+        report.last_index - report.recovered_index,
         read / 1e6,
         seconds,
     )

@@ -123,7 +123,7 @@ class Supervisor:
         with self._lock:
             tracks = [track for track in self._tracks.values() if track.handle is not None]
             # Leaders last: a leader that stops looks for a successor, and finds none that is stopping too.
-            leading = [track.handle for track in tracks if (track.status or {}).get("role") == "leader"]
+            leading = [track.handle for track in tracks if track.status and track.status.role == "leader"]
             following = [track.handle for track in tracks if track.handle not in leading]
             for handles in (following, leading):
                 stops = [handle.stop.remote() for handle in handles]
@@ -244,7 +244,7 @@ class Supervisor:
 
 
 def _shown(track: Track) -> dict[str, Any]:
-    status = track.status or {}
+    status = track.status
     return {
         "group": track.seat.gid,
         "replica": track.seat.rid,
@@ -252,9 +252,9 @@ def _shown(track: Track) -> dict[str, Any]:
         "incarnation": track.seat.incarnation,
         "condition": track.condition.value,
         "node_missing": track.node_missing_since is not None,
-        "ready": bool(status.get("ready")) and track.condition is Condition.RUNNING,
-        "role": status.get("role"),
-        "pid": status.get("pid"),
+        "ready": status is not None and status.ready and track.condition is Condition.RUNNING,
+        "role": None if status is None else status.role,
+        "pid": None if status is None else status.pid,
         "starts": track.starts,
         "failure": None if track.failure is None else asdict(track.failure),
     }

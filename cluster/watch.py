@@ -25,6 +25,7 @@ from escrowmq.actors.client.topology import ClusterInfo, broker_name
 from escrowmq.cluster.placement import Condition, Node, ReplicaStart, Seat, Seen, unique_names
 from escrowmq.cluster.secret import Secret
 from escrowmq.cluster.settings import SupervisorSettings
+from escrowmq.replication.calling.answers import ReplicaReport
 from escrowmq.replication.calling.backoff import Backoff
 from escrowmq.replication.net.tls import TlsFiles
 
@@ -53,7 +54,7 @@ class Track:
     seat: Seat
     handle: Any = None
     condition: Condition = Condition.GONE
-    status: dict[str, Any] | None = None
+    status: ReplicaReport | None = None
     failure: StartFailure | None = None
     starts: int = 0
     failed_starts: int = 0  # in a row
@@ -120,7 +121,7 @@ class Watch:
         if track.question is None:
             return
         try:
-            status: dict[str, Any] = ray.get(track.question, timeout=0)
+            status: ReplicaReport = ray.get(track.question, timeout=0)
         except ray.exceptions.GetTimeoutError:
             track.condition = Condition.SILENT
             return
@@ -131,9 +132,9 @@ class Watch:
             log.info("%s does not answer: %s", broker_name(*track.seat.key), first_line(error))
         else:
             track.status = status
-            starting = status.get("role") == "starting"
+            starting = status.role == "starting"
             track.condition = Condition.STARTING if starting else Condition.RUNNING
-            track.failure = failure_in(status.get("failure") or "") if starting else None
+            track.failure = failure_in(status.failure or "") if starting else None
             if not starting:
                 track.failed_starts = 0
         track.question = None

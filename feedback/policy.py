@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence, Set
-from typing import NamedTuple, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
+from escrowmq.replication.calling.answers import LockedRow
 from escrowmq.replication.calling.backoff import Backoff
 from escrowmq.replication.model import TransactionState
 
@@ -19,17 +20,6 @@ from escrowmq.replication.model import TransactionState
 RETRY = Backoff(first_s=0.1, longest_s=2.0)
 #: Between lock calls that come back empty at once; the first one is FMQ's.
 LOCK_AGAIN = Backoff(first_s=0.1, longest_s=1.0)
-
-
-class LockedRow(NamedTuple):
-    """One due transaction as ``lock_due`` returns it. ``exhausted``: the topic says rollback now."""
-
-    tx_id: str
-    query_id: str
-    prepared_ms: int
-    checks: int
-    home_group: int = -1
-    exhausted: bool = False
 
 
 class Route(enum.Enum):

@@ -64,7 +64,7 @@ class Admin(Closing):
         """All topics by name."""
         # A leader is asked: a follower may not know a topic that was created a moment ago.
         asked = self._router.leader_call(0, "topics", True, timeout_s=self._timeout_s)
-        known = [TopicInfo(**entry) for entry in result_of(asked, self._timeout_s)]
+        known: list[TopicInfo] = result_of(asked, self._timeout_s)
         return sorted(known, key=lambda topic: topic.name)
 
     def describe_topic(self, name: str) -> TopicDescription:

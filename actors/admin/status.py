@@ -7,17 +7,18 @@ the answer: it is shown as unreachable.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from typing import Any
 
+import msgspec
+
 from escrowmq.actors.admin.types import ClusterStatus, GroupStatus, ReplicaStatus
 from escrowmq.actors.client.router import Router
+from escrowmq.replication.calling.answers import ReplicaReport
 
 #: A healthy replica answers in milliseconds; a second is for a busy machine.
 STATUS_WAIT_S = 1.0
-_POSITIONS = ("term", "commit_index", "applied_index", "first_index", "last_index", "durable_index")
 
 
 def cluster_status(router: Router, wait_s: float = STATUS_WAIT_S) -> ClusterStatus:
@@ -39,33 +40,32 @@ def cluster_status(router: Router, wait_s: float = STATUS_WAIT_S) -> ClusterStat
     )
 
 
-def _answer(future: Future[Any], deadline: float) -> Mapping[str, Any] | None:
+def _answer(future: Future[Any], deadline: float) -> ReplicaReport | None:
     try:
-        answer: Mapping[str, Any] = future.result(max(deadline - time.monotonic(), 0.0))
-        return answer
+        report: ReplicaReport = future.result(max(deadline - time.monotonic(), 0.0))
+        return report
     except FutureTimeout:
         return None
     except Exception:  # whatever a dead or dying actor's call ends in
         return None
 
 
-def _replica(gid: int, rid: int, answer: Mapping[str, Any] | None) -> ReplicaStatus:
-    found = answer or {}
-    term, commit, applied, first, last, durable = (int(found.get(name) or 0) for name in _POSITIONS)
+def _replica(gid: int, rid: int, answer: ReplicaReport | None) -> ReplicaStatus:
+    report = answer or ReplicaReport(gid=gid, rid=rid, role="unreachable")
     return ReplicaStatus(
         gid,
         rid,
         answer is not None,
-        str(found.get("role", "unreachable")),
-        term,
-        found.get("leader"),
-        commit,
-        applied,
-        first,
-        last,
-        durable,
-        int(found.get("open_transactions") or 0),
-        found,
+        report.role,
+        report.term,
+        report.leader,
+        report.commit_index,
+        report.applied_index,
+        report.first_index,
+        report.last_index,
+        report.durable_index,
+        report.open_transactions,
+        {} if answer is None else msgspec.to_builtins(answer),
     )
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from escrowmq.actors.admin.types import TransactionDescription
 from escrowmq.actors.client.router import Router, result_of
+from escrowmq.replication.calling.answers import FoundTransaction, OpenTransactions
 from escrowmq.replication.errors import (
     ConfigError,
     EscrowMQError,
@@ -45,9 +46,9 @@ class TransactionAdmin:
         if type(limit) is not int or not 1 <= limit <= LIST_MAX:
             raise ConfigError(f"limit must be 1 to {LIST_MAX}, not {limit!r}")
         found: dict[tuple[str, str], OpenTransaction] = {}
-        for rows in self._everywhere("transactions", name, app, topic, limit):
-            for row in rows:
-                entry = OpenTransaction(*row)
+        answers: list[OpenTransactions] = self._everywhere("transactions", name, app, topic, limit)
+        for answer in answers:
+            for entry in answer.rows():
                 # Of a transaction that spans groups, the home group's entry stands for all.
                 if entry.home_group < 0 or (entry.app, entry.tx_id) not in found:
                     found[entry.app, entry.tx_id] = entry
@@ -56,10 +57,9 @@ class TransactionAdmin:
     def show(self, tx_id: str, app: str | None) -> TransactionDescription:
         """See :meth:`Admin.show_transaction`."""
         known: dict[str, dict[int, tuple[TransactionState, OpenTransaction | None]]] = {}
-        for gid, rows in enumerate(self._everywhere("find_transaction", tx_id, app)):
-            for found_app, state, row in rows:
-                entry = None if row is None else OpenTransaction(*row)
-                known.setdefault(found_app, {})[gid] = TransactionState(state), entry
+        for gid, found in enumerate(self._find(tx_id, app)):
+            for one in found:
+                known.setdefault(one.app, {})[gid] = one.state, one.open
         if not known:
             raise UnknownTransaction(tx_id)
         if len(known) > 1:
@@ -100,8 +100,11 @@ class TransactionAdmin:
         return self.show(tx_id, shown.app)
 
     def _settled_at(self, tx_id: str, app: str) -> list[int]:
-        rows = self._everywhere("find_transaction", tx_id, app)
-        return [gid for gid, found in enumerate(rows) if found][:1]
+        return [gid for gid, found in enumerate(self._find(tx_id, app)) if found][:1]
+
+    def _find(self, tx_id: str, app: str | None) -> list[list[FoundTransaction]]:
+        """By group: whose id it is there."""
+        return self._everywhere("find_transaction", tx_id, app)
 
     def _decide(self, gid: int, app: str, tx_id: str, state: TransactionState, by: str) -> None:
         build = ops.commit if state is TransactionState.COMMITTED else ops.rollback

@@ -3,8 +3,8 @@
 Threaded, with a concurrency group per kind of call, so that parked fetches never hold up commits. The
 replica is opened in a thread of its own, because peers must be able to call an actor that is still
 repairing itself. Until it is open, calls that only a leader answers are answered as by a follower, so that
-clients know that nothing was done; all others raise Unavailable, which says when to come back. Methods
-answer plain tuples (see replication/host); Ray never repeats them.
+clients know that nothing was done; all others raise Unavailable, which says when to come back. Answers are
+those of replication/calling/answers.py and client/consumer_groups.py; Ray never repeats a call.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import ray
 
 from escrowmq.actors.broker.answer_buffers import AnswerBuffers, out_of_band
@@ -25,6 +26,7 @@ from escrowmq.actors.broker.config import BrokerConfig
 from escrowmq.actors.broker.parts import Parts
 from escrowmq.actors.broker.peers import RayPeers
 from escrowmq.actors.client.topology import ClusterInfo, broker_name
+from escrowmq.replication.calling.answers import FetchEnds, Leadership, ReplicaReport, Reply
 from escrowmq.replication.errors import Closed
 from escrowmq.replication.host.hosting import ReplicaHost
 from escrowmq.replication.host.inspection import status_without_replica
@@ -36,7 +38,6 @@ from escrowmq.replication.replica.fetching import FetchRequest
 
 log = logging.getLogger(__name__)
 
-Answer = tuple[Any, ...]
 #: Memory for large answers to fetches, in all 32 MiB; a fetch that finds none free is answered all the same.
 FETCH_BUFFERS, FETCH_BUFFER_BYTES = 4, 8 << 20
 
@@ -94,7 +95,7 @@ class Broker:
                 self._failure = repr(error)
             time.sleep(5.0)
 
-    def _led(self, ask: Callable[[Parts], Answer]) -> Answer:
+    def _led(self, ask: Callable[[Parts], Reply]) -> Reply:
         """A call that only a leader answers."""
         parts = self._parts
         return NOT_RUNNING if parts is None else ask(parts)
@@ -109,7 +110,7 @@ class Broker:
     # -------------------------------------------------------------- produce
 
     @ray.method(concurrency_group="produce")
-    def submit(self, request: bytes) -> Answer:
+    def submit(self, request: bytes) -> Reply:
         return self._led(lambda parts: parts.requests.submit(request))
 
     # -------------------------------------------------------------- fetch
@@ -120,35 +121,35 @@ class Broker:
         return [(*head, out_of_band(blob)) for *head, blob in results]
 
     @ray.method(concurrency_group="fetch")
-    def watch(self, requests: Sequence[tuple[str, int, int]], wait_s: float) -> Answer:
+    def watch(self, requests: Sequence[tuple[str, int, int]], wait_s: float) -> Reply:
         return self._running().watching.watch(requests, wait_s)
 
     @ray.method(concurrency_group="control")
-    def spans(self, requests: Sequence[tuple[str, int, int, int, int]]) -> Answer:
+    def spans(self, requests: Sequence[tuple[str, int, int, int, int]]) -> Reply:
         return self._running().watching.spans(requests)
 
     @ray.method(concurrency_group="control")
     def fetch_ends(
         self, topic: str, partition: int, offset: int, until: int, max_bytes: int, count: int
-    ) -> tuple[int, list[int]]:
+    ) -> FetchEnds:
         return self._running().reads.fetch_ends(topic, partition, offset, until, max_bytes, count)
 
     # -------------------------------------------------------------- feedback
 
     @ray.method(concurrency_group="feedback")
-    def lock_due(self, app: str, topic: str, max_n: int, lease_s: float, wait_s: float, owner: str) -> Answer:
+    def lock_due(self, app: str, topic: str, max_n: int, lease_s: float, wait_s: float, owner: str) -> Reply:
         return self._led(lambda parts: parts.due_checks.lock_due(app, topic, max_n, lease_s, wait_s, owner))
 
     @ray.method(concurrency_group="control")
-    def release_locks(self, app: str, topic: str, tx_ids: Sequence[str], owner: str) -> Answer:
+    def release_locks(self, app: str, topic: str, tx_ids: Sequence[str], owner: str) -> Reply:
         return self._led(lambda parts: parts.due_checks.release_locks(app, topic, tx_ids, owner))
 
     @ray.method(concurrency_group="control")
-    def open_topics(self, app: str) -> Answer:
+    def open_topics(self, app: str) -> Reply:
         return self._led(lambda parts: parts.due_checks.open_topics(app))
 
     @ray.method(concurrency_group="control")
-    def tx_states(self, app: str, tx_ids: Sequence[str]) -> Answer:
+    def tx_states(self, app: str, tx_ids: Sequence[str]) -> Reply:
         return self._led(lambda parts: parts.inspection.tx_states(app, tx_ids))
 
     # -------------------------------------------------------------- control
@@ -158,7 +159,7 @@ class Broker:
         return self._running().reads.offsets(requests, leader)
 
     @ray.method(concurrency_group="control")
-    def topics(self, leader: bool = False) -> Answer:
+    def topics(self, leader: bool = False) -> Reply:
         if leader:
             return self._led(lambda parts: parts.reads.topics(leader=True))
         return self._running().reads.topics()
@@ -168,36 +169,34 @@ class Broker:
         return self._running().reads.partition_bounds(topic)
 
     @ray.method(concurrency_group="control")
-    def committed(self, group: str, topics: Sequence[str] | None = None) -> Answer:
+    def committed(self, group: str, topics: Sequence[str] | None = None) -> Reply:
         return self._led(lambda parts: parts.reads.committed(group, topics))
 
     @ray.method(concurrency_group="control")
     def transactions(
         self, state: str | None = None, app: str | None = None, topic: str | None = None, limit: int = 1000
-    ) -> Answer:
+    ) -> Reply:
         return self._led(lambda parts: parts.inspection.transactions(state, app, topic, limit))
 
     @ray.method(concurrency_group="control")
-    def find_transaction(self, tx_id: str, app: str | None = None) -> Answer:
+    def find_transaction(self, tx_id: str, app: str | None = None) -> Reply:
         return self._led(lambda parts: parts.inspection.find_transaction(tx_id, app))
 
     @ray.method(concurrency_group="control")
-    def audit(self) -> Answer:
+    def audit(self) -> Reply:
         return self._led(lambda parts: parts.inspection.audit())
 
     @ray.method(concurrency_group="control")
-    def whoami(self) -> tuple[bool, int | None, int]:
+    def whoami(self) -> Leadership:
         parts = self._parts
-        return (False, None, 0) if parts is None else parts.running.whoami()
+        return Leadership(False, None, 0) if parts is None else parts.running.whoami()
 
     @ray.method(concurrency_group="control")
-    def status(self) -> dict[str, Any]:
+    def status(self) -> ReplicaReport:
         parts = self._parts
-        status = parts.inspection.status() if parts else status_without_replica(self._gid, self._rid)
-        status["pid"] = os.getpid()
-        status["node_id"] = ray.get_runtime_context().get_node_id()
-        status["failure"] = self._failure
-        return status
+        report = parts.inspection.status() if parts else status_without_replica(self._gid, self._rid)
+        node_id = ray.get_runtime_context().get_node_id()
+        return msgspec.structs.replace(report, pid=os.getpid(), node_id=node_id, failure=self._failure)
 
     # -------------------------------------------------------------- consumer groups
 
@@ -209,29 +208,29 @@ class Broker:
         topics: Sequence[str],
         session_timeout_s: float,
         owned: Sequence[tuple[str, int]] = (),
-    ) -> Answer:
+    ) -> Reply:
         return self._led(lambda parts: parts.groups.join(group, member, topics, session_timeout_s, owned))
 
     @ray.method(concurrency_group="control")
-    def group_heartbeat(self, group: str, member: str, generation: int) -> Answer:
+    def group_heartbeat(self, group: str, member: str, generation: int) -> Reply:
         return self._led(lambda parts: parts.groups.heartbeat(group, member, generation))
 
     @ray.method(concurrency_group="control")
-    def group_leave(self, group: str, member: str) -> Answer:
+    def group_leave(self, group: str, member: str) -> Reply:
         return self._led(lambda parts: parts.groups.leave(group, member))
 
     @ray.method(concurrency_group="control")
     def commit_offsets(
         self, group: str, member: str, generation: int, offsets: Mapping[str, Mapping[int, int]]
-    ) -> Answer:
+    ) -> Reply:
         return self._led(lambda parts: parts.groups.commit(group, member, generation, offsets))
 
     @ray.method(concurrency_group="control")
-    def group_list(self) -> Answer:
+    def group_list(self) -> Reply:
         return self._led(lambda parts: parts.groups.names())
 
     @ray.method(concurrency_group="control")
-    def group_describe(self, group: str) -> Answer:
+    def group_describe(self, group: str) -> Reply:
         return self._led(lambda parts: parts.groups.describe(group))
 
     # -------------------------------------------------------------- peers
@@ -245,7 +244,7 @@ class Broker:
         return self._host.founded()
 
     @ray.method(concurrency_group="peer")
-    def checkpoint_manifest(self) -> Answer:
+    def checkpoint_manifest(self) -> Reply:
         return self._led(lambda parts: parts.offers.checkpoint_manifest())
 
     @ray.method(concurrency_group="peer")

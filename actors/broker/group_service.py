@@ -22,6 +22,7 @@ from escrowmq.actors.client.consumer_groups import (
     MembershipStale,
     TopicMissing,
 )
+from escrowmq.replication.calling.answers import Leadership, Reply
 from escrowmq.replication.format import ops
 from escrowmq.replication.host.reads import Reads
 from escrowmq.replication.host.requests import Requests
@@ -31,8 +32,6 @@ from escrowmq.replication.model import ResultCode
 TOPICS_MAX = 10_000
 
 T = TypeVar("T")
-#: See the module's text; the names of statuses are those of ``Requests.submit``.
-Reply = tuple[Any, ...]
 
 
 class GroupService:
@@ -41,7 +40,7 @@ class GroupService:
     def __init__(
         self,
         *,
-        leadership: Callable[[], tuple[bool, int | None, int]],
+        leadership: Callable[[], Leadership],
         partitions: Callable[[str], int | None],
         committed: Callable[[str], Mapping[str, Mapping[int, int]]],
         group_names: Callable[[], Sequence[str]],

@@ -44,8 +44,8 @@ class RayPeers:
 
     def manifest(self, peer: str) -> Manifest | None:
         """What the peer offers, if it is the leader."""
-        answer = self._ask(peer, "checkpoint_manifest")
-        return Manifest(*answer[1]) if answer and answer[0] == "ok" else None
+        status, *rest = self._ask(peer, "checkpoint_manifest") or ("gone",)
+        return rest[0] if status == "ok" else None
 
     def read(self, peer: str, name: str, pos: int, size: int) -> bytes:
         """Part of a file; raises Unavailable when the peer does not answer."""

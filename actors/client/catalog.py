@@ -11,14 +11,11 @@ from __future__ import annotations
 import threading
 from collections.abc import KeysView, Sequence
 from concurrent.futures import Future
-from dataclasses import fields
 from typing import Any
 
 from escrowmq.actors.client.router import Router, result_of
 from escrowmq.replication.errors import EscrowMQError, UnknownTopic
 from escrowmq.replication.model import TopicInfo
-
-_FIELDS = tuple(field.name for field in fields(TopicInfo))
 
 
 class TopicCatalog:
@@ -88,12 +85,9 @@ class TopicCatalog:
             else:
                 future.set_exception(error)
 
-    def learn(self, answer: Sequence[dict[str, Any]]) -> None:
+    def learn(self, answer: Sequence[TopicInfo]) -> None:
         """Take a leader's list of topics."""
-        self._topics = {
-            entry["name"]: TopicInfo(**{name: entry[name] for name in _FIELDS if name in entry})
-            for entry in answer
-        }
+        self._topics = {topic.name: topic for topic in answer}
 
     def forget(self, topic: str) -> None:
         """The broker does not know it as we do: ask again next time."""

@@ -12,6 +12,7 @@ from typing import Any
 
 from escrowmq.actors.client.consumer_groups import TopicPartition, coordinator_group
 from escrowmq.actors.client.router import Router, result_of
+from escrowmq.replication.calling.answers import FoundOffsets
 from escrowmq.replication.errors import EscrowMQError, OffsetOutOfRange, UnknownTopic
 from escrowmq.replication.model import ResultCode, group_of
 
@@ -51,7 +52,8 @@ class OffsetReader:
         }
         found: list[int | UnknownTopic] = [0] * len(requests)
         for gid, places in by_group.items():
-            for i, (code, offset) in zip(places, result_of(futures[gid], timeout_s), strict=True):
+            answer: FoundOffsets = result_of(futures[gid], timeout_s)
+            for i, code, offset in zip(places, answer.codes, answer.offsets, strict=True):
                 topic, partition, _ = requests[i]
                 found[i] = offset if code == ResultCode.OK else _unknown(topic, partition, code)
         return found

@@ -242,7 +242,7 @@ class PartitionReader(Closing):
                 continue
             self._ends_asked = 0
             if error is None:
-                self._ahead.learn(answer[1])
+                self._ahead.learn(answer.ends)
                 self._ahead.extend(self._ask)
 
     def _refusal(

@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from escrowmq.feedback.brokers import GroupLeader
 from escrowmq.feedback.config import FeedbackConfig
-from escrowmq.feedback.policy import LockedRow, Verdict, judge_home
+from escrowmq.feedback.policy import Verdict, judge_home
+from escrowmq.replication.calling.answers import LockedRow
 from escrowmq.replication.errors import EscrowMQError
 from escrowmq.replication.model import OpenTransaction, TransactionState
 

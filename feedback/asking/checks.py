@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 
 from escrowmq.feedback.asking.seats import CheckKey, ProducerSeat, Seats
 from escrowmq.feedback.config import FeedbackConfig
-from escrowmq.feedback.policy import LockedRow, Trouble, Verdict, judge, pick
+from escrowmq.feedback.policy import Trouble, Verdict, judge, pick
+from escrowmq.replication.calling.answers import LockedRow
 from escrowmq.replication.model import TransactionState
 
 

@@ -18,7 +18,8 @@ from escrowmq.feedback.asking.branches import Branches
 from escrowmq.feedback.brokers import GroupLeader
 from escrowmq.feedback.config import FeedbackConfig
 from escrowmq.feedback.endless import endless
-from escrowmq.feedback.policy import LockedRow, Route, Verdict, lock_pause_s, route
+from escrowmq.feedback.policy import Route, Verdict, lock_pause_s, route
+from escrowmq.replication.calling.answers import LockedChecks, LockedRow
 from escrowmq.replication.errors import Unavailable
 from escrowmq.replication.format import ops
 from escrowmq.replication.model import ResultCode
@@ -88,7 +89,7 @@ class GroupFeedback:
             return
         config = self._config
         asked_at = _now()
-        status, rows = await self._leader.ask(
+        status, *rest = await self._leader.ask(
             "lock_due",
             self.app,
             self.topic,
@@ -100,9 +101,10 @@ class GroupFeedback:
         )
         if status != "ok":
             raise Unavailable(f"group {self.gid} answers {status} to lock_due")
-        if rows:
+        locked: LockedChecks = rest[0]
+        if locked.tx_ids:
             self._empty_in_a_row = 0
-            self._take([LockedRow(*row) for row in rows])
+            self._take(locked.rows())
             return
         self._empty_in_a_row += 1
         pause = lock_pause_s(self._empty_in_a_row, _now() - asked_at, config.lock_wait_s)

@@ -21,7 +21,8 @@ from escrowmq.feedback.asking.poll_pace import PollPace
 from escrowmq.feedback.brokers import Brokers, GroupLeader
 from escrowmq.feedback.config import FeedbackConfig
 from escrowmq.feedback.endless import endless
-from escrowmq.feedback.policy import LockedRow, Verdict
+from escrowmq.feedback.policy import Verdict
+from escrowmq.replication.calling.answers import LockedRow
 
 #: What a poll hands out per check: group, transaction id, query id, checks so far, seconds to answer.
 Handed = tuple[int, str, str, int, float]

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from escrowmq.replication.host.running import RunningReplica, Status
+from escrowmq.replication.calling.answers import LockedChecks, Reply
+from escrowmq.replication.host.running import RunningReplica
 from escrowmq.replication.state.machine import StateMachine
 
 #: What one answer brings, whatever its caller asks for.
@@ -19,28 +20,31 @@ class DueChecks:
     def __init__(self, running: RunningReplica) -> None:
         self._running, self._replica = running, running.replica
 
-    def lock_due(self, app: str, topic: str, max_n: int, lease_s: float, wait_s: float, owner: str) -> Status:
-        """``("ok", [(tx_id, query_id, prepared_ms, checks, home_group, exhausted), ...])``.
+    def lock_due(self, app: str, topic: str, max_n: int, lease_s: float, wait_s: float, owner: str) -> Reply:
+        """``("ok", LockedChecks)``.
 
         Waits up to ``wait_s`` for one to come due. No other owner gets it until its lease ends.
         """
         running, state = self._running, self._replica.state
-        answer: Status = ("ok", [])
+        nothing: Reply = ("ok", [])
+        answer = nothing
         max_n, lease_s = min(max_n, DUE_MAX), min(lease_s, LEASE_S_MAX)
 
-        def attempt() -> Status | None:
+        def attempt() -> Reply | None:
             nonlocal answer
             answer = running.led(lambda: lock_due(state, app, topic, max_n, lease_s, owner, running.now_ms()))
-            return None if answer == ("ok", []) else answer
+            return None if answer == nothing else answer
 
-        return running.checks_due.wait_for(attempt, wait_s) or answer
+        found = running.checks_due.wait_for(attempt, wait_s) or answer
+        # The columns are made in this thread: the replica's own has more to do.
+        return ("ok", LockedChecks.of(found[1])) if found[0] == "ok" else found
 
-    def release_locks(self, app: str, topic: str, tx_ids: Sequence[str], owner: str) -> Status:
+    def release_locks(self, app: str, topic: str, tx_ids: Sequence[str], owner: str) -> Reply:
         """Give leases back without an answer; due again in a second."""
         running, due = self._running, self._replica.state.due
         return running.led(lambda: due.release(app, tx_ids, owner, running.now_ms()))
 
-    def open_topics(self, app: str) -> Status:
+    def open_topics(self, app: str) -> Reply:
         """``("ok", [topic, ...])`` that have open transactions of ``app``."""
 
         def read() -> list[str]:
@@ -53,7 +57,7 @@ class DueChecks:
 def lock_due(
     state: StateMachine, app: str, topic: str, max_n: int, lease_s: float, owner: str, now_ms: int
 ) -> list[tuple[Any, ...]]:
-    """Lease due checks to ``owner``; the rows that ``DueChecks.lock_due`` answers. In the applying thread."""
+    """Lease due checks to ``owner``; rows with the fields of ``LockedRow``. In the applying thread."""
     known = state.topics.topics.get(topic)
     rolls_back = known is not None and known.info.on_check_exhausted == "rollback"
     check_max = known.info.check_max if known else 0

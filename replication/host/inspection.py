@@ -1,6 +1,6 @@
 """What operators and other actors may ask about a replica's state: transactions, decisions, positions.
 
-Answers are plain tuples; lists are bounded by the caller's limit. Work that could take long is done in the
+Lists are bounded by the caller's limit. Work that could take long is done in the
 caller's thread, on a view of the table that is held meanwhile.
 """
 
@@ -11,8 +11,17 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
+from escrowmq.replication.calling.answers import (
+    AuditEntry,
+    FoundTransaction,
+    OpenTransactions,
+    PeerReport,
+    ReplicaReport,
+    Reply,
+)
 from escrowmq.replication.errors import Closed
-from escrowmq.replication.host.running import RunningReplica, Status
+from escrowmq.replication.host.running import RunningReplica
+from escrowmq.replication.model import OpenTransaction, TransactionState
 from escrowmq.replication.state.open_table import OpenTable, OpenTx, View
 from escrowmq.replication.state.transactions import STATE_OF
 
@@ -33,7 +42,7 @@ class Inspection:
 
     # -------------------------------------------------------------- transactions
 
-    def tx_states(self, app: str, tx_ids: Sequence[str]) -> Status:
+    def tx_states(self, app: str, tx_ids: Sequence[str]) -> Reply:
         """``("ok", ["PREPARE" | "COMMITTED" | "ROLLBACK" | "UNKNOWN", ...])``; leader only."""
 
         def read() -> list[str]:
@@ -50,8 +59,8 @@ class Inspection:
 
     def transactions(
         self, state: str | None = None, app: str | None = None, topic: str | None = None, limit: int = 1000
-    ) -> Status:
-        """``("ok", [OpenTransaction as a tuple, ...])``, oldest first; leader only.
+    ) -> Reply:
+        """``("ok", OpenTransactions)``; leader only.
 
         ``state``: None or "PREPARE" = all open, "PARKED" = only those that are no longer checked.
         """
@@ -75,63 +84,64 @@ class Inspection:
                 for tx_id, r in politely(view.items())
                 if topic in (None, r.topic) and not (state == "PARKED" and r.due_ms >= 0)
             )
-            return ("ok", list(islice(found, limit)))
+            return ("ok", OpenTransactions.of(islice(found, limit)))
         finally:  # comes after ``hold`` even where nobody waited for that any more
             self._running.later(release)
 
-    def find_transaction(self, tx_id: str, app: str | None = None) -> Status:
-        """``("ok", [(app, state, OpenTransaction as a tuple | None), ...])``: whose id it is; leader only."""
+    def find_transaction(self, tx_id: str, app: str | None = None) -> Reply:
+        """``("ok", [FoundTransaction, ...])``: whose id it is; leader only."""
 
-        def read() -> list[tuple[str, str, tuple[Any, ...] | None]]:
-            found: list[tuple[str, str, tuple[Any, ...] | None]] = []
+        def read() -> list[FoundTransaction]:
+            found: list[FoundTransaction] = []
             for name, table in self._state.transactions.apps.items():
                 if app not in (None, name):
                     continue
                 opened, outcome = table.open.get(tx_id), table.outcome(tx_id)
                 if opened is not None:
-                    found.append((name, "PREPARE", _open_row(name, tx_id, opened)))
+                    entry = OpenTransaction(*_open_row(name, tx_id, opened))
+                    found.append(FoundTransaction(name, TransactionState.PREPARE, entry))
                 elif outcome is not None:
-                    found.append((name, STATE_OF[outcome].value, None))
+                    found.append(FoundTransaction(name, STATE_OF[outcome], None))
             return found
 
         return self._running.led(read)
 
-    def audit(self) -> Status:
-        """``("ok", [(now_ms, by, app, tx_id, outcome), ...])``: decisions made by hand or by policy."""
-        return self._running.led(lambda: list(self._state.transactions.audit))
+    def audit(self) -> Reply:
+        """``("ok", [AuditEntry, ...])``: decisions made by hand or by policy; leader only."""
+        return self._running.led(lambda: [AuditEntry(*entry) for entry in self._state.transactions.audit])
 
     # -------------------------------------------------------------- status
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> ReplicaReport:
         """Positions and role of this replica, for operators."""
         running = self._running
 
-        def read() -> dict[str, Any]:
+        def read() -> ReplicaReport:
             node, state, journal = running.node, self._state, running.journal
             leader = node.leader_id
-            return {
-                "gid": running.gid,
-                "rid": running.rid,
-                "role": "leader" if node.is_leader else "follower",
-                "ready": node.ready,
-                "leader": None if leader is None else int(leader),
-                "term": node.term,
-                "commit_index": node.commit_index,
-                "applied_index": state.applied_index,
-                "first_index": journal.first_index,
-                "last_index": journal.last_index,
-                "durable_index": journal.durable_index,
-                "recovered_index": running.recovered_index,
-                "open_transactions": state.transactions.open_count(),
-                "topics": len(state.topics.topics),
-                "log_bytes": sum(segment.size for segment in journal.segments()),
-                "snapshots": list(running.checkpoints.indexes),
-                "waiting": running.replica.admission.waiting(),
-                "address": "{}:{}".format(*running.address),
-                "disk_full": running.driver.disk_full,
-                "free_bytes": running.disk.free_bytes(),
-                "peers": [(p.peer, p.connected, p.match_index) for p in node.progress()],
-            }
+            return ReplicaReport(
+                gid=running.gid,
+                rid=running.rid,
+                role="leader" if node.is_leader else "follower",
+                ready=node.ready,
+                leader=None if leader is None else int(leader),
+                term=node.term,
+                commit_index=node.commit_index,
+                applied_index=state.applied_index,
+                first_index=journal.first_index,
+                last_index=journal.last_index,
+                durable_index=journal.durable_index,
+                recovered_index=running.recovered_index,
+                open_transactions=state.transactions.open_count(),
+                topics=len(state.topics.topics),
+                log_bytes=sum(segment.size for segment in journal.segments()),
+                snapshots=list(running.checkpoints.indexes),
+                waiting=running.replica.admission.waiting(),
+                address="{}:{}".format(*running.address),
+                disk_full=running.driver.disk_full,
+                free_bytes=running.disk.free_bytes(),
+                peers=[PeerReport(p.peer, p.connected, p.match_index) for p in node.progress()],
+            )
 
         try:
             return running.driver.call(read)
@@ -139,9 +149,9 @@ class Inspection:
             return status_without_replica(running.gid, running.rid)
 
 
-def status_without_replica(gid: int, rid: int) -> dict[str, Any]:
+def status_without_replica(gid: int, rid: int) -> ReplicaReport:
     """The status where no replica runs: it is being opened or repaired, or was closed."""
-    return {"gid": gid, "rid": rid, "role": "starting", "ready": False, "leader": None}
+    return ReplicaReport(gid=gid, rid=rid, role="starting")
 
 
 def _open_row(app: str, tx_id: str, r: OpenTx) -> tuple[Any, ...]:

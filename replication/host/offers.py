@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from escrowmq.replication.calling.answers import Reply
 from escrowmq.replication.errors import Closed, CorruptLog, DiskFailed
-from escrowmq.replication.host.repair import damage_offered, may_be_offered, offered_files
-from escrowmq.replication.host.running import NOT_RUNNING, RunningReplica, Status
+from escrowmq.replication.host.repair import Manifest, damage_offered, may_be_offered, offered_files
+from escrowmq.replication.host.running import NOT_RUNNING, RunningReplica
 from escrowmq.replication.replica.checkpoints import snapshot_name
 
 #: What one answer brings of a file, whatever the peer asks for: it is read into this process's memory.
@@ -17,8 +18,8 @@ class Offers:
     def __init__(self, running: RunningReplica) -> None:
         self._running = running
 
-    def checkpoint_manifest(self) -> Status:
-        """``("ok", (leader, term, commit index, [(file, bytes), ...]))``: may be copied; leader only.
+    def checkpoint_manifest(self) -> Reply:
+        """``("ok", Manifest)``: what may be copied; leader only.
 
         A leader need not be ready for this: with both peers to be repaired it could never become so.
         """
@@ -27,12 +28,12 @@ class Offers:
         if running.closed or not node.is_leader:
             return NOT_RUNNING
 
-        def read() -> tuple[str, int, int, list[tuple[str, int]]]:
+        def read() -> Manifest:
             segments = [(s.name, s.size) for s in running.journal.segments()]
             indexes = running.checkpoints.indexes
             newest = snapshot_name(indexes[-1]) if indexes else None
             files = offered_files(running.disk, segments, newest)
-            return str(running.rid), node.term, node.commit_index, files
+            return Manifest(str(running.rid), node.term, node.commit_index, files)
 
         try:
             return ("ok", running.driver.call(read))

@@ -8,11 +8,11 @@ these methods raise Unavailable, and the others answer as a follower.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
-from typing import Any
 
+from escrowmq.replication.calling.answers import FetchEnds, FoundOffsets, Reply
 from escrowmq.replication.errors import CorruptLog, DiskFailed
-from escrowmq.replication.host.running import RunningReplica, Status
+from escrowmq.replication.host.running import RunningReplica
+from escrowmq.replication.model import TopicInfo
 from escrowmq.replication.replica import fetching
 from escrowmq.replication.replica.fetching import (
     FETCH_BYTES_MAX,
@@ -42,7 +42,7 @@ class Reads:
 
         def attempt() -> list[FetchResult] | None:
             results = replica.fetch(requests, max_bytes, join)
-            return results if any(r[2] or r[5] for r in results) else None
+            return results if any(code or runs for _, _, code, _, _, runs, _ in results) else None
 
         try:
             return self._running.news.wait_for(attempt, wait_s) or replica.fetch(requests, max_bytes, join)
@@ -51,36 +51,36 @@ class Reads:
 
     def fetch_ends(
         self, topic: str, partition: int, offset: int, until: int, max_bytes: int, count: int
-    ) -> tuple[int, list[int]]:
+    ) -> FetchEnds:
         """Where the next fetches end (see fetching.py), at most ``FETCH_ENDS_MAX`` of them."""
         self._running.check_open()
         max_bytes, count = min(max_bytes, FETCH_BYTES_MAX), min(count, FETCH_ENDS_MAX)
-        return fetching.fetch_ends(self._replica.state, topic, partition, offset, until, max_bytes, count)
+        state = self._replica.state
+        return FetchEnds(*fetching.fetch_ends(state, topic, partition, offset, until, max_bytes, count))
 
     # -------------------------------------------------------------- partitions and topics
 
-    def offsets(
-        self, requests: Sequence[tuple[str, int, int]], leader: bool = False
-    ) -> list[tuple[int, int]] | Status:
-        """Per (topic, partition, ts_ms): (code, first offset at or after it); -1 = end, -2 = start.
+    def offsets(self, requests: Sequence[tuple[str, int, int]], leader: bool = False) -> FoundOffsets | Reply:
+        """Per (topic, partition, ts_ms): the first offset at or after it; ts_ms -1 = end, -2 = start.
 
-        ``leader``: only if this replica leads, as ``("ok", [...])``: another one's end may lag.
+        ``leader``: only if this replica leads, as ``("ok", FoundOffsets)``: another one's end may lag.
         """
 
-        def read(state: StateMachine) -> list[tuple[int, int]]:
+        def read(state: StateMachine) -> FoundOffsets:
             with state.cut:
-                return [fetching.offset_for_time(state, *request) for request in requests]
+                found = [fetching.offset_for_time(state, *request) for request in requests]
+            return FoundOffsets([code for code, _ in found], [offset for _, offset in found])
 
         if leader:
             return self._running.if_leading(read)
         self._running.check_open()
         return read(self._replica.state)
 
-    def topics(self, leader: bool = False) -> Status:
-        """``("ok", [TopicInfo as dict, ...])``; from this replica's state, or the leader's if asked."""
+    def topics(self, leader: bool = False) -> Reply:
+        """``("ok", [TopicInfo, ...])``; from this replica's state, or the leader's if asked."""
 
-        def read() -> list[dict[str, Any]]:
-            return [asdict(topic.info) for topic in list(self._replica.state.topics.topics.values())]
+        def read() -> list[TopicInfo]:
+            return [topic.info for topic in list(self._replica.state.topics.topics.values())]
 
         if leader:
             return self._running.led(read)
@@ -102,7 +102,7 @@ class Reads:
 
     # -------------------------------------------------------------- positions of consumer groups
 
-    def committed(self, group: str, topics: Sequence[str] | None = None) -> Status:
+    def committed(self, group: str, topics: Sequence[str] | None = None) -> Reply:
         """``("ok", {topic: {partition: next offset}})`` of a consumer group; leader only."""
         return self._running.led(lambda: self.group_offsets(group, topics))
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 
+from escrowmq.replication.calling.answers import Reply
 from escrowmq.replication.errors import Closed, InvalidMessage, Overloaded
-from escrowmq.replication.host.running import NOT_RUNNING, RunningReplica, Status
+from escrowmq.replication.host.running import NOT_RUNNING, RunningReplica
 from escrowmq.replication.replica.validation import brings_new_work, parse_request
 
 #: A request is answered within this time or its outcome is unknown to the caller (it may still happen).
@@ -21,11 +22,10 @@ class Requests:
         self._bytes_max = running.setup.config.request_bytes_max
         self._disk_reserve_bytes = running.setup.config.disk_reserve_bytes
 
-    def submit(self, request: bytes) -> Status:
+    def submit(self, request: bytes) -> Reply:
         """Have operations done; see the contract in ops.py for frames and results.
 
-        ``("ok", results)``, ``("not_leader", leader, term)``, ``("overloaded", s)``, ``("disk_full", s)``,
-        ``("malformed", text)``, or ``("unknown",)``: it may or may not happen, send the same bytes again.
+        ``("ok", results)``, or why there are none: see ``Reply``.
         """
         if type(request) is not bytes:
             return ("malformed", f"a request is bytes, not {type(request).__name__}")
@@ -39,7 +39,7 @@ class Requests:
         scarce = running.disk.free_bytes() < self._disk_reserve_bytes
         if running.driver.disk_full or (scarce and brings_new_work(ops)):
             return ("disk_full", 1.0)
-        answer: Future[Status] = Future()
+        answer: Future[Reply] = Future()
         try:
             running.driver.submit(lambda: running.replica.submit(request, ops, answer.set_result))
         except Overloaded as error:

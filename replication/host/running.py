@@ -17,6 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from escrowmq.replication.calling.answers import Leadership, Reply
 from escrowmq.replication.errors import Closed, CorruptLog, Overloaded, ReadFailed, Unavailable
 from escrowmq.replication.host.driver import Driver
 from escrowmq.replication.host.parking import ParkingLot
@@ -31,9 +32,8 @@ from escrowmq.replication.replica.checkpoints import CheckpointJob, Checkpoints
 from escrowmq.replication.replica.replica import Limits, Replica
 from escrowmq.replication.state.machine import StateMachine
 
-Status = tuple[Any, ...]
 #: The answer of a replica that does not run yet, or no longer: nothing was done, another one may lead.
-NOT_RUNNING: Status = ("not_leader", None, 0)
+NOT_RUNNING: Reply = ("not_leader", None, 0)
 TIMER_S = 0.1
 #: Longest wait at the end for a checkpoint that is being written.
 CHECKPOINT_WAIT_S = 10.0
@@ -109,13 +109,13 @@ class RunningReplica:
 
     # -------------------------------------------------------------- for the parts
 
-    def led(self, read: Callable[[], Any]) -> Status:
+    def led(self, read: Callable[[], Any]) -> Reply:
         """``("ok", read())`` in the driver's thread if this replica is the ready leader, or who leads.
 
         Raises Unavailable when that thread does not come to it in time.
         """
 
-        def guarded() -> Status:
+        def guarded() -> Reply:
             return ("ok", read()) if self.node.ready else self.replica.not_leader()
 
         try:
@@ -125,18 +125,18 @@ class RunningReplica:
         except TimeoutError as error:
             raise Unavailable(f"{self.setup} does not answer", 1.0) from error
 
-    def if_leading(self, read: Callable[[StateMachine], Any]) -> Status:
+    def if_leading(self, read: Callable[[StateMachine], Any]) -> Reply:
         """``("ok", read(state))`` in this thread, or who leads; for what may be read beside the driver."""
         self.check_open()
         return ("ok", read(self.replica.state)) if self.node.ready else self.replica.not_leader()
 
-    def whoami(self) -> tuple[bool, int | None, int]:
-        """(ready leader?, the leader's replica number if known, term). Cheap; any thread."""
+    def whoami(self) -> Leadership:
+        """Who leads, as far as it is known here. Cheap; any thread."""
         if self.closed:
-            return False, None, 0
+            return Leadership(False, None, 0)
         node = self.node
         leader = node.leader_id
-        return node.ready, None if leader is None else int(leader), node.term
+        return Leadership(node.ready, None if leader is None else int(leader), node.term)
 
     def check_open(self) -> None:
         """Raise Unavailable once the replica is being closed."""

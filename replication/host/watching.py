@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from escrowmq.replication.host.running import RunningReplica, Status
+from escrowmq.replication.calling.answers import PartitionBounds, PartitionSpans, Reply
+from escrowmq.replication.host.running import RunningReplica
 from escrowmq.replication.model import ResultCode
 from escrowmq.replication.state.machine import StateMachine
 from escrowmq.replication.state.topics import Partition
@@ -28,35 +29,49 @@ class Watching:
     def __init__(self, running: RunningReplica) -> None:
         self._running = running
 
-    def watch(self, requests: Sequence[WatchRequest], wait_s: float) -> Status:
-        """``("ok", [(code, start, end), ...])`` once an end is not the known one, or after ``wait_s``."""
+    def watch(self, requests: Sequence[WatchRequest], wait_s: float) -> Reply:
+        """``("ok", PartitionBounds)`` once an end is not the known one, or after ``wait_s``."""
         running = self._running
-        answer: Status = ("ok", [])
+        known = [end for _, _, end in requests[:PARTITIONS_MAX]]
+        answer: Reply = ("ok", PartitionBounds([], [], []))
 
-        def attempt() -> Status | None:
+        def attempt() -> Reply | None:
             nonlocal answer
             answer = running.if_leading(lambda state: bounds(state, requests))
             if answer[0] != "ok":
                 return answer
-            return answer if any(b[2] != r[2] for b, r in zip(answer[1], requests, strict=False)) else None
+            return answer if answer[1].ends != known else None
 
         return running.news.wait_for(attempt, wait_s) or answer
 
-    def spans(self, requests: Sequence[SpanRequest]) -> Status:
-        """``("ok", [(code, offset, bytes), ...])``: see :func:`span`."""
-        return self._running.if_leading(lambda state: [span(state, *r) for r in requests[:PARTITIONS_MAX]])
+    def spans(self, requests: Sequence[SpanRequest]) -> Reply:
+        """``("ok", PartitionSpans)``: see :func:`span`."""
+
+        def read(state: StateMachine) -> PartitionSpans:
+            found = PartitionSpans([], [], [])
+            for request in requests[:PARTITIONS_MAX]:
+                code, offset, size = span(state, *request)
+                found.codes.append(code)
+                found.offsets.append(offset)
+                found.sizes.append(size)
+            return found
+
+        return self._running.if_leading(read)
 
 
-def bounds(state: StateMachine, requests: Sequence[WatchRequest]) -> list[tuple[int, int, int]]:
-    """``(code, start, end)`` of each partition, all of one moment: all of a transaction or nothing."""
-    found = []
+def bounds(state: StateMachine, requests: Sequence[WatchRequest]) -> PartitionBounds:
+    """All of one moment: all of a transaction or nothing."""
+    found = PartitionBounds([], [], [])
     with state.cut:
         for topic, number, _ in requests[:PARTITIONS_MAX]:
             partition = state.topics.find(topic, number)
             if isinstance(partition, Partition):
-                found.append((int(ResultCode.OK), partition.index.start, partition.index.end))
+                code, start, end = int(ResultCode.OK), partition.index.start, partition.index.end
             else:
-                found.append((int(partition), 0, 0))
+                code, start, end = int(partition), 0, 0
+            found.codes.append(code)
+            found.starts.append(start)
+            found.ends.append(end)
     return found
 
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from escrowmq.replication.calling.answers import Reply
 from escrowmq.replication.errors import Overloaded
 from escrowmq.replication.format import ops as build
 from escrowmq.replication.format.codec import Op, decode_ops
@@ -21,8 +22,6 @@ from escrowmq.replication.replica import fetching, retention
 from escrowmq.replication.replica.admission import Admission, ComposedEntry, Submission
 from escrowmq.replication.replica.checkpoints import CheckpointJob, Checkpoints
 from escrowmq.replication.state.machine import Result, StateMachine
-
-Status = tuple[Any, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +115,7 @@ class Replica:
 
     # -------------------------------------------------------------- requests
 
-    def submit(self, request: bytes, ops: Sequence[Op], done: Callable[[Status], None]) -> None:
+    def submit(self, request: bytes, ops: Sequence[Op], done: Callable[[Reply], None]) -> None:
         """Take a request that ``validation.parse_request`` accepted; ``done(status)`` exactly once."""
         raft = self._raft
         assert raft is not None
@@ -126,7 +125,7 @@ class Replica:
         if not self.admission.offer(Submission(request, ops, done)):
             done(("overloaded", 0.05))
 
-    def not_leader(self) -> Status:
+    def not_leader(self) -> Reply:
         """The status that sends a client elsewhere."""
         assert self._raft is not None
         leader = None if self._raft.is_leader else self._raft.leader_id
@@ -181,7 +180,7 @@ class Replica:
             self.admission.ended(entry, decided=outcome is False)
             if not raft.ready:
                 self.admission.forget_decisions()
-            status: Status = ("unknown",)
+            status: Reply = ("unknown",)
             if outcome is False:
                 full = isinstance(results, Overloaded)
                 status = ("overloaded", results.retry_after_s) if full else self.not_leader()

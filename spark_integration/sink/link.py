@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
 from escrowmq.actors.client.router import Router, result_of
 from escrowmq.actors.client.topology import ClusterInfo
 from escrowmq.actors.producer.blocks import Problems, problems_of
+from escrowmq.replication.calling.answers import OpenTransactions
 from escrowmq.replication.calling.backoff import Backoff
 from escrowmq.replication.calling.patience import Answer, Patience, patiently
 from escrowmq.replication.errors import DiskFull, EscrowMQError, OutcomeUnknown, Overloaded, Unavailable
@@ -103,17 +104,20 @@ class SinkLink:
 
     def states(self, gid: int, tx_ids: Sequence[str]) -> list[str]:
         """ "PREPARE", "COMMITTED", "ROLLBACK", or "UNKNOWN" (also: forgotten) of each."""
-        return list(self._ask(gid, "tx_states", self.app, list(tx_ids)))
+        states: list[str] = self._ask(list, gid, "tx_states", self.app, list(tx_ids))
+        return states
 
     def open_ids(self, gid: int) -> list[str]:
         """The app's open transactions in a group, oldest first."""
-        return [row[1] for row in self._ask(gid, "transactions", None, self.app, None, OPEN_MAX)]
+        return list(self._ask(OpenTransactions, gid, "transactions", None, self.app, None, OPEN_MAX).tx_ids)
 
-    def _ask(self, gid: int, method: str, *args: Any) -> Iterable[Any]:
-        def attempt() -> Iterable[Any]:
+    def _ask(self, kind: type[Answer], gid: int, method: str, *args: Any) -> Answer:
+        """A leader's answer, which is one of this type."""
+
+        def attempt() -> Answer:
             future = self.router.leader_call(gid, method, *args, timeout_s=self._call_s)
             answer = result_of(future, self._call_s)
-            if type(answer) is list:
+            if isinstance(answer, kind):
                 return answer
             raise EscrowMQError(f"the broker does not answer {method!r}: {answer!r:.200}")
 

@@ -21,10 +21,11 @@ from typing import Any
 from escrowmq.actors.client.consumer_groups import TopicPartition
 from escrowmq.actors.client.router import Router, result_of
 from escrowmq.actors.consumer.offsets import OffsetReader
+from escrowmq.replication.calling.answers import PartitionBounds
 from escrowmq.replication.calling.backoff import Backoff
 from escrowmq.replication.calling.patience import Answer, Patience, patiently
 from escrowmq.replication.errors import OutcomeUnknown, Overloaded, Unavailable, UnknownTopic
-from escrowmq.replication.model import ResultCode, group_of
+from escrowmq.replication.model import ResultCode, TopicInfo, group_of
 from escrowmq.spark_integration.source.options import Subscription
 from escrowmq.spark_integration.source.planning import present_partitions
 from escrowmq.spark_integration.source.stream_planning import Bounds, Heads
@@ -60,8 +61,8 @@ class LeaderCatalog:
     def topics(self) -> Mapping[str, int]:
         """Number of partitions by topic."""
         call = self._router.leader_call(0, "topics", True, timeout_s=self._timeout_s)
-        entries: Sequence[dict[str, Any]] = result_of(call, self._timeout_s)
-        return {entry["name"]: entry["partitions"] for entry in entries}
+        topics: Sequence[TopicInfo] = result_of(call, self._timeout_s)
+        return {topic.name: topic.partitions for topic in topics}
 
     def offsets(self, wanted: Sequence[tuple[str, int, int]]) -> list[int]:
         """See :class:`escrowmq.spark_integration.source.planning.Catalog`. Raises UnknownTopic."""
@@ -188,8 +189,8 @@ class HeadWatch:
             gid, "watch", requests, wait_s, timeout_s=wait_s + ASK_TIMEOUT_S, patience_s=wait_s
         )
 
-    def _take(self, partitions: list[TopicPartition], answer: Sequence[tuple[int, int, int]]) -> None:
+    def _take(self, partitions: list[TopicPartition], answer: PartitionBounds) -> None:
         self._patience.heard()
-        for which, (code, start, end) in zip(partitions, answer, strict=True):
+        for which, code, start, end in zip(partitions, answer.codes, answer.starts, answer.ends, strict=True):
             if code == ResultCode.OK:
                 self._heads[which] = Bounds(start, end)

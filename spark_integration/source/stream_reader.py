@@ -24,6 +24,7 @@ from pyspark.sql.streaming.datasource import (
 
 from escrowmq.actors.client.consumer_groups import TopicPartition
 from escrowmq.actors.client.router import Router, result_of
+from escrowmq.replication.calling.answers import PartitionSpans
 from escrowmq.replication.model import ResultCode, group_of
 from escrowmq.spark_integration.ray_link import find_cluster
 from escrowmq.spark_integration.source.heads import IDLE_WAIT_S, PLAN_TIMEOUT_S, HeadWatch, LeaderCatalog
@@ -217,8 +218,10 @@ class Link:
             calls[gid] = self.router.leader_call(gid, "spans", asked, timeout_s=PLAN_TIMEOUT_S)
         found = {}
         for gid, members in by_group.items():
-            answers = result_of(calls[gid], PLAN_TIMEOUT_S)
-            for which, (code, offset, size) in zip(members, answers, strict=True):
+            answer: PartitionSpans = result_of(calls[gid], PLAN_TIMEOUT_S)
+            for which, code, offset, size in zip(
+                members, answer.codes, answer.offsets, answer.sizes, strict=True
+            ):
                 if code == ResultCode.OK:
                     found[which] = offset, size
         return found

@@ -15,6 +15,8 @@ import pytest
 from hypothesis import strategies as st
 
 from escrowmq.actors.broker.config import BrokerConfig
+from escrowmq.actors.client.consumer_groups import GroupAssignment, GroupJoined
+from escrowmq.replication.calling.answers import FetchEnds, LockedChecks, PartitionBounds, PartitionSpans
 from escrowmq.replication.errors import EscrowMQError
 from escrowmq.replication.format import ops
 from escrowmq.replication.format.codec import encode_row
@@ -93,15 +95,17 @@ class Broker:
         assert (code, base) == (0, self.sent)
         self.sent += 1
         assert self.parts.reads.fetch([("t", 0, base)], 1000, 0.0)[0][6] == ROW
-        assert self.parts.reads.fetch_ends("t", 0, base, base + 1, 1000, 9) == (0, [base + 1])
+        assert self.parts.reads.fetch_ends("t", 0, base, base + 1, 1000, 9) == FetchEnds(0, [base + 1])
         watching, groups = self.parts.watching, self.parts.groups
-        assert watching.watch([("t", 0, base)], 0.0) == ("ok", [(0, 0, base + 1)])
-        assert watching.spans([("t", 0, base, base + 1, 1 << 20)]) == ("ok", [(0, base + 1, len(ROW))])
-        joined = groups.join("honest", "me", ["t"], 10.0)
-        assert joined[:1] == ("ok",), joined
-        assert groups.heartbeat("honest", "me", joined[1])[0] == "ok"
+        assert watching.watch([("t", 0, base)], 0.0) == ("ok", PartitionBounds([0], [0], [base + 1]))
+        spans = watching.spans([("t", 0, base, base + 1, 1 << 20)])
+        assert spans == ("ok", PartitionSpans([0], [base + 1], [len(ROW)]))
+        status, joined = groups.join("honest", "me", ["t"], 10.0)
+        assert status == "ok" and isinstance(joined, GroupJoined)
+        _, heard = groups.heartbeat("honest", "me", joined.assignment.generation)
+        assert isinstance(heard, GroupAssignment)
         assert groups.names()[0] == "ok"
-        assert self.parts.inspection.status()["ready"]
+        assert self.parts.inspection.status().ready
         assert not self.trio.ended
 
 
@@ -143,9 +147,12 @@ def test_no_question_about_a_file_ends_the_replica(broker: Broker) -> None:
 
 
 def test_an_answer_is_bounded_whatever_is_asked(broker: Broker) -> None:
-    names = broker.parts.offers.checkpoint_manifest()[1][3]
+    names = broker.parts.offers.checkpoint_manifest()[1].files
     assert len(broker.parts.offers.checkpoint_read(names[0][0], 0, 1 << 40)) <= 8 << 20
     assert broker.parts.offers.checkpoint_read(names[0][0], -1, 10) == b""
     started = time.monotonic()
-    assert broker.parts.due_checks.lock_due("app", "t", 1 << 60, math.inf, 0.1, "me") == ("ok", [])
+    assert broker.parts.due_checks.lock_due("app", "t", 1 << 60, math.inf, 0.1, "me") == (
+        "ok",
+        LockedChecks(),
+    )
     assert time.monotonic() - started < 2

@@ -84,5 +84,5 @@ def test_open_transactions_beyond_the_limit_are_refused_and_the_others_stay(tmp_
             results = [answer[1][0] for answer in pool.map(opens, range(40))]
         assert sorted({result[0] for result in results}) == [0, 7], "OK and TOO_MANY_OPEN"
         assert sum(result[0] == 0 for result in results) == 10
-        assert broker.inspection.status()["open_transactions"] == 1_000
+        assert broker.inspection.status().open_transactions == 1_000
         assert queued_checks(broker.running.replica.state.due) == 1_000

@@ -12,7 +12,8 @@ from typing import Any
 
 from escrowmq.feedback.asking.checks import Check, CheckTable
 from escrowmq.feedback.config import FeedbackConfig
-from escrowmq.feedback.policy import LockedRow, Trouble, Verdict
+from escrowmq.feedback.policy import Trouble, Verdict
+from escrowmq.replication.calling.answers import LockedRow
 from escrowmq.replication.format import ops
 from escrowmq.replication.model import TransactionState
 from tests.sim.coverage import Phase

@@ -12,6 +12,7 @@ from typing import Any
 
 from escrowmq.actors.broker.config import BrokerConfig
 from escrowmq.actors.broker.parts import Parts
+from escrowmq.replication.calling.answers import Leadership
 from escrowmq.replication.errors import Unavailable
 from escrowmq.replication.host.hosting import ReplicaHost
 from escrowmq.replication.host.repair import Manifest
@@ -43,8 +44,8 @@ class Member:
     def stop(self) -> None:
         self.host.close()
 
-    def whoami(self) -> tuple[bool, int | None, int]:
-        return (False, None, 0) if self._parts is None else self._parts.running.whoami()
+    def whoami(self) -> Leadership:
+        return Leadership(False, None, 0) if self._parts is None else self._parts.running.whoami()
 
     def raft_address(self) -> tuple[str, int]:
         return self.parts.running.address
@@ -98,7 +99,7 @@ class BrokerGroup(RunningGroup[Member], Submitting):
             answer = ("gone",) if member is None else member.parts.offers.checkpoint_manifest()
         except Unavailable:
             return None
-        return Manifest(*answer[1]) if answer[0] == "ok" else None
+        return answer[1] if answer[0] == "ok" else None
 
     def read(self, peer: str, name: str, pos: int, size: int) -> bytes:
         return self.alive[int(peer)].parts.offers.checkpoint_read(name, pos, size)

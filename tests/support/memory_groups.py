@@ -13,6 +13,7 @@ from collections import Counter
 from typing import Any
 
 from escrowmq.feedback.brokers import BrokerUnreachable
+from escrowmq.replication.calling.answers import Leadership, LockedChecks
 from escrowmq.replication.format.codec import OpType
 from escrowmq.replication.model import OpenTransaction, group_of
 from escrowmq.replication.replica.validation import parse_request
@@ -125,8 +126,8 @@ class GroupDouble(Submitting):
     def _not_leader(self, rid: int) -> tuple[Any, ...] | None:
         return None if rid == self.leader else ("not_leader", self.leader, self.term)
 
-    async def _whoami(self, rid: int) -> tuple[bool, int | None, int]:
-        return rid == self.leader, self.leader, self.term
+    async def _whoami(self, rid: int) -> Leadership:
+        return Leadership(rid == self.leader, self.leader, self.term)
 
     async def _submit(self, rid: int, request: bytes) -> tuple[Any, ...]:
         refused = self._not_leader(rid)
@@ -155,7 +156,7 @@ class GroupDouble(Submitting):
                 self.state.due.advance(self.now_ms())
                 rows = self.state.due.lock(app, topic, max_n, owner, int(lease_s * 1000), self.now_ms())
                 if rows or now() >= until:
-                    return ("ok", [self._row(topic, tx_id, record) for tx_id, record in rows])
+                    return "ok", LockedChecks.of(self._row(topic, tx_id, record) for tx_id, record in rows)
                 await asyncio.sleep(0.05)
         finally:
             self.poll_places += 1

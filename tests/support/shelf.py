@@ -12,6 +12,7 @@ from typing import Any
 from escrowmq.actors.client.replica_calls import Done
 from escrowmq.actors.client.topology import ClusterInfo
 from escrowmq.actors.consumer.reader import PartitionReader
+from escrowmq.replication.calling.answers import FetchEnds
 from escrowmq.replication.format.codec import decode_rows, encode_row
 from escrowmq.replication.model import ResultCode
 
@@ -108,7 +109,7 @@ class World:
             ((_, _, offset, until),), max_bytes, _ = args
             done([self.shelf.fetch(rid, offset, until, max_bytes)], None)
         else:
-            done((0, self.tell(self.shelf.told(rid, *args[2:]))), None)
+            done(FetchEnds(0, self.tell(self.shelf.told(rid, *args[2:]))), None)
 
     def close(self) -> None:
         self.closed = True

@@ -165,7 +165,7 @@ class TestTransactions:
         with pytest.raises(TransactionConflict, match="COMMITTED"):
             admin.resolve_transaction("keep", ROLLBACK, app=app)
         audit = brokers.groups[0].leader().parts.inspection.audit()[1]
-        decided = [(by, tx_id, outcome) for _, by, name, tx_id, outcome in audit if name == app]
+        decided = [(entry.by, entry.tx_id, entry.outcome) for entry in audit if entry.app == app]
         assert decided == [("operator:ann", "keep", "COMMITTED"), ("operator:ann", "drop", "ROLLBACK")]
 
     def test_an_id_that_two_apps_use_needs_the_app(self, brokers, admin, unique):

@@ -170,12 +170,12 @@ class _CutOffLeader:
     def _watch(self) -> None:
         commit = None
         while not self._stop.wait(0.02):
-            status = ray.get(self._actor.status.remote(), timeout=5)
+            report = ray.get(self._actor.status.remote(), timeout=5)
             shown = ray.get(self._actor.fetch.remote([("t", 0, self._end)], 1 << 20, 0.0), timeout=5)[0]
-            commit = status["commit_index"] if commit is None else commit
-            if status["commit_index"] != commit or shown[4] != self._end or shown[6]:
-                self._wrong.append(f"commit {commit} -> {status['commit_index']}, end {shown[4]}")
-            self._held = max(self._held, status["last_index"] - status["commit_index"])
+            commit = report.commit_index if commit is None else commit
+            if report.commit_index != commit or shown[4] != self._end or shown[6]:
+                self._wrong.append(f"commit {commit} -> {report.commit_index}, end {shown[4]}")
+            self._held = max(self._held, report.last_index - report.commit_index)
             self.looks += 1
 
     def stop(self) -> int:

@@ -14,7 +14,6 @@ from escrowmq.feedback.config import AnswererConfig, FeedbackConfig
 from escrowmq.feedback.names import feedback_name
 from escrowmq.feedback.policy import (
     RETRY,
-    LockedRow,
     Route,
     Trouble,
     Verdict,
@@ -25,6 +24,7 @@ from escrowmq.feedback.policy import (
     route,
 )
 from escrowmq.feedback.states import TransactionState
+from escrowmq.replication.calling.answers import LockedRow
 from escrowmq.replication.errors import ConfigError
 
 COMMITTED, ROLLBACK = TransactionState.COMMITTED, TransactionState.ROLLBACK

@@ -414,7 +414,7 @@ def test_a_closed_replica_answers_as_a_follower_or_says_come_back(setup: Replica
     ):
         with pytest.raises(Unavailable, match="stopping"):
             call()
-    assert parts.inspection.status()["role"] == "starting"
+    assert parts.inspection.status().role == "starting"
 
 
 def test_a_checkpoint_under_way_ends_before_the_directory_is_free(

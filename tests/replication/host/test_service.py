@@ -7,6 +7,7 @@ import socket
 
 import pytest
 
+from escrowmq.replication.calling.answers import LockedChecks
 from escrowmq.replication.errors import CorruptLog, DataDirLocked, Unavailable
 from escrowmq.replication.format import ops
 from escrowmq.replication.host.hosting import ReplicaHost
@@ -47,9 +48,9 @@ def test_everything_restarts_from_snapshot_and_log(trio: BrokerGroup) -> None:
     trio.start()
     leader = trio.leader()
     assert texts(leader, 150) == [f"x{i}" for i in range(150)]
-    status = leader.parts.inspection.status()
-    assert status["open_transactions"] == 150
-    assert status["recovered_index"] > status["last_index"] / 2, "recovered from a snapshot"
+    report = leader.parts.inspection.status()
+    assert report.open_transactions == 150
+    assert report.recovered_index > report.last_index / 2, "recovered from a snapshot"
     assert trio.submit(ops.commit("app", ["open3"])) == [[0]]
     assert texts(leader, 151)[-1] == "open3"
 
@@ -86,10 +87,10 @@ def test_due_transactions_are_leased_to_one_asker(trio: BrokerGroup) -> None:
     checks = parts.due_checks
     assert checks.open_topics("app") == ("ok", ["t"])
     status, locked = checks.lock_due("app", "t", 10, 5.0, 3.0, "one")
-    assert status == "ok" and [lock[0] for lock in locked] == ["a"]
-    assert checks.lock_due("app", "t", 10, 5.0, 0.0, "two") == ("ok", [])
+    assert status == "ok" and [row.tx_id for row in locked.rows()] == ["a"]
+    assert checks.lock_due("app", "t", 10, 5.0, 0.0, "two") == ("ok", LockedChecks())
     checks.release_locks("app", "t", ["a"], "one")
-    assert [lock[0] for lock in checks.lock_due("app", "t", 10, 5.0, 3.0, "two")[1]] == ["a"]
+    assert checks.lock_due("app", "t", 10, 5.0, 3.0, "two")[1].tx_ids == ("a",)
     assert parts.inspection.tx_states("app", ["a", "b"]) == ("ok", ["PREPARE", "UNKNOWN"])
 
 

@@ -195,5 +195,5 @@ def test_a_list_that_nobody_waits_for_holds_the_table_no_longer(trio: BrokerGrou
     driver.call = call  # type: ignore[method-assign]
     goes_on.set()
     assert driver.call(lambda: table._holders) == 0
-    assert [row[1] for row in inspection.transactions()[1]] == ["a", "b"]
+    assert inspection.transactions()[1].tx_ids == ("a", "b")
     assert trio.submit(ops.commit("app", ["a", "b"])) == [[0]]

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from escrowmq.actors.broker.config import BrokerConfig
+from escrowmq.replication.calling.answers import PartitionBounds, PartitionSpans
 from escrowmq.replication.model import ResultCode
 from escrowmq.replication.state.index import PartitionIndex
 from tests.support.broker_group import BrokerGroup
@@ -27,12 +28,12 @@ def trio(tmp_path: Path) -> Iterator[BrokerGroup]:
 def test_a_parked_watch_ends_with_the_news_and_an_idle_one_with_its_time(trio: BrokerGroup) -> None:
     trio.topic()
     watching = trio.leader().parts.watching
-    assert watching.watch([("t", 0, -1)], 10.0) == ("ok", [(0, 0, 0)])
+    assert watching.watch([("t", 0, -1)], 10.0) == ("ok", PartitionBounds([0], [0], [0]))
     began = time.monotonic()
-    assert watching.watch([("t", 0, 0)], 0.2) == ("ok", [(0, 0, 0)])
+    assert watching.watch([("t", 0, 0)], 0.2) == ("ok", PartitionBounds([0], [0], [0]))
     assert time.monotonic() - began >= 0.2
     threading.Timer(0.2, trio.publish, ("a", "b")).start()
-    assert watching.watch([("t", 0, 0)], 10.0)[1][0][2] in (1, 2)  # as its two commits become readable
+    assert watching.watch([("t", 0, 0)], 10.0)[1].ends in ([1], [2])  # as its two commits become readable
     assert time.monotonic() - began < 5
 
 
@@ -41,19 +42,21 @@ def test_only_the_leader_answers_and_it_knows_what_is_not_there(trio: BrokerGrou
     follower, leader = trio.follower()
     assert follower.parts.watching.watch([("t", 0, 0)], 0.0)[:2] == ("not_leader", leader.rid)
     assert follower.parts.watching.spans([("t", 0, 0, 1, 1)])[:2] == ("not_leader", leader.rid)
-    codes = [answer[0] for answer in leader.parts.watching.watch([("nope", 0, -1), ("t", 99, -1)], 0.0)[1]]
-    assert codes == [ResultCode.UNKNOWN_TOPIC, ResultCode.BAD_PARTITION]
-    assert leader.parts.watching.spans([("nope", 0, 0, 1, 1)]) == ("ok", [(ResultCode.UNKNOWN_TOPIC, 0, 0)])
+    _, bounds = leader.parts.watching.watch([("nope", 0, -1), ("t", 99, -1)], 0.0)
+    assert bounds.codes == [ResultCode.UNKNOWN_TOPIC, ResultCode.BAD_PARTITION]
+    _, spans = leader.parts.watching.spans([("nope", 0, 0, 1, 1)])
+    assert spans == PartitionSpans([ResultCode.UNKNOWN_TOPIC], [0], [0])
 
 
 def test_spans_say_how_far_a_number_of_bytes_reaches(trio: BrokerGroup) -> None:
     trio.topic()
     trio.publish(*(f"x{i}" for i in range(10)), size=1_000)
     watching = trio.leader().parts.watching
-    _, [(_, end, total)] = watching.spans([("t", 0, 0, 10, 1 << 40)])
-    assert end == 10 and 10_000 < total < 11_000
-    _, [(_, half, taken)] = watching.spans([("t", 0, 0, 10, total // 2)])
-    assert half in (4, 5) and taken <= total // 2
+    _, whole = watching.spans([("t", 0, 0, 10, 1 << 40)])
+    (total,) = whole.sizes
+    assert whole.offsets == [10] and 10_000 < total < 11_000
+    _, half = watching.spans([("t", 0, 0, 10, total // 2)])
+    assert half.offsets in ([4], [5]) and half.sizes[0] <= total // 2
 
 
 @given(st.integers(0, 2**32), st.data())

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from escrowmq.actors.broker.config import BrokerConfig
+from escrowmq.replication.calling.answers import FetchEnds
 from escrowmq.replication.errors import Unavailable
 from escrowmq.replication.format import ops
 from escrowmq.replication.format.codec import encode_row
@@ -61,12 +62,12 @@ def test_how_many_are_told_is_bounded_and_nothing_is_told_of_what_is_not_there(t
             trio.submit(message("t", 0, [b"x"], seq=number))
         leader = trio.leader()
         reads = leader.parts.reads
-        assert reads.fetch_ends("t", 0, 0, 10, 1, 3) == (ResultCode.OK, [1, 2, 3])
-        assert reads.fetch_ends("t", 0, 0, 1 << 40, 1, 1 << 40)[1] == list(range(1, FETCH_ENDS_MAX + 1))
-        assert reads.fetch_ends("t", 0, FETCH_ENDS_MAX + 5, 1 << 40, 1, 9) == (ResultCode.OK, [])
-        assert reads.fetch_ends("t", 0, 7, 7, 1, 9) == (ResultCode.OK, [])
-        assert reads.fetch_ends("t", 9, 0, 1, 1, 1) == (ResultCode.BAD_PARTITION, [])
-        assert reads.fetch_ends("u", 0, 0, 1, 1, 1) == (ResultCode.UNKNOWN_TOPIC, [])
+        assert reads.fetch_ends("t", 0, 0, 10, 1, 3) == FetchEnds(ResultCode.OK, [1, 2, 3])
+        assert reads.fetch_ends("t", 0, 0, 1 << 40, 1, 1 << 40).ends == list(range(1, FETCH_ENDS_MAX + 1))
+        assert reads.fetch_ends("t", 0, FETCH_ENDS_MAX + 5, 1 << 40, 1, 9) == FetchEnds(ResultCode.OK, [])
+        assert reads.fetch_ends("t", 0, 7, 7, 1, 9) == FetchEnds(ResultCode.OK, [])
+        assert reads.fetch_ends("t", 9, 0, 1, 1, 1) == FetchEnds(ResultCode.BAD_PARTITION, [])
+        assert reads.fetch_ends("u", 0, 0, 1, 1, 1) == FetchEnds(ResultCode.UNKNOWN_TOPIC, [])
         trio.stop(leader.rid)
         with pytest.raises(Unavailable):
             reads.fetch_ends("t", 0, 0, 1, 1, 1)

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from escrowmq.replication.calling.answers import PartitionBounds
 from escrowmq.replication.errors import OutcomeUnknown, Overloaded, Unavailable, UnknownTopic
-from escrowmq.replication.model import ResultCode
+from escrowmq.replication.model import ResultCode, TopicInfo
 from escrowmq.spark_integration.source import heads
 from escrowmq.spark_integration.source.heads import HeadWatch
 from escrowmq.spark_integration.source.options import Subscription
@@ -40,7 +41,7 @@ class Network:
         elif self.refusal is not None:
             future.set_exception(self.refusal)
         elif method == "topics":
-            future.set_result([{"name": topic, "partitions": 1} for topic, _ in self.ends])
+            future.set_result([TopicInfo(topic, 1, "hold", 15, 6_000, -1, -1) for topic, _ in self.ends])
         else:
             requests, wait_s = args
             if wait_s and all(self.ends.get((t, p)) == known for t, p, known in requests):
@@ -49,11 +50,10 @@ class Network:
                 future.set_result(self._answer(requests))
         return future
 
-    def _answer(self, requests: list[Any]) -> list[tuple[int, int, int]]:
+    def _answer(self, requests: list[Any]) -> PartitionBounds:
         found = [self.ends.get((topic, p)) for topic, p, _ in requests]
-        return [
-            (ResultCode.OK, 0, end) if end is not None else (ResultCode.UNKNOWN_TOPIC, 0, 0) for end in found
-        ]
+        codes = [ResultCode.UNKNOWN_TOPIC if end is None else ResultCode.OK for end in found]
+        return PartitionBounds([*map(int, codes)], [0] * len(found), [end or 0 for end in found])
 
     def commit(self, which: tuple[str, int], end: int) -> None:
         self.ends[which] = end

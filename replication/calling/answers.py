@@ -1,0 +1,189 @@
+"""What brokers answer on the control path: one type for each kind of answer.
+
+A call for the leader is answered by a ``Reply``. Where an answer can have thousands of rows it is a struct
+of columns: those are packed and sent at a quarter of the cost of an object for each row. Messages and
+results of requests are bulk, and stay as ``ops`` and ``fetching`` describe them. Nothing here is stored:
+both ends run the same version. Times are in ms since the epoch; ``code`` is a ``ResultCode``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple, Self, TypeAlias
+
+import msgspec
+
+from escrowmq.replication.model import OpenTransaction, TransactionState
+
+#: ``("ok", answer)`` from a leader; ``("not_leader", the leader's replica number or None, term)``; and from
+#: ``submit`` also ``("overloaded", s)``, ``("disk_full", s)``, ``("malformed", text)``, and ``("unknown",)``:
+#: it may or may not happen, send the same bytes again.
+Reply: TypeAlias = tuple[Any, ...]
+
+
+class Leadership(NamedTuple):
+    """What a replica knows of leadership: whether it leads itself and is ready, who leads, in which term."""
+
+    ready: bool
+    leader: int | None
+    term: int
+
+
+# ------------------------------------------------------------ partitions
+
+
+class PartitionBounds(msgspec.Struct, frozen=True):
+    """Of each partition asked for: offsets ``[start, end)``, all of one moment; 0 unless the code is OK."""
+
+    codes: list[int]
+    starts: list[int]
+    ends: list[int]
+
+
+class PartitionSpans(msgspec.Struct, frozen=True):
+    """Of each span asked for: the offset that its bytes reach, and the bytes until there."""
+
+    codes: list[int]
+    offsets: list[int]
+    sizes: list[int]
+
+
+class FoundOffsets(msgspec.Struct, frozen=True):
+    """Of each partition and time asked for: the first offset at or after that time."""
+
+    codes: list[int]
+    offsets: list[int]
+
+
+class FetchEnds(msgspec.Struct, frozen=True):
+    """The offsets at which the next fetches of a partition will end, rising."""
+
+    code: int
+    ends: list[int]
+
+
+# ------------------------------------------------------------ transactions
+
+
+class LockedRow(NamedTuple):
+    """A due transaction, locked for one feedback actor.
+
+    ``checks``: how many it had. ``home_group``: where it is decided, -1 = here. ``exhausted``: it has had all
+    of its checks, and its topic says that it is then rolled back.
+    """
+
+    tx_id: str
+    query_id: str
+    prepared_ms: int
+    checks: int
+    home_group: int = -1
+    exhausted: bool = False
+
+
+class LockedChecks(msgspec.Struct, frozen=True):
+    """Transactions that are due and locked now; the columns are the fields of ``LockedRow``."""
+
+    tx_ids: Sequence[str] = ()
+    query_ids: Sequence[str] = ()
+    prepared_ms: Sequence[int] = ()
+    checks: Sequence[int] = ()
+    home_groups: Sequence[int] = ()
+    exhausted: Sequence[bool] = ()
+
+    @classmethod
+    def of(cls, rows: Iterable[Sequence[Any]]) -> Self:
+        """From rows with the fields of ``LockedRow`` in their order."""
+        return cls(*zip(*rows, strict=True))
+
+    def rows(self) -> list[LockedRow]:
+        """One row for each transaction."""
+        columns = self.tx_ids, self.query_ids, self.prepared_ms, self.checks, self.home_groups, self.exhausted
+        return list(map(LockedRow._make, zip(*columns, strict=True)))
+
+
+class OpenTransactions(msgspec.Struct, frozen=True):
+    """Open transactions, oldest first; the columns are the fields of ``OpenTransaction``."""
+
+    apps: Sequence[str] = ()
+    tx_ids: Sequence[str] = ()
+    query_ids: Sequence[str] = ()
+    topics: Sequence[str] = ()
+    prepared_ms: Sequence[int] = ()
+    timeouts_ms: Sequence[int] = ()
+    checks: Sequence[int] = ()
+    parked: Sequence[bool] = ()
+    messages: Sequence[int] = ()
+    home_groups: Sequence[int] = ()
+
+    @classmethod
+    def of(cls, rows: Iterable[Sequence[Any]]) -> Self:
+        """From rows with the fields of ``OpenTransaction`` in their order."""
+        return cls(*zip(*rows, strict=True))
+
+    def rows(self) -> list[OpenTransaction]:
+        """One value for each transaction."""
+        columns = (getattr(self, name) for name in self.__struct_fields__)
+        return [OpenTransaction(*row) for row in zip(*columns, strict=True)]
+
+
+class FoundTransaction(msgspec.Struct, frozen=True):
+    """A transaction that one app has under the id asked for; ``open`` as long as it is not settled."""
+
+    app: str
+    state: TransactionState
+    open: OpenTransaction | None
+
+
+class AuditEntry(msgspec.Struct, frozen=True):
+    """A decision that no producer made, but an operator or a policy. ``outcome``: COMMITTED or ROLLBACK."""
+
+    at_ms: int
+    by: str
+    app: str
+    tx_id: str
+    outcome: str
+
+
+# ------------------------------------------------------------ replicas
+
+
+class PeerReport(msgspec.Struct, frozen=True):
+    """How far a leader's peer has got. ``match_index``: up to there it has the leader's log."""
+
+    peer: str
+    connected: bool
+    match_index: int
+
+
+class ReplicaReport(msgspec.Struct, frozen=True, kw_only=True):
+    """A replica about itself. Indexes are those of its log. One that is "starting" has no more than defaults.
+
+    ``role``: "leader", "follower" or "starting"; ``ready``: it leads, and answers as a leader. ``failure``:
+    why the last attempt to start it failed. ``recovered_index``: what its snapshot held when it started.
+    ``waiting``: requests that are in no log entry yet.
+    """
+
+    gid: int
+    rid: int
+    role: str
+    ready: bool = False
+    leader: int | None = None
+    pid: int = 0
+    node_id: str = ""
+    failure: str | None = None
+    term: int = 0
+    commit_index: int = 0
+    applied_index: int = 0
+    first_index: int = 0
+    last_index: int = 0
+    durable_index: int = 0
+    recovered_index: int = 0
+    open_transactions: int = 0
+    topics: int = 0
+    log_bytes: int = 0
+    snapshots: Sequence[int] = ()
+    waiting: int = 0
+    address: str = ""
+    disk_full: bool = False
+    free_bytes: int = 0
+    peers: Sequence[PeerReport] = ()
