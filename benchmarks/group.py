@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from benchmarks.measure import CpuMeter, CpuUse
-from escrowmq.actors.client.replica_calls import Done, RayCalls
+from escrowmq.actors.client.replica_calls import OnAnswer, RayCalls
 from escrowmq.actors.producer.config import ProducerConfig
 from escrowmq.actors.producer.producer import Producer
 
@@ -27,7 +27,7 @@ class CountingCalls(RayCalls):
     submits = 0
     request_bytes = 0
 
-    def call(self, gid: int, rid: int, method: str, args: tuple[Any, ...], done: Done) -> None:
+    def call(self, gid: int, rid: int, method: str, args: tuple[Any, ...], done: OnAnswer) -> None:
         if method == "submit":
             self.submits += 1
             self.request_bytes += len(args[0])

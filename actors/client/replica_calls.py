@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 #: Called once per call, from any thread, never blocking: (answer, None) or (None, error). A call to a
 #: process that has died may answer late or never; callers have their own clock.
-Done = Callable[[Any, BaseException | None], None]
+OnAnswer = Callable[[Any, BaseException | None], None]
 
 #: The second is what calls to an actor bound to a dead node end in; it is no RayActorError.
 _LOST = (ray.exceptions.RayActorError, ray.exceptions.ActorUnschedulableError)
@@ -31,7 +31,7 @@ _LOST = (ray.exceptions.RayActorError, ray.exceptions.ActorUnschedulableError)
 class ReplicaCalls(Protocol):
     """Calls to the replicas of a cluster."""
 
-    def call(self, gid: int, rid: int, method: str, args: tuple[Any, ...], done: Done) -> None:
+    def call(self, gid: int, rid: int, method: str, args: tuple[Any, ...], done: OnAnswer) -> None:
         """Start ``method(*args)`` at replica ``rid`` of group ``gid``; does not block or raise."""
 
     def close(self) -> None:
@@ -46,10 +46,10 @@ class RayCalls:
         self._methods: dict[tuple[int, int], dict[str, Any]] = {}
         self._lookups = ThreadPoolExecutor(2, thread_name_prefix="escrowmq-lookup")
         self._lock = threading.Lock()
-        self._waiting: dict[tuple[int, int], list[tuple[str, tuple[Any, ...], Done]]] = {}
+        self._waiting: dict[tuple[int, int], list[tuple[str, tuple[Any, ...], OnAnswer]]] = {}
         self._closed = False
 
-    def call(self, gid: int, rid: int, method: str, args: tuple[Any, ...], done: Done) -> None:
+    def call(self, gid: int, rid: int, method: str, args: tuple[Any, ...], done: OnAnswer) -> None:
         """See :class:`ReplicaCalls`."""
         methods = self._methods.get((gid, rid))
         if methods is not None:
@@ -64,7 +64,7 @@ class RayCalls:
                 self._lookups.submit(self._look_up, gid, rid)
 
     def _start(
-        self, gid: int, rid: int, methods: dict[str, Any], method: str, args: tuple[Any, ...], done: Done
+        self, gid: int, rid: int, methods: dict[str, Any], method: str, args: tuple[Any, ...], done: OnAnswer
     ) -> None:
         try:
             bound = methods.get(method)

@@ -34,7 +34,7 @@ from escrowmq.replication.model import ResultCode
 #: Result of one operation, or how the request ended, and whether it may have been sent twice.
 Handler = Callable[["Sequence[Any] | Failure", bool], None]
 #: Called with the batcher, a request that it sent, the outcome, and whether it may have been sent twice.
-Done = Callable[["GroupBatcher", "BuiltRequest", Any, bool], None]
+OnRequestDone = Callable[["GroupBatcher", "BuiltRequest", Any, bool], None]
 #: Estimated bytes of a transaction beside its rows, and of an id in a decision: only to cut requests.
 TX_OVERHEAD, ID_OVERHEAD = 64, 8
 
@@ -115,7 +115,7 @@ class GroupBatcher:
 
     # ------------------------------------------------------------ time
 
-    def pump(self, channel: GroupChannel, now: float, hurry: bool, done: Done) -> float:
+    def pump(self, channel: GroupChannel, now: float, hurry: bool, done: OnRequestDone) -> float:
         """Ends what waited for too long, and sends what is due if ``channel`` has room; ``hurry``: without
         linger. Returns when to be called again at the latest. ``done`` gets each request and its outcome."""
         wake = self.expire(now)

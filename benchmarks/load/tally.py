@@ -10,7 +10,7 @@ from typing import Any
 
 import escrowmq
 from benchmarks.load.ledger import ACCEPTED, NOT_SENT, REFUSED, SENT, UNKNOWN
-from escrowmq.actors.client.replica_calls import Done, RayCalls
+from escrowmq.actors.client.replica_calls import OnAnswer, RayCalls
 from escrowmq.actors.client.topology import ClusterInfo
 
 LATENCY_STEPS = 1.05  # width of a class of latencies
@@ -80,7 +80,7 @@ class TimedCalls(RayCalls):
         super().__init__(info)
         self._tally = tally
 
-    def call(self, gid: int, rid: int, method: str, args: tuple[Any, ...], done: Done) -> None:
+    def call(self, gid: int, rid: int, method: str, args: tuple[Any, ...], done: OnAnswer) -> None:
         sent = time.perf_counter()
 
         def timed(answer: Any, error: BaseException | None) -> None:

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 import escrowmq
 from escrowmq.actors.broker.config import BrokerConfig
 from escrowmq.actors.broker.parts import Parts
-from escrowmq.actors.client.replica_calls import Done
+from escrowmq.actors.client.replica_calls import OnAnswer
 from escrowmq.actors.client.topology import ClusterInfo
 from escrowmq.actors.consumer.config import ConsumerConfig
 from escrowmq.actors.consumer.consumer import Consumer
@@ -133,7 +133,7 @@ class Group:
 
     # -------------------------------------------------------------- calls, as Ray would carry them
 
-    def call(self, gid: int, rid: int, method: str, args: tuple[Any, ...], done: Done) -> None:
+    def call(self, gid: int, rid: int, method: str, args: tuple[Any, ...], done: OnAnswer) -> None:
         """See ``ReplicaCalls``."""
 
         def finished(answer: Future[Any]) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from escrowmq import Admin, TransactionState
-from escrowmq.actors.client.replica_calls import Done, RayCalls
+from escrowmq.actors.client.replica_calls import OnAnswer, RayCalls
 from escrowmq.actors.client.router import Router
 from escrowmq.actors.client.topology import ClusterInfo
 from escrowmq.actors.consumer.offsets import OffsetReader
@@ -37,7 +37,7 @@ class OneReplica:
     def __init__(self, info: ClusterInfo, rid: int) -> None:
         self._calls, self._rid = RayCalls(info), rid
 
-    def call(self, gid: int, rid: int, method: str, args: tuple[Any, ...], done: Done) -> None:
+    def call(self, gid: int, rid: int, method: str, args: tuple[Any, ...], done: OnAnswer) -> None:
         """See ReplicaCalls."""
         self._calls.call(gid, self._rid, method, args, done)
 

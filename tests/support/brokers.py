@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from escrowmq.actors.broker.config import BrokerConfig
-from escrowmq.actors.client.replica_calls import Done
+from escrowmq.actors.client.replica_calls import OnAnswer
 from escrowmq.actors.client.topology import ClusterInfo
 from escrowmq.replication.format import codec, ops
 from escrowmq.replication.model import group_of
@@ -61,12 +61,12 @@ class Brokers:
             group.close()
         self._threads.shutdown(wait=False)
 
-    def call(self, gid: int, rid: int, method: str, args: tuple[Any, ...], done: Done) -> None:
+    def call(self, gid: int, rid: int, method: str, args: tuple[Any, ...], done: OnAnswer) -> None:
         self.asked.append((gid, rid, method))
         if (gid, rid) not in self.silent:
             self._threads.submit(self._run, gid, rid, method, args, done)
 
-    def _run(self, gid: int, rid: int, method: str, args: tuple[Any, ...], done: Done) -> None:
+    def _run(self, gid: int, rid: int, method: str, args: tuple[Any, ...], done: OnAnswer) -> None:
         try:
             part, name = _ANSWERS[method]
             answer = getattr(getattr(self.groups[gid].alive[rid].parts, part), name)(*args)
@@ -129,7 +129,7 @@ class ClientCalls:
     def __init__(self, brokers: Brokers) -> None:
         self._brokers, self._closed = brokers, False
 
-    def call(self, gid: int, rid: int, method: str, args: tuple[Any, ...], done: Done) -> None:
+    def call(self, gid: int, rid: int, method: str, args: tuple[Any, ...], done: OnAnswer) -> None:
         if not self._closed:
             self._brokers.call(gid, rid, method, args, done)
 

@@ -9,7 +9,7 @@ from collections import Counter, deque
 from collections.abc import Callable
 from typing import Any
 
-from escrowmq.actors.client.replica_calls import Done
+from escrowmq.actors.client.replica_calls import OnAnswer
 from escrowmq.actors.client.topology import ClusterInfo
 from escrowmq.actors.consumer.reader import PartitionReader
 from escrowmq.replication.calling.answers import FetchEnds
@@ -83,7 +83,7 @@ class World:
         self._due: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = itertools.count()
 
-    def call(self, gid: int, rid: int, method: str, args: tuple[Any, ...], done: Done) -> None:
+    def call(self, gid: int, rid: int, method: str, args: tuple[Any, ...], done: OnAnswer) -> None:
         self.asked[method, rid] += 1
         self.open += method == "fetch"
         self.most = max(self.most, self.open)
@@ -100,7 +100,7 @@ class World:
             self._due.sort(key=lambda due: due[:2])
 
     def _answer(
-        self, rid: int, method: str, args: tuple[Any, ...], done: Done, error: Exception | None
+        self, rid: int, method: str, args: tuple[Any, ...], done: OnAnswer, error: Exception | None
     ) -> None:
         self.open -= method == "fetch"
         if error is not None:

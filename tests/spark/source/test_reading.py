@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("pyspark")
 
-from escrowmq.actors.client.replica_calls import Done
+from escrowmq.actors.client.replica_calls import OnAnswer
 from escrowmq.replication.errors import DataLoss, Unavailable
 from escrowmq.spark_integration.decode.records import RowFormat
 from escrowmq.spark_integration.source import reading
@@ -43,7 +43,7 @@ class Behind:
     def __init__(self, now: Brokers, before: Brokers) -> None:
         self._now, self._before = now, before
 
-    def call(self, gid: int, rid: int, method: str, args: tuple[Any, ...], done: Done) -> None:
+    def call(self, gid: int, rid: int, method: str, args: tuple[Any, ...], done: OnAnswer) -> None:
         (self._before if method == "fetch" else self._now).call(gid, rid, method, args, done)
 
     def close(self) -> None:
