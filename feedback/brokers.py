@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from contextlib import suppress
 from typing import Any, Protocol
 
 from escrowmq.feedback.config import LeaderTiming
@@ -110,17 +111,15 @@ class GroupLeader:
 
     async def _search(self, give_up: float) -> int:
         """Ask all replicas until one leads."""
-        while _now() < give_up:
+        while (leader := self.leader) is None:  # also when it was found just as a round ended
+            if _now() >= give_up:
+                raise Unavailable(f"group {self.gid} has no leader", 0.5)
             self._ask_all()
             self._led.clear()
-            try:
+            with suppress(TimeoutError):
                 async with asyncio.timeout_at(min(self._follower.next_round, give_up)):
                     await self._led.wait()
-            except TimeoutError:
-                continue
-            if self.leader is not None:
-                return self.leader
-        raise Unavailable(f"group {self.gid} has no leader", 0.5)
+        return leader
 
     # ------------------------------------------------------------ questions
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import random
+from typing import Any
 
 import pytest
 
 from escrowmq.feedback.brokers import GroupLeader
 from escrowmq.feedback.config import LeaderTiming
 from escrowmq.replication.errors import Unavailable
-from tests.support.clock import now, run
+from tests.support.clock import hold_loop, now, run
 from tests.support.memory_groups import BrokersDouble, GroupDouble
 
 
@@ -147,5 +148,28 @@ def test_a_frozen_replica_collects_few_calls() -> None:
         for _ in range(120):
             await leader.ask("lock_due", "shop", "orders", 1, 10.0, 5.0, "me", patience_s=7.0)
         assert to_frozen < 30, "ten minutes"
+
+    run(main())
+
+
+class HoldsTheLoop(BrokersDouble):
+    """The answer to the first question holds the event loop for longer than a round of questions."""
+
+    held_s = 0.5
+
+    async def call(self, gid: int, rid: int, method: str, *args: Any) -> Any:
+        answer = await super().call(gid, rid, method, *args)
+        if method == "whoami" and rid == 0:
+            hold_loop(self.held_s)
+            self.held_s = 0.0
+            await asyncio.sleep(0)
+        return answer
+
+
+def test_a_leader_that_is_found_as_a_round_of_questions_ends_is_taken() -> None:
+    """The answer and the end of the round are due in the same turn of an event loop that was held up."""
+
+    async def main() -> None:
+        assert await timed(leader_of(HoldsTheLoop())) < 1.0
 
     run(main())

@@ -33,6 +33,9 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def time(self) -> float:
         return self._virtual.now
 
+    def pass_by(self, seconds: float) -> None:
+        self._virtual.now += seconds
+
 
 def run(main: Coroutine[Any, Any, T]) -> T:
     """``asyncio.run`` under virtual time."""
@@ -42,6 +45,13 @@ def run(main: Coroutine[Any, Any, T]) -> T:
 
 def now() -> float:
     return asyncio.get_running_loop().time()
+
+
+def hold_loop(seconds: float) -> None:
+    """Hold the virtual loop up: time passes, and nothing else of it runs meanwhile."""
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, VirtualLoop)
+    loop.pass_by(seconds)
 
 
 async def until(condition: Callable[[], Any], within_s: float) -> float:
