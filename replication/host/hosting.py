@@ -70,7 +70,8 @@ class ReplicaHost:
                 self.close()
 
     def close(self) -> None:
-        """Break an opening off, close the replica, unlock the directory. A second call does nothing.
+        """Break an opening off, close the replica, unlock the directory. A second call does nothing, except
+        for a replica that did not stop: its directory stays locked until it has.
 
         An opening that does not end in time goes on to its end and closes what it has opened.
         """
@@ -78,11 +79,10 @@ class ReplicaHost:
         if not self._attempt.acquire(timeout=BREAK_OFF_S):
             return
         try:
-            running, self._running = self._running, None
-            if running is None:
+            if self._running is None:
                 self._directory.close()
-            else:
-                running.close()
+            elif self._running.close():
+                self._running = None
         finally:
             self._attempt.release()
 

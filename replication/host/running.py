@@ -229,9 +229,12 @@ class RunningReplica:
         self.end(error)
         return Unavailable(f"{self.setup} leaves for repair", 1.0)
 
-    def close(self) -> None:
+    def close(self) -> bool:
         """Hand leadership over, sync, close, and unlock the directory. Parked calls return; later calls are
-        answered as by a follower. A second call waits for the first one and does nothing."""
+        answered as by a follower. A second call waits for the first one and does nothing.
+
+        False: a thread does not stop, so that the directory stays locked; a later call tries again.
+        """
         with self._halting:
             stopped = True
             try:
@@ -241,6 +244,7 @@ class RunningReplica:
                     self._directory.close()
         if not stopped:  # its threads may still write: the directory is nobody else's before the process ends
             self.setup.report(f"{self.setup} does not stop; its directory stays locked")
+        return stopped
 
     def give_up(self, error: BaseException) -> None:
         """Undo an opening that failed late; the directory is the caller's again.
