@@ -1,7 +1,7 @@
 """Every decision of feedback that is a rule: whom to ask, what an answer means, how long to pause.
 
 Pure functions of their arguments. The broker side of the rules is replicated and stands in
-``replication.state.checks``: when a transaction is due, its back-off, and when it is parked. Nothing
+``replication.state.due_queue``: when a transaction is due, its back-off, and when it is parked. Nothing
 here may turn silence into a commit or a rollback: only an answer, the home group's decision, or the
 topic's explicit policy ``rollback`` does that.
 """

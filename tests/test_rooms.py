@@ -100,7 +100,7 @@ PLANTED = {
         "replication/host/parking.py",
         "import pysyncobj",
     ),
-    "Nothing off the wire or the disk is unpickled": ("replication/net/wire.py", "import pickle"),
+    "Nothing off the wire or the disk is unpickled": ("replication/format/wire.py", "import pickle"),
     "Feedback is pure but for its edges and the pool that runs the application's querier": (
         "feedback/asking/checks.py",
         "import time",
@@ -122,6 +122,7 @@ def test_every_import_contract_can_fail(tmp_path: Path) -> None:
         else:
             shutil.copy(ROOT / name, tmp_path / name)
     for file, line in PLANTED.values():
+        assert (tmp_path / file).exists(), f"{file} has gone: plant the line in another file of its room"
         with (tmp_path / file).open("a") as source:
             source.write(f"\n\n{line}\n")
     command = [

@@ -51,7 +51,7 @@ class LoopBridge:
 
 
 class AsyncPromise:
-    """A plain message's metadata for an ``asyncio.Future``; see ``streams.Promise``."""
+    """A plain message's metadata for an ``asyncio.Future``; see ``producer.partition_stream.Promise``."""
 
     __slots__ = ("_bridge", "future")
 

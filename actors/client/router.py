@@ -73,7 +73,7 @@ class Router:
     # ------------------------------------------------------------ calls
 
     def submit(self, gid: int, request: bytes, timeout_s: float = 30.0) -> Future[list[Any]]:
-        """Operations (frames of ``replication.ops``) to a group's leader -> one result per operation."""
+        """Operations (frames of ``format.ops``) to a group's leader -> one result per operation."""
         return self.leader_call(gid, "submit", request, timeout_s=timeout_s)
 
     def leader_call(

@@ -1,6 +1,6 @@
 """From Arrow to the rows of the log: one batch of Spark becomes runs of encoded messages by partition.
 
-A message is stored as the msgpack of ``[key, value, headers, tx_id]`` (see ``replication.codec``). Here it
+A message is stored as the msgpack of ``[key, value, headers, tx_id]`` (see ``format.codec``). Here it
 is put together from columns: headers of lengths, bytes, and constants are joined element by element in
 Arrow, so no Python code runs per message but the hash of its key. Measured with 200-byte values: 0.1 µs per
 message, and 1 to 4 µs for one msgspec call and the Python objects that it needs.
