@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from escrowmq.feedback.brokers import GroupLeader
 from escrowmq.feedback.config import FeedbackConfig
 from escrowmq.feedback.policy import Verdict, judge_home
-from escrowmq.replication.calling.answers import LockedRow
+from escrowmq.replication.calling.answers import LockedRow, OpenTransactions
 from escrowmq.replication.errors import EscrowMQError
-from escrowmq.replication.model import OpenTransaction, TransactionState
+from escrowmq.replication.model import TransactionState
 
 #: Open transactions looked through for branches while no producer is online.
 SWEEP_ROWS_MAX = 1_000
@@ -64,11 +64,12 @@ class Branches:
         """Nothing is locked while no producer is online, but decisions that were taken still hold."""
         if self._anyone_online():
             return
-        _, rows = await self._leaders[self._gid].ask(
+        _, found = await self._leaders[self._gid].ask(
             "transactions", None, self._app, self._topic, SWEEP_ROWS_MAX, patience_s=PATIENCE_S
         )
-        found = (OpenTransaction(*row) for row in rows)
-        await self._ask(((t.tx_id, t.home_group) for t in found if t.home_group != -1), release=False)
+        opened: OpenTransactions = found
+        homes = zip(opened.tx_ids, opened.home_groups, strict=True)
+        await self._ask(((tx_id, home) for tx_id, home in homes if home != -1), release=False)
 
     async def _ask(self, branches: Iterable[tuple[str, int]], *, release: bool) -> None:
         """All home groups at once, so that one without a leader holds up no other."""

@@ -144,9 +144,9 @@ def test_no_way_to_list_or_decide_pending_transactions() -> None:
             p = w.producer("p1", always("UNKNOWN"))
             w.group.prepare("t1", query_id="42")
             await until(lambda: w.group.open("t1").due_ms == -1, 600)
-            _, rows = await w.group.call(0, "transactions", None, "shop", "orders", 10)
-            ((app, tx_id, query_id, *_, checks, parked, _, _),) = rows
-            assert (app, tx_id, query_id, checks, parked) == ("shop", "t1", "42", 15, True)
+            _, answer = await w.group.call(0, "transactions", None, "shop", "orders", 10)
+            (t1,) = answer.rows()
+            assert (t1.app, t1.tx_id, t1.query_id, t1.checks, t1.parked) == ("shop", "t1", "42", 15, True)
             assert w.group.submit(ops.commit("shop", ["t1"], by="operator:ann")) == [[0]]
             assert end_offset(w.group) == 1 and p.times_asked("t1") == 15
             assert [entry[1] for entry in w.group.state.transactions.audit] == ["operator:ann"]

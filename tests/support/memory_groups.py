@@ -13,9 +13,9 @@ from collections import Counter
 from typing import Any
 
 from escrowmq.feedback.brokers import BrokerUnreachable
-from escrowmq.replication.calling.answers import Leadership, LockedChecks
+from escrowmq.replication.calling.answers import Leadership, LockedChecks, OpenTransactions
 from escrowmq.replication.format.codec import OpType
-from escrowmq.replication.model import OpenTransaction, group_of
+from escrowmq.replication.model import group_of
 from escrowmq.replication.replica.validation import parse_request
 from escrowmq.replication.state.transactions import STATE_OF
 from tests.sim.disk import SimDisk
@@ -189,8 +189,7 @@ class GroupDouble(Submitting):
             for tx, r in opened
             if r.topic == topic
         ]
-        assert all(OpenTransaction(*row) for row in rows)
-        return self._not_leader(rid) or ("ok", rows[:limit])
+        return self._not_leader(rid) or ("ok", OpenTransactions.of(rows[:limit]))
 
 
 class BrokersDouble:

@@ -40,5 +40,5 @@ def open_transactions(brokers: Brokers, topic: str | None = None) -> list[OpenTr
     for group in brokers.groups:
         status, answer = group.leader().parts.inspection.transactions(topic=topic)
         assert status == "ok"
-        found += [OpenTransaction(*fields) for fields in answer]
+        found += answer.rows()
     return found
