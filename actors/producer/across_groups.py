@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from escrowmq.actors.client.failures import Failure
+from escrowmq.actors.client.failures import Failure, FailureKind
 from escrowmq.actors.producer.blocks import Block, DecisionBlock, Outcome, PrepareBlock
 from escrowmq.actors.producer.encoder import TxPlan
 from escrowmq.replication.model import ResultCode
@@ -38,8 +38,10 @@ def prepare(sender: Sender, plan: TxPlan, done: OnOutcome, limit_wait_s: float =
     """Make all of a transaction's messages durable; ``done({})`` when they are.
 
     ``done({0: (code, info)})``: refused, nothing of it stays open. ``done(Failure)``: no answer; with a
-    generated id it is being rolled back, with a caller's own id it may be open (the caller can come
-    back with the same id, which a roll-back under way would thwart).
+    generated id it is being rolled back. A caller's own id is never rolled back behind the caller's back:
+    the caller can come back with it, be told "prepared", and run its local transaction, and then a roll-back
+    that was still under way would win. So what is prepared stays open until the caller comes back or the
+    check asks, and the failure is UNKNOWN unless nothing was done at all.
     """
     if plan.single is None:
         _StagedPrepare(sender, plan, done, limit_wait_s).next_stage()
@@ -118,6 +120,7 @@ class _StagedPrepare:
         for number in range(max((len(parts[gid]) for gid in others), default=0)):
             self._stages.append([(gid, parts[gid][number]) for gid in others if number < len(parts[gid])])
         self._touched: dict[int, None] = {}
+        self._any_prepared = False
         self._left = 0
         self._worst: Outcome = {}
 
@@ -134,6 +137,7 @@ class _StagedPrepare:
 
     def _block_done(self, outcome: Outcome) -> None:
         self._left -= 1
+        self._any_prepared |= not outcome
         if outcome and not (isinstance(self._worst, Failure) and not self._worst.nothing_done):
             self._worst = outcome  # a Failure is always true; an unknown one is the worst
         if self._left == 0:
@@ -145,14 +149,21 @@ class _StagedPrepare:
     def _undo(self, outcome: Outcome) -> None:
         tx_id, gids, done = self._plan.tx_id, list(self._touched), self._done
         if isinstance(outcome, Failure):
-            # The deadline has passed: the roll-back is sent, not waited for.
-            if outcome.nothing_done or not self._plan.given_id:
-                settle(self._sender, tx_id, gids, False, lambda _: None)
+            if self._any_prepared or not outcome.nothing_done:
+                if self._plan.given_id:
+                    outcome = Failure(FailureKind.UNKNOWN, outcome.detail, outcome.retry_after_s)
+                else:  # the deadline has passed: the roll-back is sent, not waited for
+                    settle(self._sender, tx_id, gids, False, lambda _: None)
             done(outcome)
         elif outcome[0][0] in _NOT_OURS:
             done(outcome)
         else:
-            settle(self._sender, tx_id, gids, False, lambda _: done(outcome))
+            settle(self._sender, tx_id, gids, False, lambda undone: done(self._refused(outcome, undone)))
+
+    def _refused(self, refusal: Outcome, undone: Outcome) -> Outcome:
+        """What the caller is told of a refusal once the roll-back has ended."""
+        may_be_under_way = isinstance(undone, Failure) and not undone.nothing_done
+        return undone if may_be_under_way and self._plan.given_id else refusal
 
 
 def settle(sender: Sender, tx_id: str, gids: Sequence[int], commit: bool, done: OnOutcome) -> None:

@@ -1,0 +1,119 @@
+"""Preparing over two broker groups when one of them refuses: what is undone, and what the caller is told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from escrowmq.actors.client.failures import Failure, FailureKind
+from escrowmq.actors.producer.across_groups import prepare
+from escrowmq.actors.producer.blocks import Block, DecisionBlock, Outcome, PrepareBlock
+from escrowmq.actors.producer.config import ProducerConfig
+from escrowmq.actors.producer.encoder import Encoder, TxPlan
+from escrowmq.replication.model import Message, ResultCode, group_of
+
+NO_LEADER = Failure(FailureKind.UNAVAILABLE, "no leader")
+
+
+class TwoGroups:
+    """Two broker groups in a dict. PREPAREs are answered at once; decisions arrive when the test says so."""
+
+    def __init__(self) -> None:
+        self.open: dict[int, set[str]] = {0: set(), 1: set()}
+        self.refusing: dict[int, Outcome] = {}
+        self.late: list[tuple[int, DecisionBlock]] = []
+
+    def enqueue(self, gid: int, block: Block) -> None:
+        if isinstance(block, DecisionBlock):
+            self.late.append((gid, block))
+        elif failure := self.refusing.get(gid):
+            block.done(failure)
+        else:
+            assert isinstance(block, PrepareBlock)
+            self.open[gid].update(block.tx_ids)
+            block.done({})
+
+    def deliver(self) -> None:
+        """All decisions arrive, and those that they bring about."""
+        while self.late:
+            gid, block = self.late.pop(0)
+            self.open[gid] -= set(block.tx_ids)
+            block.done({})
+
+    def call_later(self, delay_s: float, work: Callable[[], None]) -> None:
+        raise AssertionError("nothing here waits")
+
+    def clock(self) -> float:
+        return 0.0
+
+
+def plan(given_id: bool) -> TxPlan:
+    """A transaction with a message in each of two groups."""
+    encoder = Encoder(ProducerConfig(), 2, lambda topic: 8)
+    one_of = {group_of("orders", partition, 2): partition for partition in range(8)}
+    messages = [Message("orders", b"a", partition=one_of[0]), Message("orders", b"b", partition=one_of[1])]
+    placed, size = encoder.place(messages, "tx")
+    return encoder.plan("tx", "tx", placed, size, 0, given_id)
+
+
+def attempt(groups: TwoGroups, given_id: bool = True) -> Outcome:
+    """Prepare; what the caller is told."""
+    told: list[Outcome] = []
+    prepare(groups, plan(given_id), told.append)
+    (outcome,) = told
+    return outcome
+
+
+@pytest.mark.parametrize("refusing", [0, 1])
+def test_a_callers_own_id_that_comes_back_is_not_rolled_back_by_the_attempt_before(refusing: int) -> None:
+    groups = TwoGroups()
+    groups.refusing = {refusing: NO_LEADER}
+    assert attempt(groups), "refused"
+    groups.refusing = {}
+    assert attempt(groups) == {}, "prepared: the caller runs its local transaction now"
+    groups.deliver()
+    assert groups.open == {0: {"tx"}, 1: {"tx"}}
+
+
+def test_a_callers_own_id_that_may_be_open_is_told_as_unknown() -> None:
+    groups = TwoGroups()
+    home, other = plan(True).groups
+    groups.refusing = {other: NO_LEADER}
+    outcome = attempt(groups)
+    assert (
+        isinstance(outcome, Failure) and outcome.kind is FailureKind.UNKNOWN and outcome.detail == "no leader"
+    )
+    assert groups.open[home] == {"tx"} and not groups.late, "the check asks, unless the caller comes back"
+
+
+def test_where_nothing_was_done_the_caller_is_told_so() -> None:
+    groups = TwoGroups()
+    groups.refusing = {plan(True).groups[0]: NO_LEADER}
+    assert attempt(groups) is NO_LEADER and not groups.late
+    assert attempt(groups, given_id=False) is NO_LEADER and not groups.late
+
+
+def test_a_generated_id_is_rolled_back_everywhere() -> None:
+    groups = TwoGroups()
+    groups.refusing = {plan(False).groups[1]: NO_LEADER}
+    assert attempt(groups, given_id=False) is NO_LEADER
+    groups.deliver()
+    assert groups.open == {0: set(), 1: set()}
+
+
+def test_a_refusal_is_told_once_its_roll_back_has_ended_and_as_unknown_if_nobody_knows_how() -> None:
+    groups = TwoGroups()
+    home, other = plan(True).groups
+    refusal = {0: (ResultCode.TOO_MANY_OPEN, 7)}
+    groups.refusing = {other: refusal}
+    told: list[Outcome] = []
+    prepare(groups, plan(True), told.append)
+    assert not told, "the roll-back is under way"
+    groups.deliver()
+    assert told == [refusal] and groups.open[home] == set()
+    told.clear()
+    prepare(groups, plan(True), told.append)
+    ((_, roll_back),) = groups.late
+    roll_back.done(Failure(FailureKind.UNKNOWN))
+    assert told == [Failure(FailureKind.UNKNOWN)]
