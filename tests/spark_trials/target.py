@@ -61,7 +61,8 @@ class Target:
         found = []
         for gid in range(self.info.groups):
             call = self.router.leader_call(gid, "transactions", None, None, self.topic, 100_000)
-            found += [row[1] for row in call.result(ANSWER_S) if row[0].startswith(app_prefix)]
+            rows = call.result(ANSWER_S).rows()
+            found += [row.tx_id for row in rows if row.app.startswith(app_prefix)]
         return found
 
 
