@@ -12,6 +12,7 @@ from typer.testing import CliRunner, Result
 
 from escrowmq import Cluster, Message
 from escrowmq.cluster.cli.app import app
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.ray
 
@@ -21,7 +22,8 @@ Unique = Callable[[str], str]
 @pytest.fixture(autouse=True)
 def running(cluster: Cluster) -> Iterator[Cluster]:
     yield cluster
-    assert cluster.status().healthy, "a command must not hurt the shared cluster"
+    # A replica that is busy may be late with its answer to status; one that was hurt stays away.
+    wait_until(lambda: cluster.status().healthy, 20.0, "the shared cluster's health after a command")
 
 
 def run(*arguments: str, stdin: str | None = None) -> Result:
