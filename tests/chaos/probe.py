@@ -54,7 +54,7 @@ class Probe:
         with self._producer.transaction() as tx:
             tx.send(Message(TOPIC, body(identity, 200), partition=partition))
             op = self._recorded.prepare(PROBES, tx.tx_id, [Sent(identity, TOPIC, partition, None)])
-            if self._recorded.prepared(op, tx.prepare) != "ok":
+            if self._recorded.prepared(op, tx.prepare, (PROBES, tx.tx_id)) != "ok":
                 return False
             return self._recorded.decide(PROBES, tx.tx_id, TransactionState.COMMITTED, tx.commit)
 

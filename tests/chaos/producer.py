@@ -103,8 +103,9 @@ class Worker:
         tx = self._open(own_id, messages, one_way)
         crash_at = self._crash_point()
         op = self.recorded.prepare(self.settings.app, tx.tx_id, sent)
+        generated = None if own_id is not None else (self.settings.app, tx.tx_id)
         with self._maybe_crash_during(crash_at == "prepare"):
-            prepared = self.recorded.prepared(op, tx.prepare)
+            prepared = self.recorded.prepared(op, tx.prepare, generated)
         if prepared == "unknown" and own_id is not None:  # the same again is the same transaction
             tx = self._open(own_id, messages, one_way)
             op = self.recorded.prepare(self.settings.app, own_id, sent)
@@ -201,7 +202,7 @@ class Worker:
         tx = self.shop.orphans.transaction()
         tx.send(*messages)
         op = self.recorded.prepare(ORPHANS, tx.tx_id, sent)
-        if self.recorded.prepared(op, tx.prepare) != "ok":
+        if self.recorded.prepared(op, tx.prepare, (ORPHANS, tx.tx_id)) != "ok":
             return
         if self.rng.random() < 0.5:
             tx.unknown()

@@ -31,8 +31,12 @@ class Recorded:
         """A PREPARE is about to be sent; the number of the operation."""
         return self.recorder.invoke("prepare", app=app, tx=tx, messages=list(sent))
 
-    def prepared(self, op: int, call: Callable[[], Any]) -> str:
-        """Run the PREPARE; ok, fail or unknown."""
+    def prepared(self, op: int, call: Callable[[], Any], generated: tuple[str, str] | None = None) -> str:
+        """Run the PREPARE; ok, fail or unknown.
+
+        ``generated``: app and id of a transaction whose id the client made up. Without an answer the client
+        rolls it back itself, so a ROLLBACK that may or may not take place belongs to the history.
+        """
         try:
             call()
         except REFUSALS as error:
@@ -40,6 +44,9 @@ class Recorded:
             return "fail"
         except EscrowMQError as error:
             self.recorder.unknown(op, repr(error))
+            if generated is not None:
+                undo = self.deciding(*generated, TransactionState.ROLLBACK)
+                self.recorder.unknown(undo, "sent by the client, not waited for")
             return "unknown"
         self.recorder.ok(op)
         return "ok"

@@ -1,0 +1,39 @@
+"""What the client does by itself belongs to the history too."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from escrowmq import EscrowMQError, OutcomeUnknown, Overloaded, Unavailable
+from tests.chaos.recording import Recorded
+from tests.history.events import Recorder
+
+
+def phases(error: EscrowMQError | None, generated: bool) -> list[tuple[str, str | None]]:
+    """(phase, outcome) of all events of one PREPARE that ends in ``error``."""
+    recorder = Recorder("p")
+    recorded = Recorded(recorder)
+
+    def call() -> Any:
+        if error is not None:
+            raise error
+
+    op = recorded.prepare("shop", "tx", [])
+    recorded.prepared(op, call, ("shop", "tx") if generated else None)
+    return [(event.phase, event.fields.get("outcome")) for event in recorder.events]
+
+
+def test_an_unanswered_prepare_of_a_generated_id_may_be_rolled_back_by_the_client() -> None:
+    rolled_back = [("invoke", "ROLLBACK"), ("unknown", None)]
+    assert phases(Unavailable("late"), generated=True) == [("invoke", None), ("unknown", None), *rolled_back]
+
+
+@pytest.mark.parametrize("error", [None, Overloaded("full", 1.0)])
+def test_an_answered_one_is_not(error: EscrowMQError | None) -> None:
+    assert len(phases(error, generated=True)) == 2
+
+
+def test_nor_is_an_id_of_the_callers_own() -> None:
+    assert phases(OutcomeUnknown("tx"), generated=False) == [("invoke", None), ("unknown", None)]
