@@ -21,7 +21,16 @@ from tests.sim.disk import SimDisk, SimFile
 
 #: What shows that a replica's state is not that of its log.
 STATE = (
-    *("state-differs", "restart-differs", "inconsistent-offsets", "lost-write", "duplicate", "torn", "gap"),
+    *(
+        "state-differs",
+        "restart-differs",
+        "inconsistent-offsets",
+        "lost-write",
+        "duplicate",
+        "committed-twice",
+        "torn",
+        "gap",
+    ),
     *("both-decided", "unstable-outcome", "unresolved", "wrong-place", "lost-offset", "prepared-lost"),
     "unexpected-answer",
 )

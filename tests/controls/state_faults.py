@@ -41,7 +41,15 @@ def deduplication_off(patch: pytest.MonkeyPatch) -> None:
     _rewire(patch, OpType.MESSAGE, again)
 
 
-@plant("settled-forgotten", "duplicate", "unresolved", "unstable-outcome", "prepared-lost", "lost-write")
+@plant(
+    "settled-forgotten",
+    "duplicate",
+    "committed-twice",
+    "unresolved",
+    "unstable-outcome",
+    "prepared-lost",
+    "lost-write",
+)
 def settled_forgotten(patch: pytest.MonkeyPatch) -> None:
     """What became of a transaction is forgotten at once: a PREPARE that is sent again opens it anew."""
 
@@ -59,7 +67,15 @@ def conflicts_answered_as_done(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(admission, "decide_result", lambda table, tx_id, wanted: None)
 
 
-@plant("two-decisions-in-flight", "both-decided", "duplicate", "unstable-outcome", "G1a", "ApplyFailed")
+@plant(
+    "two-decisions-in-flight",
+    "both-decided",
+    "duplicate",
+    "committed-twice",
+    "unstable-outcome",
+    "G1a",
+    "ApplyFailed",
+)
 def two_decisions_in_flight(patch: pytest.MonkeyPatch) -> None:
     """A transaction whose decision is under way may get a second one, which is then carried out too."""
     write = Admission._write_decision
@@ -105,7 +121,14 @@ def offsets_at_prepare(patch: pytest.MonkeyPatch) -> None:
 
 
 @plant(
-    "ref-and-commit-apart", *EARLY, "torn", "duplicate", "lost-write", "unresolved", passing_over=("stuck",)
+    "ref-and-commit-apart",
+    *EARLY,
+    "torn",
+    "duplicate",
+    "committed-twice",
+    "lost-write",
+    "unresolved",
+    passing_over=("stuck",),
 )
 def ref_and_commit_apart(patch: pytest.MonkeyPatch) -> None:
     """References go into one entry, their COMMIT into the next: a crash between them tears a transaction."""
@@ -197,7 +220,15 @@ def commit_drops_a_reference(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Admission, "_references", lambda self, records: whole(self, records)[:-1])
 
 
-@plant("reads-of-uncommitted", "inconsistent-offsets", "lost-write", "G1a", "duplicate", "wrong-place")
+@plant(
+    "reads-of-uncommitted",
+    "inconsistent-offsets",
+    "lost-write",
+    "G1a",
+    "duplicate",
+    "committed-twice",
+    "wrong-place",
+)
 def reads_of_uncommitted(patch: pytest.MonkeyPatch) -> None:
     """A reader also gets plain messages of entries that are in the log and not committed."""
     committed = Replica.fetch

@@ -42,6 +42,8 @@ class Checker(Ending):
         self._keys: dict[tuple[str, str], tuple[int, str]] = {}  # (topic, key) -> partition, first message
         self._offsets = GroupOffsets(self.report)
         self._asked: dict[tuple[str, int], tuple[bool, bool]] = {}  # what was sure of a transaction then
+        self.repeated: dict[Tx, Event] = {}  # some message of it was read at a second place
+        self.answering: set[str] = set()  # apps of which a producer was asked at least once
 
     # ---------------------------------------------------------------- operations
 
@@ -152,6 +154,13 @@ class Checker(Ending):
 
     def _ok_local(self, invoked: Event, event: Event) -> None: ...
 
+    def _invoke_check(self, event: Event) -> None:
+        tx = self._tx(event)
+        tx.checks += 1
+        self.answering.add(tx.app)
+
+    def _ok_check(self, invoked: Event, event: Event) -> None: ...
+
     def _invoke_outcome(self, event: Event) -> None:
         tx = self._tx(event)
         self._asked[event.process, event.op] = (tx.prepared, bool(tx.told or tx.seen))
@@ -163,6 +172,10 @@ class Checker(Ending):
         rightly forgets an outcome after 500,000 later ones; a recorder must not ask for one so old.
         """
         tx, outcome = self._tx(invoked), event.fields["outcome"]
+        branch = invoked.fields.get("branch")
+        if branch is not None:
+            tx.branches[branch] = event
+            return
         if outcome in tx.live:
             tx.told.setdefault(outcome, event)
         elif not decided and (tx.told or tx.seen):
@@ -210,6 +223,8 @@ class Checker(Ending):
         for offset, id in records:
             if at.get(offset) != id:
                 self._seen(event, key, partition, offset, id)
+        if self.repeated:
+            self._published_twice()
         start, end, cut = fields.get("start"), fields.get("end"), fields.get("cut")
         if end is not None:
             self._complete(event, partition, start or 0, end)
@@ -233,7 +248,11 @@ class Checker(Ending):
             self.report.add("unknown-message", f"{id} at offset {offset} of {key[0]}[{key[1]}]", shown)
             return
         if message.place is not None:
-            self.report.add("duplicate", f"{id} of {message.owner} is at {message.place} and {place}", shown)
+            if isinstance(message.owner, Tx):
+                message.owner.again[id] = place
+                self.repeated.setdefault(message.owner, shown)
+            else:
+                self._duplicate(message, place, shown)
             return
         message.place = place
         wanted = message.sent
@@ -250,6 +269,16 @@ class Checker(Ending):
             message.owner.seen += 1
             if not message.owner.live[COMMITTED] and message.owner.early is None:
                 message.owner.early = shown
+
+    def _published_twice(self) -> None:
+        """Report transactions of which all that a partition holds has been read twice; the others wait."""
+        for tx, shown in list(self.repeated.items()):
+            first = {id: message.place for id in tx.ids if (message := self.messages[id]).place}
+            where = {place[:2] for id, place in first.items() if id in tx.again}
+            if all(id in tx.again for id, place in first.items() if place[:2] in where):
+                places = ", ".join(f"{id} at {first[id]} and {again}" for id, again in tx.again.items())
+                self.report.add("committed-twice", f"{tx}: {places}", shown)
+                del self.repeated[tx]
 
     def _complete(self, event: Event, partition: Partition, start: int, end: int) -> None:
         offsets = [offset for offset, _ in event.fields["records"]]

@@ -25,6 +25,8 @@ class Ending(ABC):
     sends: list[Send]
     partitions: dict[tuple[str, int], Partition]
     suspected: dict[Tx, list[tuple[Cut, str]]]
+    repeated: dict[Tx, Event]
+    answering: set[str]
 
     @abstractmethod
     def close_cut(self, cut: Cut) -> None:
@@ -38,8 +40,11 @@ class Ending(ABC):
         self._missing: list[Missing] = []
         for cut in self.cuts_still_open():
             self.close_cut(cut)
+        for tx, shown in self.repeated.items():
+            for id, place in tx.again.items():
+                self._duplicate(self.messages[id], place, shown)
         for tx in self.transactions.values():
-            if not self._contradicts(tx):
+            if not (self._against_home(tx, expect_resolved) or self._contradicts(tx)):
                 self._whole(tx, expect_resolved)
         for send in self.sends:
             self._send(send)
@@ -57,7 +62,33 @@ class Ending(ABC):
         counts["removed by retention"] = sum(p.start for p in self.partitions.values())
         return self.report
 
+    def _duplicate(self, message: Message, place: tuple[str, int, int], shown: Event) -> None:
+        text = f"{message.sent.id} of {message.owner} is at {message.place} and {place}"
+        self.report.add("duplicate", text, shown)
+
     # ---------------------------------------------------------------- transactions
+
+    def _against_home(self, tx: Tx, expect_resolved: bool) -> bool:
+        """Whether a branch has another end than its home group, or none.
+
+        A copy of a PREPARE may reach a branch that has committed and forgotten the id. It is rolled back, and
+        that is what the branch remembers: only a branch whose messages are missing was decided so.
+        """
+        home, found = next(iter(tx.told), None), False
+        for group, event in tx.branches.items():
+            branch = event.fields["outcome"]
+            text, events = f"{tx}: group {group} says {branch}, its home {home or tx.outcome}", (event,)
+            missing = [m for id in tx.ids if (m := self.messages[id]).sent.group == group and not m.place]
+            if branch == "PREPARE" and expect_resolved and (home or tx.outcome == "UNKNOWN"):
+                self.report.add("orphan-branch", text, *events)
+            elif branch == COMMITTED and home == ROLLBACK:
+                self.report.add("branch-against-home", text, *events)
+            elif branch == ROLLBACK and home == COMMITTED and missing:
+                self._miss("branch-against-home", text, missing, events)
+            else:
+                continue
+            found = True
+        return found
 
     def _contradicts(self, tx: Tx) -> bool:
         """Whether what was told, read and wanted of a transaction cannot be true together."""
@@ -101,7 +132,7 @@ class Ending(ABC):
         events = tuple(e for e in (tx.event, *tx.told.values()) if e is not None)
         if tx.seen:
             counts["transactions committed"] += 1
-            self._miss("torn", f"{tx}: read in part", missing, events)
+            self._miss(self._torn(tx, missing), f"{tx}: read in part", missing, events)
         elif COMMITTED in tx.told:
             counts["transactions committed"] += 1
             self._miss("lost-write", f"{tx} was committed", missing, events)
@@ -114,12 +145,20 @@ class Ending(ABC):
             elif expect_resolved:
                 if tx.live[COMMITTED] and tx.outcome is None:
                     self._miss("unresolved", f"{tx}: a commit was sent", missing, events)
+                elif tx.app in self.answering and not tx.checks and tx.outcome == "PREPARE":
+                    self.report.add("never-checked", f"{tx}: open, and no producer was asked", *events)
                 else:
                     self.report.add("unresolved", f"{tx}: prepared, and nobody decided", *events)
             else:
                 counts["transactions open"] += 1
         else:
             counts["transactions without effect"] += 1
+
+    def _torn(self, tx: Tx, missing: list[Message]) -> str:
+        """The kind: whether whole broker groups are missing, or parts of what one group decides."""
+        without = {message.sent.group for message in missing}
+        read = {self.messages[id].sent.group for id in tx.ids if self.messages[id].place}
+        return "torn-across" if -1 not in without and without.isdisjoint(read) else "torn"
 
     def _miss(self, kind: str, text: str, messages: list[Message], events: tuple[Event, ...]) -> None:
         self._missing += [(kind, text, message, events) for message in messages]

@@ -19,8 +19,9 @@ import google_crc32c
 import msgspec
 
 INVOKE, OK, FAIL, UNKNOWN, READ = "invoke", "ok", "fail", "unknown", "read"
-#: ``outcome`` asks what is recorded of a transaction; offsets are those of consumer groups.
-KINDS = frozenset({"prepare", "decide", "send", "local", "outcome", "offset-commit", "offset-fetch"})
+#: ``outcome`` asks what is recorded of a transaction: at its home group, or with ``branch`` at that group.
+#: ``check``: a producer of the app was asked about it. Offsets are those of consumer groups.
+KINDS = frozenset({"prepare", "decide", "send", "local", "outcome", "check", "offset-commit", "offset-fetch"})
 
 _END = b"|"  # ends the id in a value
 _CRC_HEX = 8
@@ -38,6 +39,7 @@ class Sent:
     topic: str
     partition: int = -1  # -1: the broker chooses, or the key
     key: str | None = None
+    group: int = -1  # the broker group that has its partition; -1: not told, or there is only one
 
 
 class Event(msgspec.Struct, frozen=True, omit_defaults=True):

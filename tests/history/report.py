@@ -19,9 +19,14 @@ MEANING = {
     "G1a": "aborted read: a message of a rolled-back transaction or of a failed send was read",
     "precommitted-read": "read before anybody had decided the transaction",
     "duplicate": "one message at two places",
+    "committed-twice": "one transaction published twice: all that it has in a partition is there two times",
     "inconsistent-offsets": "two messages at one place",
     "gap": "a complete read lacks offsets",
     "torn": "a transaction partly readable at a stable cut, or in the end",
+    "torn-across": "a transaction over several broker groups, readable in the end in some of them only",
+    "branch-against-home": "a branch was decided otherwise than its home group",
+    "orphan-branch": "a branch still open in the end, although its home group decided, or knows nothing "
+    "of it",
     "nonmonotonic-send": "order of a producer within a partition, or of real time, is broken",
     "divided-key": "two messages of one key in two partitions of their topic, where nothing orders them",
     "nonmonotonic-poll": "a reader was led backwards",
@@ -31,6 +36,8 @@ MEANING = {
     "invented-decision": "an outcome that no producer, check or operator had asked for, or against the "
     "producer's own database",
     "unresolved": "prepared, and still undecided in the end",
+    "never-checked": "prepared and still open in the end, and no producer of its app, which answers checks, "
+    "was ever asked about it",
     "unknown-message": "read, but nobody had sent it, or its bytes were changed",
     "wrong-place": "a send was told a place where another message stands",
     "lost-offset": "a group's committed offset went back, or was never committed",

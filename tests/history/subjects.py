@@ -16,7 +16,10 @@ class Tx:
 
     __slots__ = (
         "acked_at",
+        "again",
         "app",
+        "branches",
+        "checks",
         "early",
         "event",
         "forgotten",
@@ -50,6 +53,9 @@ class Tx:
         self.forgotten: Event | None = None  # it was prepared, or decided, and then it was UNKNOWN
         self.local: str | None = None
         self.early: Event | None = None  # read when nobody had asked for a commit
+        self.branches: dict[int, Event] = {}  # broker group -> its last answer, where home is another one
+        self.checks = 0  # how often a producer was asked about it
+        self.again: dict[str, tuple[str, int, int]] = {}  # messages that were read at a second place, too
         self.seen = 0
 
     def __str__(self) -> str:

@@ -17,6 +17,11 @@ def one() -> Written:
     return Written().prepare("x", "a")
 
 
+def across() -> Written:
+    """A prepared transaction over two broker groups; its home is group 0."""
+    return Written().prepare("x", "a@0#0", "b@1#1")
+
+
 BAD = {
     "lost-write: a committed transaction": (one().commit("x").holds(), "lost-write"),
     "lost-write: a committed transaction that a check learned": (
@@ -57,6 +62,59 @@ BAD = {
     "duplicate: in two partitions": (
         Written().send("a@-1").poll((0, "a"), p=0).poll((0, "a"), p=1),
         "duplicate",
+    ),
+    "duplicate: one of two messages of a transaction": (
+        Written().prepare("x", "a", "b").commit("x").holds("a", "b", "a"),
+        "duplicate",
+    ),
+    "committed-twice: one message": (one().commit("x").holds("a", "a"), "committed-twice"),
+    "committed-twice: seen by two polls": (
+        one().commit("x").poll((0, "a")).poll((1, "a")),
+        "committed-twice",
+    ),
+    "committed-twice: all of it, in two partitions": (
+        two().commit("x").holds("a", "a").holds("b", "b", p=1),
+        "committed-twice",
+    ),
+    "committed-twice: in one of its broker groups": (
+        across().commit("x").holds("a").holds("b", "b", p=1),
+        "committed-twice",
+    ),
+    "torn-across: a broker group has nothing of it": (
+        across().commit("x").holds("a").holds(p=1),
+        "torn-across",
+    ),
+    "torn-across: its home has nothing of it": (
+        across().commit("x", end="unknown").holds().holds("b", p=1),
+        "torn-across",
+    ),
+    "torn: in a broker group, of two": (
+        Written().prepare("x", "a@0#0", "b@0#0", "c@1#1").commit("x").holds("a").holds("c", p=1),
+        "torn",
+    ),
+    "branch-against-home: committed against a rollback": (
+        across().commit("x", end="unknown").rollback("x").outcome("x", "COMMITTED", branch=1),
+        "branch-against-home",
+    ),
+    "branch-against-home: that commit was read, too": (
+        across().commit("x", end="unknown").rollback("x").outcome("x", "COMMITTED", branch=1).holds("b", p=1),
+        "branch-against-home",
+    ),
+    "branch-against-home: rolled back against a commit": (
+        across().commit("x").outcome("x", "ROLLBACK", branch=1).holds("a").holds(p=1),
+        "branch-against-home",
+    ),
+    "orphan-branch: home has committed": (
+        across().commit("x").outcome("x", "PREPARE", branch=1).holds("a").holds(p=1),
+        "orphan-branch",
+    ),
+    "orphan-branch: home has rolled back": (
+        across().rollback("x").outcome("x", "PREPARE", branch=1).holds().holds(p=1),
+        "orphan-branch",
+    ),
+    "orphan-branch: home knows nothing of it": (
+        across().outcome("x", "UNKNOWN").outcome("x", "PREPARE", branch=1).holds().holds(p=1),
+        "orphan-branch",
     ),
     "inconsistent-offsets": (
         Written().send("a").send("b", by="q").holds("a", "b").poll((0, "b"), by="late"),
@@ -192,6 +250,15 @@ BAD = {
     ),
     "unresolved: nobody decided": (one().holds(), "unresolved"),
     "unresolved: a commit had no effect": (one().commit("x", end="unknown").holds(), "unresolved"),
+    "unresolved: a producer was asked, and nobody decided": (
+        one().checked("x").outcome("x", "PREPARE").holds(),
+        "unresolved",
+    ),
+    "unresolved: an app of which nobody is ever asked": (one().outcome("x", "PREPARE").holds(), "unresolved"),
+    "never-checked": (
+        one().checked("x").rollback("x").prepare("y", "b").outcome("y", "PREPARE").holds(),
+        "never-checked",
+    ),
     "unresolved: the broker says it is open": (
         one().rollback("x", end="unknown").outcome("x", "PREPARE").holds(),
         "unresolved",

@@ -12,6 +12,11 @@ def one() -> Written:
     return Written().prepare("x", "a")
 
 
+def across() -> Written:
+    """A prepared transaction over two broker groups; its home is group 0."""
+    return Written().prepare("x", "a@0#0", "b@1#1")
+
+
 GOOD = {
     "nothing": Written(),
     "a commit": one().commit("x").holds("a"),
@@ -98,6 +103,36 @@ GOOD = {
         .holds("a")
     ),
     "open when it was asked, and committed later": one().outcome("x", "PREPARE").commit("x").holds("a"),
+    "a transaction over two broker groups": (
+        across().commit("x").outcome("x", "COMMITTED", branch=1).holds("a").holds("b", p=1)
+    ),
+    "a branch that followed late": (
+        across()
+        .commit("x")
+        .outcome("x", "PREPARE", branch=1)
+        .outcome("x", "COMMITTED", branch=1)
+        .holds("a")
+        .holds("b", p=1)
+    ),
+    "a late copy of a branch's PREPARE, rolled back": (
+        across().commit("x").outcome("x", "ROLLBACK", branch=1).holds("a").holds("b", p=1)
+    ),
+    "a branch that has forgotten what it committed": (
+        across().commit("x").outcome("x", "UNKNOWN", branch=1).holds("a").holds("b", p=1)
+    ),
+    "a branch that was never prepared": (
+        Written()
+        .prepare("x", "a@0#0", "b@1#1", end="unknown")
+        .rollback("x")
+        .outcome("x", "UNKNOWN", branch=1)
+        .holds()
+        .holds(p=1)
+    ),
+    "retention took what one of two broker groups had": (
+        across().commit("x").send("c@1", end="unknown").holds("a").holds("c", p=1, start=1)
+    ),
+    "a check of what its producer commits meanwhile": one().checked("x").commit("x").holds("a"),
+    "no check was needed": (one().checked("x").rollback("x").prepare("y", "b").commit("y").holds("b")),
     "an outcome that was asked for": one().rollback("x", end="unknown").outcome("x", "ROLLBACK").holds(),
 }
 

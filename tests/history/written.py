@@ -13,7 +13,7 @@ TOPIC = "t"
 
 class Written:
     """A history of one hand. Messages are ``id``, ``id@partition`` or ``id@partition@key`` (partition -1: by
-    the key); all have one topic."""
+    the key), and ``id@partition#group``; all have one topic."""
 
     def __init__(self) -> None:
         self._now = 0
@@ -27,9 +27,10 @@ class Written:
     def sent(self, *messages: str) -> list[Sent]:
         made = []
         for text in messages:
+            text, _, group = text.partition("#")
             id, number, key, *_ = (*text.split("@"), "", "")
             self._partition_of[id] = int(number or 0)
-            made.append(Sent(id, TOPIC, int(number or 0), key or None))
+            made.append(Sent(id, TOPIC, int(number or 0), key or None, int(group or -1)))
         return made
 
     def prepare(self, tx: str, *messages: str, end: str = "ok") -> Written:
@@ -50,8 +51,14 @@ class Written:
     def local(self, tx: str, outcome: str) -> Written:
         return self._end(self.recorder.invoke("local", app="a", tx=tx, outcome=outcome), "ok")
 
-    def outcome(self, tx: str, outcome: str) -> Written:
-        return self._end(self.recorder.invoke("outcome", app="a", tx=tx), "ok", outcome=outcome)
+    def outcome(self, tx: str, outcome: str, branch: int | None = None) -> Written:
+        """What the home group says, or with ``branch`` that group."""
+        where = {} if branch is None else {"branch": branch}
+        return self._end(self.recorder.invoke("outcome", app="a", tx=tx, **where), "ok", outcome=outcome)
+
+    def checked(self, tx: str) -> Written:
+        """A producer was asked about it."""
+        return self._end(self.recorder.invoke("check", app="a", tx=tx), "ok")
 
     def send(self, *messages: str, at: list[int] | None = None, by: str = "p", end: str = "ok") -> Written:
         op = self.recorder.invoke("send", producer=by, messages=self.sent(*messages))
