@@ -13,7 +13,8 @@ from collections.abc import KeysView, Sequence
 from concurrent.futures import Future
 from typing import Any
 
-from escrowmq.actors.client.router import Router, result_of
+from escrowmq.actors.client.router import result_of
+from escrowmq.actors.client.turns import Turns
 from escrowmq.replication.errors import EscrowMQError, UnknownTopic
 from escrowmq.replication.model import TopicInfo
 
@@ -21,7 +22,7 @@ from escrowmq.replication.model import TopicInfo
 class TopicCatalog:
     """Topics by name. Thread-safe: the one dict is replaced or changed by single operations only."""
 
-    def __init__(self, router: Router, timeout_s: float = 30.0) -> None:
+    def __init__(self, router: Turns, timeout_s: float = 30.0) -> None:
         self._router, self._timeout_s = router, timeout_s
         self._topics: dict[str, TopicInfo] = {}
         self._lock = threading.Lock()

@@ -19,6 +19,7 @@ from escrowmq.actors.client.failures import Failure, FailureKind
 from escrowmq.actors.client.replica_calls import ReplicaCalls
 from escrowmq.actors.client.router import Router
 from escrowmq.actors.client.topology import ClusterInfo
+from escrowmq.actors.client.turns import Turns
 from escrowmq.actors.client.wakeup import Waiter
 from escrowmq.actors.producer.batcher import BuiltRequest, GroupBatcher
 from escrowmq.actors.producer.blocks import Block, DecisionBlock
@@ -43,13 +44,15 @@ class ProducerCore:
         config: ProducerConfig,
         calls: ReplicaCalls | None = None,
         clock: Callable[[], float] = time.monotonic,
+        turns: Turns | None = None,
     ) -> None:
+        """``turns``: what somebody else runs, instead of a thread of this producer's own."""
         self.app, self.config, self.info, self.clock = check_app(app), config, info, clock
         self.instance = instance_id(client_version())
         self.ids = transaction_ids(self.instance)
         #: Transactions whose local part runs here now: a check of these is answered UNKNOWN.
         self.running: set[str] = set()
-        self.router = Router(info, config.channel, calls, clock=clock, name="escrowmq-producer")
+        self.router = turns or Router(info, config.channel, calls, clock=clock, name="escrowmq-producer")
         self.catalog = TopicCatalog(self.router, config.delivery_timeout_s)
         self.encoder = Encoder(config, info.groups, self.catalog.partitions)
         self._batchers = [GroupBatcher(self.app, config) for _ in range(info.groups)]
@@ -188,7 +191,7 @@ class ProducerCore:
     # ------------------------------------------------------------ the router's thread
 
     def pump(self, now: float) -> float:
-        """See :class:`escrowmq.actors.client.router.Source`."""
+        """See :class:`escrowmq.actors.client.turns.Source`."""
         while self._timers and self._timers[0][0] <= now:
             heapq.heappop(self._timers)[2]()
         self._sort_inbox(now)
@@ -266,7 +269,7 @@ class ProducerCore:
         )
 
     def stopped(self, detail: str) -> None:
-        """See :class:`escrowmq.actors.client.router.Source`."""
+        """See :class:`escrowmq.actors.client.turns.Source`."""
         with self._room:
             self._closed = self._ended = True
             self._room.notify_all()
