@@ -42,6 +42,7 @@ if TYPE_CHECKING:
         MessageTooLarge,
         NotAuthorized,
         NotLeader,
+        NotSupported,
         OffsetOutOfRange,
         OutcomeUnknown,
         Overloaded,
@@ -94,6 +95,7 @@ __all__ = [
     "MessageTooLarge",
     "NotAuthorized",
     "NotLeader",
+    "NotSupported",
     "OffsetOutOfRange",
     "OpenTransaction",
     "OutcomeUnknown",
@@ -127,9 +129,9 @@ __all__ = [
 
 _ERRORS = (
     "ClusterNotFound Closed ConfigError CorruptLog DataDirLocked DataDirMismatch DataLoss DiskFull "
-    "EscrowMQError InvalidMessage JavaNotFound MessageTooLarge NotAuthorized NotLeader OffsetOutOfRange "
-    "OutcomeUnknown Overloaded ProducerFenced StaleMember TooManyOpenTransactions TopicExists "
-    "TransactionConflict Unavailable UnknownTopic UnknownTransaction UnknownVersion"
+    "EscrowMQError InvalidMessage JavaNotFound MessageTooLarge NotAuthorized NotLeader NotSupported "
+    "OffsetOutOfRange OutcomeUnknown Overloaded ProducerFenced StaleMember TooManyOpenTransactions "
+    "TopicExists TransactionConflict Unavailable UnknownTopic UnknownTransaction UnknownVersion"
 )
 _VALUES = "ConsumerRecord Message OpenTransaction RecordMetadata TopicInfo TransactionState"
 #: Module -> the names it gives to the public face.

@@ -163,6 +163,10 @@ class UnknownVersion(EscrowMQError):
     """Written by a newer version of EscrowMQ (or not by EscrowMQ at all)."""
 
 
+class NotSupported(EscrowMQError):
+    """Some replica of the cluster runs older software; nothing was done. Upgrade every replica first."""
+
+
 class DataDirMismatch(EscrowMQError):
     """The data directory belongs to another cluster, group or replica."""
 

@@ -16,8 +16,9 @@ import msgspec
 from escrowmq.replication.model import OpenTransaction, TransactionState
 
 #: ``("ok", answer)`` from a leader; ``("not_leader", the leader's replica number or None, term)``; and from
-#: ``submit`` also ``("overloaded", s)``, ``("disk_full", s)``, ``("malformed", text)``, and ``("unknown",)``:
-#: it may or may not happen, send the same bytes again.
+#: ``submit`` also ``("overloaded", s)``, ``("disk_full", s)``, ``("malformed", text)``, ``("unsupported",
+#: level)``: the group has not reached the format level that this request needs, nothing was done; and
+#: ``("unknown",)``: it may or may not happen, send the same bytes again.
 Reply: TypeAlias = tuple[Any, ...]
 
 

@@ -17,6 +17,7 @@ import msgspec
 
 from escrowmq.replication.errors import CorruptLog, UnknownVersion
 
+#: Of the envelope, and of operations that have had one shape only.
 FORMAT_VERSION = 1
 
 #: First byte of every Raft command, as pysyncobj defines them: ours are REGULAR. 1 is the entry that opens a
@@ -28,6 +29,8 @@ REGULAR, MEMBERSHIP = 0, 2
 ENVELOPE = struct.Struct("<BBHIQ")
 #: Operation frame: u8 type, u8 version, u16 reserved, u32 metadata bytes, u32 body bytes.
 FRAME = struct.Struct("<BBHII")
+#: The same frame, read with type and version as one number: what decoders are picked by.
+_FRAME_KIND = struct.Struct("<HHII")
 
 
 class OpType(enum.IntEnum):
@@ -46,6 +49,33 @@ class OpType(enum.IntEnum):
     CHECKED = 19
     RETAIN = 20
     TRIM = 21
+    TX_DONE = 25
+    INQUIRE = 26
+    LEVEL = 31
+    SETTINGS = 33
+    LOOKED = 34
+
+
+class PrepareExtra(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True, frozen=True, gc=False):
+    """What PREPARE version 2 says beyond version 1: a map on the wire, defaults left out.
+
+    ``instance``: the producer that sends it, whom a check asks first. ``participants``: broker groups of the
+    branches, home not among them. ``parts``: how many PREPAREs the transaction has here (0: not told).
+    ``home_index``: in a branch, the log index of home's record of each transaction (empty: none). ``given``:
+    the ids are the application's and may come back at any time. ``heard_ms``: the newest time of an entry of
+    this group that the client has heard of (-1: none).
+    """
+
+    instance: str = ""
+    participants: list[int] = []
+    parts: int = 0
+    home_index: list[int] = []
+    given: bool = False
+    heard_ms: int = -1
+
+
+#: In place of what version 1 does not say.
+NO_EXTRA = PrepareExtra()
 
 
 class Op(NamedTuple):
@@ -78,8 +108,23 @@ META_TYPES: dict[int, Any] = {
     OpType.CHECKED: tuple[str, list[str]],
     OpType.RETAIN: tuple[int],
     OpType.TRIM: tuple[str, list[int]],
+    OpType.TX_DONE: tuple[str, list[str], list[int], int],
+    OpType.INQUIRE: tuple[str, list[str], list[int]],
+    OpType.LEVEL: tuple[int],
+    OpType.SETTINGS: tuple[dict[str, int]],
+    OpType.LOOKED: tuple[int],
 }
-_decode_meta = {int(kind): msgspec.msgpack.Decoder(shape).decode for kind, shape in META_TYPES.items()}
+#: The shapes of frame version 2, where there is one.
+META_TYPES_2: dict[int, Any] = {
+    OpType.PREPARE: tuple[str, str, list[str], list[str] | None, int, int, list[int], int, int, PrepareExtra],
+    OpType.ROLLBACK: tuple[str, list[str], str, list[int]],
+}
+#: type | version << 8 -> decoder of the metadata
+_decode_meta = {
+    kind | version << 8: msgspec.msgpack.Decoder(shape).decode
+    for version, shapes in ((1, META_TYPES), (2, META_TYPES_2))
+    for kind, shape in shapes.items()
+}
 Row = tuple[bytes | None, bytes, dict[str, bytes] | None, str | None]
 _decode_rows = msgspec.msgpack.Decoder(list[Row]).decode
 
@@ -99,11 +144,11 @@ def decode_rows(blob: bytes | memoryview, count: int) -> list[Row]:
         raise CorruptLog(f"message rows cannot be decoded: {error}") from error
 
 
-def encode_op(op: int, meta: Sequence[Any], body: Iterable[bytes] = ()) -> bytes:
+def encode_op(op: int, meta: Sequence[Any], body: Iterable[bytes] = (), version: int = 1) -> bytes:
     """A whole frame: header, metadata, the body's parts joined."""
     packed = _encode(meta)
     joined = b"".join(body)
-    return b"".join((FRAME.pack(op, FORMAT_VERSION, 0, len(packed), len(joined)), packed, joined))
+    return b"".join((FRAME.pack(op, version, 0, len(packed), len(joined)), packed, joined))
 
 
 def decode_ops(buffer: bytes | memoryview, start: int = 0) -> list[Op]:
@@ -114,26 +159,31 @@ def decode_ops(buffer: bytes | memoryview, start: int = 0) -> list[Op]:
     """
     view = memoryview(buffer)
     ops: list[Op] = []
-    end, at, head = len(view), start, FRAME.size
+    end, at, head, unpack_from = len(view), start, FRAME.size, _FRAME_KIND.unpack_from
     while at < end:
         if at + head > end:
             raise CorruptLog(f"operation header cut off at byte {at} of {end}")
-        kind, version, _, meta_size, body_size = FRAME.unpack_from(view, at)
-        if version > FORMAT_VERSION or version == 0:
-            raise UnknownVersion(f"operation of format version {version}; known: up to {FORMAT_VERSION}")
+        kind, _, meta_size, body_size = unpack_from(view, at)
         body_pos = at + head + meta_size
         if body_pos + body_size > end:
-            raise CorruptLog(f"operation of type {kind} at byte {at} is cut off")
+            raise CorruptLog(f"operation of type {kind & 0xFF} at byte {at} is cut off")
         decode_meta = _decode_meta.get(kind)
         if decode_meta is None:
-            raise UnknownVersion(f"operation of type {kind} is not known to this software; upgrade it")
+            raise _unknown(kind & 0xFF, kind >> 8)
         try:
             meta = decode_meta(view[at + head : body_pos])
         except _NOT_MSGPACK as error:
-            raise CorruptLog(f"operation of type {kind} at byte {at}: {error}") from error
-        ops.append(Op(kind, meta, body_pos, body_size))
+            raise CorruptLog(f"operation of type {kind & 0xFF} at byte {at}: {error}") from error
+        ops.append(Op(kind & 0xFF, meta, body_pos, body_size))
         at = body_pos + body_size
     return ops
+
+
+def _unknown(kind: int, version: int) -> UnknownVersion:
+    known = 2 if kind in META_TYPES_2 else 1
+    if kind in META_TYPES:
+        return UnknownVersion(f"operation of type {kind} of format version {version}; known: up to {known}")
+    return UnknownVersion(f"operation of type {kind} is not known to this software; upgrade it")
 
 
 def encode_command(frames: Sequence[bytes], count: int, now_ms: int) -> bytes:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from escrowmq.replication.format.codec import OpType, encode_op
+from escrowmq.replication.format.codec import OpType, PrepareExtra, encode_op
 
 
 def message(topic: str, partition: int, producer: str, epoch: int, seq: int, rows: Sequence[bytes]) -> bytes:
@@ -31,6 +31,7 @@ def prepare(
     digests: Sequence[int],
     home_group: int,
     pre_messages: int,
+    extra: PrepareExtra | None = None,
 ) -> bytes:
     """PREPARE ``[app, topic, tx_ids, query_ids|nil, timeout_ms, part, digests, home_group, pre_messages]``.
 
@@ -38,11 +39,14 @@ def prepare(
     operations of the same request are its PRE_MESSAGEs. ``topic`` is the home topic, whose feedback
     actor asks back; ``timeout_ms`` 0 = the topic's; ``digests`` are CRC32C of each transaction's rows
     in this part, so that a reused id with other content is recognised; ``home_group`` -1: decided
-    here, else the group whose decision counts. ``query_ids`` nil: each equals its tx id.
+    here, else the group whose decision counts. ``query_ids`` nil: each equals its tx id. With ``extra``
+    it is version 2, which only groups of level 2 take: a tenth column, see ``PrepareExtra``.
     """
-    return encode_op(
-        OpType.PREPARE,
-        (app, topic, tx_ids, query_ids, timeout_ms, part, digests, home_group, pre_messages),
+    meta = (app, topic, tx_ids, query_ids, timeout_ms, part, digests, home_group, pre_messages)
+    return (
+        encode_op(OpType.PREPARE, meta)
+        if extra is None
+        else encode_op(OpType.PREPARE, (*meta, extra), version=2)
     )
 
 
@@ -74,6 +78,15 @@ def rollback(app: str, tx_ids: Sequence[str], by: str = "producer") -> bytes:
     return encode_op(OpType.ROLLBACK, (app, tx_ids, by))
 
 
+def rollback_under(app: str, tx_ids: Sequence[str], by: str, newest_index: Sequence[int]) -> bytes:
+    """ROLLBACK version 2 ``[app, tx_ids, by, newest_index]``, for groups of level 2: what a check decides.
+
+    Of each transaction the log index of its newest PREPARE, as it was when the check began. One that was
+    prepared again since is left open and answered RETRY. An empty list: unconditional.
+    """
+    return encode_op(OpType.ROLLBACK, (app, tx_ids, by, newest_index), version=2)
+
+
 def checked(app: str, tx_ids: Sequence[str]) -> bytes:
     """CHECKED ``[app, tx_ids]``: a producer answered UNKNOWN (or hung); counts the check, may park."""
     return encode_op(OpType.CHECKED, (app, tx_ids))
@@ -93,6 +106,11 @@ def group_offsets(group: str, topic: str, offsets: Mapping[int, int]) -> bytes:
     """GROUP_OFFSETS ``[group, topic, [partition, next_offset, ...]]``: where the group reads on."""
     flat = [n for pair in offsets.items() for n in pair]
     return encode_op(OpType.GROUP_OFFSETS, (group, topic, flat))
+
+
+def settings(values: Mapping[str, int]) -> bytes:
+    """SETTINGS ``[{name: value}]``: replicated settings to change; see state/settings.py."""
+    return encode_op(OpType.SETTINGS, (dict(values),))
 
 
 def retain(first_index: int) -> bytes:
@@ -124,3 +142,23 @@ def copied(topic: str, partition: int, count: int, rows: bytes) -> bytes:
 def decided_commit(app: str, tx_ids: Sequence[str], by: str, references: int) -> bytes:
     """COMMIT as it stands in the log: behind its ``references`` REF_MESSAGEs and TX_MESSAGEs."""
     return encode_op(OpType.COMMIT, (app, tx_ids, by, references))
+
+
+def done(app: str, tx_ids: Sequence[str], home_indexes: Sequence[int], group: int) -> bytes:
+    """TX_DONE ``[app, tx_ids, home_indexes, group]``: branch group ``group`` has done what home decided."""
+    return encode_op(OpType.TX_DONE, (app, tx_ids, home_indexes, group))
+
+
+def inquire(app: str, tx_ids: Sequence[str], home_indexes: Sequence[int]) -> bytes:
+    """INQUIRE ``[app, tx_ids, home_indexes]``: changes nothing; its result is the state as of this entry."""
+    return encode_op(OpType.INQUIRE, (app, tx_ids, home_indexes))
+
+
+def level(level: int) -> bytes:
+    """LEVEL ``[level]``: from here on the log may hold what older software cannot read. No way down."""
+    return encode_op(OpType.LEVEL, (level,))
+
+
+def looked(turns: int) -> bytes:
+    """LOOKED ``[turns]``: the leader looked at the sealed ids, at so many turns, for what stands behind."""
+    return encode_op(OpType.LOOKED, (turns,))

@@ -174,7 +174,7 @@ class Admission:
         deciding.update(valid)
         writer.deciding.append((app, valid))
         if outcome == ROLLED_BACK:
-            writer.own(submission, number, build.rollback(app, valid, by))
+            writer.own(submission, number, _rollback_frame(meta, valid))
             return
         frames = self._references([opened[t] for t in valid])
         frames.append(build.decided_commit(app, valid, by, len(frames)))
@@ -261,6 +261,18 @@ class Admission:
                 if problem is not None:
                     problems.append([i, *problem])
         return [int(ResultCode.PARTIAL), problems] if problems else [int(ResultCode.OK)]
+
+
+def _rollback_frame(meta: Sequence[Any], valid: Sequence[str]) -> bytes:
+    """A client's ROLLBACK as it stands in the log: of these transactions only."""
+    app, tx_ids, by = meta[:3]
+    if len(meta) == 3:
+        return build.rollback(app, valid, by)
+    newest: Sequence[int] = meta[3]
+    if newest and valid is not tx_ids:
+        index_of = dict(zip(tx_ids, newest, strict=True))
+        newest = [index_of[tx_id] for tx_id in valid]
+    return build.rollback_under(app, valid, by, newest)
 
 
 class _EntryWriter:

@@ -21,6 +21,7 @@ from escrowmq.replication.log.journal import SegmentJournal
 from escrowmq.replication.replica import fetching, retention
 from escrowmq.replication.replica.admission import Admission, ComposedEntry, Submission
 from escrowmq.replication.replica.checkpoints import CheckpointJob, Checkpoints
+from escrowmq.replication.replica.validation import level_needed
 from escrowmq.replication.state.machine import Result, StateMachine
 
 
@@ -121,6 +122,10 @@ class Replica:
         assert raft is not None
         if not raft.ready:
             done(self.not_leader())
+            return
+        # Levels only rise, so what is let in here may stand in an entry that is written later.
+        if self.state.level < 2 and (needed := level_needed(ops)) > self.state.level:
+            done(("unsupported", needed))
             return
         if not self.admission.offer(Submission(request, ops, done)):
             done(("overloaded", 0.05))

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from escrowmq.replication.errors import CorruptLog, InvalidMessage, UnknownVersion
-from escrowmq.replication.format.codec import Op, OpType, decode_ops
+from escrowmq.replication.format.codec import Op, OpType, PrepareExtra, decode_ops
+from escrowmq.replication.state.settings import setting_problem
 from escrowmq.replication.state.topics import settings_problem
 
 _FROM_CLIENTS = frozenset(
@@ -24,8 +25,11 @@ _FROM_CLIENTS = frozenset(
         OpType.DELETE_TOPIC,
         OpType.GROUP_OFFSETS,
         OpType.CHECKED,
+        OpType.SETTINGS,
     )
 )
+#: Types of operations that came with level 2; two older ones have a second version since.
+_LEVEL_2 = frozenset((OpType.TX_DONE, OpType.INQUIRE, OpType.SETTINGS, OpType.LOOKED))
 NAME_BYTES_MAX = 512
 IDS_PER_OPERATION_MAX = 20_000
 #: Numbers of clients that are added to others later: sums must stay inside what snapshots can hold.
@@ -33,6 +37,8 @@ NUMBER_MAX = (1 << 53) - 1
 #: A transaction may wait for ten years.
 TIMEOUT_MS_MAX = 10 * 366 * 86_400_000
 GROUPS_MAX = 1 << 16
+#: Branch groups of one transaction.
+PARTICIPANTS_MAX = 64
 
 #: What the reserve of disk space is kept from. All else settles what is there, or makes room.
 _NEW_WORK = frozenset((OpType.MESSAGE, OpType.PREPARE, OpType.CREATE_TOPIC))
@@ -41,6 +47,19 @@ _NEW_WORK = frozenset((OpType.MESSAGE, OpType.PREPARE, OpType.CREATE_TOPIC))
 def brings_new_work(ops: Sequence[Op]) -> bool:
     """Whether a request adds messages, transactions or topics, rather than settling what is there."""
     return any(op.type in _NEW_WORK for op in ops)
+
+
+def level_needed(ops: Sequence[Op]) -> int:
+    """The format level of the group that may have these operations in its log."""
+    for op in ops:
+        kind, columns = op.type, len(op.meta)
+        if (
+            kind in _LEVEL_2
+            or (kind == OpType.PREPARE and columns > 9)
+            or (kind == OpType.ROLLBACK and columns > 3)
+        ):
+            return 2
+    return 1
 
 
 def parse_request(request: bytes) -> list[Op]:
@@ -78,7 +97,11 @@ def _problem(op: Op) -> str | None:
     if op.type in (OpType.COMMIT, OpType.ROLLBACK, OpType.CHECKED):
         if op.type != OpType.CHECKED and (problem := _name_problem("by", meta[2])) is not None:
             return problem
+        if op.type == OpType.ROLLBACK and len(meta) > 3 and len(meta[3]) not in (0, len(meta[1])):
+            return "ROLLBACK's columns differ in length"
         return _ids_problem(meta[0], meta[1])
+    if op.type == OpType.SETTINGS:
+        return setting_problem(*meta)
     if op.type == OpType.CREATE_TOPIC:
         return settings_problem(*meta) or _too_large(meta[1])
     if op.type == OpType.GROUP_OFFSETS:
@@ -89,7 +112,7 @@ def _problem(op: Op) -> str | None:
 
 
 def _prepare_problem(op: Op, attached: Sequence[Op]) -> str | None:
-    app, _, tx_ids, query_ids, timeout_ms, part, digests, home_group, announced = op.meta
+    app, _, tx_ids, query_ids, timeout_ms, part, digests, home_group, announced = op.meta[:9]
     if announced < 0 or len(attached) != announced:
         return f"PREPARE announces {announced} PRE_MESSAGEs and {len(attached)} follow"
     if len(digests) != len(tx_ids) or (query_ids is not None and len(query_ids) != len(tx_ids)):
@@ -104,6 +127,8 @@ def _prepare_problem(op: Op, attached: Sequence[Op]) -> str | None:
         return f"a query id has at most {NAME_BYTES_MAX} characters"
     if len(set(tx_ids)) != len(tx_ids):
         return "PREPARE names a transaction twice"
+    if len(op.meta) > 9 and (problem := _extra_problem(op.meta[9], len(tx_ids), home_group)) is not None:
+        return problem
     for pre in attached:
         if pre.type != OpType.PRE_MESSAGE:
             return f"PREPARE is followed by an operation of type {pre.type} instead of PRE_MESSAGE"
@@ -113,6 +138,23 @@ def _prepare_problem(op: Op, attached: Sequence[Op]) -> str | None:
         if min(txs) < 0 or max(txs) >= len(tx_ids) or min(sizes) < 1:
             return "PRE_MESSAGE refers to a transaction that its PREPARE does not name"
     return _ids_problem(app, tx_ids)
+
+
+def _extra_problem(extra: PrepareExtra, count: int, home_group: int) -> str | None:
+    groups = extra.participants
+    if len(extra.instance) > NAME_BYTES_MAX:
+        return f"PREPARE's instance has at most {NAME_BYTES_MAX} characters"
+    if len(groups) > PARTICIPANTS_MAX or len(set(groups)) != len(groups):
+        return f"PREPARE has at most {PARTICIPANTS_MAX} participants, and each once"
+    if not all(0 <= group < GROUPS_MAX for group in groups) or (groups and home_group >= 0):
+        return "PREPARE's participants are groups, and only home names them"
+    if len(extra.home_index) not in (0, count) or (extra.home_index and home_group < 0):
+        return "PREPARE has one home index for each transaction of a branch, or none"
+    if not all(0 < index <= NUMBER_MAX for index in extra.home_index):
+        return f"PREPARE's home indexes must be 1 to {NUMBER_MAX}"
+    if not (0 <= extra.parts <= NUMBER_MAX and -1 <= extra.heard_ms <= NUMBER_MAX):
+        return f"PREPARE's parts and heard_ms must be at most {NUMBER_MAX}"
+    return None
 
 
 def _too_large(settings: Mapping[str, object]) -> str | None:

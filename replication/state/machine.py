@@ -16,11 +16,13 @@ from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import Any
 
-from escrowmq.replication.format.codec import Op, OpType, decode_command
+from escrowmq.replication.errors import UnknownVersion
+from escrowmq.replication.format.codec import NO_EXTRA, Op, OpType, PrepareExtra, decode_command
 from escrowmq.replication.model import ResultCode
 from escrowmq.replication.state.dedup import TwoGenerations
 from escrowmq.replication.state.due_queue import DueQueue, next_due_ms
 from escrowmq.replication.state.open_table import OpenTx
+from escrowmq.replication.state.settings import Settings
 from escrowmq.replication.state.topics import Partition, TopicTable
 from escrowmq.replication.state.transactions import (
     COMMITTED,
@@ -34,15 +36,11 @@ from escrowmq.replication.state.transactions import (
 Result = list[Any]
 OK: Result = [int(ResultCode.OK)]
 
-#: (producer, partition) pairs whose sequence numbers are remembered: at least this many, at most
-#: twice (part of the log format, as replicas must forget alike).
-PRODUCERS_GENERATION = 20_000
 #: Batches per producer and partition whose offsets are remembered; clients keep at most this many
 #: unacknowledged, as in Kafka's idempotent producer.
 SEQUENCES_KEPT = 5
-#: Consumer groups whose positions are kept (part of the log format): those that committed last. Kafka's are
-#: forgotten a week after their last member has left; by number, memory is bounded too.
-GROUPS_KEPT = 50_000
+#: The highest format level that this software knows: what the log may hold from there on, it can read.
+LEVEL_MAX = 2
 
 
 class StateMachine:
@@ -50,12 +48,15 @@ class StateMachine:
 
     def __init__(self, gid: int, groups: int) -> None:
         self.gid, self.groups = gid, groups
+        #: Format level of the group: 1 until LEVEL is applied. Operations of a higher one are not admitted.
+        self.level = 1
+        self.settings = Settings()
         self.topics = TopicTable(gid, groups)
         self.transactions = TransactionTable()
         self.due = DueQueue(self.transactions)
         #: (producer, slot) -> epoch, next sequence, ((sequence, base offset, time), ...)
         self.producers: TwoGenerations[tuple[str, int], tuple[int, int, tuple[tuple[int, int, int], ...]]] = (
-            TwoGenerations(PRODUCERS_GENERATION)
+            TwoGenerations(self.settings.producers_generation)
         )
         self.group_offsets: OrderedDict[str, dict[str, dict[int, int]]] = OrderedDict()
         #: Held while a commit's messages become readable, and by readers while they look where partitions
@@ -77,6 +78,8 @@ class StateMachine:
             OpType.GROUP_OFFSETS: self._group_offsets,
             OpType.RETAIN: self._retain,
             OpType.TRIM: self._trim,
+            OpType.LEVEL: self._raise_level,
+            OpType.SETTINGS: self._settings,
         }
 
     # -------------------------------------------------------------- entries
@@ -144,7 +147,8 @@ class StateMachine:
     # -------------------------------------------------------------- prepare
 
     def _prepare(self, index: int, op: Op, attached: Sequence[Op]) -> Result:
-        app, topic, tx_ids, query_ids, timeout_ms, part, digests, home_group, _ = op.meta
+        app, topic, tx_ids, query_ids, timeout_ms, part, digests, home_group = op.meta[:8]
+        extra = op.meta[9] if len(op.meta) > 9 else NO_EXTRA
         refs: list[tuple[int, ...] | None] = [None] * len(tx_ids)
         for pre in attached:
             partition = self.topics.find(pre.meta[0], pre.meta[1])
@@ -162,6 +166,9 @@ class StateMachine:
         old, young = settled.old, settled.young
         problems: list[list[Any]] = []
         fresh: list[str] = []
+        record = tuple.__new__  # the constructor of a named tuple costs another call: 0.3 us for each
+        instance, parts, given = extra.instance, extra.parts, extra.given
+        participants, home_index = tuple(extra.participants), extra.home_index
         for i, tx_id in enumerate(tx_ids):
             if (
                 part == 0
@@ -170,21 +177,30 @@ class StateMachine:
                 and tx_id not in young
                 and tx_id not in old
             ):
-                open_young[tx_id] = OpenTx(
-                    index,
-                    topic,
-                    tx_id if query_ids is None else query_ids[i],
-                    now,
-                    timeout,
-                    home_group,
-                    0,
-                    due,
-                    (digests[i],),
-                    refs[i] or (),
+                open_young[tx_id] = record(
+                    OpenTx,
+                    (
+                        index,
+                        topic,
+                        tx_id if query_ids is None else query_ids[i],
+                        now,
+                        timeout,
+                        home_group,
+                        0,
+                        due,
+                        (digests[i],),
+                        refs[i] or (),
+                        index,
+                        instance,
+                        home_index[i] if home_index else -1,
+                        participants,
+                        parts,
+                        given,
+                    ),
                 )
                 fresh.append(tx_id)
             else:
-                problem = self._prepare_again(table, tx_id, part, digests[i], refs[i] or ())
+                problem = self._prepare_again(index, table, tx_id, part, digests[i], refs[i] or (), extra)
                 if problem is not None:
                     problems.append([i, *problem])
         if fresh:
@@ -194,9 +210,20 @@ class StateMachine:
         return [int(ResultCode.PARTIAL), problems] if problems else OK
 
     def _prepare_again(
-        self, table: AppTransactions, tx_id: str, part: int, digest: int, refs: tuple[int, ...]
+        self,
+        index: int,
+        table: AppTransactions,
+        tx_id: str,
+        part: int,
+        digest: int,
+        refs: tuple[int, ...],
+        extra: PrepareExtra,
     ) -> Result | None:
-        """A part that is not the first of a new transaction: next part, repetition, or conflict."""
+        """A part that is not the first of a new transaction: next part, repetition, or conflict.
+
+        Whoever sends one becomes the transaction's owner, and this entry its newest PREPARE, so that a check
+        which began under an older one rolls nothing back. Not at level 1, whose snapshots hold neither.
+        """
         record = table.open.get(tx_id)
         if record is None:
             mark = table.settled.get(tx_id)
@@ -206,13 +233,14 @@ class StateMachine:
             same = part > 0 or mark >> 2 == digest
             return [int(ResultCode.DUPLICATE if same else ResultCode.TX_CONFLICT), state]
         if part == len(record.digests):
-            table.open.replace(
-                tx_id, record._replace(digests=(*record.digests, digest), refs=(*record.refs, *refs))
-            )
-            return None
-        if part < len(record.digests) and record.digests[part] == digest:
-            return None  # the same part again: its first copy counts, this one's bytes are never referred to
-        return [int(ResultCode.TX_CONFLICT), "PREPARE"]
+            record = record._replace(digests=(*record.digests, digest), refs=(*record.refs, *refs))
+        elif part > len(record.digests) or record.digests[part] != digest:
+            return [int(ResultCode.TX_CONFLICT), "PREPARE"]
+        # Else the same part again: its first copy counts, this one's bytes are never referred to.
+        if self.level > 1:
+            record = record._replace(newest_index=index, instance=extra.instance)
+        table.open.replace(tx_id, record)
+        return None
 
     # -------------------------------------------------------------- commit and rollback
 
@@ -245,8 +273,24 @@ class StateMachine:
         return result
 
     def _rollback(self, index: int, op: Op) -> Result:
-        app, tx_ids, by = op.meta
-        return self._settle(self.transactions.look(app), app, tx_ids, by, ROLLED_BACK)
+        app, tx_ids, by = op.meta[:3]
+        table = self.transactions.look(app)
+        if len(op.meta) > 3 and op.meta[3]:
+            return self._rollback_under(table, app, tx_ids, by, op.meta[3])
+        return self._settle(table, app, tx_ids, by, ROLLED_BACK)
+
+    def _rollback_under(
+        self, table: AppTransactions, app: str, tx_ids: Sequence[str], by: str, newest: Sequence[int]
+    ) -> Result:
+        """A check's ROLLBACK: what was prepared again since the check began stays open, answered RETRY."""
+        opened = table.open
+        pairs = zip(tx_ids, newest, strict=True)
+        still = [t for t, index in pairs if (record := opened.get(t)) is None or record.newest_index == index]
+        if len(still) == len(tx_ids):
+            return self._settle(table, app, tx_ids, by, ROLLED_BACK)
+        if still:
+            self._settle(table, app, still, by, ROLLED_BACK)
+        return [int(ResultCode.PARTIAL), self._refused(table, tx_ids, ROLLED_BACK)]
 
     def _settle(
         self, table: AppTransactions, app: str, tx_ids: Sequence[str], by: str, outcome: int
@@ -309,9 +353,28 @@ class StateMachine:
         it = iter(flat)
         self.group_offsets.setdefault(group, {}).setdefault(topic, {}).update(zip(it, it, strict=True))
         self.group_offsets.move_to_end(group)  # in one step: other threads look groups up meanwhile
-        if len(self.group_offsets) > GROUPS_KEPT:
+        if len(self.group_offsets) > self.settings.groups_kept:
             self.group_offsets.popitem(last=False)
         return OK
+
+    def _raise_level(self, index: int, op: Op) -> Result:
+        (level,) = op.meta
+        if level > LEVEL_MAX:
+            raise UnknownVersion(f"format level {level}; this software knows up to {LEVEL_MAX}: upgrade it")
+        self.level = max(self.level, level)
+        return [0, self.level]
+
+    def _settings(self, index: int, op: Op) -> Result:
+        self.set_settings(self.settings.changed(op.meta[0]))
+        return [0, self.settings.values()]
+
+    def set_settings(self, settings: Settings) -> None:
+        """Put them into force: also from a snapshot."""
+        self.settings = settings
+        self.transactions.settled_generation = settings.settled_generation
+        self.producers.generation = settings.producers_generation
+        while len(self.group_offsets) > settings.groups_kept:
+            self.group_offsets.popitem(last=False)
 
     def _trim(self, index: int, op: Op) -> Result:
         topic, flat = op.meta

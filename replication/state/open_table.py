@@ -24,7 +24,9 @@ class OpenTx(NamedTuple):
     """One open transaction. ``refs`` is flat: slot, log index, position, bytes, messages, and again.
 
     ``log_index`` is that of its PREPARE; ``due_ms`` the time of the next check, -1 when parked;
-    ``digests`` has one CRC32C per part.
+    ``digests`` has one CRC32C per part. ``newest_index`` is that of its newest PREPARE, also of a repeated
+    one, and ``instance`` is who sent that (kept from level 2 on; "": not known). ``home_index`` -1: no
+    branch, or one that was not told. The rest is as ``PrepareExtra`` says.
     """
 
     log_index: int
@@ -37,6 +39,12 @@ class OpenTx(NamedTuple):
     due_ms: int
     digests: tuple[int, ...]
     refs: tuple[int, ...]
+    newest_index: int
+    instance: str = ""
+    home_index: int = -1
+    participants: tuple[int, ...] = ()
+    parts: int = 0
+    given: bool = False
 
 
 class View:

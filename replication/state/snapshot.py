@@ -6,6 +6,9 @@ immutable, and old tables stand still while they are read), milliseconds for a m
 of partition indexes go to run files of their own, one per interval, and are not written again.
 
 File: magic and version, then chunks of u32 length, u32 CRC32C, msgpack; the last chunk is ``["end", n]``.
+
+A state of level 1 is written as version 1, so that replicas with older software can still install it; from
+level 2 on as version 2, with the level, the replicated settings, and all fields of open transactions.
 """
 
 from __future__ import annotations
@@ -22,11 +25,17 @@ from escrowmq.replication.errors import CorruptLog, UnknownVersion
 from escrowmq.replication.format.codec import pack, unpack
 from escrowmq.replication.model import TopicInfo
 from escrowmq.replication.state.index import Columns, PartitionIndex
-from escrowmq.replication.state.machine import StateMachine
+from escrowmq.replication.state.machine import LEVEL_MAX, StateMachine
 from escrowmq.replication.state.open_table import OpenTx, View
 from escrowmq.replication.state.topics import Partition, Topic
 
-_MAGIC = b"EMQS\x01\0\0\0"
+_MAGIC = b"EMQS"
+_VERSION = struct.Struct("<I")
+_HEAD_BYTES = len(_MAGIC) + _VERSION.size
+VERSION_MAX = 2
+#: Fields of an open transaction in version 1: the first ones.
+_FIELDS_1 = OpenTx._fields.index("newest_index")
+_DIGESTS, _REFS, _PARTICIPANTS = map(OpenTx._fields.index, ("digests", "refs", "participants"))
 _CHUNK = struct.Struct("<II")
 ITEMS_PER_CHUNK = 2_000
 #: What values of the wrong shape raise when they are put into the tables.
@@ -44,6 +53,11 @@ class Snapshot:
     settled: list[tuple[str, int, dict[str, int]]]  # app, generation (0 old, 1 young)
     producers: list[tuple[int, dict[Any, Any]]]
     tables: dict[int, Columns]
+
+    @property
+    def version(self) -> int:
+        """Of the file."""
+        return 2 if "level" in self.meta else 1
 
 
 def capture(state: StateMachine, term: int, run_files: Iterable[str]) -> Snapshot:
@@ -68,6 +82,8 @@ def capture(state: StateMachine, term: int, run_files: Iterable[str]) -> Snapsho
         "audit": list(state.transactions.audit),
         "run_files": list(run_files),
     }
+    if state.level > 1:
+        meta["level"], meta["settings"] = state.level, state.settings.values()
     apps = state.transactions.apps.items()
     return Snapshot(
         state.applied_index,
@@ -88,7 +104,7 @@ def release(state: StateMachine, snapshot: Snapshot) -> None:
 
 def encode(snapshot: Snapshot) -> Iterator[bytes]:
     """The file's parts."""
-    yield _MAGIC
+    yield _MAGIC + _VERSION.pack(snapshot.version)
     count = 0
     for chunk in _chunks(snapshot):
         packed = pack(chunk)
@@ -103,7 +119,10 @@ def encode(snapshot: Snapshot) -> Iterator[bytes]:
 def _chunks(snapshot: Snapshot) -> Iterator[list[Any]]:
     yield ["meta", snapshot.index, snapshot.term, snapshot.meta]
     for app, opened in snapshot.open:
-        yield from (["open", app, part] for part in _pieces(opened.items()))
+        items: Iterable[tuple[str, tuple[Any, ...]]] = opened.items()
+        if snapshot.version == 1:
+            items = ((tx_id, record[:_FIELDS_1]) for tx_id, record in items)
+        yield from (["open", app, part] for part in _pieces(items))
     for app, age, settled in snapshot.settled:
         yield from (["settled", app, age, part] for part in _pieces(settled.items()))
     for age, producers in snapshot.producers:
@@ -119,11 +138,12 @@ def _pieces(table: Iterable[tuple[Any, Any]]) -> Iterator[list[Any]]:
 def decode(name: str, data: bytes | memoryview) -> Iterator[list[Any]]:
     """The chunks of a file, checked; raises CorruptLog unless it is whole, UnknownVersion if newer."""
     view = memoryview(data)
-    if bytes(view[:4]) != _MAGIC[:4]:
+    if len(view) < _HEAD_BYTES or bytes(view[: len(_MAGIC)]) != _MAGIC:
         raise CorruptLog(f"{name}: not a snapshot")
-    if bytes(view[:8]) != _MAGIC:
-        raise UnknownVersion(f"{name}: snapshot version {view[4]}; this software reads {_MAGIC[4]}")
-    at, count = len(_MAGIC), 0
+    (version,) = _VERSION.unpack_from(view, len(_MAGIC))
+    if not 1 <= version <= VERSION_MAX:
+        raise UnknownVersion(f"{name}: snapshot version {version}; this software reads up to {VERSION_MAX}")
+    at, count = _HEAD_BYTES, 0
     while True:
         if at + _CHUNK.size > len(view):
             raise CorruptLog(f"{name}: cut off at byte {at}")
@@ -162,8 +182,7 @@ def _restore(state: StateMachine, name: str, data: bytes | memoryview) -> tuple[
         elif kind == "open":
             table = state.transactions.app(chunk[1])
             for tx_id, fields in chunk[2]:
-                fields[-2:] = tuple(fields[-2]), tuple(fields[-1])  # digests, refs
-                table.insert(tx_id, OpenTx._make(fields))
+                table.insert(tx_id, _open_record(fields))
         elif kind == "settled":
             remembered = state.transactions.app(chunk[1]).settled
             (remembered.young if chunk[2] else remembered.old).update(chunk[3])
@@ -174,6 +193,15 @@ def _restore(state: StateMachine, name: str, data: bytes | memoryview) -> tuple[
     state.transactions.count_settled()
     state.due.rebuild()
     return term, run_files
+
+
+def _open_record(fields: list[Any]) -> OpenTx:
+    fields[_DIGESTS], fields[_REFS] = tuple(fields[_DIGESTS]), tuple(fields[_REFS])
+    if len(fields) == _FIELDS_1:
+        fields.append(fields[0])  # the newest PREPARE is the only one that is known
+        return OpenTx(*fields)
+    fields[_PARTICIPANTS] = tuple(fields[_PARTICIPANTS])
+    return OpenTx(*fields)
 
 
 def _restore_meta(state: StateMachine, name: str, meta: dict[str, Any]) -> None:
@@ -191,6 +219,11 @@ def _restore_meta(state: StateMachine, name: str, meta: dict[str, Any]) -> None:
         it = iter(flat)
         state.group_offsets.setdefault(group, {})[topic_name] = dict(zip(it, it, strict=True))
     state.transactions.audit = [tuple(item) for item in meta["audit"]]
+    if "level" in meta:
+        if meta["level"] > LEVEL_MAX:
+            raise UnknownVersion(f"{name}: format level {meta['level']}; this software knows {LEVEL_MAX}")
+        state.level = meta["level"]
+        state.set_settings(state.settings.changed(meta["settings"]))
 
 
 def _bounds(index: PartitionIndex) -> tuple[int, int, int]:

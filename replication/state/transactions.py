@@ -8,16 +8,14 @@ configuration that could differ.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 
 from escrowmq.replication.model import ResultCode, TransactionState
 from escrowmq.replication.state.dedup import TwoGenerations
 from escrowmq.replication.state.open_table import OpenTable, OpenTx
+from escrowmq.replication.state.settings import Settings
 
-#: Settled transactions remembered over all apps: at least this many, at most twice (part of the log
-#: format: replicas must forget alike). 500,000 are ten seconds at 50,000/s, and the most takes 130 MB,
-#: however many apps there are.
-SETTLED_GENERATION = 500_000
 #: What an app with settled ids counts as beside them: its tables, which every look over all apps passes. So
 #: of apps that come and go (each batch write of Spark is one) some 20,000 stay, and no more.
 APP_AS_IDS = 50
@@ -35,7 +33,7 @@ class AppTransactions:
 
     def __init__(self) -> None:
         self.open = OpenTable()
-        self.settled: TwoGenerations[str, int] = TwoGenerations(2 * SETTLED_GENERATION)  # turned by the table
+        self.settled: TwoGenerations[str, int] = TwoGenerations(sys.maxsize)  # turned by the table
         self.open_by_topic: dict[str, int] = {}
 
     def outcome(self, tx_id: str) -> int | None:
@@ -62,6 +60,8 @@ class TransactionTable:
     def __init__(self) -> None:
         self.apps: dict[str, AppTransactions] = {}
         self.audit: list[tuple[int, str, str, str, str]] = []  # now_ms, by, app, tx_id, outcome
+        #: See ``Settings``; the state machine keeps it up to date.
+        self.settled_generation = Settings().settled_generation
         self._young = 0  # settled ids in the apps' young generations; derived from them
 
     def look(self, name: str) -> AppTransactions:
@@ -82,7 +82,7 @@ class TransactionTable:
             table.settle(tx_id, outcome)
         after = len(table.settled.young)
         self._young += after - before + (APP_AS_IDS if after and not before else 0)
-        if self._young >= SETTLED_GENERATION:
+        if self._young >= self.settled_generation:
             self._turn()
 
     def _turn(self) -> None:

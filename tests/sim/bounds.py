@@ -10,8 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from escrowmq.replication.raft.proposals import COMMAND_BYTES_MAX
-from escrowmq.replication.state.machine import PRODUCERS_GENERATION
-from escrowmq.replication.state.transactions import APP_AS_IDS, AUDIT_KEPT, SETTLED_GENERATION
+from escrowmq.replication.state.transactions import APP_AS_IDS, AUDIT_KEPT
 from tests.sim.world import Violation
 from tests.support.queued_checks import queued_checks
 
@@ -129,8 +128,10 @@ def _recount_broker(replica: SimReplica, broker: Any) -> None:
         settled += len(table.settled)
         young += len(table.settled.young) + (APP_AS_IDS if table.settled.young else 0)
     _same(replica, "settled", transactions._young, young)
-    _inside(replica, "settled and remembered", settled, 2 * (SETTLED_GENERATION + SETTLED_AT_ONCE))
-    _check_generations(replica, "batches remembered", state.producers, PRODUCERS_GENERATION)
+    _inside(
+        replica, "settled and remembered", settled, 2 * (state.settings.settled_generation + SETTLED_AT_ONCE)
+    )
+    _check_generations(replica, "batches remembered", state.producers, state.settings.producers_generation)
     _inside(replica, "decisions in the audit trail", len(transactions.audit), AUDIT_KEPT)
     _same(replica, "checks queued", due._queued, queued_checks(due))
 

@@ -155,19 +155,21 @@ def settled_miscounted(patch: pytest.MonkeyPatch, replica: SimReplica, broker: A
 
 @exceeds("settled and remembered", recount=True)
 def settled_kept_for_ever(patch: pytest.MonkeyPatch, replica: SimReplica, broker: Any) -> None:
-    most = 2 * (bounds.SETTLED_GENERATION + bounds.SETTLED_AT_ONCE)
+    most = 2 * (broker.state.settings.settled_generation + bounds.SETTLED_AT_ONCE)
     table = next(iter(broker.state.transactions.apps.values()))
     patch.setattr(table.settled, "old", dict.fromkeys(range(most + 1)))
 
 
 @exceeds(r"batches remembered \(young\)", recount=True)
 def batches_young(patch: pytest.MonkeyPatch, replica: SimReplica, broker: Any) -> None:
-    patch.setattr(broker.state.producers, "young", dict.fromkeys(range(bounds.PRODUCERS_GENERATION + 1)))
+    most = broker.state.settings.producers_generation
+    patch.setattr(broker.state.producers, "young", dict.fromkeys(range(most + 1)))
 
 
 @exceeds(r"batches remembered \(old\)", recount=True)
 def batches_old(patch: pytest.MonkeyPatch, replica: SimReplica, broker: Any) -> None:
-    patch.setattr(broker.state.producers, "old", dict.fromkeys(range(bounds.PRODUCERS_GENERATION + 1)))
+    most = broker.state.settings.producers_generation
+    patch.setattr(broker.state.producers, "old", dict.fromkeys(range(most + 1)))
 
 
 @exceeds("decisions in the audit trail", recount=True)

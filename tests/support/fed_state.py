@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from escrowmq.replication.format import ops
-from escrowmq.replication.format.codec import decode_ops, encode_command, encode_row
+from escrowmq.replication.format.codec import PrepareExtra, decode_ops, encode_command, encode_row
 from escrowmq.replication.state.machine import StateMachine
 
 
@@ -61,6 +61,18 @@ def busy_state() -> FedState:
     return log
 
 
+def busy_state_of_level_2() -> FedState:
+    """The same, and what came with level 2."""
+    log = busy_state()
+    log.add(ops.level(2), ops.settings({"groups_kept": 7}))
+    home = PrepareExtra(instance="producer-1", participants=[1, 2], parts=2, given=True, heard_ms=5)
+    log.add(ops.prepare("app", "t", ["home"], None, 0, 0, [1], -1, 0, home))
+    branch = PrepareExtra(instance="producer-1", home_index=[17])
+    log.add(ops.prepare("app", "t", ["branch"], None, 0, 0, [1], 3, 0, branch))
+    log.add(ops.prepare("app", "t", ["open"], None, 0, 0, [7], -1, 0, PrepareExtra(instance="producer-2")))
+    return log
+
+
 def dump(state: StateMachine) -> dict[str, Any]:
     """All of a state that a restart must bring back; "counts" is told apart, since it may be counted anew."""
     return {
@@ -73,5 +85,6 @@ def dump(state: StateMachine) -> dict[str, Any]:
         "audit": state.transactions.audit,
         "producers": state.producers.copy(),
         "groups": state.group_offsets,
+        "level": (state.level, state.settings),
         "clock": (state.applied_index, state.now_ms, state.first_index, state.topics.next_slot),
     }

@@ -19,7 +19,9 @@ from escrowmq.replication.errors import CorruptLog, UnknownVersion
 from escrowmq.replication.format import ops
 from escrowmq.replication.format.codec import (
     META_TYPES,
+    META_TYPES_2,
     OpType,
+    PrepareExtra,
     decode_command,
     decode_ops,
     decode_rows,
@@ -29,9 +31,11 @@ from escrowmq.replication.format.codec import (
 )
 from escrowmq.replication.state.runs_file import encode_runs
 from escrowmq.replication.state.snapshot import capture, encode
-from tests.support.fed_state import busy_state
+from tests.support.fed_state import busy_state, busy_state_of_level_2
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "operations.json"
+WHOLE = PrepareExtra("producer-1", [1, 2], 3, [17], True, 1_700_000_000_123)
+DAMAGED = ["MESSAGE", "PREPARE", "PREPARE version 2", "PRE_MESSAGE", "ROLLBACK version 2"]
 ROWS = [encode_row(b"k", b"v", {"h": b"1"}, None), encode_row(None, b"", None, "tx")]
 
 
@@ -54,9 +58,20 @@ def samples() -> dict[str, str]:
         "CHECKED": ops.checked("shop", ["a"]),
         "RETAIN": ops.retain(99),
         "TRIM": ops.trim("orders", {0: 12}),
+        "TX_DONE": ops.done("shop", ["a", "b"], [17, 18], 2),
+        "INQUIRE": ops.inquire("shop", ["a", "b"], [17, 18]),
+        "LEVEL": ops.level(2),
+        "SETTINGS": ops.settings({"settled_generation": 100}),
+        "LOOKED": ops.looked(7),
+        "PREPARE version 2": ops.prepare("shop", "orders", ["a"], None, 0, 0, [1], -1, 0, WHOLE),
+        "PREPARE version 2 with defaults": ops.prepare(
+            "shop", "orders", ["a"], None, 0, 0, [1], -1, 0, PrepareExtra()
+        ),
+        "ROLLBACK version 2": ops.rollback_under("shop", ["a", "b"], "feedback", [17, 18]),
     }
     frames["command"] = encode_command([frames["MESSAGE"], frames["COMMIT"]], 2, 1_700_000_000_123)
     frames["snapshot"] = b"".join(encode(capture(busy_state().state, 3, ["a.runs"])))
+    frames["snapshot version 2"] = b"".join(encode(capture(busy_state_of_level_2().state, 3, ["a.runs"])))
     columns = tuple(array("Q", [i, i + 1]) for i in range(6))
     frames["run file"] = b"".join(encode_runs({7: columns}))
     return {name: data.hex() for name, data in frames.items()}
@@ -70,6 +85,7 @@ def test_bytes_are_those_of_the_golden_file(name: str) -> None:
 def test_every_operation_has_a_golden_sample_and_a_typed_decoder() -> None:
     assert {kind.name for kind in OpType} <= set(samples())
     assert set(META_TYPES) == set(OpType)
+    assert {f"{OpType(kind).name} version 2" for kind in META_TYPES_2} <= set(samples())
 
 
 def test_newer_versions_and_unknown_types_are_told_apart_from_damage() -> None:
@@ -77,6 +93,10 @@ def test_newer_versions_and_unknown_types_are_told_apart_from_damage() -> None:
     frame[1] = 2
     with pytest.raises(UnknownVersion, match="version 2"):
         decode_ops(bytes(frame))
+    with pytest.raises(UnknownVersion, match="version 3; known: up to 2"):
+        decode_ops(encode_op(OpType.PREPARE, [], version=3))
+    with pytest.raises(CorruptLog, match="unknown field"):
+        decode_ops(encode_op(OpType.PREPARE, ("a", "t", [], None, 0, 0, [], -1, 0, {"new": 1}), version=2))
     with pytest.raises(UnknownVersion, match="type 99"):
         decode_ops(encode_op(99, [1]))
     command = bytearray(encode_command([ops.retain(1)], 1, 0))
@@ -102,9 +122,7 @@ def test_garbage_is_refused_and_never_crashes_a_decoder(data: bytes) -> None:
 @given(st.data())
 def test_a_damaged_request_is_refused_or_still_well_typed(data: st.DataObject) -> None:
     """Any change of a valid request decodes to the declared shapes or is refused: apply can rely on it."""
-    frame = bytearray(
-        bytes.fromhex(samples()[data.draw(st.sampled_from(["MESSAGE", "PREPARE", "PRE_MESSAGE"]))])
-    )
+    frame = bytearray(bytes.fromhex(samples()[data.draw(st.sampled_from(DAMAGED))]))
     for _ in range(data.draw(st.integers(1, 3))):
         frame[data.draw(st.integers(0, len(frame) - 1))] = data.draw(st.integers(0, 255))
     try:

@@ -11,7 +11,7 @@ from escrowmq.replication.state.open_table import OpenTable, OpenTx, View
 
 
 def record(index: int, checks: int = 0) -> OpenTx:
-    return OpenTx(index, "t", "q", 0, 0, -1, checks, 0, (1,), ())
+    return OpenTx(index, "t", "q", 0, 0, -1, checks, 0, (1,), (), index)
 
 
 @pytest.mark.parametrize("seed", range(40))

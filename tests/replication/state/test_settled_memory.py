@@ -7,10 +7,17 @@ import pytest
 from escrowmq.replication.format import ops
 from escrowmq.replication.format.codec import encode_row
 from escrowmq.replication.model import ResultCode
-from escrowmq.replication.state import machine, transactions
+from escrowmq.replication.state import transactions
 from escrowmq.replication.state.machine import StateMachine
 from escrowmq.replication.state.snapshot import capture, encode, release, restore
 from tests.support.fed_state import FedState
+
+
+def fed_with(**values: int) -> FedState:
+    """Of level 2, with these replicated settings."""
+    log = FedState()
+    log.add(ops.level(2), ops.settings(values))
+    return log
 
 
 def settle(log: FedState, app: str, tx_ids: list[str]) -> None:
@@ -27,9 +34,8 @@ def remembered(state: StateMachine) -> int:
 
 
 def test_many_apps_remember_no_more_than_twice_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transactions, "SETTLED_GENERATION", 100)
     monkeypatch.setattr(transactions, "APP_AS_IDS", 0)
-    log = FedState()
+    log = fed_with(settled_generation=100)
     for n in range(120):
         ids = [f"{n}-{i}" for i in range(7)]
         settle(log, f"app-{n % 25}", ids)
@@ -42,9 +48,8 @@ def test_many_apps_remember_no_more_than_twice_the_bound(monkeypatch: pytest.Mon
 def test_a_replica_restored_from_a_snapshot_forgets_at_the_same_entry(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(transactions, "SETTLED_GENERATION", 100)
     monkeypatch.setattr(transactions, "APP_AS_IDS", 6)
-    log, other = FedState(), FedState()
+    log, other = fed_with(settled_generation=100), fed_with(settled_generation=100)
     for n in range(60):
         for each in (log, other):
             settle(each, f"app-{n % 5}", [f"{n}-{i}" for i in range(1 + n % 9)])
@@ -59,9 +64,8 @@ def test_a_replica_restored_from_a_snapshot_forgets_at_the_same_entry(
 
 def test_apps_that_come_and_go_leave_nothing_for_good(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each batch write of Spark is an app of its own, and every look over all apps passes what is kept."""
-    monkeypatch.setattr(transactions, "SETTLED_GENERATION", 100)
     monkeypatch.setattr(transactions, "APP_AS_IDS", 10)
-    log = FedState()
+    log = fed_with(settled_generation=100)
     log.prepare(["stays"])
     for n in range(300):
         settle(log, f"batch-{n}", ["x"])
@@ -72,9 +76,8 @@ def test_apps_that_come_and_go_leave_nothing_for_good(monkeypatch: pytest.Monkey
 
 
 def test_an_app_that_somebody_reads_stays_until_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transactions, "SETTLED_GENERATION", 4)
     monkeypatch.setattr(transactions, "APP_AS_IDS", 2)
-    log = FedState()
+    log = fed_with(settled_generation=4)
     settle(log, "read", ["x"])
     snapshot = capture(log.state, 1, [])
     for n in range(9):
@@ -93,9 +96,8 @@ def test_asking_for_an_app_that_does_not_exist_does_not_make_it() -> None:
     assert "nobody" not in log.state.transactions.apps
 
 
-def test_the_groups_that_committed_last_keep_their_places(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "GROUPS_KEPT", 5)
-    log = FedState()
+def test_the_groups_that_committed_last_keep_their_places() -> None:
+    log = fed_with(groups_kept=5)
     for n in range(5):
         log.add(ops.group_offsets(f"g{n}", "t", {0: n}))
     log.add(ops.group_offsets("g0", "t", {1: 7}))

@@ -1,0 +1,62 @@
+"""Replicated settings: numbers that every replica must share, because what is remembered depends on them.
+
+They stand in the state and in snapshots, and change only by a SETTINGS entry, so all replicas forget the
+same things at the same entry. Before level 2 they were constants of the software, which are the defaults.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+
+from escrowmq.replication.errors import UnknownVersion
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The values in force."""
+
+    #: Settled transactions remembered over all apps: at least this many, at most twice. 500,000 are ten
+    #: seconds at 50,000/s, and the most takes 130 MB, however many apps there are.
+    settled_generation: int = 500_000
+    #: (producer, partition) pairs whose sequence numbers are remembered: at least this many, at most twice.
+    producers_generation: int = 20_000
+    #: Consumer groups whose positions are kept: those that committed last. Kafka's are forgotten a week after
+    #: their last member has left; by number, memory is bounded too.
+    groups_kept: int = 50_000
+
+    def changed(self, values: Mapping[str, int]) -> Settings:
+        """With these values instead. Raises UnknownVersion for a name that this software does not know: a
+        replica that passed it over would go on with another state than its peers."""
+        unknown = sorted(values.keys() - BOUNDS.keys())
+        if unknown:
+            raise UnknownVersion(
+                f"replicated setting {unknown[0]!r} is not known to this software; upgrade it"
+            )
+        return replace(self, **values)
+
+    def values(self) -> dict[str, int]:
+        """By name, for snapshots and for operators."""
+        return asdict(self)
+
+
+#: Least and most that a client may set. The least is for simulators, in which tables turn over all the time;
+#: the most is what memory can hold (ten times the default: 1.3 GB of settled transactions).
+BOUNDS: dict[str, tuple[int, int]] = {
+    "settled_generation": (1, 5_000_000),
+    "producers_generation": (1, 1_000_000),
+    "groups_kept": (1, 1_000_000),
+}
+
+
+def setting_problem(values: Mapping[str, int]) -> str | None:
+    """Why a client's SETTINGS is refused; None: it is fine."""
+    if not values:
+        return "SETTINGS names no setting"
+    for name, value in values.items():
+        if name not in BOUNDS:
+            return f"unknown setting {name!r}; known: {', '.join(BOUNDS)}"
+        least, most = BOUNDS[name]
+        if not least <= value <= most:
+            return f"setting {name!r} must be {least} to {most}, not {value}"
+    return None

@@ -1,0 +1,140 @@
+"""Format levels in the state: what comes with level 2, and what a state of level 1 never writes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from escrowmq.replication.errors import UnknownVersion
+from escrowmq.replication.format import ops
+from escrowmq.replication.format.codec import PrepareExtra
+from escrowmq.replication.model import ResultCode
+from escrowmq.replication.state.machine import StateMachine
+from escrowmq.replication.state.settings import BOUNDS, Settings, setting_problem
+from escrowmq.replication.state.snapshot import capture, encode, restore
+from tests.support.fed_state import FedState, busy_state, busy_state_of_level_2, dump
+
+GOLDEN = json.loads((Path(__file__).parents[2] / "golden" / "operations.json").read_text())
+
+
+def prepare(log: FedState, tx_id: str, extra: PrepareExtra | None, digest: int = 7, part: int = 0) -> int:
+    """One PREPARE without messages; its index."""
+    log.add(ops.prepare("app", "t", [tx_id], None, 0, part, [digest], -1, 0, extra))
+    return log.index
+
+
+def restored(data: bytes) -> StateMachine:
+    state = StateMachine(0, 1)
+    restore(state, "x.snap", data)
+    return state
+
+
+def without_runs(state: StateMachine) -> dict[str, object]:
+    return {name: value for name, value in dump(state).items() if name not in ("runs", "counts")}
+
+
+@pytest.mark.parametrize(("name", "level"), [("snapshot", 1), ("snapshot version 2", 2)])
+def test_snapshots_of_both_versions_bring_back_the_state(name: str, level: int) -> None:
+    state = restored(bytes.fromhex(GOLDEN[name]))
+    original = busy_state() if level == 1 else busy_state_of_level_2()
+    assert state.level == level
+    assert without_runs(state) == without_runs(original.state)
+
+
+def test_a_state_of_level_1_writes_what_older_software_reads() -> None:
+    """A group in which one replica is upgraded: the others still install its snapshots."""
+    log = busy_state()
+    data = b"".join(encode(capture(log.state, 1, [])))
+    assert data[:8] == b"EMQS\x01\0\0\0"
+    log.add(ops.level(2))
+    assert b"".join(encode(capture(log.state, 1, [])))[:8] == b"EMQS\x02\0\0\0"
+
+
+def test_an_open_transaction_knows_its_owner_and_its_newest_prepare() -> None:
+    log = FedState()
+    log.add(ops.level(2))
+    first = prepare(log, "x", PrepareExtra(instance="one", participants=[2, 1], parts=2, given=True))
+    record = log.state.transactions.look("app").open["x"]
+    assert (record.instance, record.newest_index, record.log_index) == ("one", first, first)
+    assert (record.participants, record.parts, record.given, record.home_index) == ((2, 1), 2, True, -1)
+    second = prepare(log, "x", PrepareExtra(instance="two"), part=1)
+    again = prepare(log, "x", PrepareExtra(instance="three"))
+    record = log.state.transactions.look("app").open["x"]
+    assert (record.instance, record.newest_index, record.log_index) == ("three", again, first)
+    assert record.participants == (2, 1) and record.digests == (7, 7) and first < second < again
+    prepare(log, "x", PrepareExtra(instance="other content"), digest=8)
+    assert log.state.transactions.look("app").open["x"] == record, "a conflict changes nothing"
+    old = prepare(log, "x", None)
+    record = log.state.transactions.look("app").open["x"]
+    assert (record.instance, record.newest_index) == ("", old), (
+        "an older client took it up: nobody knows whose"
+    )
+
+
+def test_at_level_1_nothing_is_kept_that_its_snapshots_do_not_hold() -> None:
+    """Else a replica that was restored and one that was not would decide differently at level 2."""
+    log = FedState()
+    first = prepare(log, "x", None)
+    prepare(log, "x", None)
+    data = b"".join(encode(capture(log.state, 1, [])))
+    for state in (log.state, restored(data)):
+        assert state.transactions.look("app").open["x"].newest_index == first
+
+
+def test_a_check_rolls_back_only_what_was_not_prepared_again_since() -> None:
+    log = FedState()
+    log.add(ops.level(2))
+    places = [prepare(log, tx_id, PrepareExtra(instance="one")) for tx_id in ("a", "b", "c")]
+    prepare(log, "b", PrepareExtra(instance="two"))
+    under = ops.rollback_under("app", ["a", "b", "c", "gone"], "feedback", [*places, 1])
+    # Leaders leave out what is not open, so that an entry settles all of its ids; here one is left in.
+    table = log.state.transactions.look("app")
+    assert log.add(under) == [
+        [ResultCode.PARTIAL, [[n, ResultCode.RETRY, None] for n in range(3)] + [[3, 6, None]]]
+    ]
+    assert set(table.open) == {"a", "b", "c"}
+    under = ops.rollback_under("app", ["a", "b", "c"], "feedback", places)
+    assert log.add(under) == [[ResultCode.PARTIAL, [[1, ResultCode.RETRY, None]]]]
+    assert set(table.open) == {"b"} and table.outcome("a") == table.outcome("c") == 2
+    assert log.add(ops.rollback_under("app", ["b"], "feedback", [])) == [[0]], "unconditional"
+
+
+def test_a_level_or_a_setting_of_newer_software_stops_the_replica_before_anything_is_changed() -> None:
+    log = busy_state_of_level_2()
+    before = dump(log.state)
+    for frame in (ops.level(3), ops.settings({"groups_kept": 9, "of tomorrow": 1})):
+        with pytest.raises(UnknownVersion, match="upgrade"):
+            log.add(frame)
+        log.index -= 1
+    before["clock"] = dump(log.state)["clock"]
+    assert dump(log.state) == before
+
+
+def test_there_is_no_way_down() -> None:
+    log = FedState()
+    assert log.add(ops.level(2)) == [[0, 2]]
+    assert log.add(ops.level(1)) == [[0, 2]] and log.state.level == 2
+
+
+def test_settings_take_effect_at_their_entry() -> None:
+    log = FedState()
+    log.add(ops.level(2))
+    for n in range(5):
+        log.add(ops.group_offsets(f"g{n}", "t", {0: n}))
+    log.add(ops.settings({"groups_kept": 2, "producers_generation": 3, "settled_generation": 4}))
+    assert list(log.state.group_offsets) == ["g3", "g4"]
+    assert log.state.settings == Settings(4, 3, 2)
+    for n in range(7):
+        log.add(ops.message("t", 0, f"p{n}", 0, 0, [b"\x94\xc0\xc4\x00\xc0\xc0"]))
+    assert len(log.state.producers) == 4
+
+
+def test_settings_of_clients_have_bounds() -> None:
+    assert set(BOUNDS) == set(Settings().values())
+    for name, (least, most) in BOUNDS.items():
+        assert least <= Settings().values()[name] <= most
+        assert setting_problem({name: least}) is None and setting_problem({name: most}) is None
+        assert f"{least} to {most}" in (setting_problem({name: most + 1}) or "")
+    assert setting_problem({}) and "unknown setting" in (setting_problem({"x": 1}) or "")
