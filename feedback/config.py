@@ -25,6 +25,11 @@ class LeaderTiming:
         check_all_positive(self)
 
 
+#: Producers that are sent away come back after 0.5 to 1.5 times what the pace says, so as not to come
+#: together.
+SENT_AWAY_JITTER = 1.5
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FeedbackConfig:
     """One feedback actor (one app and topic)."""
@@ -40,14 +45,22 @@ class FeedbackConfig:
     #: Checks on hand per broker group (queued, handed out, being settled); bounds memory and the number
     #: of leases that are lost with the actor.
     checks_per_group_max: int = 512
-    #: A producer shows in its next poll that it got a check. One that does not within this time has died
-    #: with its poll still parked here; a live one polls again within milliseconds.
+    #: A producer shows in its next poll that it got a check; a live one polls again within milliseconds. A
+    #: check that is not confirmed within this time is handed out again. Its producer stays what it was: it
+    #: may have died with its poll still parked here, or stand still for a moment.
     confirm_s: float = 1.5
     #: From hand-out to answer. Three times a producer's default time-out for its querier, since checks
     #: wait for each other there.
     answer_s: float = 15.0
     #: A producer without a parked poll is offline after this: it polls again within milliseconds.
     silent_s: float = 2.0
+    #: The owner of a transaction (the producer that prepared it) is gone, so that others of its app are
+    #: asked, when nothing was heard of it for so long. A live one is back sooner, whatever happens: after 18
+    #: s when it was sent away among thousands (1.5 times ``poll_wait_max_s / poll_wait_s``), after 6 s when
+    #: its feedback actor was lost. It is also how long a check waits after a producer was killed; one that
+    #: closes says so. An owner that stands still for longer, and then commits, may find its transaction
+    #: rolled back (guide, "The querier").
+    owner_gone_s: float = 20.0
     #: Long poll of a producer, as in FMQ. Randomised downwards by a fifth, so that the polls of producers
     #: that all lost one actor do not stay in step.
     poll_wait_s: float = 5.0
@@ -82,6 +95,16 @@ class FeedbackConfig:
         check_all_positive(self)
         if self.confirm_s >= self.lock_lease_s:
             raise ConfigError("confirm_s must be below lock_lease_s: else no check survives a dead producer")
+        if self.owner_gone_s <= max(self.silent_s, self.sent_away_max_s):
+            raise ConfigError(
+                f"owner_gone_s must be above silent_s, and above the {self.sent_away_max_s:g} s (1.5 * "
+                "poll_wait_max_s / poll_wait_s) after which a producer comes back that was sent away"
+            )
+
+    @property
+    def sent_away_max_s(self) -> float:
+        """The longest time after which a producer comes back for which there was no room (``PollPace``)."""
+        return SENT_AWAY_JITTER * max(self.poll_wait_max_s, self.poll_wait_s) / self.poll_wait_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,8 +122,16 @@ class AnswererConfig:
     query_timeout_s: float = 5.0
     #: Threads that run the querier. Queries wait for a database, so a few suffice for hundreds a second.
     query_threads: int = 4
-    #: A thread whose query timed out is written off and replaced, since Python cannot end it; so many may
-    #: hang at a time before the producer stops taking checks and says so in its log.
+    #: A query that takes longer does not hold up the others: its thread counts no more among
+    #: ``query_threads``, and another one takes its place (``stuck_threads_max`` bounds them). Most databases
+    #: answer within milliseconds; in a second a waiting check would be noticed.
+    query_slow_s: float = 0.5
+    #: Checks in one call of a querier that has ``query_statuses``. A statement with so many keys is ordinary,
+    #: and after an outage they come by the hundred thousand. One bad check spoils its batch, which is then
+    #: asked one by one, so it is not larger; while batches fail they become smaller.
+    query_batch: int = 128
+    #: A thread whose query is slow is replaced, since Python cannot end it, and written off when it times
+    #: out; so many may hang at a time before the producer stops taking checks and says so in its log.
     stuck_threads_max: int = 16
     #: Checks taken per querier thread: enough to keep it busy for the time of a poll.
     checks_per_thread: int = 16

@@ -22,6 +22,14 @@ RETRY = Backoff(first_s=0.1, longest_s=2.0)
 LOCK_AGAIN = Backoff(first_s=0.1, longest_s=1.0)
 
 
+#: A check whose local transaction still runs is asked again after half of the time that it has been open,
+#: within these bounds. So a lock wait of ten seconds costs two checks and one of an hour two a minute; and
+#: when such a producer dies, its check is late by at most half of the transaction's age.
+RUNNING_MIN_S, RUNNING_MAX_S = 1.0, 30.0
+#: A check whose owner is neither there nor gone: after twice the silence, and at least this.
+ABSENT_MIN_S = 1.0
+
+
 class Route(enum.Enum):
     """Who can say what became of a locked transaction."""
 
@@ -49,7 +57,7 @@ class Verdict(enum.Enum):
     COUNT = "count"  # still open: counted, asked again after a back-off, parked in the end
     ASK_ANOTHER = "ask another"
     RELEASE = "release"  # nobody was asked: not counted, due again
-    LEAVE = "leave"  # not counted either, and left to its lease: no use to ask again at once
+    PUT_OFF = "put off"  # not counted either, and due again later: no use to ask again at once
 
 
 class Candidate(Protocol):
@@ -80,14 +88,16 @@ def judge(state: TransactionState, trouble: Trouble, *, others: bool) -> Verdict
     PREPARE is not an answer ("it is open" is known), so it counts as UNKNOWN. An honest UNKNOWN is the
     application's word; a querier that raised or hung says nothing about the transaction, and another
     process may well know. BUSY never counts, since nobody was asked; nor does RUNNING, since a slow local
-    transaction must not use up its checks (nor be rolled back by the topic's policy meanwhile).
+    transaction must not use up its checks (nor be rolled back by the topic's policy meanwhile). From the
+    owner everything but RUNNING also says that the local transaction does not run, and so that others may be
+    asked.
     """
     if state is TransactionState.COMMITTED:
         return Verdict.COMMIT
     if state is TransactionState.ROLLBACK:
         return Verdict.ROLLBACK
     if trouble is Trouble.RUNNING:
-        return Verdict.LEAVE
+        return Verdict.PUT_OFF
     if trouble is Trouble.BUSY:
         return Verdict.ASK_ANOTHER if others else Verdict.RELEASE
     if trouble is not Trouble.NONE and others:
@@ -113,6 +123,17 @@ def pick(taking: Sequence[C], tried: Set[str]) -> C | None:
     fresh = [seat for seat in taking if seat.instance not in tried]
     parked = [seat for seat in fresh or taking if seat.parked and seat.room > 0]
     return min(parked, key=lambda seat: (seat.load, -seat.last_seen), default=None)
+
+
+def running_pause_s(age_s: float) -> float:
+    """When to ask again about a transaction of this age whose local part runs."""
+    return min(max(age_s / 2, RUNNING_MIN_S), RUNNING_MAX_S)
+
+
+def absent_pause_s(silent_s: float, gone_in_s: float) -> float:
+    """When to look again for an owner that is silent since ``silent_s`` and gone in ``gone_in_s``: a handful
+    of looks, and the last one when it is gone."""
+    return min(max(silent_s, ABSENT_MIN_S), gone_in_s)
 
 
 def lock_pause_s(empty_in_a_row: int, waited_s: float, wait_s: float) -> float:

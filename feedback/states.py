@@ -7,6 +7,7 @@ caches and locks. It is asked about transactions whose decision the broker never
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 
 from escrowmq.replication.model import TransactionState
 
@@ -15,6 +16,9 @@ __all__ = ["TransactionState", "TxStatusQuerier"]
 
 class TxStatusQuerier(ABC):
     """Looks up what became of a local transaction. Any producer instance of the app may be asked.
+
+    The instance that prepared the transaction is asked first, and alone while it is there; as long as its
+    local transaction runs, the querier is not called.
 
     Called from several threads at once (``AnswererConfig.query_threads``, 4 by default): open the
     database connection per call or per thread. It should answer within a few seconds; one that raises,
@@ -29,3 +33,12 @@ class TxStatusQuerier(ABC):
         transaction id if none was given). Answer ROLLBACK only if the local transaction can no longer
         commit: "no such row" may just mean "not yet".
         """
+
+    def query_statuses(self, checks: list[tuple[str, str]]) -> Sequence[TransactionState]:
+        """The same for many checks, (tx_id, query_id) of each, in their order: one statement instead of a
+        thousand.
+
+        Optional: without it each is asked by ``query_status``, as they also are after a call that raised,
+        took longer than ``query_timeout_s / 2``, or returned something else than a state for each.
+        """
+        return [self.query_status(tx_id, query_id) for tx_id, query_id in checks]

@@ -141,8 +141,10 @@ class Broker:
         return self._led(lambda parts: parts.due_checks.lock_due(app, topic, max_n, lease_s, wait_s, owner))
 
     @ray.method(concurrency_group="control")
-    def release_locks(self, app: str, topic: str, tx_ids: Sequence[str], owner: str) -> Reply:
-        return self._led(lambda parts: parts.due_checks.release_locks(app, topic, tx_ids, owner))
+    def release_locks(
+        self, app: str, topic: str, tx_ids: Sequence[str], owner: str, waits_ms: Sequence[int] = ()
+    ) -> Reply:
+        return self._led(lambda parts: parts.due_checks.release_locks(app, topic, tx_ids, owner, waits_ms))
 
     @ray.method(concurrency_group="control")
     def open_topics(self, app: str) -> Reply:

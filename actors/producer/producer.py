@@ -69,6 +69,7 @@ class Producer(Closing):
                     config=answerer,
                     feedback_config=feedback,
                     still_running=self._core.running.__contains__,
+                    idle=lambda: not self._core.running,
                 )
                 self._answerer.start()
             except BaseException:

@@ -84,7 +84,7 @@ class Producers:
             elif value:
                 for row in value:
                     self.arrived.setdefault(row[1], time.time())
-                feedback.answer(instance, [(row[0], row[1], "COMMITTED", "none") for row in value])
+                feedback.answer(instance, [(row[0], row[1], "COMMITTED", "", row[5]) for row in value])
 
     async def stop(self) -> None:
         for task in self._tasks:

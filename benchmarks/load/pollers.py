@@ -50,7 +50,7 @@ class CountedPort(RayFeedbackPort):
         self._polls = polls
 
     async def poll(
-        self, instance: str, room: int, working: Sequence[tuple[int, str]], wait_s: float
+        self, instance: str, room: int, working: Sequence[tuple[int, str, int]], wait_s: float
     ) -> tuple[str, Any]:
         answer = await super().poll(instance, room, working, wait_s)
         self._polls["refused" if answer[0] == "retry" else "polls"] += 1

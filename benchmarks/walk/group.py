@@ -189,19 +189,21 @@ class _Port:
         self._feedback, self._loop = feedback, loop
 
     async def poll(
-        self, instance: str, room: int, working: Sequence[tuple[int, str]], wait_s: float
+        self, instance: str, room: int, working: Sequence[tuple[int, str, int]], wait_s: float
     ) -> tuple[str, Any]:
         return await self._there(self._feedback.poll(instance, room, working, wait_s))
 
-    async def answer(self, instance: str, answers: Sequence[tuple[int, str, str, str]]) -> tuple[str, Any]:
+    async def answer(
+        self, instance: str, answers: Sequence[tuple[int, str, str, str, int]]
+    ) -> tuple[str, Any]:
         async def there() -> tuple[str, Any]:
             return self._feedback.answer(instance, answers)
 
         return await self._there(there())
 
-    async def leave(self, instance: str) -> None:
+    async def leave(self, instance: str, idle: bool = False) -> None:
         async def there() -> None:
-            self._feedback.leave(instance)
+            self._feedback.leave(instance, idle)
 
         await self._there(there())
 

@@ -80,18 +80,18 @@ class Answering:
         run = endless(link.run, self.counts, f"checks of app {self.app!r}, topic {topic!r}")
         self._links[topic] = (link, asyncio.create_task(run))
 
-    async def _unlink(self, topic: str) -> None:
+    async def _unlink(self, topic: str, *, closing: bool = False) -> None:
         link, task = self._links.pop(topic)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         try:
             async with asyncio.timeout(1.0):
-                await link.leave()
+                await link.leave(closing=closing)
         except (FeedbackLost, TimeoutError):
             return  # it will notice by itself
 
     async def _close(self) -> None:
-        await asyncio.gather(*(self._unlink(topic) for topic in list(self._links)))
+        await asyncio.gather(*(self._unlink(topic, closing=True) for topic in list(self._links)))
         for leader in self._leaders:
             leader.close()
 

@@ -1,9 +1,14 @@
 """Runs the application's querier in a bounded pool, with a time limit per check.
 
-The querier is foreign code: it may raise, hang for ever, or answer nonsense. Python cannot end a
-thread, so one that hangs is written off and replaced, up to a bound; beyond it the producer takes no
+The querier is foreign code: it may raise, hang for ever, or answer nonsense, for some checks and not for
+others. Python cannot end a thread. So a slow one is replaced at once, and no check waits behind another one's
+slow database for long; one that hangs is written off, up to a bound; beyond it the producer takes no
 more checks until some return. All threads are daemons: a hanging querier must never keep the
 application's process from ending.
+
+A querier that has ``query_statuses`` gets many checks in one call. When that raises, hangs or returns
+nonsense, each of them is asked by itself, so that one bad check spoils no other, and the next calls take
+fewer.
 """
 
 from __future__ import annotations
@@ -12,7 +17,7 @@ import asyncio
 import logging
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,21 +29,42 @@ log = logging.getLogger(__name__)
 
 QueryOutcome = tuple[TransactionState, Trouble]
 _RAISED: QueryOutcome = (TransactionState.UNKNOWN, Trouble.RAISED)
+#: A call for many checks has this part of the time for one; then each is asked by itself.
+BATCH_TIME = 0.5
+
+
+@dataclass(slots=True, eq=False)
+class _Call:
+    """One call of the querier, for one check or many. Guarded by the pool's lock: it is slow, so its thread
+    was replaced; written off, since it hangs; finished."""
+
+    jobs: Sequence[_Job]
+    slow: bool = False
+    written_off: bool = False
+    finished: bool = False
 
 
 @dataclass(slots=True, eq=False)
 class _Job:
-    """One query. The flags are guarded by the pool's lock: taken by a thread, given up before that,
-    written off after it, finished."""
+    """One check that waits for a thread. ``call``, once a thread has taken it, and ``given_up``, if its asker
+    did not wait for that, are guarded by the pool's lock. ``answered`` with None: its batch failed."""
 
     tx_id: str
     query_id: str
+    alone: bool
     started: asyncio.Future[None]
-    answered: asyncio.Future[QueryOutcome]
-    taken: bool = False
+    answered: asyncio.Future[QueryOutcome | None]
+    call: _Call | None = None
     given_up: bool = False
-    written_off: bool = False
-    finished: bool = False
+
+
+@dataclass(slots=True)
+class _Threads:
+    """How many there are, and of those: slow ones that were replaced, and slow ones that were written off."""
+
+    all: int = 0
+    slow: int = 0
+    stuck: int = 0
 
 
 class QueryPool:
@@ -46,27 +72,37 @@ class QueryPool:
 
     def __init__(self, querier: TxStatusQuerier, config: AnswererConfig) -> None:
         self._querier, self._config = querier, config
+        self._many = type(querier).query_statuses is not TxStatusQuerier.query_statuses
+        self._batch = config.query_batch if self._many else 1
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
-        self._threads = self._stuck = self._pending = 0
+        self._threads = _Threads()
+        self._pending = 0
         self._closed = False
 
     @property
     def room(self) -> int:
         """Checks that may be taken now."""
         config = self._config
-        healthy = min(config.query_threads, config.query_threads + config.stuck_threads_max - self._stuck)
-        return max(healthy * config.checks_per_thread - self._pending, 0)
+        healthy = min(
+            config.query_threads, config.query_threads + config.stuck_threads_max - self._threads.stuck
+        )
+        return max(healthy * self._checks_per_thread - self._pending, 0)
 
     @property
     def full_room(self) -> int:
         """``room`` of an idle pool."""
-        return self._config.query_threads * self._config.checks_per_thread
+        return self._config.query_threads * self._checks_per_thread
 
     @property
     def stuck(self) -> int:
         """Threads whose query timed out and has not returned."""
-        return self._stuck
+        return self._threads.stuck
+
+    @property
+    def _checks_per_thread(self) -> int:
+        config = self._config
+        return max(config.checks_per_thread, config.query_batch) if self._many else config.checks_per_thread
 
     async def ask(
         self, tx_id: str, query_id: str, start_within_s: float, late: Callable[[TransactionState], None]
@@ -76,62 +112,116 @@ class QueryPool:
         Given up as BUSY when no thread is free within ``start_within_s``. ``late`` gets what a query
         that timed out says in the end, in the event loop.
         """
-        loop = asyncio.get_running_loop()
-        job = _Job(tx_id, query_id, loop.create_future(), loop.create_future())
+        timeout_s = self._config.query_timeout_s
         self._pending += 1
         try:
-            self._grow()
-            self._jobs.put(job)
-            await asyncio.wait({job.started}, timeout=start_within_s)
-            with self._lock:
-                if not job.taken:
-                    job.given_up = True
-                    return TransactionState.UNKNOWN, Trouble.BUSY
-            await asyncio.wait({job.answered}, timeout=self._config.query_timeout_s)
-            if job.answered.done() or not self._write_off(job):
-                return await job.answered
-            job.answered.add_done_callback(lambda answered: late(answered.result()[0]))
-            return TransactionState.UNKNOWN, Trouble.TIMED_OUT
+            if self._many:
+                outcome = await self._attempt(
+                    self._job(tx_id, query_id, alone=False), start_within_s, BATCH_TIME * timeout_s, None
+                )
+                if outcome is not None:
+                    return outcome
+                start_within_s = BATCH_TIME * timeout_s
+            outcome = await self._attempt(
+                self._job(tx_id, query_id, alone=True), start_within_s, timeout_s, late
+            )
+            assert outcome is not None
+            return outcome
         finally:
             self._pending -= 1
+
+    def _job(self, tx_id: str, query_id: str, *, alone: bool) -> _Job:
+        loop = asyncio.get_running_loop()
+        return _Job(tx_id, query_id, alone, loop.create_future(), loop.create_future())
+
+    async def _attempt(
+        self,
+        job: _Job,
+        start_within_s: float,
+        timeout_s: float,
+        late: Callable[[TransactionState], None] | None,
+    ) -> QueryOutcome | None:
+        """One check, put to a thread; None: its batch failed."""
+        self._grow()
+        self._jobs.put(job)
+        await asyncio.wait({job.started}, timeout=start_within_s)
+        with self._lock:
+            call = job.call
+            if call is None:
+                job.given_up = True
+                return TransactionState.UNKNOWN, Trouble.BUSY
+        patience_s = min(self._config.query_slow_s, timeout_s)
+        await asyncio.wait({job.answered}, timeout=patience_s)
+        if not job.answered.done() and self._is_slow(call):
+            self._grow()
+            await asyncio.wait({job.answered}, timeout=timeout_s - patience_s)
+        if job.answered.done() or not self._write_off(call):
+            return await job.answered
+        if late is None:
+            return None
+
+        def tell_late(answered: asyncio.Future[QueryOutcome | None]) -> None:
+            said = answered.result()
+            if said is not None:
+                late(said[0])
+
+        job.answered.add_done_callback(tell_late)
+        return TransactionState.UNKNOWN, Trouble.TIMED_OUT
 
     def close(self) -> None:
         """No more queries are started. Threads end when their query does."""
         with self._lock:
             self._closed = True
-            threads = self._threads
+            threads = self._threads.all
         for _ in range(threads):
             self._jobs.put(None)
 
     # ---------------------------------------------------------------- threads
 
     def _grow(self) -> None:
+        """Another thread, if checks wait that none of those at work will take soon."""
         with self._lock:
-            healthy = self._threads - self._stuck
-            wanted = min(self._config.query_threads, self._pending)
-            if self._closed or healthy >= wanted:
+            config, threads = self._config, self._threads
+            healthy = threads.all - threads.slow
+            if self._closed or healthy >= min(config.query_threads, self._pending):
                 return
-            if self._threads >= self._config.query_threads + self._config.stuck_threads_max:
+            if threads.all >= config.query_threads + config.stuck_threads_max:
                 return
-            self._threads += 1
-            number = self._threads
+            threads.all += 1
+            number = threads.all
         threading.Thread(target=self._work, name=f"escrowmq-querier-{number}", daemon=True).start()
 
-    def _write_off(self, job: _Job) -> bool:
+    def _is_slow(self, call: _Call) -> bool:
+        """From now on its thread is one too many; False if it has just ended."""
+        with self._lock:
+            if call.finished:
+                return False
+            if not call.slow:
+                call.slow = True
+                self._threads.slow += 1
+            return True
+
+    def _write_off(self, call: _Call) -> bool:
         """The query hangs; False if it has just ended."""
         with self._lock:
-            if job.finished:
+            if call.finished:
                 return False
-            job.written_off = True
-            self._stuck += 1
-            stuck = self._stuck
+            if call.written_off:
+                return True
+            call.written_off = True
+            self._threads.stuck += 1
+            stuck = self._threads.stuck
+            if len(call.jobs) > 1:
+                self._batch = max(self._batch // 2, 1)
+        first = call.jobs[0]
         log.error(
-            "query_status(%r, %r) has not answered for %g s (%d such queries hang); the check is repeated "
-            "later. Give the querier's own calls a time-out",
-            job.tx_id,
-            job.query_id,
-            self._config.query_timeout_s,
+            "%s has not answered for %g s (%d such calls hang); %s. Give the querier's own calls a time-out",
+            f"query_status({first.tx_id!r}, {first.query_id!r})"
+            if first.alone
+            else f"query_statuses of {len(call.jobs)} checks",
+            self._config.query_timeout_s * (1 if first.alone else BATCH_TIME),
             stuck,
+            "the check is repeated later" if first.alone else "each is asked by itself",
         )
         if stuck >= self._config.stuck_threads_max + self._config.query_threads:
             log.error("all threads for checks hang: this producer takes no more checks until some return")
@@ -139,28 +229,63 @@ class QueryPool:
         return True
 
     def _work(self) -> None:
-        while True:
-            job = self._jobs.get()
-            if job is None:
-                break
+        ended = False
+        while not ended:
+            jobs, ended = self._take()
+            if not jobs:
+                continue
+            call = jobs[0].call
+            assert call is not None
+            outcomes = self._query(jobs)
             with self._lock:
-                if job.given_up or self._closed:
-                    continue
-                job.taken = True
-            _tell(job.started, None)
-            outcome = self._query(job)
-            with self._lock:
-                job.finished = True
-                if job.written_off:
-                    self._stuck -= 1
-                surplus = self._threads - self._stuck > self._config.query_threads
-            _tell(job.answered, outcome)
-            if surplus:
-                break  # its replacement has its place
+                call.finished = True
+                self._threads.slow -= call.slow
+                self._threads.stuck -= call.written_off
+                surplus = self._threads.all - self._threads.slow > self._config.query_threads
+            for job, outcome in zip(jobs, outcomes, strict=True):
+                _tell(job.answered, outcome)
+            ended = ended or surplus  # its replacement has its place
         with self._lock:
-            self._threads -= 1
+            self._threads.all -= 1
 
-    def _query(self, job: _Job) -> QueryOutcome:
+    def _take(self) -> tuple[list[_Job], bool]:
+        """What one call of the querier is for; and whether the pool closes."""
+        jobs: list[_Job] = []
+        job = self._jobs.get()
+        while job is not None:
+            with self._lock:
+                if not job.given_up and not self._closed:
+                    jobs.append(job)
+            if job.alone or len(jobs) >= self._batch:
+                break
+            try:
+                job = self._jobs.get_nowait()
+            except queue.Empty:
+                break
+            if job is not None and job.alone and jobs:
+                self._jobs.put(job)  # in a call of its own
+                break
+        with self._lock:
+            jobs = [job for job in jobs if not job.given_up]
+            call = _Call(jobs)
+            for taken in jobs:
+                taken.call = call
+        for taken in jobs:
+            _tell(taken.started, None)
+        return jobs, job is None
+
+    def _query(self, jobs: Sequence[_Job]) -> Sequence[QueryOutcome | None]:
+        if jobs[0].alone:
+            return [self._query_one(jobs[0])]
+        outcomes = self._query_many(jobs)
+        with self._lock:
+            if outcomes is None:
+                self._batch = max(self._batch // 2, 1)
+            elif len(jobs) >= self._batch:
+                self._batch = min(self._batch * 2, self._config.query_batch)
+        return outcomes or [None] * len(jobs)
+
+    def _query_one(self, job: _Job) -> QueryOutcome:
         try:
             state: Any = self._querier.query_status(job.tx_id, job.query_id)
         except Exception:
@@ -175,6 +300,23 @@ class QueryPool:
             )
             return _RAISED
         return state, Trouble.NONE
+
+    def _query_many(self, jobs: Sequence[_Job]) -> list[QueryOutcome] | None:
+        """None: it failed as a whole."""
+        asked = [(job.tx_id, job.query_id) for job in jobs]
+        try:
+            states: Any = list(self._querier.query_statuses(asked))
+        except Exception:
+            log.exception("query_statuses of %d checks raised; each is asked by itself", len(jobs))
+            return None
+        if len(states) != len(jobs) or not all(isinstance(state, TransactionState) for state in states):
+            log.error(
+                "query_statuses of %d checks returned %d values, %.200s; it must return a TransactionState "
+                "for each. Each is asked by itself",
+                *(len(jobs), len(states), states),
+            )
+            return None
+        return [(state, Trouble.NONE) for state in states]
 
 
 def _tell(future: asyncio.Future[Any], value: object) -> None:

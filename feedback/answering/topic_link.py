@@ -43,12 +43,12 @@ class FeedbackPort(Protocol):
     """The feedback actor, as a producer sees it (see ``TopicFeedback``). Failures are FeedbackLost."""
 
     async def poll(
-        self, instance: str, room: int, working: Sequence[tuple[int, str]], wait_s: float
+        self, instance: str, room: int, working: Sequence[tuple[int, str, int]], wait_s: float
     ) -> tuple[str, Any]: ...
     async def answer(
-        self, instance: str, answers: Sequence[tuple[int, str, str, str]]
+        self, instance: str, answers: Sequence[tuple[int, str, str, str, int]]
     ) -> tuple[str, Any]: ...
-    async def leave(self, instance: str) -> None: ...
+    async def leave(self, instance: str, idle: bool = False) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +59,16 @@ class Respondent:
     #: Topic -> its feedback actor.
     connect: Callable[[str], Awaitable[FeedbackPort]]
     pool: QueryPool
+    #: Whether the local transaction of an id runs here.
     still_running: Callable[[str], bool]
     config: AnswererConfig
     rng: random.Random
+    #: Whether none runs here at all.
+    idle: Callable[[], bool] = lambda: False
+
+
+#: A check under one PREPARE: group, transaction, index of the PREPARE.
+AskedCheck = tuple[int, str, int]
 
 
 class TopicLink:
@@ -71,8 +78,10 @@ class TopicLink:
         self.topic, self.counts = topic, Counter[str]()
         self._producer, self._pool, self._config = producer, producer.pool, producer.config
         self._port: FeedbackPort | None = None
-        self._working: dict[tuple[int, str], asyncio.Task[None]] = {}
-        self._answers: dict[tuple[int, str], tuple[TransactionState, Trouble]] = {}
+        self._working: dict[
+            AskedCheck, asyncio.Task[None]
+        ] = {}  # of none of these the local transaction runs
+        self._answers: dict[AskedCheck, tuple[TransactionState, Trouble]] = {}
         self._to_send = asyncio.Event()
         self._room_again = asyncio.Event()
         self._polls: set[asyncio.Task[None]] = set()
@@ -89,10 +98,11 @@ class TopicLink:
                 task.cancel()
             self._working.clear()
 
-    async def leave(self) -> None:
-        """Tell the actor that this producer closes, so that others get its checks at once."""
+    async def leave(self, *, closing: bool) -> None:
+        """Tell the actor that this producer goes, so that others get its checks at once; also those of its
+        own transactions if it closes for good and runs none of them."""
         if self._port is not None:
-            await self._port.leave(self._producer.instance)
+            await self._port.leave(self._producer.instance, closing and self._producer.idle())
 
     # ---------------------------------------------------------------- polling
 
@@ -150,11 +160,19 @@ class TopicLink:
             self.counts["sent_away"] += 1
             await asyncio.sleep(float(value))
             return
-        for gid, tx_id, query_id, _, answer_s in value:
-            if (gid, tx_id) not in self._working:
-                self.counts["taken"] += 1
-                task = asyncio.create_task(self._work(gid, tx_id, query_id, answer_s))
-                self._working[gid, tx_id] = task
+        for gid, tx_id, query_id, _, answer_s, index in value:
+            self._take((gid, tx_id, index), query_id, answer_s)
+
+    def _take(self, check: AskedCheck, query_id: str, answer_s: float) -> None:
+        """Whether its local transaction runs is said at once, without the querier's threads; no answer means
+        yes to nothing, so the others are worked on only when it does not."""
+        if self._producer.still_running(check[1]):
+            self._say(check, TransactionState.UNKNOWN, Trouble.RUNNING)
+        elif answer_s <= 0:
+            self._say(check, TransactionState.UNKNOWN, Trouble.BUSY)
+        elif check not in self._working:
+            self.counts["taken"] += 1
+            self._working[check] = asyncio.create_task(self._work(check, query_id, answer_s))
 
     def _offer(self, wait_s: float, took_s: float) -> None:
         """How long the next idle poll may be parked, after one that ended with nothing. The actor of a large
@@ -165,28 +183,26 @@ class TopicLink:
 
     # ---------------------------------------------------------------- answering
 
-    async def _work(self, gid: int, tx_id: str, query_id: str, answer_s: float) -> None:
-        if self._producer.still_running(tx_id):
-            return self._say(gid, tx_id, TransactionState.UNKNOWN, Trouble.RUNNING)
+    async def _work(self, check: AskedCheck, query_id: str, answer_s: float) -> None:
         start_within_s = max(answer_s - 2 * self._config.query_timeout_s, answer_s / 4)
 
         def late(state: TransactionState) -> None:
             if state in (TransactionState.COMMITTED, TransactionState.ROLLBACK):
-                self._say(gid, tx_id, state, Trouble.NONE)
+                self._say(check, state, Trouble.NONE)
 
-        state, trouble = await self._pool.ask(tx_id, query_id, start_within_s, late)
-        return self._say(gid, tx_id, state, trouble)
+        state, trouble = await self._pool.ask(check[1], query_id, start_within_s, late)
+        self._say(check, state, trouble)
 
-    def _say(self, gid: int, tx_id: str, state: TransactionState, trouble: Trouble) -> None:
+    def _say(self, check: AskedCheck, state: TransactionState, trouble: Trouble) -> None:
         self.counts[trouble.value or state.value] += 1
         while len(self._answers) >= ANSWERS_MAX:
             self._done(next(iter(self._answers)))
-        self._answers[gid, tx_id] = (state, trouble)
+        self._answers[check] = (state, trouble)
         self._to_send.set()
 
-    def _done(self, key: tuple[int, str]) -> None:
-        self._answers.pop(key, None)
-        self._working.pop(key, None)
+    def _done(self, check: AskedCheck) -> None:
+        self._answers.pop(check, None)
+        self._working.pop(check, None)
         if self._pool.room >= self._pool.full_room // 2:
             self._room_again.set()
 
@@ -200,7 +216,7 @@ class TopicLink:
                 await asyncio.sleep(self._config.reconnect_min_s)
                 continue
             batch = list(self._answers.items())[:ANSWERS_PER_CALL]
-            flat = [(gid, tx, state.value, trouble.value) for (gid, tx), (state, trouble) in batch]
+            flat = [(gid, tx, state.value, trouble.value, n) for (gid, tx, n), (state, trouble) in batch]
             try:
                 async with asyncio.timeout(POLL_GRACE_S):
                     status, value = await port.answer(self._producer.instance, flat)
@@ -210,9 +226,9 @@ class TopicLink:
             if status != "ok":
                 await asyncio.sleep(float(value))
                 continue
-            for key, said in batch:
-                if self._answers.get(key) == said:  # else a late answer took its place: it goes next
-                    self._done(key)
+            for check, said in batch:
+                if self._answers.get(check) == said:  # else a late answer took its place: it goes next
+                    self._done(check)
 
 
 def _look_at(poll: asyncio.Task[None]) -> None:

@@ -18,7 +18,9 @@ from escrowmq.replication.replica.validation import GROUPS_MAX, NAME_BYTES_MAX
 CHECKS_MAX = 1_000_000
 ANSWERS_MAX = 10_000
 
-CheckAnswer = tuple[CheckKey, TransactionState, Trouble]
+#: A check under one PREPARE: its key, and the log index of the transaction's newest PREPARE (0: not told).
+AskedCheck = tuple[CheckKey, int]
+CheckAnswer = tuple[CheckKey, TransactionState, Trouble, int]
 
 
 def instance_of(value: Any) -> str:
@@ -33,9 +35,17 @@ def room_of(value: Any) -> int:
     return value
 
 
-def working_of(value: Any) -> list[CheckKey]:
-    """The checks that it works on: (group, transaction id) of each."""
-    return [_key("working", *row) for row in _rows("working", value, 2, CHECKS_MAX)]
+def working_of(value: Any) -> list[AskedCheck]:
+    """The checks that it works on: (group, transaction id, index of the PREPARE) of each."""
+    rows = _rows("working", value, 3, CHECKS_MAX)
+    return [(_key("working", gid, tx_id), _index("working", index)) for gid, tx_id, index in rows]
+
+
+def idle_of(value: Any) -> bool:
+    """Whether a producer that leaves runs nothing any more."""
+    if type(value) is not bool:
+        raise InvalidMessage(f"idle must be True or False, not {_shown(value)}")
+    return value
 
 
 def wait_of(value: Any) -> float:
@@ -46,16 +56,16 @@ def wait_of(value: Any) -> float:
 
 
 def answers_of(value: Any) -> list[CheckAnswer]:
-    """Answers: (group, transaction id, state, trouble) of each."""
+    """Answers: (group, transaction id, state, trouble, index of the PREPARE) of each."""
     found = []
-    for gid, tx_id, state, trouble in _rows("answers", value, 4, ANSWERS_MAX):
+    for gid, tx_id, state, trouble, index in _rows("answers", value, 5, ANSWERS_MAX):
         try:
             said = TransactionState(state), Trouble(trouble)
         except (ValueError, TypeError):  # the second: it cannot even be looked up
             raise InvalidMessage(
                 f"answers must hold a state and a trouble by name, not {_shown(state)}, {_shown(trouble)}"
             ) from None
-        found.append((_key("answers", gid, tx_id), *said))
+        found.append((_key("answers", gid, tx_id), *said, _index("answers", index)))
     return found
 
 
@@ -72,6 +82,12 @@ def _key(name: str, gid: Any, tx_id: Any) -> CheckKey:
     if type(gid) is not int or not 0 <= gid < GROUPS_MAX:
         raise InvalidMessage(f"{name} must name a group by its number, not {_shown(gid)}")
     return gid, _text(f"a transaction id in {name}", tx_id, NAME_BYTES_MAX)
+
+
+def _index(name: str, value: Any) -> int:
+    if type(value) is not int or not 0 <= value < 1 << 63:
+        raise InvalidMessage(f"{name} must name a log index, not {_shown(value)}")
+    return value
 
 
 def _text(name: str, value: Any, characters_max: int) -> str:

@@ -3,6 +3,11 @@
 Pure: takes ``now`` in seconds, decides and says what is to be done; ``TopicFeedback`` does it. A check
 is held by at most one producer at a time. Losing this table costs a delay of one lease and nothing
 else, so it is never written down. It must never count a check that no producer had a chance to answer.
+
+A check is *free* when anyone of the app may be asked. One whose transaction has an owner (the producer that
+prepared it) is the owner's alone at first, and becomes free when the owner has said that it does not run the
+local transaction, which stays true under the same PREPARE, or when the owner is gone (``owners``), which
+holds until it is back. An owner without room is asked all the same, only whether it runs.
 """
 
 from __future__ import annotations
@@ -11,12 +16,22 @@ import enum
 from collections import Counter, OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import islice
 
+from escrowmq.feedback.asking.arguments import AskedCheck
+from escrowmq.feedback.asking.owners import Owners
 from escrowmq.feedback.asking.seats import CheckKey, ProducerSeat, Seats
 from escrowmq.feedback.config import FeedbackConfig
-from escrowmq.feedback.policy import Trouble, Verdict, judge, pick
+from escrowmq.feedback.policy import Trouble, Verdict, absent_pause_s, judge, pick, running_pause_s
 from escrowmq.replication.calling.answers import LockedRow
 from escrowmq.replication.model import TransactionState
+
+#: Checks of its own that a producer gets with one poll, with room or without.
+OWN_PER_POLL = 256
+#: Owners that are let in beyond the bounds of seats and polls, because checks wait for them.
+WANTED_MAX = 256
+#: Checks that were free, remembered for answers that come late.
+FREE_REMEMBERED = 4_096
 
 
 class Stage(enum.Enum):
@@ -27,7 +42,7 @@ class Stage(enum.Enum):
     SETTLING = "settling"  # answered; the broker has not confirmed yet
 
 
-#: The transition table. A check enters as QUEUED, and leaves from QUEUED (released, lapsed) or
+#: The transition table. A check enters as QUEUED, and leaves from QUEUED (released, lapsed, put off) or
 #: SETTLING (settled).
 _MOVES = frozenset(
     {
@@ -44,20 +59,31 @@ class Check:
     """One locked transaction that a producer is to be asked about.
 
     ``instance`` is set exactly while it is HANDED; ``tried`` names those that were asked under this lock.
+    ``free``: anyone may be asked; ``idle``: because the owner does not run it. ``brief``: the question is
+    only whether it runs.
     """
 
     gid: int
     row: LockedRow
+    locked_at: float
     lease_until: float
+    free: bool
     stage: Stage = Stage.QUEUED
+    idle: bool = False
     instance: str | None = None
     handed_at: float = 0.0
     confirmed: bool = False
+    brief: bool = False
     tried: set[str] = field(default_factory=set)
 
     @property
     def key(self) -> CheckKey:
         return self.gid, self.row.tx_id
+
+    @property
+    def owner(self) -> str:
+        """Who prepared it; "": not known."""
+        return self.row.instance
 
 
 @dataclass(slots=True)
@@ -71,13 +97,19 @@ class Expired:
 
 
 class CheckTable:
-    """All checks of one app and topic, and the producers they may go to."""
+    """All checks of one app and topic, and the producers they may go to. ``now``: when it begins to
+    listen."""
 
-    def __init__(self, config: FeedbackConfig) -> None:
+    def __init__(self, config: FeedbackConfig, now: float = 0.0) -> None:
         self._config = config
         self._checks: dict[CheckKey, Check] = {}
-        self._queue: OrderedDict[CheckKey, None] = OrderedDict()
+        self._queue: OrderedDict[CheckKey, None] = OrderedDict()  # free ones
+        self._own: dict[str, OrderedDict[CheckKey, None]] = {}  # owner -> those that wait for it alone
         self._on_hand: Counter[int] = Counter()
+        self._put_off: list[tuple[CheckKey, float]] = []
+        self._wanted: OrderedDict[str, None] = OrderedDict()
+        self._were_free: OrderedDict[AskedCheck, None] = OrderedDict()
+        self.owners = Owners(config.owner_gone_s, now)
         self.seats = Seats(config.producers_max, config.silent_s, config.answer_s)
 
     # ---------------------------------------------------------------- in and out
@@ -89,17 +121,22 @@ class CheckTable:
         return max(min(config.lock_batch, config.checks_per_group_max - self._on_hand[gid], takers), 0)
 
     def locked(self, gid: int, rows: Iterable[LockedRow], now: float) -> None:
-        """Rows that ``lock_due`` returned. One that is on hand already just has its lease renewed."""
+        """Rows that ``lock_due`` returned. One that is on hand already just has its lease renewed; one that
+        was prepared again meanwhile is another check."""
         lease_until = now + self._config.lock_lease_s
         for row in rows:
-            key = (gid, row.tx_id)
-            known = self._checks.get(key)
+            known = self._checks.get((gid, row.tx_id))
             if known is not None:
-                known.lease_until = lease_until
-                continue
-            self._checks[key] = Check(gid, row, lease_until)
-            self._queue[key] = None
+                if known.stage is Stage.SETTLING or known.row.newest_index == row.newest_index:
+                    known.lease_until = lease_until
+                    continue
+                self._give_up(known)
+            check = Check(gid, row, now, lease_until, free=not row.instance)
+            self._checks[check.key] = check
             self._on_hand[gid] += 1
+            self._line(check)[check.key] = None
+            if not check.free:
+                self._look_for_owner(check, now)
 
     def settled(self, gid: int, tx_ids: Iterable[str]) -> None:
         """The broker has taken the answers (or they were given up): forget these checks."""
@@ -108,32 +145,65 @@ class CheckTable:
             if check is not None and check.stage is Stage.SETTLING:
                 self._drop(check)
 
+    def take_put_off(self) -> list[tuple[CheckKey, float]]:
+        """Checks that are to be locked again after so many seconds; each is told once."""
+        found, self._put_off = self._put_off, []
+        return found
+
     # ---------------------------------------------------------------- producers
 
     def arrive(
-        self, instance: str, room: int, working: Iterable[CheckKey], now: float
+        self, instance: str, room: int, working: Iterable[AskedCheck], now: float
     ) -> ProducerSeat | None:
-        """A poll: the producer lives, has room for so many checks, and works on ``working``."""
-        seat = self.seats.arrive(instance, room, now)
+        """A poll: the producer lives, has room for so many checks, and works on ``working``, whose local
+        transactions it does not run."""
+        self.owners.heard(instance, now)
+        seat = self.seats.arrive(instance, room, now, self.wanted(instance))
         if seat is None:
             return None
-        for key in working:
+        for key, index in working:
             check = self._checks.get(key)
-            if check is None:
+            if check is None or check.row.newest_index != index:
                 continue
-            if check.stage is Stage.QUEUED:  # it was believed dead, and is not
+            if check.owner == instance:
+                self._is_idle(check)
+            if check.stage is Stage.QUEUED and check.free:  # it was believed dead, and is not
                 self._hand(check, seat, now)
             if check.instance == instance:
                 check.confirmed = True
         return seat
 
-    def leave(self, instance: str) -> None:
-        """The producer closed: what it held goes back to the queue."""
+    def wanted(self, instance: str) -> bool:
+        """Whether checks wait for this owner: it is not sent away, however many are here."""
+        return instance in self._wanted or instance in self._own
+
+    def unparked(self, instance: str, now: float) -> None:
+        """Its poll ended: until now it was here."""
+        self.owners.heard(instance, now)
+        seat = self.seats.get(instance)
+        if seat is not None:
+            seat.parked, seat.last_seen = False, now
+
+    def leave(self, instance: str, *, idle: bool) -> None:
+        """The producer closed: what it held goes back to the queue. ``idle``: it runs no local
+        transaction."""
+        if idle:
+            self.owners.closed(instance)
         self._unseat(instance)
 
     def assign(self, now: float) -> dict[str, list[Check]]:
         """Hand queued checks to parked producers; whom and what."""
         handed: dict[str, list[Check]] = {}
+        for owner in list(self._own):
+            seat = self.seats.get(owner)
+            if seat is not None and seat.parked:
+                own = [self._checks[key] for key in islice(self._own[owner], OWN_PER_POLL)]
+                for check in own:
+                    self._hand(check, seat, now)
+                    check.brief = seat.room <= 0
+                    seat.room = max(seat.room - 1, 0)
+                handed[owner] = own
+                self._wanted.pop(owner, None)
         if not self._queue:
             return handed
         taking = self.seats.taking(now)
@@ -141,37 +211,65 @@ class CheckTable:
             if not any(seat.parked and seat.room > 0 for seat in taking):
                 break
             check = self._checks[key]
+            if not self._is_anyones(check, now):
+                self._give_to_owner(check, now)
+                continue
             seat = pick(taking, check.tried)
             if seat is None:
                 continue
             self._hand(check, seat, now)
+            check.brief = False
             seat.room -= 1
             handed.setdefault(seat.instance, []).append(check)
         return handed
 
     def answer(
-        self, instance: str, key: CheckKey, state: TransactionState, trouble: Trouble, now: float
+        self, instance: str, key: CheckKey, state: TransactionState, trouble: Trouble, index: int, now: float
     ) -> Verdict | None:
         """What to do about an answer; None: nothing, it is late, repeated, or goes to another producer.
 
-        A late COMMITTED or ROLLBACK is as true as an early one, so it counts whoever holds the check now,
-        and even if nobody does.
+        ``index``: the PREPARE under which it was asked. A late COMMITTED is as true as an early one, so it
+        counts whoever holds the check now, and even if nobody does. A late ROLLBACK is, too, if others than
+        the owner were asked because it does not run it.
         """
         check = self._checks.get(key)
-        decisive = state in (TransactionState.COMMITTED, TransactionState.ROLLBACK)
-        if check is None:
-            return judge(state, trouble, others=False) if decisive else None
-        if check.stage is Stage.SETTLING or (not decisive and check.instance != instance):
+        if check is None or check.row.newest_index != index:
+            return self._late(key, state, index)
+        if check.stage is Stage.SETTLING:
+            return None
+        running = trouble is Trouble.RUNNING and state not in _DECISIVE
+        if instance == check.owner and not running:
+            self._is_idle(check)
+        if state is TransactionState.ROLLBACK and not self._is_anyones(check, now):
+            check.tried.add(instance)
+            self._give_to_owner(check, now)
+            return None
+        if (
+            state not in _DECISIVE
+            and check.instance != instance
+            and not (running and instance == check.owner)
+        ):
             return None
         check.tried.add(instance)
-        verdict = judge(state, trouble, others=self.seats.others(now, check.tried))
+        others = check.free and self.seats.others(now, check.tried)
+        verdict = judge(state, trouble, others=others)
+        if verdict is Verdict.PUT_OFF:
+            self._put_off.append((key, running_pause_s(check.row.age_ms / 1000 + now - check.locked_at)))
         self._apply(check, verdict)
-        return None if verdict in (Verdict.ASK_ANOTHER, Verdict.LEAVE) else verdict
+        return None if verdict in (Verdict.ASK_ANOTHER, Verdict.PUT_OFF) else verdict
+
+    def _late(self, key: CheckKey, state: TransactionState, index: int) -> Verdict | None:
+        """An answer to a check that is not on hand any more."""
+        if state is TransactionState.COMMITTED:
+            return Verdict.COMMIT
+        if state is TransactionState.ROLLBACK and (index == 0 or (key, index) in self._were_free):
+            return Verdict.ROLLBACK
+        return None
 
     # ---------------------------------------------------------------- time
 
     def expire(self, now: float) -> Expired:
-        """Dead producers, overdue answers, lapsed leases. To be called several times a second."""
+        """Silent producers, overdue answers, lapsed leases. To be called several times a second."""
         expired = Expired()
         for instance in self.seats.silent(now):
             expired.returned += self._unseat(instance)
@@ -179,31 +277,111 @@ class CheckTable:
         for check in list(self._checks.values()):
             if check.stage is Stage.HANDED:
                 self._expire_handed(check, now, expired)
+        for owner in list(self._own):
+            for key in list(self._own[owner]):
+                self._expire_own(self._checks[key], now)
         nobody = next(self.seats.online(now), None) is None
         for key in list(self._queue):
             check = self._checks[key]
             if nobody:
                 expired.released.append(key)
                 self._drop(check)
-            elif now >= check.lease_until + self._config.confirm_s:
-                self._drop(check)  # nobody locked it again: it is settled, or will come back
+            elif self._has_lapsed(check, now):
+                self._drop(check)
         return expired
 
     def _expire_handed(self, check: Check, now: float, expired: Expired) -> None:
         instance = check.instance
         assert instance is not None
         if not check.confirmed and now >= check.handed_at + self._config.confirm_s:
-            expired.returned += self._unseat(instance)
-            expired.lost_producers.append(instance)
+            check.tried.add(instance)
+            self._back(check)
+            expired.returned += 1
         elif now >= check.handed_at + self._config.answer_s:
-            others = self.seats.others(now, check.tried | {instance})
+            others = check.free and self.seats.others(now, check.tried | {instance})
             verdict = judge(TransactionState.UNKNOWN, Trouble.TIMED_OUT, others=others)
             check.tried.add(instance)
             self._apply(check, verdict)
             if verdict is Verdict.COUNT:
                 expired.counted.append(check.key)
 
+    def _expire_own(self, check: Check, now: float) -> None:
+        if self._has_lapsed(check, now):
+            self._drop(check)
+        else:
+            self._look_for_owner(check, now)
+
+    def _has_lapsed(self, check: Check, now: float) -> bool:
+        """Nobody locked it again: it is settled, or will come back."""
+        return now >= check.lease_until + self._config.confirm_s
+
+    # ---------------------------------------------------------------- owners
+
+    def _is_anyones(self, check: Check, now: float) -> bool:
+        """Whether others than the owner may say ROLLBACK: not while it may run the local transaction. It may
+        have come back since it was gone."""
+        owner = check.owner
+        if not owner or check.idle:
+            return True
+        return not self.seats.there(owner, now) and self.owners.gone_in_s(owner, now) <= 0
+
+    def _give_to_owner(self, check: Check, now: float) -> None:
+        """From whoever has it: the owner is back."""
+        self._back(check)
+        self._set_free(check, False)
+        self._look_for_owner(check, now)
+
+    def _look_for_owner(self, check: Check, now: float) -> None:
+        """A queued check waits for its owner. If that is not there, it is put off, or free when it is
+        gone."""
+        owner = check.owner
+        if check.free or self.seats.there(owner, now):
+            return
+        gone_in_s = self.owners.gone_in_s(owner, now)
+        if gone_in_s <= 0:
+            self._set_free(check, True)
+            return
+        self._put_off.append((check.key, absent_pause_s(self.owners.silent_s(owner, now), gone_in_s)))
+        self._drop(check)
+        self._wanted[owner] = None
+        self._wanted.move_to_end(owner)
+        if len(self._wanted) > WANTED_MAX:
+            self._wanted.popitem(last=False)
+
+    def _is_idle(self, check: Check) -> None:
+        """The owner does not run it: from here on anyone may be asked."""
+        if not check.idle:
+            check.idle = True
+            self._set_free(check, True)
+            self._remember_free(check)
+
+    def _remember_free(self, check: Check) -> None:
+        self._were_free[check.key, check.row.newest_index] = None
+        if len(self._were_free) > FREE_REMEMBERED:
+            self._were_free.popitem(last=False)
+
     # ---------------------------------------------------------------- the only mutators of a check
+
+    def _line(self, check: Check) -> OrderedDict[CheckKey, None]:
+        """Where it waits when it is QUEUED."""
+        if check.free:
+            return self._queue
+        return self._own.setdefault(check.owner, OrderedDict())
+
+    def _out_of_line(self, check: Check) -> None:
+        line = self._line(check)
+        line.pop(check.key, None)
+        if not line and not check.free:
+            del self._own[check.owner]
+
+    def _set_free(self, check: Check, free: bool) -> None:
+        if check.free is free:
+            return
+        if check.stage is Stage.QUEUED:
+            self._out_of_line(check)
+        check.free = free
+        if check.stage is Stage.QUEUED:
+            self._line(check)[check.key] = None
 
     def _move(self, check: Check, stage: Stage) -> None:
         assert (check.stage, stage) in _MOVES, f"{check.key}: {check.stage} -> {stage}"
@@ -214,20 +392,26 @@ class CheckTable:
             check.instance = None
         check.stage = stage
         if stage is Stage.QUEUED:
-            self._queue[check.key] = None
-            self._queue.move_to_end(check.key, last=False)  # it has waited longest
+            line = self._line(check)
+            line[check.key] = None
+            line.move_to_end(check.key, last=False)  # it has waited longest
         else:
-            self._queue.pop(check.key, None)
+            self._out_of_line(check)
 
     def _hand(self, check: Check, seat: ProducerSeat, now: float) -> None:
         self._move(check, Stage.HANDED)
         check.instance, check.handed_at, check.confirmed = seat.instance, now, False
         seat.holding[check.key] = None
+        if not check.owner:
+            self._remember_free(check)
+
+    def _back(self, check: Check) -> None:
+        if check.stage is not Stage.QUEUED:
+            self._move(check, Stage.QUEUED)
 
     def _apply(self, check: Check, verdict: Verdict) -> None:
-        if verdict in (Verdict.ASK_ANOTHER, Verdict.RELEASE, Verdict.LEAVE):
-            if check.stage is not Stage.QUEUED:
-                self._move(check, Stage.QUEUED)
+        if verdict in (Verdict.ASK_ANOTHER, Verdict.RELEASE, Verdict.PUT_OFF):
+            self._back(check)
             if verdict is not Verdict.ASK_ANOTHER:
                 self._drop(check)
         else:
@@ -243,9 +427,13 @@ class CheckTable:
             self._move(check, Stage.QUEUED)
         return len(held)
 
+    def _give_up(self, check: Check) -> None:
+        self._back(check)
+        self._drop(check)
+
     def _drop(self, check: Check) -> None:
         assert check.stage is not Stage.HANDED
-        self._queue.pop(check.key, None)
+        self._out_of_line(check)
         del self._checks[check.key]
         self._on_hand[check.gid] -= 1
 
@@ -253,3 +441,6 @@ class CheckTable:
         """Checks by stage, for operators."""
         found = Counter(check.stage.value for check in self._checks.values())
         return {stage.value: found[stage.value] for stage in Stage}
+
+
+_DECISIVE = (TransactionState.COMMITTED, TransactionState.ROLLBACK)

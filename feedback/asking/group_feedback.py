@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -32,6 +32,10 @@ BY_POLICY = "policy:check_max"
 SUBMIT_PATIENCE_S = 10.0
 
 
+#: A check that nobody was asked about is due again after so long.
+RELEASED_S = 1.0
+
+
 class Desk(Protocol):
     """What one group's loops need of the topic they belong to."""
 
@@ -43,11 +47,17 @@ class Desk(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PendingVerdict:
-    """An answer on its way into the log. Dropped after ``until``: the check is then repeated."""
+    """An answer on its way into the log. Dropped after ``until``: the check is then repeated.
+
+    ``index``: a rollback holds for this PREPARE only (0: for any); ``wait_s``: when a check that is put off
+    is due.
+    """
 
     tx_id: str
     verdict: Verdict
     until: float
+    index: int = 0
+    wait_s: float = RELEASED_S
 
 
 class GroupFeedback:
@@ -121,7 +131,7 @@ class GroupFeedback:
             if kind is Route.PRODUCER:
                 for_producers.append(row)
             elif kind is Route.TOPIC_POLICY:
-                self.settle(row.tx_id, Verdict.EXPIRE)
+                self.settle(row.tx_id, Verdict.EXPIRE, row.newest_index)
             else:
                 self._branches.locked(row)
         if for_producers:
@@ -133,11 +143,12 @@ class GroupFeedback:
         """Whether ``settle`` takes another answer."""
         return len(self._outbox) < self._config.settle_queue_max
 
-    def settle(self, tx_id: str, verdict: Verdict) -> bool:
-        """Queue an answer; False when the queue is full (the caller comes back)."""
+    def settle(self, tx_id: str, verdict: Verdict, index: int = 0, wait_s: float = RELEASED_S) -> bool:
+        """Queue an answer; False when the queue is full (the caller comes back). See ``PendingVerdict``."""
         if not self.has_room():
             return False
-        self._outbox.append(PendingVerdict(tx_id, verdict, _now() + self._config.settle_keep_s))
+        until = _now() + self._config.settle_keep_s
+        self._outbox.append(PendingVerdict(tx_id, verdict, until, index, wait_s))
         self._to_settle.set()
         return True
 
@@ -147,37 +158,53 @@ class GroupFeedback:
             await self._to_settle.wait()
         count = min(len(self._outbox), self._config.settle_batch)
         batch = [self._outbox.popleft() for _ in range(count)]
-        by_verdict: dict[Verdict, list[str]] = {}
+        decided: dict[Verdict, dict[str, int]] = {}
+        counted: list[str] = []
+        put_off: dict[str, float] = {}
         for item in batch:
-            ids = by_verdict.setdefault(item.verdict, [])
-            if item.tx_id not in ids:
-                ids.append(item.tx_id)
-        released = by_verdict.pop(Verdict.RELEASE, [])
-        counted = by_verdict.pop(Verdict.COUNT, [])
+            if item.verdict is Verdict.COUNT:
+                counted.append(item.tx_id)
+            elif item.verdict in (Verdict.RELEASE, Verdict.PUT_OFF):
+                put_off[item.tx_id] = item.wait_s
+            else:
+                decided.setdefault(item.verdict, {})[item.tx_id] = item.index
         try:
-            if by_verdict:
-                await self._submit_decisions(by_verdict)
+            if decided:
+                await self._submit_decisions(decided)
         except Unavailable:
-            self._keep([item for item in batch if item.verdict in by_verdict])
+            self._keep([item for item in batch if item.verdict in decided])
             raise
         except Exception:  # a bug: these checks are repeated, the others must not wait behind them
             self._desk.settled(self.gid, [item.tx_id for item in batch])
             raise
         finally:
-            await self._count_and_release(counted, released)
+            await self._count_and_put_off(list(dict.fromkeys(counted)), put_off)
 
-    async def _submit_decisions(self, by_verdict: Mapping[Verdict, list[str]]) -> None:
-        frames = []
-        for verdict, ids in by_verdict.items():
-            if verdict is Verdict.COMMIT:
-                frames.append(ops.commit(self.app, ids, by="feedback"))
-            else:
-                by = BY_POLICY if verdict is Verdict.EXPIRE else "feedback"
-                frames.append(ops.rollback(self.app, ids, by=by))
+    async def _submit_decisions(self, decided: Mapping[Verdict, Mapping[str, int]]) -> None:
+        """``decided``: for each verdict, transactions and the PREPARE that it holds for."""
+        frames, asked = [], []
+        for verdict, indexes in decided.items():
+            for ids, frame in self._frames(verdict, indexes):
+                asked.append((verdict, ids))
+                frames.append(frame)
         results = await self._submit(b"".join(frames), repeatable=True)
-        for (verdict, ids), result in zip(by_verdict.items(), results, strict=True):
+        for (verdict, ids), result in zip(asked, results, strict=True):
             self._note(verdict, ids, result)
             self._desk.settled(self.gid, ids)
+
+    def _frames(self, verdict: Verdict, indexes: Mapping[str, int]) -> Iterator[tuple[Sequence[str], bytes]]:
+        """The operations of one verdict. A rollback names the PREPAREs that it holds for, where the group's
+        format level knows them: what was prepared again since the check began is not rolled back by it."""
+        if verdict is Verdict.COMMIT:
+            yield list(indexes), ops.commit(self.app, list(indexes), by="feedback")
+            return
+        by = BY_POLICY if verdict is Verdict.EXPIRE else "feedback"
+        under = {tx_id: index for tx_id, index in indexes.items() if index > 0}
+        plain = [tx_id for tx_id, index in indexes.items() if index <= 0]
+        if plain:
+            yield plain, ops.rollback(self.app, plain, by=by)
+        if under:
+            yield list(under), ops.rollback_under(self.app, list(under), by, list(under.values()))
 
     def _note(self, verdict: Verdict, ids: Sequence[str], result: Sequence[Any]) -> None:
         """A refused decision is final, too: the first durable one stands."""
@@ -185,6 +212,10 @@ class GroupFeedback:
         if result[0] != ResultCode.PARTIAL:
             return
         for place, code, info in result[1]:
+            if code == ResultCode.RETRY:
+                self.counts["prepared_again"] += (
+                    1  # or another decision is on its way: asked again, if need be
+                )
             if code == ResultCode.TX_CONFLICT:
                 self.counts["conflicts"] += 1
                 log.warning(
@@ -195,15 +226,16 @@ class GroupFeedback:
                     info,
                 )
 
-    async def _count_and_release(self, counted: list[str], released: list[str]) -> None:
+    async def _count_and_put_off(self, counted: list[str], put_off: Mapping[str, float]) -> None:
         """Not repeated when their fate is unknown: a check counted twice would be half used up, and what is
-        neither counted nor released just comes back when its lease ends."""
+        neither counted nor put off just comes back when its lease ends."""
         try:
             if counted:
                 await self._submit(ops.checked(self.app, counted), repeatable=False)
                 self.counts["unknown"] += len(counted)
-            if released:
-                args = (self.app, self.topic, released, self.owner)
+            if put_off:
+                waits_ms = [int(wait_s * 1000) for wait_s in put_off.values()]
+                args = (self.app, self.topic, list(put_off), self.owner, waits_ms)
                 await self._leader.ask("release_locks", *args, patience_s=2.0)
         except Unavailable:
             self.counts["unavailable"] += 1

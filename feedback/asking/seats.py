@@ -47,17 +47,22 @@ class Seats:
     def get(self, instance: str) -> ProducerSeat | None:
         return self._seats.get(instance)
 
-    def arrive(self, instance: str, room: int, now: float) -> ProducerSeat | None:
-        """A poll came in; None when there is no seat left."""
+    def arrive(self, instance: str, room: int, now: float, wanted: bool = False) -> ProducerSeat | None:
+        """A poll came in; None when there is no seat left. ``wanted``: it gets one beyond the limit."""
         seat = self._seats.get(instance)
         if seat is None:
-            if len(self._seats) >= self._limit:
+            if len(self._seats) >= self._limit and not wanted:
                 return None
             seat = self._seats[instance] = ProducerSeat(instance, now)
         seat.last_seen, seat.room = now, room
         if room > 0:
             seat.had_room_at = now
         return seat
+
+    def there(self, instance: str, now: float) -> bool:
+        """Whether this one can be asked."""
+        seat = self._seats.get(instance)
+        return seat is not None and seat.online(now, self._silent_s)
 
     def remove(self, instance: str) -> ProducerSeat | None:
         """It left, or it is dead."""

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from escrowmq.feedback.asking import arguments
-from escrowmq.feedback.asking.checks import Check, CheckTable
+from escrowmq.feedback.asking.checks import WANTED_MAX, Check, CheckTable
 from escrowmq.feedback.asking.group_feedback import GroupFeedback
 from escrowmq.feedback.asking.poll_pace import PollPace
 from escrowmq.feedback.brokers import Brokers, GroupLeader
@@ -24,8 +24,9 @@ from escrowmq.feedback.endless import endless
 from escrowmq.feedback.policy import Verdict
 from escrowmq.replication.calling.answers import LockedRow
 
-#: What a poll hands out per check: group, transaction id, query id, checks so far, seconds to answer.
-Handed = tuple[int, str, str, int, float]
+#: What a poll hands out per check: group, transaction id, query id, checks so far, seconds to answer (0: say
+#: only whether its local transaction runs), and the index of the PREPARE, which comes back with the answer.
+Handed = tuple[int, str, str, int, float, int]
 
 
 class TopicFeedback:
@@ -45,7 +46,7 @@ class TopicFeedback:
         self.counts: Counter[str] = Counter()
         self.last_poll_at = _now()
         self._config, self._rng = config, rng
-        self._table = CheckTable(config)
+        self._table = CheckTable(config, self.last_poll_at)
         self._pace = PollPace(config)
         self._parked: dict[str, asyncio.Future[list[Handed]]] = {}
         self._leaders = {
@@ -78,11 +79,12 @@ class TopicFeedback:
     # ---------------------------------------------------------------- producers call these
 
     async def poll(
-        self, instance: str, room: int, working: Sequence[tuple[int, str]], wait_s: float
+        self, instance: str, room: int, working: Sequence[tuple[int, str, int]], wait_s: float
     ) -> tuple[str, Any]:
         """Checks for this producer, as soon as there are any: ``("ok", [Handed, ...])``, empty after the
-        wait. ``room``: how many it takes; ``working``: (group, transaction) of those it has not answered
-        yet. ``("retry", seconds)``: too many producers are parked here, come back later.
+        wait. ``room``: how many it takes; ``working``: (group, transaction, index) of those it has not
+        answered yet, and does not run. ``("retry", seconds)``: too many producers are parked here, come back
+        later.
 
         Raises InvalidMessage for arguments that make no sense, as ``answer`` and ``leave`` do.
         """
@@ -91,8 +93,9 @@ class TopicFeedback:
         now = self.last_poll_at = _now()
         self._pace.arrive(instance, now)
         self._unpark(instance, [])  # a producer that polls again has given its older poll up
+        places = self._config.polls_parked_max + (WANTED_MAX if self._table.wanted(instance) else 0)
         seat = self._table.arrive(instance, room, keys, now)
-        if seat is None or len(self._parked) >= self._config.polls_parked_max:
+        if seat is None or len(self._parked) >= places:
             self.counts["polls_refused"] += 1
             return "retry", self._pace.retry_s() * self._rng.uniform(0.5, 1.5)
         waiting: asyncio.Future[list[Handed]] = asyncio.get_running_loop().create_future()
@@ -107,30 +110,31 @@ class TopicFeedback:
             timer.cancel()
             self._unpark(instance, [], waiting)
 
-    def answer(self, instance: str, answers: Sequence[tuple[int, str, str, str]]) -> tuple[str, Any]:
-        """Answers (group, transaction, state, trouble); ``("ok", n)``, or ``("retry", seconds)`` when too
-        many wait for their submit (those before were taken; repeating all of them is harmless)."""
+    def answer(self, instance: str, answers: Sequence[tuple[int, str, str, str, int]]) -> tuple[str, Any]:
+        """Answers (group, transaction, state, trouble, index); ``("ok", n)``, or ``("retry", seconds)`` when
+        too many wait for their submit (those before were taken; repeating all of them is harmless)."""
         instance, said = arguments.instance_of(instance), arguments.answers_of(answers)
         now = _now()
-        for key, state, trouble in said:
+        for key, state, trouble, index in said:
             group = self._groups.get(key[0])
             if group is None:
                 continue
             if not group.has_room():
                 return "retry", 0.5
             self.counts[f"answered_{state.value}"] += 1
-            verdict = self._table.answer(instance, key, state, trouble, now)
+            verdict = self._table.answer(instance, key, state, trouble, index, now)
             if verdict is not None:
-                group.settle(key[1], verdict)
+                group.settle(key[1], verdict, index)
         self._match()
         return "ok", None
 
-    def leave(self, instance: str) -> None:
-        """The producer closes: its checks go to the others at once."""
-        instance = arguments.instance_of(instance)
+    def leave(self, instance: str, idle: bool = False) -> None:
+        """The producer closes: its checks go to the others at once. ``idle``: those of its own transactions
+        too, since it runs none of them; else the others wait until it is gone."""
+        instance, idle = arguments.instance_of(instance), arguments.idle_of(idle)
         self._unpark(instance, [])
         self._pace.leave(instance)
-        self._table.leave(instance)
+        self._table.leave(instance, idle=idle)
         self._match()
 
     # ---------------------------------------------------------------- the groups call these (Desk)
@@ -156,7 +160,10 @@ class TopicFeedback:
     # ---------------------------------------------------------------- within
 
     def _match(self) -> None:
-        """Queued checks meet parked producers."""
+        """Queued checks meet parked producers; what nobody can say yet is put off at the leader."""
+        for (gid, tx_id), wait_s in self._table.take_put_off():
+            self.counts["put_off"] += 1
+            self._groups[gid].settle(tx_id, Verdict.PUT_OFF, wait_s=wait_s)
         for instance, checks in self._table.assign(_now()).items():
             self.counts["handed"] += len(checks)
             self._unpark(instance, [self._handed(check) for check in checks])
@@ -165,7 +172,8 @@ class TopicFeedback:
 
     def _handed(self, check: Check) -> Handed:
         row = check.row
-        return check.gid, row.tx_id, row.query_id, row.checks, self._config.answer_s
+        answer_s = 0.0 if check.brief else self._config.answer_s
+        return check.gid, row.tx_id, row.query_id, row.checks, answer_s, row.newest_index
 
     def _unpark(
         self, instance: str, checks: list[Handed], only: asyncio.Future[list[Handed]] | None = None
@@ -175,9 +183,7 @@ class TopicFeedback:
         if waiting is None or (only is not None and waiting is not only):
             return
         del self._parked[instance]
-        seat = self._table.seats.get(instance)
-        if seat is not None:
-            seat.parked, seat.last_seen = False, _now()
+        self._table.unparked(instance, _now())
         if not waiting.done():
             waiting.set_result(checks)
 

@@ -49,18 +49,20 @@ class FeedbackActor:
         return self._core
 
     async def poll(
-        self, instance: str, room: int, working: Sequence[tuple[int, str]], wait_s: float
+        self, instance: str, room: int, working: Sequence[tuple[int, str, int]], wait_s: float
     ) -> tuple[str, Any]:
         """See ``TopicFeedback.poll``."""
         return await self._feedback().poll(instance, room, working, wait_s)
 
-    async def answer(self, instance: str, answers: Sequence[tuple[int, str, str, str]]) -> tuple[str, Any]:
+    async def answer(
+        self, instance: str, answers: Sequence[tuple[int, str, str, str, int]]
+    ) -> tuple[str, Any]:
         """See ``TopicFeedback.answer``."""
         return self._feedback().answer(instance, answers)
 
-    async def leave(self, instance: str) -> None:
+    async def leave(self, instance: str, idle: bool = False) -> None:
         """See ``TopicFeedback.leave``."""
-        self._feedback().leave(instance)
+        self._feedback().leave(instance, idle)
 
     async def status(self) -> dict[str, Any]:
         """See ``TopicFeedback.status``; with this process's id."""

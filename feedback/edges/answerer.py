@@ -26,7 +26,7 @@ from escrowmq.replication.errors import InvalidMessage
 log = logging.getLogger(__name__)
 
 
-def _never(tx_id: str) -> bool:
+def _never(tx_id: str = "") -> bool:
     return False
 
 
@@ -35,7 +35,8 @@ class CheckAnswerer:
 
     ``instance_id`` is unique per producer object. ``still_running(tx_id)``: whether this process is just
     running the local transaction of ``tx_id``; such a check is put off without asking the querier, whose
-    "not there" would only mean "not yet".
+    "not there" would only mean "not yet". ``idle()``: whether no local transaction runs here at all; a
+    producer that says so when it closes need not be waited for.
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class CheckAnswerer:
         info: ClusterShape,
         *,
         still_running: Callable[[str], bool] = _never,
+        idle: Callable[[], bool] = _never,
         config: AnswererConfig | None = None,
         feedback_config: FeedbackConfig | None = None,
     ) -> None:
@@ -56,7 +58,7 @@ class CheckAnswerer:
         self._app, self._instance, self._info = app, instance_id, info
         self._config = config or AnswererConfig()
         self._feedback_config = feedback_config or FeedbackConfig()
-        self._still_running = still_running
+        self._still_running, self._idle = still_running, idle
         self._pool = QueryPool(querier, self._config)
         self._lock = threading.Lock()
         self._topics: set[str] = set()
@@ -118,6 +120,7 @@ class CheckAnswerer:
                 self._still_running,
                 self._config,
                 random.Random(),
+                self._idle,
             ),
         )
         with self._lock:

@@ -68,20 +68,22 @@ class RayFeedbackPort:
         self._handle = handle
 
     async def poll(
-        self, instance: str, room: int, working: Sequence[tuple[int, str]], wait_s: float
+        self, instance: str, room: int, working: Sequence[tuple[int, str, int]], wait_s: float
     ) -> tuple[str, Any]:
         """See ``TopicFeedback.poll``."""
         status, value = await _answer(self._handle.poll.remote(instance, room, working, wait_s))
         return status, value
 
-    async def answer(self, instance: str, answers: Sequence[tuple[int, str, str, str]]) -> tuple[str, Any]:
+    async def answer(
+        self, instance: str, answers: Sequence[tuple[int, str, str, str, int]]
+    ) -> tuple[str, Any]:
         """See ``TopicFeedback.answer``."""
         status, value = await _answer(self._handle.answer.remote(instance, answers))
         return status, value
 
-    async def leave(self, instance: str) -> None:
+    async def leave(self, instance: str, idle: bool = False) -> None:
         """See ``TopicFeedback.leave``."""
-        await _answer(self._handle.leave.remote(instance))
+        await _answer(self._handle.leave.remote(instance, idle))
 
 
 def connector(start: Callable[[str], Any]) -> Callable[[str], Awaitable[RayFeedbackPort]]:

@@ -70,7 +70,10 @@ class LockedRow(NamedTuple):
     """A due transaction, locked for one feedback actor.
 
     ``checks``: how many it had. ``home_group``: where it is decided, -1 = here. ``exhausted``: it has had all
-    of its checks, and its topic says that it is then rolled back.
+    of its checks, and its topic says that it is then rolled back. ``instance``: its owner, the producer that
+    prepared it last ("": not known, or one that cannot be asked). ``newest_index``: the log index of that
+    PREPARE; a roll-back by a check holds for this one only (0: the group's format level knows no such
+    condition). ``age_ms``: how long it has been open.
     """
 
     tx_id: str
@@ -79,6 +82,9 @@ class LockedRow(NamedTuple):
     checks: int
     home_group: int = -1
     exhausted: bool = False
+    instance: str = ""
+    newest_index: int = 0
+    age_ms: int = 0
 
 
 class LockedChecks(msgspec.Struct, frozen=True):
@@ -90,6 +96,9 @@ class LockedChecks(msgspec.Struct, frozen=True):
     checks: Sequence[int] = ()
     home_groups: Sequence[int] = ()
     exhausted: Sequence[bool] = ()
+    instances: Sequence[str] = ()
+    newest_indexes: Sequence[int] = ()
+    ages_ms: Sequence[int] = ()
 
     @classmethod
     def of(cls, rows: Iterable[Sequence[Any]]) -> Self:
@@ -98,7 +107,7 @@ class LockedChecks(msgspec.Struct, frozen=True):
 
     def rows(self) -> list[LockedRow]:
         """One row for each transaction."""
-        columns = self.tx_ids, self.query_ids, self.prepared_ms, self.checks, self.home_groups, self.exhausted
+        columns = (getattr(self, name) for name in self.__struct_fields__)
         return list(map(LockedRow._make, zip(*columns, strict=True)))
 
 

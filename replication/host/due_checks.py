@@ -12,6 +12,8 @@ from escrowmq.replication.state.machine import StateMachine
 #: What one answer brings, whatever its caller asks for.
 DUE_MAX = 10_000
 LEASE_S_MAX = 86_400.0
+#: A check is put off by no longer than this.
+WAIT_MS_MAX = 60_000
 
 
 class DueChecks:
@@ -39,10 +41,14 @@ class DueChecks:
         # The columns are made in this thread: the replica's own has more to do.
         return ("ok", LockedChecks.of(found[1])) if found[0] == "ok" else found
 
-    def release_locks(self, app: str, topic: str, tx_ids: Sequence[str], owner: str) -> Reply:
-        """Give leases back without an answer; due again in a second."""
+    def release_locks(
+        self, app: str, topic: str, tx_ids: Sequence[str], owner: str, waits_ms: Sequence[int] = ()
+    ) -> Reply:
+        """Give leases back without an answer; due again in a second, or after as long as ``waits_ms``
+        says."""
         running, due = self._running, self._replica.state.due
-        return running.led(lambda: due.release(app, tx_ids, owner, running.now_ms()))
+        waits = [min(max(int(wait), 0), WAIT_MS_MAX) for wait in waits_ms]
+        return running.led(lambda: due.release(app, tx_ids, owner, running.now_ms(), waits))
 
     def open_topics(self, app: str) -> Reply:
         """``("ok", [topic, ...])`` that have open transactions of ``app``."""
@@ -62,6 +68,9 @@ def lock_due(
     rolls_back = known is not None and known.info.on_check_exhausted == "rollback"
     check_max = known.info.check_max if known else 0
     return [
-        (tx, r.query_id, r.prepared_ms, r.checks, r.home_group, rolls_back and r.checks >= check_max)
+        (
+            *(tx, r.query_id, r.prepared_ms, r.checks, r.home_group, rolls_back and r.checks >= check_max),
+            *(r.instance, r.newest_index if state.level > 1 else 0, max(now_ms - r.prepared_ms, 0)),
+        )
         for tx, r in state.due.lock(app, topic, max_n, owner, int(lease_s * 1000), now_ms)
     ]

@@ -220,14 +220,17 @@ class DueQueue:
         self.schedule(app, [tx_id for tx_id, _ in taken], now_ms + max(lease_ms, BUCKET_MS))
         return taken
 
-    def release(self, app: str, tx_ids: Iterable[str], owner: str, now_ms: int) -> None:
-        """Give leases back early; the transactions are due again in a second (so that nobody spins)."""
-        for tx_id in tx_ids:
+    def release(
+        self, app: str, tx_ids: Sequence[str], owner: str, now_ms: int, waits_ms: Sequence[int] = ()
+    ) -> None:
+        """Give leases back without an answer; the transactions are due again in a second (so that nobody
+        spins), or after as long as ``waits_ms`` says for each."""
+        for tx_id, wait_ms in zip(tx_ids, waits_ms or [CHECK_BACKOFF_MS] * len(tx_ids), strict=True):
             lease = self._leases.get((app, tx_id))
             if lease is not None and lease[0] == owner:
-                # Without an owner for a second, so that the expiry which ``lock`` scheduled does nothing.
-                self._leases[app, tx_id] = ("", now_ms + CHECK_BACKOFF_MS)
-                self.schedule(app, [tx_id], now_ms + CHECK_BACKOFF_MS)
+                # Nobody's until then, so that the expiry which ``lock`` scheduled does nothing.
+                self._leases[app, tx_id] = ("", now_ms + wait_ms)
+                self.schedule(app, [tx_id], now_ms + wait_ms)
 
     def resign(self, now_ms: int) -> None:
         """This replica leads no more: leases end, and what is due waits for its next leadership."""

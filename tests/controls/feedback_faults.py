@@ -37,7 +37,7 @@ def unknown_is_rollback(patch: pytest.MonkeyPatch) -> None:
 
     def strict(state: TransactionState, trouble: Trouble, *, others: bool) -> Verdict:
         verdict = judge(state, trouble, others=others)
-        return Verdict.ROLLBACK if verdict in (Verdict.COUNT, Verdict.LEAVE) else verdict
+        return Verdict.ROLLBACK if verdict in (Verdict.COUNT, Verdict.PUT_OFF) else verdict
 
     patch.setattr(checks, "judge", strict)
 

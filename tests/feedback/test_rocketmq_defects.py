@@ -32,7 +32,7 @@ def test_a_repeated_commit_publishes_twice() -> None:
             await until(lambda: w.group.outcome("t1") == "COMMITTED", 5)
             w.group.submit(ops.commit("shop", ["t1"]))  # the sender's own, late
             for name in ("p1", "p2", "p2"):
-                w.feedback.answer(name, [(0, "t1", "COMMITTED", "")])
+                w.feedback.answer(name, [(0, "t1", "COMMITTED", "", 0)])
             await asyncio.sleep(1)
             assert end_offset(w.group) == 1
 

@@ -17,10 +17,13 @@ from tests.support.feedback_producers import always, world
 odd = st.sampled_from([
     None, True, 0, 1, 64, -1, 1 << 62, 1 << 70, 0.0, 0.5, -1.5, 1e300, math.inf, -math.inf, math.nan, "", "x",
     "good", "x" * 513, "\ud800", "\0", b"x", [], (), {}, set(), [None], [[]], ["ab"], [(0, "t1")],
-    [[0, "t1"]], [(1 << 70, "t1")], [(-1, "t1")], [(0, None)], [(0, [])], [([], "t1")], [(0, "t1", "u")],
-    {0: "t1"}, [(0, "t1", "ROLLBACK", "")], [(0, "t1", "UNKNOWN", "busy")], [(7, "t1", "UNKNOWN", "")],
-    [(0, "t1", "DONE", "")], [(0, "t1", [], "")], [(0, "t1", "UNKNOWN", {})], [(0, "other", "COMMITTED", "")],
-    [(0, "t1", "UNKNOWN", "raised"), None], [(0, 5, "COMMITTED", "")], [(0, "t1")] * 2000,
+    [[0, "t1", 0]], [(1 << 70, "t1", 0)], [(-1, "t1", 0)], [(0, None, 0)], [(0, [], 0)], [([], "t1", 0)],
+    [(0, "t1", "u")], [(0, "t1", 1 << 63)], [(0, "t1", 5)],
+    {0: "t1"}, [(0, "t1", "ROLLBACK", "", 0)], [(0, "t1", "UNKNOWN", "busy", 0)],
+    [(7, "t1", "UNKNOWN", "", 0)], [(0, "t1", "DONE", "", 0)], [(0, "t1", [], "", 0)],
+    [(0, "t1", "UNKNOWN", {}, 0)], [(0, "other", "COMMITTED", "", 0)], [(0, "t1", "UNKNOWN", "raised", 0),
+    None],
+    [(0, 5, "COMMITTED", "", 0)], [(0, "t1", 0)] * 2000,
 ])  # fmt: skip
 #: Mostly of the right shape, with one thing wrong or none.
 polls = st.tuples(st.just("x") | odd, st.just(1) | odd, st.just([]) | odd, st.just(0.01) | odd)
@@ -28,7 +31,7 @@ answers = st.tuples(st.just("x") | odd, odd)
 calls = st.lists(
     st.tuples(st.just("poll"), polls)
     | st.tuples(st.just("answer"), answers)
-    | st.tuples(st.just("leave"), st.tuples(odd)),
+    | st.tuples(st.just("leave"), st.tuples(odd) | st.tuples(odd, odd)),
     min_size=1,
     max_size=8,
 )

@@ -128,8 +128,8 @@ class BrokerApplication:
             return []
         return lock_due(self.replica.state, app, topic, most, lease_s, owner, self._now_ms())
 
-    def release(self, app: str, tx_ids: Sequence[str], owner: str) -> None:
-        self.replica.state.due.release(app, tx_ids, owner, self._now_ms())
+    def release(self, app: str, tx_ids: Sequence[str], owner: str, waits_ms: Sequence[int]) -> None:
+        self.replica.state.due.release(app, tx_ids, owner, self._now_ms(), waits_ms)
 
     def _now_ms(self) -> int:
         return self.replica.group_ms(int(self._now_s * 1000))

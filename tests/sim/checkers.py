@@ -8,6 +8,7 @@ because they died with the check in hand.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from escrowmq.feedback.asking.checks import Check, CheckTable
@@ -23,11 +24,29 @@ from tests.sim.ledger import Ledger
 from tests.sim.producers import Producer
 
 #: Everything is shorter than in production, as the transactions are.
-CONFIG = FeedbackConfig(lock_lease_s=0.9, confirm_s=0.4, answer_s=1.2, silent_s=0.8, lock_batch=8)
+CONFIG = FeedbackConfig(
+    lock_lease_s=0.9,
+    confirm_s=0.4,
+    answer_s=1.2,
+    silent_s=0.8,
+    owner_gone_s=1.6,
+    poll_wait_max_s=5.0,
+    lock_batch=8,
+)
 POLL_S = 0.1
 ROOM = 6  # checks that a producer takes at a time
 DELAYS_S = (0.0, 0.02, 0.02, 0.1, 0.1, 0.5, 2.0)
 STATES = {"COMMITTED": TransactionState.COMMITTED, "ROLLBACK": TransactionState.ROLLBACK}
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A check in the hands of a producer: under which PREPARE, and by which incarnation of the actor."""
+
+    instance: str
+    tx_id: str
+    index: int
+    table: CheckTable
 
 
 class Feedback:
@@ -47,7 +66,7 @@ class Feedback:
         """Everything that it knew is gone; leases at the leader end by themselves."""
         self._restarts += 1
         self._owner = f"{self.app}-{self.topic}-{self._restarts}"
-        self._table = CheckTable(CONFIG)
+        self._table = CheckTable(CONFIG, self._now)
 
     @property
     def _now(self) -> float:
@@ -64,13 +83,13 @@ class Feedback:
         expired = table.expire(now)
         if expired.counted:
             self._count([tx_id for _, tx_id in expired.counted])
-        self._release([tx_id for _, tx_id in expired.released])
+        self._put_off(dict.fromkeys((tx_id for _, tx_id in expired.released), 1.0))
         if room := table.room(0, now):
             self._lock(room)
         for instance, checks in table.assign(now).items():
             seat = table.seats.get(instance)
             if seat is not None:
-                seat.parked = False  # its poll is answered
+                table.unparked(instance, now)  # its poll is answered
             self._producer_gets(instance, checks)
 
     # -------------------------------------------------------------- at the leader
@@ -85,11 +104,14 @@ class Feedback:
         )
         self._table.locked(0, (LockedRow(*row) for row in rows or ()), self._now)
 
-    def _release(self, tx_ids: list[str]) -> None:
+    def _put_off(self, waits_s: dict[str, float]) -> None:
+        """What nobody is asked about now is due again later."""
+        waits_s |= {tx_id: wait_s for (_, tx_id), wait_s in self._table.take_put_off()}
         found = self._desk.any_leader()
-        if found is not None and tx_ids:
+        if found is not None and waits_s:
             replica, app = found
-            replica.guarded(lambda: app.release(self.app, tx_ids, self._owner))
+            waits_ms = [int(wait_s * 1000) for wait_s in waits_s.values()]
+            replica.guarded(lambda: app.release(self.app, list(waits_s), self._owner, waits_ms))
 
     def _count(self, tx_ids: list[str]) -> None:
         table = self._table
@@ -103,29 +125,34 @@ class Feedback:
     # -------------------------------------------------------------- at the producer
 
     def _producer_gets(self, instance: str, checks: list[Check]) -> None:
-        """The checks of one answered poll, worked off one by one."""
-        now = self._now
+        """The checks of one answered poll. Whether their local transactions run here is said at once; the
+        others are worked off one by one, and the next poll shows that they arrived."""
+        producer, working = self._producers[instance], []
         for check in checks:
             tx = self._ledger.transactions[self.app, check.row.tx_id]
             if not tx.decided:
                 self._ledger.enter(tx, Phase.CHECK_OUT)
-            self._desk.later(self._rng.choice(DELAYS_S), self._ask, instance, check.row.tx_id, self._table)
-        if self._producers[instance].alive:  # the next poll shows that they arrived
-            self._table.arrive(instance, ROOM, [check.key for check in checks], now)
+            asked = _Asked(instance, check.row.tx_id, check.row.newest_index, self._table)
+            if tx.running and tx.producer == instance:
+                self._say(asked, TransactionState.UNKNOWN, Trouble.RUNNING)
+            elif check.brief:
+                self._say(asked, TransactionState.UNKNOWN, Trouble.BUSY)
+            else:
+                working.append((check.key, check.row.newest_index))
+                self._desk.later(self._rng.choice(DELAYS_S), self._ask, asked)
+        if producer.alive:
+            self._table.arrive(instance, ROOM, working, self._now)
 
-    def _ask(self, instance: str, tx_id: str, table: CheckTable) -> None:
+    def _ask(self, asked: _Asked) -> None:
         """The querier of a producer looks; its answer goes back, now and then twice."""
-        if not self._producers[instance].alive:
+        if not self._producers[asked.instance].alive:
             return
-        state, trouble = self._look_up(instance, tx_id)
-        self._answer(instance, tx_id, state, trouble, table)
+        said = self._look_up(asked.tx_id)
+        self._say(asked, *said)
         if self._rng.random() < 0.1:
-            self._desk.later(self._rng.random(), self._answer, instance, tx_id, state, trouble, table)
+            self._desk.later(self._rng.random(), self._say, asked, *said)
 
-    def _look_up(self, instance: str, tx_id: str) -> tuple[TransactionState, Trouble]:
-        tx = self._ledger.transactions[self.app, tx_id]
-        if tx.running and tx.producer == instance:
-            return TransactionState.UNKNOWN, Trouble.RUNNING
+    def _look_up(self, tx_id: str) -> tuple[TransactionState, Trouble]:
         stands, chance = self._ledger.local(self.app, tx_id), self._rng.random()
         if self._desk.cluster.calm:
             chance = 1.0  # six unlucky answers in a row, and the next check would be later than the end
@@ -136,14 +163,14 @@ class Feedback:
         # A local transaction may still run in another process; the fence decides which of the two wins.
         return STATES[stands or self._ledger.settle_locally(self.app, tx_id, "ROLLBACK")], Trouble.NONE
 
-    def _answer(
-        self, instance: str, tx_id: str, state: TransactionState, trouble: Trouble, table: CheckTable
-    ) -> None:
-        if table is not self._table:
-            return  # the actor that asked is gone
+    def _say(self, asked: _Asked, state: TransactionState, trouble: Trouble) -> None:
+        table, tx_id = asked.table, asked.tx_id
+        if table is not self._table or not self._producers[asked.instance].alive:
+            return  # the actor that asked is gone, or who was asked
         tx = self._ledger.transactions[self.app, tx_id]
-        verdict = table.answer(instance, (0, tx_id), state, trouble, self._now)
+        verdict = table.answer(asked.instance, (0, tx_id), state, trouble, asked.index, self._now)
         if verdict is None:
+            self._put_off({})
             return
         self._ledger.leave(tx, Phase.CHECK_OUT)
         if verdict in (Verdict.COMMIT, Verdict.ROLLBACK):
@@ -161,4 +188,4 @@ class Feedback:
         elif verdict is Verdict.COUNT:
             self._count([tx_id])
         elif verdict is Verdict.RELEASE:
-            self._release([tx_id])
+            self._put_off({tx_id: 1.0})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -23,7 +24,9 @@ class Producer:
     def __init__(self, feedback: TopicFeedback, name: str, says: Says, *, room: int = 64) -> None:
         self.feedback, self.name, self.says, self.room = feedback, name, says, room
         self.asked: list[tuple[float, str]] = []
-        self.working: set[tuple[int, str]] = set()
+        self.working: set[tuple[int, str, int]] = set()
+        self.running: set[str] = set()  # transactions whose local part runs here
+        self.told: Counter[str] = Counter()  # answers, by trouble or state
         self.dead = False
         self._task = asyncio.create_task(self._run())
 
@@ -37,18 +40,27 @@ class Producer:
             if status != "ok":
                 await asyncio.sleep(value)
                 continue
-            for gid, tx_id, query_id, _, _ in value:
+            for gid, tx_id, query_id, _, answer_s, index in value:
+                check = gid, tx_id, index
+                if tx_id in self.running or answer_s <= 0:
+                    self._say(check, "UNKNOWN", "running" if tx_id in self.running else "busy")
+                    continue
                 self.asked.append((now(), tx_id))
-                self.working.add((gid, tx_id))
-                asyncio.get_running_loop().call_later(0.002, self._answer, gid, tx_id, query_id)
+                self.working.add(check)
+                asyncio.get_running_loop().call_later(0.002, self._answer, check, query_id)
 
-    def _answer(self, gid: int, tx_id: str, query_id: str) -> None:
-        said = self.says(tx_id, query_id)
-        if self.dead or said is None:
+    def _answer(self, check: tuple[int, str, int], query_id: str) -> None:
+        said = self.says(check[1], query_id)
+        if said is not None:
+            self._say(check, *(said if isinstance(said, tuple) else (said, "")))
+
+    def _say(self, check: tuple[int, str, int], state: str, trouble: str) -> None:
+        if self.dead:
             return
-        state, trouble = said if isinstance(said, tuple) else (said, "")
-        self.working.discard((gid, tx_id))
-        self.feedback.answer(self.name, [(gid, tx_id, state, trouble)])
+        gid, tx_id, index = check
+        self.told[trouble or state] += 1
+        self.working.discard(check)
+        self.feedback.answer(self.name, [(gid, tx_id, state, trouble, index)])
 
     def die(self) -> None:
         self.dead = True

@@ -10,11 +10,14 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 from escrowmq.feedback.brokers import BrokerUnreachable
 from escrowmq.replication.calling.answers import Leadership, LockedChecks, OpenTransactions
-from escrowmq.replication.format.codec import OpType
+from escrowmq.replication.format import ops
+from escrowmq.replication.format.codec import OpType, PrepareExtra, encode_command
+from escrowmq.replication.host.due_checks import lock_due
 from escrowmq.replication.model import group_of
 from escrowmq.replication.replica.validation import parse_request
 from escrowmq.replication.state.transactions import STATE_OF
@@ -77,8 +80,12 @@ class GroupDouble(Submitting):
         query_id: str | None = None,
         timeout_ms: int = 100,
         home_group: int = -1,
+        instance: str = "",
     ) -> None:
-        """A transaction of one message, as a producer that then vanished left it behind."""
+        """A transaction of one message, as a producer that then vanished left it behind. ``instance``: who
+        that was, which the log holds from level 2 on."""
+        if instance and self.state.level < 2:
+            self.single.node.propose(encode_command([ops.level(2)], 1, self.now_ms()), lambda *_: None)
         here = next(n for n in range(self.groups) if group_of(topic, n, self.groups) == self.gid)
         request = prepare(
             [tx_id],
@@ -88,6 +95,7 @@ class GroupDouble(Submitting):
             query_ids=[query_id or tx_id],
             timeout_ms=timeout_ms,
             home_group=home_group,
+            extra=PrepareExtra(instance=instance) if instance else None,
         )
         assert self.submit(request) == [[0]]
 
@@ -154,22 +162,17 @@ class GroupDouble(Submitting):
                 if refused is not None:
                     return refused
                 self.state.due.advance(self.now_ms())
-                rows = self.state.due.lock(app, topic, max_n, owner, int(lease_s * 1000), self.now_ms())
+                rows = lock_due(self.state, app, topic, max_n, lease_s, owner, self.now_ms())
                 if rows or now() >= until:
-                    return "ok", LockedChecks.of(self._row(topic, tx_id, record) for tx_id, record in rows)
+                    return "ok", LockedChecks.of(rows)
                 await asyncio.sleep(0.05)
         finally:
             self.poll_places += 1
 
-    def _row(self, topic: str, tx_id: str, record: Any) -> tuple[Any, ...]:
-        info = self.state.topics.topics[topic].info
-        exhausted = info.on_check_exhausted == "rollback" and record.checks >= info.check_max
-        return (tx_id, record.query_id, record.prepared_ms, record.checks, record.home_group, exhausted)
-
     async def _release_locks(
-        self, rid: int, app: str, topic: str, tx_ids: list[str], owner: str
+        self, rid: int, app: str, topic: str, tx_ids: list[str], owner: str, waits_ms: Sequence[int] = ()
     ) -> tuple[Any, ...]:
-        self.state.due.release(app, tx_ids, owner, self.now_ms())
+        self.state.due.release(app, tx_ids, owner, self.now_ms(), waits_ms)
         return self._not_leader(rid) or ("ok", None)
 
     async def _tx_states(self, rid: int, app: str, tx_ids: list[str]) -> tuple[Any, ...]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from escrowmq.actors.admin.topic_creation import topic_settings
 from escrowmq.replication.format import ops
-from escrowmq.replication.format.codec import encode_row
+from escrowmq.replication.format.codec import PrepareExtra, encode_row
 
 #: What ``prepare`` and ``commit`` speak for unless a test says otherwise.
 APP, TOPIC = "app", "t"
@@ -38,11 +38,12 @@ def prepare(
     query_ids: Sequence[str] | None = None,
     timeout_ms: int = 0,
     home_group: int = -1,
+    extra: PrepareExtra | None = None,
 ) -> bytes:
     """One message of ``size`` bytes in each transaction; its value begins with the transaction's id."""
     rows = [encode_row(None, tx.encode().ljust(size, b"."), None, tx) for tx in tx_ids]
     return ops.prepare(
-        app, topic, tx_ids, query_ids, timeout_ms, 0, [1] * len(tx_ids), home_group, 1
+        app, topic, tx_ids, query_ids, timeout_ms, 0, [1] * len(tx_ids), home_group, 1, extra
     ) + ops.pre_message(topic, partition, list(range(len(tx_ids))), [len(row) for row in rows], rows)
 
 

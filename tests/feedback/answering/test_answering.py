@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import random
+import sqlite3
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
+from pathlib import Path
 from typing import Any
 
 from escrowmq.feedback.answering.answering import Answering
@@ -16,6 +18,7 @@ from escrowmq.feedback.answering.topic_link import FeedbackLost, Respondent
 from escrowmq.feedback.asking.topic_feedback import TopicFeedback
 from escrowmq.feedback.config import AnswererConfig, FeedbackConfig
 from escrowmq.feedback.states import TransactionState
+from escrowmq.replication.format import ops
 from tests.support.clock import end
 from tests.support.memory_groups import BrokersDouble
 from tests.support.querier import Calls
@@ -38,22 +41,25 @@ class LocalPort:
             raise FeedbackLost("killed")
         return result
 
-    async def poll(self, instance: str, room: int, working: Sequence[tuple[int, str]], wait_s: float) -> Any:
+    async def poll(
+        self, instance: str, room: int, working: Sequence[tuple[int, str, int]], wait_s: float
+    ) -> Any:
         return await self._unless_cut(self.feedback.poll(instance, room, working, wait_s))
 
-    async def answer(self, instance: str, answers: Sequence[tuple[int, str, str, str]]) -> Any:
+    async def answer(self, instance: str, answers: Sequence[tuple[int, str, str, str, int]]) -> Any:
         if self.cut:
             raise FeedbackLost("killed")
         return self.feedback.answer(instance, answers)
 
-    async def leave(self, instance: str) -> None:
-        self.feedback.leave(instance)
+    async def leave(self, instance: str, idle: bool = False) -> None:
+        self.feedback.leave(instance, idle)
 
 
 class Place:
     """Broker groups, and feedback actors by topic, started on demand."""
 
     def __init__(self) -> None:
+        self.config = FeedbackConfig()
         self.brokers = BrokersDouble()
         self.ports: dict[str, LocalPort] = {}
         self.connects = 0
@@ -63,7 +69,7 @@ class Place:
         self.connects += 1
         port = self.ports.get(topic)
         if port is None or port.cut:
-            feedback = TopicFeedback("shop", topic, 1, 3, self.brokers, FeedbackConfig(), random.Random(1))
+            feedback = TopicFeedback("shop", topic, 1, 3, self.brokers, self.config, random.Random(1))
             feedback.start()
             port = self.ports[topic] = LocalPort(feedback)
         return port
@@ -73,9 +79,10 @@ class Place:
         name: str,
         function: Callable[[str, str], Any],
         still_running: Callable[[str], bool] = lambda tx_id: False,
+        idle: Callable[[], bool] = lambda: False,
     ) -> Answering:
         pool = QueryPool(Calls(function), QUICK)
-        respondent = Respondent(name, self.connect, pool, still_running, QUICK, random.Random(2))
+        respondent = Respondent(name, self.connect, pool, still_running, QUICK, random.Random(2), idle)
         answering = Answering("shop", 1, 3, self.brokers, respondent)
         self.tasks.append(asyncio.create_task(answering.run()))
         return answering
@@ -219,5 +226,81 @@ def test_a_producer_that_closes_leaves_its_seat() -> None:
             p.tasks[0].cancel()
             await asyncio.gather(*p.tasks, return_exceptions=True)
             assert not p.ports["orders"].feedback.anyone_online()
+
+    asyncio.run(main())
+
+
+# -------------------------------------------------------------------- two instances and a slow database
+
+
+class Service:
+    """One instance of a service: orders in a SQLite file that both share, and the README's querier."""
+
+    def __init__(self, place: Place, name: str, database: Path) -> None:
+        self.name, self.running = name, set[str]()
+        self._group, self._database = place.brokers.groups[0], database
+        self.answering = place.producer(
+            name, self._look_up, self.running.__contains__, idle=lambda: not self.running
+        )
+        self.answering.add_topic("orders")
+
+    def _look_up(self, tx_id: str, query_id: str) -> TransactionState:
+        with closing(sqlite3.connect(self._database, timeout=30)) as db:
+            found = db.execute("SELECT 1 FROM orders WHERE id = ?", (query_id,)).fetchone()
+        return COMMITTED if found else TransactionState.ROLLBACK
+
+    def _store(self, order: str, hold_s: float) -> None:
+        with closing(sqlite3.connect(self._database, timeout=30, isolation_level=None)) as db:
+            db.execute("BEGIN IMMEDIATE")  # waits for whoever has the lock
+            db.execute("INSERT INTO orders VALUES (?)", (order,))
+            time.sleep(hold_s)
+            db.execute("COMMIT")
+
+    async def place(self, order: str, hold_s: float, timeout_ms: int) -> str:
+        """Prepare, run the local transaction, commit; what became of the messages."""
+        self.running.add(order)
+        self._group.prepare(order, query_id=order, timeout_ms=timeout_ms, instance=self.name)
+        await asyncio.to_thread(self._store, order, hold_s)
+        self._group.submit(ops.commit("shop", [order]))
+        self.running.discard(order)
+        return self._group.outcome(order)
+
+
+def test_two_instances_with_a_slow_database_tear_nothing(tmp_path: Path) -> None:
+    """The lock of a database is waited for, for longer than the time-out: rows and messages stay together."""
+    database = tmp_path / "shop.db"
+    with closing(sqlite3.connect(database)) as db:
+        db.execute("PRAGMA journal_mode = WAL")
+        db.execute("CREATE TABLE orders (id TEXT PRIMARY KEY)")
+
+    async def main() -> None:
+        async with place() as p:
+            services = [Service(p, name, database) for name in ("a", "b")]
+            await soon(lambda: "orders" in p.ports and p.ports["orders"].feedback.anyone_online())
+            await asyncio.sleep(0.2)
+            orders = [services[n % 2].place(f"order-{n}", 0.3, timeout_ms=300) for n in range(10)]
+            assert await asyncio.gather(*orders) == ["COMMITTED"] * 10
+            counts = [s.answering.counts_by_topic()["orders"] for s in services]
+            assert all(count["running"] >= 3 for count in counts), counts
+            assert not any(count.get("ROLLBACK") for count in counts), counts
+
+    asyncio.run(main())
+
+
+def test_a_service_that_closes_leaves_its_undecided_ones_to_the_other_at_once(tmp_path: Path) -> None:
+    database = tmp_path / "shop.db"
+    with closing(sqlite3.connect(database)) as db:
+        db.execute("CREATE TABLE orders (id TEXT PRIMARY KEY)")
+
+    async def main() -> None:
+        async with place() as p:
+            for name in ("a", "b"):
+                Service(p, name, database)
+            await soon(lambda: "orders" in p.ports and p.ports["orders"].feedback.anyone_online())
+            await asyncio.sleep(0.2)
+            group = p.brokers.groups[0]
+            group.prepare("left", timeout_ms=200, instance="a")
+            p.tasks[0].cancel()
+            assert await soon(lambda: group.outcome("left") == "ROLLBACK") < 3
 
     asyncio.run(main())

@@ -19,17 +19,22 @@ POLLS: list[tuple[Any, ...]] = [
     (None, 1, [], 1), ("", 1, [], 1), ("x" * 513, 1, [], 1), (b"x", 1, [], 1), ([], 1, [], 1),
     ("\ud800", 1, [], 1),
     ("x", 1, None, 1), ("x", 1, 5, 1), ("x", 1, "ab", 1), ("x", 1, ["ab"], 1), ("x", 1, [(0,)], 1),
-    ("x", 1, [(0, "t", "u")], 1), ("x", 1, [(0, [])], 1), ("x", 1, [("0", "t")], 1), ("x", 1, [(-1, "t")], 1),
-    ("x", 1, [(0, "")], 1), ("x", 1, [(0, "t" * 513)], 1), ("x", 1, {0: "t"}, 1), ("x", 1, [None], 1),
+    ("x", 1, [(0, "t", "u")], 1), ("x", 1, [(0, [], 1)], 1), ("x", 1, [("0", "t", 1)], 1),
+    ("x", 1, [(-1, "t", 1)], 1), ("x", 1, [(0, "t")], 1), ("x", 1, [(0, "t", -1)], 1),
+    ("x", 1, [(0, "t", True)], 1),
+    ("x", 1, [(0, "", 1)], 1), ("x", 1, [(0, "t" * 513, 1)], 1), ("x", 1, {0: "t"}, 1), ("x", 1, [None], 1),
     ("x", 1, [], None), ("x", 1, [], "1"), ("x", 1, [], -1), ("x", 1, [], math.nan), ("x", 1, [], True),
 ]  # fmt: skip
 ANSWERS: list[tuple[Any, ...]] = [
     ("x", None), ("x", 5), ("x", "abcd"), ("x", ["abcd"]), ("x", [(0, "t1", "COMMITTED")]), ("x", [None]),
-    ("x", [(0, "t1", "DONE", "")]), ("x", [(0, "t1", "COMMITTED", "why")]), ("x", [(0, "t1", None, "")]),
-    ("x", [(0, "t1", [], "")]), ("x", [(0, "t1", "COMMITTED", {})]), ("x", [(0, ["t1"], "COMMITTED", "")]),
-    ("x", [(None, "t1", "COMMITTED", "")]), ("x", [([], "t1", "COMMITTED", "")]), (None, []), ([], []),
-    ("x", [(0, "t1", "COMMITTED", ""), (0, "t2", "COMMITTED", 7)]),
-    ("x", [(0, "t1", "UNKNOWN", "")] * 10_001),
+    ("x", [(0, "t1", "DONE", "", 0)]),
+    ("x", [(0, "t1", "COMMITTED", "why", 0)]), ("x", [(0, "t1", None, "", 0)]),
+    ("x", [(0, "t1", [], "", 0)]), ("x", [(0, "t1", "COMMITTED", {}, 0)]),
+    ("x", [(0, ["t1"], "COMMITTED", "", 0)]), ("x", [(0, "t1", "COMMITTED", "")]),
+    ("x", [(0, "t1", "COMMITTED", "", None)]), ("x", [(0, "t1", "COMMITTED", "", 1 << 63)]),
+    ("x", [(None, "t1", "COMMITTED", "", 0)]), ("x", [([], "t1", "COMMITTED", "", 0)]), (None, []), ([], []),
+    ("x", [(0, "t1", "COMMITTED", "", 0), (0, "t2", "COMMITTED", 7, 0)]),
+    ("x", [(0, "t1", "UNKNOWN", "", 0)] * 10_001),
 ]  # fmt: skip
 
 
@@ -97,7 +102,7 @@ def test_nobody_s_poll_ends_by_the_nonsense_of_another() -> None:
 
 
 def test_what_producers_send_is_taken_as_it_is() -> None:
-    assert arguments.working_of(((1, "a"), [0, "b"])) == [(1, "a"), (0, "b")]
+    assert arguments.working_of(((1, "a", 5), [0, "b", 0])) == [((1, "a"), 5), ((0, "b"), 0)]
     assert (arguments.room_of(0), arguments.wait_of(2), arguments.wait_of(math.inf)) == (0, 2.0, 1e9)
-    ((key, state, trouble),) = arguments.answers_of([[3, "a", "UNKNOWN", "timed out"]])
-    assert (key, state.value, trouble.value) == ((3, "a"), "UNKNOWN", "timed out")
+    ((key, state, trouble, index),) = arguments.answers_of([[3, "a", "UNKNOWN", "timed out", 7]])
+    assert (key, state.value, trouble.value, index) == ((3, "a"), "UNKNOWN", "timed out", 7)

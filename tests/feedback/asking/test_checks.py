@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from escrowmq.feedback.asking.checks import CheckTable, Stage
+from escrowmq.feedback.asking.checks import WANTED_MAX, CheckTable, Stage
+from escrowmq.feedback.asking.seats import CheckKey
 from escrowmq.feedback.config import AnswererConfig, FeedbackConfig
 from escrowmq.feedback.names import feedback_name
 from escrowmq.feedback.policy import (
@@ -38,7 +39,7 @@ def test_only_an_answer_decides(trouble: Trouble, others: bool) -> None:
     assert judge(ROLLBACK, trouble, others=others) is Verdict.ROLLBACK
     for state in (UNKNOWN, PREPARE):
         verdict = judge(state, trouble, others=others)
-        assert verdict in (Verdict.COUNT, Verdict.ASK_ANOTHER, Verdict.RELEASE, Verdict.LEAVE)
+        assert verdict in (Verdict.COUNT, Verdict.ASK_ANOTHER, Verdict.RELEASE, Verdict.PUT_OFF)
 
 
 def test_an_honest_unknown_counts_and_trouble_is_taken_elsewhere_first() -> None:
@@ -46,7 +47,7 @@ def test_an_honest_unknown_counts_and_trouble_is_taken_elsewhere_first() -> None
     assert judge(UNKNOWN, Trouble.RAISED, others=True) is Verdict.ASK_ANOTHER
     assert judge(UNKNOWN, Trouble.TIMED_OUT, others=False) is Verdict.COUNT
     assert judge(UNKNOWN, Trouble.BUSY, others=False) is Verdict.RELEASE
-    assert judge(UNKNOWN, Trouble.RUNNING, others=True) is Verdict.LEAVE
+    assert judge(UNKNOWN, Trouble.RUNNING, others=True) is Verdict.PUT_OFF
 
 
 def test_branches_follow_their_home_and_policies_are_for_homes_only() -> None:
@@ -104,7 +105,7 @@ def test_checks_of_a_producer_that_leaves_go_back_in_their_order_and_first() -> 
 
     assert handed("first") == order
     table.locked(0, [LockedRow("later", "q", 0, 0)], 0.0)
-    table.leave("first")
+    table.leave("first", idle=True)
     assert handed("second") == order, "the oldest first, and before what came later"
 
 
@@ -134,57 +135,105 @@ class Model:
         self.table = CheckTable(self.config)
         self.now = 0.0
         self.dead: set[str] = set()
+        self.prepared: dict[
+            CheckKey, tuple[str, int]
+        ] = {}  # owner and newest PREPARE; the others have no owner
+        self.last_poll: dict[str, float] = {}
 
     def step(self) -> None:
         rng, table, now = self.rng, self.table, self.now
         name = f"p{rng.randrange(6)}"
-        match rng.randrange(8):
+        match rng.randrange(9):
             case 0 | 1:
                 gid = rng.randrange(2)
-                room = table.room(gid, now)
-                rows = [LockedRow(f"t{rng.randrange(30)}", "q", 0, 0) for _ in range(room)]
-                table.locked(gid, {row.tx_id: row for row in rows}.values(), now)
+                ids = {f"t{rng.randrange(30)}" for _ in range(table.room(gid, now))}
+                table.locked(gid, [self.row((gid, tx_id)) for tx_id in sorted(ids)], now)
             case 2 | 3 if name not in self.dead:
                 seat = table.seats.get(name)
-                holding = list(seat.holding) if seat else []
-                working = rng.sample(holding, rng.randint(0, len(holding)))
-                seat = table.arrive(name, rng.randrange(5), working, now)
+                holding = [(key, self.index(key)) for key in seat.holding] if seat else []
+                seat = table.arrive(
+                    name, rng.randrange(5), rng.sample(holding, rng.randint(0, len(holding))), now
+                )
+                self.last_poll[name] = now
                 if seat is not None:
                     seat.parked = True
             case 4:
-                for instance, checks in table.assign(now).items():
-                    seat = table.seats.get(instance)
-                    assert seat is not None and seat.parked and checks
-                    seat.parked = False
+                self.assign()
             case 5:
                 key = (rng.randrange(2), f"t{rng.randrange(30)}")
-                table.answer(name, key, rng.choice(list(TransactionState)), rng.choice(list(Trouble)), now)
+                index = self.index(key) - rng.choice((0, 0, 0, 1))
+                self.answer(name, key, rng.choice(list(TransactionState)), rng.choice(list(Trouble)), index)
             case 6:
-                seat = table.seats.get(name)
-                if seat is not None:
-                    seat.parked = False
-                rng.choice([table.leave, self.dead.add, self.dead.discard])(name)
+                if (seat := table.seats.get(name)) is not None and seat.parked:
+                    table.unparked(name, now)
+                    self.last_poll[name] = now
+                what = rng.choice(("leaves", "dies", "lives"))
+                if what == "leaves":
+                    table.leave(name, idle=False)
+                else:
+                    (self.dead.add if what == "dies" else self.dead.discard)(name)
+            case 7:
+                key = (rng.randrange(2), f"t{rng.randrange(30)}")
+                self.prepared[key] = name, self.index(key) + 1
             case _:
                 self.now += rng.choice([0.01, 0.5, 3.0, 20.0])
                 table.expire(self.now)
                 table.settled(rng.randrange(2), [f"t{n}" for n in range(rng.randrange(30))])
+        for _, wait_s in table.take_put_off():
+            assert 0 < wait_s <= 30
+
+    def index(self, key: CheckKey) -> int:
+        return self.prepared.get(key, ("", 1))[1]
+
+    def row(self, key: CheckKey) -> LockedRow:
+        owner, index = self.prepared.get(key, ("", 1))
+        return LockedRow(key[1], "q", 0, 0, -1, False, owner, index, 1_000)
+
+    def assign(self) -> None:
+        before = {key: check.idle for key, check in self.table._checks.items()}
+        for instance, checks in self.table.assign(self.now).items():
+            seat = self.table.seats.get(instance)
+            assert seat is not None and seat.parked and checks
+            for check in checks:
+                others = check.owner not in ("", instance) and not before[check.key]
+                assert not others or self.is_gone(check.owner), "the owner's alone while it is there"
+            self.table.unparked(instance, self.now)
+            self.last_poll[instance] = self.now
+
+    def answer(self, name: str, key: CheckKey, state: TransactionState, trouble: Trouble, index: int) -> None:
+        check = self.table._checks.get(key)
+        was_idle = check is not None and check.idle
+        verdict = self.table.answer(name, key, state, trouble, index, self.now)
+        if verdict is Verdict.ROLLBACK and check is not None and check.row.newest_index == index:
+            owner = check.owner
+            assert owner in ("", name) or was_idle or self.is_gone(owner), "not under a live owner"
+
+    def is_gone(self, owner: str) -> bool:
+        seat = self.table.seats.get(owner)
+        if seat is not None and seat.parked:
+            return False
+        return self.now - self.last_poll.get(owner, 0.0) >= self.config.owner_gone_s
 
     def check(self) -> None:
         table = self.table
         on_hand = {0: 0, 1: 0}
         for key, check in table._checks.items():
             on_hand[key[0]] += 1
-            assert (key in table._queue) == (check.stage is Stage.QUEUED)
+            waits = key in table._queue if check.free else key in table._own.get(check.owner, ())
+            assert waits == (check.stage is Stage.QUEUED)
+            assert check.free or check.owner
             assert (check.instance is not None) == (check.stage is Stage.HANDED)
             if check.instance is not None:
                 seat = table.seats.get(check.instance)
                 assert seat is not None and key in seat.holding, "held by whom it was handed to"
+        lines = [*table._queue, *(key for line in table._own.values() for key in line)]
+        assert len(lines) == len(set(lines)) and all(table._own.values())
         held = [key for n in range(6) if (s := table.seats.get(f"p{n}")) for key in s.holding]
         assert len(held) == len(set(held)), "held by one producer at most"
         assert all(table._checks[key].stage is Stage.HANDED for key in held)
         assert {gid: table._on_hand[gid] for gid in on_hand} == on_hand
         assert max(on_hand.values()) <= self.config.checks_per_group_max
-        assert len(table.seats) <= self.config.producers_max
+        assert len(table.seats) <= self.config.producers_max + WANTED_MAX
 
 
 @settings(max_examples=150, deadline=None)

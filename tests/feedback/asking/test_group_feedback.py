@@ -35,7 +35,7 @@ def test_an_answer_given_during_an_election_is_kept() -> None:
             await until(lambda: w.feedback.counts["handed"] == 1, 3)
             w.group.dead.add(0)
             w.group.leader = None
-            w.feedback.answer("p1", [(0, "t1", "COMMITTED", "")])
+            w.feedback.answer("p1", [(0, "t1", "COMMITTED", "", 0)])
             await asyncio.sleep(20)
             assert w.group.outcome("t1") == "PREPARE"
             w.group.fail_over(2)
@@ -91,7 +91,7 @@ def test_an_answer_that_comes_too_late_is_told_what_is_recorded() -> None:
             w.group.prepare("t1")
             await until(lambda: w.feedback.counts["handed"] == 1, 3)
             w.group.submit(ops.rollback("shop", ["t1"], by="operator:ann"))
-            w.feedback.answer("p1", [(0, "t1", "COMMITTED", "")])
+            w.feedback.answer("p1", [(0, "t1", "COMMITTED", "", 0)])
             await asyncio.sleep(1)
             assert w.group.outcome("t1") == "ROLLBACK"
             counts = w.feedback.status()["groups"][0]["counts"]
@@ -104,7 +104,7 @@ def test_answers_wait_in_a_bounded_queue() -> None:
     async def main() -> None:
         async with world(settle_queue_max=50) as w:
             w.group.leader = None
-            answers = [(0, f"t{i}", "COMMITTED", "") for i in range(200)]
+            answers = [(0, f"t{i}", "COMMITTED", "", 0) for i in range(200)]
             status, hint = w.feedback.answer("p1", answers)
             assert status == "retry" and hint > 0
             assert w.feedback.status()["groups"][0]["answers_waiting"] <= 50

@@ -39,12 +39,16 @@ class BusyPort:
         self._free_at = max(self._free_at, now()) + CALL_S
         await asyncio.sleep(self._free_at - now())
 
-    async def poll(self, instance: str, room: int, working: Sequence[tuple[int, str]], wait_s: float) -> Any:
+    async def poll(
+        self, instance: str, room: int, working: Sequence[tuple[int, str, int]], wait_s: float
+    ) -> Any:
         self.offered.append(wait_s)
         # A caller that no longer waits does not take its call back: Ray delivers it all the same.
         return await asyncio.shield(asyncio.ensure_future(self._poll(instance, room, working, wait_s)))
 
-    async def _poll(self, instance: str, room: int, working: Sequence[tuple[int, str]], wait_s: float) -> Any:
+    async def _poll(
+        self, instance: str, room: int, working: Sequence[tuple[int, str, int]], wait_s: float
+    ) -> Any:
         await self._processor()
         answer = await self._feedback.poll(instance, room, working, wait_s)
         self.ended[answer[0]] += 1
