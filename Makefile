@@ -40,7 +40,7 @@ lint: $(STAMP) ## ruff, mypy --strict, and the direction of imports
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-simulate: $(STAMP) ## random schedules of faults against a whole broker group: SEEDS=<how many> SEED=<first>
+simulate: $(STAMP) ## random schedules of faults against one broker group and several: SEEDS=<how many> SEED=<first>
 	$(BIN)/python -m tests.sim --seeds $(SEEDS) --seed $(SEED)
 
 chaos: $(STAMP) ## real processes killed, stopped, cut off: TRIALS=<how many> SEED=<n> (50: 8 minutes; ARGS=--help)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tests.controls.planting import Planted, planted
+from tests.sim.across.scene import KEPT
 from tests.sim.runner import WORKLOADS
-from tests.sim.simulation import Plan, Simulation
+from tests.sim.schedules import made
 from tests.sim.world import Violation
 
 
@@ -39,11 +40,14 @@ class Found:
 def schedule(fault: Planted, seed: int) -> Outcome:
     """One schedule with the fault in it."""
     with planted(fault):
-        simulation = Simulation(
+        simulation = made(
             seed,
-            Plan.of(seed, size=fault.size, kind=fault.kind),
-            workload=WORKLOADS[fault.workload](),
+            size=fault.size,
+            kind=fault.kind,
+            workload=WORKLOADS[fault.workload],
             chaos_s=fault.chaos_s,
+            groups=fault.groups,
+            reach=KEPT | fault.reach,
         )
         kind, text = None, ""
         try:

@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 import pytest
 
 from tests.sim.checks import Checker
-from tests.sim.faultplan import WEIGHTS
+from tests.sim.faultplan import GROUP_WEIGHTS, WEIGHTS
 
 Install = Callable[[pytest.MonkeyPatch], None]
 
@@ -44,6 +44,8 @@ class Planted:
     passing_over: frozenset[str]  # kinds that prove nothing here: the next seed is tried
     blind: frozenset[str]  # invariants that are overlooked, because they always come first
     often: dict[str, int]  # weights of the kinds of faults that bring it out, instead of the usual ones
+    groups: int  # broker groups of the world
+    reach: frozenset[str]  # see tests/sim/across/scene.py
     conditions: Install | None  # what else the world does so that it shows; harmless by itself
 
     @property
@@ -68,6 +70,8 @@ def plant(
     passing_over: Iterable[str] = (),
     blind: Iterable[str] = (),
     often: dict[str, int] | None = None,
+    groups: int = 1,
+    reach: Iterable[str] = (),
     conditions: Install | None = None,
 ) -> Callable[[Install], Install]:
     """Register a function as the planted fault ``name``, which ``expected`` kinds of violation report."""
@@ -88,6 +92,8 @@ def plant(
             frozenset(passing_over),
             frozenset(blind),
             often or {},
+            groups,
+            frozenset(reach),
             conditions,
         )
         return install
@@ -114,8 +120,9 @@ def planted(fault: Planted | str | None) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Checker, "blind", fault.blind)
         for kind, weight in fault.often.items():
-            assert kind in WEIGHTS, kind
-            patch.setitem(WEIGHTS, kind, weight)
+            weights = WEIGHTS if kind in WEIGHTS else GROUP_WEIGHTS
+            assert kind in weights, kind
+            patch.setitem(weights, kind, weight)
         if fault.conditions is not None:
             fault.conditions(patch)
         fault.install(patch)

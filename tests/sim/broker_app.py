@@ -14,12 +14,18 @@ from escrowmq.replication.replica.checkpoints import CheckpointJob, Checkpoints,
 from escrowmq.replication.replica.fetching import FetchResult
 from escrowmq.replication.replica.replica import Limits, Replica
 from escrowmq.replication.state.machine import StateMachine
+from escrowmq.replication.state.settings import Settings
 from tests.history.events import identify
 from tests.sim.contents import everything
 from tests.sim.workload import Cluster, ReplicaContext
 
 DIGEST_EVERY = 32  # entries; the digest walks the whole state
 RETENTION_INTERVAL_MS = 1_500
+
+
+def number_of(name: str) -> int:
+    """The replica's number in its group: ``r2``, and ``g1r2`` where there are several groups."""
+    return int(name.rpartition("r")[2])
 
 
 class _Telling:
@@ -45,12 +51,22 @@ class _Telling:
 class BrokerApplication:
     """One replica from start to crash, over the simulated disk."""
 
-    def __init__(self, context: ReplicaContext, on_entry: Callable[[int, bytes], None]) -> None:
+    def __init__(
+        self,
+        context: ReplicaContext,
+        on_entry: Callable[[int, bytes], None],
+        gid: int = 0,
+        groups: int = 1,
+        tables: Settings | None = None,
+    ) -> None:
+        """``tables``: what is remembered from the first entry on, in place of the defaults."""
         self._context, self._on_entry = context, on_entry
         self.cluster: Cluster | None = None
         self._now_s = self._next_timer_s = 0.0
         self.checkpoints = Checkpoints(context.disk)
-        state, _ = self.checkpoints.recover(lambda: StateMachine(0, 1))
+        state, _ = self.checkpoints.recover(lambda: StateMachine(gid, groups))
+        if tables is not None:
+            state.set_settings(tables)
         self.replica = Replica(
             state=state,
             journal=context.journal,
@@ -62,7 +78,7 @@ class BrokerApplication:
                 retention_interval_ms=RETENTION_INTERVAL_MS,
             ),
             start_job=self._start_job,
-            number_of=lambda name: int(name[1:]),
+            number_of=number_of,
         )
         context.journal.on_roll = lambda first: self.checkpoints.want(first - 1)
 

@@ -26,12 +26,14 @@ POLL_BYTES = (1, 500, 20_000)
 class Consumer:
     """One reader, alone in its group."""
 
-    def __init__(self, name: str, desk: Desk, ledger: Ledger) -> None:
-        self.name = name
+    def __init__(
+        self, name: str, desk: Desk, ledger: Ledger, places: Sequence[tuple[str, int]] = PLACES
+    ) -> None:
+        self.name, self._places = name, places
         self._desk, self._recorder = desk, ledger.recorder
         self._rng = desk.world.stream(f"consumer-{name}")
-        self._positions = dict.fromkeys(PLACES, 0)
-        self._cut_positions = dict.fromkeys(PLACES, 0)
+        self._positions = dict.fromkeys(places, 0)
+        self._cut_positions = dict.fromkeys(places, 0)
         self._cuts = 0
         self._committing = False
 
@@ -41,7 +43,7 @@ class Consumer:
         if not replicas:
             return
         _, app = self._rng.choice(replicas)
-        place = self._rng.choice(PLACES)
+        place = self._rng.choice(self._places)
         position = self._positions[place]
         result = app.fetch(*place, position, self._rng.choice(POLL_BYTES))
         if result is None or result[2] == ResultCode.UNKNOWN_TOPIC:
@@ -64,7 +66,7 @@ class Consumer:
         _, app = self._rng.choice(replicas)
         self._cuts += 1
         read: list[tuple[tuple[str, int], int, int, list[tuple[int, str]]]] = []
-        for place in PLACES:
+        for place in self._places:
             part = read_all(app, place, self._cut_positions[place])
             if part is None:
                 return
@@ -78,7 +80,7 @@ class Consumer:
         """The group's progress in one partition, replicated."""
         if self._committing:
             return
-        place = self._rng.choice(PLACES)
+        place = self._rng.choice(self._places)
         offset = self._positions[place]
         op = self._recorder.invoke(
             "offset-commit", group=self.name, topic=place[0], partition=place[1], offset=offset
@@ -96,7 +98,7 @@ class Consumer:
     def check_offsets(self, app: BrokerApplication) -> None:
         """What the group would go on with."""
         offsets = app.replica.state.group_offsets.get(self.name, {})
-        for topic, number in PLACES:
+        for topic, number in self._places:
             op = self._recorder.invoke("offset-fetch", group=self.name, topic=topic, partition=number)
             self._recorder.ok(op, offset=offsets.get(topic, {}).get(number, -1))
 
@@ -130,7 +132,10 @@ def read_all(
 
 
 def read_finally(
-    replicas: Sequence[tuple[SimReplica, BrokerApplication]], recorder: Recorder, attempt: int
+    replicas: Sequence[tuple[SimReplica, BrokerApplication]],
+    recorder: Recorder,
+    attempt: int,
+    places: Sequence[tuple[str, int]] = PLACES,
 ) -> bool:
     """Everything from every replica: all must have the same, from the same start to the same end.
 
@@ -140,7 +145,7 @@ def read_finally(
     bounds: dict[tuple[str, int], tuple[str, int, int]] = {}
     for replica, app in replicas:
         name = f"final-{replica.name}"
-        for place in PLACES:
+        for place in places:
             part = read_all(app, place, 0, settled=True)
             if part is None:
                 return False

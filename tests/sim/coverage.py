@@ -12,7 +12,7 @@ import enum
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from tests.sim.faultplan import KINDS
+from tests.sim.faultplan import GROUP_KINDS, KINDS
 from tests.support.faults.tables import Cells, Grid
 
 
@@ -32,11 +32,23 @@ class Phase(enum.Enum):
     ORPHANED = "open, its producer is gone"
 
 
-def cells(log: Sequence[tuple[float, str, str]], stays: Iterable[tuple[float, float, Phase]]) -> Cells:
+class AcrossPhase(enum.Enum):
+    """Where a transaction over several groups is, beside those."""
+
+    HOME_ONLY = "home prepared, no branch"
+    SOME_BRANCHES = "home prepared, branches in part"
+    HOME_DECIDED = "home decided, no branch has followed"
+    SOME_FOLLOWED = "home decided, branches have followed in part"
+
+
+AnyPhase = Phase | AcrossPhase
+
+
+def cells(log: Sequence[tuple[float, str, str]], stays: Iterable[tuple[float, float, AnyPhase]]) -> Cells:
     """``log``: (seconds, kind, victim) of what struck; without a victim it struck nothing."""
     struck = sorted((at, kind) for at, kind, victim in log if victim)
     times = [at for at, _ in struck]
-    met: set[tuple[int, Phase]] = set()
+    met: set[tuple[int, AnyPhase]] = set()
     for since, until, phase in stays:
         for number in range(bisect.bisect_left(times, since), bisect.bisect_right(times, until)):
             met.add((number, phase))
@@ -46,3 +58,8 @@ def cells(log: Sequence[tuple[float, str, str]], stays: Iterable[tuple[float, fl
 def grid(found: Cells, kinds: Sequence[str] = KINDS) -> Grid:
     """Those kinds by phase: the table, and what of it was not reached."""
     return Grid(kinds, [phase.value for phase in Phase], found)
+
+
+def across_grid(found: Cells, kinds: Sequence[str] = GROUP_KINDS) -> Grid:
+    """The same for worlds of several groups."""
+    return Grid(kinds, [phase.value for phase in (*Phase, *AcrossPhase)], found)

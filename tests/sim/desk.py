@@ -27,7 +27,7 @@ class Desk:
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster, self.world = cluster, cluster.world
-        self.rng = cluster.world.stream("desk")
+        self.rng = cluster.world.stream(f"desk{cluster.prefix}")
         self.answers: Counter[str] = Counter()
         self.waiting = 0  # requests that somebody wants an answer for
 

@@ -44,6 +44,19 @@ WEIGHTS: dict[str, int] = {
 }
 KINDS = tuple(WEIGHTS)
 
+#: Beside those, where there are several groups: what a whole group meets, or all of them at once.
+GROUP_WEIGHTS: dict[str, int] = {
+    "group-down": 8,
+    "group-cut": 8,
+    "clients-cut": 8,
+    "leader-ahead": 6,
+}
+#: Copies of requests that arrive late are part of the wire, and not drawn as faults.
+GROUP_KINDS = (*KINDS, *GROUP_WEIGHTS, "late-copy")
+#: A fault of the plan that strikes every group at the same moment.
+EVERY = -1
+EVERY_SHARE = 0.1
+
 
 @dataclass(frozen=True, slots=True)
 class Fault:
@@ -53,14 +66,30 @@ class Fault:
     at_s: float  # virtual seconds from the start
     kind: str
     seed: int
+    gid: int = 0  # the group that it strikes, or EVERY
 
 
-def draw_faults(seed: int, chaos_s: float) -> list[Fault]:
+def draw_faults(seed: int, chaos_s: float, groups: int = 1) -> list[Fault]:
     """The plan of a seed; with a shorter chaos, the beginning of the same plan."""
+    if groups > 1:
+        return _draw_group_faults(seed, chaos_s, groups)
     rng = random.Random(f"faults-{seed}")
     faults: list[Fault] = []
     at = FIRST_FAULT_S
     while at < chaos_s:
         faults.append(Fault(len(faults), at, pick(rng, WEIGHTS), rng.getrandbits(32)))
         at += rng.expovariate(1 / MEAN_PAUSE_S)
+    return faults
+
+
+def _draw_group_faults(seed: int, chaos_s: float, groups: int) -> list[Fault]:
+    """Each group meets somewhat fewer than a lone one: clients have to get through several of them."""
+    rng = random.Random(f"faults-{seed}-{groups}")
+    weights = WEIGHTS | GROUP_WEIGHTS
+    faults: list[Fault] = []
+    at = FIRST_FAULT_S
+    while at < chaos_s:
+        gid = EVERY if rng.random() < EVERY_SHARE else rng.randrange(groups)
+        faults.append(Fault(len(faults), at, pick(rng, weights), rng.getrandbits(32), gid))
+        at += rng.expovariate(groups / (2 * MEAN_PAUSE_S))
     return faults

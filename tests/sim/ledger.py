@@ -14,7 +14,7 @@ from escrowmq.replication.format.codec import OpType, decode_command
 from escrowmq.replication.state.transactions import STATE_OF, AppTransactions
 from tests.history.checker import Checker
 from tests.history.events import Event, Recorder, Sent
-from tests.sim.coverage import Phase
+from tests.sim.coverage import AnyPhase, Phase
 from tests.sim.world import Violation, World
 
 
@@ -54,7 +54,7 @@ class ClientTx:
     awaits_answer: bool = True  # its producer lives, and sent no one-way decision
     durable: set[int] = field(default_factory=set)  # parts of its PREPARE; a retry may be in the log too
     decided: bool = False  # durably
-    phases: dict[Phase, float] = field(default_factory=dict)  # those it is in, since when
+    phases: dict[AnyPhase, float] = field(default_factory=dict)  # those it is in, since when
 
     @property
     def parts_durable(self) -> int:
@@ -70,7 +70,7 @@ class Ledger:
         self.transactions: dict[tuple[str, str], ClientTx] = {}
         self._database: dict[tuple[str, str], str] = {}
         #: (from, to, phase): closed stays of transactions in phases.
-        self.stays: list[tuple[float, float, Phase]] = []
+        self.stays: list[tuple[float, float, AnyPhase]] = []
         self._heard = 0  # entries up to this index were applied by somebody
 
     # -------------------------------------------------------------- the local databases
@@ -86,14 +86,18 @@ class Ledger:
             self.recorder.ok(self.recorder.invoke("local", app=app, tx=tx, outcome=outcome))
         return known
 
-    def tell_outcome(self, app: str, tx_id: str, table: AppTransactions | None) -> None:
-        """What the broker says of a transaction in the end; ``table``: that of its app, at the leader."""
+    def tell_outcome(
+        self, app: str, tx_id: str, table: AppTransactions | None, branch: int | None = None
+    ) -> None:
+        """What the broker says of a transaction in the end; ``table``: that of its app, at the leader of its
+        home group, or of the group ``branch``."""
         mark = None if table is None else table.outcome(tx_id)
         if table is not None and tx_id in table.open:
             outcome = "PREPARE"
         else:
             outcome = "UNKNOWN" if mark is None else STATE_OF[mark].value
-        self.recorder.ok(self.recorder.invoke("outcome", app=app, tx=tx_id), outcome=outcome)
+        where = {} if branch is None else {"branch": branch}
+        self.recorder.ok(self.recorder.invoke("outcome", app=app, tx=tx_id, **where), outcome=outcome)
 
     def tell_the_truth(self) -> None:
         """In the end, of every transaction of which its database knows nothing: nobody decided it there.
@@ -107,10 +111,10 @@ class Ledger:
 
     # -------------------------------------------------------------- phases
 
-    def enter(self, tx: ClientTx, phase: Phase) -> None:
+    def enter(self, tx: ClientTx, phase: AnyPhase) -> None:
         tx.phases.setdefault(phase, self.world.elapsed_s)
 
-    def leave(self, tx: ClientTx, *phases: Phase) -> None:
+    def leave(self, tx: ClientTx, *phases: AnyPhase) -> None:
         for phase in phases:
             since = tx.phases.pop(phase, None)
             if since is not None:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tests.sim.faultplan import draw_faults
-from tests.sim.simulation import run_seed, simulate
+from tests.sim.schedules import run_seed, simulate
 from tests.support.faults.replaying import listed, options
 
 #: Runs of one minimisation; a schedule takes 0.1 to 0.3 s.
@@ -29,7 +29,7 @@ def kind_of(broken: str) -> str:
     head, _, rest = broken.partition(":")
     if re.fullmatch(r"\w+", head):  # the type of an exception
         head = f"{head}: {rest}"
-    return re.sub(r"'[^']*'|\"[^\"]*\"|\br?\d+\b|\bx\d+\b", "#", head)[:70]
+    return re.sub(r"'[^']*'|\"[^\"]*\"|\b(?:g\d+)?r?\d+\b|\bx\d+\b", "#", head)[:70]
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,8 @@ def minimise(seed: int, keywords: dict[str, Any], *, limit_s: float = 300.0) -> 
     figures, broken = run_seed(seed, **keywords)
     if broken is None:
         return None
-    drawn, only = draw_faults(seed, keywords["chaos_s"]), keywords.get("only_faults")
+    drawn = draw_faults(seed, keywords["chaos_s"], keywords.get("groups", 1))
+    only = keywords.get("only_faults")
     numbers = tuple(f.number for f in drawn if only is None or f.number in only)
     search = _Search(seed, keywords, kind_of(broken), time.monotonic() + limit_s)
     schedule = Schedule(numbers, keywords["chaos_s"], keywords.get("actions_max"))

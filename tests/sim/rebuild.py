@@ -26,7 +26,7 @@ STATE_FILES = (".snap", ".runs", CHECKPOINT)
 
 def check_now_and_then(simulation: Simulation) -> None:
     """At MOMENTS of the chaos, whatever goes on then, on a replica that is up."""
-    chance = simulation.world.stream("rebuild-moments")
+    chance = simulation.world.stream(f"rebuild-moments{simulation.prefix}")
 
     def check() -> None:
         up = [replica for replica in simulation.replicas if replica.up]

@@ -67,6 +67,9 @@ class SimReplica:
         """Start the process, after a repair if it needs one; what hinders it is tried again."""
         if self.up:
             return
+        if self._world.now < self._sim.down_until:
+            self._world.later(self._sim.down_until - self._world.now, self.start)
+            return
         try:
             self._working = True
             if not self.wants_copy or self._copy():

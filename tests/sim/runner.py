@@ -8,12 +8,13 @@ code: then a broken seed is what should happen.
 from __future__ import annotations
 
 import gc
+import logging
 import multiprocessing
 import os
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -23,15 +24,16 @@ from rich.console import Console
 
 from tests.controls.guards import check_names
 from tests.controls.planting import by_name
+from tests.sim.across.scene import KEPT, REACHES
+from tests.sim.across.workload import AcrossWorkload
 from tests.sim.broker_workload import BrokerWorkload
 from tests.sim.minimise import minimise as smaller
-from tests.sim.simulation import simulate
+from tests.sim.schedules import carry_out, chosen_faults, made
 from tests.sim.totals import Told, Totals, commit_hash
 from tests.sim.trace import replay
 from tests.sim.workload import RawWorkload, Workload
 from tests.support.faults.progress import bar
 from tests.support.faults.replaying import command, listed
-from tests.support.faults.tables import Cells
 
 CHAOS_S = 10.0
 #: What runs on the log: random bytes, which look closest at Raft, or the broker's transactions.
@@ -49,19 +51,22 @@ class Options:
     only_faults: frozenset[int] | None = None
     actions: int | None = None
     plant: str | None = None
+    reach: frozenset[str] = KEPT
 
-    def keywords(self, workload: str) -> dict[str, Any]:
+    def keywords(self, workload: str, groups: int = 1) -> dict[str, Any]:
         settings = {"size": self.size, "kind": self.kind, "chaos_s": self.chaos_s, "drop": self.dropped}
         settings |= {"only_faults": self.only_faults, "actions_max": self.actions, "plant": self.plant}
-        return settings | {"workload": WORKLOADS[workload]}
+        return settings | {"workload": WORKLOADS[workload], "groups": groups, "reach": self.reach}
 
-    def command(self, seed: int, workload: str) -> str:
+    def command(self, seed: int, workload: str, groups: int = 1) -> str:
         """How to run one seed again."""
         return command(
             "tests.sim",
             seed=seed,
             seeds=1,
             workload=workload,
+            groups=groups if groups > 1 else None,
+            reach=sorted(self.reach - KEPT),
             nodes=self.size,
             net=self.kind,
             chaos=f"{self.chaos_s:g}" if self.chaos_s != CHAOS_S or self.plant is not None else None,
@@ -72,10 +77,11 @@ class Options:
         )
 
 
-def _one(job: tuple[int, str, Options]) -> Told:
+def _one(job: tuple[int, str, int, Options]) -> Told:
     """One schedule in a process of the pool. The collector rests meanwhile: it takes 7 % of a schedule, and
     what a schedule leaves behind is collected at once."""
     gc.disable()
+    logging.disable()  # what clients say in a schedule is not this run's
     try:
         return _told(*job)
     finally:
@@ -84,20 +90,31 @@ def _one(job: tuple[int, str, Options]) -> Told:
             gc.freeze()  # what is imported by now stays, and need not be looked at again
 
 
-def _told(seed: int, name: str, options: Options) -> Told:
-    made: list[Workload] = []
-
-    def make() -> Workload:
-        made.append(WORKLOADS[name]())
-        return made[0]
-
-    log, figures, broken = simulate(seed, **options.keywords(name) | {"workload": make})
-    faults = Counter(kind for _, kind, victim in log if victim)
-    told = Told(seed, name, figures, broken, faults, Cells(), Counter())
-    if isinstance(made[0], BrokerWorkload):
-        told.cells = made[0].coverage(log)
-        told.history = made[0].report.counts if made[0].report is not None else Counter()
+def _told(seed: int, name: str, groups: int, options: Options) -> Told:
+    settings = options.keywords(name, groups)
+    drop, plant, only = settings.pop("drop"), settings.pop("plant"), settings.pop("only_faults")
+    faults = chosen_faults(seed, options.chaos_s, only, plant, groups)
+    simulation = made(seed, faults=faults, **settings)
+    broken = carry_out(simulation, drop=drop, plant=plant)
+    struck = Counter(kind for _, kind, victim in simulation.fault_log if victim)
+    told = Told(seed, name, groups, simulation.figures(), broken, struck)
+    workload = simulation.workload
+    if isinstance(workload, BrokerWorkload | AcrossWorkload):
+        told.cells = workload.coverage(simulation.fault_log)
+        told.history = workload.report.counts if workload.report is not None else Counter()
     return told
+
+
+def schedules(seeds: Iterable[int], workload: str | None, groups: str) -> list[tuple[int, str, int]]:
+    """(seed, workload, number of groups). ``mixed``: each seed with both workloads in one group, and with two
+    or three groups in turn."""
+    if groups == "mixed":
+        every = [[(n, "raw", 1), (n, "broker", 1), (n, "broker", 2 + n % 2)] for n in seeds]
+        return [job for jobs in every for job in jobs if workload in (None, job[1])]
+    if groups != "1":
+        return [(n, "broker", int(groups)) for n in seeds]
+    names = list(WORKLOADS) if workload is None else [workload]
+    return [(n, name, 1) for n in seeds for name in names]
 
 
 def main(
@@ -107,6 +124,12 @@ def main(
     net: Annotated[str | None, typer.Option(help="fifo or wild; default: by the seed.")] = None,
     chaos: Annotated[float | None, typer.Option(help="Virtual seconds of faults.", show_default="10")] = None,
     workload: Annotated[str | None, typer.Option(help="raw or broker; default: both for every seed.")] = None,
+    groups: Annotated[
+        str | None, typer.Option(help="Broker groups: 1, 2, 3 or mixed; default: mixed, 1 with --workload.")
+    ] = None,
+    reach: Annotated[
+        list[str] | None, typer.Option(help="What several groups are not sound in yet; may be repeated.")
+    ] = None,
     drop: Annotated[list[str] | None, typer.Option(help="A guard to take away; may be repeated.")] = None,
     plant: Annotated[str | None, typer.Option(help="A fault of tests/controls, with its settings.")] = None,
     keep_going: Annotated[bool, typer.Option(help="Do not stop at the first broken seed.")] = False,
@@ -130,6 +153,11 @@ def main(
         raise typer.BadParameter("--net is fifo or wild")
     if workload is not None and workload not in WORKLOADS:
         raise typer.BadParameter(f"--workload is one of {', '.join(WORKLOADS)}")
+    if groups not in (None, "1", "2", "3", "mixed") or (workload == "raw" and groups not in (None, "1")):
+        raise typer.BadParameter("--groups is 1, 2, 3 or mixed; more than one only with the broker workload")
+    if unknown := set(reach or ()) - set(REACHES):
+        raise typer.BadParameter(f"no reach {', '.join(unknown)}; there are {', '.join(REACHES)}")
+    reached = KEPT | frozenset(reach or ())
     if plant is not None:
         try:
             fault = by_name(plant)
@@ -137,18 +165,22 @@ def main(
             raise typer.BadParameter(error.args[0]) from None
         nodes, net, workload = nodes or fault.size, net or fault.kind, workload or fault.workload
         chaos = fault.chaos_s if chaos is None else chaos
-    options = Options(nodes, net, chaos or CHAOS_S, dropped, _numbers(only_faults), actions, plant)
+        groups, reached = groups or str(fault.groups), reached | fault.reach
+    groups = groups or ("mixed" if workload is None else "1")
+    options = Options(nodes, net, chaos or CHAOS_S, dropped, _numbers(only_faults), actions, plant, reached)
     if trace:
-        raise typer.Exit(replay(seed, options.keywords(workload or "raw")))
-    workloads = list(WORKLOADS) if workload is None else [workload]
-    schedules = [(number, name) for number in range(seed, seed + seeds) for name in workloads]
+        number = 1 if groups in ("1", "mixed") else int(groups)
+        raise typer.Exit(
+            replay(seed, options.keywords(workload or ("raw" if number == 1 else "broker"), number))
+        )
+    work = schedules(range(seed, seed + seeds), workload, groups)
     totals = Totals(commits=[commit_hash()])
     count = jobs or os.cpu_count() or 1
     # A long run may be ended from outside, in the background too, and still tells what it has done.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _interrupted)
     try:
-        run(schedules, options, keep_going, count, totals, small=minimise)
+        run(work, options, keep_going, count, totals, small=minimise)
     finally:  # also what an interrupted run has done
         totals.show(Console())
         if coverage_json is not None:
@@ -172,7 +204,7 @@ def _numbers(text: str | None) -> frozenset[int] | None:
 
 
 def run(
-    schedules: list[tuple[int, str]],
+    schedules: list[tuple[int, str, int]],
     options: Options,
     keep_going: bool,
     jobs: int,
@@ -187,21 +219,21 @@ def run(
         bar(console) as progress,
     ):
         task = progress.add_task("simulating", total=len(schedules))
-        work = [(number, name, options) for number, name in schedules]
+        work = [(*schedule, options) for schedule in schedules]
         for told in pool.imap(_one, work, chunksize=1):
             totals.add(told)
             totals.wall_s = time.monotonic() - started
             progress.update(task, advance=1, description=f"{totals.figures['acknowledged']:,} acknowledged")
             if told.broken is None:
                 continue
-            again = options.command(told.seed, told.workload)
+            again = options.command(told.seed, told.workload, told.groups)
             after = f"after {told.figures.virtual_s:.2f} virtual s"
             console.print(f"[bold red]seed {told.seed}: {told.broken}[/] ({after})")
             console.print(f"  again: {again}   (--trace prints it message by message)")
             if (
                 small
                 and totals.broken == 1
-                and (found := smaller(told.seed, options.keywords(told.workload)))
+                and (found := smaller(told.seed, options.keywords(told.workload, told.groups)))
             ):
                 console.print(found.text(again), highlight=False)
             if not keep_going:

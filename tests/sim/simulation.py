@@ -9,15 +9,12 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from escrowmq.replication.format.segment_format import FILE_HEADER_SIZE
 from escrowmq.replication.format.wire import RaftMessage
 from escrowmq.replication.raft.node import RaftConfig, RaftNode
-from tests.controls.guards import taken_away
-from tests.controls.planting import planted
 from tests.sim.checks import Checker
 from tests.sim.damage import scrub
 from tests.sim.faultplan import Fault, draw_faults
@@ -27,7 +24,7 @@ from tests.sim.network import SimNetwork, Weather
 from tests.sim.rebuild import check_now_and_then, check_rebuilt
 from tests.sim.replica import SimReplica
 from tests.sim.workload import Application, RawWorkload, Workload
-from tests.sim.world import START_S, Violation, World
+from tests.sim.world import START_S, World
 
 SETTLE_S = 4.0
 
@@ -45,8 +42,9 @@ class Plan:
     act_every_s: float
 
     @staticmethod
-    def of(seed: int, *, size: int | None = None, kind: str | None = None) -> Plan:
-        rng = random.Random(f"plan-{seed}")
+    def of(seed: int, *, size: int | None = None, kind: str | None = None, group: int | None = None) -> Plan:
+        """``group``: one of several, each of which has a plan of its own."""
+        rng = random.Random(f"plan-{seed}" if group is None else f"plan-{seed}-{group}")
         batch = rng.choice((120, 400, 4000))
         return Plan(
             size=size or rng.choice((3, 3, 3, 5)),
@@ -101,47 +99,59 @@ class Simulation:
     trace: bool = False
     faults: list[Fault] | None = None
     actions_max: int | None = None
+    #: Of one of several groups (tests/sim/across): before the names of its replicas, and of its streams.
+    prefix: str = ""
+    shared: World | None = None
 
     def __post_init__(self) -> None:
-        self.world = World(self.seed)
-        self.rng = self.world.stream("clients")  # nobody else draws from it
+        self.world = self.shared or World(self.seed)
+        self.rng = self.world.stream(f"clients{self.prefix}")  # nobody else draws from it
         if self.faults is None:
             self.faults = draw_faults(self.seed, self.chaos_s)
         #: What struck, when it did (a fault may be laid long before, and may never strike): see ``struck``.
         self.fault_log: list[tuple[float, str, str]] = []
         self.actions = 0
-        self.names = [f"r{n}" for n in range(self.plan.size)]
+        self.names = [f"{self.prefix}r{n}" for n in range(self.plan.size)]
         self.checker, self.moments = Checker(self.plan.size), Moments(self)
         self.network = SimNetwork(self.world, self.plan.weather)
         self.replicas = [SimReplica(self, name) for name in self.names]
         self.network.hosts.update((r.name, r) for r in self.replicas)
         self.crashes = self.repairs = self.disk_failures = self.damage_found = self.wipes = 0
+        self.down_until = 0.0  # no replica starts before
         self._calm_at = START_S + self.chaos_s
         self._hash = hashlib.sha1() if self.trace else None
 
     # -------------------------------------------------------------- the schedule
     def run(self) -> Figures:
         world = self.world
-        for replica in self.replicas:
-            world.later(replica.rng.random() * 0.1, replica.start)
+        self.boot()
         world.later(0.5, self._act)
         faults = Faults(self)
         for fault in self.faults or ():
             world.later(fault.at_s, faults.strike, fault)
         check_now_and_then(self)
-        world.later(self.chaos_s, self._calm_down)
-        world.later(self.chaos_s + 1.5, self._calm_down)
+        world.later(self.chaos_s, self.calm_down)
+        world.later(self.chaos_s + 1.5, self.calm_down)
         world.later(self.chaos_s + 2.0, self._act)
         world.run(self._calm_at + SETTLE_S)
-        for replica in self.replicas:  # somebody reads everything: damage that nobody met yet is found now
-            if replica.up:
-                replica.guarded(lambda replica=replica: scrub(replica))  # type: ignore[misc]
+        self.scrub()
         missing = self._prove_alive(len(self.checker.acknowledged))
         self.checker.end(list(self.replicas), missing)
         self.workload.check_end([r.app for r in self.replicas])
         for replica in self.replicas:
             check_rebuilt(self, replica)
         return self.figures()
+
+    def boot(self) -> None:
+        """Every replica starts within a moment."""
+        for replica in self.replicas:
+            self.world.later(replica.rng.random() * 0.1, replica.start)
+
+    def scrub(self) -> None:
+        """Somebody reads everything: damage that nobody met yet is found now."""
+        for replica in self.replicas:
+            if replica.up:
+                replica.guarded(lambda replica=replica: scrub(replica))  # type: ignore[misc]
 
     def _prove_alive(self, before: int) -> list[str]:
         """A group that is stuck must not pass: something is acknowledged after the calm, and all agree.
@@ -155,11 +165,12 @@ class Simulation:
                 if replica.up:
                     replica.kick()
             world.run(world.now + 0.5)
-            if not (missing := self._missing(before)):
+            if not (missing := self.missing(before)):
                 break
         return missing
 
-    def _missing(self, before: int) -> list[str]:
+    def missing(self, before: int) -> list[str]:
+        """What the group lacks although the faults are over; ``before``: entries acknowledged by then."""
         missing = [f"{r.name} is down" for r in self.replicas if not r.up]
         up = [r for r in self.replicas if r.up]
         missing += [f"{r.name} is still learning" for r in up if r.node.rejoining]
@@ -199,7 +210,9 @@ class Simulation:
             if replica.up:
                 replica.kick()
 
-    def _calm_down(self) -> None:
+    def calm_down(self) -> None:
+        """The faults are over: the network is whole, disks have room, every replica starts."""
+        self.down_until = 0.0
         self.network.heal()
         for replica in self.replicas:
             replica.disk.capacity = None
@@ -250,53 +263,3 @@ class Simulation:
         if self._hash is not None:
             seen = (round(self.world.now, 6), receiver, sender, message["type"], message.get("term"))
             self._hash.update(repr(seen).encode())
-
-
-def chosen_faults(
-    seed: int, chaos_s: float, only: frozenset[int] | None, plant: str | None = None
-) -> list[Fault]:
-    """The plan of a seed, or those of its faults that are named."""
-    with planted(plant):  # it may change how often which fault is drawn
-        return [fault for fault in draw_faults(seed, chaos_s) if only is None or fault.number in only]
-
-
-def run_seed(seed: int, **settings: Any) -> tuple[Figures, str | None]:
-    """One schedule: its figures, and what was broken (None: nothing). ``settings``: see ``simulate``."""
-    return simulate(seed, **settings)[1:]
-
-
-def simulate(
-    seed: int,
-    *,
-    size: int | None = None,
-    kind: str | None = None,
-    drop: Sequence[str] = (),
-    chaos_s: float = 10.0,
-    trace: bool = False,
-    workload: Callable[[], Workload] = RawWorkload,
-    only_faults: frozenset[int] | None = None,
-    actions_max: int | None = None,
-    plant: str | None = None,
-) -> tuple[list[tuple[float, str, str]], Figures, str | None]:
-    """One schedule: the log of its faults, its figures, and what was broken (None: nothing).
-
-    ``drop``: guards to take away (tests/controls/guards.py); ``plant``: a fault to plant.
-    """
-    simulation = Simulation(
-        seed,
-        Plan.of(seed, size=size, kind=kind),
-        workload=workload(),
-        chaos_s=chaos_s,
-        trace=trace,
-        faults=chosen_faults(seed, chaos_s, only_faults, plant),
-        actions_max=actions_max,
-    )
-    try:
-        with planted(plant), taken_away(*drop):
-            simulation.run()
-        broken = None
-    except Violation as violation:
-        broken = str(violation)
-    except Exception as error:  # the code under test found out itself, or fell over
-        broken = f"{type(error).__name__}: {error}"
-    return simulation.fault_log, simulation.figures(), broken

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from tests.sim.faultplan import draw_faults
 from tests.sim.minimise import Minimised, ddmin, kind_of, minimise
 from tests.sim.runner import Options
-from tests.sim.simulation import run_seed
+from tests.sim.schedules import run_seed
 
 DROPPED = "commit-cap"
 

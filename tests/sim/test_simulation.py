@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from tests.sim.simulation import run_seed
+from tests.sim.schedules import run_seed
 
 CHUNK = 20
 #: Guards that random schedules alone show to be necessary. The others have targeted tests in
@@ -40,7 +40,7 @@ def test_without_a_guard_something_breaks_soon(guard: str) -> None:
 @pytest.mark.parametrize("workload", ["RawWorkload", "BrokerWorkload"])
 def test_a_seed_is_the_same_schedule_in_every_process(workload: str) -> None:
     """String hashes differ from process to process; what happens must not."""
-    code = "from tests.sim.simulation import run_seed, RawWorkload; "
+    code = "from tests.sim.schedules import run_seed; from tests.sim.workload import RawWorkload; "
     code += "from tests.sim.broker_workload import BrokerWorkload; "
     code += f"print(run_seed(410016, workload={workload}, trace=True)[0].trace)"
     traces = {

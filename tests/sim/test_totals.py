@@ -14,10 +14,10 @@ from tests.sim.totals import Told, Totals, total
 from tests.support.faults.tables import Cells
 
 
-def told(seed: int, broken: str | None = None) -> Told:
+def told(seed: int, broken: str | None = None, groups: int = 1) -> Told:
     cell = Cells({(Phase.LOCAL.value, "kill"): 2})
     history = Counter({"transactions": 5})
-    return Told(seed, "broker", Figures(virtual_s=14.0), broken, Counter(kill=3), cell, history)
+    return Told(seed, "broker", groups, Figures(virtual_s=14.0), broken, Counter(kill=3), cell, history)
 
 
 def run(*seeds: int) -> Totals:
@@ -45,6 +45,17 @@ def test_runs_are_added_up(tmp_path: Path) -> None:
     assert "| history: transactions | 15 |" in result.output
     again = CliRunner().invoke(app, [str(tmp_path / "a"), str(tmp_path / "a")])
     assert again.exit_code == 1 and "counted more than once: broker 1..2" in again.output
+
+
+def test_schedules_over_several_groups_have_totals_of_their_own(tmp_path: Path) -> None:
+    totals = run(1, 2)
+    totals.add(told(1, groups=2))
+    totals.add(told(2, groups=3))
+    totals.dump(tmp_path / "a")
+    assert Totals.load(tmp_path / "a") == totals and not totals.overlaps()
+    assert totals.groups["1 group: virtual seconds"] == 28 and totals.groups["3 groups: schedules"] == 1
+    assert totals.cells[Phase.LOCAL.value, "kill"] == totals.across[Phase.LOCAL.value, "kill"] == 4
+    assert "| 2 groups: virtual seconds | 14 |" in totals.markdown()
 
 
 def test_a_fault_counts_for_the_phases_it_met() -> None:

@@ -13,10 +13,10 @@ import typer
 from rich.console import Console
 
 from tests.sim import coverage
-from tests.sim.faultplan import KINDS
+from tests.sim.faultplan import GROUP_KINDS, KINDS
 from tests.sim.simulation import Figures
 from tests.support.faults.absence import lines, unseen
-from tests.support.faults.tables import Cells, Sheet
+from tests.support.faults.tables import Cells, Grid, Sheet
 
 _FROM_FIGURES = tuple(f.name for f in fields(Figures) if f.name != "trace")
 #: Of a history's figures, those that a reader of a table asks for.
@@ -36,11 +36,17 @@ class Told:
 
     seed: int
     workload: str
+    groups: int
     figures: Figures
     broken: str | None
     faults: Counter[str]
-    cells: Cells
-    history: Counter[str]
+    cells: Cells = field(default_factory=Cells)
+    history: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def name(self) -> str:
+        """Of the range of seeds that it belongs to."""
+        return self.workload if self.groups == 1 else f"{self.workload} in several groups"
 
 
 @dataclass(slots=True)
@@ -57,6 +63,10 @@ class Totals:
     history: Counter[str] = field(default_factory=Counter)
     faults: Counter[str] = field(default_factory=Counter)
     cells: Cells = field(default_factory=Cells)
+    #: The same of schedules over several groups, which have phases and faults of their own.
+    across: Cells = field(default_factory=Cells)
+    #: "2 groups: virtual seconds" and the like.
+    groups: Counter[str] = field(default_factory=Counter)
 
     def add(self, told: Told) -> None:
         self.schedules += 1
@@ -64,13 +74,19 @@ class Totals:
         self.figures.update({name: getattr(told.figures, name) for name in _FROM_FIGURES})
         self.history += told.history
         self.faults += told.faults
-        self.cells += told.cells
+        if told.groups == 1:
+            self.cells += told.cells
+        else:
+            self.across += told.cells
+        group = "1 group" if told.groups == 1 else f"{told.groups} groups"
+        self.groups[f"{group}: schedules"] += 1
+        self.groups[f"{group}: virtual seconds"] += round(told.figures.virtual_s)
         for known in self.seeds:
-            if known[0] == told.workload and known[1] + known[2] == told.seed:
+            if known[0] == told.name and known[1] + known[2] == told.seed:
                 known[2] += 1
                 break
         else:
-            self.seeds.append([told.workload, told.seed, 1])
+            self.seeds.append([told.name, told.seed, 1])
 
     def add_run(self, other: Totals) -> None:
         for item in fields(self):
@@ -108,27 +124,37 @@ class Totals:
 
     def show(self, console: Console) -> None:
         console.print(self.text())
-        if not self.cells:
+        console.print(" · ".join(f"{name} {n:,}" for name, n in sorted(self.groups.items())))
+        if not (self.cells or self.across):
             return
         history = [(name, f"{self.history[name]:,}") for name in _FROM_HISTORY]
         console.print(Sheet(("history", "sum"), history).table())
-        found = coverage.grid(self.cells)
-        console.print(found.table("Faults by phase"))
-        console.print(found.missing())
-        for line in lines(unseen(KINDS, self.faults, lambda _: f"in none of {self.schedules:,} schedules")):
+        for title, found in self._grids():
+            console.print(found.table(title))
+            console.print(found.missing())
+        kinds = GROUP_KINDS if self.across else KINDS
+        for line in lines(unseen(kinds, self.faults, lambda _: f"in none of {self.schedules:,} schedules")):
             console.print(f"[yellow]did not strike: {line}")
+
+    def _grids(self) -> list[tuple[str, Grid]]:
+        grids = [("Faults by phase", coverage.grid(self.cells))] if self.cells else []
+        if self.across:
+            grids.append(("Faults by phase, several groups", coverage.across_grid(self.across)))
+        return grids
 
     def dump(self, file: Path) -> None:
         data = {item.name: getattr(self, item.name) for item in fields(self)}
-        data["cells"] = [[phase, kind, n] for (phase, kind), n in sorted(self.cells.items())]
+        for name in ("cells", "across"):
+            data[name] = [[phase, kind, n] for (phase, kind), n in sorted(data[name].items())]
         file.write_text(json.dumps(data, indent=1) + "\n")
 
     @staticmethod
     def load(file: Path) -> Totals:
         data = json.loads(file.read_text())
-        data["cells"] = Cells({(phase, kind): n for phase, kind, n in data["cells"]})
-        for name in ("figures", "history", "faults"):
-            data[name] = Counter(data[name])
+        for name in ("cells", "across"):
+            data[name] = Cells({(phase, kind): n for phase, kind, n in data.get(name, ())})
+        for name in ("figures", "history", "faults", "groups"):
+            data[name] = Counter(data.get(name, {}))
         return Totals(**data)
 
     def markdown(self) -> str:
@@ -138,13 +164,15 @@ class Totals:
             ("schedules", f"{self.schedules:,}"),
             ("of them with a broken promise", f"{self.broken:,}"),
             ("virtual seconds", f"{self.figures['virtual_s']:,.0f}"),
+            *((name, f"{n:,}") for name, n in sorted(self.groups.items())),
             ("seeds", seeds),
             ("commits", ", ".join(self.commits)),
             ("faults that struck", f"{self.faults.total():,}"),
             *((name, f"{self.figures[name]:,}") for name in ("elections", "crashes", "repairs", "wipes")),
             *((f"history: {name}", f"{self.history[name]:,}") for name in _FROM_HISTORY),
         ]
-        return "\n\n".join([Sheet(("", ""), rows, left=2).markdown(), coverage.grid(self.cells).markdown()])
+        grids = [found.markdown() for _, found in self._grids()]
+        return "\n\n".join([Sheet(("", ""), rows, left=2).markdown(), *grids])
 
 
 def commit_hash() -> str:

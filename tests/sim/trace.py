@@ -6,10 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 from escrowmq.replication.format.wire import RaftMessage
-from tests.controls.guards import taken_away
-from tests.controls.planting import planted
-from tests.sim.simulation import Plan, Simulation, chosen_faults
-from tests.sim.world import Violation
+from tests.sim.across.simulation import ManyGroups, Part
+from tests.sim.schedules import carry_out, chosen_faults, made
+from tests.sim.simulation import Simulation
 
 
 def describe(message: RaftMessage) -> str:
@@ -49,24 +48,32 @@ class Told(Simulation):
         self.tell(text)
 
 
+class ToldPart(Told, Part):
+    """One group of several, told as well."""
+
+
+class ToldMany(ManyGroups):
+    """Several groups that print what happens."""
+
+    part_class = ToldPart
+    say: Callable[[str], None] = staticmethod(print)
+
+    def happened(self, text: str) -> None:
+        self.say(f"{self.world.elapsed_s:9.4f}  {text}")
+
+
 def replay(seed: int, keywords: dict[str, Any]) -> int:
     """Run one seed and tell it; 1 if it broke a promise."""
-    plan = Plan.of(seed, size=keywords["size"], kind=keywords["kind"])
-    chaos_s = keywords["chaos_s"]
-    simulation = Told(
-        seed,
-        plan,
-        workload=keywords["workload"](),
-        chaos_s=chaos_s,
-        faults=chosen_faults(seed, chaos_s, keywords["only_faults"], keywords["plant"]),
-        actions_max=keywords["actions_max"],
-    )
-    simulation.say(f"seed {seed}: {plan}")
-    try:
-        with planted(keywords["plant"]), taken_away(*keywords["drop"]):
-            figures = simulation.run()
-    except (Violation, Exception) as broken:
-        simulation.tell(f"BROKEN: {type(broken).__name__}: {broken}")
+    settings = dict(keywords)
+    drop, plant, only = settings.pop("drop"), settings.pop("plant"), settings.pop("only_faults")
+    faults = chosen_faults(seed, settings["chaos_s"], only, plant, settings["groups"])
+    simulation = made(seed, faults=faults, one=Told, many=ToldMany, **settings)
+    assert isinstance(simulation, Told | ToldMany)
+    chosen = simulation.plan if isinstance(simulation, Told) else simulation.scene
+    simulation.say(f"seed {seed}: {chosen}")
+    broken = carry_out(simulation, drop=drop, plant=plant)
+    if broken is not None:
+        simulation.say(f"{simulation.world.elapsed_s:9.4f}  BROKEN: {broken}")
         return 1
-    simulation.say(f"nothing broken: {figures}")
+    simulation.say(f"nothing broken: {simulation.figures()}")
     return 0

@@ -70,6 +70,7 @@ class Cluster(Protocol):
     rng: random.Random
     world: World
     replicas: list[SimReplica]
+    prefix: str
 
     @property
     def calm(self) -> bool:

@@ -1,0 +1,247 @@
+"""Feedback of one app and topic in a world of several groups: the real actor, and the producers' real links.
+
+The actor dies and is started again; a producer that dies leaves its poll parked there. What stands for the
+application is the querier: it looks into the app's database, late, or without knowing, or fails.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Coroutine, Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+from escrowmq.feedback.answering.query_pool import QueryPool
+from escrowmq.feedback.answering.topic_link import FeedbackLost, Respondent, TopicLink
+from escrowmq.feedback.asking.topic_feedback import TopicFeedback
+from escrowmq.feedback.brokers import BrokerUnreachable
+from escrowmq.feedback.config import AnswererConfig, FeedbackConfig
+from escrowmq.feedback.policy import Trouble
+from escrowmq.replication.model import TransactionState
+from tests.sim.checkers import DELAYS_S, ROOM, STATES
+from tests.sim.world import Violation
+
+if TYPE_CHECKING:
+    from tests.sim.across.producers import AcrossProducer
+    from tests.sim.across.workload import AcrossWorkload
+
+#: Everything is shorter than in production, as the transactions are.
+ASKING = FeedbackConfig(
+    lock_wait_s=0.5,
+    lock_lease_s=0.9,
+    lock_batch=8,
+    confirm_s=0.4,
+    answer_s=1.5,
+    silent_s=0.8,
+    owner_gone_s=1.6,
+    poll_wait_s=0.5,
+    poll_wait_max_s=0.5,
+    branch_sweep_s=1.0,
+    settle_keep_s=4.0,
+)
+ANSWERING = AnswererConfig(poll_wait_s=0.5, poll_wait_max_s=1.0, working_wait_s=0.2, query_timeout_s=0.5)
+
+
+class _Brokers:
+    """The feedback actor's calls to replicas."""
+
+    def __init__(self, clients: AcrossWorkload) -> None:
+        self._clients = clients
+
+    async def call(self, gid: int, rid: int, method: str, *args: Any) -> Any:
+        answered = self._clients.loop.create_future()
+
+        def done(answer: Any, error: BaseException | None) -> None:
+            if answered.done():
+                return
+            if error is not None:
+                answered.set_exception(BrokerUnreachable(str(error)))
+            else:
+                answered.set_result(answer)
+
+        self._clients.wire.call(gid, rid, method, args, done)
+        return await answered
+
+
+class _Port:
+    """A producer's way to one life of the actor. A call there goes on when its caller has died."""
+
+    def __init__(self, actor: FeedbackActor) -> None:
+        self._actor, self._life = actor, actor.life
+
+    async def poll(
+        self, instance: str, room: int, working: Sequence[tuple[int, str, int]], wait_s: float
+    ) -> tuple[str, Any]:
+        return cast(
+            "tuple[str, Any]",
+            await self._through(self._actor.topic_feedback.poll(instance, room, working, wait_s)),
+        )
+
+    async def answer(
+        self, instance: str, answers: Sequence[tuple[int, str, str, str, int]]
+    ) -> tuple[str, Any]:
+        await asyncio.sleep(0.0005)
+        self._check()
+        return self._actor.topic_feedback.answer(instance, answers)
+
+    async def leave(self, instance: str, idle: bool = False) -> None:
+        self._check()
+        self._actor.topic_feedback.leave(instance, idle)
+
+    def _check(self) -> None:
+        if self._life != self._actor.life:
+            raise FeedbackLost("the actor was restarted")
+
+    async def _through(self, call: Coroutine[Any, Any, Any]) -> Any:
+        try:
+            self._check()
+        except FeedbackLost:
+            call.close()
+            raise
+        task = asyncio.ensure_future(call)
+        self._actor.calls.add(task)
+        task.add_done_callback(self._actor.calls.discard)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if task.cancelled():
+                raise FeedbackLost("the actor has died") from None
+            raise
+
+
+class FeedbackActor:
+    """The actor of one app and topic, in all its lives."""
+
+    def __init__(self, app: str, topic: str, clients: AcrossWorkload) -> None:
+        self.app, self.topic, self.life = app, topic, 0
+        self.calls: set[asyncio.Future[Any]] = set()
+        self._clients = clients
+        self._rng = clients.many.world.stream(f"feedback-{app}-{topic}")
+        clients.in_loop(self._start)
+
+    def _start(self) -> None:
+        scene = self._clients.scene
+        self.topic_feedback = TopicFeedback(
+            self.app, self.topic, scene.groups, scene.size, _Brokers(self._clients), ASKING, self._rng
+        )
+        self.topic_feedback.start()
+
+    def restart(self) -> None:
+        """Everything that it knew is gone; leases at the leaders end by themselves."""
+        self._clients.in_loop(self._restart)
+
+    def _restart(self) -> None:
+        self.check()
+        for task in [*self.topic_feedback._tasks, *self.calls]:
+            task.cancel()
+        self.life += 1
+        self._start()
+
+    def check(self) -> None:
+        """Its loops survive errors; here there must be none."""
+        errors = self.topic_feedback.counts["errors"]
+        errors += sum(group.counts["errors"] for group in self.topic_feedback._groups.values())
+        if errors:
+            raise Violation(f"feedback of {self.app}, {self.topic} met {errors} errors", "client-failed")
+
+
+class Queries:
+    """The application's side of one producer: what its querier says of a transaction."""
+
+    full_room = ROOM
+
+    def __init__(self, producer: AcrossProducer, clients: AcrossWorkload) -> None:
+        self._producer, self._clients = producer, clients
+        self._rng = clients.many.world.stream(f"querier-{producer.name}")
+        self._busy = 0
+
+    @property
+    def room(self) -> int:
+        return max(ROOM - self._busy, 0)
+
+    async def ask(
+        self,
+        tx_id: str,
+        query_id: str,
+        start_within_s: float,
+        late: Callable[[TransactionState], None],
+    ) -> tuple[TransactionState, Trouble]:
+        self._busy += 1
+        try:
+            self._clients.checked(self._producer.app, tx_id)
+            delay_s = self._rng.choice(DELAYS_S)
+            if delay_s > 0.4:  # the query times out, and answers when nobody waits any more
+                await asyncio.sleep(0.4)
+                self._clients.later(delay_s - 0.4, self._late, tx_id, late)
+                return TransactionState.UNKNOWN, Trouble.TIMED_OUT
+            await asyncio.sleep(delay_s)
+            return self._look_up(tx_id)
+        finally:
+            self._busy -= 1
+
+    def _late(self, tx_id: str, late: Callable[[TransactionState], None]) -> None:
+        if self._producer.alive:
+            self._clients.in_loop(lambda: late(self._look_up(tx_id)[0]))
+
+    def _look_up(self, tx_id: str) -> tuple[TransactionState, Trouble]:
+        ledger, app = self._clients.ledger, self._producer.app
+        chance = 1.0 if self._clients.many.calm else self._rng.random()
+        if chance < 0.08:
+            return TransactionState.UNKNOWN, Trouble.RAISED
+        if chance < 0.2:
+            return TransactionState.UNKNOWN, Trouble.NONE
+        # A local transaction may still run in another process; the fence decides which of the two wins.
+        outcome = ledger.local(app, tx_id) or ledger.settle_locally(app, tx_id, "ROLLBACK")
+        self._clients.answered(app, tx_id, outcome)
+        return STATES[outcome], Trouble.NONE
+
+
+class Links:
+    """What one producer has parked at the feedback actors of its app."""
+
+    def __init__(
+        self, producer: AcrossProducer, actors: Sequence[FeedbackActor], clients: AcrossWorkload
+    ) -> None:
+        self._producer, self._clients = producer, clients
+        by_topic = {actor.topic: actor for actor in actors}
+
+        async def connect(topic: str) -> _Port:
+            await asyncio.sleep(0.001)
+            return _Port(by_topic[topic])
+
+        respondent = Respondent(
+            instance=producer.name,
+            connect=connect,
+            pool=cast(QueryPool, Queries(producer, clients)),
+            still_running=self._still_running,
+            config=ANSWERING,
+            rng=random.Random(producer.name),
+        )
+        self._links = [TopicLink(topic, respondent) for topic in by_topic]
+        self._tasks: list[asyncio.Task[None]] = []
+        clients.in_loop(self._start)
+
+    def _start(self) -> None:
+        self._tasks = [asyncio.ensure_future(link.run()) for link in self._links]
+        for task in self._tasks:
+            task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._clients.loop.fail(
+                Violation(f"a link of {self._producer.name} ended: {error!r}", "client-failed")
+            )
+
+    def _still_running(self, tx_id: str) -> bool:
+        if tx_id not in self._producer.core.running:
+            return False
+        self._clients.checked(self._producer.app, tx_id)
+        return True
+
+    def end(self) -> None:
+        """Its process has died: nobody says good-bye."""
+        self._clients.in_loop(self._cancel)
+
+    def _cancel(self) -> None:
+        for task in self._tasks:
+            task.cancel()

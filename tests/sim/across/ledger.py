@@ -1,0 +1,100 @@
+"""What all clients know of transactions over several groups, and what the groups' logs show of them.
+
+The truth of each is its app's database, as with one group. A transaction has parts in several groups, and
+phases that only such a one has: prepared at home only, decided at home and not everywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from escrowmq.replication.format.codec import OpType, decode_command
+from tests.sim.coverage import AcrossPhase, Phase
+from tests.sim.ledger import ClientTx, Ledger
+from tests.sim.world import World
+
+
+@dataclass(eq=False, slots=True)
+class AcrossTx(ClientTx):
+    """``parts_in``: parts by group, the home group first. ``here``: (group, part) that are durable."""
+
+    parts_in: dict[int, int] = field(default_factory=dict)
+    here: set[tuple[int, int]] = field(default_factory=set)
+    ended_in: dict[int, bool] = field(default_factory=dict)  # group -> whether it committed
+
+    @property
+    def home(self) -> int:
+        return next(iter(self.parts_in))
+
+    @property
+    def whole(self) -> bool:
+        """Everything of it is durable."""
+        return len(self.here) >= sum(self.parts_in.values())
+
+
+class AcrossLedger(Ledger):
+    """All transactions of all apps in all groups."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world)
+        self._heard_in: dict[int, int] = {}
+
+    def add(self, tx: AcrossTx, parts_in: Mapping[int, int]) -> None:
+        """A transaction that is about to be prepared; again, if its producer comes back with its id."""
+        tx.parts_in = dict(parts_in)
+        self.transactions[tx.app, tx.tx] = tx
+        self.enter(tx, Phase.PREPARING)
+
+    def of(self, app: str, tx_id: str) -> AcrossTx:
+        tx = self.transactions[app, tx_id]
+        assert isinstance(tx, AcrossTx)
+        return tx
+
+    def heard(self, gid: int, index: int, command: bytes) -> None:
+        """A replica of group ``gid`` applies an entry: the first to do so shows that it is durable."""
+        if index <= self._heard_in.get(gid, 0):
+            return
+        self._heard_in[gid] = index
+        if not command:
+            return
+        for op in decode_command(command)[1]:
+            if op.type == OpType.PREPARE:
+                for tx_id in op.meta[2]:
+                    self._part(self.of(op.meta[0], tx_id), gid, op.meta[5])
+            elif op.type in (OpType.COMMIT, OpType.ROLLBACK):
+                for tx_id in op.meta[1]:
+                    self._ended(self.of(op.meta[0], tx_id), gid, op.type == OpType.COMMIT)
+
+    def _part(self, tx: AcrossTx, gid: int, part: int) -> None:
+        tx.here.add((gid, part))
+        tx.durable.add(len(tx.here))
+        if tx.decided or tx.prepared:
+            return
+        self.leave(tx, Phase.PREPARING)
+        if tx.whole:
+            self.leave(tx, Phase.PREPARED_IN_PART, *AcrossPhase)
+            self.enter(tx, Phase.PREPARED)
+            return
+        homes = sum(group == tx.home for group, _ in tx.here)
+        if homes < tx.parts_in[tx.home]:
+            self.enter(tx, Phase.PREPARED_IN_PART)
+        else:
+            self.leave(tx, Phase.PREPARED_IN_PART)
+            self.enter(tx, AcrossPhase.HOME_ONLY if len(tx.here) == homes else AcrossPhase.SOME_BRANCHES)
+
+    def _ended(self, tx: AcrossTx, gid: int, commit: bool) -> None:
+        tx.ended_in.setdefault(gid, commit)
+        if gid == tx.home and not tx.decided:
+            tx.decided = True
+            waiting = Phase.COMMITTING in tx.phases or Phase.ROLLING_BACK in tx.phases
+            self.leave(tx, *tx.phases)
+            if waiting and tx.awaits_answer and tx.told is None:
+                self.enter(tx, Phase.COMMITTED if commit else Phase.ROLLED_BACK)
+        if not tx.decided or len(tx.parts_in) == 1:
+            return
+        left = {group for group, _ in tx.here} - tx.ended_in.keys()
+        self.leave(tx, AcrossPhase.HOME_DECIDED, AcrossPhase.SOME_FOLLOWED)
+        if left:
+            only_home = len(tx.ended_in) == 1
+            self.enter(tx, AcrossPhase.HOME_DECIDED if only_home else AcrossPhase.SOME_FOLLOWED)

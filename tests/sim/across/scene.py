@@ -1,0 +1,65 @@
+"""What a seed chose for a world of several groups: how many, their topics, how clients behave.
+
+``REACHES`` are parts of the world in which the code does not keep its promises yet. They are drawn only where
+they are asked for, and become part of every schedule with the change that mends what they show.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+from escrowmq.replication.model import group_of
+from escrowmq.replication.state.settings import Settings
+
+#: name -> what it brings into the world.
+REACHES = {
+    "mute-branches": "transactions over several groups of an app whose producers never poll",
+    "small-tables": "settled ids, producers and groups are forgotten within the schedule",
+}
+#: Those that are part of every schedule.
+KEPT: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """Every field can be read in a failing seed's report."""
+
+    groups: int
+    size: int
+    topics: dict[str, int]  # name -> partitions
+    act_every_s: float
+    part_bytes: int
+    delivery_timeout_s: float
+    across: float  # share of the transactions that lie in more than one group
+    late_copies: float  # share of the requests of which a copy arrives seconds later
+    tables: Settings  # how much is remembered
+    reach: frozenset[str]
+
+    @staticmethod
+    def of(seed: int, groups: int, *, size: int | None = None, reach: frozenset[str] = KEPT) -> Scene:
+        rng = random.Random(f"scene-{seed}-{groups}")
+        chosen_size = rng.choice((3, 3, 3, 3, 5))
+        act_every_s, part_bytes = rng.choice((0.02, 0.05, 0.1)), rng.choice((150, 600, 1 << 20))
+        timeout_s, share = rng.choice((1.0, 3.0, 8.0)), rng.choice((0.4, 0.7, 1.0))
+        late, small = rng.choice((0.0, 0.05, 0.2)), rng.choice((60, 110, 150))
+        tables = Settings()
+        if "small-tables" in reach:  # an app counts as APP_AS_IDS beside its ids
+            tables = Settings(settled_generation=small, producers_generation=small // 4, groups_kept=2)
+        return Scene(
+            groups=groups,
+            size=size or chosen_size,
+            topics={"t": groups + 1, "u": groups},
+            act_every_s=act_every_s,
+            part_bytes=part_bytes,
+            delivery_timeout_s=timeout_s,
+            across=share,
+            late_copies=late,
+            tables=tables,
+            reach=reach,
+        )
+
+    def places(self, gid: int | None = None) -> list[tuple[str, int]]:
+        """Partitions of one group, or of all."""
+        every = [(topic, number) for topic, count in self.topics.items() for number in range(count)]
+        return [p for p in every if gid is None or group_of(*p, self.groups) == gid]

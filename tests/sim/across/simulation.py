@@ -1,0 +1,212 @@
+"""Several broker groups under one virtual time: faults on one of them or on all, one set of clients.
+
+A schedule is chaos, then calm, as with one group; each group is checked at every step by itself, and the
+clients' history over all of them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Sequence
+from dataclasses import fields, replace
+
+from tests.sim.across.scene import Scene
+from tests.sim.across.workload import AcrossWorkload, GroupWorkload
+from tests.sim.faultplan import EVERY, GROUP_WEIGHTS, Fault, draw_faults
+from tests.sim.faults import Faults
+from tests.sim.rebuild import check_now_and_then, check_rebuilt
+from tests.sim.simulation import SETTLE_S, Figures, Plan, Simulation
+from tests.sim.world import START_S, World
+
+GONE_S = (0.5, 2.0, 5.0)  # how long a whole group is without a leader, about
+AHEAD_S = (1.0, 60.0, 3600.0, 2e5)
+
+
+class Part(Simulation):
+    """One of the groups. Its clients are those of the whole world."""
+
+    def __init__(self, many: ManyGroups, gid: int) -> None:
+        self.many, self.gid = many, gid
+        plan = Plan.of(many.seed, size=many.scene.size, kind=many.kind, group=gid)
+        super().__init__(
+            many.seed,
+            replace(plan, act_every_s=many.scene.act_every_s),
+            workload=GroupWorkload(many.workload, gid, many.scene.groups),
+            chaos_s=many.chaos_s,
+            faults=[],
+            prefix=f"g{gid}",
+            shared=many.world,
+        )
+        self.fault_log, self._hash = many.fault_log, many.hash
+        self.clients_cut = 0  # faults that keep clients from this group
+        self.faults_of_one = Faults(self)
+
+    @property
+    def copies_over(self) -> bool:
+        """Whether the end is being judged: nothing may change any more."""
+        return self.many.judging
+
+    def happened(self, text: str) -> None:
+        self.many.happened(text)
+
+    # -------------------------------------------------------------- what a whole group meets
+
+    def strike(self, fault: Fault) -> None:
+        """Carry out one fault here."""
+        if self.calm:
+            return
+        if fault.kind not in GROUP_WEIGHTS:
+            self.faults_of_one.strike(fault)
+            return
+        rng = random.Random(fault.seed)
+        met = {
+            "group-down": self._down,
+            "group-cut": self._cut_all,
+            "clients-cut": self._cut_clients,
+            "leader-ahead": self._leader_ahead,
+        }[fault.kind](rng)
+        if met:
+            self.struck(fault.kind, self.prefix)
+
+    def _down(self, rng: random.Random) -> bool:
+        """All replicas end, and none starts for a while."""
+        self.down_until = self.world.now + rng.choice(GONE_S) * (0.5 + rng.random())
+        up = [replica for replica in self.replicas if replica.up]
+        power = rng.random() < 0.5
+        for replica in up:
+            self.crash(replica, power, rng)
+        return bool(up)
+
+    def _cut_all(self, rng: random.Random) -> bool:
+        """No replica hears another one: nobody can be elected, and nothing becomes durable."""
+        links = [(a, b) for a in self.names for b in self.names if a != b]
+        met = self.network.block(links)
+        self.world.later(rng.choice(GONE_S) * (0.5 + rng.random()), self.network.unblock, links)
+        return met
+
+    def _cut_clients(self, rng: random.Random) -> bool:
+        """The group is well, and no client gets through to it."""
+        self.clients_cut += 1
+        self.world.later(rng.choice(GONE_S) * (0.5 + rng.random()), self._let_clients)
+        return True
+
+    def _let_clients(self) -> None:
+        self.clients_cut -= 1
+
+    def _leader_ahead(self, rng: random.Random) -> bool:
+        """The wall clock of whoever leads jumps ahead, by moments or by days."""
+        leading = [r for r in self.replicas if r.up and r.node.is_leader]
+        for replica in leading:
+            replica.wall_ahead_s += rng.choice(AHEAD_S) * rng.random()
+        return bool(leading)
+
+
+class ManyGroups:
+    """One schedule over several groups. ``run`` returns its figures or raises Violation."""
+
+    part_class: type[Part] = Part
+
+    def __init__(
+        self,
+        seed: int,
+        scene: Scene,
+        *,
+        kind: str | None = None,
+        chaos_s: float = 10.0,
+        trace: bool = False,
+        faults: Sequence[Fault] | None = None,
+        actions_max: int | None = None,
+    ) -> None:
+        self.seed, self.scene, self.kind, self.chaos_s = seed, scene, kind, chaos_s
+        self.actions_max, self.actions, self.judging = actions_max, 0, False
+        self.faults = draw_faults(seed, chaos_s, scene.groups) if faults is None else faults
+        self.world = World(seed)
+        self.rng = self.world.stream("clients")
+        self.fault_log: list[tuple[float, str, str]] = []
+        self.hash = hashlib.sha1() if trace else None
+        self.workload = AcrossWorkload(scene)
+        self.parts = [self.part_class(self, gid) for gid in range(scene.groups)]
+        self._calm_at = START_S + chaos_s
+
+    @property
+    def calm(self) -> bool:
+        return self.world.now >= self._calm_at
+
+    def happened(self, text: str) -> None:
+        """A fault or a start; for whoever reads along."""
+
+    def struck(self, kind: str, victim: str) -> None:
+        self.fault_log.append((self.world.elapsed_s, kind, victim))
+        self.happened(f"{kind} strikes {victim}")
+
+    # -------------------------------------------------------------- the schedule
+
+    def run(self) -> Figures:
+        try:
+            self._run()
+        finally:
+            self.workload.loop.close()
+        return self.figures()
+
+    def _run(self) -> None:
+        world = self.world
+        self.workload.begin(self)
+        for part in self.parts:
+            part.boot()
+            check_now_and_then(part)
+            world.later(self.chaos_s, part.calm_down)
+            world.later(self.chaos_s + 1.5, part.calm_down)
+        world.later(0.5, self._act)
+        for fault in self.faults:
+            world.later(fault.at_s, self._strike, fault)
+        world.later(self.chaos_s + 2.0, self._act)
+        world.run(self._calm_at + SETTLE_S)
+        for part in self.parts:
+            part.scrub()
+        missing = self._prove_alive([len(part.checker.acknowledged) for part in self.parts])
+        for part in self.parts:
+            part.checker.end(list(part.replicas), missing[part.gid])
+        self.workload.check_end()
+        for part in self.parts:
+            for replica in part.replicas:
+                check_rebuilt(part, replica)
+
+    def _strike(self, fault: Fault) -> None:
+        for part in self.parts:
+            if fault.gid in (part.gid, EVERY):
+                part.strike(replace(fault, seed=fault.seed + part.gid))
+
+    def _act(self) -> None:
+        if not self.calm:
+            if self.actions_max is not None and self.actions >= self.actions_max:
+                return
+            self.actions += 1
+            self.world.later(self.rng.expovariate(1 / self.scene.act_every_s), self._act)
+        self.workload.act()
+
+    def _prove_alive(self, before: Sequence[int]) -> list[list[str]]:
+        """What each group still lacks after 20 s of calm; nothing, if it is well."""
+        for _ in range(40):
+            self.workload.act()
+            for part in self.parts:
+                for replica in part.replicas:
+                    if replica.up:
+                        replica.kick()
+            self.world.run(self.world.now + 0.5)
+            missing = [part.missing(n) for part, n in zip(self.parts, before, strict=True)]
+            if not any(missing):
+                break
+        return missing
+
+    def figures(self) -> Figures:
+        """Of all groups together; time is counted once."""
+        sums = Figures()
+        for part in self.parts:
+            of_one = part.figures()
+            for item in fields(Figures):
+                if item.name != "trace":
+                    setattr(sums, item.name, getattr(sums, item.name) + getattr(of_one, item.name))
+        sums.virtual_s, sums.events = self.world.now - START_S, self.world.events
+        sums.trace = self.hash.hexdigest() if self.hash is not None else ""
+        return sums

@@ -1,0 +1,83 @@
+"""Schedules over two and three broker groups in every test run, and what their world must show.
+
+More of them: ``make simulate SEEDS=1000``, or ``python -m tests.sim --groups 3``.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections import Counter
+
+import pytest
+
+from tests.sim.across.scene import Scene
+from tests.sim.across.simulation import ManyGroups
+from tests.sim.coverage import AcrossPhase, Phase
+from tests.sim.faultplan import EVERY, GROUP_KINDS, GROUP_WEIGHTS, draw_faults
+from tests.sim.runner import schedules
+from tests.sim.world import Violation
+from tests.support.faults.tables import Cells
+
+SEEDS = 12
+
+
+def run(seed: int, groups: int) -> ManyGroups:
+    simulation = ManyGroups(seed, Scene.of(seed, groups))
+    try:
+        simulation.run()
+    except Violation as error:
+        again = f"python -m tests.sim --seeds 1 --seed {seed} --workload broker --groups {groups}"
+        raise AssertionError(f"seed {seed}: {error}; again: {again}") from error
+    return simulation
+
+
+@pytest.mark.timeout(300)
+def test_promises_hold_over_several_groups_and_every_phase_is_reached() -> None:
+    counts: Counter[str] = Counter()
+    reached, struck = Cells(), Counter[str]()
+    for seed in range(SEEDS):
+        simulation = run(seed, 2 + seed % 2)
+        assert simulation.workload.report is not None
+        counts += simulation.workload.report.counts
+        reached += simulation.workload.coverage(simulation.fault_log)
+        struck.update(kind for _, kind, _ in simulation.fault_log)
+    assert counts["transactions committed"] > 25 * SEEDS, counts
+    assert counts["transactions rolled back"] > 15 * SEEDS, counts
+    assert counts["records read"] > 200 * SEEDS, counts
+    rare = {Phase.ROLLED_BACK.value, AcrossPhase.SOME_FOLLOWED.value}
+    assert {phase for phase, _ in reached} >= {phase.value for phase in (*Phase, *AcrossPhase)} - rare
+    assert all(struck[kind] for kind in (*GROUP_WEIGHTS, "late-copy", "kill", "partition")), struck
+    assert set(struck) <= set(GROUP_KINDS)
+
+
+def test_a_seed_is_the_same_schedule_in_every_process() -> None:
+    """Also the coroutines of feedback, whose tasks stand in sets."""
+    code = "from tests.sim.schedules import run_seed; "
+    code += "print(run_seed(3, groups=2, chaos_s=3.0, trace=True)[0].trace)"
+    traces = {
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env={"PYTHONHASHSEED": hash_seed, "PYTHONPATH": ":".join(sys.path)},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for hash_seed in ("1", "2")
+    }
+    assert len(traces) == 1
+    assert len(traces.pop().strip()) == 40
+
+
+def test_a_plan_names_the_groups_that_it_strikes() -> None:
+    faults = draw_faults(3, 20.0, groups=3)
+    assert {fault.gid for fault in faults} == {EVERY, 0, 1, 2}
+    assert draw_faults(3, 8.0, groups=3) == [fault for fault in faults if fault.at_s < 8.0]
+    assert all(fault.gid == 0 for fault in draw_faults(3, 20.0))
+
+
+def test_one_seed_runs_in_one_group_and_in_several() -> None:
+    every = schedules(range(2), None, "mixed")
+    assert [job for job in every if job[0] == 1] == [(1, "raw", 1), (1, "broker", 1), (1, "broker", 3)]
+    assert schedules(range(2), None, "1") == [job for job in every if job[2] == 1]
+    assert schedules(range(2), None, "2") == [(0, "broker", 2), (1, "broker", 2)]

@@ -1,0 +1,65 @@
+"""A client's channels in virtual time: the router's turns as events of the world instead of a thread."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+from escrowmq.actors.client.config import ChannelConfig
+from escrowmq.actors.client.topology import ClusterInfo
+from escrowmq.actors.client.turns import Turns
+from escrowmq.actors.client.wakeup import Wakeup
+from tests.sim.across.wire import Wire
+from tests.sim.world import World
+
+TURN_S = 0.0001  # from a wake-up to the turn
+PAUSE_S_MIN = 0.0005
+
+
+class _Asking(Wakeup):
+    """A wake-up that asks for a turn."""
+
+    __slots__ = ("_ask",)
+
+    def __init__(self, ask: Callable[[], None]) -> None:
+        super().__init__()
+        self._ask = ask
+
+    def set(self) -> None:
+        self._ask()
+
+
+class WorldTurns(Turns):
+    """One client's. ``dead``: its process is gone, and nothing of it happens any more."""
+
+    def __init__(
+        self, world: World, wire: Wire, info: ClusterInfo, config: ChannelConfig, rng: random.Random
+    ) -> None:
+        super().__init__(info, config, wire, clock=lambda: world.now, rng=rng)
+        self._world, self.dead = world, False
+        self._asked = False
+        self._wake_at = float("inf")
+        self.wakeup = _Asking(self._soon)
+
+    def _soon(self) -> None:
+        if not self._asked and not self.dead:
+            self._asked = True
+            self._world.later(TURN_S, self._run)
+
+    def _woken(self, at: float) -> None:
+        if at == self._wake_at:
+            self._wake_at = float("inf")
+            self._soon()
+
+    def _run(self) -> None:
+        self._asked = False
+        if self.dead:
+            return
+        wake = self.turn()
+        if self._posted or self._answers:
+            self._soon()
+        elif wake < float("inf") and not self._asked:
+            at = max(wake, self._world.now + PAUSE_S_MIN)
+            if at < self._wake_at:
+                self._wake_at = at
+                self._world.later(at - self._world.now, self._woken, at)

@@ -1,0 +1,189 @@
+"""Calls of clients to replicas: what Ray does for them, with losses, and copies that arrive much later.
+
+A call reaches a replica or not, its answer comes back or not, and a replica that ends meanwhile is noticed
+some time later or never. Nothing is sent again here: that is the business of the clients' own channels.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, cast
+
+from escrowmq.actors.client.replica_calls import OnAnswer
+from escrowmq.replication.calling.answers import Leadership, LockedChecks, Reply
+from escrowmq.replication.errors import EscrowMQError, InvalidMessage
+from escrowmq.replication.format.codec import OpType
+from escrowmq.replication.host.due_checks import DueChecks
+from escrowmq.replication.host.inspection import Inspection
+from escrowmq.replication.host.running import RunningReplica
+from escrowmq.replication.replica.validation import parse_request
+from tests.sim.broker_app import BrokerApplication, number_of
+
+if TYPE_CHECKING:
+    from tests.sim.across.simulation import Part
+    from tests.sim.replica import SimReplica
+
+WAY_S = 0.0005
+LOST = 0.02  # of requests, and of answers
+#: Until a caller hears that a process is gone. Where it does not, its own clock has to do.
+DEATH_NOTICED_S = (0.05, 0.5, 2.0)
+DEATH_UNNOTICED = 0.3
+#: How much later a copy arrives: usually after all is decided, and with small tables after it is forgotten.
+COPY_LATER_S = (0.3, 1.5, 4.0)
+LONG_POLL_STEP_S = 0.05
+
+
+class ProcessLost(EscrowMQError):
+    """What Ray says of a process that is gone."""
+
+
+class SimRunning:
+    """What answering questions about a replica needs of the process around it; its thread is the event."""
+
+    def __init__(self, replica: SimReplica, app: BrokerApplication) -> None:
+        self._node, self.replica = replica.node, app.replica
+        self.now_ms = app._now_ms
+
+    def led(self, read: Callable[[], Any]) -> Reply:
+        return ("ok", read()) if self._node.ready else self.replica.not_leader()
+
+    def later(self, work: Callable[[], None]) -> None:
+        work()
+
+
+class Wire:
+    """The way from clients to all replicas of all groups."""
+
+    def __init__(self, parts: list[Part], late_copies: float) -> None:
+        self._parts, self._late = parts, late_copies
+        self._world = parts[0].world
+        self._rng = self._world.stream("wire")
+        self.answers: Counter[str] = Counter()
+
+    def call(self, gid: int, rid: int, method: str, args: tuple[Any, ...], done: OnAnswer) -> None:
+        """See ``ReplicaCalls``."""
+        part, calm = self._parts[gid], self._parts[gid].calm
+        if not calm and (part.clients_cut or self._rng.random() < LOST):
+            return
+        self._world.later(WAY_S, self._arrive, part, rid, method, args, done)
+        if method == "submit" and not calm and self._rng.random() < self._late and _may_repeat(args[0]):
+            pause = self._rng.choice(COPY_LATER_S) * (0.5 + self._rng.random())
+            self._world.later(pause, self._copy_arrives, part, args)
+
+    def close(self) -> None: ...
+
+    def _copy_arrives(self, part: Part, args: tuple[Any, ...]) -> None:
+        """At whoever leads now; nobody waits for the answer."""
+        leading = [r for r in part.replicas if r.up and r.node.ready and not part.world.now < r.paused_until]
+        if leading and not part.copies_over:
+            part.many.struck("late-copy", leading[0].name)
+            self._do(part, leading[0], "submit", args, lambda answer, error: None)
+
+    def _arrive(self, part: Part, rid: int, method: str, args: tuple[Any, ...], done: OnAnswer) -> None:
+        replica = part.replicas[rid]
+        if not replica.up:
+            self._gone(part, done)
+        elif self._world.now < replica.paused_until:  # it waits in the process's queue
+            wait_s = replica.paused_until - self._world.now + WAY_S
+            self._world.later(wait_s, self._arrive, part, rid, method, args, done)
+        else:
+            self._do(part, replica, method, args, done)
+
+    def _gone(self, part: Part, done: OnAnswer) -> None:
+        if part.calm or self._rng.random() >= DEATH_UNNOTICED:
+            pause = self._rng.choice(DEATH_NOTICED_S)
+            self._world.later(pause, done, None, ProcessLost("the process is gone"))
+
+    def _do(
+        self, part: Part, replica: SimReplica, method: str, args: tuple[Any, ...], done: OnAnswer
+    ) -> None:
+        incarnation, ended = replica.incarnation, False
+
+        def answer(reply: Any) -> None:
+            nonlocal ended
+            assert not ended, "a call was answered twice"
+            ended = True
+            if method == "submit":
+                self.answers[reply[0]] += 1
+            lost = part.clients_cut or self._rng.random() < LOST
+            if part.calm or not lost:
+                self._world.later(WAY_S, done, reply, None)
+
+        def look() -> None:
+            if ended:
+                return
+            if replica.incarnation != incarnation or not replica.up:
+                self._gone(part, done)
+            else:
+                self._world.later(0.5, look)
+
+        app = replica.app
+        assert isinstance(app, BrokerApplication)
+        app.cluster = part
+        replica.guarded(lambda: self._method(replica, app, method, args, answer))
+        if replica.up:
+            replica.kick()
+        if not ended:
+            self._world.later(0.5, look)
+
+    # -------------------------------------------------------------- what a replica answers
+
+    def _method(
+        self,
+        replica: SimReplica,
+        app: BrokerApplication,
+        method: str,
+        args: tuple[Any, ...],
+        answer: Callable[[Any], None],
+    ) -> None:
+        running = cast(RunningReplica, SimRunning(replica, app))
+        if method == "submit":
+            self._submit(replica, app, args[0], answer)
+        elif method == "whoami":
+            node = replica.node
+            leader = None if node.leader_id is None else number_of(node.leader_id)
+            answer(Leadership(node.ready, leader, node.term))
+        elif method == "lock_due":
+            self._lock_due(replica, app, args, answer, self._world.now + args[4])
+        elif method in ("release_locks", "open_topics"):
+            answer(getattr(DueChecks(running), method)(*args))
+        else:
+            answer(getattr(Inspection(running), method)(*args))
+
+    def _submit(
+        self, replica: SimReplica, app: BrokerApplication, request: bytes, answer: Callable[[Any], None]
+    ) -> None:
+        try:
+            ops = parse_request(request)
+        except InvalidMessage as error:
+            answer(("malformed", str(error)))
+            return
+        if replica.node.disk_full:
+            answer(("disk_full", 0.1))
+        else:
+            app.replica.submit(request, ops, answer)
+
+    def _lock_due(
+        self,
+        replica: SimReplica,
+        app: BrokerApplication,
+        args: tuple[Any, ...],
+        answer: Callable[[Any], None],
+        until: float,
+    ) -> None:
+        """A long poll: looked at again and again."""
+        if not replica.node.ready:
+            answer(app.replica.not_leader())
+            return
+        owner_app, topic, most, lease_s, _, owner = args
+        rows = app.lock_due(owner_app, topic, most, lease_s, owner)
+        if rows or self._world.now >= until:
+            answer(("ok", LockedChecks.of(rows)))
+        else:
+            replica.later(LONG_POLL_STEP_S, lambda: self._lock_due(replica, app, args, answer, until))
+
+
+def _may_repeat(request: bytes) -> bool:
+    """Plain messages have numbers of their own, which a producer that is forgotten begins anew."""
+    return all(op.type != OpType.MESSAGE for op in parse_request(request))

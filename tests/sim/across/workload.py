@@ -1,0 +1,341 @@
+"""The clients of a world of several groups, and the verdict over all of them.
+
+Two apps, as with one group: ``shop`` answers checks, so all its transactions must be resolved in every group;
+``mute`` does not, so those that nobody decided stay open until an operator decides at their home group.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from escrowmq.actors.admin.topic_creation import topic_settings
+from escrowmq.actors.client.config import ChannelConfig
+from escrowmq.actors.client.topology import ClusterInfo
+from escrowmq.replication.format import ops
+from escrowmq.replication.model import ResultCode
+from tests.history.report import Report
+from tests.sim.across.feedback import FeedbackActor, Links
+from tests.sim.across.ledger import AcrossLedger, AcrossTx
+from tests.sim.across.loop import WorldLoop
+from tests.sim.across.producers import AcrossProducer
+from tests.sim.across.scene import Scene
+from tests.sim.across.turns import WorldTurns
+from tests.sim.across.wire import Wire
+from tests.sim.broker_app import BrokerApplication
+from tests.sim.consumers import Consumer, read_finally
+from tests.sim.coverage import Phase, cells
+from tests.sim.desk import Desk
+from tests.sim.workload import Application, Cluster, ReplicaContext
+from tests.sim.world import Violation
+from tests.support.faults.tables import Cells
+
+if TYPE_CHECKING:
+    from tests.sim.across.simulation import ManyGroups
+
+APPS = ("shop", "shop", "shop", "mute")
+RESOLVE_S = 60.0  # after the calm, for the last check
+STEP_S = 0.5
+READS = 5
+OPERATOR = "operator:simulated"
+
+
+class GroupWorkload:
+    """What one group runs: replicas; its clients are those of all groups."""
+
+    def __init__(self, clients: AcrossWorkload, gid: int, groups: int) -> None:
+        self._clients, self._gid, self._groups = clients, gid, groups
+
+    def open(self, context: ReplicaContext) -> BrokerApplication:
+        return BrokerApplication(context, self._on_entry, self._gid, self._groups, self._clients.scene.tables)
+
+    def _on_entry(self, index: int, command: bytes) -> None:
+        self._clients.ledger.heard(self._gid, index, command)
+
+    def act(self, cluster: Cluster) -> None: ...
+    def check_end(self, applications: Sequence[Application]) -> None: ...
+
+
+class AcrossWorkload:
+    """Everybody who calls brokers."""
+
+    def __init__(self, scene: Scene) -> None:
+        self.scene = scene
+        self.report: Report | None = None
+
+    def begin(self, many: ManyGroups) -> None:
+        """Before the first replica starts."""
+        self.many = many
+        self._rng = many.world.stream("callers")
+        self.loop = WorldLoop(many.world)
+        self.ledger = AcrossLedger(many.world)
+        self.wire = Wire(many.parts, self.scene.late_copies)
+        self.number = itertools.count(1).__next__
+        self.desks = [Desk(part) for part in many.parts]
+        self.producers: list[AcrossProducer] = []
+        self._links: dict[str, Links] = {}
+        info = ClusterInfo("sim", "sim", self.scene.groups, self.scene.size)
+        operator_rng = many.world.stream("operator")
+        self.operator = WorldTurns(many.world, self.wire, info, ChannelConfig(), operator_rng)
+        self._topics = self._operating = 0
+        self.actors: list[FeedbackActor] = []
+        keep = self._rng.choice(({}, {}, {"retention_ms": 3_000}, {"retention_bytes": 2_000}))
+        for desk, (name, partitions) in itertools.product(self.desks, self.scene.topics.items()):
+            settings = topic_settings(partitions, transaction_timeout_ms=500, **keep)
+            desk.call(ops.create_topic(name, settings), self._created, lambda: True)
+
+    def _created(self, results: list[Any]) -> None:
+        if results[0][0] not in (ResultCode.OK, ResultCode.DUPLICATE):
+            raise Violation(f"CREATE_TOPIC was answered {results[0]}", "unexpected-answer")
+        self._topics += 1
+        if self._topics == len(self.scene.topics) * self.scene.groups:
+            self.actors = [FeedbackActor("shop", topic, self) for topic in self.scene.topics]
+            self.producers = [self._hire(app) for app in APPS]
+            self.consumers = [
+                Consumer(f"c{gid}", desk, self.ledger, self.scene.places(gid))
+                for gid, desk in enumerate(self.desks)
+            ]
+
+    def _hire(self, app: str) -> AcrossProducer:
+        producer = AcrossProducer(f"p{self.number()}", app, self)
+        if app != "mute":
+            self._links[producer.name] = Links(producer, self.actors, self)
+        return producer
+
+    def share_across(self, app: str) -> float:
+        """Of an app's transactions, those in more than one group."""
+        return 0.0 if app == "mute" and "mute-branches" not in self.scene.reach else self.scene.across
+
+    # -------------------------------------------------------------- what clients ask
+
+    def later(self, delay_s: float, fn: Callable[..., None], *args: Any) -> None:
+        self.many.world.later(delay_s, fn, *args)
+
+    def in_loop(self, work: Callable[[], None]) -> None:
+        """Run ``work`` where coroutines run."""
+        self.loop.call_soon(work)
+
+    def checked(self, app: str, tx_id: str) -> None:
+        """A producer is asked about a transaction."""
+        try:
+            recorder = self.ledger.recorder
+            recorder.ok(recorder.invoke("check", app=app, tx=tx_id))
+            if not (tx := self.ledger.of(app, tx_id)).decided:
+                self.ledger.enter(tx, Phase.CHECK_OUT)
+        except Violation as violation:
+            self.loop.fail(violation)
+
+    def answered(self, app: str, tx_id: str, outcome: str) -> None:
+        """Its answer goes to feedback, which will decide so."""
+        try:
+            recorder, tx = self.ledger.recorder, self.ledger.of(app, tx_id)
+            op = recorder.invoke("decide", app=app, tx=tx_id, outcome=outcome, by="check")
+            recorder.unknown(op, "answered to feedback")
+            tx.asked = True
+            self.ledger.leave(tx, Phase.CHECK_OUT)
+            if not tx.decided:
+                self.ledger.enter(tx, Phase.CHECK_ANSWERED)
+        except Violation as violation:
+            self.loop.fail(violation)
+
+    # -------------------------------------------------------------- a moment of everybody's life
+
+    def act(self) -> None:
+        if not self.producers:
+            return
+        for number, producer in enumerate(self.producers):
+            if not producer.alive:
+                self.bury(producer)
+                self.producers[number] = self._hire(producer.app)
+        if self.many.calm:
+            self._rng.choice(self.producers).send()
+            self._touch_every_group()
+            return
+        acts = (self._transact, self._send, self._poll, self._cut, self._commit_offsets, self._trouble)
+        for act in self._rng.choices(acts, (8, 5, 6, 2, 1, 1), k=self._rng.choice((1, 1, 2, 4))):
+            act()
+
+    def bury(self, producer: AcrossProducer) -> None:
+        """Nothing of a dead producer's process goes on."""
+        links = self._links.pop(producer.name, None)
+        if links is not None:
+            links.end()
+
+    def _touch_every_group(self) -> None:
+        """So that each of them shows that it works: an offset of a group, which is replicated."""
+        for consumer in self.consumers:
+            consumer.commit_offsets()
+
+    def _transact(self) -> None:
+        self._rng.choice(self.producers).transact()
+
+    def _send(self) -> None:
+        self._rng.choice(self.producers).send()
+
+    def _poll(self) -> None:
+        self._rng.choice(self.consumers).poll()
+
+    def _cut(self) -> None:
+        self._rng.choice(self.consumers).cut()
+
+    def _commit_offsets(self) -> None:
+        self._rng.choice(self.consumers).commit_offsets()
+
+    def _trouble(self) -> None:
+        """A producer or a feedback actor dies, or an operator decides something that is open."""
+        chance = self._rng.random()
+        if chance < 0.3:
+            self._rng.choice(self.producers).die()
+        elif chance < 0.5:
+            self._rng.choice(self.actors).restart()
+        elif opened := [tx for tx in self._open_at_home() if tx.whole]:
+            self._operate(self._rng.choice(opened), self._rng.choice(("COMMITTED", "ROLLBACK")))
+
+    def _open_at_home(self) -> list[AcrossTx]:
+        """What operators see open, as far as a leader can be asked."""
+        found: list[AcrossTx] = []
+        for gid, desk in enumerate(self.desks):
+            leader = desk.any_leader()
+            if leader is not None:
+                found += [tx for tx in self._listed(gid, leader[1]) if tx.home == gid]
+        return found
+
+    def _listed(self, gid: int, app: BrokerApplication) -> list[AcrossTx]:
+        apps = app.replica.state.transactions.apps
+        return [self.ledger.of(name, tx_id) for name, table in apps.items() for tx_id in table.open]
+
+    def _operate(self, tx: AcrossTx, outcome: str) -> None:
+        """An operator decides at the home group; branches follow as they do."""
+        recorder = self.ledger.recorder
+        op = recorder.invoke("decide", app=tx.app, tx=tx.tx, outcome=outcome, by="operator")
+        tx.asked = True
+        build = ops.commit if outcome == "COMMITTED" else ops.rollback
+        self._operating += 1
+
+        def told(future: Any) -> None:
+            self._operating -= 1
+            if future.exception() is not None:
+                recorder.unknown(op, "no answer in time")
+                return
+            (result,) = future.result()
+            problem = result[1][0] if result[0] == ResultCode.PARTIAL else [0, ResultCode.OK, None]
+            if problem[1] in (ResultCode.OK, ResultCode.DUPLICATE):
+                recorder.ok(op, outcome=outcome)
+            elif problem[1] == ResultCode.TX_CONFLICT:
+                recorder.ok(op, outcome=problem[2])
+            else:
+                recorder.unknown(op, f"answered {problem}")
+
+        self.operator.submit(
+            tx.home, build(tx.app, [tx.tx], OPERATOR), timeout_s=self.scene.delivery_timeout_s
+        ).add_done_callback(told)
+
+    # -------------------------------------------------------------- the end
+
+    def check_end(self) -> None:
+        """All gets resolved in every group, operators decide what no app answers for, all is read."""
+        if not self.producers:
+            raise Violation("the topics were never created", "stuck")
+        self._resolve("shop")
+        self._mute_stay_open()
+        for tx in self._open_at_home():
+            self._operate(tx, self._rng.choice(("COMMITTED", "ROLLBACK")) if tx.whole else "ROLLBACK")
+        self._resolve(None)
+        self.many.judging = True
+        for actor in self.actors:
+            actor.check()
+        self._read_everything()
+        self.ledger.leave_all()
+        self.report = self.ledger.recorder.checker.finish(expect_resolved=True)
+        self.ledger.recorder.judge()
+
+    def _run(self, seconds: float) -> None:
+        world = self.many.world
+        world.run(world.now + seconds)
+
+    def _leader(self, gid: int) -> BrokerApplication | None:
+        return next((app for r, app in self.desks[gid].leaders() if r.node.ready), None)
+
+    def _resolve(self, app: str | None) -> None:
+        """Let time pass until nothing of ``app`` (None: of any) is open and nobody waits for an answer.
+
+        What is still open then the history's checker names.
+        """
+        until = self.many.world.now + RESOLVE_S
+        while self.many.world.now < until:
+            leaders = [self._leader(gid) for gid in range(self.scene.groups)]
+            if all(leaders):
+                opened = [
+                    tx
+                    for gid, leader in enumerate(leaders)
+                    for tx in self._listed(gid, leader)  # type: ignore[arg-type]
+                    if app in (None, tx.app)
+                ]
+                if not opened and not self._waiting():
+                    return
+            self._run(STEP_S)
+        for gid in range(self.scene.groups):
+            if self._leader(gid) is None:
+                raise Violation(f"group {gid} has no leader long after the calm", "stuck")
+        if waiting := self._waiting():
+            raise Violation(f"{waiting} requests are still without answer", "stuck")
+
+    def _waiting(self) -> int:
+        deciding = sum(len(producer.deciding) for producer in self.producers if producer.alive)
+        return deciding + self._operating + sum(desk.waiting for desk in self.desks)
+
+    def _mute_stay_open(self) -> None:
+        """Nobody answers for this app: what no producer and no operator decided must be open at home."""
+        opened = set(self._open_at_home())
+        for tx in self.ledger.transactions.values():
+            if tx.app == "mute" and tx.prepared and not tx.asked and tx not in opened:
+                raise Violation(f"{tx.tx} was decided by nobody and is no longer open", "invented-decision")
+
+    def _read_everything(self) -> None:
+        """Every partition at every replica, the groups' offsets, all outcomes, and the databases' truth."""
+        for attempt in range(READS):
+            leaders = self._wait_until_all_agree()
+            read = [
+                read_finally(desk.replicas(), self.ledger.recorder, attempt, self.scene.places(gid))
+                for gid, desk in enumerate(self.desks)
+            ]
+            if all(read):
+                break
+        else:
+            raise Violation(f"of {READS} tries to read everything none could be ended", "stuck")
+        for consumer, leader in zip(self.consumers, leaders, strict=True):
+            if len(self.consumers) <= self.scene.tables.groups_kept:
+                consumer.check_offsets(leader)
+        for tx in self.ledger.transactions.values():
+            assert isinstance(tx, AcrossTx)
+            self._tell_outcomes(tx, leaders)
+        self.ledger.tell_the_truth()
+
+    def _tell_outcomes(self, tx: AcrossTx, leaders: Sequence[BrokerApplication]) -> None:
+        """What each group says of it. What was decided and is forgotten says nothing any more."""
+        tables = [leader.replica.state.transactions.apps.get(tx.app) for leader in leaders]
+        home = tables[tx.home]
+        forgotten = home is None or (tx.tx not in home.open and home.outcome(tx.tx) is None)
+        if not (tx.home in tx.ended_in and forgotten):
+            self.ledger.tell_outcome(tx.app, tx.tx, home)
+        for gid in list(tx.parts_in)[1:]:
+            self.ledger.tell_outcome(tx.app, tx.tx, tables[gid], branch=gid)
+
+    def _wait_until_all_agree(self) -> list[BrokerApplication]:
+        """Every replica of every group is up and has applied what its leader has; the leaders."""
+        until = self.many.world.now + RESOLVE_S
+        while True:
+            self._run(STEP_S)
+            leaders = [self._leader(gid) for gid in range(self.scene.groups)]
+            applied = [{r.name: app.applied_index for r, app in desk.replicas()} for desk in self.desks]
+            alike = all(len(seen) == self.scene.size and len(set(seen.values())) == 1 for seen in applied)
+            if alike and all(leaders):
+                return [leader for leader in leaders if leader is not None]
+            if self.many.world.now >= until:
+                raise Violation(f"long after the calm these are there and have applied: {applied}", "stuck")
+
+    def coverage(self, log: Sequence[tuple[float, str, str]]) -> Cells:
+        """Which of these faults met transactions in which phase."""
+        self.ledger.leave_all()
+        return cells(log, self.ledger.stays)

@@ -1,0 +1,96 @@
+"""Schedules by their seed, over one group or several: made, carried out, and what they broke."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from tests.controls.guards import taken_away
+from tests.controls.planting import planted
+from tests.sim.across.scene import KEPT, Scene
+from tests.sim.across.simulation import ManyGroups
+from tests.sim.faultplan import Fault, draw_faults
+from tests.sim.simulation import Figures, Plan, Simulation
+from tests.sim.workload import RawWorkload, Workload
+from tests.sim.world import Violation
+
+AnySimulation = Simulation | ManyGroups
+
+
+def chosen_faults(
+    seed: int, chaos_s: float, only: frozenset[int] | None, plant: str | None = None, groups: int = 1
+) -> list[Fault]:
+    """The plan of a seed, or those of its faults that are named."""
+    with planted(plant):  # it may change how often which fault is drawn
+        drawn = draw_faults(seed, chaos_s, groups)
+        return [fault for fault in drawn if only is None or fault.number in only]
+
+
+def made(
+    seed: int,
+    *,
+    size: int | None = None,
+    kind: str | None = None,
+    chaos_s: float = 10.0,
+    trace: bool = False,
+    workload: Callable[[], Workload] = RawWorkload,
+    faults: list[Fault] | None = None,
+    actions_max: int | None = None,
+    groups: int = 1,
+    reach: Iterable[str] = KEPT,
+    one: type[Simulation] = Simulation,
+    many: type[ManyGroups] = ManyGroups,
+) -> AnySimulation:
+    """A schedule that has not begun. Several groups have clients of their own, whatever ``workload`` is.
+
+    ``reach``: see ``tests.sim.across.scene``. ``one``, ``many``: the class, where a special one is wanted.
+    """
+    if groups == 1:
+        return one(
+            seed,
+            Plan.of(seed, size=size, kind=kind),
+            workload=workload(),
+            chaos_s=chaos_s,
+            trace=trace,
+            faults=faults,
+            actions_max=actions_max,
+        )
+    scene = Scene.of(seed, groups, size=size, reach=frozenset(reach))
+    return many(seed, scene, kind=kind, chaos_s=chaos_s, trace=trace, faults=faults, actions_max=actions_max)
+
+
+def carry_out(simulation: AnySimulation, *, drop: Sequence[str] = (), plant: str | None = None) -> str | None:
+    """Run it; what was broken (None: nothing)."""
+    try:
+        with planted(plant), taken_away(*drop):
+            simulation.run()
+    except Violation as violation:
+        return str(violation)
+    except Exception as error:  # the code under test found out itself, or fell over
+        return f"{type(error).__name__}: {error}"
+    return None
+
+
+def simulate(
+    seed: int,
+    *,
+    drop: Sequence[str] = (),
+    only_faults: frozenset[int] | None = None,
+    plant: str | None = None,
+    **settings: Any,
+) -> tuple[list[tuple[float, str, str]], Figures, str | None]:
+    """One schedule: the log of its faults, its figures, and what was broken (None: nothing).
+
+    ``drop``: guards to take away (tests/controls/guards.py); ``plant``: a fault to plant; ``settings``: see
+    ``made``.
+    """
+    chaos_s, groups = settings.get("chaos_s", 10.0), settings.get("groups", 1)
+    faults = chosen_faults(seed, chaos_s, only_faults, plant, groups)
+    simulation = made(seed, faults=faults, **settings)
+    broken = carry_out(simulation, drop=drop, plant=plant)
+    return simulation.fault_log, simulation.figures(), broken
+
+
+def run_seed(seed: int, **settings: Any) -> tuple[Figures, str | None]:
+    """One schedule: its figures, and what was broken (None: nothing). ``settings``: see ``simulate``."""
+    return simulate(seed, **settings)[1:]
