@@ -26,7 +26,7 @@ from escrowmq.actors.broker.config import BrokerConfig
 from escrowmq.actors.broker.parts import Parts
 from escrowmq.actors.broker.peers import RayPeers
 from escrowmq.actors.client.topology import ClusterInfo, broker_name
-from escrowmq.replication.calling.answers import FetchEnds, Leadership, ReplicaReport, Reply
+from escrowmq.replication.calling.answers import FetchEnds, Leadership, LevelReport, ReplicaReport, Reply
 from escrowmq.replication.errors import Closed
 from escrowmq.replication.host.hosting import ReplicaHost
 from escrowmq.replication.host.inspection import status_without_replica
@@ -35,6 +35,7 @@ from escrowmq.replication.host.running import NOT_RUNNING
 from escrowmq.replication.log.datadir import Identity
 from escrowmq.replication.net.tls import TlsFiles
 from escrowmq.replication.replica.fetching import FetchRequest
+from escrowmq.replication.state.machine import LEVEL_MAX
 
 log = logging.getLogger(__name__)
 
@@ -73,6 +74,7 @@ class Broker:
                 secret=secret,
                 resolve=peers.resolve,
                 source=peers,
+                levels=peers.levels,
                 report=lambda text: log.warning("%s: %s", broker_name(gid, rid), text),
                 tls=tls,
             )
@@ -240,6 +242,11 @@ class Broker:
     @ray.method(concurrency_group="peer")
     def raft_address(self) -> tuple[str, int]:
         return self._running().running.address
+
+    @ray.method(concurrency_group="peer")
+    def levels(self) -> LevelReport:
+        parts = self._parts
+        return LevelReport(LEVEL_MAX, 0) if parts is None else parts.running.levels()
 
     @ray.method(concurrency_group="peer")
     def founded(self) -> bool:

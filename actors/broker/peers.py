@@ -1,4 +1,4 @@
-"""How a broker reaches the other replicas of its group, through Ray: where they listen, and their files.
+"""How a broker reaches other replicas through Ray: where those of its group listen, their files, all levels.
 
 Used rarely: to dial a Raft link, and to copy a checkpoint. Whatever goes wrong means "no answer now";
 the caller asks again.
@@ -11,6 +11,7 @@ from typing import Any
 import ray
 
 from escrowmq.actors.client.topology import ClusterInfo, broker_name
+from escrowmq.replication.calling.answers import LevelReport
 from escrowmq.replication.errors import Unavailable
 from escrowmq.replication.host.repair import Manifest
 
@@ -42,6 +43,24 @@ class RayPeers:
         answer: bool | None = self._ask(peer, "founded")
         return answer
 
+    def levels(self) -> list[LevelReport | None]:
+        """The format level of every replica of every group; None: no answer, or older software."""
+        calls = [
+            self._ask_level(gid, rid)
+            for gid in range(self._info.groups)
+            for rid in range(self._info.replicas)
+        ]
+        under_way = [call for call in calls if call is not None]
+        if under_way:
+            ray.wait(under_way, num_returns=len(under_way), timeout=ASK_S)
+        return [None if call is None else _answered(call) for call in calls]
+
+    def _ask_level(self, gid: int, rid: int) -> Any | None:
+        try:
+            return ray.get_actor(broker_name(gid, rid), namespace=self._info.namespace).levels.remote()
+        except (ValueError, AttributeError, ray.exceptions.RayError):
+            return None  # not created yet, or its software has no such method
+
     def manifest(self, peer: str) -> Manifest | None:
         """What the peer offers, if it is the leader."""
         status, *rest = self._ask(peer, "checkpoint_manifest") or ("gone",)
@@ -57,3 +76,11 @@ class RayPeers:
     def suspect(self, peer: str, name: str, size: int) -> None:
         """The copy of a file that the peer offers is damaged; it checks its own."""
         self._ask(peer, "checkpoint_suspect", name, size, timeout_s=COPY_S)
+
+
+def _answered(call: Any) -> LevelReport | None:
+    try:
+        report: LevelReport = ray.get(call, timeout=0)
+        return report
+    except (ray.exceptions.RayError, ray.exceptions.GetTimeoutError):
+        return None

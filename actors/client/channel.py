@@ -162,6 +162,9 @@ class GroupChannel:
             self._retry(request, now)
         elif status == "malformed":
             self._finish(request, Failure(FailureKind.MALFORMED, str(answer[1])))
+        elif status == "unsupported":
+            detail = f"the broker group is not at format level {answer[1]}; upgrade every replica first"
+            self._finish(request, Failure(FailureKind.UNSUPPORTED, detail))
         else:
             self._finish(request, answer)
 

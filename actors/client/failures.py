@@ -14,6 +14,7 @@ from escrowmq.replication.errors import (
     DiskFull,
     EscrowMQError,
     InvalidMessage,
+    NotSupported,
     OutcomeUnknown,
     Overloaded,
     Unavailable,
@@ -28,6 +29,7 @@ class FailureKind(enum.Enum):
     OVERLOADED = "overloaded"
     DISK_FULL = "disk_full"
     MALFORMED = "malformed"
+    UNSUPPORTED = "unsupported"
     CLOSED = "closed"
 
 
@@ -55,6 +57,8 @@ class Failure:
             return DiskFull(detail or "the broker's disk is full; free space on its node, then retry")
         if kind is FailureKind.MALFORMED:
             return InvalidMessage(f"the broker refused the request: {detail}")
+        if kind is FailureKind.UNSUPPORTED:
+            return NotSupported(f"{subject}: {detail}")
         if kind is FailureKind.CLOSED:
             return Closed(detail or "closed; create a new one")
         return Unavailable(detail or "the broker group has no leader or no majority", self.retry_after_s)

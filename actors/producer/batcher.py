@@ -28,6 +28,7 @@ from escrowmq.actors.producer.blocks import (
     retry_apart,
 )
 from escrowmq.actors.producer.config import ProducerConfig
+from escrowmq.actors.producer.group_speech import GroupSpeech
 from escrowmq.actors.producer.partition_stream import PartitionStream
 from escrowmq.replication.model import ResultCode
 
@@ -62,8 +63,9 @@ class BuiltRequest:
 class GroupBatcher:
     """Queues of one group. One thread (the router's)."""
 
-    def __init__(self, app: str, config: ProducerConfig) -> None:
-        self._app, self._config = app, config
+    def __init__(self, app: str, config: ProducerConfig, instance: str = "") -> None:
+        self._app, self._config, self._instance = app, config, instance
+        self._speech = GroupSpeech()
         self._prepares: deque[PrepareBlock] = deque()
         self._decisions: deque[DecisionBlock] = deque()
         self._streams: dict[tuple[str, int], PartitionStream] = {}
@@ -119,6 +121,7 @@ class GroupBatcher:
         """Ends what waited for too long, and sends what is due if ``channel`` has room; ``hurry``: without
         linger. Returns when to be called again at the latest. ``done`` gets each request and its outcome."""
         wake = self.expire(now)
+        self._speech.pass_time(now)
         while channel.room() > 0:
             due = self.due(channel.in_flight == 0)
             if due > now and not (hurry and due < float("inf")):
@@ -168,15 +171,22 @@ class GroupBatcher:
     def build(self) -> BuiltRequest | None:
         """A request of what waits, about ``request_bytes`` at most; None when nothing waits."""
         request = BuiltRequest()
+        if self._prepares and self._speech.is_attempt:
+            self._take_prepares(request)  # by themselves: if they are refused, nothing else is
+            self._note_empty()
+            return request
         self._messages_first = not self._messages_first  # in turn, so that neither starves the other
         if self._messages_first and (self._prepares or self._decisions):
             self._take_messages(request, self._config.request_bytes // 2)
         self._take_decisions(request)
         self._take_prepares(request)
         self._take_messages(request, self._config.request_bytes)
+        self._note_empty()
+        return request if request.frames else None
+
+    def _note_empty(self) -> None:
         if not (self._prepares or self._decisions):
             self._tx_bytes, self._tx_since = 0, float("inf")
-        return request if request.frames else None
 
     def _take_decisions(self, request: BuiltRequest) -> None:
         queue = self._decisions
@@ -215,9 +225,12 @@ class GroupBatcher:
             self._tx_bytes -= cost
             key = block if block.alone else block.key()
             operations.setdefault(key, []).append(block)
+        speech = self._speech
+        instance = self._instance if speech.version == 2 else None
         for blocks in operations.values():
             deadline = min(block.deadline for block in blocks)
-            request.add(encode_prepare(self._app, blocks), partial(self._prepared, blocks), deadline)
+            frame = encode_prepare(self._app, blocks, instance=instance, heard_ms=speech.heard_ms)
+            request.add(frame, partial(self._prepared, blocks, instance is not None), deadline)
             request.blocks += len(blocks)
 
     def _take_messages(self, request: BuiltRequest, bytes_max: int) -> None:
@@ -242,7 +255,9 @@ class GroupBatcher:
             for handler in handlers:
                 handler(outcome, repeated)
             return
-        results = outcome[1] if outcome[0] == "ok" and len(outcome) == 2 else []
+        results = outcome[1] if outcome[0] == "ok" and len(outcome) <= 3 else []
+        if results and len(outcome) == 3:
+            self._speech.heard(outcome[2])
         if len(results) != len(handlers):
             broken = Failure(FailureKind.UNKNOWN, f"answer {outcome[0]!r} with {len(results)} results")
             results = [broken] * len(handlers)
@@ -257,10 +272,23 @@ class GroupBatcher:
             count = sum(len(block.tx_ids) for block in blocks)
             finish_blocks(blocks, problems_of(outcome, count))
 
-    def _prepared(self, blocks: list[PrepareBlock], outcome: Sequence[Any] | Failure, repeated: bool) -> None:
+    def _prepared(
+        self,
+        blocks: list[PrepareBlock],
+        version_2: bool,
+        outcome: Sequence[Any] | Failure,
+        repeated: bool,
+    ) -> None:
         if isinstance(outcome, Failure):
+            if version_2 and self._speech.refused(outcome):
+                for block in blocks:
+                    self.prepare(block, float("-inf"))
+                return
             _fail(blocks, outcome)
-        elif outcome[0] in (ResultCode.OK, ResultCode.DUPLICATE, ResultCode.PARTIAL):
+            return
+        if version_2:
+            self._speech.taken()
+        if outcome[0] in (ResultCode.OK, ResultCode.DUPLICATE, ResultCode.PARTIAL):
             finish_blocks(blocks, problems_of(outcome, sum(len(block.tx_ids) for block in blocks)))
         else:
             for block in retry_apart(blocks, outcome):

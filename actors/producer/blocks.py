@@ -13,6 +13,7 @@ from typing import Any
 
 from escrowmq.actors.client.failures import Failure
 from escrowmq.replication.format import ops
+from escrowmq.replication.format.codec import PrepareExtra
 from escrowmq.replication.model import ResultCode
 
 #: Position of a transaction in its block -> (code, info) for those that were refused.
@@ -32,13 +33,14 @@ class PrepareBlock:
     """Transactions with the same home topic, home group, time-out and part, all in one broker group.
 
     ``done`` is called once, in the router's thread. ``alone``: not to be merged with others (again).
+    ``given``: the ids are the application's, and may come back at any time.
     A transaction of one message is kept as ``single``: ten objects fewer, which the garbage collector
     would otherwise visit again and again while thousands of them are under way.
     """
 
     __slots__ = (
-        "_columns", "alone", "deadline", "digests", "done", "home_group", "home_topic", "part", "query_ids",
-        "single", "size", "timeout_ms", "tx_ids",
+        "_columns", "alone", "deadline", "digests", "done", "given", "home_group", "home_topic", "part",
+        "query_ids", "single", "size", "timeout_ms", "tx_ids",
     )  # fmt: skip
 
     def __init__(
@@ -52,6 +54,7 @@ class PrepareBlock:
         digests: Sequence[int],
         content: dict[tuple[str, int], Column] | Placed,
         size: int,
+        given: bool = False,
     ) -> None:
         self.home_topic, self.home_group = home_topic, home_group
         self.timeout_ms, self.part = timeout_ms, part
@@ -63,6 +66,7 @@ class PrepareBlock:
         else:
             self._columns = content  # type: ignore[assignment]
         self.size = size
+        self.given = given
         self.alone = False
         self.deadline = 0.0
         self.done: Callable[[Outcome], None] = _nobody
@@ -76,9 +80,9 @@ class PrepareBlock:
         topic, partition, row = self.single
         return {(topic, partition): ([0], [len(row)], [row])}
 
-    def key(self) -> tuple[str, int, int, int]:
+    def key(self) -> tuple[Any, ...]:
         """Blocks of one key may share an operation."""
-        return self.home_topic, self.home_group, self.timeout_ms, self.part
+        return self.home_topic, self.home_group, self.timeout_ms, self.part, self.given
 
     def touching(self, topic: str) -> set[int]:
         """Positions of the transactions that send to ``topic``."""
@@ -105,6 +109,7 @@ class PrepareBlock:
             [self.digests[i] for i in positions],
             columns,
             size,
+            self.given,
         )
         block.deadline = self.deadline
         return block
@@ -128,8 +133,15 @@ def _nobody(_: Outcome) -> None:
     """For blocks whose outcome nobody waits for."""
 
 
-def encode_prepare(app: str, blocks: Sequence[PrepareBlock]) -> bytes:
-    """PREPARE and its PRE_MESSAGEs for all transactions of ``blocks``, which have the same key."""
+def encode_prepare(
+    app: str, blocks: Sequence[PrepareBlock], *, instance: str | None = None, heard_ms: int = -1
+) -> bytes:
+    """PREPARE and its PRE_MESSAGEs for all transactions of ``blocks``, which have the same key.
+
+    ``instance``: the producer, told in version 2; None: as version 1. ``heard_ms``: the newest time that was
+    heard from the group. It must have been heard before, so a PREPARE is never encoded anew with a later one
+    once a broker has said that one of its transactions is prepared.
+    """
     first = blocks[0]
     tx_ids, query_ids, digests = first.tx_ids, first.query_ids, first.digests
     columns = first.columns if len(blocks) == 1 else {}
@@ -146,6 +158,7 @@ def encode_prepare(app: str, blocks: Sequence[PrepareBlock]) -> bytes:
             digests,
             first.home_group,
             len(columns),
+            None if instance is None else PrepareExtra(instance, given=first.given, heard_ms=heard_ms),
         )
     ]
     for (topic, partition), (txs, sizes, rows) in columns.items():

@@ -240,5 +240,6 @@ class BlockBuilder:
             self._digests,
             self._columns,
             self.size,
+            bool(self.ids),
         )
         return BlockUnit(core, self.gid, block, self.indexes, given)

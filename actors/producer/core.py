@@ -55,7 +55,7 @@ class ProducerCore:
         self.router = turns or Router(info, config.channel, calls, clock=clock, name="escrowmq-producer")
         self.catalog = TopicCatalog(self.router, config.delivery_timeout_s)
         self.encoder = Encoder(config, info.groups, self.catalog.partitions)
-        self._batchers = [GroupBatcher(self.app, config) for _ in range(info.groups)]
+        self._batchers = [GroupBatcher(self.app, config, self.instance) for _ in range(info.groups)]
         self._lock = threading.Lock()
         self._room = threading.Condition(self._lock)
         self._blocked = 0

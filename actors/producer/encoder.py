@@ -102,14 +102,23 @@ class Encoder:
             row = placed[0][2]
             home = group_of(home_topic, placed[0][1], self._groups)
             single = PrepareBlock(
-                home_topic, -1, timeout_ms, 0, (tx_id,), (query_id,), (crc32c(row),), placed[0], size
+                home_topic,
+                -1,
+                timeout_ms,
+                0,
+                (tx_id,),
+                (query_id,),
+                (crc32c(row),),
+                placed[0],
+                size,
+                given_id,
             )
             return TxPlan(tx_id, query_id, home_topic, (home,), single, None, size, given_id)
         by_group: dict[int, list[Placed]] = {}
         for item in placed:
             by_group.setdefault(group_of(item[0], item[1], self._groups), []).append(item)
         groups = tuple(by_group)
-        header = (home_topic, timeout_ms, tx_id, query_id)
+        header = (home_topic, timeout_ms, tx_id, query_id, given_id)
         parts: dict[int, list[PrepareBlock]] = {}
         for gid, items in by_group.items():
             home_group = -1 if gid == groups[0] else groups[0]
@@ -195,9 +204,9 @@ def digest_of(rows: Iterable[bytes]) -> int:
 
 
 def _block(
-    header: tuple[str, int, str, str], home_group: int, number: int, items: Sequence[Placed]
+    header: tuple[str, int, str, str, bool], home_group: int, number: int, items: Sequence[Placed]
 ) -> PrepareBlock:
-    home_topic, timeout_ms, tx_id, query_id = header
+    home_topic, timeout_ms, tx_id, query_id, given = header
     columns: dict[tuple[str, int], Column] = {}
     size = 0
     for topic, partition, row in items:
@@ -210,5 +219,5 @@ def _block(
         size += len(row)
     digest = digest_of(item[2] for item in items)
     return PrepareBlock(
-        home_topic, home_group, timeout_ms, number, (tx_id,), (query_id,), (digest,), columns, size
+        home_topic, home_group, timeout_ms, number, (tx_id,), (query_id,), (digest,), columns, size, given
     )

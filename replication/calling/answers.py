@@ -18,7 +18,9 @@ from escrowmq.replication.model import OpenTransaction, TransactionState
 #: ``("ok", answer)`` from a leader; ``("not_leader", the leader's replica number or None, term)``; and from
 #: ``submit`` also ``("overloaded", s)``, ``("disk_full", s)``, ``("malformed", text)``, ``("unsupported",
 #: level)``: the group has not reached the format level that this request needs, nothing was done; and
-#: ``("unknown",)``: it may or may not happen, send the same bytes again.
+#: ``("unknown",)``: it may or may not happen, send the same bytes again. To a request with a PREPARE of
+#: version 2, "ok" has a third part: the time of an entry of the group, which the client's next PREPARE
+#: tells as what it has heard.
 Reply: TypeAlias = tuple[Any, ...]
 
 
@@ -28,6 +30,13 @@ class Leadership(NamedTuple):
     ready: bool
     leader: int | None
     term: int
+
+
+class LevelReport(NamedTuple):
+    """Format levels: the highest that a replica's software knows, and the one that its state has reached."""
+
+    known: int
+    applied: int
 
 
 # ------------------------------------------------------------ partitions

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from escrowmq.replication.calling.answers import LevelReport
 from escrowmq.replication.host.repair import NoPeers, PeerSource
 from escrowmq.replication.log.datadir import Identity
 from escrowmq.replication.net.tcp import Resolve
@@ -42,6 +43,15 @@ class HostConfig(Protocol):
     def feedback_threads(self) -> int: ...
 
 
+#: What every replica of every group says of its format level, in the order of groups and replicas.
+AskLevels = Callable[[], Sequence[LevelReport | None]]
+
+
+def nobody() -> Sequence[LevelReport | None]:
+    """For a replica that has nobody to ask."""
+    return ()
+
+
 def exit_process(error: BaseException) -> None:
     """Nothing may be written after a failed fsync, not even by exit handlers."""
     os._exit(70)
@@ -52,8 +62,9 @@ class ReplicaSetup:
     """Everything that opening a replica needs.
 
     ``resolve(peer)`` tells where the replica of that number listens (None: not known now); it may be slow.
-    ``source`` reads the other replicas when this one needs a copy of the log. ``fatal(error)`` must end
-    the process.
+    ``levels()`` asks every replica of every group, this one among them, for its format level, and may block
+    for seconds; without an answer the group stays at its level. ``source`` reads the other replicas when this
+    one needs a copy of the log. ``fatal(error)`` must end the process.
     """
 
     config: HostConfig
@@ -65,6 +76,7 @@ class ReplicaSetup:
     secret: bytes = field(repr=False)
     resolve: Resolve
     source: PeerSource = field(default_factory=NoPeers)
+    levels: AskLevels = nobody
     tls: TlsFiles | None = None
     report: Callable[[str], None] = lambda text: None
     fatal: Callable[[BaseException], None] = exit_process

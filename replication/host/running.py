@@ -17,9 +17,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from escrowmq.replication.calling.answers import Leadership, Reply
+from escrowmq.replication.calling.answers import Leadership, LevelReport, Reply
 from escrowmq.replication.errors import Closed, CorruptLog, Overloaded, ReadFailed, Unavailable
 from escrowmq.replication.host.driver import Driver
+from escrowmq.replication.host.level_watch import LevelWatch
 from escrowmq.replication.host.parking import ParkingLot
 from escrowmq.replication.host.replica_setup import ReplicaSetup
 from escrowmq.replication.log.datadir import DataDir
@@ -30,7 +31,7 @@ from escrowmq.replication.net.handshake import PeerIdentity
 from escrowmq.replication.raft.node import PeerLink, RaftConfig, RaftNode
 from escrowmq.replication.replica.checkpoints import CheckpointJob, Checkpoints
 from escrowmq.replication.replica.replica import Limits, Replica
-from escrowmq.replication.state.machine import StateMachine
+from escrowmq.replication.state.machine import LEVEL_MAX, StateMachine
 
 #: The answer of a replica that does not run yet, or no longer: nothing was done, another one may lead.
 NOT_RUNNING: Reply = ("not_leader", None, 0)
@@ -71,6 +72,7 @@ class RunningReplica:
         self.checks_due = ParkingLot(max(1, config.feedback_threads // 2), setup.monotonic)
         self.closed = False
         self._directory, self._marks = directory, Marks(directory.disk)
+        self._level_watch: LevelWatch | None = None
         self._learner = False
         self._last_applied, self._next_timer = 0, 0.0
         self._checkpoint: threading.Thread | None = None
@@ -106,6 +108,15 @@ class RunningReplica:
             self.give_up(error)
             raise
         self.node = self.driver.node
+        self._level_watch = LevelWatch(
+            self.replica,
+            setup.replicas,
+            leads=lambda: not self.closed and self.node.ready,
+            later=self.later,
+            ask=setup.levels,
+            report=lambda text: setup.report(f"{setup}: {text}"),
+        )
+        self._level_watch.start()
 
     # -------------------------------------------------------------- for the parts
 
@@ -137,6 +148,10 @@ class RunningReplica:
         node = self.node
         leader = node.leader_id
         return Leadership(node.ready, None if leader is None else int(leader), node.term)
+
+    def levels(self) -> LevelReport:
+        """The format level that this software knows, and the one that the state has reached. Any thread."""
+        return LevelReport(LEVEL_MAX, self.replica.state.level)
 
     def check_open(self) -> None:
         """Raise Unavailable once the replica is being closed."""
@@ -260,6 +275,8 @@ class RunningReplica:
     def _halt(self) -> bool:
         """Stop every thread and close the log; whether all threads have stopped."""
         self.closed = True
+        if self._level_watch is not None:
+            self._level_watch.stop()
         self.news.close()
         self.checks_due.close()
         self.driver.stop()

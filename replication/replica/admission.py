@@ -53,16 +53,21 @@ class Unit:
 class Submission:
     """One client request on its way through the log."""
 
-    __slots__ = ("done", "left_out", "results", "size", "units", "view")
+    __slots__ = ("done", "left_out", "results", "size", "tells_time", "units", "view")
 
     def __init__(self, request: bytes, ops: Sequence[Op], done: Callable[[tuple[Any, ...]], None]) -> None:
         self.view = memoryview(request)
         self.size = len(request)
         self.done = done
         self.units: list[Unit] = []
+        #: Whether the answer tells the group's time: to clients that sent a PREPARE of version 2.
+        self.tells_time = False
         at, start = 0, 0
         while at < len(ops):
-            count = 1 + (ops[at].meta[8] if ops[at].type == OpType.PREPARE else 0)
+            count = 1
+            if ops[at].type == OpType.PREPARE:
+                count += ops[at].meta[8]
+                self.tells_time = self.tells_time or len(ops[at].meta) > 9
             last = ops[at + count - 1]
             end = last.body_pos + last.body_size
             self.units.append(Unit(ops[at : at + count], start, end))
@@ -247,7 +252,10 @@ class Admission:
                 result = self._with_left_out(submission, number, result)
             submission.results[number] = result
         for submission in entry.submissions:
-            submission.done(("ok", submission.results))
+            if submission.tells_time:
+                submission.done(("ok", submission.results, self._state.now_ms))
+            else:
+                submission.done(("ok", submission.results))
 
     def _with_left_out(self, submission: Submission, number: int, result: Result) -> Result:
         app, outcome, tx_ids, included = submission.left_out[number]

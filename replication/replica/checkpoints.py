@@ -142,7 +142,8 @@ class Checkpoints:
     def recover(self, state_factory: Callable[[], StateMachine]) -> tuple[StateMachine, int]:
         """The state of the newest good snapshot and the term of its last entry; an empty state, 0 if none.
 
-        A damaged snapshot is reported and passed over for the one before it.
+        A damaged snapshot is reported and passed over for the one before it. Raises NewerLevel for a sound
+        one of newer software: nothing is wrong with it, and going on without it would look like damage.
         """
         names = sorted((n for n in self._disk.names() if n.endswith(".snap")), reverse=True)
         chosen: tuple[StateMachine, int] | None = None
@@ -161,6 +162,8 @@ class Checkpoints:
                     tables = map_runs(run_file, self._disk.mmap(run_file))
                     self._note_ends(run_file, tables)
                     snapshots.adopt_runs(state, tables)
+            except snapshots.NewerLevel:
+                raise
             except (CorruptLog, ReadFailed, UnknownVersion) as error:
                 # Of another version: one flipped bit can say so too. What follows is redone from the log.
                 self._report(f"{name} is damaged and not used: {error}")

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from escrowmq.replication.calling.answers import Reply
+from escrowmq.replication.calling.answers import LevelReport, Reply
 from escrowmq.replication.errors import Overloaded
 from escrowmq.replication.format import ops as build
 from escrowmq.replication.format.codec import Op, decode_ops
@@ -21,6 +21,7 @@ from escrowmq.replication.log.journal import SegmentJournal
 from escrowmq.replication.replica import fetching, retention
 from escrowmq.replication.replica.admission import Admission, ComposedEntry, Submission
 from escrowmq.replication.replica.checkpoints import CheckpointJob, Checkpoints
+from escrowmq.replication.replica.levels import next_level
 from escrowmq.replication.replica.validation import level_needed
 from escrowmq.replication.state.machine import Result, StateMachine
 
@@ -193,6 +194,14 @@ class Replica:
                 submission.done(status)
 
         raft.propose(entry.command, done)
+
+    def raise_level(self, reports: Sequence[LevelReport | None]) -> None:
+        """Propose the next format level if ``reports`` allow it (see levels.py). Twice does no harm."""
+        raft = self._raft
+        level = next_level(self.state.level, reports)
+        if level is not None and raft is not None and raft.ready:
+            frame = build.level(level)
+            self.admission.offer(Submission(frame, decode_ops(frame), lambda status: None))
 
     # -------------------------------------------------------------- timers
 

@@ -42,6 +42,10 @@ ITEMS_PER_CHUNK = 2_000
 _SENSELESS = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError)
 
 
+class NewerLevel(UnknownVersion):
+    """A sound snapshot of a level, or with a setting, that this software does not know: no damage."""
+
+
 @dataclass(frozen=True, slots=True)
 class Snapshot:
     """A consistent copy of the state after ``index``; ``tables`` are the runs since the last snapshot."""
@@ -163,7 +167,7 @@ def decode(name: str, data: bytes | memoryview) -> Iterator[list[Any]]:
 def restore(state: StateMachine, name: str, data: bytes | memoryview) -> tuple[int, list[str]]:
     """Fill an empty state from a snapshot; returns (term of the last entry in it, run files to map).
 
-    Raises CorruptLog or UnknownVersion; the state is then of no use.
+    Raises CorruptLog, UnknownVersion or NewerLevel; the state is then of no use.
     """
     try:
         return _restore(state, name, data)
@@ -221,9 +225,13 @@ def _restore_meta(state: StateMachine, name: str, meta: dict[str, Any]) -> None:
     state.transactions.audit = [tuple(item) for item in meta["audit"]]
     if "level" in meta:
         if meta["level"] > LEVEL_MAX:
-            raise UnknownVersion(f"{name}: format level {meta['level']}; this software knows {LEVEL_MAX}")
+            text = f"{name}: format level {meta['level']}; this software knows up to {LEVEL_MAX}: upgrade it"
+            raise NewerLevel(text)
         state.level = meta["level"]
-        state.set_settings(state.settings.changed(meta["settings"]))
+        try:
+            state.set_settings(state.settings.changed(meta["settings"]))
+        except UnknownVersion as error:
+            raise NewerLevel(f"{name}: {error}") from error
 
 
 def _bounds(index: PartitionIndex) -> tuple[int, int, int]:

@@ -12,7 +12,7 @@ from typing import Any
 
 from escrowmq.actors.broker.config import BrokerConfig
 from escrowmq.actors.broker.parts import Parts
-from escrowmq.replication.calling.answers import Leadership
+from escrowmq.replication.calling.answers import Leadership, LevelReport
 from escrowmq.replication.errors import Unavailable
 from escrowmq.replication.host.hosting import ReplicaHost
 from escrowmq.replication.host.repair import Manifest
@@ -65,6 +65,8 @@ class BrokerGroup(RunningGroup[Member], Submitting):
         super().__init__(path, replicas)
         self.config, self.gid, self.groups = config or BrokerConfig(), gid, groups
         self.ended: dict[int, BaseException] = {}
+        #: Replicas that count as ones with older software: they do not know of format levels.
+        self.old: set[int] = set()
 
     def setup(self, rid: int) -> ReplicaSetup:
         return ReplicaSetup(
@@ -77,6 +79,7 @@ class BrokerGroup(RunningGroup[Member], Submitting):
             secret=b"s" * 32,
             resolve=self.resolve,
             source=self,
+            levels=lambda: self.ask_levels(),
             fatal=lambda error: self.ended.__setitem__(rid, error),
         )
 
@@ -88,6 +91,17 @@ class BrokerGroup(RunningGroup[Member], Submitting):
         replica.open()
 
     # ------------------------------------------------------------ what its members ask of it
+
+    def ask_levels(self) -> list[LevelReport | None]:
+        """Of every replica; one that does not run does not answer."""
+        return [self.level_of(rid) for rid in range(self.replicas)]
+
+    def level_of(self, rid: int) -> LevelReport | None:
+        member = self.alive.get(rid)
+        try:
+            return None if member is None or rid in self.old else member.parts.running.levels()
+        except Unavailable:
+            return None
 
     def founded(self, peer: str) -> bool | None:
         member = self.alive.get(int(peer))

@@ -14,9 +14,11 @@ from typing import Any
 from escrowmq.actors.broker.config import BrokerConfig
 from escrowmq.actors.client.replica_calls import OnAnswer
 from escrowmq.actors.client.topology import ClusterInfo
+from escrowmq.replication.calling.answers import LevelReport
 from escrowmq.replication.format import codec, ops
 from escrowmq.replication.model import group_of
 from escrowmq.replication.replica.admission import Submission
+from escrowmq.replication.replica.validation import level_needed
 from tests.support.broker_group import BrokerGroup, Member
 from tests.support.requests import message
 from tests.support.waiting import wait_until
@@ -43,7 +45,10 @@ _ANSWERS = {method: (part, method) for part, methods in _PARTS.items() for metho
 class Brokers:
     """A cluster in this process, and the ``ReplicaCalls`` of its clients."""
 
-    def __init__(self, path: Path, groups: int = 1, replicas: int = 3, **settings: Any) -> None:
+    def __init__(
+        self, path: Path, groups: int = 1, replicas: int = 3, old: bool = False, **settings: Any
+    ) -> None:
+        """``old``: all replicas are as before format levels, until ``upgrade``."""
         config = BrokerConfig(**settings)
         self.info = ClusterInfo("c", "test", groups, replicas)
         self.groups = [BrokerGroup(path / f"g{gid}", config, replicas, gid, groups) for gid in range(groups)]
@@ -51,6 +56,9 @@ class Brokers:
         #: Calls by replica and method, to see who was asked.
         self.asked: list[tuple[int, int, str]] = []
         self._threads = ThreadPoolExecutor(64)
+        for group in self.groups:
+            group.old = set(range(replicas)) if old else set()
+            group.ask_levels = self.ask_levels  # type: ignore[method-assign]
         for group in self.groups:
             group.start()
         for group in self.groups:
@@ -61,6 +69,17 @@ class Brokers:
             group.close()
         self._threads.shutdown(wait=False)
 
+    def ask_levels(self) -> list[LevelReport | None]:
+        """Of all replicas of all groups."""
+        return [group.level_of(rid) for group in self.groups for rid in range(group.replicas)]
+
+    def upgrade(self, gid: int, rid: int) -> None:
+        """Stop the replica and start it with the software of today."""
+        group = self.groups[gid]
+        group.stop(rid)
+        group.old.discard(rid)
+        group.start(rid)
+
     def call(self, gid: int, rid: int, method: str, args: tuple[Any, ...], done: OnAnswer) -> None:
         self.asked.append((gid, rid, method))
         if (gid, rid) not in self.silent:
@@ -69,6 +88,13 @@ class Brokers:
     def _run(self, gid: int, rid: int, method: str, args: tuple[Any, ...], done: OnAnswer) -> None:
         try:
             part, name = _ANSWERS[method]
+            if (
+                method == "submit"
+                and rid in self.groups[gid].old
+                and level_needed(codec.decode_ops(*args)) > 1
+            ):
+                done(("malformed", "request cannot be decoded: operation of format version 2"), None)
+                return
             answer = getattr(getattr(self.groups[gid].alive[rid].parts, part), name)(*args)
         except Exception as error:
             answer, failure = None, error

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from escrowmq.replication.calling.answers import LevelReport
 from escrowmq.replication.log.disk import Disk, RealDisk
 from escrowmq.replication.log.journal import SegmentJournal
 from escrowmq.replication.replica.checkpoints import CheckpointJob, Checkpoints
@@ -103,6 +104,11 @@ class Single(Submitting):
         assert answer[0] == "ok", answer
         results: list[Any] = answer[1]
         return results
+
+    def to_level_2(self) -> None:
+        """As if every replica of the cluster had told its leader that it knows level 2."""
+        self.replica.raise_level([LevelReport(2, 1)])
+        self.send()
 
     def fail_over(self) -> None:
         """Another leads from now on, as far as this replica can stand for it: what a leader only remembers

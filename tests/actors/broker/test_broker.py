@@ -13,6 +13,7 @@ from escrowmq.actors.broker import broker as module
 from escrowmq.actors.broker.broker import Broker
 from escrowmq.actors.broker.config import BrokerConfig
 from escrowmq.actors.client.topology import ClusterInfo
+from escrowmq.replication.calling.answers import LevelReport
 from escrowmq.replication.errors import DataDirLocked, Unavailable
 from escrowmq.replication.format import ops
 from escrowmq.replication.host.hosting import ReplicaHost
@@ -30,6 +31,9 @@ class SilentPeers(NoPeers):
 
     def resolve(self, peer: str) -> tuple[str, int] | None:
         return None
+
+    def levels(self) -> list[LevelReport | None]:
+        return [None]
 
 
 @pytest.fixture
@@ -91,6 +95,7 @@ def test_while_it_is_opened_calls_for_a_leader_are_answered_as_by_a_follower(
         assert getattr(broker, method)(*arguments) == ("not_leader", None, 0), method
     assert broker.whoami() == (False, None, 0)
     assert broker.founded() is False
+    assert broker.levels() == (2, 0), "it holds the level back until it has read its log"
 
 
 def test_while_it_is_opened_other_calls_are_told_to_come_back(start: Callable[[int], Broker]) -> None:

@@ -41,6 +41,13 @@ def encoder(groups: int = 1, config: ProducerConfig = CONFIG) -> Encoder:
     return Encoder(config, groups, lambda topic: 3)
 
 
+def a_batcher() -> GroupBatcher:
+    """Of a group that is known to take PREPAREs of version 2 (see test_group_speech.py)."""
+    batcher = GroupBatcher("shop", CONFIG, "producer-1")
+    batcher._speech.taken()
+    return batcher
+
+
 def block(tx_id: str, *messages: Message, config: ProducerConfig = CONFIG) -> PrepareBlock:
     placed, size = encoder(config=config).place(messages or [Message("a", b"x", b"k")], tx_id)
     plan = encoder(config=config).plan(tx_id, f"q-{tx_id}", placed, size, 0, True)
@@ -68,7 +75,7 @@ def payload(request: BuiltRequest) -> bytes:
 def test_what_is_encoded_is_what_a_broker_accepts_and_a_consumer_decodes(
     transactions: list[list[Message]], groups: int
 ) -> None:
-    batchers = [GroupBatcher("shop", CONFIG) for _ in range(groups)]
+    batchers = [a_batcher() for _ in range(groups)]
     made = encoder(groups)
     for number, messages in enumerate(transactions):
         placed, size = made.place(messages, f"tx-{number}")
@@ -125,7 +132,7 @@ def test_large_transactions_are_split_between_messages_and_one_digest_stands_for
 
 
 def test_transactions_that_wait_together_share_one_operation() -> None:
-    batcher = GroupBatcher("shop", CONFIG)
+    batcher = a_batcher()
     outcomes = []
     for number in range(5):
         one = block(f"tx-{number}")
@@ -142,7 +149,7 @@ def test_transactions_that_wait_together_share_one_operation() -> None:
 
 
 def test_an_id_is_never_named_twice_in_one_request() -> None:
-    batcher = GroupBatcher("shop", CONFIG)
+    batcher = a_batcher()
     for tx_id in ("a", "b", "a", "c"):
         batcher.prepare(block(tx_id), 0.0)
     named = []
@@ -152,7 +159,7 @@ def test_an_id_is_never_named_twice_in_one_request() -> None:
 
 
 def test_different_home_topics_and_time_outs_are_different_operations() -> None:
-    batcher = GroupBatcher("shop", CONFIG)
+    batcher = a_batcher()
     batcher.prepare(block("a"), 0.0)
     batcher.prepare(block("b", Message("b", b"")), 0.0)
     late = block("c")
@@ -169,7 +176,7 @@ def test_different_home_topics_and_time_outs_are_different_operations() -> None:
 
 
 def test_commits_and_roll_backs_go_first_and_each_in_one_operation() -> None:
-    batcher = GroupBatcher("shop", CONFIG)
+    batcher = a_batcher()
     batcher.prepare(block("p"), 0.0)
     outcomes = {}
     for number, commit in enumerate((True, False, True)):
@@ -189,7 +196,7 @@ def test_commits_and_roll_backs_go_first_and_each_in_one_operation() -> None:
 
 
 def test_requests_end_near_their_size_and_the_rest_follows() -> None:
-    batcher = GroupBatcher("shop", CONFIG)
+    batcher = a_batcher()
     for number in range(100):
         batcher.prepare(block(f"tx-{number}", Message("a", b"x" * 400)), 0.0)
     sizes = []
@@ -199,7 +206,7 @@ def test_requests_end_near_their_size_and_the_rest_follows() -> None:
 
 
 def test_one_failure_is_everybodys_failure() -> None:
-    batcher = GroupBatcher("shop", CONFIG)
+    batcher = a_batcher()
     prepared, decision = block("a"), DecisionBlock(True, ("b",))
     first, second = collecting(prepared), collecting(decision)
     batcher.prepare(prepared, 0.0)
@@ -212,7 +219,7 @@ def test_one_failure_is_everybodys_failure() -> None:
 
 
 def test_an_answer_of_the_wrong_length_is_not_believed() -> None:
-    batcher = GroupBatcher("shop", CONFIG)
+    batcher = a_batcher()
     decision = DecisionBlock(True, ("b",))
     outcomes = collecting(decision)
     batcher.decide(decision, 0.0)
@@ -251,7 +258,7 @@ def test_a_refusal_of_many_is_taken_apart_until_as_many_as_fit_are_in() -> None:
     rng = random.Random(seed)
     for _ in range(20):
         count, limit = rng.randrange(1, 40), rng.randrange(0, 40)
-        batcher = GroupBatcher("shop", CONFIG)
+        batcher = a_batcher()
         outcomes = []
         ids = [f"whole-{n}" for n in range(count)]
         column = (list(range(count)), [1] * count, [b"x"] * count)
@@ -270,7 +277,7 @@ def test_a_refusal_of_many_is_taken_apart_until_as_many_as_fit_are_in() -> None:
 
 
 def test_a_topic_that_is_gone_fails_those_who_send_to_it_and_nobody_else() -> None:
-    batcher = GroupBatcher("shop", CONFIG)
+    batcher = a_batcher()
     outcomes = {}
     for number in range(6):
         messages = [Message("a", b"x")] + ([Message("gone", b"x")] if number % 3 == 0 else [])
@@ -292,7 +299,7 @@ def test_results_by_operation_are_read_as_brokers_write_them() -> None:
 
 
 def test_a_lone_transaction_goes_at_once_and_others_gather_while_it_is_under_way() -> None:
-    batcher = GroupBatcher("shop", CONFIG)
+    batcher = a_batcher()
     assert batcher.due(True) == float("inf")
     batcher.prepare(block("a"), 5.0)
     assert batcher.due(nothing_under_way=True) == float("-inf")
@@ -303,7 +310,7 @@ def test_a_lone_transaction_goes_at_once_and_others_gather_while_it_is_under_way
 
 
 def test_those_who_were_answered_together_are_waited_for_a_moment() -> None:
-    batcher = GroupBatcher("shop", CONFIG)
+    batcher = a_batcher()
     for number in range(3):
         batcher.prepare(block(f"tx-{number}"), 0.0)
     request = batcher.build()
@@ -317,7 +324,7 @@ def test_those_who_were_answered_together_are_waited_for_a_moment() -> None:
 
 
 def test_what_waited_past_its_deadline_was_surely_not_sent() -> None:
-    batcher = GroupBatcher("shop", CONFIG)
+    batcher = a_batcher()
     one = block("a")
     outcomes = collecting(one)
     one.deadline = 10.0

@@ -1,0 +1,76 @@
+"""Takes a group up to the next format level: asks all replicas of the cluster while this one leads.
+
+A thread of its own, because asking takes up to seconds. It ends when the highest level is reached, which in a
+new cluster takes a moment, and in one that is being upgraded as long as the upgrade.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+
+from escrowmq.replication.calling.answers import LevelReport
+from escrowmq.replication.replica.levels import next_level
+from escrowmq.replication.replica.replica import Replica
+from escrowmq.replication.state.machine import LEVEL_MAX
+
+#: Between two questions: soon for a new cluster, whose clients want the level; rarely during an upgrade.
+ASK_S, ASK_S_MAX = 0.1, 5.0
+#: An upgrade that stays half done is reported this often.
+REPORT_S = 600.0
+
+
+class LevelWatch:
+    """See the module's text. ``leads()``: whether this replica is a ready leader. ``later(fn)`` runs ``fn``
+    in the replica's thread. ``ask()`` may block."""
+
+    def __init__(
+        self,
+        replica: Replica,
+        replicas: int,
+        *,
+        leads: Callable[[], bool],
+        later: Callable[[Callable[[], None]], None],
+        ask: Callable[[], Sequence[LevelReport | None]],
+        report: Callable[[str], None],
+    ) -> None:
+        self._replica, self._replicas = replica, replicas
+        self._leads, self._later, self._ask, self._report = leads, later, ask, report
+        self._stop = threading.Event()
+
+    def start(self) -> None:
+        """Begin to ask, unless there is nothing to reach."""
+        if self._replica.state.level < LEVEL_MAX:
+            threading.Thread(target=self._run, name="level", daemon=True).start()
+
+    def stop(self) -> None:
+        """Ask no more; a question under way ends by itself and changes nothing."""
+        self._stop.set()
+
+    def _run(self) -> None:
+        pause_s, report_in_s = ASK_S, 0.0
+        while not self._stop.wait(pause_s) and self._replica.state.level < LEVEL_MAX:
+            if not self._leads():
+                pause_s = ASK_S
+                continue
+            reports = self._ask()
+            if next_level(self._replica.state.level, reports) is not None:
+                self._later(lambda told=reports: self._replica.raise_level(told))  # type: ignore[misc]
+                pause_s = ASK_S
+                continue
+            pause_s = min(2 * pause_s, ASK_S_MAX)
+            report_in_s -= pause_s
+            if reports and pause_s == ASK_S_MAX and report_in_s <= 0:
+                report_in_s = REPORT_S
+                self._report(self._who_is_behind(reports))
+
+    def _who_is_behind(self, reports: Sequence[LevelReport | None]) -> str:
+        level = self._replica.state.level
+        behind = [
+            "replica {1} of group {0}".format(*divmod(at, self._replicas))
+            for at, report in enumerate(reports)
+            if report is None or report.known <= level or report.applied < level
+        ]
+        return (
+            f"format level {level} until all replicas are upgraded and answer; missing: {', '.join(behind)}"
+        )

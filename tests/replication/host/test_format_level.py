@@ -1,0 +1,135 @@
+"""A group goes to the next format level by itself, when all replicas of all groups know it; never back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from escrowmq.replication.calling.answers import LevelReport
+from escrowmq.replication.errors import UnknownVersion
+from escrowmq.replication.format import codec, ops
+from escrowmq.replication.format.codec import OpType, PrepareExtra
+from escrowmq.replication.host import level_watch
+from escrowmq.replication.replica import replica
+from escrowmq.replication.replica.levels import next_level
+from escrowmq.replication.state import machine, snapshot
+from tests.support.broker_group import BrokerGroup
+from tests.support.single import Single
+from tests.support.waiting import wait_until
+
+NEW, OLD = LevelReport(2, 1), LevelReport(1, 1)
+
+
+def test_the_next_level_needs_every_replica_of_every_group() -> None:
+    assert next_level(1, [NEW] * 6) == 2
+    assert next_level(1, [*[NEW] * 5, None]) is None, "no answer, or software that does not know the question"
+    assert next_level(1, [NEW, OLD]) is None
+    assert next_level(1, []) is None, "nobody to ask"
+    assert next_level(2, [LevelReport(2, 2)] * 3) is None
+    assert next_level(2, [LevelReport(3, 2), LevelReport(3, 1)]) is None, "a group is still on its way to 2"
+    assert next_level(2, [LevelReport(3, 2), LevelReport(3, 3)]) == 3
+
+
+def test_what_needs_level_2_is_refused_below_it_and_done_from_it_on(tmp_path: Path) -> None:
+    single = Single(tmp_path)
+    single.topic()
+    prepare = ops.prepare("app", "t", ["x"], None, 0, 0, [1], -1, 0, PrepareExtra(instance="me"))
+    requests = [prepare, ops.settings({"groups_kept": 9}), ops.rollback_under("app", ["x"], "feedback", [5])]
+    assert [single.send(frame) for frame in requests] == [[("unsupported", 2)]] * 3
+    assert single.submit(ops.rollback("app", ["x"])), "what level 1 knows is done"
+    single.replica.raise_level([NEW, None, NEW])
+    assert single.send(prepare) == [("unsupported", 2)]
+    single.replica.raise_level([NEW, NEW, NEW])
+    single.replica.raise_level([NEW, NEW, NEW])
+    single.replica.pump(single.now_ms)
+    ((status, results, time_ms),) = single.send(prepare)
+    assert (status, results, time_ms) == ("ok", [[0]], single.now_ms)
+    assert single.submit(ops.settings({"groups_kept": 9}))[0][0] == 0
+    single.close()
+    again = Single(tmp_path)
+    assert (again.state.level, again.state.settings.groups_kept) == (2, 9)
+    again.close()
+
+
+def test_a_new_group_is_at_the_highest_level_within_a_moment(tmp_path: Path) -> None:
+    with BrokerGroup(tmp_path) as group:
+        wait_until(
+            lambda: all(m.parts.running.levels() == (2, 2) for m in group.alive.values()), 10.0, "level 2"
+        )
+
+
+def test_a_replica_without_an_answer_holds_the_level_back(tmp_path: Path) -> None:
+    group = BrokerGroup(tmp_path)
+    group.old = {2}
+    with group:
+        group.topic()
+        group.publish("x")
+        assert group.submit(ops.rollback("app", ["y"]))
+        assert all(m.parts.running.levels() == (2, 1) for m in group.alive.values())
+        group.old = set()
+        wait_until(lambda: group.leader().parts.running.levels() == (2, 2), 15.0, "level 2")
+
+
+def test_with_that_taken_away_an_older_replica_would_be_given_what_it_cannot_read(tmp_path: Path) -> None:
+    def whoever_answers(level: int, reports: Sequence[LevelReport | None]) -> int | None:
+        return next_level(level, [report for report in reports if report is not None])
+
+    group = BrokerGroup(tmp_path)
+    group.old = {2}
+    with pytest.MonkeyPatch.context() as patch, group:
+        patch.setattr(level_watch, "next_level", whoever_answers)
+        patch.setattr(replica, "next_level", whoever_answers)
+        older = group.alive[2].parts.running
+        wait_until(lambda: older.levels().applied == 2, 10.0, "LEVEL at the older replica")
+
+
+def old_software(patch: pytest.MonkeyPatch) -> None:
+    """Types and versions as they were before format levels."""
+    known = {kind: decode for kind, decode in codec._decode_meta.items() if kind < 256 + OpType.TX_DONE}
+    patch.setattr(codec, "_decode_meta", known)
+    patch.setattr(snapshot, "VERSION_MAX", 1)
+    patch.setattr(machine, "LEVEL_MAX", 1)
+
+
+def test_older_software_meets_level_2_and_stops_without_harm(tmp_path: Path) -> None:
+    with BrokerGroup(tmp_path, replicas=1) as group:
+        group.topic()
+        group.publish("before")
+        wait_until(lambda: group.leader().parts.running.levels() == (2, 2), 10.0, "level 2")
+        group.publish("after")
+        group.stop(0)
+        files = {path.name: path.read_bytes() for path in (tmp_path / "r0" / "log").glob("*.log")}
+        with pytest.MonkeyPatch.context() as patch:
+            old_software(patch)
+            (member,) = group.start(0)
+            ended = wait_until(lambda: group.ended.get(0), 10.0, "the end of the old software")
+            assert isinstance(ended.__cause__, UnknownVersion) and "type 31" in str(ended)
+            member.stop()
+        kept = {path.name: path.read_bytes() for path in (tmp_path / "r0" / "log").glob("*.log")}
+        assert all(kept[name].startswith(data) for name, data in files.items()), "nothing was removed"
+        group.ended.clear()
+        group.start(0)
+        group.publish("again")
+        wait_until(lambda: len(group.leader().parts.reads.partition_bounds("t")) == 1, 10.0, "the topic")
+        assert group.leader().parts.reads.partition_bounds("t") == {0: (0, 3)}
+
+
+def test_a_snapshot_of_a_newer_level_is_no_damage(tmp_path: Path) -> None:
+    """Passed over as damaged, it would make the replica copy its peers' log, again and again."""
+    single = Single(tmp_path, segment_bytes=2_000)
+    single.topic()
+    single.replica.raise_level([NEW])
+    single.replica.pump(single.now_ms)
+    for number in range(40):
+        single.publish(f"x{number}", size=200)
+    assert single.checkpoints.indexes
+    single.close()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(snapshot, "LEVEL_MAX", 1)
+        with pytest.raises(UnknownVersion, match="format level 2; this software knows up to 1: upgrade it"):
+            Single(tmp_path, segment_bytes=2_000)
+    again = Single(tmp_path, segment_bytes=2_000)
+    assert again.state.level == 2 and len(again.texts()) == 40
+    again.close()
