@@ -43,6 +43,9 @@ class ResultCode(enum.IntEnum):
     MALFORMED = 11
     TOO_LARGE = 13
     RETRY = 14  # refused together with others of its entry; nothing was done: send again
+    STALE = (
+        15  # of PREPARE: so long under way that its id may be forgotten; nothing was done: see ``heard_ms``
+    )
     OUT_OF_RANGE = 20  # of fetch: the offset is before the log's start or after its end
 
 

@@ -24,6 +24,7 @@ from escrowmq.actors.producer.blocks import (
     encode_decision,
     encode_prepare,
     finish_blocks,
+    finish_prepared,
     problems_of,
     retry_apart,
 )
@@ -289,7 +290,9 @@ class GroupBatcher:
         if version_2:
             self._speech.taken()
         if outcome[0] in (ResultCode.OK, ResultCode.DUPLICATE, ResultCode.PARTIAL):
-            finish_blocks(blocks, problems_of(outcome, sum(len(block.tx_ids) for block in blocks)))
+            problems = problems_of(outcome, sum(len(block.tx_ids) for block in blocks))
+            for block in finish_prepared(blocks, problems):
+                self.prepare(block, float("-inf"))
         else:
             for block in retry_apart(blocks, outcome):
                 self.prepare(block, float("-inf"))

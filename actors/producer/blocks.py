@@ -231,6 +231,30 @@ def finish_blocks(blocks: Iterable[Block], problems: Problems) -> None:
         start = end
 
 
+def finish_prepared(blocks: Iterable[PrepareBlock], problems: Problems) -> list[PrepareBlock]:
+    """As ``finish_blocks``; returns what is to be prepared again, with what has been heard since.
+
+    A PREPARE that was refused as stale opened nothing, and its client, which was told of no success, has run
+    nothing: so it may come again. Not in a branch: home has said that the transaction is open, and may have
+    settled it by now, so there stale means closed.
+    """
+    if not any(code == ResultCode.STALE for code, _ in problems.values()):
+        finish_blocks(blocks, problems)
+        return []
+    again: list[PrepareBlock] = []
+    start = 0
+    for block in blocks:
+        end = start + len(block.tx_ids)
+        own = {i - start: problems[i] for i in range(start, end) if i in problems}
+        stale = [i for i, (code, _) in own.items() if code == ResultCode.STALE and block.home_group < 0]
+        if stale:
+            again += _divide(block, {i: own[i] for i in own if i not in stale}, [stale])
+        else:
+            block.done(own)
+        start = end
+    return again
+
+
 def retry_apart(blocks: Sequence[PrepareBlock], result: Sequence[Any]) -> list[PrepareBlock]:
     """What to prepare again, more finely divided, after a *whole* operation was refused.
 

@@ -57,6 +57,9 @@ def prepare_problem(tx_id: str, code: int, info: Any) -> EscrowMQError | Transac
         return UnknownTopic(str(info[0]), info[1])
     if code == ResultCode.UNKNOWN_TX:
         return UnknownTransaction(tx_id)
+    if code == ResultCode.STALE:
+        text = f"transaction {tx_id!r} took so long to prepare that it may be settled; send it anew"
+        return Unavailable(text, LIMIT_RETRY_AFTER_S)
     return InvalidMessage(f"transaction {tx_id!r} was refused: {ResultCode(code).name} {info!r}")
 
 

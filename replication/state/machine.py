@@ -51,6 +51,10 @@ class StateMachine:
         #: Format level of the group: 1 until LEVEL is applied. Operations of a higher one are not admitted.
         self.level = 1
         self.settings = Settings()
+        #: What was settled later than this is remembered; -1: everything is. A PREPARE whose client had heard
+        #: of nothing later may be a copy of one that is forgotten, and opens nothing.
+        self.forgotten_ms = -1
+        self.turned_ms = -1  # when settled transactions were forgotten last
         self.topics = TopicTable(gid, groups)
         self.transactions = TransactionTable()
         self.due = DueQueue(self.transactions)
@@ -169,6 +173,7 @@ class StateMachine:
         record = tuple.__new__  # the constructor of a named tuple costs another call: 0.3 us for each
         instance, parts, given = extra.instance, extra.parts, extra.given
         participants, home_index = tuple(extra.participants), extra.home_index
+        stale = extra is not NO_EXTRA and extra.heard_ms <= self.forgotten_ms != -1
         for i, tx_id in enumerate(tx_ids):
             if (
                 part == 0
@@ -177,6 +182,9 @@ class StateMachine:
                 and tx_id not in young
                 and tx_id not in old
             ):
+                if stale:
+                    problems.append([i, int(ResultCode.STALE), None])
+                    continue
                 open_young[tx_id] = record(
                     OpenTx,
                     (
@@ -298,12 +306,19 @@ class StateMachine:
         if not table.open.has_all(tx_ids) or len(set(tx_ids)) != len(tx_ids):
             # A leader that keeps to its rules never writes this; if one did, nothing of it takes effect.
             return [int(ResultCode.PARTIAL), self._refused(table, tx_ids, outcome)]
-        self.transactions.settle(table, tx_ids, outcome)
+        if self.transactions.settle(table, tx_ids, outcome):
+            self._note_turn()
         if self.due.has_leases():
             for tx_id in tx_ids:
                 self.due.forget(app, tx_id)
         self.transactions.record_decision(self.now_ms, by, app, tx_ids, outcome)
         return OK
+
+    def _note_turn(self) -> None:
+        """Forgotten is now what was settled up to the turn before this one. Not kept at level 1: its PREPAREs
+        do not say what was heard, and its snapshots do not hold it."""
+        if self.level > 1:
+            self.forgotten_ms, self.turned_ms = self.turned_ms, self.now_ms
 
     def _refused(self, table: AppTransactions, tx_ids: Sequence[str], outcome: int) -> list[list[Any]]:
         problems: list[list[Any]] = []

@@ -88,6 +88,7 @@ def capture(state: StateMachine, term: int, run_files: Iterable[str]) -> Snapsho
     }
     if state.level > 1:
         meta["level"], meta["settings"] = state.level, state.settings.values()
+        meta["forgotten_ms"], meta["turned_ms"] = state.forgotten_ms, state.turned_ms
     apps = state.transactions.apps.items()
     return Snapshot(
         state.applied_index,
@@ -228,6 +229,7 @@ def _restore_meta(state: StateMachine, name: str, meta: dict[str, Any]) -> None:
             text = f"{name}: format level {meta['level']}; this software knows up to {LEVEL_MAX}: upgrade it"
             raise NewerLevel(text)
         state.level = meta["level"]
+        state.forgotten_ms, state.turned_ms = meta["forgotten_ms"], meta["turned_ms"]
         try:
             state.set_settings(state.settings.changed(meta["settings"]))
         except UnknownVersion as error:

@@ -75,15 +75,18 @@ class TransactionTable:
             table = self.apps[name] = AppTransactions()
         return table
 
-    def settle(self, table: AppTransactions, tx_ids: Sequence[str], outcome: int) -> None:
-        """Settle open transactions of one app; may forget what settled long ago, in any app."""
+    def settle(self, table: AppTransactions, tx_ids: Sequence[str], outcome: int) -> bool:
+        """Settle open transactions of one app; True: what settled before the last time was forgotten, in all
+        apps."""
         before = len(table.settled.young)
         for tx_id in tx_ids:
             table.settle(tx_id, outcome)
         after = len(table.settled.young)
         self._young += after - before + (APP_AS_IDS if after and not before else 0)
-        if self._young >= self.settled_generation:
-            self._turn()
+        if self._young < self.settled_generation:
+            return False
+        self._turn()
+        return True
 
     def _turn(self) -> None:
         for table in self.apps.values():

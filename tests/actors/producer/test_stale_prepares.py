@@ -1,0 +1,98 @@
+"""A PREPARE that a group refuses as stale: its producer has heard nothing for long, and comes again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from escrowmq.actors.producer.batcher import GroupBatcher
+from escrowmq.actors.producer.blocks import Outcome, PrepareBlock
+from escrowmq.actors.producer.config import ProducerConfig
+from escrowmq.replication.format import ops
+from escrowmq.replication.format.codec import decode_ops
+from escrowmq.replication.model import Message, ResultCode
+from escrowmq.replication.state.transactions import APP_AS_IDS
+from tests.support.brokers import Brokers
+from tests.support.producing import COMMITTED, ProducerOf, values
+from tests.support.waiting import wait_until
+
+STALE, CONFLICT = int(ResultCode.STALE), int(ResultCode.TX_CONFLICT)
+
+
+def a_block(*tx_ids: str, home_group: int = -1) -> tuple[PrepareBlock, list[Outcome]]:
+    column = list(range(len(tx_ids))), [3] * len(tx_ids), [b"row"] * len(tx_ids)
+    digests = [1] * len(tx_ids)
+    block = PrepareBlock("a", home_group, 0, 0, tx_ids, tx_ids, digests, {("a", 0): column}, 3 * len(tx_ids))
+    outcomes: list[Outcome] = []
+    block.deadline, block.done = 1e9, outcomes.append
+    return block, outcomes
+
+
+def refused(batcher: GroupBatcher, codes: dict[int, int], time_ms: int) -> list[tuple[list[str], int]]:
+    """Send what waits and answer it with these problems: (ids, heard_ms) of each PREPARE that was sent."""
+    request = batcher.build()
+    if request is None:
+        return []
+    sent = [op.meta for op in decode_ops(b"".join(request.frames)) if len(op.meta) > 9]
+    problems = [[place, code, "COMMITTED"] for place, code in codes.items()]
+    result = [int(ResultCode.PARTIAL), problems] if problems else [0]
+    batcher.answered(request, ("ok", [result] * len(sent), time_ms), False)
+    return [(list(meta[2]), meta[9].heard_ms) for meta in sent]
+
+
+def test_it_is_sent_again_with_what_has_been_heard_since() -> None:
+    batcher = GroupBatcher("shop", ProducerConfig(), "me")
+    block, outcomes = a_block("x")
+    batcher.prepare(block, 0.0)
+    assert refused(batcher, {0: STALE}, 70) == [(["x"], -1)]
+    assert outcomes == []
+    assert refused(batcher, {0: STALE}, 90) == [(["x"], 70)]
+    assert refused(batcher, {}, 95) == [(["x"], 90)]
+    assert outcomes == [{}] and batcher.build() is None
+
+
+def test_only_those_that_were_refused_are_sent_again() -> None:
+    batcher = GroupBatcher("shop", ProducerConfig(), "me")
+    (first, one), (second, two) = a_block("a", "b"), a_block("c", "d")
+    batcher.prepare(first, 0.0)
+    batcher.prepare(second, 0.0)
+    assert refused(batcher, {1: STALE, 2: CONFLICT, 3: STALE}, 70) == [(["a", "b", "c", "d"], -1)]
+    assert one == two == []
+    assert refused(batcher, {}, 80) == [(["b", "d"], 70)]
+    assert one == [{}] and two == [{0: (CONFLICT, "COMMITTED")}]
+
+
+def test_a_branch_is_closed_and_not_sent_again() -> None:
+    """Home has said that the transaction is open; by now it may have been settled."""
+    batcher = GroupBatcher("shop", ProducerConfig(), "me")
+    block, outcomes = a_block("x", home_group=1)
+    batcher.prepare(block, 0.0)
+    refused(batcher, {0: STALE}, 70)
+    assert outcomes == [{0: (STALE, "COMMITTED")}] and batcher.build() is None
+
+
+@pytest.fixture
+def forgetful(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Brokers]:
+    """One replica that remembers only the last twenty settled transactions."""
+    running = Brokers(tmp_path_factory.mktemp("forgetful"), replicas=1)
+    running.topic("t")
+    group = running.groups[0]
+    wait_until(lambda: group.leader().parts.running.levels().applied == 2, 10.0, "level 2")
+    assert group.submit(ops.settings({"settled_generation": APP_AS_IDS + 20}))[0][0] == 0
+    yield running
+    running.close()
+
+
+def test_producers_notice_nothing_however_soon_transactions_are_forgotten(
+    forgetful: Brokers, producer_of: ProducerOf
+) -> None:
+    quick, slow = producer_of(forgetful), producer_of(forgetful)
+    sent = 0
+    for _ in range(6):
+        for producer, count in ((slow, 1), (quick, 100)):
+            results = producer.send_transactions([[Message("t", b"x")] for _ in range(count)])
+            assert [result.state for result in results] == [COMMITTED] * count
+            sent += count
+    assert len(values(forgetful, "t")) == sent
+    assert forgetful.groups[0].leader().parts.running.replica.state.forgotten_ms > 0
