@@ -46,6 +46,7 @@ class ResultCode(enum.IntEnum):
     STALE = (
         15  # of PREPARE: so long under way that its id may be forgotten; nothing was done: see ``heard_ms``
     )
+    TOO_MANY_IDS = 16  # of PREPARE: no more ids given by applications can be remembered; info = the limit
     OUT_OF_RANGE = 20  # of fetch: the offset is before the log's start or after its end
 
 

@@ -167,6 +167,18 @@ class Admin(Closing):
 
     # ------------------------------------------------------------ the cluster
 
+    def change_settings(self, **values: int) -> dict[str, int]:
+        """Changes replicated settings in every broker group, and returns all that are in force.
+
+        Names and meanings: ``Settings`` in replication/state/settings.py. Without arguments nothing is
+        changed. Raises InvalidMessage for a name or a value that is not allowed, NotSupported while a replica
+        runs older software. If it was cut short, repeat it: groups may differ until then.
+        """
+        in_force: dict[str, int] = {}
+        for gid in range(self.info.groups):
+            _, in_force = self._submit(gid, ops.settings(values))
+        return in_force
+
     def status(self, wait_s: float = STATUS_WAIT_S) -> ClusterStatus:
         """Leaders, terms and positions of every replica, after at most ``wait_s``.
 

@@ -16,6 +16,7 @@ from escrowmq.replication.errors import (
     EscrowMQError,
     InvalidMessage,
     OutcomeUnknown,
+    Overloaded,
     TooManyOpenTransactions,
     TransactionConflict,
     Unavailable,
@@ -57,6 +58,9 @@ def prepare_problem(tx_id: str, code: int, info: Any) -> EscrowMQError | Transac
         return UnknownTopic(str(info[0]), info[1])
     if code == ResultCode.UNKNOWN_TX:
         return UnknownTransaction(tx_id)
+    if code == ResultCode.TOO_MANY_IDS:
+        text = f"the group remembers {info} ids that applications gave; more when the oldest are forgotten"
+        return Overloaded(text, LIMIT_RETRY_AFTER_S)
     if code == ResultCode.STALE:
         text = f"transaction {tx_id!r} took so long to prepare that it may be settled; send it anew"
         return Unavailable(text, LIMIT_RETRY_AFTER_S)

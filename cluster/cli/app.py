@@ -11,6 +11,7 @@ from escrowmq.cluster.cli.failing import Commands
 from escrowmq.cluster.cli.groups import app as groups
 from escrowmq.cluster.cli.lifecycle import demo, down, status, up
 from escrowmq.cluster.cli.producing import produce
+from escrowmq.cluster.cli.settings import settings
 from escrowmq.cluster.cli.topics import app as topics
 from escrowmq.cluster.cli.transactions import app as transactions
 
@@ -43,7 +44,7 @@ def top(
     """EscrowMQ: a transactional message broker on Ray."""
 
 
-for command in (up, down, status, demo, produce, consume):
+for command in (up, down, status, demo, produce, consume, settings):
     app.command()(command)
 app.add_typer(topics, name="topic")
 app.add_typer(transactions, name="txn")

@@ -53,7 +53,6 @@ class OpType(enum.IntEnum):
     INQUIRE = 26
     LEVEL = 31
     SETTINGS = 33
-    LOOKED = 34
 
 
 class PrepareExtra(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True, frozen=True, gc=False):
@@ -112,7 +111,6 @@ META_TYPES: dict[int, Any] = {
     OpType.INQUIRE: tuple[str, list[str], list[int]],
     OpType.LEVEL: tuple[int],
     OpType.SETTINGS: tuple[dict[str, int]],
-    OpType.LOOKED: tuple[int],
 }
 #: The shapes of frame version 2, where there is one.
 META_TYPES_2: dict[int, Any] = {

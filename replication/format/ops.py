@@ -157,8 +157,3 @@ def inquire(app: str, tx_ids: Sequence[str], home_indexes: Sequence[int]) -> byt
 def level(level: int) -> bytes:
     """LEVEL ``[level]``: from here on the log may hold what older software cannot read. No way down."""
     return encode_op(OpType.LEVEL, (level,))
-
-
-def looked(turns: int) -> bytes:
-    """LOOKED ``[turns]``: the leader looked at the sealed ids, at so many turns, for what stands behind."""
-    return encode_op(OpType.LOOKED, (turns,))

@@ -29,7 +29,7 @@ _FROM_CLIENTS = frozenset(
     )
 )
 #: Types of operations that came with level 2; two older ones have a second version since.
-_LEVEL_2 = frozenset((OpType.TX_DONE, OpType.INQUIRE, OpType.SETTINGS, OpType.LOOKED))
+_LEVEL_2 = frozenset((OpType.TX_DONE, OpType.INQUIRE, OpType.SETTINGS))
 NAME_BYTES_MAX = 512
 IDS_PER_OPERATION_MAX = 20_000
 #: Numbers of clients that are added to others later: sums must stay inside what snapshots can hold.

@@ -168,12 +168,13 @@ class StateMachine:
         opened, settled = table.open, table.settled
         open_young, open_old, gone = opened.young, opened.old, opened.gone
         old, young = settled.old, settled.young
+        given_old, given_young = table.given.old, table.given.young
         problems: list[list[Any]] = []
         fresh: list[str] = []
         record = tuple.__new__  # the constructor of a named tuple costs another call: 0.3 us for each
-        instance, parts, given = extra.instance, extra.parts, extra.given
-        participants, home_index = tuple(extra.participants), extra.home_index
-        stale = extra is not NO_EXTRA and extra.heard_ms <= self.forgotten_ms != -1
+        instance, parts, given, home_index = extra.instance, extra.parts, extra.given, extra.home_index
+        participants = tuple(extra.participants) if extra.participants else ()
+        refusal = None if extra is NO_EXTRA else self._refusal_of_new(extra)
         for i, tx_id in enumerate(tx_ids):
             if (
                 part == 0
@@ -181,9 +182,11 @@ class StateMachine:
                 and (tx_id not in open_old or tx_id in gone)
                 and tx_id not in young
                 and tx_id not in old
+                and tx_id not in given_young
+                and tx_id not in given_old
             ):
-                if stale:
-                    problems.append([i, int(ResultCode.STALE), None])
+                if refusal is not None:
+                    problems.append([i, *refusal])
                     continue
                 open_young[tx_id] = record(
                     OpenTx,
@@ -213,9 +216,21 @@ class StateMachine:
                     problems.append([i, *problem])
         if fresh:
             table.open_by_topic[topic] = table.open_by_topic.get(topic, 0) + len(fresh)
+            if given:
+                self.transactions.given.opened += len(fresh)
             self.due.schedule(app, fresh, due)
             opened.age()
         return [int(ResultCode.PARTIAL), problems] if problems else OK
+
+    def _refusal_of_new(self, extra: PrepareExtra) -> Result | None:
+        """Why nothing new is opened by this PREPARE, or None."""
+        if extra.heard_ms <= self.forgotten_ms != -1:
+            return [int(ResultCode.STALE), None]
+        if extra.given:
+            self.transactions.forget_given(self.now_ms)  # else nothing would, while all are refused
+            if not self.transactions.given.has_room(self.settings):
+                return [int(ResultCode.TOO_MANY_IDS), self.settings.remember_ids_max]
+        return None
 
     def _prepare_again(
         self,
@@ -234,7 +249,7 @@ class StateMachine:
         """
         record = table.open.get(tx_id)
         if record is None:
-            mark = table.settled.get(tx_id)
+            mark = table.mark(tx_id)
             if mark is None:
                 return [int(ResultCode.UNKNOWN_TX), None]  # a later part of a transaction nobody knows
             state = STATE_OF[mark & 3].value
@@ -306,7 +321,7 @@ class StateMachine:
         if not table.open.has_all(tx_ids) or len(set(tx_ids)) != len(tx_ids):
             # A leader that keeps to its rules never writes this; if one did, nothing of it takes effect.
             return [int(ResultCode.PARTIAL), self._refused(table, tx_ids, outcome)]
-        if self.transactions.settle(table, tx_ids, outcome):
+        if self.transactions.settle(self.now_ms, table, tx_ids, outcome):
             self._note_turn()
         if self.due.has_leases():
             for tx_id in tx_ids:
@@ -386,7 +401,7 @@ class StateMachine:
     def set_settings(self, settings: Settings) -> None:
         """Put them into force: also from a snapshot."""
         self.settings = settings
-        self.transactions.settled_generation = settings.settled_generation
+        self.transactions.settings = settings
         self.producers.generation = settings.producers_generation
         while len(self.group_offsets) > settings.groups_kept:
             self.group_offsets.popitem(last=False)

@@ -24,6 +24,14 @@ class Settings:
     #: Consumer groups whose positions are kept: those that committed last. Kafka's are forgotten a week after
     #: their last member has left; by number, memory is bounded too.
     groups_kept: int = 50_000
+    #: Seconds for which a settled id that the application gave is remembered at least: such ids come back by
+    #: themselves, long after. A day: whoever repeats an order does so within one. At most twice as long.
+    remember_ids_s: int = 86_400
+    #: Such ids remembered over all apps, in all: 2,000,000 take 260 MB. What exceeds it is forgotten sooner,
+    #: but never one of the newer half; or, with ``remember_ids_strictly``, new ones are refused until there
+    #: is room.
+    remember_ids_max: int = 2_000_000
+    remember_ids_strictly: int = 0
 
     def changed(self, values: Mapping[str, int]) -> Settings:
         """With these values instead. Raises UnknownVersion for a name that this software does not know: a
@@ -46,13 +54,14 @@ BOUNDS: dict[str, tuple[int, int]] = {
     "settled_generation": (1, 5_000_000),
     "producers_generation": (1, 1_000_000),
     "groups_kept": (1, 1_000_000),
+    "remember_ids_s": (1, 366 * 86_400),
+    "remember_ids_max": (2, 20_000_000),
+    "remember_ids_strictly": (0, 1),
 }
 
 
 def setting_problem(values: Mapping[str, int]) -> str | None:
     """Why a client's SETTINGS is refused; None: it is fine."""
-    if not values:
-        return "SETTINGS names no setting"
     for name, value in values.items():
         if name not in BOUNDS:
             return f"unknown setting {name!r}; known: {', '.join(BOUNDS)}"

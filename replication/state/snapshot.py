@@ -55,6 +55,7 @@ class Snapshot:
     meta: dict[str, Any]
     open: list[tuple[str, View]]
     settled: list[tuple[str, int, dict[str, int]]]  # app, generation (0 old, 1 young)
+    given: list[tuple[str, int, dict[str, int]]]  # as settled
     producers: list[tuple[int, dict[Any, Any]]]
     tables: dict[int, Columns]
 
@@ -89,6 +90,7 @@ def capture(state: StateMachine, term: int, run_files: Iterable[str]) -> Snapsho
     if state.level > 1:
         meta["level"], meta["settings"] = state.level, state.settings.values()
         meta["forgotten_ms"], meta["turned_ms"] = state.forgotten_ms, state.turned_ms
+        meta["given_turned_ms"] = state.transactions.given.turned_ms
     apps = state.transactions.apps.items()
     return Snapshot(
         state.applied_index,
@@ -96,6 +98,12 @@ def capture(state: StateMachine, term: int, run_files: Iterable[str]) -> Snapsho
         meta,
         [(app, table.open.hold()) for app, table in apps],
         [(app, age, copy) for app, table in apps for age, copy in enumerate(table.settled.copy())],
+        [
+            (app, age, copy)
+            for app, table in apps
+            if table.given
+            for age, copy in enumerate(table.given.copy())
+        ],
         list(enumerate(state.producers.copy())),
         tables,
     )
@@ -130,6 +138,8 @@ def _chunks(snapshot: Snapshot) -> Iterator[list[Any]]:
         yield from (["open", app, part] for part in _pieces(items))
     for app, age, settled in snapshot.settled:
         yield from (["settled", app, age, part] for part in _pieces(settled.items()))
+    for app, age, given in snapshot.given:
+        yield from (["given", app, age, part] for part in _pieces(given.items()))
     for age, producers in snapshot.producers:
         yield from (["producers", age, part] for part in _pieces(producers.items()))
 
@@ -188,8 +198,9 @@ def _restore(state: StateMachine, name: str, data: bytes | memoryview) -> tuple[
             table = state.transactions.app(chunk[1])
             for tx_id, fields in chunk[2]:
                 table.insert(tx_id, _open_record(fields))
-        elif kind == "settled":
-            remembered = state.transactions.app(chunk[1]).settled
+        elif kind in ("settled", "given"):
+            table = state.transactions.app(chunk[1])
+            remembered = table.settled if kind == "settled" else table.given
             (remembered.young if chunk[2] else remembered.old).update(chunk[3])
         elif kind == "producers":
             generation = state.producers.young if chunk[1] else state.producers.old
@@ -230,6 +241,7 @@ def _restore_meta(state: StateMachine, name: str, meta: dict[str, Any]) -> None:
             raise NewerLevel(text)
         state.level = meta["level"]
         state.forgotten_ms, state.turned_ms = meta["forgotten_ms"], meta["turned_ms"]
+        state.transactions.given.turned_ms = meta["given_turned_ms"]
         try:
             state.set_settings(state.settings.changed(meta["settings"]))
         except UnknownVersion as error:

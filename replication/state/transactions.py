@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 
 from escrowmq.replication.model import ResultCode, TransactionState
 from escrowmq.replication.state.dedup import TwoGenerations
+from escrowmq.replication.state.given_ids import APP_AS_GIVEN_IDS, GivenIds
 from escrowmq.replication.state.open_table import OpenTable, OpenTx
 from escrowmq.replication.state.settings import Settings
 
@@ -27,24 +28,34 @@ STATE_OF = {COMMITTED: TransactionState.COMMITTED, ROLLED_BACK: TransactionState
 
 
 class AppTransactions:
-    """Transactions of one app: open ones by id, settled ones as ``digest << 2 | outcome``."""
+    """Transactions of one app: open ones by id, settled ones as ``digest << 2 | outcome``.
 
-    __slots__ = ("open", "open_by_topic", "settled")
+    ``given``: settled ones whose ids the application gave, which are remembered by time.
+    """
+
+    __slots__ = ("given", "open", "open_by_topic", "settled")
 
     def __init__(self) -> None:
         self.open = OpenTable()
         self.settled: TwoGenerations[str, int] = TwoGenerations(sys.maxsize)  # turned by the table
+        self.given: TwoGenerations[str, int] = TwoGenerations(sys.maxsize)  # too
         self.open_by_topic: dict[str, int] = {}
+
+    def mark(self, tx_id: str) -> int | None:
+        """``digest << 2 | outcome`` of a settled transaction, or None."""
+        mark = self.settled.get(tx_id)
+        return self.given.get(tx_id) if mark is None and self.given else mark
 
     def outcome(self, tx_id: str) -> int | None:
         """COMMITTED, ROLLED_BACK, or None when it is open, unknown or forgotten."""
-        mark = self.settled.get(tx_id)
+        mark = self.mark(tx_id)
         return None if mark is None else mark & 3
 
     def settle(self, tx_id: str, outcome: int) -> OpenTx:
         """The one way out of the table. The transaction must be open."""
         record = self.open.take(tx_id)
-        self.settled.set(tx_id, record.digests[0] << 2 | outcome)
+        # Straight into the table: turning is not its own business here, and a call per transaction is a lot.
+        (self.given if record.given else self.settled).young[tx_id] = record.digests[0] << 2 | outcome
         self.open_by_topic[record.topic] -= 1
         return record
 
@@ -60,9 +71,10 @@ class TransactionTable:
     def __init__(self) -> None:
         self.apps: dict[str, AppTransactions] = {}
         self.audit: list[tuple[int, str, str, str, str]] = []  # now_ms, by, app, tx_id, outcome
-        #: See ``Settings``; the state machine keeps it up to date.
-        self.settled_generation = Settings().settled_generation
+        #: Replicated; the state machine keeps them up to date.
+        self.settings = Settings()
         self._young = 0  # settled ids in the apps' young generations; derived from them
+        self.given = GivenIds()
 
     def look(self, name: str) -> AppTransactions:
         """The app's transactions, to look at: one that has none is not kept."""
@@ -75,32 +87,54 @@ class TransactionTable:
             table = self.apps[name] = AppTransactions()
         return table
 
-    def settle(self, table: AppTransactions, tx_ids: Sequence[str], outcome: int) -> bool:
+    def settle(self, now_ms: int, table: AppTransactions, tx_ids: Sequence[str], outcome: int) -> bool:
         """Settle open transactions of one app; True: what settled before the last time was forgotten, in all
         apps."""
-        before = len(table.settled.young)
+        before, given_before = len(table.settled.young), len(table.given.young)
         for tx_id in tx_ids:
             table.settle(tx_id, outcome)
         after = len(table.settled.young)
         self._young += after - before + (APP_AS_IDS if after and not before else 0)
-        if self._young < self.settled_generation:
+        if (given := len(table.given.young)) != given_before:
+            self.given.settled(given - given_before, first_of_app=not given_before)
+            self.forget_given(now_ms)
+        if self._young < self.settings.settled_generation:
             return False
         self._turn()
         return True
 
+    def forget_given(self, now_ms: int) -> None:
+        """Forget ids that applications gave, if it is time."""
+        if self.given.is_time_to_forget(self.settings, now_ms):
+            for table in self.apps.values():
+                table.given.turn()
+            self._drop_idle()
+            self.given.turned(now_ms)
+
     def _turn(self) -> None:
         for table in self.apps.values():
             table.settled.turn()
+        self._drop_idle()
+        self._young = 0
+
+    def _drop_idle(self) -> None:
         # What is empty means the same as what is not there, so that a reader may keep one here for longer.
-        idle = [name for name, t in self.apps.items() if not t.open and not t.open.in_use and not t.settled]
+        idle = [
+            name
+            for name, t in self.apps.items()
+            if not t.open and not t.open.in_use and not t.settled and not t.given
+        ]
         for name in idle:
             del self.apps[name]
-        self._young = 0
 
     def count_settled(self) -> None:
         """After the tables were filled from a snapshot."""
         young = [len(table.settled.young) for table in self.apps.values() if table.settled.young]
         self._young = sum(young) + APP_AS_IDS * len(young)
+        tables = [table.given for table in self.apps.values()]
+        self.given.young = sum(len(t.young) + APP_AS_GIVEN_IDS for t in tables if t.young)
+        self.given.old = sum(len(t.old) + APP_AS_GIVEN_IDS for t in tables if t.old)
+        self.given.opened = sum(record.given for _, _, record in self.iterate_open())
 
     def record_decision(self, now_ms: int, by: str, app: str, tx_ids: Sequence[str], outcome: int) -> None:
         """Keep who decided, for all but producers and feedback (they are the rule, not news)."""

@@ -66,7 +66,9 @@ def busy_state_of_level_2() -> FedState:
     log = busy_state()
     log.add(ops.level(2), ops.settings({"groups_kept": 7}))
     home = PrepareExtra(instance="producer-1", participants=[1, 2], parts=2, given=True, heard_ms=5)
-    log.state.forgotten_ms, log.state.turned_ms = 3, 4
+    log.state.forgotten_ms, log.state.turned_ms, log.state.transactions.given.turned_ms = 3, 4, 5
+    log.add(ops.prepare("app", "t", ["given"], None, 0, 0, [1], -1, 0, PrepareExtra(given=True, heard_ms=9)))
+    log.add(ops.rollback("app", ["given"]))
     log.add(ops.prepare("app", "t", ["home"], None, 0, 0, [1], -1, 0, home))
     branch = PrepareExtra(instance="producer-1", home_index=[17])
     log.add(ops.prepare("app", "t", ["branch"], None, 0, 0, [1], 3, 0, branch))
@@ -83,9 +85,11 @@ def dump(state: StateMachine) -> dict[str, Any]:
         "open": {a: t.open for a, t in state.transactions.apps.items()},
         "counts": {a: t.open_by_topic for a, t in state.transactions.apps.items()},
         "settled": {a: t.settled.copy() for a, t in state.transactions.apps.items()},
+        "given": {a: t.given.copy() for a, t in state.transactions.apps.items()},
         "audit": state.transactions.audit,
         "producers": state.producers.copy(),
         "groups": state.group_offsets,
         "level": (state.level, state.settings, state.forgotten_ms, state.turned_ms),
+        "given since": state.transactions.given.turned_ms,
         "clock": (state.applied_index, state.now_ms, state.first_index, state.topics.next_slot),
     }

@@ -62,7 +62,6 @@ def samples() -> dict[str, str]:
         "INQUIRE": ops.inquire("shop", ["a", "b"], [17, 18]),
         "LEVEL": ops.level(2),
         "SETTINGS": ops.settings({"settled_generation": 100}),
-        "LOOKED": ops.looked(7),
         "PREPARE version 2": ops.prepare("shop", "orders", ["a"], None, 0, 0, [1], -1, 0, WHOLE),
         "PREPARE version 2 with defaults": ops.prepare(
             "shop", "orders", ["a"], None, 0, 0, [1], -1, 0, PrepareExtra()

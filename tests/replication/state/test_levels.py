@@ -137,4 +137,5 @@ def test_settings_of_clients_have_bounds() -> None:
         assert least <= Settings().values()[name] <= most
         assert setting_problem({name: least}) is None and setting_problem({name: most}) is None
         assert f"{least} to {most}" in (setting_problem({name: most + 1}) or "")
-    assert setting_problem({}) and "unknown setting" in (setting_problem({"x": 1}) or "")
+    assert setting_problem({}) is None, "changes nothing, and tells what is in force"
+    assert "unknown setting" in (setting_problem({"x": 1}) or "")

@@ -1,0 +1,51 @@
+"""How long settled ids that the application gave are remembered: by time, and by number.
+
+Ids that producers generate come once, and a late copy of their PREPARE is refused by time. An id that is an
+order's number comes back by itself: a service that starts again repeats the order, minutes or hours later. So
+these are remembered for ``remember_ids_s``, apart from the others, which would push them out in seconds.
+
+Two generations as in dedup.py, over all apps together. The younger becomes the older after that time; or when
+it holds half of ``remember_ids_max``, unless ids are remembered strictly: then PREPAREs of new ones are
+refused while all of them (open ones too) are as many. Everything here is replicated or derived from it.
+"""
+
+from __future__ import annotations
+
+from escrowmq.replication.state.settings import Settings
+
+#: What an app with such ids counts as beside them: at most some 4,000 apps stay, since all apps are looked at
+#: ten times a second.
+APP_AS_GIVEN_IDS = 500
+
+
+class GivenIds:
+    """Counts over all apps, and when to forget. The ids themselves are in the apps' tables."""
+
+    __slots__ = ("old", "opened", "turned_ms", "young")
+
+    def __init__(self) -> None:
+        #: When ids were forgotten last, or the first was remembered; -1: never yet.
+        self.turned_ms = -1
+        self.young = self.old = 0  # remembered ids of both generations, with what apps count as
+        self.opened = 0  # transactions that are open under such an id
+
+    def settled(self, count: int, *, first_of_app: bool) -> None:
+        """``count`` open ones are remembered from now on."""
+        self.opened -= count
+        self.young += count + (APP_AS_GIVEN_IDS if first_of_app else 0)
+
+    def is_time_to_forget(self, settings: Settings, now_ms: int) -> bool:
+        """Whether the older generation goes now; ``turned`` is to be called then."""
+        if self.turned_ms < 0:
+            self.turned_ms = now_ms
+        full = self.young >= settings.remember_ids_max // 2 and not settings.remember_ids_strictly
+        return full or now_ms - self.turned_ms >= settings.remember_ids_s * 1000
+
+    def turned(self, now_ms: int) -> None:
+        """The older generation is forgotten, and the younger one is the older."""
+        self.turned_ms, self.old, self.young = now_ms, self.young, 0
+
+    def has_room(self, settings: Settings) -> bool:
+        """Whether PREPAREs of more such ids are let in."""
+        remembered = self.opened + self.old + self.young
+        return not settings.remember_ids_strictly or remembered < settings.remember_ids_max

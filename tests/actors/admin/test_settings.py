@@ -1,0 +1,35 @@
+"""Replicated settings, changed and shown by an operator; refused while a replica runs older software."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from escrowmq.actors.admin.admin import Admin
+from escrowmq.replication.errors import InvalidMessage, NotSupported
+from escrowmq.replication.state.settings import Settings
+from tests.support.brokers import Brokers, ClientCalls
+from tests.support.waiting import wait_until
+
+
+def test_settings_are_changed_in_every_group_once_all_replicas_know_them(tmp_path: Path) -> None:
+    brokers = Brokers(tmp_path, groups=2, replicas=1, old=True)
+    brokers.groups[0].old = set()  # upgraded first; the other group holds it back
+    admin = Admin(brokers.info, timeout_s=10.0, calls=ClientCalls(brokers))
+    try:
+        with pytest.raises(NotSupported, match="level 2; upgrade every replica first"):
+            admin.change_settings(groups_kept=9)
+        brokers.upgrade(1, 0)
+        states = [group.leader().parts.running.replica.state for group in brokers.groups]
+        wait_until(lambda: all(state.level == 2 for state in states), 20.0, "level 2")
+        assert admin.change_settings(groups_kept=9, settled_generation=70)["groups_kept"] == 9
+        assert admin.change_settings() == {**Settings().values(), "groups_kept": 9, "settled_generation": 70}
+        assert {state.settings.groups_kept for state in states} == {9}
+        with pytest.raises(InvalidMessage, match="'groups_kept' must be 1 to"):
+            admin.change_settings(groups_kept=0)
+        with pytest.raises(InvalidMessage, match="unknown setting 'groups'"):
+            admin.change_settings(groups=1)
+    finally:
+        admin.close()
+        brokers.close()
