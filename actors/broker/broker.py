@@ -26,7 +26,14 @@ from escrowmq.actors.broker.config import BrokerConfig
 from escrowmq.actors.broker.parts import Parts
 from escrowmq.actors.broker.peers import RayPeers
 from escrowmq.actors.client.topology import ClusterInfo, broker_name
-from escrowmq.replication.calling.answers import FetchEnds, Leadership, LevelReport, ReplicaReport, Reply
+from escrowmq.replication.calling.answers import (
+    EarlierChecks,
+    FetchEnds,
+    Leadership,
+    LevelReport,
+    ReplicaReport,
+    Reply,
+)
 from escrowmq.replication.errors import Closed
 from escrowmq.replication.host.hosting import ReplicaHost
 from escrowmq.replication.host.inspection import status_without_replica
@@ -140,7 +147,22 @@ class Broker:
 
     @ray.method(concurrency_group="feedback")
     def lock_due(self, app: str, topic: str, max_n: int, lease_s: float, wait_s: float, owner: str) -> Reply:
-        return self._led(lambda parts: parts.due_checks.lock_due(app, topic, max_n, lease_s, wait_s, owner))
+        answer = self._led(lambda parts: parts.due_checks.lock_due(app, topic, max_n, lease_s, wait_s, owner))
+        return ("ok", EarlierChecks(answer[1])) if answer[0] == "ok" else answer
+
+    @ray.method(concurrency_group="feedback")
+    def due_pairs(self, term: int, seen: int, part: int, parts: int, wait_s: float) -> Reply:
+        return self._led(lambda brokers: brokers.due_checks.due_pairs(term, seen, part, parts, wait_s))
+
+    @ray.method(concurrency_group="control")
+    def lock_pairs(
+        self, wanted: Sequence[tuple[str, str, int]], lease_s: float, owner: str, owned: bool = True
+    ) -> Reply:
+        return self._led(lambda parts: parts.due_checks.lock_pairs(wanted, lease_s, owner, owned))
+
+    @ray.method(concurrency_group="control")
+    def open_pairs(self, apps: Sequence[str], part: int, parts: int) -> Reply:
+        return self._led(lambda brokers: brokers.due_checks.open_pairs(apps, part, parts))
 
     @ray.method(concurrency_group="control")
     def release_locks(

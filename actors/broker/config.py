@@ -40,8 +40,9 @@ class BrokerConfig:
     produce_threads: int = 32
     fetch_threads: int = 16
     control_threads: int = 16
-    #: Half of them may park, one for each (app, topic) whose feedback actor asks this group; those beyond
-    #: ask once a second instead. Idle threads cost no memory to speak of (143 MB with 16 and with 64).
+    #: Half of them may park, one for each feedback process (``feedback.shards``), and one for each app and
+    #: topic of a producer of an earlier version; those beyond ask once a second instead. Idle threads cost no
+    #: memory to speak of (143 MB with 16 and with 64).
     feedback_threads: int = 64
 
     def __post_init__(self) -> None:

@@ -76,7 +76,7 @@ class FetchEnds(msgspec.Struct, frozen=True):
 
 
 class LockedRow(NamedTuple):
-    """A due transaction, locked for one feedback actor.
+    """A due transaction, locked for one feedback process.
 
     ``checks``: how many it had. ``home_group``: where it is decided, -1 = here. ``exhausted``: it has had all
     of its checks, and its topic says that it is then rolled back. ``instance``: its owner, the producer that
@@ -118,6 +118,36 @@ class LockedChecks(msgspec.Struct, frozen=True):
         """One row for each transaction."""
         columns = (getattr(self, name) for name in self.__struct_fields__)
         return list(map(LockedRow._make, zip(*columns, strict=True)))
+
+
+class EarlierChecks:
+    """``LockedChecks`` on its way to an earlier version, which unpickles its own class of that name: without
+    the columns that it does not know."""
+
+    def __init__(self, checks: LockedChecks) -> None:
+        self._columns = [getattr(checks, name) for name in checks.__struct_fields__[:6]]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return LockedChecks, tuple(self._columns)
+
+
+class DuePairs(msgspec.Struct, frozen=True):
+    """Pairs (app, topic) that came to have due checks since the caller last asked.
+
+    ``term`` and ``seen`` are what the caller passes the next time: the leader's term, and the number up to
+    which it was told in that term.
+    """
+
+    term: int
+    seen: int
+    pairs: Sequence[tuple[str, str]] = ()
+
+
+class OpenPairs(msgspec.Struct, frozen=True):
+    """Pairs (app, topic) with open transactions, of the first ``apps`` of the apps that were asked for."""
+
+    apps: int
+    pairs: Sequence[tuple[str, str]] = ()
 
 
 class OpenTransactions(msgspec.Struct, frozen=True):

@@ -1,11 +1,20 @@
-"""Transaction checks that have come due: leases of them for feedback actors. Leader only."""
+"""Transaction checks that have come due: who is told, and leases of them. Leader only.
+
+A feedback process asks for all of its pairs of app and topic at once: ``due_pairs`` parks until some pair
+comes to have due checks and names it; ``lock_pairs`` leases what its producers can take. A parked call leases
+nothing, so one whose caller has died delays no check. ``lock_due``, which does both for one pair, is what
+feedback actors of earlier versions call; they do not know owners, and get no transaction that has one. In the
+driver's thread nothing here grows with the number of pairs.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-from escrowmq.replication.calling.answers import LockedChecks, Reply
+from escrowmq.replication.calling.answers import DuePairs, LockedChecks, OpenPairs, Reply
+from escrowmq.replication.calling.sharing import part_of
+from escrowmq.replication.errors import InvalidMessage
 from escrowmq.replication.host.running import RunningReplica
 from escrowmq.replication.state.machine import StateMachine
 
@@ -14,6 +23,15 @@ DUE_MAX = 10_000
 LEASE_S_MAX = 86_400.0
 #: A check is put off by no longer than this.
 WAIT_MS_MAX = 60_000
+#: Transactions after which an answer of ``lock_pairs`` takes no further pair: a millisecond of that thread.
+LOCKED_ENOUGH = 1_024
+#: A transaction that is left to who knows owners is due again after this.
+LEFT_MS = 2_000
+#: Pairs, or apps, that one call may name: half a millisecond of the driver's thread.
+NAMED_MAX = 256
+#: Pairs after which an answer of ``open_pairs`` takes no further app.
+OPEN_PAIRS_ENOUGH = 10_000
+PARTS_MAX = 1_024
 
 
 class DueChecks:
@@ -23,7 +41,7 @@ class DueChecks:
         self._running, self._replica = running, running.replica
 
     def lock_due(self, app: str, topic: str, max_n: int, lease_s: float, wait_s: float, owner: str) -> Reply:
-        """``("ok", LockedChecks)``.
+        """``("ok", LockedChecks)``, of transactions without an owner.
 
         Waits up to ``wait_s`` for one to come due. No other owner gets it until its lease ends.
         """
@@ -34,12 +52,88 @@ class DueChecks:
 
         def attempt() -> Reply | None:
             nonlocal answer
-            answer = running.led(lambda: lock_due(state, app, topic, max_n, lease_s, owner, running.now_ms()))
+            answer = running.led(
+                lambda: lock_due(state, app, topic, max_n, lease_s, owner, running.now_ms(), owned=False)
+            )
             return None if answer == nothing else answer
 
         found = running.checks_due.wait_for(attempt, wait_s) or answer
         # The columns are made in this thread: the replica's own has more to do.
         return ("ok", LockedChecks.of(found[1])) if found[0] == "ok" else found
+
+    def due_pairs(self, term: int, seen: int, part: int, parts: int, wait_s: float) -> Reply:
+        """``("ok", DuePairs)``: pairs of this ``part`` of all (``part_of``) that came to have due checks
+        after the caller had seen number ``seen`` in ``term``. Waits up to ``wait_s`` for one."""
+        _check_part(part, parts)
+        running, news = self._running, self._replica.state.due.news
+        at = DuePairs(term, seen)
+
+        def look() -> tuple[DuePairs, bool]:
+            now = running.node.term
+            upto, pairs = news.after(at.seen if at.term == now else 0, lambda p: part_of(*p, parts) == part)
+            return DuePairs(now, upto, pairs), upto >= news.last
+
+        def attempt() -> Reply | None:
+            nonlocal at
+            while True:
+                status, *rest = running.led(look)
+                if status != "ok":
+                    return status, *rest
+                at, at_end = rest[0]
+                if at.pairs:
+                    return "ok", at
+                if at_end:
+                    return None
+
+        return running.checks_due.wait_for(attempt, wait_s) or ("ok", at)
+
+    def lock_pairs(
+        self, wanted: Sequence[tuple[str, str, int]], lease_s: float, owner: str, owned: bool = True
+    ) -> Reply:
+        """``("ok", [LockedChecks, ...])``, of each (app, topic, how many at most), at once; of the first ones
+        only, when those were many. ``owned``: also those that have an owner.
+
+        Raises InvalidMessage when more pairs are named than one call may.
+        """
+        _check_count(wanted, "pairs")
+        running, state = self._running, self._replica.state
+        lease_s = min(lease_s, LEASE_S_MAX)
+
+        def lock() -> list[list[tuple[Any, ...]]]:
+            found, total, now_ms = list[list[tuple[Any, ...]]](), 0, running.now_ms()
+            for app, topic, max_n in wanted:
+                if total >= LOCKED_ENOUGH:
+                    break
+                rows = lock_due(state, app, topic, min(max_n, DUE_MAX), lease_s, owner, now_ms, owned=owned)
+                found.append(rows)
+                total += len(found[-1])
+            return found
+
+        status, *rest = running.led(lock)
+        return ("ok", [LockedChecks.of(rows) for rows in rest[0]]) if status == "ok" else (status, *rest)
+
+    def open_pairs(self, apps: Sequence[str], part: int, parts: int) -> Reply:
+        """``("ok", OpenPairs)``: those pairs of this ``part`` in which the apps have open transactions.
+
+        In the caller's thread, since an app may have any number of topics.
+        """
+        _check_part(part, parts)
+        _check_count(apps, "apps")
+
+        def read(state: StateMachine) -> OpenPairs:
+            pairs: list[tuple[str, str]] = []
+            answered = 0
+            for app in apps:
+                if len(pairs) >= OPEN_PAIRS_ENOUGH:
+                    break
+                answered += 1
+                table = state.transactions.apps.get(app)
+                # One step of the interpreter: the driver's thread changes it meanwhile.
+                counts = [] if table is None else list(table.open_by_topic.items())
+                pairs += [(app, topic) for topic, n in counts if n > 0 and part_of(app, topic, parts) == part]
+            return OpenPairs(answered, pairs)
+
+        return self._running.if_leading(read)
 
     def release_locks(
         self, app: str, topic: str, tx_ids: Sequence[str], owner: str, waits_ms: Sequence[int] = ()
@@ -60,17 +154,43 @@ class DueChecks:
         return self._running.led(read)
 
 
+def _check_part(part: int, parts: int) -> None:
+    if not 0 <= part < parts <= PARTS_MAX:
+        raise InvalidMessage(f"part must be below parts, and those at most {PARTS_MAX}")
+
+
+def _check_count(named: Sequence[Any], what: str) -> None:
+    if len(named) > NAMED_MAX:
+        raise InvalidMessage(f"one call names at most {NAMED_MAX} {what}, not {len(named)}")
+
+
 def lock_due(
-    state: StateMachine, app: str, topic: str, max_n: int, lease_s: float, owner: str, now_ms: int
+    state: StateMachine,
+    app: str,
+    topic: str,
+    max_n: int,
+    lease_s: float,
+    owner: str,
+    now_ms: int,
+    *,
+    owned: bool = True,
 ) -> list[tuple[Any, ...]]:
-    """Lease due checks to ``owner``; rows with the fields of ``LockedRow``. In the applying thread."""
+    """Lease due checks to ``owner``; rows with the fields of ``LockedRow``. In the applying thread.
+
+    Not ``owned``: those whose producer is known are left to who asks that one first.
+    """
     known = state.topics.topics.get(topic)
     rolls_back = known is not None and known.info.on_check_exhausted == "rollback"
     check_max = known.info.check_max if known else 0
+    found = state.due.lock(app, topic, max_n, owner, int(lease_s * 1000), now_ms)
+    if not owned:
+        left = [tx for tx, r in found if r.instance]
+        state.due.release(app, left, owner, now_ms, [LEFT_MS] * len(left))
+        found = [(tx, r) for tx, r in found if not r.instance]
     return [
         (
             *(tx, r.query_id, r.prepared_ms, r.checks, r.home_group, rolls_back and r.checks >= check_max),
             *(r.instance, r.newest_index if state.level > 1 else 0, max(now_ms - r.prepared_ms, 0)),
         )
-        for tx, r in state.due.lock(app, topic, max_n, owner, int(lease_s * 1000), now_ms)
+        for tx, r in found
     ]

@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 
 from escrowmq.replication.model import TopicInfo
+from escrowmq.replication.state.due_news import DueNews
 from escrowmq.replication.state.open_table import OpenTx
 from escrowmq.replication.state.transactions import TransactionTable
 
@@ -52,6 +53,7 @@ class DueQueue:
     """Buckets of future checks, queues of due ones by (app, topic), leases of handed-out ones."""
 
     def __init__(self, table: TransactionTable, *, tidy_slack: int = TIDY_SLACK) -> None:
+        self.news = DueNews()  # the pairs in ``_due``
         self._table = table
         self._slack = tidy_slack
         self._buckets: dict[int, deque[tuple[str, Sequence[str]]]] = {}
@@ -127,6 +129,7 @@ class DueQueue:
                 self._queued -= 1
         if not queue:
             self._due.pop(key, None)
+            self.news.remove(key)
             return 0, budget
         return left, budget
 
@@ -143,6 +146,7 @@ class DueQueue:
         self._buckets.clear()
         self._order.clear()
         self._due.clear()
+        self.news.clear()
         self._leases.clear()
         self._untidied.clear()
         self._queued = 0
@@ -190,6 +194,7 @@ class DueQueue:
             queue = self._due.get((app, record.topic))
             if queue is None:
                 queue = self._due[app, record.topic] = deque()
+                self.news.add((app, record.topic))
             queue.append(tx_id)
             moved += 1
         self._queued += moved
@@ -217,6 +222,7 @@ class DueQueue:
                 taken.append((tx_id, record))
         if not queue:
             self._due.pop((app, topic), None)
+            self.news.remove((app, topic))
         self.schedule(app, [tx_id for tx_id, _ in taken], now_ms + max(lease_ms, BUCKET_MS))
         return taken
 
@@ -236,6 +242,7 @@ class DueQueue:
         """This replica leads no more: leases end, and what is due waits for its next leadership."""
         self._leases.clear()
         due, self._due = self._due, {}
+        self.news.clear()
         for (app, _), queue in due.items():
             self._queued -= len(queue)
             self.schedule(app, list(queue), now_ms + BUCKET_MS)

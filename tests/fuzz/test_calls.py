@@ -29,7 +29,14 @@ ROW = encode_row(None, b"v", None, None)
 METHODS = {
     "requests": {"submit": 1},
     "reads": {"fetch": 3, "fetch_ends": 6, "offsets": 2, "topics": 1, "partition_bounds": 1, "committed": 2},
-    "due_checks": {"lock_due": 6, "release_locks": 4, "open_topics": 1},
+    "due_checks": {
+        "lock_due": 6,
+        "due_pairs": 5,
+        "lock_pairs": 4,
+        "open_pairs": 3,
+        "release_locks": 4,
+        "open_topics": 1,
+    },
     "inspection": {"tx_states": 2, "transactions": 4, "find_transaction": 2, "audit": 0, "status": 0},
     "running": {"whoami": 0},
     "offers": {"checkpoint_manifest": 0, "checkpoint_read": 3, "checkpoint_suspect": 2},
@@ -53,7 +60,8 @@ odd = st.sampled_from([
     FILE, 40, (1 << 63) - 1, "x\0.log", "\ud800.log", "x" * 300 + ".snap", [("t", 0, 0, 1, 1)],
     [("t", 0, 0, 1 << 70, 1 << 70)], [("t", 0, -1, -5, -1)], [("t", 0, "0", None, 1.5)], [("t", None, 0)],
     [("t", 0, 0, 1)], [("t", 0, 0, None)], [("t", 0, 0, -1)], [("t", [], 0)], [([], 0, 0)],
-    [("t", 0, None)], [("t", 0, math.nan)],
+    [("t", 0, None)], [("t", 0, math.nan)], [("app", "t", 5)], [("app", "t", -1)],
+    [("app", "t", 1)] * 300, ["app"], 2, 1024,
 ])  # fmt: skip
 calls = st.lists(
     st.one_of(

@@ -110,6 +110,8 @@ def _check_broker(replica: SimReplica, broker: Any) -> None:
     due = state.due
     if due._queued > due._slack:
         _inside(replica, "checks queued", due._queued, 2 * opened + 2 * due._slack)
+    if len(due.news) != len(due._due):
+        _same(replica, "pairs with due checks", len(due.news), len(due._due))
     if len(due._order) > len(due._buckets):
         _inside(replica, "order of checks", len(due._order), 2 * len(due._buckets) + GONE_BUCKETS_MAX)
     if due._leases:

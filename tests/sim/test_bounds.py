@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -134,6 +135,11 @@ def checks_queued(patch: pytest.MonkeyPatch, replica: SimReplica, broker: Any) -
 @exceeds("checks queued", recount=True)
 def checks_miscounted(patch: pytest.MonkeyPatch, replica: SimReplica, broker: Any) -> None:
     patch.setattr(broker.state.due, "_queued", broker.state.due._queued + 1)
+
+
+@exceeds("pairs with due checks")
+def pairs_of_which_nobody_hears(patch: pytest.MonkeyPatch, replica: SimReplica, broker: Any) -> None:
+    patch.setitem(broker.state.due._due, ("nobody", "t"), deque(["never named"]))
 
 
 @exceeds("order of checks")

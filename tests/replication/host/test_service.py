@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import pickle
 import shutil
 import socket
 
 import pytest
 
-from escrowmq.replication.calling.answers import LockedChecks
-from escrowmq.replication.errors import CorruptLog, DataDirLocked, Unavailable
+from escrowmq.replication.calling.answers import DuePairs, EarlierChecks, LockedChecks
+from escrowmq.replication.errors import CorruptLog, DataDirLocked, InvalidMessage, Unavailable
 from escrowmq.replication.format import ops
+from escrowmq.replication.host import due_checks
 from escrowmq.replication.host.hosting import ReplicaHost
 from tests.support.broker_group import BrokerGroup, texts
 from tests.support.requests import prepare
@@ -92,6 +94,54 @@ def test_due_transactions_are_leased_to_one_asker(trio: BrokerGroup) -> None:
     checks.release_locks("app", "t", ["a"], "one")
     assert checks.lock_due("app", "t", 10, 5.0, 3.0, "two")[1].tx_ids == ("a",)
     assert parts.inspection.tx_states("app", ["a", "b"]) == ("ok", ["PREPARE", "UNKNOWN"])
+
+
+def test_pairs_with_due_transactions_are_named_once_and_locked_many_at_a_time(trio: BrokerGroup) -> None:
+    trio.topic(transaction_timeout_ms=100)
+    trio.submit(prepare(["a", "b"]), prepare(["c"], app="other"))
+    checks = trio.leader().parts.due_checks
+    found, seen = set[tuple[str, str]](), DuePairs(0, 0)
+    while len(found) < 2:
+        status, seen = checks.due_pairs(seen.term, seen.seen, 0, 1, 3.0)
+        assert status == "ok" and seen.pairs
+        found.update(seen.pairs)
+    assert found == {("app", "t"), ("other", "t")}
+    assert checks.due_pairs(seen.term, seen.seen, 0, 1, 0.0)[1].pairs == [], "each is named once"
+    both = [checks.due_pairs(0, 0, part, 2, 0.0)[1].pairs for part in (0, 1)]
+    assert sorted(both[0] + both[1]) == sorted(found), "each by one of two parts, to who has seen nothing"
+    opened = checks.open_pairs(["app", "nobody", "other"], 0, 1)[1]
+    assert (opened.apps, set(opened.pairs)) == (3, found)
+    wanted = [("app", "t", 1), ("nobody", "t", 5), ("other", "t", 5)]
+    status, locked = checks.lock_pairs(wanted, 5.0, "one")
+    assert status == "ok" and [len(each.tx_ids) for each in locked] == [1, 0, 1]
+    assert [len(each.tx_ids) for each in checks.lock_pairs(wanted, 5.0, "two")[1]] == [1, 0, 0]
+
+
+def test_an_earlier_version_reads_locked_checks_in_its_own_shape() -> None:
+    row = ("t1", "q", 5, 1, -1, False, "owner", 7, 9)
+    read = pickle.loads(pickle.dumps(EarlierChecks(LockedChecks.of([row]))))  # noqa: S301
+    assert read == LockedChecks(("t1",), ("q",), (5,), (1,), (-1,), (False,))
+
+
+def test_one_call_about_pairs_is_bounded(trio: BrokerGroup, monkeypatch: pytest.MonkeyPatch) -> None:
+    trio.topic(transaction_timeout_ms=100)
+    trio.submit(*(prepare([f"{app}{n}" for n in range(4)], app=app) for app in "xyz"))
+    checks = trio.leader().parts.due_checks
+    for named in ([("app", "t", 1)] * 257, [("app", "t", 1)] * 10_000):
+        with pytest.raises(InvalidMessage, match="at most 256 pairs"):
+            checks.lock_pairs(named, 5.0, "one")
+    with pytest.raises(InvalidMessage, match="at most 256 apps"):
+        checks.open_pairs(["app"] * 257, 0, 1)
+    for part, parts in ((-1, 1), (1, 1), (0, 0), (0, 5_000)):
+        with pytest.raises(InvalidMessage):
+            checks.due_pairs(0, 0, part, parts, 0.0)
+    wait_until(lambda: len(checks.due_pairs(0, 0, 0, 1, 1.0)[1].pairs) == 3, what="all of them are due")
+    monkeypatch.setattr(due_checks, "LOCKED_ENOUGH", 5)
+    first = checks.lock_pairs([(app, "t", 10) for app in "xyz"], 5.0, "one")[1]
+    assert [len(each.tx_ids) for each in first] == [4, 4], "the third pair is left to the next call"
+    monkeypatch.setattr(due_checks, "OPEN_PAIRS_ENOUGH", 1)
+    opened = checks.open_pairs(["x", "y", "z"], 0, 1)[1]
+    assert (opened.apps, list(opened.pairs)) == (1, [("x", "t")])
 
 
 def test_damage_found_while_reading_takes_the_replica_out_until_it_is_repaired(trio: BrokerGroup) -> None:
