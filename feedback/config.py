@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from escrowmq.replication.errors import ConfigError
 from escrowmq.replication.setting_checks import check_all_positive
 
+#: Every producer polls at every one of them.
+SHARDS_MAX = 64
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaderTiming:
@@ -14,7 +17,7 @@ class LeaderTiming:
 
     #: With a call outstanding, one of the other replicas is asked this often who leads. A new leader is
     #: there 0.3 to 0.6 s after a death, and Ray reports the death only after 1 to 64 s. At this rate an
-    #: idle feedback actor costs 1 % of a core, all in all.
+    #: idle feedback process costs 1 % of a core, all in all.
     probe_every_s: float = 0.4
     #: Without a known leader all replicas are asked this often: an election is under way.
     search_every_s: float = 0.1
@@ -32,18 +35,19 @@ SENT_AWAY_JITTER = 1.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FeedbackConfig:
-    """One feedback actor (one app and topic)."""
+    """Feedback: one unit for each app and topic, all of them hosted in a few processes."""
 
     #: Long poll at the leader, as in FMQ.
     lock_wait_s: float = 5.0
-    #: Nobody else gets a locked transaction for so long. It is also how long a check is delayed by the
-    #: loss of a feedback actor (its parked call at the leader still locks for it), so it is short; a check
-    #: that takes longer is simply locked again, which renews it.
+    #: Nobody else gets a locked transaction for so long. It is also how long a check is delayed by the loss
+    #: of a feedback process, so it is short; a check that takes longer is simply locked again, which renews
+    #: it.
     lock_lease_s: float = 4.0
-    #: Transactions per lock call: a call costs 0.5 ms, so 64 make it small beside the checks themselves.
+    #: Transactions per app, topic and lock call: a call costs 0.5 ms, so 64 make it small beside the checks
+    #: themselves.
     lock_batch: int = 64
-    #: Checks on hand per broker group (queued, handed out, being settled); bounds memory and the number
-    #: of leases that are lost with the actor.
+    #: Checks on hand per app, topic and broker group (queued, handed out, being settled); bounds memory and
+    #: the number of leases that are lost with the process.
     checks_per_group_max: int = 512
     #: A producer shows in its next poll that it got a check; a live one polls again within milliseconds. A
     #: check that is not confirmed within this time is handed out again. Its producer stays what it was: it
@@ -57,28 +61,29 @@ class FeedbackConfig:
     #: The owner of a transaction (the producer that prepared it) is gone, so that others of its app are
     #: asked, when nothing was heard of it for so long. A live one is back sooner, whatever happens: after 18
     #: s when it was sent away among thousands (1.5 times ``poll_wait_max_s / poll_wait_s``), after 6 s when
-    #: its feedback actor was lost. It is also how long a check waits after a producer was killed; one that
+    #: its feedback process was lost. It is also how long a check waits after a producer was killed; one that
     #: closes says so. An owner that stands still for longer, and then commits, may find its transaction
     #: rolled back (guide, "The querier").
     owner_gone_s: float = 20.0
     #: Long poll of a producer, as in FMQ. Randomised downwards by a fifth, so that the polls of producers
     #: that all lost one actor do not stay in step.
     poll_wait_s: float = 5.0
-    #: Polls of one actor that end in a second, without checks. Each costs 2 to 4 ms of processor time at
+    #: Polls of one process that end in a second, without checks. Each costs 2 to 4 ms of processor time at
     #: both ends together, so 5 make 1 to 2 % of a core. With more than 25 producers polls are longer than
     #: ``poll_wait_s`` ...
     polls_per_s: float = 5.0
     #: ... up to this (with 300 producers). A producer that died with its poll parked looks online so long,
     #: and a check that is handed to it comes ``confirm_s`` later to the next one.
     poll_wait_max_s: float = 60.0
-    #: Parked polls. At max_concurrency an async actor cannot even run the call that wakes the others, so
-    #: polls beyond this bound are sent away with a hint when to come back (56 KB each).
+    #: Parked polls of one app at one process. Polls beyond this bound are sent away with a hint when to come
+    #: back (56 to 80 KB each).
     polls_parked_max: int = 500
-    #: Producers remembered at a time: parked ones and those that were sent away.
+    #: Producers of one app remembered at a time: parked ones and those that were sent away.
     producers_max: int = 2_000
     #: Answers per submit.
     settle_batch: int = 512
-    #: Answers waiting for their submit, per broker group. Beyond it producers are told to come back.
+    #: Answers waiting for their submit, per app, topic and broker group. Beyond it producers are told to come
+    #: back.
     settle_queue_max: int = 2_048
     #: An answer that could not be submitted for so long (no leader) is dropped: the check is repeated.
     settle_keep_s: float = 60.0
@@ -87,12 +92,32 @@ class FeedbackConfig:
     #: Without any producer online, branch transactions still follow their home group's decision; they are
     #: then looked for this often.
     branch_sweep_s: float = 5.0
-    #: Nobody polled for so long: the actor ends (64 MB); the next producer starts it again.
+    #: An app and topic without checks for so long is forgotten with its counters (10 KB), and so is an app of
+    #: which nobody has polled; both are there again at the next check, or poll.
     idle_exit_s: float = 600.0
     leader: LeaderTiming = LeaderTiming()
+    #: Processes that host feedback (67 MB each). Each app and topic belongs to one of them, and a producer
+    #: has a poll parked at each. Two: one process asks some thousand checks a second, so the second is for
+    #: what one process cannot keep apart. While one is started again, checks of half of the topics wait.
+    #: Counts when the first producer with a querier starts, and then until the cluster is stopped.
+    shards: int = 2
+    #: Parked polls of all apps at one process; beyond it those parked longest are sent away, first those of
+    #: the app that has most. At max_concurrency an async actor could not even run the call that wakes others.
+    shard_polls_max: int = 5_000
+    #: Apps and topics with checks at a time, or within ``idle_exit_s`` after them, per process. Beyond it no
+    #: further ones are taken on before others are done; the leader keeps them meanwhile.
+    pairs_max: int = 20_000
+    #: Apps of which somebody polled within ``idle_exit_s``, per process (2 KB each). Beyond it those that are
+    #: silent longest are forgotten sooner, and polls of further ones are sent away if none is silent.
+    apps_max: int = 50_000
+    #: Submits of answers under way at a time, per process and broker group: half of the broker's threads for
+    #: submits, so that producers find the other half free.
+    submits_at_once: int = 16
 
     def __post_init__(self) -> None:
         check_all_positive(self)
+        if not 1 <= self.shards <= SHARDS_MAX:
+            raise ConfigError(f"shards must be 1 to {SHARDS_MAX}, not {self.shards}")
         if self.confirm_s >= self.lock_lease_s:
             raise ConfigError("confirm_s must be below lock_lease_s: else no check survives a dead producer")
         if self.owner_gone_s <= max(self.silent_s, self.sent_away_max_s):
@@ -111,7 +136,7 @@ class FeedbackConfig:
 class AnswererConfig:
     """The producer's side."""
 
-    #: One long poll at a feedback actor, as in FMQ; the actor answers within it at the latest.
+    #: One long poll at a feedback process, as in FMQ; it answers within it at the latest.
     poll_wait_s: float = 5.0
     #: An actor with many producers lets them poll rarely. So a producer offers twice the time that its last
     #: poll took, up to this; a poll without any answer is noticed after 1.6 times what was offered.
@@ -135,15 +160,9 @@ class AnswererConfig:
     stuck_threads_max: int = 16
     #: Checks taken per querier thread: enough to keep it busy for the time of a poll.
     checks_per_thread: int = 16
-    #: How often the leaders are asked in which topics this app has open transactions (FMQ: a restarted
-    #: producer keeps no state; the server holds all of it).
-    discover_every_s: float = 5.0
-    #: A topic found that way is left again after so long without open transactions.
-    topic_linger_s: float = 60.0
-    #: Reconnecting to a lost feedback actor: first and longest pause.
+    #: Reconnecting to a lost feedback process: first and longest pause.
     reconnect_min_s: float = 0.1
     reconnect_max_s: float = 2.0
-    leader: LeaderTiming = LeaderTiming()
 
     def __post_init__(self) -> None:
         check_all_positive(self)

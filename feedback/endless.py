@@ -1,7 +1,7 @@
 """A loop that survives its errors: one failing step costs a pause, never the loop.
 
-RocketMQ's scanner dies, or stalls every topic, at one exception; here each loop serves one app and
-topic at one group, and goes on. It must never swallow a cancellation.
+RocketMQ's scanner dies, or stalls every topic, at one exception; here a loop that stumbles goes on. It must
+never swallow a cancellation.
 """
 
 from __future__ import annotations
@@ -17,10 +17,20 @@ from escrowmq.replication.errors import Unavailable
 log = logging.getLogger(__name__)
 
 
-async def endless(step: Callable[[], Awaitable[None]], counts: Counter[str], what: str) -> None:
-    """``step`` after ``step`` until cancelled; after a failure a pause of 0.1 s that doubles to 2 s."""
+def _always() -> bool:
+    return True
+
+
+async def endless(
+    step: Callable[[], Awaitable[None]],
+    counts: Counter[str],
+    what: str,
+    more: Callable[[], bool] = _always,
+) -> None:
+    """``step`` after ``step`` until cancelled, or until there is no ``more`` to do; after a failure a pause
+    of 0.1 s that doubles to 2 s."""
     failures = 0
-    while True:
+    while more():
         try:
             await step()
             failures = 0

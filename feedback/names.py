@@ -28,8 +28,15 @@ def broker_name(gid: int, rid: int) -> str:
     return f"broker-g{gid}-r{rid}"
 
 
+def shard_name(index: int) -> str:
+    """Ray name of process ``index`` of those that host feedback. No pair's name has a single dash."""
+    return f"feedback-shard:{index}"
+
+
 def feedback_name(app: str, topic: str) -> str:
-    """Ray name of the feedback actor that asks ``app`` about its transactions of ``topic``.
+    """Name of the feedback that asks ``app`` about its transactions of ``topic``, in logs and status.
+
+    Earlier versions start a Ray actor of this name for each pair.
 
     Dashes of the app are escaped: else app ``a-b`` with topic ``c`` would share an actor with app ``a``
     and topic ``b-c``, and be asked about transactions it has never heard of.

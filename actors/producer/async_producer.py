@@ -41,11 +41,10 @@ class AsyncProducer(AsyncClosing):
     def __init__(
         self,
         core: ProducerCore,
-        topic_used: Callable[[str], None],
         close: Callable[[float | None], None],
     ) -> None:
-        """``topic_used(topic)``: a transaction's home is there. ``close(timeout_s)`` closes the producer."""
-        self._core, self._topic_used, self._close = core, topic_used, close
+        """``close(timeout_s)`` closes the producer."""
+        self._core, self._close = core, close
         self._bridges: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, LoopBridge]
         self._bridges = weakref.WeakKeyDictionary()
 
@@ -89,7 +88,6 @@ class AsyncProducer(AsyncClosing):
             tx_id,
             transaction_timeout_s,
             one_way_commit,
-            self._topic_used,
         )
 
     async def send_message_in_transaction(
@@ -152,7 +150,6 @@ class AsyncProducer(AsyncClosing):
             batch,
             None if local_transaction is None else run_in_loop,
             transaction_timeout_s,
-            self._topic_used,
         )
 
     async def flush(self, timeout_s: float | None = None) -> bool:

@@ -9,7 +9,7 @@ one has its own result.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from escrowmq.actors.client.wakeup import Waiter
@@ -35,11 +35,10 @@ def send_transactions(
     batch: Iterable[Requested],
     local: LocalBatch | None,
     transaction_timeout_s: float | None,
-    topic_used: Callable[[str], None],
 ) -> list[TransactionResult]:
     """See ``Producer.send_transactions``."""
     ms = timeout_ms(transaction_timeout_s, core.config.transaction_timeout_s)
-    run = _BulkRun(core, ms, pipelined=local is None, topic_used=topic_used)
+    run = _BulkRun(core, ms, pipelined=local is None)
     try:
         try:
             for index, item in enumerate(batch):
@@ -88,11 +87,8 @@ def _decisions(returned: Any, count: int) -> list[TransactionState]:
 class _BulkRun:
     """One call of ``send_transactions``: the caller's thread adds and waits, the router's reports."""
 
-    def __init__(
-        self, core: ProducerCore, ms: int, *, pipelined: bool, topic_used: Callable[[str], None]
-    ) -> None:
+    def __init__(self, core: ProducerCore, ms: int, *, pipelined: bool) -> None:
         self._core, self._timeout_ms, self._pipelined = core, ms, pipelined
-        self._topic_used = topic_used
         self._builders: dict[tuple[int, str], BlockBuilder] = {}
         self._given: set[str] = set()
         self._units: list[BulkUnit] = []
@@ -132,7 +128,7 @@ class _BulkRun:
         one_group = groups == 1 or all(group_of(t, p, groups) == gid for t, p, _ in placed)
         if not one_group or size > core.config.part_bytes:
             plan = core.encoder.plan(tx_id, query_id, placed, size, self._timeout_ms, given_id is not None)
-            self._send(PlanUnit(core, plan, index, self._give_up_s), plan.home_topic)
+            self._send(PlanUnit(core, plan, index, self._give_up_s))
             return
         builder = self._builders.get((gid, topic))
         if builder is None:
@@ -151,7 +147,7 @@ class _BulkRun:
         fresh = self._builders[builder.gid, builder.home_topic] = BlockBuilder(
             builder.gid, builder.home_topic
         )
-        self._send(unit, builder.home_topic)
+        self._send(unit)
         return fresh
 
     def send_rest(self) -> None:
@@ -160,8 +156,7 @@ class _BulkRun:
             if builder.tx_ids:
                 self._send_block(builder)
 
-    def _send(self, unit: BlockUnit | PlanUnit, home_topic: str) -> None:
-        self._topic_used(home_topic)
+    def _send(self, unit: BlockUnit | PlanUnit) -> None:
         self._units.append(unit)
         try:
             self._core.reserve(unit.size)

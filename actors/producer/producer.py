@@ -52,9 +52,9 @@ class Producer(Closing):
         feedback: FeedbackConfig | None = None,
         calls: ReplicaCalls | None = None,
     ) -> None:
-        """``answerer``: how checks are answered here; ``feedback``: settings of the actors that ask.
+        """``answerer``: how checks are answered here; ``feedback``: settings of the processes that ask.
 
-        The latter count where a feedback actor is started, by the first producer of its app and topic.
+        The latter count where those are started, by the first producer with a querier.
         """
         self._config = config or ProducerConfig()
         self._core = ProducerCore(info, app, self._config, calls)
@@ -118,9 +118,7 @@ class Producer(Closing):
         time to the first check. ``one_way_commit``: do not wait for the commit's answer; a lost one is
         asked back.
         """
-        return Transaction(
-            self._core, query_id, tx_id, transaction_timeout_s, one_way_commit, self._topic_used
-        )
+        return Transaction(self._core, query_id, tx_id, transaction_timeout_s, one_way_commit)
 
     def send_message_in_transaction(
         self,
@@ -187,20 +185,14 @@ class Producer(Closing):
         Raises nothing for single transactions: look at ``state`` and ``error`` of the results.
         """
         self._core.check_open()
-        return bulk.send_transactions(
-            self._core, batch, local_transaction, transaction_timeout_s, self._topic_used
-        )
-
-    def _topic_used(self, topic: str) -> None:
-        if self._answerer is not None:
-            self._answerer.add_topic(topic)
+        return bulk.send_transactions(self._core, batch, local_transaction, transaction_timeout_s)
 
     # ------------------------------------------------------------ end
 
     @cached_property
     def aio(self) -> AsyncProducer:
         """The asyncio face of this same producer."""
-        return AsyncProducer(self._core, self._topic_used, self.close)
+        return AsyncProducer(self._core, self.close)
 
     def flush(self, timeout_s: float | None = None) -> bool:
         """Send what waits now and wait for the answers; False if ``timeout_s`` passed first."""

@@ -61,7 +61,7 @@ class TransactionBase:
 
     __slots__ = (
         "_answer", "_core", "_decision", "_given_id", "_groups", "_one_way_commit", "_phase", "_placed",
-        "_size", "_timeout_ms", "_topic_used", "query_id", "tx_id",
+        "_size", "_timeout_ms", "query_id", "tx_id",
     )  # fmt: skip
 
     def __init__(
@@ -71,10 +71,9 @@ class TransactionBase:
         tx_id: str | None,
         transaction_timeout_s: float | None,
         one_way_commit: bool | None,
-        topic_used: Callable[[str], None],
     ) -> None:
         core.check_open()
-        self._core, self._topic_used = core, topic_used
+        self._core = core
         self._given_id = tx_id is not None
         self.tx_id = next(core.ids) if tx_id is None else check_id(tx_id)
         self.query_id = self.tx_id if query_id is None else check_query_id(query_id)
@@ -146,7 +145,6 @@ class TransactionBase:
             self.tx_id, self.query_id, self._placed, self._size, self._timeout_ms, self._given_id
         )
         self._placed = []
-        self._topic_used(plan.home_topic)
         self._groups = plan.groups
         self._core.running.add(self.tx_id)
         return plan

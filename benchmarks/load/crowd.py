@@ -1,7 +1,6 @@
-"""Ten thousand parked polls over two hundred apps without two hundred processes: what the leader has of it.
+"""Ten thousand parked polls of two hundred apps at one feedback process: what it and the leader have of it.
 
-Every app's feedback is a process of 68 MB, so that many real ones want 14 GB. Here all of them, the real
-``TopicFeedback`` of each, share one process with a group of three real replicas (files, ``fdatasync``, TCP);
+The real ``FeedbackShard`` shares a process with a group of three real replicas (files, ``fdatasync``, TCP);
 calls go through thread pools of the brokers' sizes instead of Ray. So memory per poll and the time until a
 check arrives are those of the code; the processor time is one interpreter's.
 """
@@ -23,7 +22,7 @@ from benchmarks.load.series import own_megabytes
 from benchmarks.measure import Latencies
 from escrowmq.actors.admin.topic_creation import topic_settings
 from escrowmq.actors.broker.config import BrokerConfig
-from escrowmq.feedback.asking.topic_feedback import TopicFeedback
+from escrowmq.feedback.asking.shard import FeedbackShard
 from escrowmq.feedback.brokers import BrokerUnreachable
 from escrowmq.feedback.config import FeedbackConfig
 from escrowmq.replication.errors import EscrowMQError
@@ -34,6 +33,13 @@ from tests.support.broker_group import BrokerGroup
 TOPIC = "polls"
 POLL_S = 5.0
 CHECKS, TIMEOUT_MS, SETTLE_S = 200, 1_000, 10.0
+#: Which part of a broker answers what feedback asks.
+PART_OF = {
+    "submit": "requests",
+    "whoami": "running",
+    "tx_states": "inspection",
+    "transactions": "inspection",
+} | dict.fromkeys(("due_pairs", "lock_pairs", "open_pairs", "release_locks"), "due_checks")
 
 
 class PooledBrokers:
@@ -41,18 +47,18 @@ class PooledBrokers:
 
     def __init__(self, group: BrokerGroup, config: BrokerConfig) -> None:
         self._group, self.calls = group, Counter[str]()
-        sizes = {"lock_due": config.feedback_threads, "submit": config.produce_threads}
+        sizes = {"due_pairs": config.feedback_threads, "submit": config.produce_threads}
         self._pools = {
             (rid, method): ThreadPoolExecutor(sizes.get(method, config.control_threads))
             for rid in group.alive
-            for method in ("lock_due", "submit", "")
+            for method in ("due_pairs", "submit", "")
         }
 
     async def call(self, gid: int, rid: int, method: str, *args: Any) -> Any:
         self.calls[method] += 1
         pool = self._pools.get((rid, method)) or self._pools[rid, ""]
         try:
-            function = getattr(self._group.alive[rid], method)
+            function = getattr(getattr(self._group.alive[rid].parts, PART_OF[method]), method)
             return await asyncio.get_running_loop().run_in_executor(pool, function, *args)
         except EscrowMQError as error:
             raise BrokerUnreachable(str(error)) from error
@@ -65,26 +71,24 @@ class PooledBrokers:
 class Producers:
     """All producers of all apps: each has one poll parked, always, and commits whatever it is asked about."""
 
-    def __init__(self, feedbacks: dict[str, TopicFeedback], each: int) -> None:
+    def __init__(self, feedback: FeedbackShard, apps: list[str], each: int) -> None:
         self.arrived: dict[str, float] = {}
         self.polls = 0
         self._tasks = [
-            asyncio.create_task(self._one(feedback, f"{app}-{n}"))
-            for app, feedback in feedbacks.items()
-            for n in range(each)
+            asyncio.create_task(self._one(feedback, app, f"{app}-{n}")) for app in apps for n in range(each)
         ]
 
-    async def _one(self, feedback: TopicFeedback, instance: str) -> None:
+    async def _one(self, feedback: FeedbackShard, app: str, instance: str) -> None:
         await asyncio.sleep(random.random() * POLL_S)  # not all in step
         while True:
-            status, value = await feedback.poll(instance, 16, [], POLL_S)
+            status, value = await feedback.poll(app, instance, 16, [], POLL_S)
             self.polls += 1
             if status == "retry":
                 await asyncio.sleep(value)
             elif value:
                 for row in value:
                     self.arrived.setdefault(row[1], time.time())
-                feedback.answer(instance, [(row[0], row[1], "COMMITTED", "", row[5]) for row in value])
+                feedback.answer(app, instance, [(row[0], row[1], "COMMITTED", "", row[5]) for row in value])
 
     async def stop(self) -> None:
         for task in self._tasks:
@@ -121,21 +125,21 @@ async def _measure(
     say: Callable[[str], None],
 ) -> dict[str, Any]:
     each = -(-parked // apps)
-    feedback_config = FeedbackConfig(polls_parked_max=max(500, each), producers_max=max(2_000, 2 * each))
+    feedback_config = FeedbackConfig(
+        polls_parked_max=max(500, each),
+        producers_max=max(2_000, 2 * each),
+        shard_polls_max=max(5_000, parked),
+    )
     names = [f"app-{n}" for n in range(apps)]
-    feedbacks = {
-        app: TopicFeedback(app, TOPIC, 1, group.replicas, brokers, feedback_config, random.Random(number))
-        for number, app in enumerate(names)
-    }
-    for feedback in feedbacks.values():
-        feedback.start()
+    feedback = FeedbackShard(0, 1, 1, group.replicas, brokers, feedback_config, random.Random(1))
+    feedback.start()
     await asyncio.sleep(2.0)
     gc.collect()
     empty = own_megabytes(os.getpid()) or 0.0
-    producers = Producers(feedbacks, each)
+    producers = Producers(feedback, names, each)
     try:
         await asyncio.sleep(POLL_S + SETTLE_S)
-        held = sum(feedback.status()["polls_parked"] for feedback in feedbacks.values())
+        held = feedback.status()["polls_parked"]
         full = own_megabytes(os.getpid()) or 0.0
         polls, busy, calls, begin = producers.polls, time.process_time(), brokers.calls.copy(), time.time()
         await asyncio.sleep(2 * seconds)
@@ -147,8 +151,7 @@ async def _measure(
         latency = await _checks(group, names, producers)
     finally:
         await producers.stop()
-        for feedback in feedbacks.values():
-            await feedback.close()
+        await feedback.close()
     figures: dict[str, Any] = {
         "parked": held, "apps": apps, "producers_each": each, "cores": cores, "check_latency": latency,
         "kb_per_parked_poll": 1000 * (full - empty) / max(1, held), "violations": [], **idle,

@@ -77,11 +77,10 @@ def _polls(f: dict[str, Any]) -> str:
     wait = f["check_latency"]
     return (
         "### Parked polls\n\n"
-        f"{f['parked']:,} polls of producers parked at the feedback actors of {f['apps']} apps "
-        f"({f['producers_each']} each; {f['apps_wanted']} apps were wanted), for up to "
-        f"{f['poll_s']:g} s each.\nAn actor takes "
+        f"{f['parked']:,} polls of producers parked at {f['shards']} feedback processes, of {f['apps']} apps "
+        f"({f['producers_each']} producers each), for up to {f['poll_s']:g} s each.\nA process takes "
         f"{f['actor_mb_empty']:.0f} MB, and {f['kb_per_parked_poll']:.0f} KB for each poll. Idle, with "
-        f"{f['polls_per_s']:,.0f} polls/s in all, an actor keeps\n{f['actor_cores_each']:.3f} cores busy "
+        f"{f['polls_per_s']:,.0f} polls/s in all, a process keeps\n{f['actor_cores_each']:.3f} cores busy "
         f"({f['actor_cores_all']:.2f} all of them), the leader {cores['leader']:.2f}, the producers' process "
         f"{f['pollers_cores']:.2f}; load average {f['load'][0]:.0f} to {f['load'][1]:.0f}.\nA check reaches "
         f"a producer after p50 {wait['p50_ms']:,.0f} ms, p99 {wait['p99_ms']:,.0f} ms. Commits beside it: "
@@ -96,7 +95,7 @@ def _crowd(f: dict[str, Any]) -> str:
         "### Parked polls of many apps, in one process\n\n"
         f"{f['parked']:,} polls parked at {f['apps']} apps ({f['producers_each']} each), their feedback and "
         f"three replicas in one process without Ray.\n{f['kb_per_parked_poll']:.1f} KB for each poll. Idle: "
-        f"{f['polls_per_s']:,.0f} polls/s, {calls.get('lock_due', 0):,.0f} questions for checks to "
+        f"{f['polls_per_s']:,.0f} polls/s, {calls.get('due_pairs', 0):,.0f} questions for checks to "
         f"the leader and\n{calls.get('whoami', 0):,.0f} of who leads each second, {f['cores']:.2f} cores. A "
         f"check reaches a producer after p50 {wait['p50_ms']:,.0f} ms, p99 {wait['p99_ms']:,.0f} ms\n(20 "
         "checks a second, each of a random app).\n"

@@ -21,10 +21,10 @@ import ray
 
 from escrowmq.actors.client.topology import ClusterInfo
 from escrowmq.feedback.answering.query_pool import QueryPool
-from escrowmq.feedback.answering.topic_link import Respondent, TopicLink
+from escrowmq.feedback.answering.shard_link import AskedCheck, Respondent, ShardLink
 from escrowmq.feedback.config import AnswererConfig, FeedbackConfig
-from escrowmq.feedback.edges.actor import start_feedback
 from escrowmq.feedback.edges.ray_calls import RayFeedbackPort
+from escrowmq.feedback.edges.shard_actor import start_shard
 from escrowmq.feedback.states import TransactionState, TxStatusQuerier
 
 
@@ -45,12 +45,12 @@ class Crowd:
 class CountedPort(RayFeedbackPort):
     """Counts the polls that end."""
 
-    def __init__(self, handle: Any, polls: Counter[str]) -> None:
-        super().__init__(handle)
+    def __init__(self, handle: Any, app: str, polls: Counter[str]) -> None:
+        super().__init__(handle, app)
         self._polls = polls
 
     async def poll(
-        self, instance: str, room: int, working: Sequence[tuple[int, str, int]], wait_s: float
+        self, instance: str, room: int, working: Sequence[AskedCheck], wait_s: float
     ) -> tuple[str, Any]:
         answer = await super().poll(instance, room, working, wait_s)
         self._polls["refused" if answer[0] == "retry" else "polls"] += 1
@@ -82,9 +82,12 @@ class Pollers:
     async def _main(self) -> None:
         crowd = self._crowd
         links = []
-        for app in crowd.apps:
-            handle = await asyncio.to_thread(start_feedback, app, crowd.topic, crowd.info, crowd.config)
-            links += [self._link(f"{app}-{n}", handle) for n in range(crowd.each)]
+        for shard in range(crowd.config.shards):
+            handle = await asyncio.to_thread(
+                start_shard, shard, crowd.config.shards, crowd.info, crowd.config
+            )
+            for app in crowd.apps:
+                links += [self._link(shard, app, f"{app}-{n}", handle) for n in range(crowd.each)]
         random.shuffle(links)
         tasks = [
             asyncio.create_task(self._run(link, crowd.spread_s * n / len(links)))
@@ -97,18 +100,16 @@ class Pollers:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _link(self, instance: str, handle: Any) -> TopicLink:
-        port, config = CountedPort(handle, self.counts), self._crowd.answerer
+    def _link(self, shard: int, app: str, instance: str, handle: Any) -> ShardLink:
+        port, config = CountedPort(handle, app, self.counts), self._crowd.answerer
 
-        async def connect(topic: str) -> CountedPort:
+        async def connect(number: int) -> CountedPort:
             return port
 
         pool = QueryPool(self.arrivals, config)
-        return TopicLink(
-            self._crowd.topic, Respondent(instance, connect, pool, _never, config, random.Random(instance))
-        )
+        return ShardLink(shard, Respondent(instance, connect, pool, _never, config, random.Random(instance)))
 
-    async def _run(self, link: TopicLink, after_s: float) -> None:
+    async def _run(self, link: ShardLink, after_s: float) -> None:
         await asyncio.sleep(after_s)
         await link.run()
 

@@ -1,9 +1,8 @@
-"""Ten thousand producers' polls parked at the feedback actors of many apps: what waiting costs.
+"""Ten thousand producers' polls of many apps parked at the feedback processes: what waiting costs.
 
-Every app has its feedback actor, a process of its own, so memory says how many apps fit on a machine:
-the polls are spread over as many actors as fit here, and the cost of one more app is reported. What bounds
-the polls is processor time: parked polls are the rate at which polls end times their length, whatever the
-producers wish. Checks are then made due in random apps: how long until a parked poll gets them?
+Every producer has a poll parked at each of them. What bounds the polls is processor time: parked polls are
+the rate at which polls end times their length, whatever the producers wish. Checks are then made due in
+random apps: how long until a parked poll gets them?
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import psutil
 import ray
 
 import escrowmq
@@ -26,15 +24,12 @@ from benchmarks.measure import CpuMeter, Latencies
 from benchmarks.open_transactions import open_many
 from benchmarks.workload import bulk_transactions
 from escrowmq.feedback.config import AnswererConfig, FeedbackConfig
-from escrowmq.feedback.edges.actor import start_feedback
+from escrowmq.feedback.edges.shard_actor import start_shard
 
 TOPIC, PARTITIONS = "polls", 4
 TIMEOUT_MS = 1_000
 CHECKS, CHECK_EVERY_S = 60, 0.25
 SAMPLE_S = 5.0
-#: What is left to the machine, and what one actor is reckoned to need before any is measured.
-SPARE_MB, ACTOR_MB = 6_000, 130
-STARTS_AT_ONCE = 8
 #: First polls come within this time: a deployment of ten thousand producers does not start in one moment.
 START_S = 30.0
 PARKED_WITHIN_S = 300.0
@@ -46,26 +41,28 @@ def measure(
     """All of it; the figures, with ``violations`` that must be empty. ``poll_s``: longest time of a poll."""
     with escrowmq.start_local(groups=1, replicas=3, data_dir=folder, namespace="load-polls") as cluster:
         cluster.admin.create_topic(TOPIC, partitions=PARTITIONS)
-        free = psutil.virtual_memory().available / 1e6 - SPARE_MB
-        count = max(1, min(apps, int(free / ACTOR_MB)))
-        each = -(-parked // count)
+        shards = FeedbackConfig().shards
+        each = max(1, parked // shards // apps)
         config = FeedbackConfig(
-            polls_parked_max=max(500, each), producers_max=max(2_000, 2 * each), poll_wait_max_s=poll_s
+            polls_parked_max=max(500, each),
+            producers_max=max(2_000, 2 * each),
+            poll_wait_max_s=poll_s,
+            shard_polls_max=max(5_000, 2 * each * apps),
         )
         group = GroupUnderTest(cluster)
         with group.producer(app="beside") as producer:
             bulk_transactions(group, producer, TOPIC, 1_024, 2.0)
             without = bulk_transactions(group, producer, TOPIC, 1_024, seconds).traffic.per_s
-            handles, pids = _start(cluster, count, config, say)
+            handles, pids = _start(cluster, config, say)
             try:
-                figures = _measure(cluster, group, producer, handles, pids, each, config, seconds, say)
+                figures = _measure(cluster, group, producer, handles, pids, apps, each, config, seconds, say)
             finally:
                 for handle in handles.values():
                     ray.kill(handle)
     figures |= {
         "poll_s": poll_s,
-        "apps": count,
-        "apps_wanted": apps,
+        "apps": apps,
+        "shards": shards,
         "producers_each": each,
         "commits_per_s_without": without,
     }
@@ -74,22 +71,16 @@ def measure(
 
 
 def _start(
-    cluster: Any, count: int, config: FeedbackConfig, say: Callable[[str], None]
+    cluster: Any, config: FeedbackConfig, say: Callable[[str], None]
 ) -> tuple[dict[str, Any], dict[str, int]]:
-    handles: dict[str, Any] = {}
-    pids: dict[str, int] = {}
     begin = time.monotonic()
-    names = [f"app-{n}" for n in range(count)]
-    for first in range(0, count, STARTS_AT_ONCE):
-        some = names[first : first + STARTS_AT_ONCE]
-        for app in some:
-            handles[app] = start_feedback(app, TOPIC, cluster.info, config)
-        for app, status in zip(
-            some, ray.get([handles[a].status.remote() for a in some], timeout=180), strict=True
-        ):
-            pids[app] = status["pid"]
-    say(f"{count} feedback actors started in {time.monotonic() - begin:.0f} s")
-    return handles, pids
+    names = [f"feedback process {number}" for number in range(config.shards)]
+    handles = {
+        name: start_shard(number, config.shards, cluster.info, config) for number, name in enumerate(names)
+    }
+    statuses = ray.get([handle.status.remote() for handle in handles.values()], timeout=180)
+    say(f"{len(names)} feedback processes started in {time.monotonic() - begin:.0f} s")
+    return handles, {name: status["pid"] for name, status in zip(names, statuses, strict=True)}
 
 
 def _measure(
@@ -98,6 +89,7 @@ def _measure(
     producer: Any,
     handles: dict[str, Any],
     pids: dict[str, int],
+    app_count: int,
     each: int,
     config: FeedbackConfig,
     seconds: float,
@@ -107,33 +99,33 @@ def _measure(
     empty = [own_megabytes(pid) or 0.0 for pid in pids.values()]
     brokers = {name: pid for name, pid in group.pids().items() if name[:4] in ("lead", "foll")}
     answerer = AnswererConfig(poll_wait_max_s=config.poll_wait_max_s)
-    apps = tuple(handles)
+    apps = tuple(f"app-{n}" for n in range(app_count))
     pollers = PollerProcess(
         Crowd(cluster.address, TOPIC, cluster.info, apps, each, config, answerer, START_S)
     )
     try:
-        parked_after = await_parked(everyone, each * len(handles), pollers, say)
+        parked_after = await_parked(everyone, each * app_count * len(handles), pollers, say)
         time.sleep(2 * config.poll_wait_max_s)  # polls become longer step by step
         full = [own_megabytes(pid) or 0.0 for pid in pids.values()]
         watched = {**brokers, **pids, "pollers": pollers.pid}
         figures = _watch(everyone, pollers, watched, 2 * config.poll_wait_max_s)
         say(f"{figures['parked']:,} polls parked; {figures['polls_per_s']:,.0f} polls/s")
-        latency = _checks(cluster, list(handles), pollers)
+        latency = _checks(cluster, list(apps), pollers)
         rate = bulk_transactions(group, producer, TOPIC, 1_024, seconds).traffic.per_s
     finally:
         pollers.stop()
     busy, violations = figures.pop("busy"), []
     if latency["samples"] < CHECKS:
         violations = [f"{CHECKS - int(latency['samples'])} of {CHECKS} due checks reached no producer"]
-    elif figures["parked"] < 0.9 * each * len(handles):
-        violations = [f"only {figures['parked']} of {each * len(handles)} polls were parked"]
+    elif figures["parked"] < 0.9 * each * app_count * len(handles):
+        violations = [f"only {figures['parked']} of {each * app_count * len(handles)} polls were parked"]
     figures |= {
         "parked_after_s": parked_after,
         "actor_mb_empty": sum(empty) / len(empty),
         "actor_mb_full": sum(full) / len(full),
         "kb_per_parked_poll": 1000 * (sum(full) - sum(empty)) / max(1, figures["parked"]),
-        "actor_cores_each": sum(busy[app] for app in pids) / len(pids),
-        "actor_cores_all": sum(busy[app] for app in pids),
+        "actor_cores_each": sum(busy[name] for name in pids) / len(pids),
+        "actor_cores_all": sum(busy[name] for name in pids),
         "pollers_cores": busy["pollers"],
         "broker_cores": {name: busy[name] for name in brokers},
         "check_latency": latency,

@@ -29,8 +29,8 @@ from escrowmq.actors.producer.config import ProducerConfig
 from escrowmq.actors.producer.producer import Producer
 from escrowmq.feedback.answering.answering import Answering
 from escrowmq.feedback.answering.query_pool import QueryPool
-from escrowmq.feedback.answering.topic_link import Respondent
-from escrowmq.feedback.asking.topic_feedback import TopicFeedback
+from escrowmq.feedback.answering.shard_link import AskedCheck, Place, Respondent
+from escrowmq.feedback.asking.shard import FeedbackShard
 from escrowmq.feedback.config import AnswererConfig, FeedbackConfig, LeaderTiming
 from escrowmq.feedback.states import TransactionState, TxStatusQuerier
 from escrowmq.replication.errors import Unavailable
@@ -56,7 +56,7 @@ BROKER = BrokerConfig(heartbeat_s=0.4, election_min_s=1.5, election_max_s=2.0)
 CONSUMER = ConsumerConfig(auto_offset_reset="earliest", fetch_wait_s=5.0)
 SELDOM = LeaderTiming(probe_every_s=10.0)
 FEEDBACK = FeedbackConfig(lock_wait_s=30.0, tick_s=10.0, poll_wait_s=30.0, leader=SELDOM)
-ANSWERER = AnswererConfig(poll_wait_s=30.0, discover_every_s=60.0, leader=SELDOM)
+ANSWERER = AnswererConfig(poll_wait_s=30.0)
 #: An election takes two to four seconds with these settings, on a machine under load several times that.
 ELECTION_PATIENCE_S = 60.0
 REPLICAS = 3
@@ -183,27 +183,27 @@ class _Calls:
 
 
 class _Port:
-    """The feedback actor as the producer sees it: its event loop is another thread's."""
+    """The feedback process as the producer sees it: its event loop is another thread's."""
 
-    def __init__(self, feedback: TopicFeedback, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, feedback: FeedbackShard, loop: asyncio.AbstractEventLoop) -> None:
         self._feedback, self._loop = feedback, loop
 
     async def poll(
-        self, instance: str, room: int, working: Sequence[tuple[int, str, int]], wait_s: float
+        self, instance: str, room: int, working: Sequence[AskedCheck], wait_s: float
     ) -> tuple[str, Any]:
-        return await self._there(self._feedback.poll(instance, room, working, wait_s))
+        return await self._there(self._feedback.poll(APP, instance, room, working, wait_s))
 
     async def answer(
-        self, instance: str, answers: Sequence[tuple[int, str, str, str, int]]
+        self, instance: str, answers: Sequence[tuple[Place, str, str, str, int]]
     ) -> tuple[str, Any]:
         async def there() -> tuple[str, Any]:
-            return self._feedback.answer(instance, answers)
+            return self._feedback.answer(APP, instance, answers)
 
         return await self._there(there())
 
     async def leave(self, instance: str, idle: bool = False) -> None:
         async def there() -> None:
-            self._feedback.leave(instance, idle)
+            self._feedback.leave(APP, instance, idle)
 
         await self._there(there())
 
@@ -232,22 +232,25 @@ def asked_back(group: Group, topic: str) -> Iterator[None]:
     for thread in threads:
         thread.start()
 
-    async def start() -> TopicFeedback:
-        made = TopicFeedback(APP, topic, 1, REPLICAS, _Calls(group), FEEDBACK, random.Random(1))
+    async def start() -> FeedbackShard:
+        made = FeedbackShard(0, 1, 1, REPLICAS, _Calls(group), FEEDBACK, random.Random(1))
         made.start()
         return made
 
     feedback = asyncio.run_coroutine_threadsafe(start(), feedback_loop).result(10)
     pool = QueryPool(_Committed(), ANSWERER)
 
-    async def connect(_: str) -> _Port:
+    async def connect(_: int) -> _Port:
         return _Port(feedback, feedback_loop)
 
     respondent = Respondent("walk-producer", connect, pool, lambda tx_id: False, ANSWERER, random.Random(2))
-    answering = Answering(APP, 1, REPLICAS, _Calls(group), respondent)
+
+    async def shards() -> int:
+        return 1
+
+    answering = Answering(APP, shards, respondent)
 
     async def answer() -> asyncio.Task[None]:
-        answering.add_topic(topic)
         return asyncio.create_task(answering.run())
 
     async def leave(task: asyncio.Task[None]) -> None:

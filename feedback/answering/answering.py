@@ -1,100 +1,68 @@
 """The producer's side of feedback, without threads of its own and without Ray.
 
-One link per topic: those the producer uses, and those in which the leaders say that its app has open
-transactions. So a restarted producer, which remembers nothing, is asked about what its predecessor
-left behind.
+One link to each feedback process, and so one parked poll at each, whatever topics the app has: the processes
+learn from the leaders in which topics something is due, also what earlier producers of the app left behind.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Awaitable, Callable
 from typing import Any
 
-from escrowmq.feedback.answering.topic_link import FeedbackLost, Respondent, TopicLink
-from escrowmq.feedback.brokers import Brokers, GroupLeader
+from escrowmq.feedback.answering.shard_link import FeedbackLost, Respondent, ShardLink
 from escrowmq.feedback.endless import endless
-from escrowmq.replication.errors import Unavailable
-
-#: Topics of one app that are asked about at a time. Each costs a feedback actor (64 MB).
-TOPICS_MAX = 256
 
 
 class Answering:
-    """All links of one producer. One event loop."""
+    """All links of one producer. One event loop. ``shards()``: how many feedback processes there are."""
 
-    def __init__(self, app: str, groups: int, replicas: int, brokers: Brokers, producer: Respondent) -> None:
+    def __init__(self, app: str, shards: Callable[[], Awaitable[int]], producer: Respondent) -> None:
         self.app, self.counts = app, Counter[str]()
-        self._producer, self._config = producer, producer.config
-        self._leaders = [
-            GroupLeader(gid, replicas, brokers, producer.config.leader, producer.rng) for gid in range(groups)
-        ]
-        self._links: dict[str, tuple[TopicLink, asyncio.Task[None]]] = {}
-        self._own: set[str] = set()  # topics the producer itself uses: their links stay
-        self._open_at: dict[str, float] = {}  # topic -> when it last had open transactions
+        self._producer, self._shards = producer, shards
+        self._links: list[ShardLink] = []
+        self._tasks: list[asyncio.Task[None]] = []
 
     async def run(self) -> None:
-        """Discover topics until cancelled; then leave all links."""
+        """Be asked until cancelled; then leave all links."""
+        what = f"checks of app {self.app!r}"
         try:
-            await endless(self._discover, self.counts, f"topics of app {self.app!r}")
+            await endless(self._connect, self.counts, f"{what}: processes", lambda: not self._links)
+            runs = [endless(link.run, self.counts, f"{what}, process {link.shard}") for link in self._links]
+            self._tasks = [asyncio.create_task(run) for run in runs]
+            await asyncio.gather(*self._tasks)
         finally:
             await self._close()
 
-    def add_topic(self, topic: str) -> None:
-        """The producer sends transactions to this topic."""
-        self._own.add(topic)
-        self._link(topic)
-
-    def topics(self) -> list[str]:
-        """Topics this producer can be asked about."""
-        return sorted(self._links)
-
-    def counts_by_topic(self) -> dict[str, dict[str, int]]:
-        """What happened on each link."""
-        return {topic: dict(link.counts) for topic, (link, _) in list(self._links.items())}
-
-    async def _discover(self) -> None:
-        """Groups without a leader are left out this time: their topics are found 5 s later."""
-        now = asyncio.get_running_loop().time()
-        asking = [leader.ask("open_topics", self.app, patience_s=2.0) for leader in self._leaders]
-        for answer in await asyncio.gather(*asking, return_exceptions=True):
-            if isinstance(answer, Unavailable):
-                self.counts["unavailable"] += 1
-            elif isinstance(answer, BaseException):
-                raise answer
-            else:
-                for topic in answer[1]:
-                    self._open_at[topic] = now
-                    self._link(topic)
-        for topic, seen in list(self._open_at.items()):
-            if now - seen > self._config.topic_linger_s:
-                del self._open_at[topic]
-                if topic not in self._own:
-                    await self._unlink(topic)
-        await asyncio.sleep(self._config.discover_every_s * self._producer.rng.uniform(0.8, 1.0))
-
-    def _link(self, topic: str) -> None:
-        if topic in self._links or len(self._links) >= TOPICS_MAX:
+    async def _connect(self) -> None:
+        """How many there are is told by the first of them, so that all producers agree."""
+        try:
+            count = await self._shards()
+        except FeedbackLost:
+            self.counts["lost"] += 1
+            await asyncio.sleep(self._producer.config.reconnect_max_s * self._producer.rng.uniform(0.5, 1.0))
             return
-        link = TopicLink(topic, self._producer)
-        run = endless(link.run, self.counts, f"checks of app {self.app!r}, topic {topic!r}")
-        self._links[topic] = (link, asyncio.create_task(run))
+        self._links = [ShardLink(number, self._producer) for number in range(count)]
 
-    async def _unlink(self, topic: str, *, closing: bool = False) -> None:
-        link, task = self._links.pop(topic)
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+    async def _close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*(self._leave(link) for link in self._links))
+
+    async def _leave(self, link: ShardLink) -> None:
         try:
             async with asyncio.timeout(1.0):
-                await link.leave(closing=closing)
+                await link.leave(closing=True)
         except (FeedbackLost, TimeoutError):
             return  # it will notice by itself
 
-    async def _close(self) -> None:
-        await asyncio.gather(*(self._unlink(topic, closing=True) for topic in list(self._links)))
-        for leader in self._leaders:
-            leader.close()
+    def happened(self) -> Counter[str]:
+        """What happened on all links together."""
+        return sum((link.counts for link in self._links), Counter[str]())
 
     def status(self) -> dict[str, Any]:
         """For diagnosis."""
-        return {"topics": self.counts_by_topic(), "stuck_queries": self._producer.pool.stuck, **self.counts}
+        links = [dict(link.counts) for link in self._links]
+        return {**self.counts, **self.happened(), "links": links, "stuck_queries": self._producer.pool.stuck}

@@ -1,6 +1,8 @@
-"""Inside the feedback actor of one app and topic: due transactions are locked, handed to producers, settled.
+"""Inside a feedback process: due transactions are locked, handed to producers, settled.
 
 May import the files at the root of ``feedback``; never ``answering``, which is the other process, nor Ray. It
-runs in one event loop. Read ``topic_feedback`` first; ``checks`` holds what is on hand and decides,
-``group_feedback`` speaks with one broker group, ``branches`` follows decisions of other groups.
+runs in one event loop. Read ``shard`` first, which hosts a ``topic_feedback`` for each app and topic, parks
+producers (``app_producers``) and asks each group once for all of them (``due_watch``). Of one app and topic
+``checks`` holds what is on hand and decides, ``group_feedback`` settles at one broker group, ``branches``
+follows decisions of other groups. ``one_pair`` and ``earlier`` are for producers of earlier versions.
 """

@@ -1,6 +1,6 @@
-"""What producers may say to a feedback actor: checked whole before anything of it is kept.
+"""What producers may say to a feedback process: checked whole before anything of it is kept.
 
-The actor is shared by all producers of an app, so one malformed value in its tables would end the polls
+The process is shared by all producers of many apps, so one malformed value in its tables would end the polls
 of all of them. Whoever sends one gets InvalidMessage, which names the argument; nothing has changed.
 """
 
@@ -18,9 +18,17 @@ from escrowmq.replication.replica.validation import GROUPS_MAX, NAME_BYTES_MAX
 CHECKS_MAX = 1_000_000
 ANSWERS_MAX = 10_000
 
+#: (group, topic) that a check is from, and transaction id.
+PlacedKey = tuple[tuple[int, str], str]
 #: A check under one PREPARE: its key, and the log index of the transaction's newest PREPARE (0: not told).
 AskedCheck = tuple[CheckKey, int]
-CheckAnswer = tuple[CheckKey, TransactionState, Trouble, int]
+PlacedCheck = tuple[PlacedKey, int]
+PlacedAnswer = tuple[PlacedKey, TransactionState, Trouble, int]
+
+
+def app_of(value: Any) -> str:
+    """The name of an app."""
+    return _text("app", value, NAME_BYTES_MAX)
 
 
 def instance_of(value: Any) -> str:
@@ -35,10 +43,10 @@ def room_of(value: Any) -> int:
     return value
 
 
-def working_of(value: Any) -> list[AskedCheck]:
-    """The checks that it works on: (group, transaction id, index of the PREPARE) of each."""
+def working_of(value: Any) -> list[PlacedCheck]:
+    """The checks that it works on: ((group, topic), transaction id, index of the PREPARE) of each."""
     rows = _rows("working", value, 3, CHECKS_MAX)
-    return [(_key("working", gid, tx_id), _index("working", index)) for gid, tx_id, index in rows]
+    return [(_key("working", place, tx_id), _index("working", index)) for place, tx_id, index in rows]
 
 
 def idle_of(value: Any) -> bool:
@@ -55,17 +63,17 @@ def wait_of(value: Any) -> float:
     return float(min(value, 1e9))
 
 
-def answers_of(value: Any) -> list[CheckAnswer]:
-    """Answers: (group, transaction id, state, trouble, index of the PREPARE) of each."""
+def answers_of(value: Any) -> list[PlacedAnswer]:
+    """Answers: ((group, topic), transaction id, state, trouble, index of the PREPARE) of each."""
     found = []
-    for gid, tx_id, state, trouble, index in _rows("answers", value, 5, ANSWERS_MAX):
+    for place, tx_id, state, trouble, index in _rows("answers", value, 5, ANSWERS_MAX):
         try:
             said = TransactionState(state), Trouble(trouble)
         except (ValueError, TypeError):  # the second: it cannot even be looked up
             raise InvalidMessage(
                 f"answers must hold a state and a trouble by name, not {_shown(state)}, {_shown(trouble)}"
             ) from None
-        found.append((_key("answers", gid, tx_id), *said, _index("answers", index)))
+        found.append((_key("answers", place, tx_id), *said, _index("answers", index)))
     return found
 
 
@@ -78,10 +86,14 @@ def _rows(name: str, value: Any, columns: int, rows_max: int) -> Any:
     return value
 
 
-def _key(name: str, gid: Any, tx_id: Any) -> CheckKey:
+def _key(name: str, place: Any, tx_id: Any) -> PlacedKey:
+    if type(place) not in (list, tuple) or len(place) != 2:
+        raise InvalidMessage(f"{name} must name a group and a topic, not {_shown(place)}")
+    gid, topic = place
     if type(gid) is not int or not 0 <= gid < GROUPS_MAX:
         raise InvalidMessage(f"{name} must name a group by its number, not {_shown(gid)}")
-    return gid, _text(f"a transaction id in {name}", tx_id, NAME_BYTES_MAX)
+    topic = _text(f"a topic in {name}", topic, NAME_BYTES_MAX)
+    return (gid, topic), _text(f"a transaction id in {name}", tx_id, NAME_BYTES_MAX)
 
 
 def _index(name: str, value: Any) -> int:

@@ -33,37 +33,29 @@ class Branches:
         topic: str,
         leaders: Mapping[int, GroupLeader],
         settle: Callable[[str, Verdict], bool],
-        anyone_online: Callable[[], bool],
         config: FeedbackConfig,
     ) -> None:
         self._gid, self._app, self._topic = gid, app, topic
-        self._leaders, self._settle, self._anyone_online = leaders, settle, anyone_online
+        self._leaders, self._settle = leaders, settle
         self._config = config
         self._locked: dict[str, int] = {}  # transaction -> home group
-        self._arrived = asyncio.Event()
 
     def locked(self, row: LockedRow) -> None:
         """A branch was locked here. Beyond the bound it is left to its lease, and comes back."""
         if len(self._locked) < self._config.settle_queue_max:
             self._locked[row.tx_id] = row.home_group
-            self._arrived.set()
+
+    def waiting(self) -> bool:
+        """Whether ``step`` has something to do."""
+        return bool(self._locked)
 
     async def step(self) -> None:
         """Resolve what was locked; the undecided are given back (due again in a second)."""
-        if not self._locked:
-            self._arrived.clear()
-            try:
-                await asyncio.wait_for(self._arrived.wait(), self._config.branch_sweep_s)
-            except TimeoutError:
-                await self._sweep()
-                return
         locked, self._locked = self._locked, {}
         await self._ask(locked.items(), release=True)
 
-    async def _sweep(self) -> None:
+    async def sweep(self) -> None:
         """Nothing is locked while no producer is online, but decisions that were taken still hold."""
-        if self._anyone_online():
-            return
         _, found = await self._leaders[self._gid].ask(
             "transactions", None, self._app, self._topic, SWEEP_ROWS_MAX, patience_s=PATIENCE_S
         )

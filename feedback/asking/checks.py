@@ -97,19 +97,19 @@ class Expired:
 
 
 class CheckTable:
-    """All checks of one app and topic, and the producers they may go to. ``now``: when it begins to
-    listen."""
+    """All checks of one app and topic, and the producers they may go to. ``owners``: what is known of when
+    they polled, which all topics of an app share; without it this table begins to listen at ``now``."""
 
-    def __init__(self, config: FeedbackConfig, now: float = 0.0) -> None:
+    def __init__(self, config: FeedbackConfig, now: float = 0.0, owners: Owners | None = None) -> None:
         self._config = config
         self._checks: dict[CheckKey, Check] = {}
         self._queue: OrderedDict[CheckKey, None] = OrderedDict()  # free ones
         self._own: dict[str, OrderedDict[CheckKey, None]] = {}  # owner -> those that wait for it alone
         self._on_hand: Counter[int] = Counter()
         self._put_off: list[tuple[CheckKey, float]] = []
-        self._wanted: OrderedDict[str, None] = OrderedDict()
         self._were_free: OrderedDict[AskedCheck, None] = OrderedDict()
-        self.owners = Owners(config.owner_gone_s, now)
+        self.owners = Owners(config.owner_gone_s, now) if owners is None else owners
+        self._wanted = self.owners.wanted
         self.seats = Seats(config.producers_max, config.silent_s, config.answer_s)
 
     # ---------------------------------------------------------------- in and out
@@ -436,6 +436,9 @@ class CheckTable:
         self._out_of_line(check)
         del self._checks[check.key]
         self._on_hand[check.gid] -= 1
+
+    def __len__(self) -> int:
+        return len(self._checks)
 
     def counts(self) -> dict[str, int]:
         """Checks by stage, for operators."""

@@ -1,8 +1,8 @@
-"""One app and topic at one broker group: locks what is due there, and settles what was answered.
+"""One app and topic at one broker group: takes what was locked there, and settles what was answered.
 
-Two endless loops beside that of ``Branches``: locking (long poll at the leader) and settling (answers
-become COMMIT, ROLLBACK or CHECKED in the log). Nothing is locked while no producer could answer, so
-checks are not used up. It must never submit a decision that nobody took.
+Answers become COMMIT, ROLLBACK or CHECKED in the log; branches follow their home group. Both run as tasks
+while there is something to do, so an idle one costs nothing. Locking is the shard's, for all pairs at once
+(``due_watch``). It must never submit a decision that nobody took.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -18,8 +18,8 @@ from escrowmq.feedback.asking.branches import Branches
 from escrowmq.feedback.brokers import GroupLeader
 from escrowmq.feedback.config import FeedbackConfig
 from escrowmq.feedback.endless import endless
-from escrowmq.feedback.policy import Route, Verdict, lock_pause_s, route
-from escrowmq.replication.calling.answers import LockedChecks, LockedRow
+from escrowmq.feedback.policy import Route, Verdict, route
+from escrowmq.replication.calling.answers import LockedRow
 from escrowmq.replication.errors import Unavailable
 from escrowmq.replication.format import ops
 from escrowmq.replication.model import ResultCode
@@ -37,12 +37,24 @@ RELEASED_S = 1.0
 
 
 class Desk(Protocol):
-    """What one group's loops need of the topic they belong to."""
+    """What one group's part needs of the topic it belongs to."""
 
-    def room(self, gid: int) -> int: ...
-    def anyone_online(self) -> bool: ...
     def locked(self, gid: int, rows: Sequence[LockedRow]) -> None: ...
     def settled(self, gid: int, tx_ids: Iterable[str]) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """The way to the broker groups: what all apps and topics of one process share.
+
+    ``owner`` names this incarnation of the process: one that was restarted must not release its own
+    successor's leases. ``slots``: submits under way at a time, first come, first served.
+    """
+
+    owner: str
+    leaders: Mapping[int, GroupLeader]
+    slots: Mapping[int, asyncio.Semaphore]
+    config: FeedbackConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,77 +75,67 @@ class PendingVerdict:
 class GroupFeedback:
     """Feedback of one app and topic at broker group ``gid``. One event loop, no Ray."""
 
-    def __init__(
-        self,
-        gid: int,
-        app: str,
-        topic: str,
-        owner: str,
-        leaders: Mapping[int, GroupLeader],
-        desk: Desk,
-        config: FeedbackConfig,
-    ) -> None:
-        self.gid, self.app, self.topic, self.owner = gid, app, topic, owner
+    def __init__(self, gid: int, app: str, topic: str, way: Way, desk: Desk) -> None:
+        self.gid, self.app, self.topic = gid, app, topic
         self.counts: Counter[str] = Counter()
-        self.wake = asyncio.Event()  # set when locking may have become worthwhile
-        self._leaders, self._leader = leaders, leaders[gid]
-        self._desk, self._config = desk, config
+        self._way, self._desk, self._config = way, desk, way.config
+        self._leader = way.leaders[gid]
         self._outbox: deque[PendingVerdict] = deque()
-        self._to_settle = asyncio.Event()
-        self._branches = Branches(gid, app, topic, leaders, self.settle, desk.anyone_online, config)
-        self._empty_in_a_row = 0
+        self._branches = Branches(gid, app, topic, way.leaders, self.settle, way.config)
+        self._tasks: dict[str, asyncio.Task[None]] = {}
 
-    async def run(self) -> None:
-        """Until cancelled."""
-        what = f"feedback of app {self.app!r}, topic {self.topic!r} at group {self.gid}"
-        steps = {"locking": self._lock_once, "settling": self._settle_once, "branches": self._branches.step}
-        await asyncio.gather(*(endless(step, self.counts, f"{what}, {n}") for n, step in steps.items()))
+    @property
+    def busy(self) -> bool:
+        """Whether something is still to be settled here."""
+        return bool(self._tasks)
+
+    async def close(self) -> None:
+        """End what is under way; what was not settled is asked again."""
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def sweep(self) -> None:
+        """Look for branches whose home has decided, while nothing is locked since nobody is online."""
+        await self._branches.sweep()
+
+    def _run(self, name: str, step: Callable[[], Any], more: Callable[[], bool]) -> None:
+        """``step`` after ``step`` in a task of its own while there is ``more``, if it does not run yet."""
+        if name in self._tasks or not more():
+            return
+        what = f"feedback of app {self.app!r}, topic {self.topic!r} at group {self.gid}, {name}"
+        task = asyncio.create_task(endless(step, self.counts, what, more))
+        self._tasks[name] = task
+
+        def ended(_: asyncio.Task[None]) -> None:
+            del self._tasks[name]
+            if not task.cancelled():
+                self._run(name, step, more)  # what came after its last look
+                self._desk.settled(self.gid, ())
+
+        task.add_done_callback(ended)
 
     # ---------------------------------------------------------------- locking
 
-    async def _lock_once(self) -> None:
-        room = self._desk.room(self.gid)
-        if room <= 0:
-            self.wake.clear()
-            await self.wake.wait()
-            return
-        config = self._config
-        asked_at = _now()
-        status, *rest = await self._leader.ask(
-            "lock_due",
-            self.app,
-            self.topic,
-            room,
-            config.lock_lease_s,
-            config.lock_wait_s,
-            self.owner,
-            patience_s=2 * config.lock_wait_s + 2.0,  # a poll may start anew at another leader
-        )
-        if status != "ok":
-            raise Unavailable(f"group {self.gid} answers {status} to lock_due")
-        locked: LockedChecks = rest[0]
-        if locked.tx_ids:
-            self._empty_in_a_row = 0
-            self._take(locked.rows())
-            return
-        self._empty_in_a_row += 1
-        pause = lock_pause_s(self._empty_in_a_row, _now() - asked_at, config.lock_wait_s)
-        if pause > 0:
-            await asyncio.sleep(pause)
-        else:
-            self._empty_in_a_row = 0
-
-    def _take(self, rows: Sequence[LockedRow]) -> None:
+    def take(self, rows: Sequence[LockedRow]) -> None:
+        """These were locked. One that cannot be routed is left to its lease, and does not hold up others."""
         self.counts["locked"] += len(rows)
         for_producers = []
         for row in rows:
-            kind = route(row)
+            try:
+                kind = route(row)
+            except Exception:
+                self.counts["errors"] += 1
+                log.exception("transaction %r of app %r cannot be routed", row.tx_id, self.app)
+                continue
             if kind is Route.PRODUCER:
                 for_producers.append(row)
             elif kind is Route.TOPIC_POLICY:
                 self.settle(row.tx_id, Verdict.EXPIRE, row.newest_index)
             else:
                 self._branches.locked(row)
+        self._run("branches", self._branches.step, self._branches.waiting)
         if for_producers:
             self._desk.locked(self.gid, for_producers)
 
@@ -149,13 +151,14 @@ class GroupFeedback:
             return False
         until = _now() + self._config.settle_keep_s
         self._outbox.append(PendingVerdict(tx_id, verdict, until, index, wait_s))
-        self._to_settle.set()
+        self._run("settling", self._settle_once, lambda: bool(self._outbox))
         return True
 
     async def _settle_once(self) -> None:
-        if not self._outbox:
-            self._to_settle.clear()
-            await self._to_settle.wait()
+        async with self._way.slots[self.gid]:
+            await self._settle_batch()
+
+    async def _settle_batch(self) -> None:
         count = min(len(self._outbox), self._config.settle_batch)
         batch = [self._outbox.popleft() for _ in range(count)]
         decided: dict[Verdict, dict[str, int]] = {}
@@ -235,7 +238,7 @@ class GroupFeedback:
                 self.counts["unknown"] += len(counted)
             if put_off:
                 waits_ms = [int(wait_s * 1000) for wait_s in put_off.values()]
-                args = (self.app, self.topic, list(put_off), self.owner, waits_ms)
+                args = (self.app, self.topic, list(put_off), self._way.owner, waits_ms)
                 await self._leader.ask("release_locks", *args, patience_s=2.0)
         except Unavailable:
             self.counts["unavailable"] += 1

@@ -23,6 +23,8 @@ class Owners:
     def __init__(self, gone_s: float, started: float, limit: int = OWNERS_MAX) -> None:
         self._gone_s, self._started, self._limit = gone_s, started, limit
         self._seen: OrderedDict[str, float] = OrderedDict()  # the longest silent first
+        #: Those whose checks were put off since they were not there, the longest awaited first.
+        self.wanted: OrderedDict[str, None] = OrderedDict()
 
     def heard(self, instance: str, now: float) -> None:
         """A poll of it came in, or ended that was parked until now."""

@@ -1,4 +1,4 @@
-"""How long producers' polls are parked: longer, the more producers share one feedback actor.
+"""How long producers' polls are parked: longer, the more producers share one feedback process.
 
 A parked poll costs nothing, but each one that ends and comes again costs 1 to 2.5 ms of processor time
 in the actor and about 1 ms in the producer, nearly all of it Ray's. With polls of a fixed 5 s, ten

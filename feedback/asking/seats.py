@@ -88,5 +88,9 @@ class Seats:
         """Whether one that was not tried yet takes checks."""
         return any(seat.instance not in tried for seat in self.taking(now))
 
+    def names(self) -> list[str]:
+        """The instances of all seats."""
+        return list(self._seats)
+
     def __len__(self) -> int:
         return len(self._seats)

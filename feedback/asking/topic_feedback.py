@@ -1,227 +1,206 @@
-"""Feedback of one app and topic: producers park here, broker groups are asked, checks meet producers.
+"""Feedback of one app and topic: what is locked meets producers of the app, their answers are settled.
 
-The plain class inside the feedback actor. Producers call ``poll`` (long poll) and ``answer``; one
-``GroupFeedback`` per broker group locks and settles. All state is in memory and may be lost: leases
-end, and producers come back. It must never hand one check to two producers at a time, nor hold more
-than its bounds.
+A plain class, hosted with many others in one process (``shard``), which tells it of producers that poll and
+of what was locked for it. It has its own bounds and its own state, all of it in memory, and all of it may be
+lost: leases end, and producers come back. It must never hand one check to two producers at a time, nor hold
+more than its bounds.
 """
 
 from __future__ import annotations
 
-import asyncio
-import random
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence, Set
+from typing import Any, Protocol
 
-from escrowmq.feedback.asking import arguments
-from escrowmq.feedback.asking.checks import WANTED_MAX, Check, CheckTable
-from escrowmq.feedback.asking.group_feedback import GroupFeedback
-from escrowmq.feedback.asking.poll_pace import PollPace
-from escrowmq.feedback.brokers import Brokers, GroupLeader
-from escrowmq.feedback.config import FeedbackConfig
-from escrowmq.feedback.endless import endless
-from escrowmq.feedback.policy import Verdict
+from escrowmq.feedback.asking.arguments import AskedCheck
+from escrowmq.feedback.asking.checks import Check, CheckTable
+from escrowmq.feedback.asking.group_feedback import GroupFeedback, Way
+from escrowmq.feedback.asking.owners import Owners
+from escrowmq.feedback.asking.seats import CheckKey
+from escrowmq.feedback.names import feedback_name
+from escrowmq.feedback.policy import Trouble, Verdict
 from escrowmq.replication.calling.answers import LockedRow
+from escrowmq.replication.model import TransactionState
 
-#: What a poll hands out per check: group, transaction id, query id, checks so far, seconds to answer (0: say
-#: only whether its local transaction runs), and the index of the PREPARE, which comes back with the answer.
-Handed = tuple[int, str, str, int, float, int]
+#: Where a check comes from: broker group and topic. Producers give it back with their answers as it is.
+Place = tuple[int, str]
+#: What a poll hands out per check: place, transaction id, query id, checks so far, seconds to answer (0: only
+#: whether it runs), log index of its newest PREPARE.
+Handed = tuple[Place, str, str, int, float, int]
+
+
+class Host(Protocol):
+    """What one app and topic needs of the process it lives in."""
+
+    def hand(self, pair: TopicFeedback, instance: str, checks: list[Handed]) -> None: ...
+    def lost(self, pair: TopicFeedback, instance: str) -> None: ...
+    def changed(self, pair: TopicFeedback) -> None: ...
+    def now(self) -> float: ...
 
 
 class TopicFeedback:
-    """One event loop. ``start`` before the first poll; ``close`` ends all loops."""
+    """One event loop. Nothing runs in it by itself but what is being settled; ``close`` ends that."""
 
-    def __init__(
-        self,
-        app: str,
-        topic: str,
-        groups: int,
-        replicas: int,
-        brokers: Brokers,
-        config: FeedbackConfig,
-        rng: random.Random,
-    ) -> None:
+    def __init__(self, app: str, topic: str, way: Way, host: Host, owners: Owners) -> None:
         self.app, self.topic = app, topic
         self.counts: Counter[str] = Counter()
-        self.last_poll_at = _now()
-        self._config, self._rng = config, rng
-        self._table = CheckTable(config, self.last_poll_at)
-        self._pace = PollPace(config)
-        self._parked: dict[str, asyncio.Future[list[Handed]]] = {}
-        self._leaders = {
-            gid: GroupLeader(gid, replicas, brokers, config.leader, rng) for gid in range(groups)
-        }
-        # Leases belong to this incarnation: one that was restarted must not release its own successor's.
-        owner = f"{app}/{topic}/{rng.getrandbits(64):016x}"
-        self._groups = {
-            gid: GroupFeedback(gid, app, topic, owner, self._leaders, self, config) for gid in range(groups)
-        }
-        self._tasks: list[asyncio.Task[None]] = []
-
-    def start(self) -> None:
-        """Start the loops."""
-        what = f"feedback of app {self.app!r}, topic {self.topic!r}"
-        runs = [group.run() for group in self._groups.values()]
-        runs.append(endless(self._tick, self.counts, f"{what}, deadlines"))
-        self._tasks = [asyncio.create_task(run) for run in runs]
+        #: Broker groups that may have something due for it -> a number that rises whenever one said so.
+        self.may_be_due: dict[int, int] = {}
+        #: Since when it has had nothing to do.
+        self.idle_since = host.now()
+        self._way, self._host, self._config = way, host, way.config
+        self._table = CheckTable(way.config, owners=owners)
+        self._groups: dict[int, GroupFeedback] = {}
+        self._news = 0
 
     async def close(self) -> None:
-        """End the loops and send parked producers away. Leases end by themselves."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        for leader in self._leaders.values():
-            leader.close()
-        for instance in list(self._parked):
-            self._unpark(instance, [])
+        """End what is under way. Leases end by themselves."""
+        for group in self._groups.values():
+            await group.close()
 
-    # ---------------------------------------------------------------- producers call these
+    @property
+    def working(self) -> bool:
+        """Whether checks are on hand, which take time to come to an end."""
+        return len(self._table) > 0 or any(group.busy for group in self._groups.values())
 
-    async def poll(
-        self, instance: str, room: int, working: Sequence[tuple[int, str, int]], wait_s: float
-    ) -> tuple[str, Any]:
-        """Checks for this producer, as soon as there are any: ``("ok", [Handed, ...])``, empty after the
-        wait. ``room``: how many it takes; ``working``: (group, transaction, index) of those it has not
-        answered yet, and does not run. ``("retry", seconds)``: too many producers are parked here, come back
-        later.
+    # ---------------------------------------------------------------- of producers
 
-        Raises InvalidMessage for arguments that make no sense, as ``answer`` and ``leave`` do.
-        """
-        instance, room = arguments.instance_of(instance), arguments.room_of(room)
-        keys, wait_s = arguments.working_of(working), arguments.wait_of(wait_s)
-        now = self.last_poll_at = _now()
-        self._pace.arrive(instance, now)
-        self._unpark(instance, [])  # a producer that polls again has given its older poll up
-        places = self._config.polls_parked_max + (WANTED_MAX if self._table.wanted(instance) else 0)
-        seat = self._table.arrive(instance, room, keys, now)
-        if seat is None or len(self._parked) >= places:
-            self.counts["polls_refused"] += 1
-            return "retry", self._pace.retry_s() * self._rng.uniform(0.5, 1.5)
-        waiting: asyncio.Future[list[Handed]] = asyncio.get_running_loop().create_future()
-        self._parked[instance] = waiting
-        seat.parked = True
-        longest = min(wait_s, self._pace.wait_s()) * self._rng.uniform(0.8, 1.0)
-        timer = asyncio.get_running_loop().call_later(longest, self._unpark, instance, [], waiting)
-        self._match()
-        try:
-            return "ok", await waiting
-        finally:
-            timer.cancel()
-            self._unpark(instance, [], waiting)
+    def arrive(
+        self, instance: str, room: int, working: Iterable[AskedCheck], now: float, *, parked: bool
+    ) -> None:
+        """A producer of the app polled at ``now``: it takes ``room`` checks, and works on ``working``."""
+        seat = self._table.arrive(instance, room, working, now)
+        if seat is not None:
+            seat.parked = parked
 
-    def answer(self, instance: str, answers: Sequence[tuple[int, str, str, str, int]]) -> tuple[str, Any]:
-        """Answers (group, transaction, state, trouble, index); ``("ok", n)``, or ``("retry", seconds)`` when
-        too many wait for their submit (those before were taken; repeating all of them is harmless)."""
-        instance, said = arguments.instance_of(instance), arguments.answers_of(answers)
-        now = _now()
-        for key, state, trouble, index in said:
-            group = self._groups.get(key[0])
-            if group is None:
-                continue
-            if not group.has_room():
-                return "retry", 0.5
-            self.counts[f"answered_{state.value}"] += 1
-            verdict = self._table.answer(instance, key, state, trouble, index, now)
-            if verdict is not None:
-                group.settle(key[1], verdict, index)
-        self._match()
-        return "ok", None
+    def wants(self, instance: str) -> bool:
+        """Whether checks wait for this owner: it is not sent away, however many are here."""
+        return self._table.wanted(instance)
 
-    def leave(self, instance: str, idle: bool = False) -> None:
-        """The producer closes: its checks go to the others at once. ``idle``: those of its own transactions
-        too, since it runs none of them; else the others wait until it is gone."""
-        instance, idle = arguments.instance_of(instance), arguments.idle_of(idle)
-        self._unpark(instance, [])
-        self._pace.leave(instance)
+    def depart(self, instance: str, now: float) -> None:
+        """Its poll ended; it polls again in a moment, or it does not."""
+        self._table.unparked(instance, now)
+
+    def leave(self, instance: str, *, idle: bool) -> None:
+        """It closed: its checks go to the others; those of its own transactions too, if it runs none."""
         self._table.leave(instance, idle=idle)
-        self._match()
 
-    # ---------------------------------------------------------------- the groups call these (Desk)
+    def forget_but(self, online: Set[str]) -> None:
+        """Whoever is not ``online`` has left, as far as the process knows."""
+        for instance in [name for name in self._table.seats.names() if name not in online]:
+            self._table.leave(instance, idle=False)
 
-    def room(self, gid: int) -> int:
-        """How many transactions are worth locking at this group now."""
-        return self._table.room(gid, _now())
+    def answer(
+        self, instance: str, key: CheckKey, state: TransactionState, trouble: Trouble, index: int
+    ) -> bool:
+        """An answer; False: too many wait for their submit, it is to be repeated."""
+        group = self._group(key[0])
+        if group is None:
+            return True
+        if not group.has_room():
+            return False
+        self.counts[f"answered_{state.value}"] += 1
+        verdict = self._table.answer(instance, key, state, trouble, index, self._host.now())
+        if verdict is not None:
+            group.settle(key[1], verdict, index)
+        return True
 
-    def anyone_online(self) -> bool:
-        """Whether a producer of the app can be asked."""
-        return next(self._table.seats.online(_now()), None) is not None
-
-    def locked(self, gid: int, rows: Sequence[LockedRow]) -> None:
-        """Transactions were locked: find producers for them."""
-        self._table.locked(gid, rows, _now())
-        self._match()
-
-    def settled(self, gid: int, tx_ids: Iterable[str]) -> None:
-        """The broker took the answers: there may be room for more."""
-        self._table.settled(gid, tx_ids)
-        self._groups[gid].wake.set()
-
-    # ---------------------------------------------------------------- within
-
-    def _match(self) -> None:
+    def match(self) -> None:
         """Queued checks meet parked producers; what nobody can say yet is put off at the leader."""
         for (gid, tx_id), wait_s in self._table.take_put_off():
             self.counts["put_off"] += 1
-            self._groups[gid].settle(tx_id, Verdict.PUT_OFF, wait_s=wait_s)
-        for instance, checks in self._table.assign(_now()).items():
+            group = self._group(gid)
+            if group is not None:
+                group.settle(tx_id, Verdict.PUT_OFF, wait_s=wait_s)
+        for instance, checks in self._table.assign(self._host.now()).items():
             self.counts["handed"] += len(checks)
-            self._unpark(instance, [self._handed(check) for check in checks])
-        for group in self._groups.values():
-            group.wake.set()
+            self._host.hand(self, instance, [self._handed(check) for check in checks])
 
     def _handed(self, check: Check) -> Handed:
         row = check.row
         answer_s = 0.0 if check.brief else self._config.answer_s
-        return check.gid, row.tx_id, row.query_id, row.checks, answer_s, row.newest_index
+        return (check.gid, self.topic), row.tx_id, row.query_id, row.checks, answer_s, row.newest_index
 
-    def _unpark(
-        self, instance: str, checks: list[Handed], only: asyncio.Future[list[Handed]] | None = None
-    ) -> None:
-        """End the producer's parked poll (``only`` if it is still this one)."""
-        waiting = self._parked.get(instance)
-        if waiting is None or (only is not None and waiting is not only):
-            return
-        del self._parked[instance]
-        self._table.unparked(instance, _now())
-        if not waiting.done():
-            waiting.set_result(checks)
+    def anyone_online(self) -> bool:
+        """Whether a producer of the app can be asked."""
+        return next(self._table.seats.online(self._host.now()), None) is not None
 
-    async def _tick(self) -> None:
-        await asyncio.sleep(self._config.tick_s)
-        expired = self._table.expire(_now())
+    # ---------------------------------------------------------------- of broker groups
+
+    def note_due(self, gid: int) -> None:
+        """Group ``gid`` says that something came due there."""
+        self._news += 1
+        self.may_be_due[gid] = self._news
+
+    def nothing_due(self, gid: int, asked_at: int) -> None:
+        """Group ``gid`` had less than was asked for, when ``may_be_due`` was ``asked_at``."""
+        if self.may_be_due.get(gid) == asked_at:
+            del self.may_be_due[gid]
+
+    def room(self, gid: int) -> int:
+        """How many transactions are worth locking at this group now."""
+        return self._table.room(gid, self._host.now())
+
+    def take(self, gid: int, rows: Sequence[LockedRow]) -> None:
+        """Transactions were locked for it: find producers for them."""
+        group = self._group(gid)
+        if group is not None and rows:
+            group.take(rows)
+
+    def locked(self, gid: int, rows: Sequence[LockedRow]) -> None:
+        """See ``Desk``."""
+        self._table.locked(gid, rows, self._host.now())
+        self.match()
+
+    def settled(self, gid: int, tx_ids: Iterable[str]) -> None:
+        """See ``Desk``. The broker took the answers: there may be room for more."""
+        self._table.settled(gid, tx_ids)
+        self._host.changed(self)
+
+    async def sweep(self) -> None:
+        """While nobody is online: follow what home groups have decided."""
+        for gid in self._way.leaders:
+            group = self._group(gid)
+            if group is not None:
+                await group.sweep()
+
+    def _group(self, gid: int) -> GroupFeedback | None:
+        group = self._groups.get(gid)
+        if group is None and gid in self._way.leaders:
+            group = self._groups[gid] = GroupFeedback(gid, self.app, self.topic, self._way, self)
+        return group
+
+    # ---------------------------------------------------------------- time
+
+    def tick(self) -> None:
+        """Deadlines. Several times a second while it is ``working``."""
+        expired = self._table.expire(self._host.now())
         for instance in expired.lost_producers:
-            self._unpark(instance, [])
+            self._host.lost(self, instance)
         self.counts["producers_lost"] += len(expired.lost_producers)
         self.counts["checks_returned"] += expired.returned
         for gid, tx_id in expired.counted:
             self._settle_expired(gid, tx_id, Verdict.COUNT)
         for gid, tx_id in expired.released:
-            self._groups[gid].settle(tx_id, Verdict.RELEASE)
-        self._match()
+            group = self._group(gid)
+            if group is not None:
+                group.settle(tx_id, Verdict.RELEASE)
+        self.match()
 
     def _settle_expired(self, gid: int, tx_id: str, verdict: Verdict) -> None:
-        if not self._groups[gid].settle(tx_id, verdict):
+        group = self._group(gid)
+        if group is None or not group.settle(tx_id, verdict):
             self.settled(gid, [tx_id])  # no room to count it: its lease ends, and it is asked again
 
     def status(self) -> dict[str, Any]:
         """For operators: who is online, what is on hand, how often what happened."""
-        now = _now()
+        now = self._host.now()
         return {
+            "name": feedback_name(self.app, self.topic),
             "app": self.app,
             "topic": self.topic,
             "producers": sorted(seat.instance for seat in self._table.seats.online(now)),
-            "polls_parked": len(self._parked),
-            "poll_wait_s": self._pace.wait_s(),
             "checks": self._table.counts(),
             "counts": dict(self.counts),
             "groups": [group.status() for group in self._groups.values()],
         }
-
-    def idle_s(self) -> float:
-        """How long no producer has polled."""
-        return 0.0 if self._parked else _now() - self.last_poll_at
-
-
-def _now() -> float:
-    return asyncio.get_running_loop().time()

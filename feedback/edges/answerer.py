@@ -15,10 +15,10 @@ from typing import Any
 
 from escrowmq.feedback.answering.answering import Answering
 from escrowmq.feedback.answering.query_pool import QueryPool
-from escrowmq.feedback.answering.topic_link import Respondent
+from escrowmq.feedback.answering.shard_link import Respondent
 from escrowmq.feedback.config import AnswererConfig, FeedbackConfig
-from escrowmq.feedback.edges.actor import start_feedback
-from escrowmq.feedback.edges.ray_calls import RayBrokers, connector
+from escrowmq.feedback.edges.ray_calls import RayShards
+from escrowmq.feedback.edges.shard_actor import start_shard
 from escrowmq.feedback.names import ClusterShape
 from escrowmq.feedback.states import TxStatusQuerier
 from escrowmq.replication.errors import InvalidMessage
@@ -61,7 +61,6 @@ class CheckAnswerer:
         self._still_running, self._idle = still_running, idle
         self._pool = QueryPool(querier, self._config)
         self._lock = threading.Lock()
-        self._topics: set[str] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._answering: Answering | None = None
         self._main: asyncio.Task[None] | None = None
@@ -71,15 +70,6 @@ class CheckAnswerer:
     def start(self) -> None:
         """Be ready to be asked, also about what earlier producers of this app left open."""
         self._thread.start()
-
-    def add_topic(self, topic: str) -> None:
-        """This producer opens transactions of ``topic``. Cheap when repeated."""
-        if topic in self._topics:
-            return
-        with self._lock:
-            self._topics.add(topic)
-            if self._loop is not None and self._answering is not None and not self._closed:
-                self._loop.call_soon_threadsafe(self._answering.add_topic, topic)
 
     def close(self, timeout_s: float = 3.0) -> None:
         """Be asked no more; checks that were taken go to other producers. Safe to call twice."""
@@ -92,7 +82,7 @@ class CheckAnswerer:
             self._thread.join(timeout_s)
 
     def status(self) -> dict[str, Any]:
-        """Topics, what was asked and answered, and queries that hang."""
+        """What was asked and answered, and queries that hang."""
         answering = self._answering
         return {} if answering is None else answering.status()
 
@@ -105,17 +95,16 @@ class CheckAnswerer:
             log.exception("checks of app %r are no longer answered by this producer", self._app)
 
     async def _serve(self) -> None:
-        def start(topic: str) -> Any:
-            return start_feedback(self._app, topic, self._info, self._feedback_config)
+        def start(number: int, shards: int) -> Any:
+            return start_shard(number, shards, self._info, self._feedback_config)
 
+        processes = RayShards(self._app, self._feedback_config.shards, start)
         answering = Answering(
             self._app,
-            self._info.groups,
-            self._info.replicas,
-            RayBrokers(self._info.namespace),
+            processes.count,
             Respondent(
                 self._instance,
-                connector(start),
+                processes.connect,
                 self._pool,
                 self._still_running,
                 self._config,
@@ -128,8 +117,6 @@ class CheckAnswerer:
                 return
             self._loop, self._main = asyncio.get_running_loop(), asyncio.current_task()
             self._answering = answering
-            for topic in self._topics:
-                answering.add_topic(topic)
         try:
             await answering.run()
         finally:

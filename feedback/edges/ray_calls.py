@@ -1,4 +1,4 @@
-"""Ray at the edges of feedback: calls to brokers, and to feedback actors, as coroutines.
+"""Ray at the edges of feedback: calls to brokers, and to feedback processes, as coroutines.
 
 Handles are looked up by name, cached, and looked up again when Ray says that the actor is gone. A
 look-up blocks, so it runs in a thread. Nothing here retries: Ray never does (``max_task_retries=0``),
@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import ray
 from ray.exceptions import ActorUnschedulableError, RayActorError, RayError
 
-from escrowmq.feedback.answering.topic_link import FeedbackLost
+from escrowmq.feedback.answering.shard_link import AskedCheck, FeedbackLost, Place
 from escrowmq.feedback.brokers import BrokerUnreachable
 from escrowmq.feedback.names import broker_name
 
@@ -35,8 +35,12 @@ class RayBrokers:
         if not ray.is_initialized():  # else Ray would start a cluster of its own for a look-up
             raise BrokerUnreachable("Ray was shut down in this process")
         handle = self._handles.get((gid, rid)) or await self._look_up(gid, rid)
+        call = getattr(handle, method, None)
+        if call is None:
+            log.error("%s has an earlier version, without %s: upgrade it", broker_name(gid, rid), method)
+            raise BrokerUnreachable(f"{broker_name(gid, rid)} does not know {method}")
         try:
-            return await getattr(handle, method).remote(*args)
+            return await call.remote(*args)
         except (RayActorError, ActorUnschedulableError) as error:  # the second: its node is dead
             self._handles.pop((gid, rid), None)
             raise BrokerUnreachable(f"{broker_name(gid, rid)} is gone or restarting") from error
@@ -62,42 +66,70 @@ class RayBrokers:
 
 
 class RayFeedbackPort:
-    """``FeedbackPort`` over a feedback actor's handle."""
+    """``FeedbackPort`` of one app over a feedback process's handle."""
 
-    def __init__(self, handle: Any) -> None:
-        self._handle = handle
+    def __init__(self, handle: Any, app: str) -> None:
+        self._handle, self._app = handle, app
 
     async def poll(
-        self, instance: str, room: int, working: Sequence[tuple[int, str, int]], wait_s: float
+        self, instance: str, room: int, working: Sequence[AskedCheck], wait_s: float
     ) -> tuple[str, Any]:
-        """See ``TopicFeedback.poll``."""
-        status, value = await _answer(self._handle.poll.remote(instance, room, working, wait_s))
+        """See ``FeedbackShard.poll``."""
+        status, value = await _answer(self._handle.poll.remote(self._app, instance, room, working, wait_s))
         return status, value
 
     async def answer(
-        self, instance: str, answers: Sequence[tuple[int, str, str, str, int]]
+        self, instance: str, answers: Sequence[tuple[Place, str, str, str, int]]
     ) -> tuple[str, Any]:
-        """See ``TopicFeedback.answer``."""
-        status, value = await _answer(self._handle.answer.remote(instance, answers))
+        """See ``FeedbackShard.answer``."""
+        status, value = await _answer(self._handle.answer.remote(self._app, instance, answers))
         return status, value
 
     async def leave(self, instance: str, idle: bool = False) -> None:
-        """See ``TopicFeedback.leave``."""
-        await _answer(self._handle.leave.remote(instance, idle))
+        """See ``FeedbackShard.leave``."""
+        await _answer(self._handle.leave.remote(self._app, instance, idle))
 
 
-def connector(start: Callable[[str], Any]) -> Callable[[str], Awaitable[RayFeedbackPort]]:
-    """``connect(topic)`` over ``start(topic)``, which finds or starts the actor and blocks meanwhile."""
+class RayShards:
+    """The feedback processes, for one app. ``start(number, shards)`` finds or starts one and blocks.
 
-    async def connect(topic: str) -> RayFeedbackPort:
+    How many there are is what process 0 was started with; ``wanted`` counts if there is none yet.
+    """
+
+    def __init__(self, app: str, wanted: int, start: Callable[[int, int], Any]) -> None:
+        self._app, self._wanted, self._start = app, wanted, start
+        self._count = wanted
+
+    async def count(self) -> int:
+        """How many there are. Raises FeedbackLost."""
+        _, self._count = await _answer((await self._find(0, self._wanted)).layout.remote())
+        if self._count != self._wanted:
+            log.info(
+                "feedback runs in %d processes, not %d: feedback.shards counts when the cluster starts anew",
+                self._count,
+                self._wanted,
+            )
+        return self._count
+
+    async def connect(self, number: int) -> RayFeedbackPort:
+        """The process of this number. Raises FeedbackLost."""
+        handle = await self._find(number, self._count)
+        found = tuple(await _answer(handle.layout.remote()))
+        if found != (number, self._count):
+            log.error(
+                "feedback process %d of %d is number %d of %d: restart the producers, or the cluster",
+                *(number, self._count, *found),
+            )
+            raise FeedbackLost(f"feedback process {number} belongs to another number of processes")
+        return RayFeedbackPort(handle, self._app)
+
+    async def _find(self, number: int, shards: int) -> Any:
         if not ray.is_initialized():
             raise FeedbackLost("Ray was shut down in this process")
         try:
-            return RayFeedbackPort(await asyncio.to_thread(start, topic))
+            return await asyncio.to_thread(self._start, number, shards)
         except (RayError, ValueError, RuntimeError) as error:
-            raise FeedbackLost(f"cannot find or start the feedback actor: {error}") from error
-
-    return connect
+            raise FeedbackLost(f"cannot find or start feedback process {number}: {error}") from error
 
 
 async def _answer(ref: Any) -> Any:

@@ -19,10 +19,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import ray
 
-from escrowmq.feedback.config import AnswererConfig
-from escrowmq.feedback.edges.actor import start_feedback
+from escrowmq.feedback.config import AnswererConfig, FeedbackConfig
+from escrowmq.feedback.edges.actor import FeedbackActor
 from escrowmq.feedback.edges.answerer import CheckAnswerer
+from escrowmq.feedback.edges.shard_actor import start_shard
+from escrowmq.feedback.names import feedback_name, shard_name
 from escrowmq.feedback.states import TransactionState, TxStatusQuerier
+from escrowmq.replication.calling.sharing import part_of
 from escrowmq.replication.errors import TransactionConflict
 from escrowmq.replication.model import Message
 
@@ -74,7 +77,7 @@ class App:
             querier,
             uuid.uuid4().hex,
             self.cluster.admin.info,
-            config=AnswererConfig(discover_every_s=0.5, **config),  # type: ignore[arg-type]
+            config=AnswererConfig(**config),  # type: ignore[arg-type]
         )
         answerer.start()
         try:
@@ -166,8 +169,7 @@ def test_checks_wait_for_a_producer_of_the_app_to_come_online(cluster: Cluster, 
     time.sleep(2.5)
     assert app.open_ones()["order-1"].checks == 0 and not app.open_ones()["order-1"].parked
     stranger = App(cluster, unique)
-    with stranger.answers(Calls(lambda query_id: ROLLBACK)) as other:
-        other.add_topic(app.topic)  # another app's producer is never asked
+    with stranger.answers(Calls(lambda query_id: ROLLBACK)):  # another app's producer is never asked
         time.sleep(1.5)
         assert app.open_ones()["order-1"].checks == 0
     with app.answers(Calls(lambda query_id: COMMITTED)):
@@ -202,26 +204,69 @@ def test_the_policy_rollback_is_carried_out_when_a_topic_asks_for_it(
     ids = app.leave_open("order-1")
     with app.answers(Calls(lambda query_id: UNKNOWN)) as answerer:
         until(lambda: not app.open_ones())
-        assert answerer.status()["topics"][app.topic]["UNKNOWN"] == 2
+        assert answerer.status()["UNKNOWN"] == 2
     shown = cluster.admin.show_transaction(ids["order-1"], app=app.name)
     assert shown.state is ROLLBACK
     assert app.values(0) == []
 
 
-def test_a_killed_feedback_actor_restarts_and_is_found_again(cluster: Cluster, unique: Unique) -> None:
-    app = App(cluster, unique)
-    with app.answers(Calls(lambda query_id: COMMITTED)) as answerer:
-        answerer.add_topic(app.topic)
-        app.leave_open("before")
+def test_a_killed_feedback_process_is_started_again_and_answers_for_all_its_topics(
+    cluster: Cluster, unique: Unique
+) -> None:
+    app, info, shards = App(cluster, unique), cluster.admin.info, FeedbackConfig().shards
+    topics = [app.topic, *(unique("more") for _ in range(7))]
+    for topic in topics[1:]:
+        cluster.admin.create_topic(topic, partitions=1)
+
+    def leave_open(what: str) -> None:
+        with cluster.producer(app=app.name) as producer:
+            for topic in topics:
+                with producer.transaction(query_id=f"{what} {topic}", transaction_timeout_s=0.3) as tx:
+                    tx.send(Message(topic, what.encode()))
+                    tx.prepare()
+                    tx.unknown()
+
+    with app.answers(Calls(lambda query_id: COMMITTED)):
+        leave_open("before")
         until(lambda: not app.open_ones())
-        actor = start_feedback(app.name, app.topic, cluster.admin.info)
-        killed = ray.get(actor.status.remote())
+        number = part_of(app.name, app.topic, shards)
+        process = start_shard(number, shards, info)
+        killed = ray.get(process.status.remote(app.name))
+        assert app.topic in {pair["topic"] for pair in killed["pairs"]}
         os.kill(killed["pid"], signal.SIGKILL)
-        app.leave_open("after")
+        leave_open("after")
         until(lambda: not app.open_ones())
-        successor = ray.get(actor.status.remote())
-        assert successor["pid"] != killed["pid"] and successor["counts"]["handed"] == 1
-    assert app.values(2) == [b"after", b"before"]
+        successor = ray.get(process.status.remote(app.name, app.topic))
+        assert successor["pid"] != killed["pid"]
+        (pair,) = successor["pairs"]
+        assert pair["name"] == feedback_name(app.name, app.topic) and pair["counts"]["handed"] == 1
+    names = {entry["name"] for entry in ray.util.list_named_actors(all_namespaces=True)}
+    assert names >= {shard_name(number) for number in range(shards)}
+    assert feedback_name(app.name, app.topic) not in names, "no process of its own"
+
+
+def test_a_producer_of_an_earlier_version_is_answered_by_an_actor_of_its_own(
+    cluster: Cluster, unique: Unique
+) -> None:
+    """What it does, call by call: one actor for each app and topic, keys without topic and PREPARE."""
+    app, info = App(cluster, unique), cluster.admin.info
+    actor = (
+        ray.remote(FeedbackActor)
+        .options(name=feedback_name(app.name, app.topic), namespace=info.namespace, max_concurrency=100)
+        .remote(app.name, app.topic, info.namespace, info.groups, info.replicas, FeedbackConfig())
+    )
+    opened = app.leave_open("order-1", "order-2")
+    asked: dict[str, str] = {}
+    while len(asked) < 2:
+        status, found = ray.get(actor.poll.remote("old", 16, [], 5.0), timeout=30)
+        assert status == "ok"
+        asked.update({query_id: tx_id for _, tx_id, query_id, _, _ in found})
+        answers = [(gid, tx_id, "COMMITTED", "") for gid, tx_id, _, _, _ in found]
+        assert ray.get(actor.answer.remote("old", answers), timeout=30) == ("ok", None)
+    assert asked == opened
+    until(lambda: not app.open_ones())
+    ray.get(actor.leave.remote("old"), timeout=30)
+    ray.kill(actor)
 
 
 def test_a_producer_with_a_querier_resolves_what_it_left_unknown_itself(

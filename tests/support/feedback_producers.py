@@ -9,7 +9,8 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
-from escrowmq.feedback.asking.topic_feedback import TopicFeedback
+from escrowmq.feedback.asking.one_pair import OnePair
+from escrowmq.feedback.asking.shard import FeedbackShard
 from escrowmq.feedback.config import FeedbackConfig
 from tests.support.clock import now
 from tests.support.memory_groups import BrokersDouble, GroupDouble
@@ -21,10 +22,10 @@ Says = Callable[[str, str], Any]
 class Producer:
     """Polls like a real one, in virtual time. ``die`` leaves its poll parked, as SIGKILL does."""
 
-    def __init__(self, feedback: TopicFeedback, name: str, says: Says, *, room: int = 64) -> None:
+    def __init__(self, feedback: OnePair | AppPort, name: str, says: Says, *, room: int = 64) -> None:
         self.feedback, self.name, self.says, self.room = feedback, name, says, room
         self.asked: list[tuple[float, str]] = []
-        self.working: set[tuple[int, str, int]] = set()
+        self.working: set[tuple[Any, str, int]] = set()
         self.running: set[str] = set()  # transactions whose local part runs here
         self.told: Counter[str] = Counter()  # answers, by trouble or state
         self.dead = False
@@ -33,7 +34,7 @@ class Producer:
     async def _run(self) -> None:
         while True:
             # The actor does not see who died: the poll itself goes on there.
-            room = self.room - len(self.working)
+            room = max(self.room - len(self.working), 0)
             wait_s = 5.0 if room > 0 else 0.1
             poll = asyncio.ensure_future(self.feedback.poll(self.name, room, sorted(self.working), wait_s))
             status, value = await asyncio.shield(poll)
@@ -49,12 +50,12 @@ class Producer:
                 self.working.add(check)
                 asyncio.get_running_loop().call_later(0.002, self._answer, check, query_id)
 
-    def _answer(self, check: tuple[int, str, int], query_id: str) -> None:
+    def _answer(self, check: tuple[Any, str, int], query_id: str) -> None:
         said = self.says(check[1], query_id)
         if said is not None:
             self._say(check, *(said if isinstance(said, tuple) else (said, "")))
 
-    def _say(self, check: tuple[int, str, int], state: str, trouble: str) -> None:
+    def _say(self, check: tuple[Any, str, int], state: str, trouble: str) -> None:
         if self.dead:
             return
         gid, tx_id, index = check
@@ -68,6 +69,22 @@ class Producer:
 
     def times_asked(self, tx_id: str) -> int:
         return sum(asked == tx_id for _, asked in self.asked)
+
+
+class AppPort:
+    """A feedback process as the producers of one app know it."""
+
+    def __init__(self, shard: FeedbackShard, app: str) -> None:
+        self._shard, self._app = shard, app
+
+    async def poll(self, instance: str, room: int, working: Any, wait_s: float) -> Any:
+        return await self._shard.poll(self._app, instance, room, working, wait_s)
+
+    def answer(self, instance: str, answers: Any) -> Any:
+        return self._shard.answer(self._app, instance, answers)
+
+    def leave(self, instance: str, idle: bool = False) -> None:
+        self._shard.leave(self._app, instance, idle)
 
 
 class World:
@@ -86,14 +103,12 @@ class World:
     def group(self) -> GroupDouble:
         return self.brokers.groups[0]
 
-    def new_feedback(self, app: str = "shop", topic: str = "orders") -> TopicFeedback:
-        return TopicFeedback(
+    def new_feedback(self, app: str = "shop", topic: str = "orders") -> OnePair:
+        return OnePair(
             app, topic, len(self.brokers.groups), 3, self.brokers, self.config, random.Random(self.seed)
         )
 
-    def producer(
-        self, name: str, says: Says, *, feedback: TopicFeedback | None = None, room: int = 64
-    ) -> Producer:
+    def producer(self, name: str, says: Says, *, feedback: OnePair | None = None, room: int = 64) -> Producer:
         producer = Producer(feedback or self.feedback, name, says, room=room)
         self.producers.append(producer)
         return producer
@@ -104,7 +119,7 @@ class World:
         for feedback in self._all:
             await feedback.close()
 
-    def also(self, feedback: TopicFeedback) -> TopicFeedback:
+    def also(self, feedback: OnePair) -> OnePair:
         self._all.append(feedback)
         feedback.start()
         return feedback

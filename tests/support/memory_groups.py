@@ -14,10 +14,17 @@ from collections.abc import Sequence
 from typing import Any
 
 from escrowmq.feedback.brokers import BrokerUnreachable
-from escrowmq.replication.calling.answers import Leadership, LockedChecks, OpenTransactions
+from escrowmq.replication.calling.answers import (
+    DuePairs,
+    Leadership,
+    LockedChecks,
+    OpenPairs,
+    OpenTransactions,
+)
+from escrowmq.replication.calling.sharing import part_of
 from escrowmq.replication.format import ops
 from escrowmq.replication.format.codec import OpType, PrepareExtra, encode_command
-from escrowmq.replication.host.due_checks import lock_due
+from escrowmq.replication.host.due_checks import LOCKED_ENOUGH, lock_due
 from escrowmq.replication.model import group_of
 from escrowmq.replication.replica.validation import parse_request
 from escrowmq.replication.state.transactions import STATE_OF
@@ -27,6 +34,7 @@ from tests.support.requests import Submitting, prepare
 from tests.support.single import Single
 
 RAY_NOTICES_DEATH_S = 1.5
+FIRST_PLACES = 8
 
 
 class GroupDouble(Submitting):
@@ -43,7 +51,8 @@ class GroupDouble(Submitting):
         self.checked: Counter[str] = Counter()  # transaction -> CHECKED operations
         self.lose_next_reply = False
         self.refuse: list[tuple[Any, ...]] = []  # answers for the next submits instead of doing them
-        self.poll_places = 8
+        self.poll_places = FIRST_PLACES
+        self.parked_calls = 0  # at most, at a time
 
     # ------------------------------------------------------------ what tests do
 
@@ -168,6 +177,55 @@ class GroupDouble(Submitting):
                 await asyncio.sleep(0.05)
         finally:
             self.poll_places += 1
+
+    async def _due_pairs(
+        self, rid: int, term: int, seen: int, part: int, parts: int, wait_s: float
+    ) -> tuple[Any, ...]:
+        until = now() + wait_s
+        if self.poll_places <= 0:
+            until = now()
+        self.poll_places -= 1
+        self.parked_calls = max(self.parked_calls, FIRST_PLACES - self.poll_places)
+        try:
+            while True:
+                refused = self._not_leader(rid)
+                if refused is not None:
+                    return refused
+                self.state.due.advance(self.now_ms())
+                news = self.state.due.news
+                seen = seen if term == self.term else 0
+                term = self.term
+                seen, pairs = news.after(seen, lambda pair: part_of(*pair, parts) == part)
+                if pairs or (now() >= until and seen >= news.last):
+                    return "ok", DuePairs(term, seen, pairs)
+                if seen >= news.last:
+                    await asyncio.sleep(0.05)
+        finally:
+            self.poll_places += 1
+
+    async def _lock_pairs(
+        self, rid: int, wanted: list[tuple[str, str, int]], lease_s: float, owner: str, owned: bool
+    ) -> tuple[Any, ...]:
+        refused = self._not_leader(rid)
+        if refused is not None:
+            return refused
+        now_ms = self.now_ms()
+        found: list[LockedChecks] = []
+        for app, topic, n in wanted:
+            if sum(len(checks.tx_ids) for checks in found) >= LOCKED_ENOUGH:
+                break
+            rows = lock_due(self.state, app, topic, n, lease_s, owner, now_ms, owned=owned)
+            found.append(LockedChecks.of(rows))
+        return "ok", found
+
+    async def _open_pairs(self, rid: int, apps: list[str], part: int, parts: int) -> tuple[Any, ...]:
+        pairs = [
+            (app, topic)
+            for app in apps
+            for topic, n in self.state.transactions.app(app).open_by_topic.items()
+            if n > 0 and part_of(app, topic, parts) == part
+        ]
+        return self._not_leader(rid) or ("ok", OpenPairs(len(apps), pairs))
 
     async def _release_locks(
         self, rid: int, app: str, topic: str, tx_ids: list[str], owner: str, waits_ms: Sequence[int] = ()

@@ -7,72 +7,81 @@ import random
 import sqlite3
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
 
 from escrowmq.feedback.answering.answering import Answering
 from escrowmq.feedback.answering.query_pool import QueryPool
-from escrowmq.feedback.answering.topic_link import FeedbackLost, Respondent
-from escrowmq.feedback.asking.topic_feedback import TopicFeedback
+from escrowmq.feedback.answering.shard_link import AskedCheck, FeedbackLost, Respondent
+from escrowmq.feedback.answering.shard_link import Place as At
+from escrowmq.feedback.asking.shard import FeedbackShard
 from escrowmq.feedback.config import AnswererConfig, FeedbackConfig
 from escrowmq.feedback.states import TransactionState
+from escrowmq.replication.calling.sharing import part_of
 from escrowmq.replication.format import ops
 from tests.support.clock import end
 from tests.support.memory_groups import BrokersDouble
 from tests.support.querier import Calls
 
 COMMITTED, UNKNOWN = TransactionState.COMMITTED, TransactionState.UNKNOWN
-QUICK = AnswererConfig(
-    poll_wait_s=0.5, working_wait_s=0.1, query_timeout_s=0.3, discover_every_s=0.2, topic_linger_s=0.5
-)
+QUICK = AnswererConfig(poll_wait_s=0.5, working_wait_s=0.1, query_timeout_s=0.3)
 
 
 class LocalPort:
-    """The feedback actor behind an edge that can be cut, as when the actor is killed."""
+    """A feedback process behind an edge that can be cut, as when it is killed. Counts parked polls."""
 
-    def __init__(self, feedback: TopicFeedback) -> None:
-        self.feedback, self.cut = feedback, False
+    def __init__(self, app: str, feedback: FeedbackShard) -> None:
+        self.app, self.feedback, self.cut = app, feedback, False
+        self.polls = self.most_polls = 0
 
-    async def _unless_cut(self, answer: Awaitable[Any]) -> Any:
-        result = await answer
+    async def poll(self, instance: str, room: int, working: Sequence[AskedCheck], wait_s: float) -> Any:
+        self.polls += 1
+        self.most_polls = max(self.polls, self.most_polls)
+        try:
+            result = await self.feedback.poll(self.app, instance, room, working, wait_s)
+        finally:
+            self.polls -= 1
         if self.cut:
             raise FeedbackLost("killed")
         return result
 
-    async def poll(
-        self, instance: str, room: int, working: Sequence[tuple[int, str, int]], wait_s: float
-    ) -> Any:
-        return await self._unless_cut(self.feedback.poll(instance, room, working, wait_s))
-
-    async def answer(self, instance: str, answers: Sequence[tuple[int, str, str, str, int]]) -> Any:
+    async def answer(self, instance: str, answers: Sequence[tuple[At, str, str, str, int]]) -> Any:
         if self.cut:
             raise FeedbackLost("killed")
-        return self.feedback.answer(instance, answers)
+        return self.feedback.answer(self.app, instance, answers)
 
     async def leave(self, instance: str, idle: bool = False) -> None:
-        self.feedback.leave(instance, idle)
+        self.feedback.leave(self.app, instance, idle)
 
 
 class Place:
-    """Broker groups, and feedback actors by topic, started on demand."""
+    """Broker groups, and feedback processes, started on demand."""
 
-    def __init__(self) -> None:
+    def __init__(self, shards: int) -> None:
         self.config = FeedbackConfig()
         self.brokers = BrokersDouble()
-        self.ports: dict[str, LocalPort] = {}
+        self.shards = shards
+        self.ports: dict[int, LocalPort] = {}
         self.connects = 0
         self.tasks: list[asyncio.Task[None]] = []
 
-    async def connect(self, topic: str) -> LocalPort:
+    async def count(self) -> int:
+        return self.shards
+
+    async def connect(self, number: int) -> LocalPort:
         self.connects += 1
-        port = self.ports.get(topic)
+        port = self.ports.get(number)
         if port is None or port.cut:
-            feedback = TopicFeedback("shop", topic, 1, 3, self.brokers, self.config, random.Random(1))
+            rng = random.Random(1)
+            feedback = FeedbackShard(number, self.shards, 1, 3, self.brokers, self.config, rng)
             feedback.start()
-            port = self.ports[topic] = LocalPort(feedback)
+            port = self.ports[number] = LocalPort("shop", feedback)
         return port
+
+    def port_of(self, topic: str) -> LocalPort:
+        return self.ports[part_of("shop", topic, self.shards)]
 
     def producer(
         self,
@@ -83,14 +92,14 @@ class Place:
     ) -> Answering:
         pool = QueryPool(Calls(function), QUICK)
         respondent = Respondent(name, self.connect, pool, still_running, QUICK, random.Random(2), idle)
-        answering = Answering("shop", 1, 3, self.brokers, respondent)
+        answering = Answering("shop", self.count, respondent)
         self.tasks.append(asyncio.create_task(answering.run()))
         return answering
 
 
 @asynccontextmanager
-async def place() -> AsyncIterator[Place]:
-    it = Place()
+async def place(shards: int = 1) -> AsyncIterator[Place]:
+    it = Place(shards)
     it.brokers.groups[0].topic("orders")
     try:
         yield it
@@ -117,22 +126,26 @@ def test_a_restarted_producer_is_asked_about_what_its_predecessor_left_open() ->
             group.prepare("t2", topic="invoices")
             answering = p.producer("new", lambda tx, q: COMMITTED)
             await soon(lambda: group.outcome("t1") == group.outcome("t2") == "COMMITTED")
-            assert answering.topics() == ["invoices", "orders"]
-            await soon(lambda: answering.topics() == [], 3.0)
+            assert answering.happened()["taken"] == 2
 
     asyncio.run(main())
 
 
-def test_topics_the_producer_uses_stay_linked() -> None:
+def test_a_producer_with_a_thousand_topics_parks_one_poll_at_each_process() -> None:
+    """It had one for each topic, and beyond 256 topics none: what was open there was never checked."""
+
     async def main() -> None:
-        async with place() as p:
+        async with place(shards=2) as p:
+            group, names = p.brokers.groups[0], [f"topic-{n}" for n in range(1_000)]
             answering = p.producer("p1", lambda tx, q: COMMITTED)
-            answering.add_topic("orders")
-            answering.add_topic("orders")
-            await asyncio.sleep(1.2)
-            assert answering.topics() == ["orders"] and p.connects == 1
-            p.brokers.groups[0].prepare("t1", timeout_ms=1)
-            assert await soon(lambda: p.brokers.groups[0].outcome("t1") == "COMMITTED") < 1.5
+            for name in names:
+                group.topic(name)
+                group.prepare(f"tx of {name}", topic=name, timeout_ms=1)
+            await soon(lambda: not group.state.transactions.app("shop").open, 25)
+            assert answering.happened()["COMMITTED"] == 1_000
+            assert p.connects == 2
+            assert all(port.most_polls <= 2 for port in p.ports.values()), "one, and one that ends it"
+            assert group.parked_calls == 2, "one at the leader for each process"
 
     asyncio.run(main())
 
@@ -161,15 +174,15 @@ def test_a_killed_feedback_actor_is_found_again_and_answers_under_way_arrive() -
     async def main() -> None:
         async with place() as p:
             group = p.brokers.groups[0]
-            p.producer("p1", gated).add_topic("orders")
+            p.producer("p1", gated)
             group.prepare("t1", timeout_ms=1)
-            await soon(lambda: "orders" in p.ports and p.ports["orders"].feedback.counts["handed"] == 1)
-            first = p.ports["orders"]
+            await soon(lambda: p.ports and p.ports[0].feedback.counts["handed"] == 1)
+            first = p.ports[0]
             first.cut = True
             await first.feedback.close()
             gate.set()
             await soon(lambda: group.outcome("t1") == "COMMITTED", 3)
-            assert p.ports["orders"] is not first
+            assert p.ports[0] is not first
             group.prepare("t2", timeout_ms=1)
             await soon(lambda: group.outcome("t2") == "COMMITTED", 3)
 
@@ -189,7 +202,7 @@ def test_a_hanging_querier_is_answered_for_and_other_checks_go_on() -> None:
             group = p.brokers.groups[0]
             answering = p.producer("p1", hang_on_h)
             group.prepare("h", timeout_ms=1)
-            await soon(lambda: answering.counts_by_topic().get("orders", {}).get("taken") == 1)
+            await soon(lambda: answering.happened()["taken"] == 1)
             group.prepare("t", timeout_ms=1)
             await soon(lambda: group.outcome("t") == "COMMITTED")
             await soon(lambda: group.open("h").checks == 1)
@@ -211,7 +224,7 @@ def test_a_transaction_that_still_runs_here_is_put_off_without_asking() -> None:
 
             answering = p.producer("p1", says, still_running=lambda tx_id: tx_id == "t1")
             group.prepare("t1", timeout_ms=1)
-            await soon(lambda: answering.counts_by_topic().get("orders", {}).get("running") == 1)
+            await soon(lambda: answering.happened()["running"] == 1)
             await asyncio.sleep(0.3)
             assert asked == [] and group.open("t1").checks == 0
 
@@ -221,11 +234,13 @@ def test_a_transaction_that_still_runs_here_is_put_off_without_asking() -> None:
 def test_a_producer_that_closes_leaves_its_seat() -> None:
     async def main() -> None:
         async with place() as p:
-            p.producer("p1", lambda tx, q: COMMITTED).add_topic("orders")
-            await soon(lambda: "orders" in p.ports and p.ports["orders"].feedback.anyone_online())
+            p.producer("p1", lambda tx, q: COMMITTED)
+            await soon(lambda: p.ports and p.ports[0].polls == 1)
             p.tasks[0].cancel()
             await asyncio.gather(*p.tasks, return_exceptions=True)
-            assert not p.ports["orders"].feedback.anyone_online()
+            assert p.ports[0].polls == 0
+            producers = p.ports[0].feedback.producers("shop")
+            assert producers is not None and producers.get("p1") is None
 
     asyncio.run(main())
 
@@ -242,7 +257,6 @@ class Service:
         self.answering = place.producer(
             name, self._look_up, self.running.__contains__, idle=lambda: not self.running
         )
-        self.answering.add_topic("orders")
 
     def _look_up(self, tx_id: str, query_id: str) -> TransactionState:
         with closing(sqlite3.connect(self._database, timeout=30)) as db:
@@ -276,11 +290,11 @@ def test_two_instances_with_a_slow_database_tear_nothing(tmp_path: Path) -> None
     async def main() -> None:
         async with place() as p:
             services = [Service(p, name, database) for name in ("a", "b")]
-            await soon(lambda: "orders" in p.ports and p.ports["orders"].feedback.anyone_online())
+            await soon(lambda: p.ports and p.ports[0].polls == 2)
             await asyncio.sleep(0.2)
             orders = [services[n % 2].place(f"order-{n}", 0.3, timeout_ms=300) for n in range(10)]
             assert await asyncio.gather(*orders) == ["COMMITTED"] * 10
-            counts = [s.answering.counts_by_topic()["orders"] for s in services]
+            counts = [service.answering.happened() for service in services]
             assert all(count["running"] >= 3 for count in counts), counts
             assert not any(count.get("ROLLBACK") for count in counts), counts
 
@@ -296,7 +310,7 @@ def test_a_service_that_closes_leaves_its_undecided_ones_to_the_other_at_once(tm
         async with place() as p:
             for name in ("a", "b"):
                 Service(p, name, database)
-            await soon(lambda: "orders" in p.ports and p.ports["orders"].feedback.anyone_online())
+            await soon(lambda: p.ports and p.ports[0].polls == 2)
             await asyncio.sleep(0.2)
             group = p.brokers.groups[0]
             group.prepare("left", timeout_ms=200, instance="a")

@@ -140,7 +140,7 @@ def test_an_undecided_branch_is_never_counted_and_never_parked() -> None:
             w.producer("p1", always("COMMITTED"))
             await asyncio.sleep(120)
             assert branch.open("t1").checks == 0 and branch.open("t1").due_ms >= 0
-            assert branch.calls["lock_due"] < 5 * 120, "given back, and not in a hurry"
+            assert branch.calls["lock_pairs"] < 5 * 120, "given back, and not in a hurry"
 
     run(main())
 

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from escrowmq.feedback.answering.query_pool import QueryPool
-from escrowmq.feedback.answering.topic_link import Respondent, TopicLink
+from escrowmq.feedback.answering.shard_link import AskedCheck, Place, Respondent, ShardLink
 from escrowmq.feedback.asking.poll_pace import PollPace
-from escrowmq.feedback.asking.topic_feedback import TopicFeedback
+from escrowmq.feedback.asking.shard import FeedbackShard
 from escrowmq.feedback.config import AnswererConfig, FeedbackConfig
 from escrowmq.feedback.policy import Trouble
 from escrowmq.feedback.states import TransactionState
@@ -30,7 +30,7 @@ CALL_S = 0.025
 class BusyPort:
     """The actor behind a processor that takes one call after the other, ``CALL_S`` for each."""
 
-    def __init__(self, feedback: TopicFeedback) -> None:
+    def __init__(self, feedback: FeedbackShard) -> None:
         self._feedback, self._free_at = feedback, 0.0
         self.ended = Counter[str]()
         self.offered: list[float] = []
@@ -39,27 +39,23 @@ class BusyPort:
         self._free_at = max(self._free_at, now()) + CALL_S
         await asyncio.sleep(self._free_at - now())
 
-    async def poll(
-        self, instance: str, room: int, working: Sequence[tuple[int, str, int]], wait_s: float
-    ) -> Any:
+    async def poll(self, instance: str, room: int, working: Sequence[AskedCheck], wait_s: float) -> Any:
         self.offered.append(wait_s)
         # A caller that no longer waits does not take its call back: Ray delivers it all the same.
         return await asyncio.shield(asyncio.ensure_future(self._poll(instance, room, working, wait_s)))
 
-    async def _poll(
-        self, instance: str, room: int, working: Sequence[tuple[int, str, int]], wait_s: float
-    ) -> Any:
+    async def _poll(self, instance: str, room: int, working: Sequence[AskedCheck], wait_s: float) -> Any:
         await self._processor()
-        answer = await self._feedback.poll(instance, room, working, wait_s)
+        answer = await self._feedback.poll("shop", instance, room, working, wait_s)
         self.ended[answer[0]] += 1
         return answer
 
-    async def answer(self, instance: str, answers: Sequence[tuple[int, str, str, str]]) -> Any:
+    async def answer(self, instance: str, answers: Sequence[tuple[Place, str, str, str, int]]) -> Any:
         await self._processor()
-        return self._feedback.answer(instance, answers)
+        return self._feedback.answer("shop", instance, answers)
 
-    async def leave(self, instance: str) -> None:
-        self._feedback.leave(instance)
+    async def leave(self, instance: str, idle: bool = False) -> None:
+        self._feedback.leave("shop", instance, idle)
 
 
 class AtOnce(QueryPool):
@@ -72,25 +68,25 @@ class AtOnce(QueryPool):
 
 
 class Crowd:
-    """``TopicLink``s of so many producers, at one actor."""
+    """``ShardLink``s of so many producers, at one actor."""
 
     def __init__(self, producers: int, config: FeedbackConfig, answerer: AnswererConfig) -> None:
         brokers = BrokersDouble()
         self.config, self.group = config, brokers.groups[0]
         self.group.topic("orders")
-        self.feedback = TopicFeedback("shop", "orders", 1, 3, brokers, config, random.Random(1))
+        self.feedback = FeedbackShard(0, 1, 1, 3, brokers, config, random.Random(1))
         self.feedback.start()
         self.port = BusyPort(self.feedback)
         self.links = [self._link(f"p{n}", answerer) for n in range(producers)]
         self.tasks = [asyncio.create_task(link.run()) for link in self.links]
 
-    def _link(self, instance: str, config: AnswererConfig) -> TopicLink:
-        async def connect(topic: str) -> BusyPort:
+    def _link(self, instance: str, config: AnswererConfig) -> ShardLink:
+        async def connect(number: int) -> BusyPort:
             return self.port
 
         pool = AtOnce(Calls(lambda tx, query: TransactionState.COMMITTED), config)
         producer = Respondent(instance, connect, pool, lambda tx: False, config, random.Random(instance))
-        return TopicLink("orders", producer)
+        return ShardLink(0, producer)
 
     async def parked_share(self, after_s: float) -> float:
         """On average over a minute."""

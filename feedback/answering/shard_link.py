@@ -1,8 +1,8 @@
-"""A producer's link to one feedback actor: takes checks, has them answered, sends the answers.
+"""A producer's link to one feedback process: takes checks of all topics there, sends their answers.
 
-It always has a poll parked there: that is how the actor knows that the producer is alive, and what it
-works on. The actor may die at any time; the link connects again, and what it was working on is
-answered to the actor's successor. It must never hold up another topic's link.
+It always has a single poll parked there, however many topics its app has: that is how the process knows that
+the producer is alive, and what it works on. The process may die at any time; the link connects again, and
+what it was working on is answered to its successor. Answers that are not taken must never hold up others.
 """
 
 from __future__ import annotations
@@ -24,29 +24,37 @@ from escrowmq.replication.errors import EscrowMQError
 
 log = logging.getLogger(__name__)
 
-#: An actor that answers nothing so long after a poll should have ended is given up, and looked for anew.
+#: A process that answers nothing so long after a poll should have ended is given up, and looked for anew.
 POLL_GRACE_S = 3.0
 #: A long poll has as much more time as it is longer than the usual one: it is one of many.
 LONG_POLL_GRACE = 0.6
-#: So that the producers that all lost one actor do not come back together.
+#: So that the producers that all lost one process do not come back together.
 RECONNECT_JITTER = 0.3
 ANSWERS_PER_CALL = 256
-#: Answers waiting for the actor; beyond it the oldest are dropped, and their checks repeated.
+#: Answers that no process takes at the moment are sent again after this.
+REFUSED_S = 0.5
+#: Answers waiting for the process; beyond it the oldest are dropped, and their checks repeated.
 ANSWERS_MAX = 4_096
 
 
 class FeedbackLost(EscrowMQError):
-    """The feedback actor did not answer; it may be restarting."""
+    """The feedback process did not answer; it may be restarting."""
+
+
+#: Broker group and topic that a check is from: given back as it came.
+Place = tuple[int, str]
+#: A check under one PREPARE: place, transaction, index of the PREPARE.
+AskedCheck = tuple[Place, str, int]
 
 
 class FeedbackPort(Protocol):
-    """The feedback actor, as a producer sees it (see ``TopicFeedback``). Failures are FeedbackLost."""
+    """A feedback process, as one app's producer sees it (``FeedbackShard``). Failures are FeedbackLost."""
 
     async def poll(
-        self, instance: str, room: int, working: Sequence[tuple[int, str, int]], wait_s: float
+        self, instance: str, room: int, working: Sequence[AskedCheck], wait_s: float
     ) -> tuple[str, Any]: ...
     async def answer(
-        self, instance: str, answers: Sequence[tuple[int, str, str, str, int]]
+        self, instance: str, answers: Sequence[tuple[Place, str, str, str, int]]
     ) -> tuple[str, Any]: ...
     async def leave(self, instance: str, idle: bool = False) -> None: ...
 
@@ -56,8 +64,8 @@ class Respondent:
     """The producer that is asked: what all of its links share."""
 
     instance: str
-    #: Topic -> its feedback actor.
-    connect: Callable[[str], Awaitable[FeedbackPort]]
+    #: Number of a feedback process -> the process.
+    connect: Callable[[int], Awaitable[FeedbackPort]]
     pool: QueryPool
     #: Whether the local transaction of an id runs here.
     still_running: Callable[[str], bool]
@@ -67,15 +75,11 @@ class Respondent:
     idle: Callable[[], bool] = lambda: False
 
 
-#: A check under one PREPARE: group, transaction, index of the PREPARE.
-AskedCheck = tuple[int, str, int]
-
-
-class TopicLink:
+class ShardLink:
     """One event loop. ``run`` until cancelled, then ``leave``."""
 
-    def __init__(self, topic: str, producer: Respondent) -> None:
-        self.topic, self.counts = topic, Counter[str]()
+    def __init__(self, shard: int, producer: Respondent) -> None:
+        self.shard, self.counts = shard, Counter[str]()
         self._producer, self._pool, self._config = producer, producer.pool, producer.config
         self._port: FeedbackPort | None = None
         self._working: dict[
@@ -99,7 +103,7 @@ class TopicLink:
             self._working.clear()
 
     async def leave(self, *, closing: bool) -> None:
-        """Tell the actor that this producer goes, so that others get its checks at once; also those of its
+        """Tell the process that this producer goes, so that others get its checks at once; also those of its
         own transactions if it closes for good and runs none of them."""
         if self._port is not None:
             await self._port.leave(self._producer.instance, closing and self._producer.idle())
@@ -114,13 +118,13 @@ class TopicLink:
         while True:
             try:
                 if self._port is None:
-                    self._port = await self._producer.connect(self.topic)
+                    self._port = await self._producer.connect(self.shard)
                 await self._poll_once(self._port)
                 failures = 0
             except FeedbackLost as error:
                 self._port = None
                 self.counts["lost"] += 1
-                log.info("feedback for topic %r: %s; connecting again", self.topic, error)
+                log.info("feedback process %d: %s; connecting again", self.shard, error)
                 await asyncio.sleep(reconnect.pause_s(failures, self._producer.rng))
                 failures += 1
 
@@ -160,8 +164,8 @@ class TopicLink:
             self.counts["sent_away"] += 1
             await asyncio.sleep(float(value))
             return
-        for gid, tx_id, query_id, _, answer_s, index in value:
-            self._take((gid, tx_id, index), query_id, answer_s)
+        for (gid, topic), tx_id, query_id, _, answer_s, index in value:
+            self._take(((gid, topic), tx_id, index), query_id, answer_s)
 
     def _take(self, check: AskedCheck, query_id: str, answer_s: float) -> None:
         """Whether its local transaction runs is said at once, without the querier's threads; no answer means
@@ -175,8 +179,8 @@ class TopicLink:
             self._working[check] = asyncio.create_task(self._work(check, query_id, answer_s))
 
     def _offer(self, wait_s: float, took_s: float) -> None:
-        """How long the next idle poll may be parked, after one that ended with nothing. The actor of a large
-        crowd uses it up. So does one that is overloaded, which short polls would only make worse."""
+        """How long the next idle poll may be parked, after one that ended with nothing. The process of a
+        large crowd uses it up. So does one that is overloaded, which short polls would only make worse."""
         config = self._config
         if wait_s >= config.poll_wait_s:
             self._wait_s = max(config.poll_wait_s, min(2 * took_s, config.poll_wait_max_s))
@@ -196,6 +200,9 @@ class TopicLink:
     def _say(self, check: AskedCheck, state: TransactionState, trouble: Trouble) -> None:
         self.counts[trouble.value or state.value] += 1
         while len(self._answers) >= ANSWERS_MAX:
+            if self.counts["answers_dropped"] % ANSWERS_MAX == 0:
+                log.warning("feedback process %d takes no answers: the oldest are dropped", self.shard)
+            self.counts["answers_dropped"] += 1
             self._done(next(iter(self._answers)))
         self._answers[check] = (state, trouble)
         self._to_send.set()
@@ -216,7 +223,7 @@ class TopicLink:
                 await asyncio.sleep(self._config.reconnect_min_s)
                 continue
             batch = list(self._answers.items())[:ANSWERS_PER_CALL]
-            flat = [(gid, tx, state.value, trouble.value, n) for (gid, tx, n), (state, trouble) in batch]
+            flat = [(at, tx, state.value, trouble.value, n) for (at, tx, n), (state, trouble) in batch]
             try:
                 async with asyncio.timeout(POLL_GRACE_S):
                     status, value = await port.answer(self._producer.instance, flat)
@@ -226,9 +233,16 @@ class TopicLink:
             if status != "ok":
                 await asyncio.sleep(float(value))
                 continue
-            for check, said in batch:
-                if self._answers.get(check) == said:  # else a late answer took its place: it goes next
+            refused = set(value)
+            for number, (check, said) in enumerate(batch):
+                if self._answers.get(check) != said:
+                    continue  # a late answer took its place: it goes next
+                if number in refused:
+                    self._answers[check] = self._answers.pop(check)  # behind those of other topics
+                else:
                     self._done(check)
+            if len(refused) == len(batch):
+                await asyncio.sleep(REFUSED_S)
 
 
 def _look_at(poll: asyncio.Task[None]) -> None:

@@ -1,0 +1,108 @@
+"""A feedback process: a thin async Ray shell over ``FeedbackShard``. The first producer in need starts it.
+
+A few of them host the feedback of all apps and topics. Async, since thousands of polls may be parked.
+Restarted by Ray for ever; what one held comes back when its leases end. How many there are is what process 0
+was started with, so that all producers agree: the owner of a transaction must poll where it is asked for.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, fields
+from typing import Any
+
+import ray
+
+from escrowmq.feedback.asking.shard import FeedbackShard
+from escrowmq.feedback.asking.topic_feedback import Place
+from escrowmq.feedback.config import FeedbackConfig, LeaderTiming
+from escrowmq.feedback.edges.ray_calls import RayBrokers
+from escrowmq.feedback.names import ClusterShape, shard_name
+
+#: Calls beside the parked polls: those that wake them must always find a place.
+CALLS_BESIDE_POLLS = 500
+
+
+class FeedbackShardActor:
+    """Remote methods are those of ``FeedbackShard``; loops start with the first call."""
+
+    def __init__(
+        self,
+        index: int,
+        shards: int,
+        namespace: str,
+        groups: int,
+        replicas: int,
+        settings: Mapping[str, Any],
+    ) -> None:
+        self._index, self._shards, self._namespace = index, shards, namespace
+        self._groups, self._replicas, self._config = groups, replicas, config_of(settings)
+        self._core: FeedbackShard | None = None
+
+    def _shard(self) -> FeedbackShard:
+        if self._core is None:
+            brokers = RayBrokers(self._namespace)
+            self._core = FeedbackShard(
+                self._index,
+                self._shards,
+                self._groups,
+                self._replicas,
+                brokers,
+                self._config,
+                random.Random(),
+            )
+            self._core.start()
+        return self._core
+
+    async def layout(self) -> tuple[int, int]:
+        """Which process this is, and of how many."""
+        return self._index, self._shards
+
+    async def poll(
+        self, app: str, instance: str, room: int, working: Sequence[tuple[Place, str, int]], wait_s: float
+    ) -> tuple[str, Any]:
+        """See ``FeedbackShard.poll``."""
+        return await self._shard().poll(app, instance, room, working, wait_s)
+
+    async def answer(
+        self, app: str, instance: str, answers: Sequence[tuple[Place, str, str, str, int]]
+    ) -> tuple[str, Any]:
+        """See ``FeedbackShard.answer``."""
+        return self._shard().answer(app, instance, answers)
+
+    async def leave(self, app: str, instance: str, idle: bool = False) -> None:
+        """See ``FeedbackShard.leave``."""
+        self._shard().leave(app, instance, idle)
+
+    async def status(self, app: str | None = None, topic: str | None = None) -> dict[str, Any]:
+        """See ``FeedbackShard.status``; with this process's id."""
+        return {"pid": os.getpid(), **self._shard().status(app, topic)}
+
+
+def start_shard(index: int, shards: int, info: ClusterShape, config: FeedbackConfig | None = None) -> Any:
+    """Handle of feedback process ``index`` of ``shards``; started if there is none. Blocks up to a second.
+
+    Any number of producers may call it at once: the name is taken once, and the settings of the first count.
+    """
+    config = config or FeedbackConfig()
+    remote = ray.remote(FeedbackShardActor).options(
+        name=shard_name(index),
+        namespace=info.namespace,
+        lifetime="detached",
+        get_if_exists=True,
+        max_restarts=-1,
+        max_task_retries=0,
+        max_concurrency=config.shard_polls_max * 2 + CALLS_BESIDE_POLLS,
+        num_cpus=0,
+    )
+    return remote.remote(index, shards, info.namespace, info.groups, info.replicas, asdict(config))
+
+
+def config_of(settings: Mapping[str, Any]) -> FeedbackConfig:
+    """Settings by name, as they travel: those that this version does not know are left out."""
+    known = {field.name: settings[field.name] for field in fields(FeedbackConfig) if field.name in settings}
+    timing = known.pop("leader", {})
+    names = {field.name for field in fields(LeaderTiming)}
+    return FeedbackConfig(**known, leader=LeaderTiming(**{k: v for k, v in timing.items() if k in names}))

@@ -1,0 +1,512 @@
+"""Many apps and topics in one process: few calls, no silent bound, and no pair's trouble is another's."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from escrowmq.feedback.asking.checks import CheckTable
+from escrowmq.feedback.asking.shard import FeedbackShard
+from escrowmq.feedback.asking.topic_feedback import TopicFeedback
+from escrowmq.feedback.brokers import BrokerUnreachable
+from escrowmq.feedback.config import FeedbackConfig
+from escrowmq.replication.calling.answers import LockedRow
+from escrowmq.replication.calling.sharing import part_of
+from tests.support.clock import now, run, until
+from tests.support.feedback_producers import AppPort, Producer, Says, always, silent
+from tests.support.memory_groups import BrokersDouble, GroupDouble
+
+
+class Processes:
+    """Feedback processes over broker groups in memory, and producers of any app."""
+
+    def __init__(self, shards: int, groups: int, config: FeedbackConfig) -> None:
+        self.brokers, self.config = BrokersDouble(groups), config
+        self.shards = [
+            FeedbackShard(number, shards, groups, 3, self.brokers, config, random.Random(number))
+            for number in range(shards)
+        ]
+        for shard in self.shards:
+            shard.start()
+        self._all = list(self.shards)
+        self._ended: list[asyncio.Task[None]] = []
+        self.producers: list[Producer] = []
+
+    @property
+    def group(self) -> GroupDouble:
+        return self.brokers.groups[0]
+
+    def producer(self, app: str, says: Says, name: str = "p", *, room: int = 64) -> list[Producer]:
+        """One producer, with its poll at each process."""
+        made = [Producer(AppPort(shard, app), f"{app}/{name}", says, room=room) for shard in self.shards]
+        self.producers += made
+        return made
+
+    def leave(self, app: str, name: str = "p") -> None:
+        """It closes."""
+        for producer in self.producers:
+            if producer.name == f"{app}/{name}":
+                producer.die()
+        for shard in self.shards:
+            shard.leave(app, f"{app}/{name}", True)
+
+    def kill(self, number: int) -> FeedbackShard:
+        """This process dies with all it knows; another one takes its place. Its producers' polls are lost."""
+        rng, count = random.Random(100 + number), len(self.shards)
+        successor = FeedbackShard(number, count, len(self.brokers.groups), 3, self.brokers, self.config, rng)
+        gone, self.shards[number] = self.shards[number], successor
+        self._ended.append(asyncio.create_task(gone.close()))
+        self._all.append(successor)
+        successor.start()
+        return successor
+
+    def leave_open(self, app: str, topics: Sequence[str], each: int = 1, timeout_ms: int = 100) -> None:
+        for topic in topics:
+            if topic not in self.group.state.topics.topics:
+                self.group.topic(topic)
+            for n in range(each):
+                self.group.prepare(f"{topic}-{n}", app=app, topic=topic, timeout_ms=timeout_ms)
+
+    def open_ones(self, app: str) -> int:
+        return len(self.group.state.transactions.app(app).open)
+
+    async def end(self) -> None:
+        for producer in self.producers:
+            producer.die()
+        for shard in self._all:
+            await shard.close()
+
+
+@asynccontextmanager
+async def processes(shards: int = 1, groups: int = 1, **config: Any) -> AsyncIterator[Processes]:
+    it = Processes(shards, groups, FeedbackConfig(**config))
+    try:
+        yield it
+    finally:
+        await it.end()
+
+
+# -------------------------------------------------------------------- many
+
+
+def test_three_hundred_topics_of_one_app_are_settled_at_their_time_out_with_few_calls() -> None:
+    async def main() -> None:
+        async with processes(shards=2) as p:
+            p.producer("shop", always("COMMITTED"))
+            p.leave_open("shop", [f"t{n}" for n in range(300)], timeout_ms=6_000)
+            took = await until(lambda: not p.open_ones("shop"), 21)
+            assert took < 6.0 + 1.0
+            calls = p.group.calls
+            assert p.group.parked_calls == 2, "one for each process"
+            assert calls["due_pairs"] < 30 and calls["lock_pairs"] < 30
+
+    run(main())
+
+
+def test_thousands_of_apps_that_are_used_once_are_asked_and_forgotten() -> None:
+    async def main() -> None:
+        async with processes(shards=2, idle_exit_s=30.0) as p:
+            apps = [f"job {n}" for n in range(2_000)]
+            p.group.topic("orders")
+            for app in apps:
+                p.group.prepare("t1", app=app, timeout_ms=1_000)
+                p.producer(app, always("COMMITTED"))
+            await until(lambda: not any(p.open_ones(app) for app in apps), 10)
+            assert p.group.calls["open_pairs"] < 200, "many apps are looked up in one call"
+            for app in apps:
+                p.leave(app)
+            await asyncio.sleep(60)
+            for shard in p.shards:
+                status = shard.status()
+                assert (status["apps"], status["pairs_here"], status["polls_parked"]) == (0, 0, 0)
+
+    run(main())
+
+
+def test_a_pair_belongs_to_one_process_and_is_asked_about_there() -> None:
+    async def main() -> None:
+        async with processes(shards=3) as p:
+            producers, topics = p.producer("shop", always("COMMITTED")), [f"t{n}" for n in range(30)]
+            p.leave_open("shop", topics)
+            await until(lambda: not p.open_ones("shop"), 5)
+            for number, producer in enumerate(producers):
+                own = {f"{topic}-0" for topic in topics if part_of("shop", topic, 3) == number}
+                assert {tx for _, tx in producer.asked} == own and own
+
+    run(main())
+
+
+def test_idle_pairs_cost_no_time() -> None:
+    async def main() -> None:
+        async with processes() as p:
+            p.producer("shop", always("COMMITTED"))
+            p.leave_open("shop", [f"t{n}" for n in range(500)])
+            await until(lambda: not p.open_ones("shop"), 5)
+            await asyncio.sleep(1)
+            (shard,) = p.shards
+            assert shard.status()["pairs_here"] == 500 and shard.status()["pairs_working"] == 0
+            calls = p.group.calls.total()
+            await asyncio.sleep(60)
+            assert p.group.calls.total() - calls < 60 * 3 + 20, "a parked call, and who leads"
+
+    run(main())
+
+
+# -------------------------------------------------------------------- nothing is missed
+
+
+def test_what_came_due_while_nobody_was_there_is_found_when_somebody_comes() -> None:
+    async def main() -> None:
+        async with processes(idle_exit_s=20.0) as p:
+            p.leave_open("shop", ["orders", "bills"])
+            await asyncio.sleep(60)  # it was named, and nobody was there
+            assert p.group.calls["lock_pairs"] == 0
+            p.producer("shop", always("COMMITTED"))
+            assert await until(lambda: not p.open_ones("shop"), 5) < 0.5
+
+    run(main())
+
+
+def test_an_app_that_was_forgotten_is_known_again() -> None:
+    async def main() -> None:
+        async with processes(idle_exit_s=20.0) as p:
+            p.producer("shop", silent)
+            p.leave_open("shop", ["orders"], each=200)
+            await asyncio.sleep(5)
+            p.leave("shop")
+            await asyncio.sleep(60)
+            assert p.shards[0].status()["apps"] == 0 and p.open_ones("shop") == 200
+            p.producer("shop", always("COMMITTED"), "again")
+            assert await until(lambda: not p.open_ones("shop"), 20) < 10
+
+    run(main())
+
+
+@pytest.mark.parametrize("how", ["dead", "frozen"])
+def test_a_new_leader_names_all_that_is_due(how: str) -> None:
+    async def main() -> None:
+        async with processes(shards=2) as p:
+            p.producer("shop", always("COMMITTED"))
+            await asyncio.sleep(3)
+            p.leave_open("shop", [f"t{n}" for n in range(20)], timeout_ms=1_000)
+            getattr(p.group, how).add(0)
+            p.group.leader = None
+            await asyncio.sleep(0.5)
+            p.group.fail_over(1)
+            assert await until(lambda: not p.open_ones("shop"), 8) < 3.0
+
+    run(main())
+
+
+def test_a_process_that_dies_loses_no_check() -> None:
+    async def main() -> None:
+        async with processes(shards=2) as p:
+            p.producer("shop", silent)
+            p.leave_open("shop", [f"t{n}" for n in range(40)])
+            await asyncio.sleep(2)
+            assert p.open_ones("shop") == 40
+            for number in (0, 1):
+                p.kill(number)
+            p.producer("shop", always("COMMITTED"), "other")
+            took = await until(lambda: not p.open_ones("shop"), 20)
+            assert took < p.config.lock_lease_s + 1.0, "their leases end"
+
+    run(main())
+
+
+def test_what_comes_due_while_a_lock_call_is_under_way_is_locked_by_the_next() -> None:
+    async def main() -> None:
+        async with processes() as p:
+            p.producer("shop", always("COMMITTED"))
+            p.group.topic("orders")
+            for n in range(200):  # each comes due at another moment of the calls before
+                p.group.prepare(f"x{n}", app="shop", timeout_ms=1_000 + 13 * n)
+            await until(lambda: not p.open_ones("shop"), 6)
+
+    run(main())
+
+
+def test_news_that_comes_during_a_lock_call_is_not_taken_for_old(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The lock call has found less than it asked for; before its answer is read, more came due."""
+
+    async def main() -> None:
+        async with processes() as p:
+            p.producer("shop", always("COMMITTED"))
+            p.leave_open("shop", ["orders"], each=3)
+            usual = p.group._lock_pairs
+
+            async def lock_pairs(*args: Any) -> tuple[Any, ...]:
+                answer = await usual(*args)
+                if p.group.calls["lock_pairs"] == 2:  # the first one was for the look-up
+                    p.group.prepare("late", app="shop", timeout_ms=1)
+                    await asyncio.sleep(1.0)
+                return answer
+
+            monkeypatch.setattr(p.group, "_lock_pairs", lock_pairs)
+            await until(lambda: p.group.calls["lock_pairs"] >= 2, 5)
+            await asyncio.sleep(1.2)
+            assert await until(lambda: not p.open_ones("shop"), 30) < 1.0
+
+    run(main())
+
+
+def test_a_lost_answer_to_a_lock_call_delays_by_a_lease(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        async with processes() as p:
+            usual, lost = p.group._lock_pairs, 0
+
+            async def lock_pairs(*args: Any) -> tuple[Any, ...]:
+                nonlocal lost
+                answer = await usual(*args)
+                if lost == 0 and answer[1][0].tx_ids:
+                    lost += 1
+                    raise BrokerUnreachable("lost")
+                return answer
+
+            monkeypatch.setattr(p.group, "_lock_pairs", lock_pairs)
+            p.producer("shop", always("COMMITTED"))
+            p.leave_open("shop", ["orders"], each=5)
+            took = await until(lambda: not p.open_ones("shop"), 20)
+            assert lost == 1 and took < p.config.lock_lease_s + 1.0
+
+    run(main())
+
+
+# -------------------------------------------------------------------- one pair's trouble is no other's
+
+
+def test_a_pair_that_raises_is_made_anew_and_touches_no_other(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    usual, raised = CheckTable.locked, 0
+
+    def locked(self: CheckTable, gid: int, rows: Sequence[LockedRow], now: float) -> None:
+        nonlocal raised
+        if rows[0].tx_id.startswith("bad") and raised < 3:
+            raised += 1
+            raise RuntimeError("a bug, injected")
+        usual(self, gid, rows, now)
+
+    monkeypatch.setattr(CheckTable, "locked", locked)
+
+    async def main() -> None:
+        async with processes() as p:
+            p.producer("shop", always("COMMITTED"))
+            p.leave_open("shop", ["bad"], each=300)
+            p.leave_open("shop", ["good"], each=50)
+            table = p.group.state.transactions.app("shop")
+            took = await until(lambda: table.open_by_topic["good"] == 0, 5)
+            assert took < 0.6
+            await until(lambda: not p.open_ones("shop"), 30)
+            assert raised == 3 and p.shards[0].counts["errors"] == 3
+
+    with caplog.at_level(logging.ERROR):
+        run(main())
+    assert "topic 'bad' stumbled" in caplog.text
+
+
+def test_without_making_it_anew_one_error_would_leave_checks_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The mend taken away: what the leader has named once it does not name again."""
+    monkeypatch.setattr(FeedbackShard, "_make_anew", lambda self, app, topic: None)
+    usual, raised = TopicFeedback.take, 0
+
+    def take(self: TopicFeedback, gid: int, rows: Sequence[LockedRow]) -> None:
+        nonlocal raised
+        if rows and not raised:
+            raised += 1
+            raise RuntimeError("a bug, injected")
+        usual(self, gid, rows)
+
+    monkeypatch.setattr(TopicFeedback, "take", take)
+
+    async def main() -> None:
+        async with processes() as p:
+            p.producer("shop", always("COMMITTED"), room=10)
+            p.leave_open("shop", ["orders"], each=300)
+            await asyncio.sleep(60)
+            assert p.open_ones("shop") > 0
+
+    run(main())
+
+
+def test_a_flood_in_one_topic_delays_no_other() -> None:
+    async def main() -> None:
+        async with processes() as p:
+            p.group.topic("orders")
+            p.producer("shop", lambda tx, q: "UNKNOWN" if tx.startswith("flood") else "COMMITTED")
+            p.leave_open("shop", ["flood"], each=5_000)
+            await asyncio.sleep(3)
+            p.leave_open("shop", ["quiet"])
+            table = p.group.state.transactions.app("shop")
+            assert await until(lambda: table.open_by_topic["quiet"] == 0, 5) < 1.5
+
+    run(main())
+
+
+def test_answers_of_a_topic_that_wait_hold_up_no_other_topic() -> None:
+    async def main() -> None:
+        async with processes(groups=2, settle_queue_max=5) as p:
+            p.brokers.groups[0].leader = None
+            (shard,) = p.shards
+            stuck = [((0, "stuck"), f"s{n}", "COMMITTED", "", 0) for n in range(20)]
+            fine = [((1, "fine"), "f1", "COMMITTED", "", 0)]
+            status, refused = shard.answer("shop", "x", [*stuck, *fine])
+            assert status == "ok" and set(refused) < set(range(20)) and len(refused) >= 14
+            assert shard.status()["counts"]["answers_refused"] == len(refused)
+
+    run(main())
+
+
+# -------------------------------------------------------------------- bounds say so
+
+
+def test_pairs_beyond_the_bound_wait_for_others_and_it_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        async with processes(pairs_max=20, idle_exit_s=2.0) as p:
+            ready = now() + 10.0
+            p.producer("shop", lambda *_: "COMMITTED" if now() > ready else None, room=500)
+            topics = [f"t{n}" for n in range(100)]
+            for first in range(0, 100, 10):
+                p.leave_open("shop", topics[first : first + 10])
+                await asyncio.sleep(0.5)
+            assert p.shards[0].counts["pairs_full"] > 0
+            assert p.shards[0].status()["pairs_here"] < 40
+            await until(lambda: not p.open_ones("shop"), 120)
+
+    with caplog.at_level(logging.WARNING):
+        run(main())
+    assert "further ones wait" in caplog.text
+
+
+def test_pairs_that_have_nothing_to_do_make_place_at_once() -> None:
+    async def main() -> None:
+        async with processes(pairs_max=20) as p:
+            p.producer("shop", always("COMMITTED"))
+            for n in range(100):
+                p.leave_open("shop", [f"t{n}"])
+                await asyncio.sleep(0.3)
+            assert await until(lambda: not p.open_ones("shop"), 5) < 1.0
+            assert p.shards[0].status()["pairs_here"] <= 21 and p.shards[0].counts["pairs_full"] == 0
+
+    run(main())
+
+
+def test_apps_beyond_the_bound_make_place_for_others_or_are_sent_away() -> None:
+    async def main() -> None:
+        async with processes(apps_max=5) as p:
+            p.group.topic("orders")
+            for n in range(20):
+                p.producer(f"job {n}", always("COMMITTED"))
+                p.group.prepare("t1", app=f"job {n}", timeout_ms=1)
+                await until(lambda n=n: not p.open_ones(f"job {n}"), 5)
+                p.leave(f"job {n}")
+            assert p.shards[0].status()["apps"] <= 5 and p.shards[0].counts["polls_refused"] == 0
+            for n in range(7):
+                p.producer(f"stays {n}", always("COMMITTED"))
+            await asyncio.sleep(1)
+            assert p.shards[0].counts["polls_refused"] > 0
+
+    run(main())
+
+
+def test_polls_beyond_the_bound_of_the_process_take_turns(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        async with processes(shard_polls_max=20) as p:
+            for n in range(15):
+                p.producer("crowd", always("COMMITTED"), f"p{n}")
+            for n in range(15):
+                p.producer(f"single {n}", always("COMMITTED"))
+            p.group.topic("orders")
+            await asyncio.sleep(20)
+            (shard,) = p.shards
+            assert shard.status()["polls_parked"] <= 20 and shard.counts["polls_refused"] > 0
+            for n in range(15):
+                p.group.prepare("t1", app=f"single {n}", timeout_ms=1)
+            await until(lambda: not any(p.open_ones(f"single {n}") for n in range(15)), 30)
+
+    with caplog.at_level(logging.WARNING):
+        run(main())
+    assert "some are sent away" in caplog.text
+
+
+def test_the_largest_app_makes_room_first() -> None:
+    async def main() -> None:
+        async with processes(shard_polls_max=10) as p:
+            (shard,) = p.shards
+            big = [asyncio.create_task(shard.poll("big", f"b{n}", 1, [], 60.0)) for n in range(10)]
+            await asyncio.sleep(0.1)
+            small = [asyncio.create_task(shard.poll(f"small {n}", "s", 1, [], 60.0)) for n in range(5)]
+            await asyncio.sleep(0.1)
+            assert [task.done() for task in big] == [True] * 5 + [False] * 5, "who waited longest goes first"
+            assert all(task.result()[0] == "retry" for task in big[:5])
+            assert not any(task.done() for task in small)
+
+    run(main())
+
+
+def test_submits_of_many_topics_are_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        async with processes(submits_at_once=4) as p:
+            under_way = most = 0
+            usual = p.group._submit
+
+            async def submit(rid: int, request: bytes) -> tuple[Any, ...]:
+                nonlocal under_way, most
+                under_way += 1
+                most = max(most, under_way)
+                await asyncio.sleep(0.01)
+                under_way -= 1
+                return await usual(rid, request)
+
+            monkeypatch.setattr(p.group, "_submit", submit)
+            p.producer("shop", always("COMMITTED"))
+            p.leave_open("shop", [f"t{n}" for n in range(200)])
+            await until(lambda: not p.open_ones("shop"), 10)
+            assert most == 4
+
+    run(main())
+
+
+# -------------------------------------------------------------------- owners
+
+
+def test_an_owner_that_polls_is_not_gone_for_a_topic_that_slept() -> None:
+    """Topics hear of polls only while they have something to do; what is known of owners is the app's."""
+
+    async def main() -> None:
+        async with processes() as p:
+            (shard,) = p.shards
+            p.producer("shop", always("COMMITTED"), "owner")
+            p.leave_open("shop", ["orders"])
+            await until(lambda: not p.open_ones("shop"), 5)
+            await asyncio.sleep(2 * p.config.owner_gone_s)
+            producers = shard.producers("shop")
+            assert producers is not None
+            assert producers.owners.gone_in_s("shop/owner", now()) > p.config.owner_gone_s / 2
+
+    run(main())
+
+
+def test_status_names_each_app_and_topic() -> None:
+    async def main() -> None:
+        async with processes() as p:
+            p.producer("shop", always("COMMITTED"))
+            p.leave_open("shop", ["orders", "bills"])
+            await until(lambda: not p.open_ones("shop"), 5)
+            (shard,) = p.shards
+            assert {pair["name"] for pair in shard.status()["pairs"]} == {
+                "feedback-shop-orders",
+                "feedback-shop-bills",
+            }
+            (orders,) = shard.status("shop", "orders")["pairs"]
+            assert orders["counts"]["handed"] == 1 and orders["producers"] == ["shop/p"]
+
+    run(main())
