@@ -1,8 +1,9 @@
 """The supervisor's directory: which cluster this is, where its replicas live, its secret, its lock.
 
 ``cluster.json`` is written when the cluster is founded and at every move of a replica, before the move
-is made: a supervisor that starts anew must never send a replica to where it was before. The lock keeps
-a second cluster from being started over the same data.
+is made: a supervisor that starts anew must never send a replica to where it was before. It also says which
+groups have once had a leader: from then on an empty directory is one that was lost, and never founds its
+group anew. The lock keeps a second cluster from being started over the same data.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 import uuid
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
@@ -36,7 +37,8 @@ CLUSTER_FILE, LOCK_FILE = "cluster.json", "supervisor.lock"
 
 @dataclass(frozen=True, slots=True)
 class ClusterRecord:
-    """The content of ``cluster.json``. No seats: not founded yet."""
+    """The content of ``cluster.json``. No seats: not founded yet. ``founded``: groups that have had a
+    leader."""
 
     cluster_id: str
     namespace: str
@@ -44,10 +46,15 @@ class ClusterRecord:
     replicas: int
     secret_fingerprint: str
     seats: dict[ReplicaKey, Seat] = field(default_factory=dict)
+    founded: tuple[int, ...] = ()
 
     def with_seats(self, seats: Sequence[Seat]) -> ClusterRecord:
         """A copy with these seats put in."""
         return replace(self, seats={**self.seats, **{seat.key: seat for seat in seats}})
+
+    def with_founded(self, groups: Collection[int]) -> ClusterRecord:
+        """A copy that knows of these groups that they have had a leader."""
+        return replace(self, founded=tuple(sorted({*self.founded, *groups})))
 
 
 class ClusterDir:
@@ -120,8 +127,10 @@ class ClusterDir:
             )
         try:
             seats = msgspec.convert(content.pop("seats"), list[Seat])
+            if "founded" not in content and seats:  # an earlier version's: its replicas have run long since
+                content["founded"] = list(range(content["groups"]))
             return msgspec.convert({**content, "seats": {}}, ClusterRecord).with_seats(seats)
-        except (KeyError, msgspec.ValidationError) as error:
+        except (KeyError, TypeError, msgspec.ValidationError) as error:
             raise CorruptLog(f"{where} is damaged: {error}; restore it from a backup") from None
 
     def _check(self, shape: ClusterSettings) -> None:

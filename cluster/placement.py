@@ -3,7 +3,11 @@
 A replica belongs to the node that holds its data, known by the node's name, since Ray's node ids
 change with every restart of a node. It moves only when its node stays away for long and the rest of
 its group is well; then it starts empty, as a new incarnation with a directory of its own name, so
-that data left behind on the old node can never be taken for current.
+that data left behind on the old node can never be taken for current. The process on the old node may be alive
+all the same: the peers refuse it once they have met its successor (replication/log/peer_marks.py).
+
+A replica that its peers refuse is started anew where it is, as a further incarnation: its disk was lost and
+it came back with an empty directory, or our own records were lost and we have counted an incarnation twice.
 """
 
 from __future__ import annotations
@@ -49,7 +53,9 @@ class Seat:
 class Condition(enum.Enum):
     """What the supervisor last saw of a replica's process."""
 
-    RUNNING = "running"
+    RUNNING = "running"  # and a full member: it votes, and what it acknowledges counts
+    LEARNING = "learning"  # takes part, but has lost its log and counts for no majority yet
+    SUPERSEDED = "superseded"  # its peers know a later incarnation of it, so it never takes part again
     STARTING = "starting"  # answers, but recovers or copies a log
     SILENT = "silent"  # exists, but does not answer: busy, or being restarted by Ray
     GONE = "gone"  # does not exist (any more)
@@ -57,20 +63,28 @@ class Condition(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A replica as last seen, and since when its node is missing; not to be started before ``retry_at``."""
+    """A replica as last seen, and since when its node is missing; not to be started before ``retry_at``.
+
+    ``superseded_by``: the incarnation that its peers know instead of it.
+    """
 
     condition: Condition
     node_missing_since: float | None = None
     retry_at: float = 0.0
+    superseded_by: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicaStart:
-    """Start the replica of ``seat`` on ``node``; ``moved`` if the seat is new and must be kept first."""
+    """Start the replica of ``seat`` on ``node``; ``moved`` if the seat is new and must be kept first.
+
+    ``replaces``: the process that bears its name is of no use any more, and is ended before.
+    """
 
     seat: Seat
     node: Node
     moved: bool = False
+    replaces: bool = False
 
 
 def unique_names(nodes: Sequence[Node]) -> list[Node]:
@@ -107,25 +121,44 @@ def decide(
     starts: list[ReplicaStart] = []
     for key, seat in seats.items():
         state = seen[key]
+        home = by_name.get(seat.node)
+        if state.condition is Condition.SUPERSEDED and home is not None:
+            if _may_move(seat, seats, seen, starts):
+                number = 1 + max(seat.incarnation, state.superseded_by or 0)
+                moved = replace(seat, incarnation=number)
+                starts.append(ReplicaStart(moved, home, moved=True, replaces=True))
+            continue
         if state.condition is not Condition.GONE or now < state.retry_at:
             continue
-        home = by_name.get(seat.node)
         if home is not None:
             starts.append(ReplicaStart(seat, home))
             continue
         missing = state.node_missing_since
-        if missing is None or now - missing < replace_after_s or not _others_are_well(seat, seats, seen):
+        if missing is None or now - missing < replace_after_s or not _may_move(seat, seats, seen, starts):
             continue
         free = [node for node in nodes if not _sits_at(seat.gid, node.name, seats)]
-        if free and not any(start.moved and start.seat.gid == seat.gid for start in starts):
+        if free:
             target = _emptiest(seat.gid, seats.values(), free)
             moved = replace(seat, node=target.name, incarnation=seat.incarnation + 1)
             starts.append(ReplicaStart(moved, target, moved=True))
     return starts
 
 
+def _may_move(
+    seat: Seat,
+    seats: Mapping[ReplicaKey, Seat],
+    seen: Mapping[ReplicaKey, Seen],
+    starts: Sequence[ReplicaStart],
+) -> bool:
+    """One move of a group at a time, and only while its others are well."""
+    under_way = any(start.moved and start.seat.gid == seat.gid for start in starts)
+    return not under_way and _others_are_well(seat, seats, seen)
+
+
 def _others_are_well(seat: Seat, seats: Mapping[ReplicaKey, Seat], seen: Mapping[ReplicaKey, Seen]) -> bool:
-    """Whether the others alone are a running majority, so that nothing acknowledged is lost with this one."""
+    """Whether the others alone are a majority of full members, so that nothing acknowledged is lost with this
+    one. A learner does not count: it may wait for what only this one knows, and could not elect a leader.
+    """
     group = [key for key in seats if key[0] == seat.gid]
     running = sum(seen[key].condition is Condition.RUNNING for key in group if key != seat.key)
     return running * 2 > len(group)

@@ -104,6 +104,10 @@ class Supervisor:
         with self._lock:
             return self._health()
 
+    def group_founded(self, gid: int) -> bool:
+        """Whether the group has once had a leader; a replica with an empty directory asks."""
+        return self._dir is not None and gid in self._dir.record.founded
+
     def wait_ready(self, timeout_s: float) -> dict[str, Any]:
         """``health`` once every replica runs and every group is led, something refuses, or time is up."""
         deadline = time.monotonic() + timeout_s
@@ -171,17 +175,30 @@ class Supervisor:
                 self._tracks = {key: Track(seat) for key, seat in self._dir.record.seats.items()}
         # Without the lock: questions take up to a second, and health() must not wait for them.
         watch.look(list(self._tracks.values()), nodes)
+        self._note_founded(self._dir)
         seats = {key: track.seat for key, track in self._tracks.items()}
         seen = {key: track.seen() for key, track in self._tracks.items()}
         for start in decide(seats, seen, nodes, time.monotonic(), self._plan.settings.replace_after_s):
             if self._stopping.is_set():
                 return
             if start.moved:
+                why = "its peers refuse the process there" if start.replaces else "its own stays away"
                 log.warning(
-                    "replica %s moves to node %s: its own stays away", start.seat.key, start.node.name
+                    "replica %s starts empty on node %s, as incarnation %d: %s",
+                    start.seat.key,
+                    start.node.name,
+                    start.seat.incarnation,
+                    why,
                 )
                 self._dir.keep(self._dir.record.with_seats([start.seat]))
-            watch.start(self._tracks[start.seat.key], start)
+            founded = start.seat.incarnation > 0 or start.seat.gid in self._dir.record.founded
+            watch.start(self._tracks[start.seat.key], start, founded)
+
+    def _note_founded(self, directory: ClusterDir) -> None:
+        """Keep in mind for ever which groups have had a leader."""
+        led = {track.seat.gid for track in self._tracks.values() if track.status and track.status.ready}
+        if not led <= set(directory.record.founded):
+            directory.keep(directory.record.with_founded(led))
 
     def _found(self, nodes: list[Node]) -> bool:
         """Place the replicas of a new cluster, once there are enough nodes; False if there are not."""
@@ -194,6 +211,7 @@ class Supervisor:
             cluster_id, seats = adopted(finds, record.groups, record.replicas)
             fingerprint = self._dir.secret.fingerprint(cluster_id)
             record = replace(record, cluster_id=cluster_id, secret_fingerprint=fingerprint)
+            record = record.with_founded(range(record.groups))
         else:
             refuse_existing(finds, plan.data_dir)
             seats = found_seats(record.groups, record.replicas, nodes)

@@ -60,12 +60,13 @@ class Track:
     failed_starts: int = 0  # in a row
     retry_at: float = 0.0
     node_missing_since: float | None = None
+    superseded_by: int | None = None
     question: Any = None
     asked_at: float = 0.0
 
     def seen(self) -> Seen:
         """For ``placement.decide``."""
-        return Seen(self.condition, self.node_missing_since, self.retry_at)
+        return Seen(self.condition, self.node_missing_since, self.retry_at, self.superseded_by)
 
 
 def live_nodes(only: str | None = None) -> list[Node]:
@@ -131,10 +132,10 @@ class Watch:
             track.condition = Condition.SILENT
             log.info("%s does not answer: %s", broker_name(*track.seat.key), first_line(error))
         else:
-            track.status = status
+            track.status, track.condition = status, condition_of(status)
             starting = status.role == "starting"
-            track.condition = Condition.STARTING if starting else Condition.RUNNING
             track.failure = failure_in(status.failure or "") if starting else None
+            track.superseded_by = status.superseded_by
             if not starting:
                 track.failed_starts = 0
         track.question = None
@@ -149,9 +150,16 @@ class Watch:
             track.failed_starts += 1
             log.warning("%s cannot start: %s", broker_name(*track.seat.key), track.failure.text)
 
-    def start(self, track: Track, start: ReplicaStart) -> None:
-        """Create the replica on its node, by hard affinity: its data are there and nowhere else."""
+    def start(self, track: Track, start: ReplicaStart, founded: bool) -> None:
+        """Create the replica on its node, by hard affinity: its data are there and nowhere else.
+
+        ``founded``: its group has once had a leader, so an empty directory is a lost one.
+        """
         seat, node = start.seat, start.node
+        if start.replaces and track.handle is not None:
+            with contextlib.suppress(ray.exceptions.RayError):  # gone meanwhile
+                ray.kill(track.handle, no_restart=True)
+        track.superseded_by = None
         track.seat, track.starts = seat, track.starts + 1
         directory = self.data_dir / seat.directory
         try:
@@ -164,13 +172,24 @@ class Watch:
                 self.listen_host or node.ip,
                 self.secret.reveal(),
                 self.tls,
+                incarnation=seat.incarnation,
+                founded=founded,
                 scheduling_strategy=NodeAffinitySchedulingStrategy(node.node_id, soft=False),
             )
         except ValueError:  # the name is still taken: found by the next look
-            track.handle = None
+            track.handle, track.question, track.condition = None, None, Condition.GONE
             return
         track.condition, track.question = Condition.STARTING, None
         log.info("starting %s on node %s", broker_name(seat.gid, seat.rid), node.name)
+
+
+def condition_of(status: ReplicaReport) -> Condition:
+    """What a replica says of itself."""
+    if status.superseded_by is not None:
+        return Condition.SUPERSEDED
+    if status.role == "starting":
+        return Condition.STARTING
+    return Condition.LEARNING if status.learner else Condition.RUNNING
 
 
 def failure_in(text: str) -> StartFailure | None:

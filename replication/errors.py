@@ -195,6 +195,22 @@ class DiskFull(EscrowMQError):
     """The replica cannot write; it refuses new work until there is room."""
 
 
+class Superseded(EscrowMQError):
+    """Another process has taken this replica's place: this one never takes part again, and keeps its
+    directory."""
+
+    def __init__(self, who: str, by: int) -> None:
+        super().__init__(who, by)
+        self.who, self.by = who, by
+
+    def __str__(self) -> str:
+        return (
+            f"{self.who} was replaced: its peers know incarnation {self.by} of it, on another disk. It takes "
+            "no part in the group any more; its directory may be removed once the one that took its place "
+            "is a full member"
+        )
+
+
 class NotAuthorized(EscrowMQError):
     """Wrong or missing cluster secret."""
 

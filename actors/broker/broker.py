@@ -9,6 +9,7 @@ those of replication/calling/answers.py and client/consumer_groups.py; Ray never
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import logging
 import os
@@ -34,12 +35,13 @@ from escrowmq.replication.calling.answers import (
     ReplicaReport,
     Reply,
 )
-from escrowmq.replication.errors import Closed
+from escrowmq.replication.errors import Closed, Superseded
 from escrowmq.replication.host.hosting import ReplicaHost
 from escrowmq.replication.host.inspection import status_without_replica
 from escrowmq.replication.host.replica_setup import ReplicaSetup
 from escrowmq.replication.host.running import NOT_RUNNING
 from escrowmq.replication.log.datadir import Identity
+from escrowmq.replication.log.peer_marks import DISK_ID_MAX, Incarnation
 from escrowmq.replication.net.tls import TlsFiles
 from escrowmq.replication.replica.fetching import FetchRequest
 from escrowmq.replication.state.machine import LEVEL_MAX
@@ -63,8 +65,11 @@ class Broker:
         listen_host: str,
         secret: bytes,
         tls: TlsFiles | None = None,
+        incarnation: int = 0,
+        founded: bool = False,
     ) -> None:
-        """``data_dir`` is this replica's own. Raises DataDirLocked, DataDirMismatch, UnknownVersion."""
+        """``data_dir`` is this replica's own. ``incarnation``: how often it was replaced before. ``founded``:
+        the group has once had a leader. Raises DataDirLocked, DataDirMismatch, UnknownVersion."""
         # The tables are long-lived tuples without cycles: rare collections, or a full one would stop the
         # replica for as long as an election takes once a million transactions are open.
         gc.set_threshold(200_000, 50, 1_000)
@@ -73,7 +78,7 @@ class Broker:
         self._host = ReplicaHost(
             ReplicaSetup(
                 config=config,
-                identity=Identity(info.cluster_id, gid, rid),
+                identity=Identity(info.cluster_id, gid, rid, incarnation),
                 groups=info.groups,
                 replicas=info.replicas,
                 data_dir=Path(data_dir),
@@ -82,14 +87,19 @@ class Broker:
                 resolve=peers.resolve,
                 source=peers,
                 levels=peers.levels,
+                # A process that Ray has started again was told what was so when it was made.
+                founded=lambda: founded or peers.group_founded(),
                 report=lambda text: log.warning("%s: %s", broker_name(gid, rid), text),
                 tls=tls,
             )
         )
+        self._peers = peers
         self._parts: Parts | None = None
         self._failure: str | None = None
+        self._superseded_by: int | None = None
         self._fetch_buffers = AnswerBuffers(FETCH_BUFFERS, FETCH_BUFFER_BYTES)
         threading.Thread(target=self._open, name="open", daemon=True).start()
+        threading.Thread(target=self._announce, name="announce", daemon=True).start()
 
     def _open(self) -> None:
         while True:
@@ -98,11 +108,19 @@ class Broker:
                 return
             except Closed:
                 return
+            except Superseded as error:
+                log.error("replica cannot start: %s", error)
+                self._failure, self._superseded_by = repr(error), error.by
+                return  # the process stays, to say why
             except Exception as error:
                 # The process stays, so that operators can ask it why; it takes no part in the group.
                 log.error("replica cannot start: %s", error)
                 self._failure = repr(error)
             time.sleep(5.0)
+
+    def _announce(self) -> None:
+        with contextlib.suppress(Closed):
+            self._host.announce(lambda peer, own: self._peers.tell_moved(peer, self._rid, own))
 
     def _led(self, ask: Callable[[Parts], Reply]) -> Reply:
         """A call that only a leader answers."""
@@ -222,7 +240,13 @@ class Broker:
         parts = self._parts
         report = parts.inspection.status() if parts else status_without_replica(self._gid, self._rid)
         node_id = ray.get_runtime_context().get_node_id()
-        return msgspec.structs.replace(report, pid=os.getpid(), node_id=node_id, failure=self._failure)
+        return msgspec.structs.replace(
+            report,
+            pid=os.getpid(),
+            node_id=node_id,
+            failure=self._failure,
+            superseded_by=self._superseded_by,
+        )
 
     # -------------------------------------------------------------- consumer groups
 
@@ -271,6 +295,18 @@ class Broker:
         return LevelReport(LEVEL_MAX, 0) if parts is None else parts.running.levels()
 
     @ray.method(concurrency_group="peer")
+    def peer_moved(self, rid: int, incarnation: int, disk_id: str) -> bool:
+        """Replica ``rid`` lives elsewhere now: an earlier incarnation of it is let in no more. False: this
+        replica does not run, and is to be told again."""
+        parts = self._parts
+        if parts is None or str(rid) not in self._host.setup.peers:
+            return False
+        with contextlib.suppress(Closed, TimeoutError):
+            parts.running.driver.peer_moved(str(rid), Incarnation(incarnation, disk_id[:DISK_ID_MAX]))
+            return True
+        return False
+
+    @ray.method(concurrency_group="peer")
     def founded(self) -> bool:
         return self._host.founded()
 
@@ -301,6 +337,9 @@ def start_broker(
     listen_host: str,
     secret: bytes,
     tls: TlsFiles | None = None,
+    *,
+    incarnation: int = 0,
+    founded: bool = False,
     **options: Any,
 ) -> Any:
     """Create the named, detached actor and return its handle; ``options`` add to or replace Ray's.
@@ -325,4 +364,4 @@ def start_broker(
     }
     remote: Any = ray.remote  # its type stubs know no concurrency_groups
     actor = remote(concurrency_groups=groups)(Broker).options(**settings)
-    return actor.remote(info, gid, rid, config, data_dir, listen_host, secret, tls)
+    return actor.remote(info, gid, rid, config, data_dir, listen_host, secret, tls, incarnation, founded)

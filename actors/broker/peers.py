@@ -10,10 +10,11 @@ from typing import Any
 
 import ray
 
-from escrowmq.actors.client.topology import ClusterInfo, broker_name
+from escrowmq.actors.client.topology import SUPERVISOR, ClusterInfo, broker_name
 from escrowmq.replication.calling.answers import LevelReport
 from escrowmq.replication.errors import Unavailable
 from escrowmq.replication.host.repair import Manifest
+from escrowmq.replication.log.peer_marks import Incarnation
 
 #: A peer that is alive answers in milliseconds; Ray reports a dead one only after seconds.
 ASK_S = 2.0
@@ -37,6 +38,18 @@ class RayPeers:
         """Where the peer's Raft link listens."""
         address: tuple[str, int] | None = self._ask(peer, "raft_address")
         return address
+
+    def tell_moved(self, peer: str, rid: int, own: Incarnation) -> bool:
+        """Tell the peer that replica ``rid`` is this process now; whether it has noted it."""
+        return bool(self._ask(peer, "peer_moved", rid, own.number, own.disk_id))
+
+    def group_founded(self) -> bool:
+        """Whether the supervisor knows that this group has once had a leader; False if it does not answer."""
+        try:
+            supervisor = ray.get_actor(SUPERVISOR, namespace=self._info.namespace)
+            return bool(ray.get(supervisor.group_founded.remote(self._gid), timeout=ASK_S))
+        except (ValueError, AttributeError, ray.exceptions.RayError, ray.exceptions.GetTimeoutError):
+            return False
 
     def founded(self, peer: str) -> bool | None:
         """Whether the peer's log has any history."""

@@ -209,7 +209,8 @@ class ReplicaReport(msgspec.Struct, frozen=True, kw_only=True):
 
     ``role``: "leader", "follower" or "starting"; ``ready``: it leads, and answers as a leader. ``failure``:
     why the last attempt to start it failed. ``recovered_index``: what its snapshot held when it started.
-    ``waiting``: requests that are in no log entry yet.
+    ``waiting``: requests that are in no log entry yet. ``learner``: it has lost its log and neither votes nor
+    counts for a majority yet. ``superseded_by``: the incarnation that took its place; it never runs again.
     """
 
     gid: int
@@ -236,3 +237,6 @@ class ReplicaReport(msgspec.Struct, frozen=True, kw_only=True):
     disk_full: bool = False
     free_bytes: int = 0
     peers: Sequence[PeerReport] = ()
+    learner: bool = False
+    incarnation: int = 0
+    superseded_by: int | None = None

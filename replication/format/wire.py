@@ -29,6 +29,10 @@ RaftMessage = dict[str, Any]
 NOT_OURS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 #: As wide as the file formats' signed 64 bits: a larger one could be sent on but never stored.
 Index = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+#: A disk id, or what else is short.
+Name = Annotated[str, msgspec.Meta(max_length=64)]
+#: Far more than a group has replicas.
+MARKS_MAX = 64
 
 
 class _Frame(msgspec.Struct, array_like=True, forbid_unknown_fields=True): ...
@@ -74,6 +78,23 @@ class _Rejoin(_Frame, tag=6):
     last_index: Index
 
 
+class _RejoinMarks(_Frame, tag=7):
+    """As ``_Rejoin``, between two replicas that know incarnations. ``marks``: of the answerer's peers."""
+
+    answer: bool
+    nonce: Index
+    term: Index
+    last_index: Index
+    marks: Annotated[list[tuple[str, Index, Name]], msgspec.Meta(max_length=MARKS_MAX)]
+
+
+class _Superseded(_Frame, tag=8):
+    """The receiver's place was taken; only to one whose greeting told its incarnation."""
+
+    number: Index
+    disk_id: Name
+
+
 class _Plain(_Frame, tag=5):
     kind: Index
     term: Index
@@ -84,7 +105,9 @@ _PLAIN = ("response_vote", "pre_vote_granted", "timeout_now", "stale_term")
 _PLAIN_NUMBER = {kind: number for number, kind in enumerate(_PLAIN)}
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(_Append | _LogStart | _Ack | _Ask | _Plain | _Rejoin).decode
+_decode = msgspec.msgpack.Decoder(
+    _Append | _LogStart | _Ack | _Ask | _Plain | _Rejoin | _RejoinMarks | _Superseded
+).decode
 
 
 def encode(message: RaftMessage) -> list[bytes]:
@@ -114,8 +137,10 @@ def encode(message: RaftMessage) -> list[bytes]:
     elif kind in ("request_vote", "pre_vote"):
         frame = _Ask(kind == "pre_vote", message["term"], message["last_log_index"], message["last_log_term"])
     elif kind in ("rejoin", "rejoin_answer"):
-        last = message.get("last_index", 0)
-        frame = _Rejoin(kind == "rejoin_answer", message["nonce"], message["term"], last)
+        about = (kind == "rejoin_answer", message["nonce"], message["term"], message.get("last_index", 0))
+        frame = _RejoinMarks(*about, message["marks"]) if "marks" in message else _Rejoin(*about)
+    elif kind == "superseded":
+        frame = _Superseded(message["number"], message["disk_id"])
     else:
         frame = _Plain(_PLAIN_NUMBER[kind], message["term"])
     header = _encode(frame)
@@ -167,9 +192,12 @@ def decode(header: memoryview | bytes, bodies: memoryview) -> RaftMessage:
             "type": "append_entries", "term": frame.term, "commit_index": frame.commit, "seq": frame.seq,
             "serialized": None, "log_start": frame.log_start,
         }  # fmt: skip
-    if isinstance(frame, _Rejoin):
+    if isinstance(frame, _Rejoin | _RejoinMarks):
         kind = "rejoin_answer" if frame.answer else "rejoin"
-        return {"type": kind, "nonce": frame.nonce, "term": frame.term, "last_index": frame.last_index}
+        rejoin = {"type": kind, "nonce": frame.nonce, "term": frame.term, "last_index": frame.last_index}
+        return rejoin if isinstance(frame, _Rejoin) else {**rejoin, "marks": frame.marks}
+    if isinstance(frame, _Superseded):
+        return {"type": "superseded", "number": frame.number, "disk_id": frame.disk_id}
     if frame.kind >= len(_PLAIN):
         raise WireError(f"message of unknown kind {frame.kind}")
     return {"type": _PLAIN[frame.kind], "term": frame.term}

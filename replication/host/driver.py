@@ -22,9 +22,10 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from escrowmq.replication.errors import Closed, Overloaded, Unavailable
+from escrowmq.replication.errors import Closed, Overloaded, Superseded, Unavailable
 from escrowmq.replication.format.wire import RaftMessage
-from escrowmq.replication.net.handshake import PeerIdentity
+from escrowmq.replication.log.peer_marks import Incarnation, Incarnations
+from escrowmq.replication.net.handshake import About, PeerIdentity
 from escrowmq.replication.net.tcp import LinkCounters, Resolve, TcpTransport
 from escrowmq.replication.net.tls import TlsFiles, TlsIdentity
 from escrowmq.replication.raft.node import PeerLink, RaftNode
@@ -68,8 +69,10 @@ class Driver:
         after_tick: Callable[[], None] | None = None,
         use_uvloop: bool = True,
         tls: TlsFiles | None = None,
+        marks: Incarnations | None = None,
     ) -> None:
         """``fatal(error)`` must end the process; ``after_tick`` runs in the loop after every tick.
+        ``marks``: the incarnations of the peers (None: kept in memory).
 
         Raises ConfigError for ``tls`` files that are of no use.
         """
@@ -79,7 +82,11 @@ class Driver:
         self._build, self._journal, self._fatal, self._after_tick = build, journal, fatal, after_tick
         self._listen, self._use_uvloop = (listen_host, listen_port), use_uvloop
         self._helpers = ThreadPoolExecutor(2, thread_name_prefix=f"resolve-{identity.replica}")
-        self._transport = TcpTransport(identity, peers, secret, resolve, self, self._helpers, tls=certificate)
+        self.marks = Incarnations() if marks is None else marks
+        self._transport = TcpTransport(
+            identity, peers, secret, resolve, self, self._helpers, gate=self.marks, tls=certificate
+        )
+        self._name = f"replica {identity.replica} of group {identity.group}"
         self._node: RaftNode | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._calls: deque[Callable[[], None]] = deque()
@@ -249,8 +256,8 @@ class Driver:
         self.kick()
 
     # -------------------------------------------------------------- links
-    def link_up(self, peer: str) -> None:
-        self._guarded(lambda: self.node.connected(peer))
+    def link_up(self, peer: str, about: About | None) -> None:
+        self._guarded(lambda: self.node.connected(peer, knows_us=about is not None))
         self.kick()
 
     def link_down(self, peer: str) -> None:
@@ -263,6 +270,26 @@ class Driver:
         except BaseException as error:
             self._die(error)
         self.kick()
+
+    def superseded(self, by: Incarnation) -> None:
+        self._die(Superseded(self._name, by.number))
+
+    def broken(self, error: BaseException) -> None:
+        self._die(error)
+
+    def drop_link(self, peer: str) -> None:
+        """Close the link to ``peer`` if its place was taken since that came up. In the loop's thread."""
+        self._transport.drop_superseded(peer)
+
+    def peer_moved(self, peer: str, incarnation: Incarnation) -> None:
+        """``peer`` lives elsewhere now, as ``incarnation``: note it, durable on return, and close a link to
+        an earlier one. Any thread; raises Closed, TimeoutError."""
+
+        def note() -> None:
+            self.marks.learn([(peer, *incarnation)])
+            self.drop_link(peer)
+
+        self.call(note)
 
     # -------------------------------------------------------------- disk
     def _begin_sync(self) -> None:

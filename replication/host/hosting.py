@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 from escrowmq.replication.errors import Closed, Unavailable
+from escrowmq.replication.host.announcing import announce
 from escrowmq.replication.host.opening import let_go, open_in
 from escrowmq.replication.host.repair import has_history
 from escrowmq.replication.host.replica_setup import ReplicaSetup
 from escrowmq.replication.host.running import RunningReplica
 from escrowmq.replication.log.datadir import DataDir
 from escrowmq.replication.log.disk import RealDisk
+from escrowmq.replication.log.peer_marks import Incarnation
 
 #: Longest wait of ``close`` for an opening under way, which may be in the middle of copying a large file.
 BREAK_OFF_S = 10.0
@@ -47,6 +50,11 @@ class ReplicaHost:
         """Whether this replica holds any history; peers ask this while all of a new group are opening."""
         running = self._running
         return self._founded if running is None else running.journal.last_index > 1
+
+    def announce(self, tell: Callable[[str, Incarnation], bool]) -> None:
+        """Let the peers know that this process has taken the place of another one, if it has; see
+        announcing.py. Blocks until each has noted it; raises Closed once ``close`` was called."""
+        announce(self._directory.incarnation, self.setup.peers, tell, self._pause)
 
     def unavailable(self) -> Unavailable:
         """The error for callers that came before the replica was open, or after it was closed."""

@@ -141,6 +141,8 @@ class Inspection:
                 disk_full=running.driver.disk_full,
                 free_bytes=running.disk.free_bytes(),
                 peers=[PeerReport(p.peer, p.connected, p.match_index) for p in node.progress()],
+                learner=running.learner,
+                incarnation=node.marks.own.number,
             )
 
         try:

@@ -12,7 +12,7 @@ import socket
 import traceback
 from collections.abc import Callable
 
-from escrowmq.replication.errors import DiskFull, Unavailable
+from escrowmq.replication.errors import CorruptLog, DiskFull, ReadFailed, Superseded, Unavailable
 from escrowmq.replication.host.repair import check_log, copy_from_leader, has_history, must_copy
 from escrowmq.replication.host.replica_setup import ReplicaSetup
 from escrowmq.replication.host.running import UNSOUND, Recovered, RunningReplica
@@ -20,6 +20,7 @@ from escrowmq.replication.log.datadir import DataDir
 from escrowmq.replication.log.disk import Disk, RealDisk
 from escrowmq.replication.log.journal import SegmentJournal
 from escrowmq.replication.log.marks import BEHIND, LEARNER, PORT_FILE, WANTS_COPY, Marks
+from escrowmq.replication.log.peer_marks import PeerMarks
 from escrowmq.replication.replica.checkpoints import Checkpoints
 from escrowmq.replication.state.machine import StateMachine
 
@@ -35,7 +36,8 @@ def open_in(directory: DataDir, setup: ReplicaSetup, pause: Pause, patience_s: f
 
     Raises the reason why this replica is unfit: CorruptLog or ReadFailed (there is nobody to repair from, or
     the copy is no better), Unavailable (no peer answers, or the address cannot be bound), UnknownVersion,
-    ConfigError, NotAuthorized, the disk's errors, and whatever ``pause`` raises.
+    ConfigError, NotAuthorized, Superseded (it must never take part again), the disk's errors, and whatever
+    ``pause`` raises.
     """
     try:
         return _Opening(directory, setup, pause, patience_s).open()
@@ -54,6 +56,9 @@ class _Opening:
         self._marks = Marks(directory.disk)
 
     def open(self) -> RunningReplica:
+        by = self._marks.superseded_by()
+        if by is not None:
+            raise Superseded(str(self._setup), by)
         self._repair()
         try:
             found = self._recover()
@@ -68,6 +73,7 @@ class _Opening:
             running = RunningReplica(self._setup, self._directory, found, self._listen_port())
         except BaseException:
             found.journal.close()
+            found.peers.close()
             raise
         try:
             self._remember_port(running.address[1])
@@ -89,6 +95,8 @@ class _Opening:
     def _has_lost_its_log(self) -> bool:
         if not self._peers or has_history(self._disk):
             return False
+        if self._setup.founded():  # however many others are as empty: what the group had is with somebody
+            return True
         return must_copy(self._peers, self._setup.source, self._pause, self._patience_s)
 
     def _catch_up(self) -> None:
@@ -127,10 +135,24 @@ class _Opening:
         )
         try:
             state, _ = checkpoints.recover(lambda: StateMachine(setup.identity.group, setup.groups))
+            peers = self._peer_marks()
         except BaseException:
             journal.close()
             raise
-        return Recovered(self._disk, journal, checkpoints, state)
+        return Recovered(self._disk, journal, checkpoints, state, peers)
+
+    def _peer_marks(self) -> PeerMarks:
+        """The incarnations of the peers. A replica that has lost them has lost a promise, as one without its
+        log: it is a learner until it has everybody's."""
+        try:
+            return self._directory.marks()
+        except (CorruptLog, ReadFailed) as error:
+            self._setup.report(
+                f"{error}; this replica asks the others for it, and counts again when all have told"
+            )
+            if self._peers:
+                self._marks.write(LEARNER, "1")
+            return self._directory.forget_marks()
 
     def _listen_port(self) -> int:
         """The port of last time, so that peers find this replica at once; any other if it is taken now

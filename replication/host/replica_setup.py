@@ -64,7 +64,9 @@ class ReplicaSetup:
     ``resolve(peer)`` tells where the replica of that number listens (None: not known now); it may be slow.
     ``levels()`` asks every replica of every group, this one among them, for its format level, and may block
     for seconds; without an answer the group stays at its level. ``source`` reads the other replicas when this
-    one needs a copy of the log. ``fatal(error)`` must end the process.
+    one needs a copy of the log. ``founded()``: the group is known to have had a leader, so that an empty
+    directory is one that was lost; it may be slow, and is asked only by an empty one. ``fatal(error)`` must
+    end the process.
     """
 
     config: HostConfig
@@ -77,6 +79,7 @@ class ReplicaSetup:
     resolve: Resolve
     source: PeerSource = field(default_factory=NoPeers)
     levels: AskLevels = nobody
+    founded: Callable[[], bool] = lambda: False
     tls: TlsFiles | None = None
     report: Callable[[str], None] = lambda text: None
     fatal: Callable[[BaseException], None] = exit_process

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from escrowmq.replication.calling.answers import Leadership, LevelReport, Reply
-from escrowmq.replication.errors import Closed, CorruptLog, Overloaded, ReadFailed, Unavailable
+from escrowmq.replication.errors import Closed, CorruptLog, Overloaded, ReadFailed, Superseded, Unavailable
 from escrowmq.replication.host.driver import Driver
 from escrowmq.replication.host.level_watch import LevelWatch
 from escrowmq.replication.host.parking import ParkingLot
@@ -26,7 +26,8 @@ from escrowmq.replication.host.replica_setup import ReplicaSetup
 from escrowmq.replication.log.datadir import DataDir
 from escrowmq.replication.log.disk import Disk
 from escrowmq.replication.log.journal import SegmentJournal
-from escrowmq.replication.log.marks import BEHIND, DAMAGED, LEARNER, WANTS_COPY, Marks
+from escrowmq.replication.log.marks import BEHIND, DAMAGED, LEARNER, SUPERSEDED, WANTS_COPY, Marks
+from escrowmq.replication.log.peer_marks import PeerMarks
 from escrowmq.replication.net.handshake import PeerIdentity
 from escrowmq.replication.raft.node import PeerLink, RaftConfig, RaftNode
 from escrowmq.replication.replica.checkpoints import CheckpointJob, Checkpoints
@@ -44,12 +45,14 @@ UNSOUND = (CorruptLog, ReadFailed)
 
 @dataclass(frozen=True, slots=True)
 class Recovered:
-    """What opening found on the disk: the log, the snapshots, and the state of the newest good snapshot."""
+    """What opening found on the disk: the log, the snapshots, the state of the newest good snapshot, and the
+    incarnations of the peers."""
 
     disk: Disk
     journal: SegmentJournal
     checkpoints: Checkpoints
     state: StateMachine
+    peers: PeerMarks
 
 
 class RunningReplica:
@@ -67,6 +70,7 @@ class RunningReplica:
         self.setup = setup
         self.gid, self.rid = setup.identity.group, setup.identity.replica
         self.disk, self.journal, self.checkpoints = found.disk, found.journal, found.checkpoints
+        self._peer_marks = found.peers
         self.recovered_index = found.state.applied_index
         self.news = ParkingLot(max(1, config.fetch_threads // 2), setup.monotonic)
         self.checks_due = ParkingLot(max(1, config.feedback_threads // 2), setup.monotonic)
@@ -101,6 +105,7 @@ class RunningReplica:
             fatal=self.end,
             after_tick=self._after_tick,
             tls=setup.tls,
+            marks=found.peers,
         )
         try:
             self.address = self.driver.start()
@@ -135,6 +140,11 @@ class RunningReplica:
             return NOT_RUNNING
         except TimeoutError as error:
             raise Unavailable(f"{self.setup} does not answer", 1.0) from error
+
+    @property
+    def learner(self) -> bool:
+        """Whether it lost its log and does not count yet: it neither votes nor is it part of a majority."""
+        return self._learner
 
     def if_leading(self, read: Callable[[StateMachine], Any]) -> Reply:
         """``("ok", read(state))`` in this thread, or who leads; for what may be read beside the driver."""
@@ -192,6 +202,8 @@ class RunningReplica:
             ),
             applied_index=max(1, self.recovered_index),
             no_vote_until_caught_up=self._learner,
+            marks=self._peer_marks,
+            drop_link=lambda peer: self.driver.drop_link(peer),
         )
         self.replica.attach(node)
         return node
@@ -236,6 +248,9 @@ class RunningReplica:
             if isinstance(error, UNSOUND) or isinstance(error.__cause__, UNSOUND):
                 with self._marking:  # several threads may find the same damage
                     self._marks.write(WANTS_COPY, DAMAGED)  # the next start repairs it
+            elif isinstance(error, Superseded):
+                with self._marking:
+                    self._marks.write(SUPERSEDED, str(error.by))  # no start takes part again
         finally:  # also on a disk that takes no mark: whatever reads that place again ends the next process
             self.setup.fatal(error)
 
@@ -286,4 +301,5 @@ class RunningReplica:
         if self.driver.running or (checkpoint is not None and checkpoint.is_alive()):
             return False
         self.journal.close()
+        self._peer_marks.close()
         return True

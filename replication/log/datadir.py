@@ -1,5 +1,9 @@
 """A replica's data directory: whose it is, that nobody else uses it, and that we can read it.
 
+It also says which process of its replica may use it: the incarnation, which the supervisor counts, and the
+random id that the directory was given when it was made (peer_marks.py says what for). A directory of an
+earlier version has neither; it becomes the incarnation that it is opened for, and is given an id then.
+
 The identity is written once, when the directory is empty; after that a replica started with another
 cluster, group or number is turned away instead of mixing two logs. The lock lives as long as the
 process, so a second replica started on the same directory cannot write into it, and a dead one
@@ -10,6 +14,7 @@ from __future__ import annotations
 
 import json
 import os
+import uuid
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
@@ -17,6 +22,8 @@ from typing import Final
 from escrowmq.replication.errors import CorruptLog, DataDirMismatch, UnknownVersion
 from escrowmq.replication.log.disk import RealDisk
 from escrowmq.replication.log.lock_file import take_lock
+from escrowmq.replication.log.peer_marks import DISK_ID_MAX, Incarnation, PeerMarks
+from escrowmq.replication.log.peer_marks import NAME as PEERS_FILE
 
 FORMAT_VERSION: Final = 1
 _IDENTITY: Final = "identity.json"
@@ -25,22 +32,24 @@ _LOCK: Final = "lock"
 
 @dataclass(frozen=True)
 class Identity:
-    """Who a data directory belongs to."""
+    """Who a data directory belongs to. ``incarnation``: how often the replica was replaced before."""
 
     cluster_id: str
     group: int
     replica: int
+    incarnation: int = 0
 
     def __str__(self) -> str:
-        return f"replica {self.replica} of group {self.group} of cluster {self.cluster_id!r}"
+        which = f", incarnation {self.incarnation}," if self.incarnation else ""
+        return f"replica {self.replica}{which} of group {self.group} of cluster {self.cluster_id!r}"
 
 
 class DataDir:
     """Opens (or creates) and locks a data directory; use ``disk`` for everything in it.
 
-    ``fresh`` says that the directory was created now: this replica may have voted and acknowledged
-    on a disk that is gone, so it must not vote before it has caught up. Raises DataDirLocked,
-    DataDirMismatch, UnknownVersion, CorruptLog.
+    ``incarnation`` has its number and disk id. ``fresh`` says that the directory was created now: this
+    replica may have voted and acknowledged on a disk that is gone, so it must not vote before it has caught
+    up. Raises DataDirLocked, DataDirMismatch, UnknownVersion, CorruptLog.
     """
 
     def __init__(self, path: Path, identity: Identity) -> None:
@@ -56,10 +65,7 @@ class DataDir:
         )
         try:
             self.fresh = not self.disk.exists(_IDENTITY)
-            if self.fresh:
-                self._create()
-            else:
-                self._check()
+            self.incarnation = self._create() if self.fresh else self._check()
             for name in self.disk.names():
                 if name.endswith(".tmp"):  # an atomic write that a crash interrupted
                     self.disk.remove(name)
@@ -67,18 +73,37 @@ class DataDir:
             self.close()
             raise
 
-    def _create(self) -> None:
-        strangers = [name for name in self.disk.names() if name != _LOCK and not name.endswith(".tmp")]
+    def marks(self) -> PeerMarks:
+        """What this replica knows of its peers' incarnations. Raises CorruptLog where that is lost."""
+        return PeerMarks(self.disk, self.incarnation, must_exist=True)
+
+    def forget_marks(self) -> PeerMarks:
+        """In place of a file that is lost; only for a replica that has been marked as a learner."""
+        self.disk.remove(PEERS_FILE)
+        return PeerMarks(self.disk, self.incarnation)
+
+    def _create(self) -> Incarnation:
+        own = (_LOCK, PEERS_FILE)
+        strangers = [name for name in self.disk.names() if name not in own and not name.endswith(".tmp")]
         if strangers:
             raise DataDirMismatch(
                 f"{self.path} holds {strangers[0]!r} but no {_IDENTITY}, so it is not known whose it is; "
                 "give this replica an empty directory"
             )
-        content = {"format_version": FORMAT_VERSION, **asdict(self.identity)}
-        self.disk.write_atomic(_IDENTITY, (json.dumps(content, indent=1).encode() + b"\n",))
+        incarnation = self._write(self.identity)
         _sync_parents(self.path)
+        return incarnation
 
-    def _check(self) -> None:
+    def _write(self, identity: Identity) -> Incarnation:
+        """Give the directory an id. Whoever finds the id may rely on the file of the peers' incarnations."""
+        incarnation = Incarnation(identity.incarnation, uuid.uuid4().hex)
+        if not self.disk.exists(PEERS_FILE):
+            PeerMarks(self.disk, incarnation).close()
+        content = {"format_version": FORMAT_VERSION, **asdict(identity), "disk_id": incarnation.disk_id}
+        self.disk.write_atomic(_IDENTITY, (json.dumps(content, indent=1).encode() + b"\n",))
+        return incarnation
+
+    def _check(self) -> Incarnation:
         try:
             content = json.loads(self.disk.read_all(_IDENTITY))
             version = content["format_version"]
@@ -88,12 +113,19 @@ class DataDir:
             raise UnknownVersion(
                 f"{self.path} has format version {version!r}; this software reads {FORMAT_VERSION}: upgrade"
             )
-        found = Identity(content.get("cluster_id"), content.get("group"), content.get("replica"))
+        disk_id, number = content.get("disk_id"), content.get("incarnation")
+        made_for = self.identity.incarnation if disk_id is None else number
+        found = Identity(content.get("cluster_id"), content.get("group"), content.get("replica"), made_for)
         if found != self.identity:
             raise DataDirMismatch(
                 f"{self.path} belongs to {found}, and this is {self.identity}; "
                 "point it at its own directory, or at an empty one"
             )
+        if disk_id is None:
+            return self._write(found)
+        if type(disk_id) is not str or not 0 < len(disk_id) <= DISK_ID_MAX:
+            raise CorruptLog(f"{self.path / _IDENTITY} is damaged: disk id {disk_id!r}")
+        return Incarnation(found.incarnation, disk_id)
 
     def close(self) -> None:
         """Let go of the lock. The process's end does it too."""

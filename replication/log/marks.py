@@ -1,15 +1,16 @@
 """Small files beside the log that tell the next start of a replica what this one knew.
 
 ``wants-copy``: the leader's log is to be copied first, and why. ``learner``: this replica has lost its
-log and may have promised what it no longer knows. ``raft-port``: where it listened. What a damaged one
-says is nothing to rely on, so the first two count by their being there.
+log and may have promised what it no longer knows. ``superseded``: another process has taken its place, and by
+which incarnation; it must never take part again. ``raft-port``: where it listened. What a damaged one says is
+nothing to rely on, so the first three count by their being there.
 """
 
 from __future__ import annotations
 
 from escrowmq.replication.log.disk import Disk
 
-WANTS_COPY, LEARNER, PORT_FILE = "wants-copy", "learner", "raft-port"
+WANTS_COPY, LEARNER, SUPERSEDED, PORT_FILE = "wants-copy", "learner", "superseded", "raft-port"
 BEHIND, DAMAGED = "behind", "damaged"  # why a copy is wanted
 
 
@@ -30,6 +31,14 @@ class Marks:
     def remove(self, name: str) -> None:
         """Take it away. A power cut may bring it back, which costs a copy or a while as a learner."""
         self._disk.remove(name)
+
+    def superseded_by(self) -> int | None:
+        """The incarnation that took this replica's place; -1: one that is not known any more; None: none
+        did."""
+        text = self.read(SUPERSEDED)
+        if text is None:
+            return None
+        return int(text) if text.isdecimal() and len(text) < 20 else -1
 
     def port(self) -> int:
         """The port of last time; 0 (any) if it is not known."""

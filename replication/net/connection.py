@@ -11,9 +11,18 @@ import logging
 import socket
 from typing import Protocol, cast
 
-from escrowmq.replication.errors import NotAuthorized, UnknownVersion, WireError
+from escrowmq.replication.errors import DiskFailed, NotAuthorized, UnknownVersion, WireError
 from escrowmq.replication.format import wire
-from escrowmq.replication.net.handshake import HANDSHAKE_BYTES_MAX, Dialer, Listener
+from escrowmq.replication.log.peer_marks import Incarnation
+from escrowmq.replication.net.handshake import (
+    HANDSHAKE_BYTES_MAX,
+    About,
+    Dialer,
+    Listener,
+    Refused,
+    ToldSuperseded,
+    shown,
+)
 from escrowmq.replication.net.tls import TlsChannel
 
 log = logging.getLogger(__name__)
@@ -38,6 +47,12 @@ class ConnectionOwner(Protocol):
     def stranger_settled(self, connection: Connection) -> None: ...
     def established(self, connection: Connection, peer: str) -> None: ...
     def received(self, peer: str, message: wire.RaftMessage) -> None: ...
+    def superseded(self, by: Incarnation) -> None:
+        """A peer has proved that our own place was taken."""
+
+    def broken(self, error: BaseException) -> None:
+        """The disk did not take what must be durable before a link is up."""
+
     def refused(self) -> None: ...
     def malformed(self) -> None: ...
     def timed_out(self) -> None: ...
@@ -53,6 +68,8 @@ class Connection(asyncio.BufferedProtocol):
     ) -> None:
         """``tls``: both the handshake and the frames travel inside it."""
         self.peer: str | None = None
+        #: What the peer told of itself in the handshake; None: it is of an earlier version.
+        self.about: About | None = None
         self._owner, self._handshake, self._tls = owner, handshake, tls
         self._limit = HANDSHAKE_BYTES_MAX
         #: What came over the socket and is not decrypted yet; without TLS it goes straight to the frames.
@@ -102,6 +119,19 @@ class Connection(asyncio.BufferedProtocol):
                 self._parse()
             else:
                 self._unseal(self._tls, nbytes)
+        except ToldSuperseded as error:
+            self._owner.refused()
+            self._close_with_alert()
+            self._owner.superseded(error.by)
+        except DiskFailed as error:
+            self.abort()
+            self._owner.broken(error)
+        except Refused as error:
+            self._owner.refused()
+            self._owner.complain(f"connection to {self.peer or self._handshake.peer} refused: {error}")
+            if error.frame and not self._dead:
+                self._write_handshake(error.frame)
+            self._close_after_writing()
         except (NotAuthorized, UnknownVersion) as error:
             self._owner.refused()
             self._owner.complain(f"connection to {self.peer or 'a stranger'} refused: {error}")
@@ -148,6 +178,24 @@ class Connection(asyncio.BufferedProtocol):
         self._send_outgoing(self._tls)
         self._finish()
         self._transport.close()
+
+    def _close_after_writing(self) -> None:
+        """Hear nothing more; what was written goes out first, for as long as the kernel lets a peer be
+        silent."""
+        self._finish()
+        if self._transport is not None:
+            self._transport.close()
+
+    @property
+    def incarnation(self) -> Incarnation | None:
+        """Which process the peer is; None: one of an earlier version, which does not tell."""
+        return shown(self.about)
+
+    def dismiss(self, by: Incarnation) -> None:
+        """The peer's place was taken: tell it, as far as one write without waiting can, and hear no more of
+        it."""
+        self.write(wire.encode({"type": "superseded", "number": by.number, "disk_id": by.disk_id}))
+        self._close_after_writing()
 
     # -------------------------------------------------------------- frames in
     def _parse(self) -> None:
@@ -196,7 +244,7 @@ class Connection(asyncio.BufferedProtocol):
             self._write_handshake(answer)
         if handshake.established:
             assert handshake.peer is not None
-            self.peer, self._limit = handshake.peer, wire.FRAME_BYTES_MAX
+            self.peer, self.about, self._limit = handshake.peer, handshake.about, wire.FRAME_BYTES_MAX
             self._settle()
             self._replace(BUFFER_BYTES)
             if self._tls is not None:
@@ -227,6 +275,15 @@ class Connection(asyncio.BufferedProtocol):
     def dialing(self) -> bool:
         """Whether this side made the connection."""
         return isinstance(self._handshake, Dialer)
+
+    @property
+    def greeted(self) -> tuple[str, bool] | None:
+        """Of a dial: (peer, whether it seems to know the greeting that we used); None: the peer dialled."""
+        handshake = self._handshake
+        if not isinstance(handshake, Dialer):
+            return None
+        # The old greeting is the second choice: after it, succeed or not, the newer one is tried first.
+        return handshake.peer, handshake.challenged and not handshake.old
 
     def dials(self, peer: str) -> bool:
         """Whether this is an attempt of ours to reach ``peer``."""

@@ -2,10 +2,19 @@
 
 Four small frames. Both sides know the cluster's secret; neither sends it:
 
-    dialer   -> listener   hello: version, cluster, group, from, to, nonce_d
-    listener -> dialer     challenge: nonce_l, HMAC(secret, "listener" + transcript)
+    dialer   -> listener   hello: version, cluster, group, from, to, nonce_d, about the dialer
+    listener -> dialer     challenge: nonce_l, about the listener, HMAC(secret, "listener" + transcript)
     dialer   -> listener   proof: HMAC(secret, "dialer" + transcript)
     listener -> dialer     welcome: HMAC(secret, "welcome" + transcript)
+
+``About`` is a map of what a replica tells of itself; a reader ignores fields that it does not know. Version 1
+of the greeting has none. Who speaks version 2 is answered so, and accepts version 1 from a peer that has
+never spoken another, so that a group can be upgraded one replica after the other.
+
+Each side asks its ``Gate`` about the other as soon as the other is proved, and before the link is up. The
+gate keeps the incarnations of the peers (log/peer_marks.py). A peer that was replaced gets, instead of the
+proof or the welcome, a frame that says so: ``"superseded", number, disk id, HMAC(secret, "superseded" +
+transcript + what it says)``. Nobody without the secret can send one.
 
 The transcript holds everything said before, both nonces among it, so that nothing can be replayed,
 reflected or redirected to another replica. This authenticates peers at connect; it neither hides
@@ -21,13 +30,19 @@ from __future__ import annotations
 import hashlib
 import hmac
 from dataclasses import dataclass
+from typing import Annotated, Protocol
 
 import msgspec
 
 from escrowmq.replication.errors import NotAuthorized, UnknownVersion, WireError
-from escrowmq.replication.format.wire import NOT_OURS, WIRE_VERSION
+from escrowmq.replication.format.wire import NOT_OURS, WIRE_VERSION, Index
+from escrowmq.replication.log.peer_marks import DISK_ID_MAX, Incarnation
 
 MAGIC = "EMQ-raft"
+#: Version of the greeting with ``About``. The one before it is that of the messages, of which it changes
+#: nothing.
+HELLO_VERSION = 2
+OLD_HELLO_VERSION = WIRE_VERSION
 NONCE_BYTES = 32
 #: The longest handshake frame that is read from somebody not yet known.
 HANDSHAKE_BYTES_MAX = 1024
@@ -35,14 +50,58 @@ HANDSHAKE_BYTES_MAX = 1024
 
 @dataclass(frozen=True, slots=True)
 class PeerIdentity:
-    """Who this replica is: the cluster, its group in it, its own id in the group."""
+    """Who this replica is: the cluster, its group in it, its own id in the group. Which process of that id it
+    is, its gate knows."""
 
     cluster_id: str
     group: int
     replica: str
 
 
-class _Hello(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
+class About(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a replica tells of itself. New fields have defaults, which mean what their absence meant
+    before."""
+
+    incarnation: Index = 0
+    disk_id: Annotated[str, msgspec.Meta(max_length=DISK_ID_MAX)] = ""
+
+
+class Gate(Protocol):
+    """Who may come in. Incarnation None: the peer speaks the greeting of an earlier version."""
+
+    @property
+    def own(self) -> Incarnation: ...
+    def of(self, peer: str) -> Incarnation | None: ...
+    def refuses(self, peer: str, shown: Incarnation | None) -> Incarnation | None: ...
+    def admit(self, peer: str, shown: Incarnation | None) -> Incarnation | None:
+        """None: it may, and what it has shown is durable. Else the mark because of which it may not."""
+
+
+class Refused(NotAuthorized):
+    """The peer's place was taken by another process; ``frame`` tells it (empty: it would not understand)."""
+
+    def __init__(self, text: str, frame: bytes = b"") -> None:
+        super().__init__(text, frame)
+        self.text, self.frame = text, frame
+
+    def __str__(self) -> str:
+        return self.text
+
+
+class ToldSuperseded(NotAuthorized):
+    """The peer says, and proves to be a peer, that our own place was taken by ``by``."""
+
+    def __init__(self, peer: str, by: Incarnation) -> None:
+        super().__init__(peer, by)
+        self.peer, self.by = peer, by
+
+    def __str__(self) -> str:
+        return (
+            f"{self.peer} has met incarnation {self.by.number} of this replica, on disk {self.by.disk_id!r}"
+        )
+
+
+class _OldHello(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     magic: str
     version: int
     cluster_id: str
@@ -52,14 +111,45 @@ class _Hello(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     nonce: bytes
 
 
-class _Challenge(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
+class _Hello(_OldHello, array_like=True, forbid_unknown_fields=True):
+    about: About
+
+
+class _OldChallenge(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     nonce: bytes
     proof: bytes
 
 
+class _Challenge(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
+    nonce: bytes
+    about: msgspec.Raw  # as it was written: the transcript holds these bytes
+    proof: bytes
+
+
+class _Superseded(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
+    word: str
+    number: Index
+    disk_id: Annotated[str, msgspec.Meta(max_length=DISK_ID_MAX)]
+    proof: bytes
+
+
+class _Greeting(msgspec.Struct, array_like=True):
+    """The beginning of a hello of whatever version."""
+
+    magic: str
+    version: int
+
+
 _encode = msgspec.msgpack.Encoder().encode
+_decode_greeting = msgspec.msgpack.Decoder(_Greeting).decode
 _decode_hello = msgspec.msgpack.Decoder(_Hello).decode
+_decode_old_hello = msgspec.msgpack.Decoder(_OldHello).decode
 _decode_challenge = msgspec.msgpack.Decoder(_Challenge).decode
+_decode_old_challenge = msgspec.msgpack.Decoder(_OldChallenge).decode
+_decode_about = msgspec.msgpack.Decoder(About).decode
+_decode_superseded = msgspec.msgpack.Decoder(_Superseded).decode
+SUPERSEDED = "superseded"
+_PROOF_BYTES = hashlib.sha256().digest_size
 
 
 def _proof(secret: bytes, role: bytes, transcript: bytes) -> bytes:
@@ -71,74 +161,145 @@ def _same(given: bytes, expected: bytes, who: str) -> None:
         raise NotAuthorized(f"{who} does not know this cluster's secret; give every replica the same secret")
 
 
-class Dialer:
-    """The connecting side. ``hello()``, then ``receive`` every frame until ``established``."""
+def shown(about: About | None) -> Incarnation | None:
+    return None if about is None else Incarnation(about.incarnation, about.disk_id)
 
-    def __init__(self, me: PeerIdentity, peer: str, secret: bytes, nonce: bytes) -> None:
-        self.peer, self.established = peer, False
-        self._secret, self._transcript, self._challenged, self._channel = secret, b"", False, b""
-        self._hello = _encode(_Hello(MAGIC, WIRE_VERSION, me.cluster_id, me.group, me.replica, peer, nonce))
+
+class _Side:
+    """What dialer and listener share: the gate, and how one tells the other that it was replaced."""
+
+    def __init__(self, gate: Gate, secret: bytes) -> None:
+        self.established = False
+        #: What the other side told of itself; None: nothing yet, or it is of an earlier version.
+        self.about: About | None = None
+        self._gate, self._secret = gate, secret
+        self._transcript = self._channel = b""
 
     def bind(self, channel: bytes) -> None:
         """Tie the proofs to the channel around this handshake. Before anything else is called."""
         self._channel = channel
 
+    def _let_in(self, peer: str) -> None:
+        """Of a peer that is proved: note its incarnation, or raise Refused."""
+        mark = self._gate.admit(peer, shown(self.about))
+        if mark is None:
+            return
+        if self.about is None:
+            raise Refused(
+                f"{peer} speaks the greeting of an earlier version, but incarnation {mark.number} of it has "
+                "spoken this one's: it was replaced, or its software was set back; start the newer software"
+            )
+        text = (
+            f"{peer} comes as incarnation {self.about.incarnation} on disk {self.about.disk_id!r}, but its "
+            f"place was taken by incarnation {mark.number} on disk {mark.disk_id!r}"
+        )
+        said = _encode([SUPERSEDED, *mark])
+        proof = _proof(self._secret, b"superseded", self._transcript + said)
+        raise Refused(text, _encode(_Superseded(SUPERSEDED, mark.number, mark.disk_id, proof)))
+
+    def _check_not_superseded(self, frame: bytes, peer: str) -> None:
+        """Raise ToldSuperseded if that is what the frame says, and a peer wrote it."""
+        if len(frame) == _PROOF_BYTES or self.about is None:
+            return
+        try:
+            told = _decode_superseded(frame)
+        except NOT_OURS:
+            return
+        said = _encode([SUPERSEDED, told.number, told.disk_id])
+        _same(told.proof, _proof(self._secret, b"superseded", self._transcript + said), peer)
+        by = Incarnation(told.number, told.disk_id)
+        if told.word == SUPERSEDED and by.supersedes(self._gate.own):
+            raise ToldSuperseded(peer, by)
+
+
+class Dialer(_Side):
+    """The connecting side. ``hello()``, then ``receive`` every frame until ``established``."""
+
+    def __init__(
+        self, me: PeerIdentity, peer: str, secret: bytes, nonce: bytes, gate: Gate, *, old: bool = False
+    ) -> None:
+        """``old``: speak the greeting of the version before, to a peer that may know no other."""
+        super().__init__(gate, secret)
+        self.peer, self.old = peer, old
+        self.challenged = False
+        about = (me.cluster_id, me.group, me.replica, peer, nonce)
+        if old:
+            self._hello = _encode(_OldHello(MAGIC, OLD_HELLO_VERSION, *about))
+        else:
+            self._hello = _encode(_Hello(MAGIC, HELLO_VERSION, *about, about_us(gate.own)))
+
     def hello(self) -> bytes:
         return self._hello
 
     def receive(self, frame: bytes) -> bytes | None:
-        """The answer to a frame, or None. Raises NotAuthorized or WireError."""
-        if self._challenged:
+        """The answer to a frame, or None. Raises NotAuthorized (Refused, ToldSuperseded) or WireError."""
+        if self.challenged:
+            self._check_not_superseded(frame, self.peer)
             _same(frame, _proof(self._secret, b"welcome", self._transcript), self.peer)
             self.established = True
             return None
         try:
-            challenge = _decode_challenge(frame)
+            nonce, about, proof = self._read_challenge(frame)
         except NOT_OURS as error:
             raise WireError(f"{self.peer} answered the handshake with something else: {error}") from error
-        if len(challenge.nonce) != NONCE_BYTES:
-            raise WireError(f"{self.peer} sent a nonce of {len(challenge.nonce)} bytes")
-        self._transcript = self._channel + self._hello + challenge.nonce
-        _same(challenge.proof, _proof(self._secret, b"listener", self._transcript), self.peer)
-        self._challenged = True
+        if len(nonce) != NONCE_BYTES:
+            raise WireError(f"{self.peer} sent a nonce of {len(nonce)} bytes")
+        self._transcript = self._channel + self._hello + nonce + about
+        _same(proof, _proof(self._secret, b"listener", self._transcript), self.peer)
+        self.challenged = True
+        self._let_in(self.peer)
         return _proof(self._secret, b"dialer", self._transcript)
 
+    def _read_challenge(self, frame: bytes) -> tuple[bytes, bytes, bytes]:
+        if self.old:
+            old = _decode_old_challenge(frame)
+            return old.nonce, b"", old.proof
+        challenge = _decode_challenge(frame)
+        raw = bytes(challenge.about)
+        self.about = _decode_about(raw)
+        return challenge.nonce, raw, challenge.proof
 
-class Listener:
+
+def about_us(own: Incarnation) -> About:
+    """What we tell of ourselves."""
+    return About(own.number, own.disk_id)
+
+
+class Listener(_Side):
     """The accepting side. ``receive`` every frame until ``established``; then ``peer`` is who it is."""
 
-    def __init__(self, me: PeerIdentity, peers: frozenset[str], secret: bytes, nonce: bytes) -> None:
+    def __init__(
+        self, me: PeerIdentity, peers: frozenset[str], secret: bytes, nonce: bytes, gate: Gate
+    ) -> None:
+        super().__init__(gate, secret)
         self.peer: str | None = None
-        self.established = False
-        self._me, self._peers, self._secret, self._nonce = me, peers, secret, nonce
-        self._transcript = self._channel = b""
-
-    def bind(self, channel: bytes) -> None:
-        """As the dialer's."""
-        self._channel = channel
+        self._me, self._peers, self._nonce = me, peers, nonce
 
     def receive(self, frame: bytes) -> bytes:
-        """The answer to a frame. Raises NotAuthorized, UnknownVersion or WireError."""
+        """The answer to a frame. Raises NotAuthorized (Refused, ToldSuperseded), UnknownVersion or
+        WireError."""
         if self.peer is None:
             self.peer = self._identify(frame)
             self._transcript = self._channel + frame + self._nonce
-            return _encode(_Challenge(self._nonce, _proof(self._secret, b"listener", self._transcript)))
+            return self._challenge()
+        self._check_not_superseded(frame, self.peer)
         _same(frame, _proof(self._secret, b"dialer", self._transcript), self.peer)
+        self._let_in(self.peer)
         self.established = True
         return _proof(self._secret, b"welcome", self._transcript)
 
+    def _challenge(self) -> bytes:
+        if self.about is None:
+            return _encode(_OldChallenge(self._nonce, _proof(self._secret, b"listener", self._transcript)))
+        about = _encode(about_us(self._gate.own))
+        self._transcript += about
+        proof = _proof(self._secret, b"listener", self._transcript)
+        return _encode(_Challenge(self._nonce, msgspec.Raw(about), proof))
+
     def _identify(self, frame: bytes) -> str:
-        try:
-            hello = _decode_hello(frame)
-        except NOT_OURS as error:
-            raise WireError(f"not a replica's greeting: {error}") from error
-        if hello.magic != MAGIC or len(hello.nonce) != NONCE_BYTES:
+        hello = self._read_hello(frame)
+        if len(hello.nonce) != NONCE_BYTES:
             raise WireError("not a replica's greeting")
-        if hello.version != WIRE_VERSION:
-            raise UnknownVersion(
-                f"a replica speaks version {hello.version} of the peer protocol, this one {WIRE_VERSION}; "
-                "upgrade the older one"
-            )
         me = self._me
         if (hello.cluster_id, hello.group, hello.receiver) != (me.cluster_id, me.group, me.replica):
             raise NotAuthorized(
@@ -148,3 +309,21 @@ class Listener:
         if hello.sender not in self._peers:
             raise NotAuthorized(f"{hello.sender!r} is not a replica of this group")
         return hello.sender
+
+    def _read_hello(self, frame: bytes) -> _OldHello:
+        try:
+            greeting = _decode_greeting(frame)
+            if greeting.magic != MAGIC:
+                raise WireError("not a replica's greeting")
+            if greeting.version == OLD_HELLO_VERSION:
+                return _decode_old_hello(frame)
+            if greeting.version != HELLO_VERSION:
+                raise UnknownVersion(
+                    f"a replica speaks version {greeting.version} of the greeting, this one "
+                    f"{OLD_HELLO_VERSION} and {HELLO_VERSION}; upgrade the older one"
+                )
+            hello = _decode_hello(frame)
+        except NOT_OURS as error:
+            raise WireError(f"not a replica's greeting: {error}") from error
+        self.about = hello.about
+        return hello

@@ -23,8 +23,9 @@ from typing import Protocol
 from escrowmq.replication.calling.backoff import Backoff
 from escrowmq.replication.errors import NotAuthorized
 from escrowmq.replication.format import wire
+from escrowmq.replication.log.peer_marks import Incarnation
 from escrowmq.replication.net.connection import Connection
-from escrowmq.replication.net.handshake import NONCE_BYTES, Dialer, Listener, PeerIdentity
+from escrowmq.replication.net.handshake import NONCE_BYTES, About, Dialer, Gate, Listener, PeerIdentity
 from escrowmq.replication.net.tls import TlsIdentity
 
 log = logging.getLogger(__name__)
@@ -45,9 +46,16 @@ Resolve = Callable[[str], tuple[str, int] | None]
 class LinkEvents(Protocol):
     """What the transport tells its owner, in the loop's thread."""
 
-    def link_up(self, peer: str) -> None: ...
+    def link_up(self, peer: str, about: About | None) -> None:
+        """``about``: what the peer told of itself; None: it is of an earlier version, which tells nothing."""
+
     def link_down(self, peer: str) -> None: ...
     def received(self, peer: str, message: wire.RaftMessage) -> None: ...
+    def superseded(self, by: Incarnation) -> None:
+        """A peer has proved that our own place was taken."""
+
+    def broken(self, error: BaseException) -> None:
+        """The disk did not take what must be durable before a link is up."""
 
 
 @dataclass(slots=True)
@@ -73,17 +81,22 @@ class TcpTransport:
         events: LinkEvents,
         helpers: Executor,
         *,
+        gate: Gate,
         tls: TlsIdentity | None = None,
         handshake_timeout_s: float = HANDSHAKE_TIMEOUT_S,
     ) -> None:
-        """``tls``: every link is inside TLS, and nobody without it is talked to. None: plain TCP."""
+        """``gate`` keeps the peers' incarnations. ``tls``: every link is inside TLS, and nobody without it is
+        talked to. None: plain TCP."""
         if not secret:
             raise NotAuthorized(
                 "the cluster has no secret; configure one (any random string, the same everywhere)"
             )
         self.counters, self.events, self.handshake_timeout_s = LinkCounters(), events, handshake_timeout_s
         self.received = events.received  # messages go from their connection straight to the owner
-        self._me, self._peers, self._secret, self._tls = me, peers, secret, tls
+        self.superseded, self.broken = events.superseded, events.broken
+        self._me, self._peers, self._secret, self._tls, self._gate = me, peers, secret, tls, gate
+        #: Peers that closed a dial before they said anything: they may know the old greeting only.
+        self._speaks_old: set[str] = set()
         self._resolve, self._helpers = resolve, helpers
         self._complained_at, self._unsaid = float("-inf"), 0
         self._links: dict[str, Connection] = {}
@@ -124,12 +137,18 @@ class TcpTransport:
 
     # -------------------------------------------------------------- connections
     def _listening(self) -> Connection:
-        handshake = Listener(self._me, self._peers, self._secret, os.urandom(NONCE_BYTES))
+        handshake = Listener(self._me, self._peers, self._secret, os.urandom(NONCE_BYTES), self._gate)
         return Connection(self, handshake, None if self._tls is None else self._tls.channel(dials=False))
 
     def _dialing(self, peer: str) -> Connection:
-        handshake = Dialer(self._me, peer, self._secret, os.urandom(NONCE_BYTES))
+        old = peer in self._speaks_old and self._may_speak_old(peer)
+        handshake = Dialer(self._me, peer, self._secret, os.urandom(NONCE_BYTES), self._gate, old=old)
         return Connection(self, handshake, None if self._tls is None else self._tls.channel(dials=True))
+
+    def _may_speak_old(self, peer: str) -> bool:
+        """The old greeting tells no incarnation. Who was put into another's place must tell his, and a peer
+        that has told its own understands ours."""
+        return self._gate.own.number == 0 and self._gate.of(peer) is None
 
     async def _keep_dialing(self, peer: str) -> None:
         loop, failures = asyncio.get_running_loop(), 0
@@ -172,16 +191,38 @@ class TcpTransport:
     def established(self, connection: Connection, peer: str) -> None:
         old = self._links.get(peer)
         if old is not None:
-            old.abort()
+            self._close(old, peer)
         self._links[peer] = connection
         self.counters.connects += 1
-        self.events.link_up(peer)
+        self.events.link_up(peer, connection.about)
+
+    def drop_superseded(self, peer: str) -> None:
+        """Close the link to ``peer`` if it is that of a process whose place was taken; it is dialled
+        again."""
+        link = self._links.get(peer)
+        if link is not None and self._gate.refuses(peer, link.incarnation) is not None:
+            self._close(link, peer)
+
+    def _close(self, link: Connection, peer: str) -> None:
+        """Hear nothing more on it, and tell the peer if its place was taken."""
+        mark = self._gate.refuses(peer, link.incarnation)
+        if mark is None or link.incarnation is None:  # of an earlier version, which would not understand
+            link.abort()
+        else:
+            link.dismiss(mark)
 
     def finished(self, connection: Connection) -> None:
         peer = connection.peer
+        self._note_greeting(connection)
         if peer is not None and self._links.get(peer) is connection:
             del self._links[peer]
             self.events.link_down(peer)
+
+    def _note_greeting(self, connection: Connection) -> None:
+        """A dial that was closed before any answer is tried with the other greeting next time."""
+        greeted = connection.greeted
+        if greeted is not None and not greeted[1]:
+            self._speaks_old ^= {greeted[0]}
 
     # -------------------------------------------------------------- what connections report
     def refused(self) -> None:

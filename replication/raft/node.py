@@ -19,8 +19,9 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from escrowmq.replication.errors import ApplyFailed, CorruptLog, DiskFull
+from escrowmq.replication.errors import ApplyFailed, CorruptLog, DiskFull, Superseded
 from escrowmq.replication.format.wire import RaftMessage
+from escrowmq.replication.log.peer_marks import Incarnation, Incarnations
 from escrowmq.replication.raft.guards import FollowerGuard, VoteGuard
 from escrowmq.replication.raft.handover import Handover
 from escrowmq.replication.raft.prevote import PreVote
@@ -52,10 +53,13 @@ class RaftNode:
         config: RaftConfig | None = None,
         applied_index: int = 1,
         no_vote_until_caught_up: bool = False,
+        marks: Incarnations | None = None,
+        drop_link: Callable[[str], None] = lambda peer: None,
     ) -> None:
         """``applied_index``: where the recovered state stands. ``no_vote_until_caught_up``: the disk was
-        lost; see ``rejoin``, and remember it on disk until ``rejoining`` is False. Raises CorruptLog if state
-        and log do not fit together."""
+        lost; see ``rejoin``, and remember it on disk until ``rejoining`` is False. ``marks``: the
+        incarnations of the peers (None: kept in memory). ``drop_link(peer)``: close the link to a process
+        whose place was taken. Raises CorruptLog if state and log do not fit together."""
         self.id, self.peers = self_id, tuple(p for p in peers if p != self_id)
         self.config = config or RaftConfig()
         self._journal, self._link, self._apply = journal, link, apply
@@ -81,6 +85,7 @@ class RaftNode:
         self._handover = Handover(
             self._core, journal, self._replicator, self._connected, self.config, self.send
         )
+        self.marks = Incarnations() if marks is None else marks
         self._prevote = PreVote(self.peers, self._core, journal, self.send, clock, self.config.election_min_s)
         self._rejoin = Rejoin(
             no_vote_until_caught_up,
@@ -90,6 +95,9 @@ class RaftNode:
             journal,
             self.send,
             self._replicator.forget_match,
+            self_id=self_id,
+            marks=self.marks,
+            drop=drop_link,
         )
         self._handlers: dict[str, Callable[[str, RaftMessage], object]] = {
             "append_entries": self._on_append,
@@ -102,6 +110,7 @@ class RaftNode:
             "stale_term": self._on_stale_term,
             "rejoin": self._rejoin.asked,
             "rejoin_answer": self._rejoin.answered,
+            "superseded": self._on_superseded,
         }
 
     # -------------------------------------------------------------- what is
@@ -223,10 +232,12 @@ class RaftNode:
         if handler is not None and not (self._rejoin.active and kind in NOT_FOR_LEARNERS):
             handler(peer, message)
 
-    def connected(self, peer: str) -> None:
+    def connected(self, peer: str, *, knows_us: bool = False) -> None:
+        """The link to ``peer`` is up. ``knows_us``: it keeps incarnations, ours among them."""
         if peer not in self.peers:
             return
         self._connected.add(peer)
+        self._rejoin.connected(peer, knows_us=knows_us)
         self._core.connected(peer)
         self._replicator.connected(peer)
 
@@ -274,6 +285,12 @@ class RaftNode:
         """A peer is in a later term than our messages: a leader (or candidate) of an old term gives way."""
         if message["term"] > self._core.term():
             self._core.step_down(message["term"])
+
+    def _on_superseded(self, peer: str, message: RaftMessage) -> None:
+        """A peer that still had a link with us has met the process that took our place."""
+        by = Incarnation(message["number"], message["disk_id"])
+        if by.supersedes(self.marks.own):
+            raise Superseded(f"replica {self.id}", by.number)
 
     # -------------------------------------------------------------- CoreOwner
     def send(self, peer: str, message: RaftMessage) -> bool:

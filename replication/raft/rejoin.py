@@ -10,10 +10,17 @@ leader's sending without counting towards a majority. It is a full member again 
 * its disk holds everything that this leader had in its log when it said so: all that can have been
   committed with the lost replica's help is in there.
 
-Asking *all* others, not a majority, is what makes it safe without a new identity: no answer to the
-lost replica's old messages can be outstanding, since each of the others has closed the connection
-they came on (cf. Michael et al., Recovering Shared Objects Without Stable Storage, 2017). While one
-of them is down the learner waits; the group goes on with the others.
+Asking *all* others, not a majority, is what makes it safe (cf. Michael et al., Recovering Shared Objects
+Without Stable Storage, 2017). Each of them has, before it answered, put this learner's incarnation on its
+disk (log/peer_marks.py) and closed the connection of any process that bore the id before: from then on no
+acknowledgement and no vote of that one counts there, also if it was never dead. What it had helped to
+commit until then lies at or below the last index of the leader's answer. While one of the others is down
+the learner waits; the group goes on with the others.
+
+The learner's own marks were lost with its disk: it might talk to a predecessor of another replica. So an
+answer carries the marks of the answerer, the learner makes the highest of each durable, and an answer of an
+incarnation below them does not count. Of two replicas that are replaced at the same time one hears of the
+other so, from any third one.
 
 The caller must remember on disk that the replica is a learner until ``active`` is False.
 """
@@ -21,12 +28,22 @@ The caller must remember on disk that the replica is a learner until ``active`` 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
+from escrowmq.replication.errors import Superseded
 from escrowmq.replication.format.wire import RaftMessage
+from escrowmq.replication.log.peer_marks import Incarnation, Incarnations
 from escrowmq.replication.raft.pysync import LEADER, Core
 from escrowmq.replication.raft.types import Log
 
 ASK_EVERY_S = 0.1
+
+
+class _Answer(NamedTuple):
+    """What a peer answered: its term, and which incarnation of it that was (None: of an earlier version)."""
+
+    term: int
+    incarnation: Incarnation | None
 
 
 class Rejoin:
@@ -41,15 +58,24 @@ class Rejoin:
         journal: Log,
         send: Callable[[str, RaftMessage], bool],
         forget_match: Callable[[str], None],
+        *,
+        self_id: str,
+        marks: Incarnations,
+        drop: Callable[[str], None],
     ) -> None:
         """``nonce``: a fresh random number, so that answers to an earlier start do not count.
         ``forget_match(peer)``: as leader, count no longer what that peer acknowledged before.
+        ``marks``: the newest incarnations of the peers. ``drop(peer)``: close the link to an older one.
         """
         self.active = active and bool(peers)
         self._nonce, self._peers, self._core, self._journal, self._send = nonce, peers, core, journal, send
         self._forget_match = forget_match
+        self._self_id, self._marks, self._drop = self_id, marks, drop
+        #: Peer -> its incarnation that the link leads to, as of when that came up; None: of an earlier
+        #: version.
+        self._links: dict[str, Incarnation | None] = {}
         self._learners: dict[str, int] = {}  # peers that asked: the nonce of their latest start
-        self._terms: dict[str, int] = {}
+        self._answers: dict[str, _Answer] = {}
         self._target: tuple[str, int, int] | None = None  # leader, its term, its last index then
         self._proved = (0, 0)  # term, index: up to here our log is that of the term's leader
         self._ask_at = float("-inf")
@@ -58,6 +84,10 @@ class Rejoin:
         """The current leader's message showed that our logs are the same up to ``index``."""
         if self.active:
             self._proved = max(self._proved, (term, index))
+
+    def connected(self, peer: str, *, knows_us: bool) -> None:
+        """The link to ``peer`` is up; ``knows_us``: it has made our incarnation durable before."""
+        self._links[peer] = self._marks.of(peer) if knows_us else None
 
     def tick(self, now: float) -> None:
         """Ask those who have not answered, and the leader until it has; finish when all is there."""
@@ -71,8 +101,14 @@ class Rejoin:
             self._ask_at = now + ASK_EVERY_S
             leader = self._core.leader_id()
             for peer in self._peers:
-                if peer not in self._terms or (peer == leader and not self._target_is_current()):
-                    self._send(peer, {"type": "rejoin", "nonce": self._nonce, "term": self._core.term()})
+                if not self._answered(peer) or (peer == leader and not self._target_is_current()):
+                    self._ask(peer)
+
+    def _ask(self, peer: str) -> None:
+        message: RaftMessage = {"type": "rejoin", "nonce": self._nonce, "term": self._core.term()}
+        if self._links.get(peer) is not None:
+            message["marks"] = []  # it knows what that is, and answers with its own
+        self._send(peer, message)
 
     def asked(self, peer: str, message: RaftMessage) -> None:
         """A learner asks. Our term is on disk already; the last index matters only if we lead."""
@@ -80,31 +116,59 @@ class Rejoin:
         if self._learners.get(peer) != message["nonce"]:
             self._learners[peer] = message["nonce"]
             self._forget_match(peer)
-        self._send(
-            peer,
-            {
-                "type": "rejoin_answer",
-                "nonce": message["nonce"],
-                "term": self._core.term(),
-                "last_index": self._journal.last_index if leads else 0,
-            },
-        )
+        answer = {
+            "type": "rejoin_answer",
+            "nonce": message["nonce"],
+            "term": self._core.term(),
+            "last_index": self._journal.last_index if leads else 0,
+        }
+        if "marks" in message:
+            answer["marks"] = self._marks.all()
+        self._send(peer, answer)
 
     def answered(self, peer: str, message: RaftMessage) -> None:
+        """Raises Superseded if the answer shows that our own place was taken, and the disk's errors."""
         if not self.active or message["nonce"] != self._nonce:
             return
-        self._terms[peer] = max(self._terms.get(peer, 0), message["term"])
+        if "marks" not in message and self._marks.own.number:
+            return  # of an earlier version: our predecessor may still count there
+        self._learn(message.get("marks", ()))
+        link = self._links.get(peer)
+        if link != self._marks.of(peer):
+            return  # of a process whose place was taken
+        known = self._answers.get(peer)
+        term = (
+            message["term"]
+            if known is None or known.incarnation != link
+            else max(known.term, message["term"])
+        )
+        self._answers[peer] = _Answer(term, link)
         if message["last_index"]:
             self._target = (peer, message["term"], message["last_index"])
+
+    def _learn(self, marks: Sequence[tuple[str, int, str]]) -> None:
+        """Take over what an answer says of the peers' incarnations, and talk to none below them."""
+        for peer, number, disk_id in marks:
+            if peer == self._self_id and Incarnation(number, disk_id).supersedes(self._marks.own):
+                raise Superseded(f"replica {self._self_id}", number)
+        for peer in self._marks.learn(mark for mark in marks if mark[0] in self._peers):
+            if self._target is not None and self._target[0] == peer:
+                self._target = None
+            self._drop(peer)
+
+    def _answered(self, peer: str) -> bool:
+        """Whether the newest incarnation of ``peer`` that is known has answered."""
+        answer = self._answers.get(peer)
+        return answer is not None and answer.incarnation == self._marks.of(peer)
 
     def _target_is_current(self) -> bool:
         target = self._target
         return target is not None and target[:2] == (self._core.leader_id(), self._core.term())
 
     def _complete(self) -> bool:
-        if len(self._terms) < len(self._peers) or not self._target_is_current():
+        if not all(map(self._answered, self._peers)) or not self._target_is_current():
             return False
         assert self._target is not None
         _, term, last = self._target
         held = self._proved[0] == term and min(self._proved[1], self._journal.durable_index) >= last
-        return held and max(self._terms.values()) <= term
+        return held and max(answer.term for answer in self._answers.values()) <= term

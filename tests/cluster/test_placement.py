@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -16,6 +17,8 @@ from escrowmq.cluster.placement import (
     found_seats,
     unique_names,
 )
+from escrowmq.cluster.watch import condition_of
+from escrowmq.replication.calling.answers import ReplicaReport
 
 NODES = [Node(f"n{i}", f"id{i}", f"10.0.0.{i}") for i in range(4)]
 
@@ -90,7 +93,7 @@ def test_no_move_where_every_node_has_a_replica_of_the_group_already() -> None:
     assert decide(seats, seen, nodes, 9999.0, 600.0) == []
 
 
-@pytest.mark.parametrize("other", [Condition.GONE, Condition.SILENT, Condition.STARTING])
+@pytest.mark.parametrize("other", [c for c in Condition if c is not Condition.RUNNING])
 def test_no_move_unless_the_others_alone_are_a_running_majority(other: Condition) -> None:
     seats = seats_of(1, 3, NODES[:3])
     nodes = [node for node in NODES if node.name != seats[0, 1].node]
@@ -107,6 +110,48 @@ def test_two_lost_replicas_of_five_move_one_after_the_other() -> None:
     left = [node for node in nodes if node.name not in away]
     starts = decide(seats, seen, left, 9999.0, 600.0)
     assert len([start for start in starts if start.moved]) == 1
+
+
+def test_a_passing_outage_does_not_move_a_second_replica_while_the_first_one_learns() -> None:
+    """The one that was moved takes part again, but counts for no majority before it holds everything."""
+    nodes = [Node(f"n{i}", str(i), "") for i in range(5)]
+    seats = seats_of(1, 3, nodes[:3])
+    seats[0, 1] = Seat(0, 1, "n3", 1)
+    seen = {
+        (0, 0): Seen(Condition.RUNNING),
+        (0, 1): Seen(condition_of(ReplicaReport(gid=0, rid=1, role="follower", learner=True))),
+        (0, 2): Seen(Condition.GONE, node_missing_since=0.0),
+    }
+    left = [node for node in nodes if node.name not in ("n1", "n2")]
+    assert decide(seats, seen, left, 9999.0, 600.0) == []
+    seen[0, 1] = Seen(condition_of(ReplicaReport(gid=0, rid=1, role="follower")))
+    (start,) = decide(seats, seen, left, 9999.0, 600.0)
+    assert start.moved and start.seat.rid == 2
+
+
+def test_a_learner_that_is_there_is_left_alone() -> None:
+    seats = seats_of(1, 3, NODES[:3])
+    seen = {**all_running(seats), (0, 1): Seen(Condition.LEARNING, node_missing_since=0.0)}
+    assert decide(seats, seen, NODES, 9999.0, 600.0) == []
+
+
+@pytest.mark.parametrize(("by", "number"), [(0, 1), (1, 2), (7, 8), (-1, 1)])
+def test_a_replica_that_its_peers_refuse_starts_empty_where_it_is(by: int, number: int) -> None:
+    """Above the incarnation that they know, or they would refuse that one, too."""
+    seats = seats_of(1, 3, NODES[:3])
+    report = ReplicaReport(gid=0, rid=1, role="starting", failure="Superseded(...)", superseded_by=by)
+    seen = {**all_running(seats), (0, 1): Seen(condition_of(report), superseded_by=by)}
+    (start,) = decide(seats, seen, NODES, 0.0, 600.0)
+    assert start.moved and start.replaces
+    assert start.seat == replace(seats[0, 1], incarnation=number)
+    assert start.node.name == seats[0, 1].node
+
+
+def test_a_refused_replica_waits_until_the_others_are_well() -> None:
+    seats = seats_of(1, 3, NODES[:3])
+    seen = {**all_running(seats), (0, 1): Seen(Condition.SUPERSEDED, superseded_by=1)}
+    seen[0, 2] = Seen(Condition.LEARNING)
+    assert decide(seats, seen, NODES, 0.0, 600.0) == []
 
 
 def test_every_incarnation_has_a_directory_of_its_own() -> None:

@@ -13,7 +13,7 @@ from escrowmq.replication.format import wire
 from escrowmq.replication.net.connection import Connection
 from escrowmq.replication.net.handshake import NONCE_BYTES, Dialer, Listener
 from tests.fuzz.engine import EXAMPLES, Target, drawn, examine, fuzz
-from tests.support.wire_samples import ME, MESSAGES, PEER, SECRET
+from tests.support.wire_samples import ME, MESSAGES, PEER, SECRET, gate
 
 FRAMES = [b"".join(wire.encode(message)) for message in MESSAGES if len(str(message)) < 10_000]
 
@@ -29,11 +29,11 @@ def handshake_frames() -> list[bytes]:
 
 
 def new_dialer() -> Dialer:
-    return Dialer(ME, "b", SECRET, b"d" * NONCE_BYTES)
+    return Dialer(ME, "b", SECRET, b"d" * NONCE_BYTES, gate("a"))
 
 
 def new_listener() -> Listener:
-    return Listener(PEER, frozenset("a"), SECRET, b"l" * NONCE_BYTES)
+    return Listener(PEER, frozenset("a"), SECRET, b"l" * NONCE_BYTES, gate("b"))
 
 
 def decode_frame(data: bytes) -> None:

@@ -67,11 +67,19 @@ class BrokerGroup(RunningGroup[Member], Submitting):
         self.ended: dict[int, BaseException] = {}
         #: Replicas that count as ones with older software: they do not know of format levels.
         self.old: set[int] = set()
+        self.had_a_leader = False  # what the supervisor would remember
+        self._incarnations: dict[int, int] = {}  # of each replica that was created: see ``setup``
 
     def setup(self, rid: int) -> ReplicaSetup:
+        """A replica whose directory was wiped comes as a new incarnation, as the supervisor would start
+        it."""
+        number = self._incarnations.get(rid, -1)
+        if not (self.path / f"r{rid}" / "identity.json").exists():
+            number += 1
+        self._incarnations[rid] = max(number, 0)
         return ReplicaSetup(
             config=self.config,
-            identity=Identity("c", self.gid, rid),
+            identity=Identity("c", self.gid, rid, self._incarnations[rid]),
             groups=self.groups,
             replicas=self.replicas,
             data_dir=self.path / f"r{rid}",
@@ -80,6 +88,7 @@ class BrokerGroup(RunningGroup[Member], Submitting):
             resolve=self.resolve,
             source=self,
             levels=lambda: self.ask_levels(),
+            founded=lambda: self.had_a_leader,
             fatal=lambda error: self.ended.__setitem__(rid, error),
         )
 

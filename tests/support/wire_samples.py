@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+from escrowmq.replication.log.peer_marks import Incarnation, Incarnations
 from escrowmq.replication.net.handshake import PeerIdentity
 
 SECRET = b"right"
 ME, PEER = PeerIdentity("cluster", 3, "a"), PeerIdentity("cluster", 3, "b")
+
+
+def gate(name: str, number: int = 0) -> Incarnations:
+    """What a replica knows of incarnations that has met nobody yet; its own is ``number`` on disk
+    ``name``."""
+    return Incarnations(Incarnation(number, name))
+
 
 MESSAGES = [
     {"type": "append_entries", "term": 5, "commit_index": 3, "seq": 8, "prevLogIdx": 4, "prevLogTerm": 5,
@@ -21,6 +29,9 @@ MESSAGES = [
     {"type": "pre_vote", "term": 2, "last_log_index": 8, "last_log_term": 1},
     {"type": "rejoin", "nonce": 77, "term": 2, "last_index": 0},
     {"type": "rejoin_answer", "nonce": 77, "term": 2, "last_index": 9},
+    {"type": "rejoin", "nonce": 77, "term": 2, "last_index": 0, "marks": []},
+    {"type": "rejoin_answer", "nonce": 77, "term": 2, "last_index": 9, "marks": [("r0", 3, "d" * 32)]},
+    {"type": "superseded", "number": 4, "disk_id": "e" * 32},
     {"type": "response_vote", "term": 4},
     {"type": "pre_vote_granted", "term": 4},
     {"type": "timeout_now", "term": 4},

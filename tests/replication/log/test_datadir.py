@@ -6,12 +6,14 @@ import json
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from escrowmq.replication.errors import CorruptLog, DataDirLocked, DataDirMismatch, UnknownVersion
+from escrowmq.replication.errors import CorruptLog, DataDirLocked, DataDirMismatch, DiskFailed, UnknownVersion
 from escrowmq.replication.log.datadir import DataDir, Identity
+from escrowmq.replication.log.disk import RealDisk
 from escrowmq.replication.log.journal import SegmentJournal
 
 ME = Identity("cluster-1", 0, 2)
@@ -67,7 +69,7 @@ def test_what_an_interrupted_atomic_write_left_is_removed(tmp_path: Path) -> Non
     DataDir(tmp_path, ME).close()
     (tmp_path / "x.snap.tmp").write_bytes(b"half")
     DataDir(tmp_path, ME).close()
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["identity.json", "lock"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["identity.json", "lock", "peers"]
 
 
 HOLDER = """
@@ -100,3 +102,60 @@ def test_the_same_process_cannot_hold_it_twice(tmp_path: Path) -> None:
     with pytest.raises(DataDirLocked):
         DataDir(tmp_path, ME)
     held.close()
+
+
+def test_a_directory_keeps_the_id_that_it_was_given(tmp_path: Path) -> None:
+    first = DataDir(tmp_path / "a", ME)
+    first.close()
+    again = DataDir(tmp_path / "a", ME)
+    again.close()
+    other = DataDir(tmp_path / "b", ME)
+    other.close()
+    assert first.incarnation == again.incarnation and first.incarnation.number == 0
+    assert len({first.incarnation.disk_id, other.incarnation.disk_id}) == 2
+
+
+def test_a_directory_of_an_earlier_version_is_given_an_id(tmp_path: Path) -> None:
+    (tmp_path / "identity.json").write_text(
+        json.dumps({"format_version": 1, "cluster_id": "cluster-1", "group": 0, "replica": 2})
+    )
+    moved = replace(ME, incarnation=3)  # it lay in a directory whose name said so, and only the name
+    first = DataDir(tmp_path, moved)
+    first.close()
+    again = DataDir(tmp_path, moved)
+    again.marks().close()
+    again.close()
+    assert not first.fresh
+    assert first.incarnation == again.incarnation
+    assert first.incarnation.number == 3 and len(first.incarnation.disk_id) == 32
+
+
+def test_a_directory_is_not_opened_for_another_incarnation(tmp_path: Path) -> None:
+    DataDir(tmp_path, replace(ME, incarnation=1)).close()
+    with pytest.raises(DataDirMismatch, match="incarnation 1"):
+        DataDir(tmp_path, replace(ME, incarnation=2))
+
+
+def test_the_file_of_the_peers_incarnations_is_there_before_the_id(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that one which is missing beside an id was lost, and is never taken for new."""
+
+    def die(self: RealDisk, name: str, buffers: object) -> None:
+        if name == "identity.json":
+            raise DiskFailed("the power fails")
+        write(self, name, buffers)  # type: ignore[arg-type]
+
+    write = RealDisk.write_atomic
+    with monkeypatch.context() as patch, pytest.raises(DiskFailed):
+        patch.setattr(RealDisk, "write_atomic", die)
+        DataDir(tmp_path, ME)
+    found = DataDir(tmp_path, ME)
+    assert found.fresh
+    found.marks().close()
+    found.close()
+    (tmp_path / "peers").unlink()
+    found = DataDir(tmp_path, ME)
+    with pytest.raises(CorruptLog, match="missing"):
+        found.marks()
+    found.close()

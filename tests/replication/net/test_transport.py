@@ -16,12 +16,13 @@ import pytest
 
 from escrowmq.replication.errors import NotAuthorized, UnknownVersion, WireError
 from escrowmq.replication.format import wire
+from escrowmq.replication.log.peer_marks import Incarnation
 from escrowmq.replication.net import tcp
-from escrowmq.replication.net.handshake import NONCE_BYTES, Dialer, Listener, PeerIdentity
+from escrowmq.replication.net.handshake import NONCE_BYTES, About, Dialer, Listener, PeerIdentity
 from escrowmq.replication.net.tcp import TcpTransport
 from tests.support.raft_group import RaftGroup
 from tests.support.waiting import wait_until
-from tests.support.wire_samples import ME, MESSAGES, PEER, SECRET
+from tests.support.wire_samples import ME, MESSAGES, PEER, SECRET, gate
 
 
 # ------------------------------------------------------------------ the handshake, pure
@@ -36,8 +37,8 @@ def shake(dialer: Dialer, listener: Listener) -> None:
 
 def pair(secret: bytes = SECRET, **changes: object) -> tuple[Dialer, Listener]:
     me = PeerIdentity(**({"cluster_id": "cluster", "group": 3, "replica": "a"} | changes))  # type: ignore[arg-type]
-    return Dialer(me, "b", secret, b"d" * NONCE_BYTES), Listener(
-        PEER, frozenset("a"), SECRET, b"l" * NONCE_BYTES
+    return Dialer(me, "b", secret, b"d" * NONCE_BYTES, gate("a")), Listener(
+        PEER, frozenset("a"), SECRET, b"l" * NONCE_BYTES, gate("b")
     )
 
 
@@ -76,7 +77,9 @@ def test_a_proof_cannot_be_reflected_or_replayed() -> None:
     challenge = listener.receive(dialer.hello())
     proof = dialer.receive(challenge)
     assert proof is not None
-    again = Listener(PEER, frozenset("a"), SECRET, b"L" * NONCE_BYTES)  # a later connection: another nonce
+    again = Listener(
+        PEER, frozenset("a"), SECRET, b"L" * NONCE_BYTES, gate("b")
+    )  # a later connection: another nonce
     again.receive(dialer.hello())
     with pytest.raises(NotAuthorized):
         again.receive(proof)
@@ -90,7 +93,7 @@ def wire_challenge_proof(challenge: bytes) -> bytes:
 
 
 def test_another_protocol_version_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("escrowmq.replication.net.handshake.WIRE_VERSION", 99)
+    monkeypatch.setattr("escrowmq.replication.net.handshake.HELLO_VERSION", 99)
     hello = pair()[0].hello()
     monkeypatch.undo()
     with pytest.raises(UnknownVersion, match="version 99"):
@@ -267,7 +270,7 @@ def test_a_storm_of_garbage_costs_neither_memory_nor_commits(
 
 def test_no_secret_is_not_a_secret() -> None:
     with ThreadPoolExecutor(1) as pool, pytest.raises(NotAuthorized, match="no secret"):
-        TcpTransport(ME, frozenset("b"), b"", lambda peer: None, None, pool)  # type: ignore[arg-type]
+        TcpTransport(ME, frozenset("b"), b"", lambda peer: None, None, pool, gate=gate("a"))  # type: ignore[arg-type]
 
 
 class Recorder:
@@ -276,8 +279,9 @@ class Recorder:
     def __init__(self) -> None:
         self.up: list[str] = []
         self.messages: list[wire.RaftMessage] = []
+        self.told: Incarnation | None = None
 
-    def link_up(self, peer: str) -> None:
+    def link_up(self, peer: str, about: About | None) -> None:
         self.up.append(peer)
 
     def link_down(self, peer: str) -> None:
@@ -285,6 +289,12 @@ class Recorder:
 
     def received(self, peer: str, message: wire.RaftMessage) -> None:
         self.messages.append(message)
+
+    def superseded(self, by: Incarnation) -> None:
+        self.told = by
+
+    def broken(self, error: BaseException) -> None:
+        raise AssertionError(error)
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -308,9 +318,9 @@ def test_a_slow_or_failing_lookup_does_not_stop_the_others() -> None:
             return address
 
         with ThreadPoolExecutor(2) as pool:
-            quick = TcpTransport(ME, frozenset("b"), SECRET, lambda peer: None, a, pool)
+            quick = TcpTransport(ME, frozenset("b"), SECRET, lambda peer: None, a, pool, gate=gate("a"))
             address = await quick.start("127.0.0.1", 0)
-            dialing = TcpTransport(PEER, frozenset(("a", "0")), SECRET, resolve, b, pool)
+            dialing = TcpTransport(PEER, frozenset(("a", "0")), SECRET, resolve, b, pool, gate=gate("b"))
             await dialing.start("127.0.0.1", 0)
             await until(lambda: b.up == ["a"] and a.up == ["b"])
             assert dialing.send("a", MESSAGES[0])

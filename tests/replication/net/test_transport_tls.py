@@ -22,6 +22,7 @@ from escrowmq.replication.net.tls import TlsChannel, TlsFiles, TlsIdentity
 from tests.support.certificates import Authority
 from tests.support.raft_group import SECRET, RaftGroup, RaftReplica
 from tests.support.waiting import wait_until
+from tests.support.wire_samples import gate
 
 
 @pytest.fixture
@@ -149,7 +150,7 @@ def test_whoever_connects_with_less_than_everything_hears_nothing(
     tmp_path: Path, authority: Authority, which: str
 ) -> None:
     files = certificates(authority)
-    hello = Dialer(PeerIdentity("test-cluster", 0, "2"), "0", b"", bytes(NONCE_BYTES)).hello()
+    hello = Dialer(PeerIdentity("test-cluster", 0, "2"), "0", b"", bytes(NONCE_BYTES), gate("2")).hello()
     context = client(files[2], certificate=which != "no certificate")
     if which == "TLS 1.2":
         context.maximum_version = ssl.TLSVersion.TLSv1_2
@@ -211,8 +212,8 @@ def test_a_proof_is_worth_nothing_in_another_channel(authority: Authority) -> No
     pump(to_middle, from_a)
     pump(to_b, from_middle)
     assert to_middle.binding() == from_a.binding() != to_b.binding() == from_middle.binding()
-    dialer = Dialer(PeerIdentity("c", 0, "b"), "a", SECRET, bytes(NONCE_BYTES))
-    listener = Listener(PeerIdentity("c", 0, "a"), frozenset("b"), SECRET, bytes(NONCE_BYTES))
+    dialer = Dialer(PeerIdentity("c", 0, "b"), "a", SECRET, bytes(NONCE_BYTES), gate("b"))
+    listener = Listener(PeerIdentity("c", 0, "a"), frozenset("b"), SECRET, bytes(NONCE_BYTES), gate("a"))
     dialer.bind(to_middle.binding())
     listener.bind(from_middle.binding())
     with pytest.raises(NotAuthorized, match="secret"):

@@ -1,0 +1,157 @@
+"""A replica that was replaced lives on, with real threads, sockets and files: it counts no more, and says
+so."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from escrowmq.replication.errors import Superseded, Unavailable
+from escrowmq.replication.host.hosting import open_replica
+from escrowmq.replication.log.disk import RealDisk
+from escrowmq.replication.log.marks import LEARNER, SUPERSEDED, Marks
+from escrowmq.replication.log.peer_marks import SLOT_BYTES, SLOT_POSITIONS, Incarnation, _decode
+from tests.support.broker_group import BrokerGroup, Member, texts
+from tests.support.waiting import wait_until
+
+
+@pytest.fixture
+def group(tmp_path: Path) -> Iterator[BrokerGroup]:
+    with BrokerGroup(tmp_path) as group:
+        group.topic()
+        yield group
+
+
+def successor(group: BrokerGroup, rid: int) -> Member:
+    """A new process of that replica, in a directory of its own; the group finds it from now on."""
+    setup = group.setup(rid)
+    identity = replace(setup.identity, incarnation=setup.identity.incarnation + 1)
+    member = group.alive[rid] = Member(
+        replace(setup, identity=identity, data_dir=group.path / f"r{rid}-next")
+    )
+    return member
+
+
+def tell(group: BrokerGroup, peer: str, rid: int, incarnation: Incarnation) -> bool:
+    group.alive[int(peer)].parts.running.driver.peer_moved(str(rid), incarnation)
+    return True
+
+
+@pytest.mark.parametrize("rid", [0, 1, 2])
+def test_the_predecessor_is_refused_and_nothing_is_lost(group: BrokerGroup, rid: int) -> None:
+    """Whoever of the two sides dials: replica 0 is dialled by both others, replica 2 dials both."""
+    group.publish("before")
+    group.leader()
+    ghost = group.alive.pop(rid)
+    member = successor(group, rid)
+    member.host.announce(lambda peer, own: tell(group, peer, rid, own))
+    member.open()
+    wait_until(lambda: not member.parts.running.learner, what="a full member")
+    group.publish("after")
+    assert texts(member, 2) == ["before", "after"]
+    for other in group.alive.values():
+        known = other.parts.running.node.marks.of(str(rid))
+        assert other is member or (known is not None and known.number == 1)
+    assert texts(ghost, 1) == ["before"]
+    if (
+        rid
+    ):  # it dials the lower ones, or was told on its link; one that is only dialled may hear nothing at all
+        wait_until(lambda: isinstance(group.ended.get(rid), Superseded), what="that it is told")
+    ghost.stop()
+    member.stop()
+    del group.alive[rid]
+
+
+def test_a_replica_that_was_refused_never_starts_again_and_keeps_its_directory(tmp_path: Path) -> None:
+    group = BrokerGroup(tmp_path)
+    with group:
+        group.topic()
+        group.publish("x")
+        victim = group.a_follower()
+        running = group.alive[victim].parts.running
+        running.end(Superseded("replica", 3))
+        setup = group.setup(victim)
+        group.stop(victim)
+        assert Marks(RealDisk(setup.data_dir)).superseded_by() == 3
+        for _ in range(2):
+            with pytest.raises(Superseded, match="incarnation 3"):
+                open_replica(setup, 0.5)
+    assert list((setup.data_dir / "log").glob("*.log"))
+
+
+def test_the_same_incarnation_on_another_disk_is_refused(group: BrokerGroup) -> None:
+    """A directory was lost, and its replica comes back as if nothing had happened."""
+    victim = group.a_follower()
+    setup = group.setup(victim)
+    group.stop(victim)
+    shutil.rmtree(setup.data_dir)
+    group.alive[victim] = member = Member(setup)
+    member.open()
+    wait_until(lambda: isinstance(group.ended.get(victim), Superseded), what="the refusal")
+    assert Marks(RealDisk(setup.data_dir)).read(SUPERSEDED) == "0"
+
+
+def test_a_replica_that_lost_its_marks_is_a_learner_until_it_has_them_again(group: BrokerGroup) -> None:
+    victim = group.a_follower()
+    before = group.alive[victim].parts.running.node.marks.all()
+    assert len(before) == 2
+    setup = group.setup(victim)
+    group.stop(victim)
+    (setup.data_dir / "peers").write_bytes(bytes(8192))
+    (member,) = group.start(victim)
+    assert member.parts.running.learner
+    wait_until(lambda: not member.parts.running.learner, what="everybody's answer")
+    assert not Marks(RealDisk(setup.data_dir)).read(LEARNER)
+    assert member.parts.running.node.marks.all() == before
+
+
+def test_two_empty_replicas_do_not_found_a_group_that_had_a_leader(tmp_path: Path) -> None:
+    """They are a majority, and what the group had is with the third one, which is starting."""
+    with BrokerGroup(tmp_path) as group:
+        group.topic()
+        group.publish("x")
+        for rid in range(3):
+            group.stop(rid)
+        group.had_a_leader = True
+        empty = [group.setup(rid) for rid in (0, 1)]
+        for setup in empty:
+            shutil.rmtree(setup.data_dir)
+        for setup in empty:
+            group.alive[setup.identity.replica] = Member(setup)
+        for setup in empty:
+            with pytest.raises(Unavailable, match="no leader"):
+                group.alive[setup.identity.replica].host.open(0.3)
+
+
+def test_what_is_marked_is_marked_before_the_link_is_up(
+    group: BrokerGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The planted fault: a mark that follows its link. What a power cut leaves then lets the predecessor
+    in."""
+    seen: list[tuple[Incarnation | None, Incarnation | None]] = []
+    leader, victim = group.leader(), group.a_follower()
+    running = leader.parts.running
+    connected = running.node.connected
+
+    def link_up(peer: str, *, knows_us: bool = False) -> None:
+        seen.append((on_disk_of(group, leader.rid).get(peer), running.node.marks.of(peer)))
+        connected(peer, knows_us=knows_us)
+
+    monkeypatch.setattr(running.node, "connected", link_up)
+    group.stop(victim)
+    shutil.rmtree(group.path / f"r{victim}")
+    group.start(victim)
+    wait_until(lambda: seen, what="its link")
+    assert all(disk == memory and disk is not None and disk.number == 1 for disk, memory in seen)
+
+
+def on_disk_of(group: BrokerGroup, rid: int) -> dict[str, Incarnation]:
+    """What the file of a replica says, read beside it."""
+    data = (group.path / f"r{rid}" / "peers").read_bytes()
+    slots = [_decode(data[at : at + SLOT_BYTES]) for at in SLOT_POSITIONS]
+    found = [slot for slot in slots if slot is not None]
+    return max(found, key=lambda slot: slot[0])[1]

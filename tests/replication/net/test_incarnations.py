@@ -1,0 +1,285 @@
+"""A process whose place was taken is told so, and believed no more; replicas of two versions meet."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+
+import msgspec
+import pytest
+
+from escrowmq.replication.errors import NotAuthorized, WireError
+from escrowmq.replication.log.peer_marks import Incarnation, Incarnations
+from escrowmq.replication.net.handshake import (
+    HANDSHAKE_BYTES_MAX,
+    NONCE_BYTES,
+    About,
+    Dialer,
+    Listener,
+    Refused,
+    ToldSuperseded,
+)
+from escrowmq.replication.net.tcp import TcpTransport
+from tests.support.wire_samples import ME, MESSAGES, PEER, SECRET, gate
+
+NEWER, GHOST = Incarnation(1, "new"), Incarnation(0, "b")
+
+
+def sides(
+    dialing: Incarnations, listening: Incarnations, *, old: bool = False, secret: bytes = SECRET
+) -> tuple[Dialer, Listener]:
+    """``b`` dials ``a``."""
+    return (
+        Dialer(PEER, "a", secret, b"d" * NONCE_BYTES, dialing, old=old),
+        Listener(ME, frozenset("b"), SECRET, b"l" * NONCE_BYTES, listening),
+    )
+
+
+def shake(dialer: Dialer, listener: Listener) -> None:
+    challenge = listener.receive(dialer.hello())
+    proof = dialer.receive(challenge)
+    assert proof is not None
+    dialer.receive(listener.receive(proof))
+
+
+def test_each_side_learns_the_others_incarnation_before_it_is_established() -> None:
+    b, a = gate("b", 3), gate("a", 5)
+    dialer, listener = sides(b, a)
+    proof = dialer.receive(listener.receive(dialer.hello()))
+    assert b.of("a") == (5, "a") and not dialer.established
+    assert proof is not None
+    listener.receive(proof)
+    assert a.of("b") == (3, "b")
+    assert listener.about == About(3, "b")
+
+
+def test_a_dialer_whose_place_was_taken_is_told_so() -> None:
+    a = gate("a")
+    a.admit("b", NEWER)
+    dialer, listener = sides(Incarnations(GHOST), a)
+    proof = dialer.receive(listener.receive(dialer.hello()))
+    assert proof is not None
+    with pytest.raises(Refused) as refused:
+        listener.receive(proof)
+    assert not listener.established
+    with pytest.raises(ToldSuperseded) as told:
+        dialer.receive(refused.value.frame)
+    assert told.value.by == NEWER
+    assert len(refused.value.frame) < HANDSHAKE_BYTES_MAX
+
+
+def test_a_listener_whose_place_was_taken_is_told_so() -> None:
+    b = gate("b")
+    b.admit("a", NEWER)
+    dialer, listener = sides(b, gate("a"))
+    with pytest.raises(Refused) as refused:
+        dialer.receive(listener.receive(dialer.hello()))
+    with pytest.raises(ToldSuperseded):
+        listener.receive(refused.value.frame)
+    assert not listener.established
+
+
+def test_another_disk_with_the_same_number_is_refused_on_both_ways() -> None:
+    a = gate("a")
+    a.admit("b", Incarnation(0, "another"))
+    dialer, listener = sides(gate("b"), a)
+    proof = dialer.receive(listener.receive(dialer.hello()))
+    assert proof is not None
+    with pytest.raises(Refused, match="another"):
+        listener.receive(proof)
+
+
+def test_nobody_without_the_secret_can_end_a_replica() -> None:
+    """The frame is believed only with a proof that only a peer can make, in this very connection."""
+    a = gate("a")
+    a.admit("b", NEWER)
+    dialer, listener = sides(Incarnations(GHOST), a)
+    proof = dialer.receive(listener.receive(dialer.hello()))
+    assert proof is not None
+    with pytest.raises(Refused) as refused:
+        listener.receive(proof)
+    frame = refused.value.frame
+    forged = msgspec.msgpack.encode([*msgspec.msgpack.decode(frame)[:3], bytes(32)])
+    with pytest.raises(NotAuthorized, match="secret"):
+        dialer.receive(forged)
+    again = Dialer(PEER, "a", SECRET, b"D" * NONCE_BYTES, Incarnations(GHOST))
+    other = Listener(ME, frozenset("b"), SECRET, b"L" * NONCE_BYTES, gate("a"))
+    again.receive(other.receive(again.hello()))
+    with pytest.raises(NotAuthorized, match="secret"):
+        again.receive(frame)  # of another connection
+
+
+def test_a_peer_that_lags_behind_cannot_end_one_that_is_newer() -> None:
+    """A frame that names an incarnation which is not above ours is no reason to stop."""
+    b = Incarnations(Incarnation(2, "b"))
+    dialer, listener = sides(Incarnations(GHOST), gate("a"))
+    listener._gate.admit("b", NEWER)
+    proof = dialer.receive(listener.receive(dialer.hello()))
+    assert proof is not None
+    with pytest.raises(Refused) as refused:
+        listener.receive(proof)
+    dialer._gate = b
+    with pytest.raises(NotAuthorized, match="secret"):
+        dialer.receive(refused.value.frame)
+
+
+# ------------------------------------------------------------------ versions
+def test_the_old_greeting_is_answered_as_it_always_was() -> None:
+    a = gate("a")
+    dialer, listener = sides(gate("b"), a, old=True)
+    shake(dialer, listener)
+    assert dialer.established and listener.established
+    assert dialer.about is None and listener.about is None and a.of("b") is None
+
+
+def test_who_has_shown_an_incarnation_is_not_let_in_with_the_old_greeting() -> None:
+    a = gate("a")
+    a.admit("b", GHOST)
+    dialer, listener = sides(gate("b"), a, old=True)
+    with pytest.raises(Refused, match="earlier version") as refused:
+        shake(dialer, listener)
+    assert refused.value.frame == b"", "it would not understand one"
+
+
+def test_fields_of_a_later_version_are_passed_over() -> None:
+    dialer, listener = sides(gate("b", 3), gate("a"))
+    hello = msgspec.msgpack.decode(dialer.hello())
+    hello[-1]["a_field_to_come"] = {"with": ["content"]}
+    listener.receive(msgspec.msgpack.encode(hello))
+    assert listener.about == About(3, "b")
+
+
+@pytest.mark.parametrize("about", [{"incarnation": -1}, {"disk_id": "x" * 65}, {"disk_id": 7}, [], None])
+def test_nonsense_about_oneself_is_no_greeting(about: object) -> None:
+    dialer, listener = sides(gate("b"), gate("a"))
+    hello = msgspec.msgpack.decode(dialer.hello())
+    hello[-1] = about
+    with pytest.raises(WireError):
+        listener.receive(msgspec.msgpack.encode(hello))
+
+
+# ------------------------------------------------------------------ real sockets
+class Events:
+    """The loop-side events of a transport."""
+
+    def __init__(self) -> None:
+        self.up: dict[str, About | None] = {}
+        self.told: Incarnation | None = None
+        self.messages: list[object] = []
+
+    def link_up(self, peer: str, about: About | None) -> None:
+        self.up[peer] = about
+
+    def link_down(self, peer: str) -> None:
+        self.up.pop(peer, None)
+
+    def received(self, peer: str, message: object) -> None:
+        self.messages.append(message)
+
+    def superseded(self, by: Incarnation) -> None:
+        self.told = by
+
+    def broken(self, error: BaseException) -> None:
+        raise AssertionError(error)
+
+
+async def until(condition: object) -> None:
+    for _ in range(500):
+        if condition():  # type: ignore[operator]
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("not within five seconds")
+
+
+@asynccontextmanager
+async def transports(
+    pool: ThreadPoolExecutor, *gates: Incarnations
+) -> AsyncIterator[list[tuple[Events, TcpTransport]]]:
+    """``a`` listens; every further one is a process that bears the id ``b`` and dials it."""
+    made: list[tuple[Events, TcpTransport]] = []
+    events = Events()
+    a = TcpTransport(ME, frozenset("b"), SECRET, lambda peer: None, events, pool, gate=gates[0])
+    made.append((events, a))
+    address = await a.start("127.0.0.1", 0)
+    for each in gates[1:]:
+        events = Events()
+        b = TcpTransport(PEER, frozenset("a"), SECRET, lambda peer: address, events, pool, gate=each)
+        made.append((events, b))
+    try:
+        yield made
+    finally:
+        for _, transport in made:
+            await transport.stop()
+
+
+def test_the_successors_link_ends_the_predecessors_and_tells_it() -> None:
+    async def scene() -> None:
+        with ThreadPoolExecutor(4) as pool:
+            async with transports(pool, gate("a"), Incarnations(GHOST), Incarnations(NEWER)) as made:
+                (at_a, _), (at_ghost, ghost), (at_newer, newer) = made
+                await ghost.start("127.0.0.1", 0)
+                await until(lambda: at_a.up.get("b") == About(*GHOST) and "a" in at_ghost.up)
+                await newer.start("127.0.0.1", 0)
+                await until(lambda: at_a.up.get("b") == About(*NEWER))
+                await until(
+                    lambda: {"type": "superseded", "number": 1, "disk_id": "new"} in at_ghost.messages
+                )
+                await until(lambda: at_ghost.told == NEWER)  # it dials again, and is told in the handshake
+                assert newer.send("a", MESSAGES[-1])
+                await until(lambda: bool(at_a.messages))
+                assert at_a.up == {"b": About(*NEWER)}
+                assert "a" in at_newer.up
+
+    asyncio.run(scene())
+
+
+def test_a_replica_dials_one_of_the_version_before_with_the_old_greeting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Which closes the connection when it hears the new one."""
+    read = Listener._read_hello
+
+    def as_before(self: Listener, frame: bytes) -> object:
+        hello = read(self, frame)
+        if self.about is not None:
+            raise WireError("not a replica's greeting")
+        return hello
+
+    monkeypatch.setattr(Listener, "_read_hello", as_before)
+
+    async def scene() -> None:
+        with ThreadPoolExecutor(4) as pool:
+            async with transports(pool, gate("a"), gate("b"), gate("b2", 1)) as made:
+                (at_a, _), (at_b, b), (at_moved, moved) = made
+                await b.start("127.0.0.1", 0)
+                await until(lambda: at_a.up == {"b": None} and at_b.up == {"a": None})
+                await b.stop()
+                await until(lambda: not at_a.up)
+                await moved.start("127.0.0.1", 0)
+                await asyncio.sleep(0.5)
+                assert not at_moved.up, (
+                    "who was put into another's place must tell it, and waits for the upgrade"
+                )
+
+    asyncio.run(scene())
+
+
+def test_a_link_to_a_process_whose_place_was_taken_meanwhile_is_closed_and_it_is_told() -> None:
+    async def scene() -> None:
+        with ThreadPoolExecutor(4) as pool:
+            async with transports(pool, gate("a"), Incarnations(GHOST)) as made:
+                (at_a, a), (at_ghost, ghost) = made
+                await ghost.start("127.0.0.1", 0)
+                await until(lambda: "b" in at_a.up)
+                a.drop_superseded("b")
+                assert "b" in at_a.up
+                a._gate.admit("b", NEWER)
+                a.drop_superseded("b")
+                assert "b" not in at_a.up
+                await until(
+                    lambda: {"type": "superseded", "number": 1, "disk_id": "new"} in at_ghost.messages
+                )
+
+    asyncio.run(scene())
