@@ -33,6 +33,8 @@ class RayPeers:
             return ray.get(getattr(actor, method).remote(*args), timeout=timeout_s)
         except (ValueError, ray.exceptions.RayError, ray.exceptions.GetTimeoutError, Unavailable):
             return None  # not created yet, dead, restarting, or busy
+        except AttributeError:  # of an earlier version, which has no such call
+            return None
 
     def resolve(self, peer: str) -> tuple[str, int] | None:
         """Where the peer's Raft link listens."""

@@ -111,6 +111,21 @@ class Checker:
             self._elected(replica, leads)
         self._seen[name] = (replica.incarnation, leads, commit)
 
+    def look_at_ghost(self, ghost: Observed) -> None:
+        """After every step of a process whose replica was replaced. Until each peer has met its successor it
+        may vote and lead, once per term; its votes are noted beside those of the successor."""
+        node, name = ghost.node, f"{ghost.name}~"
+        term, candidate = ghost.journal.getCurrentTerm(), ghost.journal.getVotedForNodeId()
+        if candidate is not None:
+            self._votes.setdefault(term, {}).setdefault(name, candidate)
+        if not node.is_leader:
+            return
+        leads = self._leaders.setdefault(node.term, name)
+        if leads not in (name, ghost.name):
+            self._broken(
+                "two-leaders", f"{leads} and the predecessor of {ghost.name} both lead term {node.term}"
+            )
+
     def _voted(self, replica: Observed) -> None:
         """What the replica's disk says; one that lost its disk may have forgotten (see rejoin.py)."""
         if replica.learner:

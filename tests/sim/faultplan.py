@@ -42,7 +42,12 @@ WEIGHTS: dict[str, int] = {
     "at-election": 6,
     "at-cut": 2,
 }
-KINDS = tuple(WEIGHTS)
+#: A replica whose node falls out of the supervisor's sight, and is replaced while its process lives on. Drawn
+#: from a stream of its own, so that the plans of old seeds stay as they are.
+GHOST = "ghost"
+GHOSTS = {"per_schedule": (0, 0, 1, 2)}
+GHOST_NUMBERS = 1000  # their names in ``--only-faults`` begin here, however many others there are
+KINDS = (*WEIGHTS, GHOST)
 
 #: Beside those, where there are several groups: what a whole group meets, or all of them at once.
 GROUP_WEIGHTS: dict[str, int] = {
@@ -79,7 +84,7 @@ def draw_faults(seed: int, chaos_s: float, groups: int = 1) -> list[Fault]:
     while at < chaos_s:
         faults.append(Fault(len(faults), at, pick(rng, WEIGHTS), rng.getrandbits(32)))
         at += rng.expovariate(1 / MEAN_PAUSE_S)
-    return faults
+    return faults + draw_ghosts(seed, chaos_s)
 
 
 def _draw_group_faults(seed: int, chaos_s: float, groups: int) -> list[Fault]:
@@ -92,4 +97,14 @@ def _draw_group_faults(seed: int, chaos_s: float, groups: int) -> list[Fault]:
         gid = EVERY if rng.random() < EVERY_SHARE else rng.randrange(groups)
         faults.append(Fault(len(faults), at, pick(rng, weights), rng.getrandbits(32), gid))
         at += rng.expovariate(groups / (2 * MEAN_PAUSE_S))
-    return faults
+    return faults + [ghost for gid in range(groups) for ghost in draw_ghosts(seed, chaos_s, gid)]
+
+
+def draw_ghosts(seed: int, chaos_s: float, gid: int = 0) -> list[Fault]:
+    """Of the first seconds of the chaos: what follows needs some."""
+    rng = random.Random(f"ghosts-{seed}-{gid}")
+    most = max(GHOSTS["per_schedule"])
+    drawn = [(FIRST_FAULT_S + 5.0 * rng.random(), rng.getrandbits(32)) for _ in range(most)]
+    kept = drawn[: rng.choice(GHOSTS["per_schedule"])]
+    first = GHOST_NUMBERS * (gid + 1)
+    return [Fault(first + n, at, GHOST, chance, gid) for n, (at, chance) in enumerate(kept) if at < chaos_s]

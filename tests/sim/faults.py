@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from tests.sim.damage import flip_in_log, flip_in_state, flip_in_vote
 from tests.sim.faultplan import Fault
 from tests.sim.moments import AMBUSHES
+from tests.sim.supervisor import GHOST
 
 if TYPE_CHECKING:
     from tests.sim.network import Link
@@ -22,7 +23,9 @@ if TYPE_CHECKING:
 #: What an armed EIO strikes, the next time that it is done; ``write_at`` is the vote file's.
 EIO_OPERATIONS = ("append", "read", "sync_dir", "write_at", "rename", "remove")
 #: These are only laid or armed, and log themselves when they strike: later, more than once, or never.
-STRIKE_LATER = frozenset(("disk-full", "eio", "failed-fsync", "slow-fsync", "crash-at-effect", *AMBUSHES))
+STRIKE_LATER = frozenset(
+    (GHOST, "disk-full", "eio", "failed-fsync", "slow-fsync", "crash-at-effect", *AMBUSHES)
+)
 
 
 class Faults:
@@ -52,6 +55,7 @@ class Faults:
             "snapshot": lambda rng: self._ask_all(rng, lambda app: app.want_checkpoint()),
             "retention": lambda rng: self._ask_all(rng, lambda app: app.want_retention()),
             "empty-disk": self._lose_disk,
+            GHOST: simulation.supervisor.lose_sight,
         }
         self._kinds.update({moment: partial(simulation.moments.lay, moment) for moment in AMBUSHES})
 

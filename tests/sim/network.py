@@ -3,25 +3,34 @@
 Two kinds. ``fifo`` is what TCP gives: connections that break and come back, in between every
 message in order or not at all. ``wild`` drops, doubles and reorders, even across reconnects: more
 than our transport ever does, so that no safety rests on the order of messages.
+
+A host is known by its address. That is the name of its replica, until the replica is replaced while its
+machine lives on: then two hosts bear one name, and links between the three of them are made as net/tcp.py
+makes them. The one with the greater name dials; a link to a name that is up is not dialled; a newer link from
+a name takes the place of an older one, of which nothing more is heard; and both sides greet each other first
+(``meet``).
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
 from tests.sim.world import World
 
 Link = tuple[str, str]
+LOOK_S = 0.05  # between two looks of a host for one that does not let it in
 
 
 class Host(Protocol):
     """A replica's process as the network sees it."""
 
+    name: str
     up: bool
     incarnation: int
+    paused_until: float
 
     def link_up(self, peer: str) -> None: ...
     def link_down(self, peer: str) -> None: ...
@@ -54,6 +63,11 @@ class SimNetwork:
         self._streams: dict[Link, random.Random] = {}
         self._sent = 0
         self._void: dict[str, int] = {}  # sender -> its messages before this one arrive no more
+        #: The greeting of two hosts, dialler first: whether they let each other in.
+        self.meet: Callable[[Host, Host], bool] = lambda dialer, listener: True
+        self._twins: dict[str, list[str]] = {}  # names that several hosts bear: their addresses
+        self._isolated: set[str] = set()  # addresses
+        self._looking: set[Link] = set()
         self._storm_until, self._storm_delay_s = 0.0, 0.0
 
     def _stream(self, a: str, b: str) -> random.Random:
@@ -63,16 +77,58 @@ class SimNetwork:
             stream = self._streams[a, b] = self.world.stream(f"link-{a}-{b}")
         return stream
 
-    # -------------------------------------------------------------- connections
-    def host_up(self, name: str) -> None:
-        for other in self.hosts:
-            if other != name:
-                self._connect_soon(name, other)
+    # -------------------------------------------------------------- two hosts of one name
+    def add(self, address: str, host: Host) -> None:
+        """A host that bears the name of another one."""
+        self._twins.setdefault(host.name, [host.name]).append(address)
+        self.hosts[address] = host
 
-    def host_down(self, name: str) -> None:
-        for other in self.hosts:
-            if other != name:
-                self.cut(name, other)
+    def linked(self, address: str, name: str) -> str | None:
+        """The host called ``name`` to which ``address`` has a link; None: to none."""
+        for other in self._twins.get(name, (name,)):
+            if self._connections.get(_pair(address, other)):
+                return other
+        return None
+
+    def isolate(self, address: str) -> None:
+        """Nothing passes to or from this host, of all that may bear its name, until ``release``."""
+        self._isolated.add(address)
+
+    def release(self, address: str) -> None:
+        self._isolated.discard(address)
+        for link in [link for link in self._held if address in link]:
+            self._let_go(link)
+
+    def _name(self, address: str) -> str:
+        return self.hosts[address].name if self._twins else address
+
+    def _shut(self, a: str, b: str) -> bool:
+        if self._isolated and (a in self._isolated or b in self._isolated):
+            return True
+        return (self._name(a), self._name(b)) in self._blocked
+
+    def _others(self, address: str) -> list[str]:
+        name = self._name(address)
+        return [other for other in self.hosts if self._name(other) != name]
+
+    def _contested(self, a: str, b: str) -> bool:
+        return bool(self._twins) and not self._twins.keys().isdisjoint((self._name(a), self._name(b)))
+
+    def _may_meet(self, a: str, b: str) -> bool:
+        """Whether the one that dials looks for the other now, and both can speak."""
+        dialer, listener = (a, b) if self._name(a) > self._name(b) else (b, a)
+        if self.linked(dialer, self._name(listener)):
+            return False
+        return all(self.world.now >= self.hosts[x].paused_until for x in (a, b))
+
+    # -------------------------------------------------------------- connections
+    def host_up(self, address: str) -> None:
+        for other in self._others(address):
+            self._connect_soon(address, other)
+
+    def host_down(self, address: str) -> None:
+        for other in self._others(address):
+            self.cut(address, other)
 
     def cut(self, a: str, b: str) -> bool:
         """Break the connection between two hosts; it is dialled again. False if there is none."""
@@ -88,10 +144,10 @@ class SimNetwork:
         self._connect_soon(a, b)
         return True
 
-    def _notice(self, name: str, peer: str, incarnation: int) -> None:
-        host = self.hosts[name]
-        if host.incarnation == incarnation and not self._connections.get(_pair(name, peer)):
-            host.link_down(peer)
+    def _notice(self, address: str, peer: str, incarnation: int) -> None:
+        host, name = self.hosts[address], self._name(peer)
+        if host.incarnation == incarnation and not self.linked(address, name):
+            host.link_down(name)
 
     def _connect_soon(self, a: str, b: str) -> None:
         self.world.later(0.005 + self._stream(a, b).random() * 0.05, self._connect, a, b)
@@ -100,19 +156,46 @@ class SimNetwork:
         pair = _pair(a, b)
         if not (self.hosts[a].up and self.hosts[b].up) or self._connections.get(pair):
             return
-        if (a, b) in self._blocked or (b, a) in self._blocked:
+        if self._contested(a, b):
+            if self._shut(a, b) or self._shut(b, a) or not self._greet(a, b):
+                self._look_again(a, b)
+                return
+        elif self._shut(a, b) or self._shut(b, a) or not self._greet(a, b):
             self._connect_soon(a, b)
             return
         self._serial += 1
         self._connections[pair] = self._serial
         for x, y in ((a, b), (b, a)):
             self._last_arrival[x, y] = 0.0
-            self.hosts[x].link_down(y)  # a break that nobody noticed yet
-            self.hosts[x].link_up(y)
+            self.hosts[x].link_down(self._name(y))  # a break that nobody noticed yet
+            self.hosts[x].link_up(self._name(y))
+
+    def _look_again(self, a: str, b: str) -> None:
+        """One look at a time: two that have links to others of the name may go on looking for long."""
+        pair = _pair(a, b)
+        if pair not in self._looking:
+            self._looking.add(pair)
+            self.world.later(LOOK_S * (0.5 + self._stream(a, b).random()), self._look, a, b)
+
+    def _look(self, a: str, b: str) -> None:
+        self._looking.discard(_pair(a, b))
+        self._connect(a, b)
+
+    def _greet(self, a: str, b: str) -> bool:
+        """Whether a link comes about; it then is the only one that either side has with the other's name."""
+        contested = self._contested(a, b)
+        if contested and not self._may_meet(a, b):
+            return False
+        dialer, listener = (a, b) if self._name(a) > self._name(b) else (b, a)
+        if not self.meet(self.hosts[dialer], self.hosts[listener]):
+            return False
+        if contested and (older := self.linked(listener, self._name(dialer))):
+            self.cut(listener, older)
+        return True
 
     def reaches(self, a: str, b: str) -> bool:
         """Whether a call from ``a`` to ``b``, and its answer, would get through now."""
-        return (a, b) not in self._blocked and (b, a) not in self._blocked
+        return not (self._shut(a, b) or self._shut(b, a))
 
     def silence(self, name: str) -> None:
         """What ``name`` has sent so far arrives no more.
@@ -130,8 +213,9 @@ class SimNetwork:
     def block(self, links: Iterable[Link]) -> bool:
         """Nothing passes these links until ``unblock``; whether any of them was connected and open."""
         met = False
-        for link in links:
-            met |= bool(self._connections.get(_pair(*link))) and link not in self._blocked
+        for a, b in links:
+            link = self._name(a), self._name(b)
+            met |= bool(self._connections.get(_pair(a, b))) and link not in self._blocked
             self._blocked[link] = self._blocked.get(link, 0) + 1
         return met
 
@@ -141,17 +225,30 @@ class SimNetwork:
             if count > 1:
                 self._blocked[link] = count - 1
                 continue
-            held = self._held.pop(link, [])
-            if self._stream(*link).random() < 0.5:
-                self.cut(*link)
-                continue
-            for connection, frame in held:
-                if self._connections.get(_pair(*link)) == connection:
-                    self._fly(*link, connection, frame)
+            for held in self._bearers(link):
+                self._let_go(held)
+
+    def _bearers(self, link: Link) -> list[Link]:
+        if not self._twins:
+            return [link]
+        sides = [self._twins.get(self._name(name), [name]) for name in link]
+        return [(a, b) for a in sides[0] for b in sides[1]]
+
+    def _let_go(self, link: Link) -> None:
+        """What was held up on an open connection arrives, or the connection breaks."""
+        held = self._held.pop(link, [])
+        if self._stream(*link).random() < 0.5:
+            self.cut(*link)
+            return
+        for connection, frame in held:
+            if self._connections.get(_pair(*link)) == connection:
+                self._fly(*link, connection, frame)
 
     def heal(self) -> None:
         """No more faults: every partition ends, nothing is lost any more."""
         self.calm = True
+        for address in sorted(self._isolated):
+            self.release(address)
         for link in list(self._blocked):
             self._blocked[link] = 1
             self.unblock([link])
@@ -162,7 +259,7 @@ class SimNetwork:
         connection = self._connections.get(_pair(sender, receiver), 0)
         if not connection:
             return
-        if (sender, receiver) in self._blocked:
+        if self._shut(sender, receiver):
             if self.weather.kind == "fifo":
                 self._held.setdefault((sender, receiver), []).append((connection, frame))
             return
@@ -197,6 +294,9 @@ class SimNetwork:
         if not host.up or number < self._void.get(sender, 0):
             return
         if self.weather.kind == "fifo" and self._connections.get(_pair(sender, receiver)) != connection:
+            return
+        # What else the wild may do: a link that another host of the name has taken over is closed.
+        if self._contested(sender, receiver) and self.linked(receiver, self._name(sender)) != sender:
             return
         host.arrive(sender, frame)
 

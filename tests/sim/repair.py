@@ -63,7 +63,7 @@ class SimPeers:
     def _reached(self, peer: str) -> SimReplica | None:
         source = self._by_name[peer]
         there = source.up and self._sim.world.now >= source.paused_until
-        return source if there and self._sim.network.reaches(self._replica.name, peer) else None
+        return source if there and self._sim.network.reaches(self._replica.address, source.address) else None
 
 
 def _look_at(source: SimReplica, name: str, size: int) -> None:
@@ -76,7 +76,7 @@ def copy_log(simulation: Simulation, replica: SimReplica) -> bool:
     """Replace the files of ``replica``, which is down, by its leader's; False if no leader answers now."""
     if replica.wants_copy == BEHIND:
         check_log(replica.disk)
-    peers = [r.name for r in simulation.replicas if r is not replica]
+    peers = [r.name for r in simulation.replicas if r.name != replica.name]
     source = SimPeers(simulation, replica)
     try:
         copy_from_leader(replica.disk, peers, source, lambda s: None, 0.0, simulation.happened)

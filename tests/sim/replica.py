@@ -10,11 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from escrowmq.replication.errors import ApplyFailed, CorruptLog, DiskFailed, DiskFull, FsyncFailed
+from escrowmq.replication.errors import ApplyFailed, CorruptLog, DiskFailed, DiskFull, FsyncFailed, Superseded
 from escrowmq.replication.format import wire
 from escrowmq.replication.log.journal import SegmentJournal
 from escrowmq.replication.log.marks import BEHIND, DAMAGED
+from escrowmq.replication.log.peer_marks import Incarnation, PeerMarks
 from escrowmq.replication.log.syncjob import SyncJob
+from escrowmq.replication.net.handshake import ToldSuperseded
 from escrowmq.replication.raft.node import RaftNode
 from tests.sim.bounds import RECOUNT_EVERY, check_bounds
 from tests.sim.disk import PowerCut, SimDisk
@@ -33,22 +35,30 @@ COPY_TRIES = 5  # then one that is only behind goes on without, so that a leader
 WALL_S = 1.7e9  # what the wall clock adds to virtual time
 #: What ends a process, as opposed to a fault of the code under test.
 DISK_TROUBLE = (DiskFailed, FsyncFailed, CorruptLog, ApplyFailed)
+LIVES = 1_000_000  # processes of one incarnation are numbered below this
 T = TypeVar("T")
 
 
 class SimReplica:
     """A machine with a disk, on which a process starts, runs, and dies."""
 
-    def __init__(self, simulation: Simulation, name: str) -> None:
-        self.name, self.up, self.incarnation = name, False, 0
+    def __init__(self, simulation: Simulation, name: str, number: int = 0) -> None:
+        """``number``: how often the replica was replaced before. Its address is its name the first time."""
+        self.name, self.up, self.incarnation = name, False, number * LIVES
+        self.address = name if number == 0 else f"{name}#{number}"
         self._sim, self._world = simulation, simulation.world
         stream = simulation.world.stream
         self.rng, self._sync_rng, self._fail_rng = (
-            stream(name),
-            stream(f"sync-{name}"),
-            stream(f"fail-{name}"),
+            stream(self.address),
+            stream(f"sync-{self.address}"),
+            stream(f"fail-{self.address}"),
         )
-        self.disk = SimDisk(stream(f"disk-{name}"))
+        self.disk = SimDisk(stream(f"disk-{self.address}"))
+        #: What lies beside the log: the incarnations of the peers, which outlive a copy of the log.
+        self.meta = SimDisk(stream(f"meta-{self.address}"))
+        self.own = Incarnation(number, self.address)
+        self.marks = PeerMarks(self.meta, self.own)
+        self.superseded = False  # and says so for ever (a file, in the broker)
         self.learner = False  # lost its disk, and is not a full member yet (a file, in the broker)
         self.wants_copy = ""  # of the leader's files, BEHIND or DAMAGED (a file, in the broker)
         self._copy_tries = self._ticks = 0
@@ -65,7 +75,7 @@ class SimReplica:
     # -------------------------------------------------------------- the process
     def start(self) -> None:
         """Start the process, after a repair if it needs one; what hinders it is tried again."""
-        if self.up:
+        if self.up or self.superseded:
             return
         if self._world.now < self._sim.down_until:
             self._world.later(self._sim.down_until - self._world.now, self.start)
@@ -76,7 +86,7 @@ class SimReplica:
                 self._start()
                 return
         except PowerCut:
-            self.disk.power_cut()
+            self._cut_power()
         except (DiskFull, *DISK_TROUBLE) as error:
             self._judge(error)
         finally:
@@ -110,9 +120,17 @@ class SimReplica:
         if self.up:
             self._sim.crash(self, reboot, self._fail_rng)
         elif reboot:
-            self.disk.power_cut()
+            self._cut_power()
         else:
-            self.disk.kill()
+            self._kill()
+
+    def _cut_power(self) -> None:
+        self.disk.power_cut()
+        self.meta.power_cut()
+
+    def _kill(self) -> None:
+        self.disk.kill()
+        self.meta.kill()
 
     def lose_log(self) -> None:
         """From here on this replica knows less than it promised: see replication/raft/rejoin.py."""
@@ -130,6 +148,7 @@ class SimReplica:
         self.journal = SegmentJournal(
             self.disk, segment_bytes=sim.plan.segment_bytes, cache_bytes=CACHE_BYTES
         )
+        self.marks = PeerMarks(self.meta, self.own, must_exist=True)
         self.app: Application = sim.workload.open(
             ReplicaContext(self.name, self.disk, self.journal, self.rng, self.clock, self.later, self.guarded)
         )
@@ -144,10 +163,12 @@ class SimReplica:
             config=sim.plan.raft,
             applied_index=self.app.applied_index,
             no_vote_until_caught_up=self.learner,
+            marks=self.marks,
+            drop_link=self.drop_link,
         )
         self.app.attach(self.node)
-        sim.happened(f"{self.name} starts with log {self.journal.first_index}..{self.journal.last_index}")
-        sim.network.host_up(self.name)
+        sim.happened(f"{self.address} starts with log {self.journal.first_index}..{self.journal.last_index}")
+        sim.network.host_up(self.address)
         self.later(self.rng.random() * TICK_S, self._regular_tick)
         self._begin_sync()
 
@@ -156,7 +177,7 @@ class SimReplica:
         if not self.up:
             return
         self.up, self._effects_left = False, None
-        self._sim.happened(f"{self.name} {'loses power' if power else 'is killed'}")
+        self._sim.happened(f"{self.address} {'loses power' if power else 'is killed'}")
         if self._job is not None and self._fail_rng.random() < 0.5:
             self.disk.stop_after(self._fail_rng.randrange(4))
             try:
@@ -166,15 +187,18 @@ class SimReplica:
             except (DiskFailed, FsyncFailed):
                 power = power or self.disk.reboot_needed
         if power:
-            self.disk.power_cut()
+            self._cut_power()
         else:
-            self.disk.kill()
-        self._sim.network.host_down(self.name)
+            self._kill()
+        self._sim.network.host_down(self.address)
 
     def lose_disk(self) -> None:
-        """The machine burns down; another one, empty, takes its name."""
+        """The machine burns down; another one, empty, takes its name, as a further incarnation."""
         self.crash(power=True)
-        self.disk = SimDisk(self._world.stream(f"disk-{self.name}-{self.incarnation}"))
+        self.own = Incarnation(self.own.number + 1, f"{self.name}-{self.incarnation}")
+        self.meta = SimDisk(self._world.stream(f"meta-{self.address}-{self.incarnation}"))
+        PeerMarks(self.meta, self.own)
+        self.disk = SimDisk(self._world.stream(f"disk-{self.address}-{self.incarnation}"))
         self.learner, self.wants_copy, self.flipped = True, "", False
         self._sim.network.silence(self.name)
         self._sim.happened(f"{self.name} loses its disk")
@@ -216,17 +240,25 @@ class SimReplica:
             return fn()
         except PowerCut:
             self._sim.crash(self, self._effects_power, self._fail_rng)
+        except (Superseded, ToldSuperseded) as error:
+            self.give_up(str(error))
         except DISK_TROUBLE as error:
             self._judge(error)
         finally:
             self._working = False
         return None
 
+    def give_up(self, why: str) -> None:
+        """Its place was taken: it never starts again."""
+        self.superseded = True
+        self._sim.happened(f"{self.address} gives up: {why}")
+        self.crash(power=False)
+
     def crash_at_effect(self, number: int, power: bool) -> None:
         """End the process right before the ``number``-th thing from now that anybody could notice: a
         change to the disk (each append, sync, rename, ... of its own), a message, an applied entry."""
         self._effects_left, self._effects_power = number, power
-        self.disk.on_effect = self._effect
+        self.disk.on_effect = self.meta.on_effect = self._effect
 
     def _effect(self) -> None:
         if self._effects_left is None or not self._working:
@@ -306,32 +338,45 @@ class SimReplica:
     # -------------------------------------------------------------- network
     def send(self, peer: str, message: wire.Message) -> bool:
         self._effect()
-        self._sim.network.send(self.name, peer, b"".join(wire.encode(message)))
+        address = self._sim.network.linked(self.address, peer)
+        if address is not None:
+            self._sim.network.send(self.address, address, b"".join(wire.encode(message)))
         return True
 
     def room(self, peer: str) -> bool:
         return self._sim.plan.room == 1.0 or self.rng.random() < self._sim.plan.room
 
     def link_up(self, peer: str) -> None:
-        self.later(0, lambda: self.node.connected(peer))
+        self.later(0, lambda: self.node.connected(peer, knows_us=True))
 
     def link_down(self, peer: str) -> None:
         self.later(0, lambda: self.node.disconnected(peer))
 
     def arrive(self, peer: str, frame: bytes) -> None:
-        """Bytes arrived; a paused process finds them, in order, when it goes on."""
+        """Bytes from the host at address ``peer`` arrived; a paused process finds them, in order, when it
+        goes on."""
         self._inbox.append((peer, frame))
         self.later(0, self._read)
+
+    def drop_link(self, peer: str) -> None:
+        """The link to a process whose place was taken."""
+        address = self._sim.network.linked(self.address, peer)
+        mark = self.marks.of(peer)
+        if address is not None and mark is not None and mark.supersedes(self._sim.replica_at(address).own):
+            self._sim.network.cut(self.address, address)
 
     def _read(self) -> None:
         if not self._inbox:
             return
-        peer, frame = self._inbox.pop(0)
+        address, frame = self._inbox.pop(0)
+        sender = self._sim.replica_at(address)
+        peer = sender.name
         total, header = wire.PREFIX.unpack_from(frame)
         wire.check_prefix(total, header)
         begin, view = wire.PREFIX.size, memoryview(frame)
         message = wire.decode(view[begin : begin + header], view[begin + header :])
         self._sim.traced(self.name, peer, message)
+        self._sim.supervisor.check_counted(self, sender, message)
         self.node.deliver(peer, message)
         self._sim.look(self)
         self.kick()

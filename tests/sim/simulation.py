@@ -19,12 +19,14 @@ from tests.sim.checks import Checker
 from tests.sim.damage import scrub
 from tests.sim.faultplan import Fault, draw_faults
 from tests.sim.faults import Faults
+from tests.sim.meeting import meet
 from tests.sim.moments import Moments
 from tests.sim.network import SimNetwork, Weather
 from tests.sim.rebuild import check_now_and_then, check_rebuilt
-from tests.sim.replica import SimReplica
+from tests.sim.replica import LIVES, SimReplica
+from tests.sim.supervisor import Supervisor
 from tests.sim.workload import Application, RawWorkload, Workload
-from tests.sim.world import START_S, World
+from tests.sim.world import START_S, Violation, World
 
 SETTLE_S = 4.0
 
@@ -116,6 +118,10 @@ class Simulation:
         self.network = SimNetwork(self.world, self.plan.weather)
         self.replicas = [SimReplica(self, name) for name in self.names]
         self.network.hosts.update((r.name, r) for r in self.replicas)
+        self.network.meet = meet
+        #: Processes whose replica was replaced, and which may live on.
+        self.ghosts: list[SimReplica] = []
+        self.supervisor = Supervisor(self)
         self.crashes = self.repairs = self.disk_failures = self.damage_found = self.wipes = 0
         self.down_until = 0.0  # no replica starts before
         self._calm_at = START_S + self.chaos_s
@@ -136,6 +142,7 @@ class Simulation:
         world.run(self._calm_at + SETTLE_S)
         self.scrub()
         missing = self._prove_alive(len(self.checker.acknowledged))
+        self.check_started()
         self.checker.end(list(self.replicas), missing)
         self.workload.check_end([r.app for r in self.replicas])
         for replica in self.replicas:
@@ -152,6 +159,12 @@ class Simulation:
         for replica in self.replicas:
             if replica.up:
                 replica.guarded(lambda replica=replica: scrub(replica))  # type: ignore[misc]
+
+    def check_started(self) -> None:
+        """A successor waits for a leader to copy from, for ever if the group has lost its majority."""
+        waiting = [replica.address for replica in self.replicas if replica.incarnation % LIVES == 0]
+        if waiting:
+            raise Violation(f"{', '.join(waiting)} never started", "stuck")
 
     def _prove_alive(self, before: int) -> list[str]:
         """A group that is stuck must not pass: something is acknowledged after the calm, and all agree.
@@ -214,15 +227,20 @@ class Simulation:
         """The faults are over: the network is whole, disks have room, every replica starts."""
         self.down_until = 0.0
         self.network.heal()
-        for replica in self.replicas:
+        for replica in (*self.replicas, *self.ghosts):
             replica.disk.capacity = None
             replica.start()
 
     # -------------------------------------------------------------- what the parts ask
+    def replica_at(self, address: str) -> SimReplica:
+        host = self.network.hosts[address]
+        assert isinstance(host, SimReplica)
+        return host
+
     def leaders(self) -> Sequence[tuple[RaftNode, Application]]:
         return [
             (r.node, r.app)
-            for r in self.replicas
+            for r in (*self.replicas, *self.ghosts)
             if r.up and r.node.is_leader and self.world.now >= r.paused_until
         ]
 
@@ -237,6 +255,9 @@ class Simulation:
 
     def look(self, replica: SimReplica) -> None:
         """After every step of a replica."""
+        if replica in self.ghosts:
+            self.supervisor.look_at_ghost(replica)
+            return
         self.checker.look(replica)
         self.moments.look(replica)
 

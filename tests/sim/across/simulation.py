@@ -166,6 +166,7 @@ class ManyGroups:
             part.scrub()
         missing = self._prove_alive([len(part.checker.acknowledged) for part in self.parts])
         for part in self.parts:
+            part.check_started()
             part.checker.end(list(part.replicas), missing[part.gid])
         self.workload.check_end()
         for part in self.parts:

@@ -1,0 +1,105 @@
+"""Planted faults in what fences a process whose replica was replaced, and in the supervisor's decision to do
+so."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+
+from escrowmq.cluster import placement
+from escrowmq.cluster.placement import Condition, ReplicaKey, Seat, Seen
+from escrowmq.replication.log import peer_marks
+from escrowmq.replication.log.peer_marks import Incarnations, PeerMarks
+from escrowmq.replication.raft.rejoin import Rejoin
+from tests.controls.planting import plant
+from tests.controls.raft_faults import LOST, VOTES
+from tests.sim import faultplan
+from tests.sim.supervisor import Supervisor
+
+
+def many_ghosts(patch: pytest.MonkeyPatch) -> None:
+    """Several replicas of every schedule are replaced while their processes live on."""
+    patch.setitem(faultplan.GHOSTS, "per_schedule", (3, 5))
+
+
+@plant(
+    "predecessor-counted",
+    "ghost-counted",
+    *VOTES,
+    *LOST,
+    workload="raw",
+    chaos_s=8.0,
+    conditions=many_ghosts,
+)
+def predecessor_counted(patch: pytest.MonkeyPatch) -> None:
+    """Whoever bears a replica's id is let in: acknowledgements and votes of a process that was replaced
+    count."""
+    patch.setattr(Incarnations, "refuses", lambda self, peer, shown: None)
+
+
+@plant(
+    "mark-after-the-link",
+    "ghost-counted",
+    *VOTES,
+    *LOST,
+    workload="raw",
+    within=60,
+    chaos_s=8.0,
+    often={"power-cut": 60},
+    conditions=many_ghosts,
+)
+def mark_after_the_link(patch: pytest.MonkeyPatch) -> None:
+    """A peer's incarnation is written when the link is up, and not synced: a power cut takes it."""
+
+    def store(self: PeerMarks, slot: bytes) -> None:
+        for position in peer_marks.SLOT_POSITIONS:
+            self._file.write_at(position, slot)
+
+    patch.setattr(PeerMarks, "_store", store)
+
+
+@plant(
+    "learner-without-marks",
+    "ghost-counted",
+    *VOTES,
+    *LOST,
+    workload="raw",
+    within=60,
+    chaos_s=8.0,
+    often={"empty-disk": 40},
+    conditions=many_ghosts,
+)
+def learner_without_marks(patch: pytest.MonkeyPatch) -> None:
+    """A replica that lost its disk does not take over which incarnations of its peers were replaced."""
+    patch.setattr(Rejoin, "_learn", lambda self, marks: None)
+
+
+@plant(
+    "learner-taken-for-a-member",
+    "stuck",
+    "stuck-learner",
+    "not-converged",
+    *LOST,
+    workload="raw",
+    size=3,
+    chaos_s=8.0,
+    conditions=many_ghosts,
+)
+def learner_taken_for_a_member(patch: pytest.MonkeyPatch) -> None:
+    """The supervisor counts a replica that still learns as one that is well, and moves a second one of
+    three."""
+
+    def well(seat: Seat, seats: Mapping[ReplicaKey, Seat], seen: Mapping[ReplicaKey, Seen]) -> bool:
+        group = [key for key in seats if key[0] == seat.gid]
+        there = (Condition.RUNNING, Condition.LEARNING)
+        return 2 * sum(seen[key].condition in there for key in group if key != seat.key) > len(group)
+
+    patch.setattr(placement, "_others_are_well", well)
+
+
+@plant("successor-in-silence", "stuck", "stuck-learner", workload="raw", chaos_s=8.0, conditions=many_ghosts)
+def successor_in_silence(patch: pytest.MonkeyPatch) -> None:
+    """A successor tells nobody that it is there, and waits for ever for another leader than its
+    predecessor."""
+    patch.setattr(Supervisor, "_announce", lambda self: None)

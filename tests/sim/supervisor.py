@@ -1,0 +1,168 @@
+"""The supervisor in a simulation: the product's own ``decide`` over what it can see, and the ghosts it makes.
+
+A replica's node falls out of its sight: the machine is suspended, cut off, dead, or only its raylet hangs.
+After a while the supervisor has the replica built anew on another machine, as a further incarnation; and the
+process on the old one lives on, goes on, or starts again. From then on two hosts bear one name (network.py).
+
+What must hold then is checked here: once the successor is a full member, no full member counts a vote or an
+acknowledgement of its predecessor (``ghost-counted``). What the predecessor believes of itself is nobody's
+concern, except that it leads no term in which another one was elected.
+"""
+
+from __future__ import annotations
+
+import random
+from functools import partial
+from typing import TYPE_CHECKING
+
+from escrowmq.cluster.placement import Condition, Node, ReplicaKey, Seat, Seen, decide
+from escrowmq.replication.format.wire import RaftMessage
+from escrowmq.replication.log.marks import DAMAGED
+from tests.sim.faultplan import GHOST
+from tests.sim.world import Violation
+
+if TYPE_CHECKING:
+    from tests.sim.replica import SimReplica
+    from tests.sim.simulation import Simulation
+
+LOOK_EVERY_S = 0.1
+REPLACE_AFTER_S = 0.4
+ANNOUNCE_EVERY_S = 0.2
+#: What has become of the process that the supervisor does not see: it goes on as if nothing were, stands
+#: still, is cut off from the others, or has lost its power and comes back.
+FATES = ("unseen", "unseen", "paused", "cut-off", "cut-off", "dead")
+
+
+class Supervisor:
+    """Does nothing before the first fault of its kind."""
+
+    def __init__(self, simulation: Simulation) -> None:
+        self._sim = simulation
+        self._missing: dict[str, float] = {}  # address -> since when its node is out of sight
+        self._looking = False
+        self._full: dict[str, int] = {}  # name -> the highest number that was a full member
+        self.replaced = 0
+
+    # -------------------------------------------------------------- the fault
+    def lose_sight(self, rng: random.Random) -> str:
+        """A replica's node is not seen any more, for longer than it takes to replace it."""
+        sim, victim = self._sim, rng.choice(self._sim.replicas)
+        if victim.address in self._missing:
+            return ""
+        fate = rng.choice(FATES)
+        lasts_s = REPLACE_AFTER_S + rng.random() * rng.choice((0.5, 3.0))
+        self._missing[victim.address] = sim.world.now
+        if fate == "paused" and victim.up:
+            victim.paused_until = sim.world.now + lasts_s
+        elif fate == "cut-off":
+            sim.network.isolate(victim.address)
+            sim.world.later(lasts_s, sim.network.release, victim.address)
+        elif fate == "dead":
+            victim.crash(power=rng.random() < 0.7)
+            sim.world.later(lasts_s, victim.start)
+        sim.world.later(lasts_s + 2.0, self._missing.pop, victim.address, None)
+        sim.happened(f"the supervisor sees nothing of {victim.address}: {fate} for {lasts_s:.2f} s")
+        if not self._looking:
+            self._looking = True
+            sim.world.later(LOOK_EVERY_S, self._look)
+            sim.world.later(ANNOUNCE_EVERY_S, self._announce)
+        return victim.address
+
+    def _may_lose(self, victim: SimReplica) -> bool:
+        """Whether of what is damaged, which the supervisor does not see, a sound majority is left."""
+        if not any(r.flipped for r in self._sim.replicas):
+            return True
+        lost = sum(r.learner or r.flipped or r is victim for r in self._sim.replicas)
+        return 2 * lost < len(self._sim.replicas)
+
+    # -------------------------------------------------------------- the supervisor
+    def _look(self) -> None:
+        sim, now = self._sim, self._sim.world.now
+        sim.world.later(LOOK_EVERY_S, self._look)
+        for replica in sim.replicas:
+            if replica.up and not replica.learner:
+                self._full[replica.name] = max(self._full.get(replica.name, 0), replica.own.number)
+        seats = {self._key(r): Seat(0, n, r.address, r.own.number) for n, r in enumerate(sim.replicas)}
+        nodes = [_node(r.address) for r in sim.replicas if r.address not in self._missing]
+        nodes.append(_node("spare"))
+        for start in decide(seats, self._seen(), nodes, now, REPLACE_AFTER_S):
+            victim = sim.replicas[start.seat.rid]
+            if start.moved and self._may_lose(victim):
+                self._replace(victim, start.seat.incarnation)
+
+    def _key(self, replica: SimReplica) -> ReplicaKey:
+        return 0, self._sim.replicas.index(replica)
+
+    def _seen(self) -> dict[ReplicaKey, Seen]:
+        now = self._sim.world.now
+        seen: dict[ReplicaKey, Seen] = {}
+        for replica in self._sim.replicas:
+            since = self._missing.get(replica.address)
+            if since is not None:
+                state = Seen(Condition.GONE, since)
+            elif not replica.up:
+                state = Seen(Condition.STARTING)
+            elif now < replica.paused_until:
+                state = Seen(Condition.SILENT)
+            else:
+                state = Seen(Condition.LEARNING if replica.learner else Condition.RUNNING)
+            seen[self._key(replica)] = state
+        return seen
+
+    def _replace(self, ghost: SimReplica, number: int) -> None:
+        sim = self._sim
+        successor = type(ghost)(sim, ghost.name, number)
+        successor.learner, successor.wants_copy = True, DAMAGED
+        sim.replicas[sim.replicas.index(ghost)] = successor
+        sim.ghosts.append(ghost)
+        sim.network.add(successor.address, successor)
+        self.replaced += 1
+        sim.struck(GHOST, ghost.address)
+        sim.world.later(0.01, successor.start)
+
+    def _announce(self) -> None:
+        """As host/announcing.py: a successor tells its peers, from its first moment on, also while it
+        copies."""
+        sim = self._sim
+        sim.world.later(ANNOUNCE_EVERY_S, self._announce)
+        for one in sim.replicas:
+            opening = not one.up and one.wants_copy == DAMAGED
+            if one.own.number and one.learner and (one.up or opening) and self._goes_on(one):
+                for peer in sim.replicas:
+                    if peer.up and self._goes_on(peer) and sim.network.reaches(one.address, peer.address):
+                        peer.guarded(partial(_note, peer, one))
+
+    def _goes_on(self, replica: SimReplica) -> bool:
+        return self._sim.world.now >= replica.paused_until
+
+    # -------------------------------------------------------------- what must hold
+    def check_counted(self, receiver: SimReplica, sender: SimReplica, message: RaftMessage) -> None:
+        """Before ``receiver`` hears ``message``: does it count what a predecessor says?"""
+        if not self.replaced or receiver in self._sim.ghosts or receiver.learner:
+            return
+        if sender.own.number >= self._full.get(sender.name, 0):
+            return
+        kind, node = message["type"], receiver.node
+        counts = kind == "response_vote" and not node.is_leader
+        counts |= kind == "next_node_idx" and node.is_leader and message["success"] and message["counts"]
+        if counts and message["term"] == node.term:
+            raise Violation(
+                f"{receiver.address} counts what {sender.address} says ({kind}, term {node.term}), and "
+                f"incarnation {self._full[sender.name]} of it is a full member",
+                "ghost-counted",
+            )
+
+    def look_at_ghost(self, ghost: SimReplica) -> None:
+        """After every step of one that was replaced."""
+        self._sim.checker.look_at_ghost(ghost)
+
+
+def _note(peer: SimReplica, moved: SimReplica) -> None:
+    """As the broker's ``peer_moved``."""
+    if peer is not moved:
+        peer.marks.learn([(moved.name, *moved.own)])
+        peer.drop_link(moved.name)
+
+
+def _node(name: str) -> Node:
+    return Node(name, name, "")
