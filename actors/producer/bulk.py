@@ -168,7 +168,7 @@ class _BulkRun:
             return
         if not self._window.acquire(timeout=self._guard_s()):
             raise OutcomeUnknown(unit.tx_ids[0])
-        self._core.running.update(unit.tx_ids)
+        self._core.running.made.update(unit.tx_ids)
         with self._lock:
             self._under_way += 1
         self._give_up = self._core.clock() + self._give_up_s
@@ -206,7 +206,7 @@ class _BulkRun:
 
     def _finished(self, unit: BulkUnit) -> None:
         if self._pipelined:
-            self._core.running.difference_update(unit.tx_ids)
+            self._core.running.made.difference_update(unit.tx_ids)
         if unit.windowed:
             self._window.release()
         with self._lock:
@@ -265,7 +265,7 @@ class _BulkRun:
     def end(self) -> None:
         """Whatever happened: from here on checks of these transactions go to the querier."""
         for unit in self._units:
-            self._core.running.difference_update(unit.tx_ids)
+            self._core.running.made.difference_update(unit.tx_ids)
 
     def results(self) -> list[TransactionResult]:
         """In the order of the batch."""

@@ -28,6 +28,7 @@ from escrowmq.actors.producer.config import ProducerConfig
 from escrowmq.actors.producer.encoder import Encoder, check_app
 from escrowmq.actors.producer.ids import client_version, instance_id, transaction_ids
 from escrowmq.actors.producer.partition_stream import PartitionStream, Promise
+from escrowmq.actors.producer.running import RunningHere
 from escrowmq.replication.errors import Closed, Overloaded
 from escrowmq.replication.model import group_of
 
@@ -45,17 +46,22 @@ class ProducerCore:
         calls: ReplicaCalls | None = None,
         clock: Callable[[], float] = time.monotonic,
         turns: Turns | None = None,
+        *,
+        answers_checks: bool = True,
+        instance: str | None = None,
     ) -> None:
-        """``turns``: what somebody else runs, instead of a thread of this producer's own."""
+        """``turns``: what somebody else runs, instead of a thread of this producer's own. ``answers_checks``:
+        it can be asked whether it runs a local transaction, and so it owns what it prepares. ``instance``:
+        its name, which is made if there is none."""
         self.app, self.config, self.info, self.clock = check_app(app), config, info, clock
-        self.instance = instance_id(client_version())
+        self.instance = instance or instance_id(client_version())
         self.ids = transaction_ids(self.instance)
-        #: Transactions whose local part runs here now: a check of these is answered UNKNOWN.
-        self.running: set[str] = set()
+        self.running = RunningHere()
         self.router = turns or Router(info, config.channel, calls, clock=clock, name="escrowmq-producer")
         self.catalog = TopicCatalog(self.router, config.delivery_timeout_s)
         self.encoder = Encoder(config, info.groups, self.catalog.partitions)
-        self._batchers = [GroupBatcher(self.app, config, self.instance) for _ in range(info.groups)]
+        owner = self.instance if answers_checks else ""
+        self._batchers = [GroupBatcher(self.app, config, owner) for _ in range(info.groups)]
         self._lock = threading.Lock()
         self._room = threading.Condition(self._lock)
         self._blocked = 0

@@ -37,8 +37,8 @@ class Producer(Closing):
     """Sends messages for ``app``. Thread-safe. A context manager: ``close`` flushes.
 
     ``tx_status_querier`` answers checks: with one, this producer is asked about any open transaction of
-    its app, also those of producers that died. Without one, what its transactions leave open waits for
-    another producer of the app that has one, or for an operator.
+    its app, also those of producers that died; and about its own it is asked first, whether they still run.
+    Without one it cannot be asked: another producer of the app that has one is, or an operator decides.
     """
 
     def __init__(
@@ -57,7 +57,9 @@ class Producer(Closing):
         The latter count where those are started, by the first producer with a querier.
         """
         self._config = config or ProducerConfig()
-        self._core = ProducerCore(info, app, self._config, calls)
+        self._core = ProducerCore(
+            info, app, self._config, calls, answers_checks=tx_status_querier is not None
+        )
         self._answerer: CheckAnswerer | None = None
         if tx_status_querier is not None:
             try:

@@ -111,9 +111,16 @@ class TransactionBase:
     def __del__(self) -> None:
         # Forgotten without a decision: nobody runs its local transaction any more, so let it be checked.
         if getattr(self, "_phase", None) in (Phase.PREPARING, Phase.PREPARED, Phase.DECIDING):
-            self._core.running.discard(self.tx_id)
+            self._runs_no_more()
 
     # ------------------------------------------------------------ steps
+
+    def _runs_no_more(self) -> None:
+        """From here on a check of it goes to the querier. Called once for what was planned."""
+        if not self._given_id:
+            self._core.running.made.discard(self.tx_id)
+        elif self._groups:
+            self._core.running.end_given(self.tx_id)
 
     def _to(self, phase: Phase) -> None:
         assert phase in _NEXT[self._phase], f"{self._phase} -> {phase}"
@@ -146,7 +153,10 @@ class TransactionBase:
         )
         self._placed = []
         self._groups = plan.groups
-        self._core.running.add(self.tx_id)
+        if self._given_id:
+            self._core.running.begin_given(self.tx_id)
+        else:
+            self._core.running.made.add(self.tx_id)
         return plan
 
     def _start_prepare(self, plan: TxPlan, done: Callable[[Outcome], None]) -> None:
@@ -162,7 +172,7 @@ class TransactionBase:
         answer(outcome)
 
     def _not_prepared(self) -> None:
-        self._core.running.discard(self.tx_id)
+        self._runs_no_more()
         self._to(Phase.FAILED)
 
     def _after_prepare(self, plan: TxPlan, outcome: Outcome) -> TransactionState | None:
@@ -171,7 +181,7 @@ class TransactionBase:
         if problem is None:
             self._to(Phase.PREPARED)
             return None
-        self._core.running.discard(self.tx_id)
+        self._runs_no_more()
         if isinstance(problem, TransactionState):
             self._decision = problem
             self._to(Phase.FAILED)
@@ -198,7 +208,7 @@ class TransactionBase:
         return decision is TransactionState.COMMITTED
 
     def _leave(self) -> None:
-        self._core.running.discard(self.tx_id)
+        self._runs_no_more()
         self._to(Phase.LEFT)
 
     def _start_decision(self, commit: bool, done: Callable[[Outcome], None]) -> bool:
@@ -212,7 +222,7 @@ class TransactionBase:
         return True
 
     def _after_decision(self, outcome: Outcome) -> None:
-        self._core.running.discard(self.tx_id)
+        self._runs_no_more()
         problem = decided(self.tx_id, outcome)
         if problem is None:
             self._to(Phase.DECIDED)
@@ -238,7 +248,7 @@ class TransactionBase:
         if not (commit and self._one_way_commit):
             return False
         if self._start_decision(True, self._log_one_way):
-            self._core.running.discard(self.tx_id)  # the check must not find it running
+            self._runs_no_more()  # the check must not find it running
             self._to(Phase.DECIDED)
         return True
 

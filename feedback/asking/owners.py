@@ -27,8 +27,8 @@ class Owners:
         self.wanted: OrderedDict[str, None] = OrderedDict()
 
     def heard(self, instance: str, now: float) -> None:
-        """A poll of it came in, or ended that was parked until now."""
-        self._seen[instance] = now
+        """A poll of it came in, or ended that was parked until ``now``."""
+        self._seen[instance] = max(now, self._seen.get(instance, now))
         self._seen.move_to_end(instance)
         if len(self._seen) > self._limit:
             self._seen.popitem(last=False)

@@ -211,7 +211,9 @@ class StateMachine:
                 )
                 fresh.append(tx_id)
             else:
-                problem = self._prepare_again(index, table, tx_id, part, digests[i], refs[i] or (), extra)
+                problem = self._prepare_again(
+                    index, app, table, tx_id, part, digests[i], refs[i] or (), extra
+                )
                 if problem is not None:
                     problems.append([i, *problem])
         if fresh:
@@ -235,6 +237,7 @@ class StateMachine:
     def _prepare_again(
         self,
         index: int,
+        app: str,
         table: AppTransactions,
         tx_id: str,
         part: int,
@@ -245,7 +248,8 @@ class StateMachine:
         """A part that is not the first of a new transaction: next part, repetition, or conflict.
 
         Whoever sends one becomes the transaction's owner, and this entry its newest PREPARE, so that a check
-        which began under an older one rolls nothing back. Not at level 1, whose snapshots hold neither.
+        which began under an older one rolls nothing back. Not at level 1, whose snapshots hold neither. A
+        late copy of an earlier owner's takes nothing from the present one.
         """
         record = table.open.get(tx_id)
         if record is None:
@@ -255,15 +259,27 @@ class StateMachine:
             state = STATE_OF[mark & 3].value
             same = part > 0 or mark >> 2 == digest
             return [int(ResultCode.DUPLICATE if same else ResultCode.TX_CONFLICT), state]
-        if part == len(record.digests):
-            record = record._replace(digests=(*record.digests, digest), refs=(*record.refs, *refs))
-        elif part > len(record.digests) or record.digests[part] != digest:
+        again = part < len(record.digests)
+        if part > len(record.digests) or (again and record.digests[part] != digest):
             return [int(ResultCode.TX_CONFLICT), "PREPARE"]
-        # Else the same part again: its first copy counts, this one's bytes are never referred to.
         if self.level > 1:
+            if _is_overtaken(record, extra):
+                return [int(ResultCode.STALE), None]
             record = record._replace(newest_index=index, instance=extra.instance)
+        if not again:
+            record = record._replace(digests=(*record.digests, digest), refs=(*record.refs, *refs))
+        elif self.level > 1:
+            record = self._begin_anew(app, tx_id, record)
+        # The same part again: its first copy counts, this one's bytes are never referred to.
         table.open.replace(tx_id, record)
         return None
+
+    def _begin_anew(self, app: str, tx_id: str, record: OpenTx) -> OpenTx:
+        """It was prepared again: a local transaction runs from now on, so its checks begin anew, too."""
+        due = self.now_ms + record.timeout_ms
+        self.due.forget(app, tx_id)
+        self.due.schedule(app, (tx_id,), due)
+        return record._replace(prepared_ms=self.now_ms, checks=0, due_ms=due)
 
     # -------------------------------------------------------------- commit and rollback
 
@@ -424,6 +440,18 @@ class StateMachine:
             for partition in self.topics.slots.values():
                 partition.index.forget_before(bound)
         return [0, self.first_index]
+
+
+def _is_overtaken(record: OpenTx, extra: PrepareExtra) -> bool:
+    """Whether a PREPARE may have been sent before another instance's that this transaction is open under: its
+    sender had heard of nothing later. One that is still there comes again with what it has heard since. (Of a
+    branch, nobody asks the owner; PREPAREs of version 1 tell nothing.)"""
+    return (
+        record.instance != extra.instance
+        and record.home_group < 0
+        and extra is not NO_EXTRA
+        and extra.heard_ms <= record.prepared_ms
+    )
 
 
 def _collect_refs(refs: list[tuple[int, ...] | None], slot: int, index: int, pre: Op) -> None:

@@ -72,7 +72,8 @@ def busy_state_of_level_2() -> FedState:
     log.add(ops.prepare("app", "t", ["home"], None, 0, 0, [1], -1, 0, home))
     branch = PrepareExtra(instance="producer-1", home_index=[17])
     log.add(ops.prepare("app", "t", ["branch"], None, 0, 0, [1], 3, 0, branch))
-    log.add(ops.prepare("app", "t", ["open"], None, 0, 0, [7], -1, 0, PrepareExtra(instance="producer-2")))
+    again = PrepareExtra(instance="producer-2", heard_ms=log.now_ms + 1)
+    log.add(ops.prepare("app", "t", ["open"], None, 0, 0, [7], -1, 0, again))
     return log
 
 

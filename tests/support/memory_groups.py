@@ -96,6 +96,7 @@ class GroupDouble(Submitting):
         if instance and self.state.level < 2:
             self.single.node.propose(encode_command([ops.level(2)], 1, self.now_ms()), lambda *_: None)
         here = next(n for n in range(self.groups) if group_of(topic, n, self.groups) == self.gid)
+        extra = PrepareExtra(instance=instance, heard_ms=self.now_ms() + 1)
         request = prepare(
             [tx_id],
             topic=topic,
@@ -104,7 +105,7 @@ class GroupDouble(Submitting):
             query_ids=[query_id or tx_id],
             timeout_ms=timeout_ms,
             home_group=home_group,
-            extra=PrepareExtra(instance=instance) if instance else None,
+            extra=extra if instance else None,
         )
         assert self.submit(request) == [[0]]
 

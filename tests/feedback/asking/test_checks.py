@@ -212,7 +212,7 @@ class Model:
         seat = self.table.seats.get(owner)
         if seat is not None and seat.parked:
             return False
-        return self.now - self.last_poll.get(owner, 0.0) >= self.config.owner_gone_s
+        return self.now - self.last_poll.get(owner, 0.0) >= self.config.owner_gone_s - 1e-6
 
     def check(self) -> None:
         table = self.table

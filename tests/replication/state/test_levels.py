@@ -59,8 +59,8 @@ def test_an_open_transaction_knows_its_owner_and_its_newest_prepare() -> None:
     record = log.state.transactions.look("app").open["x"]
     assert (record.instance, record.newest_index, record.log_index) == ("one", first, first)
     assert (record.participants, record.parts, record.given, record.home_index) == ((2, 1), 2, True, -1)
-    second = prepare(log, "x", PrepareExtra(instance="two"), part=1)
-    again = prepare(log, "x", PrepareExtra(instance="three"))
+    second = prepare(log, "x", PrepareExtra(instance="two", heard_ms=log.now_ms + 1), part=1)
+    again = prepare(log, "x", PrepareExtra(instance="three", heard_ms=log.now_ms + 1))
     record = log.state.transactions.look("app").open["x"]
     assert (record.instance, record.newest_index, record.log_index) == ("three", again, first)
     assert record.participants == (2, 1) and record.digests == (7, 7) and first < second < again
@@ -87,7 +87,7 @@ def test_a_check_rolls_back_only_what_was_not_prepared_again_since() -> None:
     log = FedState()
     log.add(ops.level(2))
     places = [prepare(log, tx_id, PrepareExtra(instance="one")) for tx_id in ("a", "b", "c")]
-    prepare(log, "b", PrepareExtra(instance="two"))
+    prepare(log, "b", PrepareExtra(instance="two", heard_ms=log.now_ms + 1))
     under = ops.rollback_under("app", ["a", "b", "c", "gone"], "feedback", [*places, 1])
     # Leaders leave out what is not open, so that an entry settles all of its ids; here one is left in.
     table = log.state.transactions.look("app")

@@ -61,8 +61,9 @@ class AcrossProducer:
         )
         info = ClusterInfo("sim", "sim", scene.groups, scene.size)
         self._turns = WorldTurns(self._world, clients.wire, info, config.channel, self._rng)
-        self.core = ProducerCore(info, app, config, clock=lambda: self._world.now, turns=self._turns)
-        self.core.instance = name
+        self.core = ProducerCore(
+            info, app, config, clock=lambda: self._world.now, turns=self._turns, instance=name
+        )
         self.core.ids = map("x{}".format, iter(clients.number, None))
         self.core.encoder = Encoder(config, scene.groups, scene.topics.__getitem__)
         self._mine: list[AcrossTx] = []
