@@ -277,9 +277,9 @@ def test_every_command_explains_itself() -> None:
 def test_replicated_settings_are_shown_and_changed(cluster: Cluster) -> None:
     """A new cluster has reached the format level that it takes, by itself."""
     wait_until(lambda: run("settings").exit_code == 0, 20.0, "level 2")
-    before = {row["setting"]: row["value"] for row in lines_of("settings")}
+    before = {row["setting"]: row["value"] for row in as_json("settings")}
     assert before["remember_ids_s"] == 86_400
-    changed = {row["setting"]: row["value"] for row in lines_of("settings", "remember_ids_s=86401")}
+    changed = {row["setting"]: row["value"] for row in as_json("settings", "remember_ids_s=86401")}
     assert changed == {**before, "remember_ids_s": 86_401}
     good("settings", "remember_ids_s=86400")
     assert run("settings", "remember_ids_s=0").exit_code == 2
