@@ -40,8 +40,11 @@ class AppProducers:
         self.owners = Owners(gone_s, _now())
         #: Topics of the app that have checks on hand, and so hear of its producers.
         self.awake: dict[TopicFeedback, None] = {}
-        #: Topics that may have something due; ``starved``: some of them wait for a producer with room.
-        self.waiting: dict[TopicFeedback, None] = {}
+        #: Topics with feedback here, which share ``owners``; they go with the app.
+        self.hosted: dict[str, TopicFeedback] = {}
+        #: Topics that may have something due: of each broker group the number of its last news. ``starved``:
+        #: some of them wait for a producer with room.
+        self.due: dict[str, dict[int, int]] = {}
         self.starved = False
         self.parked = 0
         self.last_poll_at = _now()

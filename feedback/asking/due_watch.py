@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from itertools import islice
 from typing import Any, Protocol
 
-from escrowmq.feedback.asking.topic_feedback import TopicFeedback
 from escrowmq.feedback.brokers import GroupLeader
 from escrowmq.feedback.config import FeedbackConfig
 from escrowmq.feedback.endless import endless
@@ -33,13 +32,19 @@ APPS_PER_CALL = 128
 PATIENCE_S = 2.0
 
 
-class Pairs(Protocol):
-    """What it needs of the process."""
+Pair = tuple[str, str]  # app, topic
 
-    async def place_for_more(self) -> None: ...
-    def due(self, gid: int, app: str, topic: str) -> None: ...
-    def room(self, gid: int, pair: TopicFeedback) -> int: ...
-    def take(self, gid: int, pair: TopicFeedback, rows: Sequence[LockedRow]) -> None: ...
+
+class Pairs(Protocol):
+    """What it needs of the process. ``news``: the number of what the group said last; None: nothing is due.
+    ``places``: waits until there may be further pairs, and says how many."""
+
+    async def places(self) -> int: ...
+    def due(self, gid: int, pair: Pair) -> None: ...
+    def nothing_due(self, gid: int, pair: Pair, news: int) -> None: ...
+    def news(self, gid: int, pair: Pair) -> int | None: ...
+    def room(self, gid: int, pair: Pair) -> int: ...
+    def take(self, gid: int, pair: Pair, rows: Sequence[LockedRow]) -> None: ...
 
 
 class DueWatch:
@@ -62,7 +67,7 @@ class DueWatch:
         self._part, self._parts, self._owner, self._owned = part, parts, owner, owned
         self._term = self._seen = 0
         self._empty_in_a_row = 0
-        self._wanting: dict[TopicFeedback, None] = {}
+        self._wanting: dict[Pair, None] = {}
         self._finding: dict[str, None] = {}
         self._to_lock, self._to_find = asyncio.Event(), asyncio.Event()
 
@@ -72,14 +77,10 @@ class DueWatch:
         what = f"feedback process {self._part} at group {self.gid}"
         await asyncio.gather(*(endless(step, self.counts, f"{what}, {n}") for n, step in steps.items()))
 
-    def want(self, pair: TopicFeedback) -> None:
+    def want(self, pair: Pair) -> None:
         """It may have something due here, and its producers take checks."""
         self._wanting[pair] = None
         self._to_lock.set()
-
-    def forget(self, pair: TopicFeedback) -> None:
-        """It is gone."""
-        self._wanting.pop(pair, None)
 
     def find(self, app: str) -> None:
         """A producer of ``app`` came, of which nothing was known: what does the app have open here?"""
@@ -89,7 +90,6 @@ class DueWatch:
     # ---------------------------------------------------------------- the loops
 
     async def _watch(self) -> None:
-        await self._pairs.place_for_more()
         wait_s, asked_at = self._config.lock_wait_s, _now()
         status, *rest = await self._leader.ask(
             "due_pairs",
@@ -103,7 +103,7 @@ class DueWatch:
         found: DuePairs = self._ok("due_pairs", status, rest)
         self._term, self._seen = found.term, found.seen
         for app, topic in found.pairs:
-            self._pairs.due(self.gid, app, topic)
+            self._pairs.due(self.gid, (app, topic))
         if found.pairs:
             self._empty_in_a_row = 0
             return
@@ -119,10 +119,10 @@ class DueWatch:
         if not self._wanting:
             self._to_lock.clear()
             await self._to_lock.wait()
-        asked = self._next_to_lock()
+        asked = self._next_to_lock(min(await self._pairs.places(), PAIRS_PER_CALL))
         if not asked:
             return
-        wanted = [(pair.app, pair.topic, room) for pair, room, _ in asked]
+        wanted = [(*pair, room) for pair, room, _ in asked]
         try:
             status, *rest = await self._leader.ask(
                 "lock_pairs",
@@ -142,15 +142,15 @@ class DueWatch:
             self.want(pair)
         for (pair, room, at), checks in zip(asked, found, strict=False):
             if len(checks.tx_ids) < room:
-                pair.nothing_due(self.gid, at)
+                self._pairs.nothing_due(self.gid, pair, at)
             self._pairs.take(self.gid, pair, checks.rows())
 
-    def _next_to_lock(self) -> list[tuple[TopicFeedback, int, int]]:
+    def _next_to_lock(self, most: int) -> list[tuple[Pair, int, int]]:
         """The pairs that have waited longest, with how many each may lock, and which news that is for."""
-        asked: list[tuple[TopicFeedback, int, int]] = []
-        for pair in list(islice(self._wanting, PAIRS_PER_CALL)):
+        asked: list[tuple[Pair, int, int]] = []
+        for pair in list(islice(self._wanting, most)):
             del self._wanting[pair]
-            at, room = pair.may_be_due.get(self.gid), self._pairs.room(self.gid, pair)
+            at, room = self._pairs.news(self.gid, pair), self._pairs.room(self.gid, pair)
             if at is not None and room > 0:
                 asked.append((pair, room, at))
         return asked
@@ -159,7 +159,6 @@ class DueWatch:
         if not self._finding:
             self._to_find.clear()
             await self._to_find.wait()
-        await self._pairs.place_for_more()
         apps = list(self._finding)[:APPS_PER_CALL]
         status, *rest = await self._leader.ask(
             "open_pairs", apps, self._part, self._parts, patience_s=PATIENCE_S
@@ -168,7 +167,7 @@ class DueWatch:
         for app in apps[: found.apps]:
             self._finding.pop(app, None)
         for app, topic in found.pairs:
-            self._pairs.due(self.gid, app, topic)
+            self._pairs.due(self.gid, (app, topic))
 
     def _ok(self, method: str, status: str, rest: Sequence[Any]) -> Any:
         if status != "ok":

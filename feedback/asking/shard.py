@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 from typing import Any
@@ -20,24 +20,21 @@ from typing import Any
 from escrowmq.feedback.asking import arguments
 from escrowmq.feedback.asking.app_producers import AppProducers, Polled, Present
 from escrowmq.feedback.asking.checks import WANTED_MAX
-from escrowmq.feedback.asking.due_watch import DueWatch
+from escrowmq.feedback.asking.due_watch import DueWatch, Pair
 from escrowmq.feedback.asking.group_feedback import Way
-from escrowmq.feedback.asking.poll_pace import PollPace
+from escrowmq.feedback.asking.lobby import Lobby
 from escrowmq.feedback.asking.topic_feedback import Handed, Place, TopicFeedback
 from escrowmq.feedback.brokers import Brokers, GroupLeader
 from escrowmq.feedback.config import FeedbackConfig
 from escrowmq.feedback.endless import endless
 from escrowmq.replication.calling.answers import LockedRow
 from escrowmq.replication.calling.sharing import part_of
+from escrowmq.replication.model import TransactionState
 
 log = logging.getLogger(__name__)
 
-#: How often the log repeats that a bound is reached.
-SAY_EVERY_S = 60.0
 #: Pairs, and apps, that one tick forgets.
 FORGET_PER_TICK = 200
-#: Apps looked at for one that is silent, when there are too many.
-SILENT_AMONG = 100
 #: Pairs that ``status`` shows one by one.
 PAIRS_SHOWN = 1_000
 #: Pairs without a producer online whose branches are looked for at a time.
@@ -47,7 +44,7 @@ MADE_ANEW_S = 1.0
 #: A producer whose answers all meet full queues comes back after this.
 ANSWER_AGAIN_S = 0.5
 
-Pair = tuple[str, str]  # app, topic
+DECISIVE = (TransactionState.COMMITTED, TransactionState.ROLLBACK)
 
 
 class FeedbackShard:
@@ -69,7 +66,7 @@ class FeedbackShard:
         *,
         owned: bool = True,
     ) -> None:
-        self.index, self.shards, self.counts = index, shards, Counter[str]()
+        self.index, self.shards = index, shards
         self._config, self._rng, self._only = config, rng, only
         leaders = {gid: GroupLeader(gid, replicas, brokers, config.leader, rng) for gid in range(groups)}
         slots = {gid: asyncio.Semaphore(config.submits_at_once) for gid in leaders}
@@ -78,15 +75,24 @@ class FeedbackShard:
             gid: DueWatch(leader, self, index, shards, self._way.owner, config, owned=owned)
             for gid, leader in leaders.items()
         }
-        self._pace = PollPace(config)
-        self._apps: OrderedDict[str, AppProducers] = OrderedDict()  # the longest without a poll first
+        self._lobby = Lobby(
+            f"feedback process {index}",
+            config,
+            rng,
+            self.now,
+            new=self._find,
+            ended=self._poll_ended,
+            forget=self._forget_app,
+        )
+        self._apps = self._lobby.apps
+        #: What happened, here and in the lobby.
+        self.counts = self._lobby.counts
         self._pairs: dict[Pair, TopicFeedback] = {}
         self._working: dict[TopicFeedback, None] = {}  # those that have deadlines
         self._asleep: OrderedDict[TopicFeedback, None] = OrderedDict()  # the longest ones first
-        self._parked = 0
+        self._news = 0
         self._place = asyncio.Event()
         self._place.set()
-        self._said: dict[str, float] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._closing: set[asyncio.Task[None]] = set()
 
@@ -127,23 +133,22 @@ class FeedbackShard:
         """
         app, instance, room = arguments.app_of(app), arguments.instance_of(instance), arguments.room_of(room)
         keys, wait_s = arguments.working_of(working), arguments.wait_of(wait_s)
-        self._pace.arrive(instance, self.now())
-        if not self._place_for_app(app):
-            self.counts["polls_refused"] += 1
-            return "retry", self._retry_s()
-        producers = self._app(app)
+        lobby = self._lobby
+        lobby.pace.arrive(instance, self.now())
+        if not lobby.has_place_for(app):
+            return lobby.away()
+        producers = lobby.app(app)
         self._apps.move_to_end(app)
         wanted = instance in producers.owners.wanted or any(p.wants(instance) for p in producers.awake)
         beyond = WANTED_MAX if wanted else 0
         present = producers.arrive(instance, room, self._config.producers_max + beyond)
-        parks = present is not None and self._make_place(producers, beyond)
+        parks = present is not None and lobby.has_place_to_park(producers, beyond)
         self._tell(producers, instance, room, keys, parked=parks)
         if present is None or not parks:
-            self.counts["polls_refused"] += 1
-            return "retry", self._retry_s()
+            return lobby.away()
         poll = producers.park(present)
-        self._parked += 1
-        longest = min(wait_s, self._pace.wait_s()) * self._rng.uniform(0.8, 1.0)
+        lobby.parked += 1
+        longest = min(wait_s, lobby.pace.wait_s()) * self._rng.uniform(0.8, 1.0)
         timer = asyncio.get_running_loop().call_later(longest, producers.end_poll, present, ("ok", []), poll)
         self._match(producers)
         try:
@@ -163,7 +168,12 @@ class FeedbackShard:
         refused, touched = [], dict[TopicFeedback, None]()
         for number, (key, state, trouble, index) in enumerate(arguments.answers_of(answers)):
             (gid, topic), tx_id = key
-            pair = self._host(app, topic)
+            pair = self._pairs.get((app, topic))
+            if pair is None and state in DECISIVE:  # a late one: as true as an early one
+                if not self._lobby.has_place_for(app) or len(self._pairs) >= self._config.pairs_max:
+                    refused.append(number)
+                    continue
+                pair = self._host(app, topic)
             if pair is None:
                 continue
             touched[pair] = None
@@ -174,14 +184,14 @@ class FeedbackShard:
             self._review(pair)
         if refused:
             self.counts["answers_refused"] += len(refused)
-            self._say("answers_refused", "answers of app %r wait for a leader: more are sent away", app)
+            self._lobby.say("answers_refused", "answers of app %r wait for a leader: more are sent away", app)
         return "ok", refused
 
     def leave(self, app: str, instance: str, idle: bool = False) -> None:
         """The producer closes: its checks go to the others at once. ``idle``: those of its own transactions
         too, since it runs none of them; else the others wait until it is gone."""
         app, instance, idle = arguments.app_of(app), arguments.instance_of(instance), arguments.idle_of(idle)
-        self._pace.leave(instance)
+        self._lobby.pace.leave(instance)
         producers = self._apps.get(app)
         if producers is None:
             return
@@ -192,47 +202,69 @@ class FeedbackShard:
 
     # ---------------------------------------------------------------- the watches call these (Pairs)
 
-    async def place_for_more(self) -> None:
-        """Until there may be further pairs here. What came due meanwhile stays at the leader."""
+    async def places(self) -> int:
+        """How many further pairs may be here, once there are any. What is due meanwhile is the leader's."""
         while self._asleep and len(self._pairs) >= self._config.pairs_max:
             self._drop(next(iter(self._asleep)))
         if len(self._pairs) >= self._config.pairs_max:
             self.counts["pairs_full"] += 1
-            self._say(
-                "pairs_full", "%d apps and topics have checks here: further ones wait", len(self._pairs)
-            )
+            text = "%d apps and topics have checks here: further ones wait"
+            self._lobby.say("pairs_full", text, len(self._pairs))
             self._place.clear()
             await self._place.wait()
+        return max(self._config.pairs_max - len(self._pairs), 1)
 
-    def due(self, gid: int, app: str, topic: str) -> None:
+    def due(self, gid: int, pair: Pair) -> None:
         """Group ``gid`` says that something is due, or open. Without a producer of the app that is of no
         use: when one comes, the app is looked up."""
-        if app not in self._apps and self._only is None:
-            return
-        pair = self._host(app, topic)
-        if pair is not None:
-            pair.note_due(gid)
-            self._review(pair)
+        app, topic = pair
+        producers = self._apps.get(app)
+        if self._belongs_here(pair) and producers is not None:
+            self._news += 1
+            producers.due.setdefault(topic, {})[gid] = self._news
+            self._want(gid, pair)
 
-    def room(self, gid: int, pair: TopicFeedback) -> int:
+    def nothing_due(self, gid: int, pair: Pair, news: int) -> None:
+        """Group ``gid`` had less than was asked for, when its last news were ``news``."""
+        app, topic = pair
+        if self.news(gid, pair) == news:
+            due = self._apps[app].due[topic]
+            del due[gid]
+            if not due:
+                del self._apps[app].due[topic]
+
+    def news(self, gid: int, pair: Pair) -> int | None:
+        """The number of what the group said last; None: nothing is due there."""
+        producers = self._apps.get(pair[0])
+        return None if producers is None else producers.due.get(pair[1], {}).get(gid)
+
+    def room(self, gid: int, pair: Pair) -> int:
         """How many transactions are worth locking for it at this group now."""
-        if pair in self._working:
-            return pair.room(gid)
+        hosted = self._pairs.get(pair)
+        if hosted is not None and hosted in self._working:
+            return hosted.room(gid)
+        producers = self._apps.get(pair[0])
+        if producers is None:
+            return 0
         most = min(self._config.lock_batch, self._config.checks_per_group_max)
-        producers = self._app(pair.app)
         room = producers.room(most, self._config.silent_s)
         if room == 0:
             producers.starved = True
         return room
 
-    def take(self, gid: int, pair: TopicFeedback, rows: Sequence[LockedRow]) -> None:
+    def take(self, gid: int, pair: Pair, rows: Sequence[LockedRow]) -> None:
         """These were locked for ``pair``."""
-        if self._pairs.get((pair.app, pair.topic)) is not pair:
-            return  # they come back when their leases end
+        hosted = self._host(*pair) if rows else self._pairs.get(pair)
+        if hosted is None:
+            return
         if rows:
-            self._guarded(pair, self._wake, pair, self._app(pair.app))
-            self._guarded(pair, pair.take, gid, rows)
-        self._review(pair)
+            self._guarded(hosted, self._wake, hosted, self._lobby.app(hosted.app))
+            self._guarded(hosted, hosted.take, gid, rows)
+        self._review(hosted)
+
+    def _want(self, gid: int, pair: Pair) -> None:
+        if self.room(gid, pair) > 0:
+            self._watches[gid].want(pair)
 
     # ---------------------------------------------------------------- the pairs call these (Host)
 
@@ -243,7 +275,7 @@ class FeedbackShard:
     def hand(self, pair: TopicFeedback, instance: str, checks: list[Handed]) -> None:
         """Checks leave with this producer's poll."""
         self.counts["handed"] += len(checks)
-        self._app(pair.app).hand(instance, checks)
+        self._lobby.app(pair.app).hand(instance, checks)
 
     def lost(self, pair: TopicFeedback, instance: str) -> None:
         """It did not confirm what it was handed, or is silent. If it lives, it polls again."""
@@ -258,52 +290,52 @@ class FeedbackShard:
 
     # ---------------------------------------------------------------- apps and pairs
 
-    def _app(self, name: str) -> AppProducers:
-        producers = self._apps.get(name)
-        if producers is None:
-            producers = self._apps[name] = AppProducers(name, self._config.owner_gone_s, self._poll_ended)
-            for watch in self._watches.values():
-                watch.find(name)
-        return producers
+    def _find(self, app: str) -> None:
+        """What does this app have open? Nobody named it here."""
+        for watch in self._watches.values():
+            watch.find(app)
+
+    def _belongs_here(self, pair: Pair) -> bool:
+        if self._only is not None:
+            return pair == self._only
+        return part_of(*pair, self.shards) == self.index
 
     def _host(self, app: str, topic: str) -> TopicFeedback | None:
         """The pair, made if there is none yet; None: it does not belong here."""
         pair = self._pairs.get((app, topic))
-        if pair is None:
-            elsewhere = part_of(app, topic, self.shards) != self.index
-            if elsewhere if self._only is None else (app, topic) != self._only:
-                return None
-            owners = self._app(app).owners
-            pair = self._pairs[app, topic] = TopicFeedback(app, topic, self._way, self, owners)
+        if pair is None and self._belongs_here((app, topic)):
+            producers = self._lobby.app(app)
+            pair = TopicFeedback(app, topic, self._way, self, producers.owners)
+            self._pairs[app, topic] = producers.hosted[topic] = pair
         return pair
 
     def _review(self, pair: TopicFeedback) -> None:
-        """After anything that happened to it: does it wait for time, for producers, for a lock?"""
-        if self._pairs.get((pair.app, pair.topic)) is not pair:
+        """After anything that happened to it: does it wait for time, for a lock, for nothing?"""
+        key = pair.app, pair.topic
+        if self._pairs.get(key) is not pair:
             return
-        producers = self._app(pair.app)
+        producers = self._lobby.app(pair.app)
         if pair.working:
             self._wake(pair, producers)
-        elif self._working.pop(pair, True) is None:
-            producers.awake.pop(pair, None)
-        if pair.may_be_due:
-            producers.waiting[pair] = None
         else:
-            producers.waiting.pop(pair, None)
-        if not pair.working and not pair.may_be_due and self._only is None:
+            self._sleep(pair, producers)
+        for gid in producers.due.get(pair.topic, ()):
+            self._want(gid, key)
+
+    def _sleep(self, pair: TopicFeedback, producers: AppProducers) -> None:
+        """It has nothing on hand, and hears of no polls."""
+        self._working.pop(pair, None)
+        producers.awake.pop(pair, None)
+        if pair not in self._asleep and self._only is None:
             pair.idle_since = self.now()
             self._asleep[pair] = None
-            self._asleep.move_to_end(pair)
-            return
-        self._asleep.pop(pair, None)
-        for gid in pair.may_be_due:
-            if self.room(gid, pair) > 0:
-                self._watches[gid].want(pair)
+            self._place.set()
 
     def _wake(self, pair: TopicFeedback, producers: AppProducers) -> None:
         """It has checks on hand from here on, and hears of polls; of those before it has not heard."""
         if pair in self._working:
             return
+        self._asleep.pop(pair, None)
         self._working[pair] = None
         producers.awake[pair] = None
         online = producers.online(self._config.silent_s)
@@ -337,11 +369,11 @@ class FeedbackShard:
             self._review(pair)
         if producers.starved:
             producers.starved = False
-            for pair in list(producers.waiting):
-                self._review(pair)
+            for topic, due in list(producers.due.items()):
+                for gid in due:
+                    self._want(gid, (producers.app, topic))
 
     def _poll_ended(self, producers: AppProducers, present: Present) -> None:
-        self._parked -= 1
         now = self.now()
         for pair in list(producers.awake):
             self._guarded(pair, pair.depart, present.instance, now)
@@ -365,7 +397,7 @@ class FeedbackShard:
 
     def _make_anew(self, app: str, topic: str) -> None:
         for gid in self._watches:
-            self.due(gid, app, topic)
+            self.due(gid, (app, topic))
 
     def _drop(self, pair: TopicFeedback) -> None:
         if self._pairs.get((pair.app, pair.topic)) is pair:
@@ -373,54 +405,14 @@ class FeedbackShard:
         self._working.pop(pair, None)
         self._asleep.pop(pair, None)
         producers = self._apps.get(pair.app)
-        if producers is not None:
+        if producers is not None and producers.hosted.get(pair.topic) is pair:
+            del producers.hosted[pair.topic]
             producers.awake.pop(pair, None)
-            producers.waiting.pop(pair, None)
-        for watch in self._watches.values():
-            watch.forget(pair)
         if pair.working:
             closing = asyncio.ensure_future(pair.close())
             self._closing.add(closing)
             closing.add_done_callback(self._closing.discard)
         self._place.set()
-
-    # ---------------------------------------------------------------- bounds
-
-    def _make_place(self, producers: AppProducers, beyond: int) -> bool:
-        """Whether one more poll may be parked, so many ``beyond`` the app's bound where checks wait for this
-        producer alone; others are sent away for it where they must."""
-        config = self._config
-        if producers.parked >= config.polls_parked_max + beyond:
-            self._say(
-                "app_polls", "app %r has %d polls parked: more are sent away", producers.app, producers.parked
-            )
-            return False
-        if self._parked >= config.shard_polls_max:
-            self._say("polls", "%d polls are parked here: some are sent away for others", self._parked)
-            # Of those with as many, the app that polled longest ago: they take turns.
-            most = max(self._apps.values(), key=lambda app: app.parked)
-            longest = most.longest_parked()
-            assert longest is not None
-            self.counts["polls_refused"] += 1
-            most.end_poll(longest, ("retry", self._retry_s()))
-        return True
-
-    def _place_for_app(self, name: str) -> bool:
-        if name in self._apps or len(self._apps) < self._config.apps_max:
-            return True
-        if any(self._forget_app(app) for app in list(islice(self._apps.values(), SILENT_AMONG))):
-            return True
-        self._say("apps", "%d apps poll here: producers of further ones are sent away", len(self._apps))
-        return False
-
-    def _retry_s(self) -> float:
-        return self._pace.retry_s() * self._rng.uniform(0.5, 1.5)
-
-    def _say(self, what: str, text: str, *args: Any) -> None:
-        now = self.now()
-        if now - self._said.get(what, -SAY_EVERY_S) >= SAY_EVERY_S:
-            self._said[what] = now
-            log.warning("feedback process %d: " + text, self.index, *args)
 
     # ---------------------------------------------------------------- time
 
@@ -444,11 +436,11 @@ class FeedbackShard:
             self._forget_app(app)
 
     def _forget_app(self, app: AppProducers) -> bool:
-        """With all that the leaders named for it: it is looked up when a producer comes again. False: it is
-        in use."""
-        if app.parked or app.awake:
+        """With its pairs, which rely on what it knows of owners, and with all that the leaders named for it:
+        it is looked up when a producer comes again. False: it is in use."""
+        if app.parked or app.awake or self._only is not None:
             return False
-        for pair in list(app.waiting):
+        for pair in list(app.hosted.values()):
             self._drop(pair)
         del self._apps[app.app]
         return True
@@ -457,12 +449,19 @@ class FeedbackShard:
         """Pairs without a producer online, a few at a time: what have home groups decided meanwhile?"""
         await asyncio.sleep(self._config.branch_sweep_s)
         online = {name for name, app in self._apps.items() if app.online(self._config.silent_s)}
-        alone = [pair for pair in list(self._pairs.values()) if pair.app not in online]
-        for first in range(0, len(alone), SWEEPS_AT_ONCE):
-            sweeps = [pair.sweep() for pair in alone[first : first + SWEEPS_AT_ONCE]]
+        away = [app for name, app in self._apps.items() if name not in online]
+        keys = [(app.app, topic) for app in away for topic in {**app.hosted, **app.due}]
+        for first in range(0, len(keys), SWEEPS_AT_ONCE):
+            await self.places()
+            some = (key for key in keys[first : first + SWEEPS_AT_ONCE] if key[0] in self._apps)
+            pairs = [self._host(*key) for key in some]
+            sweeps = [pair.sweep() for pair in pairs if pair is not None]
             for outcome in await asyncio.gather(*sweeps, return_exceptions=True):
                 if outcome is not None:
                     self.counts["sweeps_failed"] += 1
+            for pair in pairs:
+                if pair is not None:
+                    self._review(pair)
             await asyncio.sleep(self._config.tick_s)
 
     def status(self, app: str | None = None, topic: str | None = None) -> dict[str, Any]:
@@ -478,8 +477,9 @@ class FeedbackShard:
             "apps": len(self._apps),
             "pairs_here": len(self._pairs),
             "pairs_working": len(self._working),
-            "polls_parked": self._parked,
-            "poll_wait_s": self._pace.wait_s(),
+            "pairs_due": sum(len(app.due) for app in self._apps.values()),
+            "polls_parked": self._lobby.parked,
+            "poll_wait_s": self._lobby.pace.wait_s(),
             "counts": dict(self.counts),
             "watches": [watch.status() for watch in self._watches.values()],
             "pairs": [pair.status() for pair in islice(shown, PAIRS_SHOWN)],

@@ -44,14 +44,11 @@ class TopicFeedback:
     def __init__(self, app: str, topic: str, way: Way, host: Host, owners: Owners) -> None:
         self.app, self.topic = app, topic
         self.counts: Counter[str] = Counter()
-        #: Broker groups that may have something due for it -> a number that rises whenever one said so.
-        self.may_be_due: dict[int, int] = {}
         #: Since when it has had nothing to do.
         self.idle_since = host.now()
         self._way, self._host, self._config = way, host, way.config
         self._table = CheckTable(way.config, owners=owners)
         self._groups: dict[int, GroupFeedback] = {}
-        self._news = 0
 
     async def close(self) -> None:
         """End what is under way. Leases end by themselves."""
@@ -126,16 +123,6 @@ class TopicFeedback:
         return next(self._table.seats.online(self._host.now()), None) is not None
 
     # ---------------------------------------------------------------- of broker groups
-
-    def note_due(self, gid: int) -> None:
-        """Group ``gid`` says that something came due there."""
-        self._news += 1
-        self.may_be_due[gid] = self._news
-
-    def nothing_due(self, gid: int, asked_at: int) -> None:
-        """Group ``gid`` had less than was asked for, when ``may_be_due`` was ``asked_at``."""
-        if self.may_be_due.get(gid) == asked_at:
-            del self.may_be_due[gid]
 
     def room(self, gid: int) -> int:
         """How many transactions are worth locking at this group now."""

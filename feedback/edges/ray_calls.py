@@ -29,24 +29,32 @@ class RayBrokers:
         self._namespace = namespace
         self._handles: dict[tuple[int, int], Any] = {}
         self._looking: dict[tuple[int, int], asyncio.Task[Any]] = {}
+        self._earlier: set[tuple[int, int]] = set()  # said already
 
     async def call(self, gid: int, rid: int, method: str, *args: Any) -> Any:
         """See ``Brokers``. An exception inside the broker is a bug there: logged, and no answer here."""
         if not ray.is_initialized():  # else Ray would start a cluster of its own for a look-up
             raise BrokerUnreachable("Ray was shut down in this process")
         handle = self._handles.get((gid, rid)) or await self._look_up(gid, rid)
-        call = getattr(handle, method, None)
-        if call is None:
-            log.error("%s has an earlier version, without %s: upgrade it", broker_name(gid, rid), method)
-            raise BrokerUnreachable(f"{broker_name(gid, rid)} does not know {method}")
         try:
-            return await call.remote(*args)
+            return await getattr(handle, method).remote(*args)
         except (RayActorError, ActorUnschedulableError) as error:  # the second: its node is dead
             self._handles.pop((gid, rid), None)
             raise BrokerUnreachable(f"{broker_name(gid, rid)} is gone or restarting") from error
         except RayError as error:
-            log.error("%s failed in %s: %s", broker_name(gid, rid), method, error)
+            if f"has no attribute '{method}'" in str(error):
+                self._say_earlier(gid, rid, method)
+            else:
+                log.error("%s failed in %s: %s", broker_name(gid, rid), method, error)
             raise BrokerUnreachable(f"{broker_name(gid, rid)} failed in {method}") from error
+
+    def _say_earlier(self, gid: int, rid: int, method: str) -> None:
+        if (gid, rid) not in self._earlier:
+            self._earlier.add((gid, rid))
+            log.error(
+                "%s has an earlier version, which does not know %s: checks there wait until it is upgraded",
+                *(broker_name(gid, rid), method),
+            )
 
     async def _look_up(self, gid: int, rid: int) -> Any:
         """One look-up per replica at a time, however many calls wait for it."""
