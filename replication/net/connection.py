@@ -194,7 +194,8 @@ class Connection(asyncio.BufferedProtocol):
     def dismiss(self, by: Incarnation) -> None:
         """The peer's place was taken: tell it, as far as one write without waiting can, and hear no more of
         it."""
-        self.write(wire.encode({"type": "superseded", "number": by.number, "disk_id": by.disk_id}))
+        if self.about is not None:  # else it would not understand
+            self.write(wire.encode({"type": "superseded", "number": by.number, "disk_id": by.disk_id}))
         self._close_after_writing()
 
     # -------------------------------------------------------------- frames in

@@ -189,6 +189,12 @@ class TcpTransport:
         self._dials.discard(connection)
 
     def established(self, connection: Connection, peer: str) -> None:
+        """A handshake has come to its good end. A dialler has let the peer in a round trip before; its place
+        may have been taken since."""
+        mark = self._gate.refuses(peer, connection.incarnation)
+        if mark is not None:
+            connection.dismiss(mark)
+            return
         old = self._links.get(peer)
         if old is not None:
             self._close(old, peer)

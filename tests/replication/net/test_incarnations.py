@@ -18,6 +18,7 @@ from escrowmq.replication.net.handshake import (
     About,
     Dialer,
     Listener,
+    PeerIdentity,
     Refused,
     ToldSuperseded,
 )
@@ -281,5 +282,42 @@ def test_a_link_to_a_process_whose_place_was_taken_meanwhile_is_closed_and_it_is
                 await until(
                     lambda: {"type": "superseded", "number": 1, "disk_id": "new"} in at_ghost.messages
                 )
+
+    asyncio.run(scene())
+
+
+def test_a_place_that_is_taken_in_the_middle_of_a_handshake_is_taken() -> None:
+    """``a`` has let the old process in by the challenge, and hears of the new one before the welcome."""
+
+    async def scene() -> None:
+        with ThreadPoolExecutor(4) as pool:
+            b_events, a_events = Events(), Events()
+            listening = TcpTransport(
+                PEER, frozenset("c"), SECRET, lambda peer: None, b_events, pool, gate=Incarnations(GHOST)
+            )
+            address = await listening.start("127.0.0.1", 0)
+            knows = gate("c")
+            dialing = TcpTransport(
+                PeerIdentity("cluster", 3, "c"),
+                frozenset("b"),
+                SECRET,
+                lambda peer: address,
+                a_events,
+                pool,
+                gate=knows,
+            )
+            admit = knows.admit
+
+            def admit_and_hear(peer: str, shown: Incarnation | None) -> Incarnation | None:
+                admitted = admit(peer, shown)
+                knows.learn([("b", *NEWER)])
+                return admitted
+
+            knows.admit = admit_and_hear  # type: ignore[method-assign]
+            await dialing.start("127.0.0.1", 0)
+            await until(lambda: b_events.told == NEWER)
+            assert not a_events.up
+            await dialing.stop()
+            await listening.stop()
 
     asyncio.run(scene())
