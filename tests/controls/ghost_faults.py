@@ -4,6 +4,7 @@ so."""
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import cast
 
 import pytest
 
@@ -15,12 +16,32 @@ from escrowmq.replication.raft.rejoin import Rejoin
 from tests.controls.planting import plant
 from tests.controls.raft_faults import LOST, VOTES
 from tests.sim import faultplan
+from tests.sim.network import SimNetwork
+from tests.sim.replica import SimReplica
 from tests.sim.supervisor import Supervisor
 
 
 def many_ghosts(patch: pytest.MonkeyPatch) -> None:
     """Several replicas of every schedule are replaced while their processes live on."""
     patch.setitem(faultplan.GHOSTS, "per_schedule", (3, 5))
+
+
+def ghosts_among_the_ignorant(patch: pytest.MonkeyPatch) -> None:
+    """Many ghosts, each cut off from whoever has met its successor, so that nobody tells it. It meets those
+    who have not, or have forgotten: none, as long as nothing that was noted is lost."""
+    many_ghosts(patch)
+    shut = SimNetwork._shut
+
+    def cut_off(self: SimNetwork, a: str, b: str) -> bool:
+        return shut(self, a, b) or _knows_better(self, a, b) or _knows_better(self, b, a)
+
+    patch.setattr(SimNetwork, "_shut", cut_off)
+
+
+def _knows_better(network: SimNetwork, knowing: str, ghost: str) -> bool:
+    host, other = (cast(SimReplica, network.hosts[address]) for address in (knowing, ghost))
+    mark = host.marks.of(other.name)
+    return mark is not None and mark.supersedes(other.own)
 
 
 @plant(
@@ -47,7 +68,7 @@ def predecessor_counted(patch: pytest.MonkeyPatch) -> None:
     within=60,
     chaos_s=8.0,
     often={"power-cut": 60},
-    conditions=many_ghosts,
+    conditions=ghosts_among_the_ignorant,
 )
 def mark_after_the_link(patch: pytest.MonkeyPatch) -> None:
     """A peer's incarnation is written when the link is up, and not synced: a power cut takes it."""
@@ -62,13 +83,14 @@ def mark_after_the_link(patch: pytest.MonkeyPatch) -> None:
 @plant(
     "learner-without-marks",
     "ghost-counted",
+    "stuck-learner",
     *VOTES,
     *LOST,
     workload="raw",
     within=60,
     chaos_s=8.0,
     often={"empty-disk": 40},
-    conditions=many_ghosts,
+    conditions=ghosts_among_the_ignorant,
 )
 def learner_without_marks(patch: pytest.MonkeyPatch) -> None:
     """A replica that lost its disk does not take over which incarnations of its peers were replaced."""
@@ -83,6 +105,7 @@ def learner_without_marks(patch: pytest.MonkeyPatch) -> None:
     *LOST,
     workload="raw",
     size=3,
+    within=60,
     chaos_s=8.0,
     conditions=many_ghosts,
 )
