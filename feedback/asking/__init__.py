@@ -2,7 +2,7 @@
 
 May import the files at the root of ``feedback``; never ``answering``, which is the other process, nor Ray. It
 runs in one event loop. Read ``shard`` first, which hosts a ``topic_feedback`` for each app and topic, parks
-producers (``lobby``, ``app_producers``) and asks each group once for all of them (``due_watch``). Of one app and topic
-``checks`` holds what is on hand and decides, ``group_feedback`` settles at one broker group, ``branches``
-follows decisions of other groups. ``one_pair`` and ``earlier`` are for producers of earlier versions.
+producers (``lobby``, ``app_producers``) and asks each group once for all of them (``due_watch``). Of one app
+and topic ``checks`` holds what is on hand and decides, ``group_feedback`` settles at one broker group,
+``branches`` follows decisions of other groups. ``one_pair`` and ``earlier`` are for producers of earlier versions.
 """

@@ -100,7 +100,8 @@ class Admission:
         self._open_max, self._queue_bytes_max, self._copy_bytes = open_max, queue_bytes_max, copy_bytes
         self._queue: deque[Submission] = deque()
         self._queued_bytes = 0
-        self._deciding: dict[str, set[str]] = {}
+        # Both hold what is under way and nothing else: apps and topics come and go.
+        self._deciding: dict[str, set[str]] = {}  # app -> ids
         self._opening: dict[tuple[str, str], int] = {}  # (app, topic) -> in entries not yet applied
         self._last_ms = 0
 
@@ -159,8 +160,9 @@ class Admission:
             new -= sum(tx_id in table.open for tx_id in tx_ids)  # sent again: its answer was lost
             if new and opened + opening + new > self._open_max:
                 return False
-        self._opening[app, topic] = opening + new
-        writer.opening.append(((app, topic), new))
+        if new:
+            self._opening[app, topic] = opening + new
+            writer.opening.append(((app, topic), new))
         return True
 
     def _write_decision(
@@ -169,15 +171,17 @@ class Admission:
         meta = submission.units[number].ops[0].meta
         app, tx_ids, by = meta[0], meta[1], meta[2]
         opened = self._state.transactions.look(app).open
-        deciding = self._deciding.setdefault(app, set())
+        deciding = self._deciding.get(app) or set()
         valid: Sequence[str] = tx_ids
         if not opened.has_all(tx_ids) or not deciding.isdisjoint(tx_ids) or len(set(tx_ids)) != len(tx_ids):
             valid = [t for t in dict.fromkeys(tx_ids) if t in opened and t not in deciding]
             if outcome == COMMITTED and meta[3] == build.TOGETHER and self._hindered(app, tx_ids, deciding):
                 valid = []
             submission.left_out[number] = (app, outcome, tx_ids, set(valid))
-        deciding.update(valid)
-        writer.deciding.append((app, valid))
+        if valid:
+            deciding.update(valid)
+            self._deciding[app] = deciding
+            writer.deciding.append((app, valid))
         if outcome == ROLLED_BACK:
             writer.own(submission, number, _rollback_frame(meta, valid))
             return
@@ -238,11 +242,18 @@ class Admission:
         """The entry's proposal has ended. ``decided``: it is applied, or surely in no log, so that its
         transactions may be decided again; else they may not, until leadership is lost."""
         for key, count in entry.opening:
-            self._opening[key] -= count
+            left = self._opening[key] - count
+            if left:
+                self._opening[key] = left
+            else:
+                del self._opening[key]
         if decided:
             for app, tx_ids in entry.deciding:
-                if app in self._deciding:
-                    self._deciding[app].difference_update(tx_ids)
+                deciding = self._deciding.get(app)
+                if deciding is not None:
+                    deciding.difference_update(tx_ids)
+                    if not deciding:
+                        del self._deciding[app]
 
     def applied(self, entry: ComposedEntry, results: Sequence[Result]) -> None:
         """The entry is applied: answer its requests."""

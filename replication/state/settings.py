@@ -48,6 +48,7 @@ class Settings:
         return asdict(self)
 
 
+#: A new name needs a new format level, or a replica with older software would stop at it.
 #: Least and most that a client may set. The least is for simulators, in which tables turn over all the time;
 #: the most is what memory can hold (ten times the default: 1.3 GB of settled transactions).
 BOUNDS: dict[str, tuple[int, int]] = {

@@ -239,6 +239,10 @@ def _restore_meta(state: StateMachine, name: str, meta: dict[str, Any]) -> None:
         if meta["level"] > LEVEL_MAX:
             text = f"{name}: format level {meta['level']}; this software knows up to {LEVEL_MAX}: upgrade it"
             raise NewerLevel(text)
+        if meta["level"] < 2 or not all(
+            type(value) is int and value >= 0 for value in meta["settings"].values()
+        ):
+            raise ValueError(f"level {meta['level']}, settings {meta['settings']}")
         state.level = meta["level"]
         state.forgotten_ms, state.turned_ms = meta["forgotten_ms"], meta["turned_ms"]
         state.transactions.given.turned_ms = meta["given_turned_ms"]

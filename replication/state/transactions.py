@@ -114,6 +114,7 @@ class TransactionTable:
     def _turn(self) -> None:
         for table in self.apps.values():
             table.settled.turn()
+            table.open_by_topic = {topic: n for topic, n in table.open_by_topic.items() if n}
         self._drop_idle()
         self._young = 0
 

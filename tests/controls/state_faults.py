@@ -96,6 +96,32 @@ def two_decisions_in_flight(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(StateMachine, "_settle", settle)
 
 
+@plant("decisions-left-behind", "unbounded")
+def decisions_left_behind(patch: pytest.MonkeyPatch) -> None:
+    """A leader keeps an empty set for every app of which it ever wrote a decision."""
+    ended = Admission.ended
+
+    def keeps(self: Admission, entry: ComposedEntry, *, decided: bool) -> None:
+        ended(self, entry, decided=decided)
+        for app, _ in entry.deciding:
+            self._deciding.setdefault(app, set())
+
+    patch.setattr(Admission, "ended", keeps)
+
+
+@plant("openings-left-behind", "unbounded")
+def openings_left_behind(patch: pytest.MonkeyPatch) -> None:
+    """A leader keeps a zero for every app and topic with which anything was ever prepared."""
+    ended = Admission.ended
+
+    def keeps(self: Admission, entry: ComposedEntry, *, decided: bool) -> None:
+        ended(self, entry, decided=decided)
+        for key, _ in entry.opening:
+            self._opening.setdefault(key, 0)
+
+    patch.setattr(Admission, "ended", keeps)
+
+
 # ------------------------------------------------------------------ what can be read when
 @plant("offsets-at-prepare", *EARLY, "torn")
 def offsets_at_prepare(patch: pytest.MonkeyPatch) -> None:

@@ -31,6 +31,7 @@ from tests.support.golden_files import (
     SEALED,
     SIDECAR,
     SNAPSHOT,
+    SNAPSHOT_2,
     mend_runs,
     mend_segment,
     mend_sidecar,
@@ -128,6 +129,8 @@ TARGETS = [
     Target("snapshot", restored, [SNAPSHOT]),
     Target("snapshot, checksums right", restored, [SNAPSHOT], mend_snapshot),
     Target("snapshot at a restart", found_again, [SNAPSHOT], mend_snapshot),
+    Target("snapshot of level 2", restored, [SNAPSHOT_2], mend_snapshot),
+    Target("snapshot of level 2 at a restart", found_again, [SNAPSHOT_2], mend_snapshot),
     Target("run file", mapped, [RUNS]),
     Target("run file, checksum right", mapped, [RUNS], mend_runs),
 ]

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from escrowmq.replication.errors import InvalidMessage
 from escrowmq.replication.format import codec, ops
+from escrowmq.replication.format.codec import PrepareExtra
 from escrowmq.replication.replica.validation import TIMEOUT_MS_MAX, parse_request
 from escrowmq.replication.state import snapshot as snapshots
 from escrowmq.replication.state.machine import StateMachine
@@ -30,6 +31,7 @@ GOLDEN = {
 }
 ROW = codec.encode_row(b"k", b"v" * 20, {"h": b"1"}, None)
 CREATE = ops.create_topic("orders", {"partitions": 2})
+HOME = PrepareExtra("me", [1, 2], 2, [], True, 9)
 REQUESTS = [
     CREATE,
     ops.create_topic("more", {"partitions": 3, "check_max": 5, "on_check_exhausted": "rollback"}),
@@ -43,6 +45,10 @@ REQUESTS = [
     ops.checked("shop", ["a", "c"]),
     ops.group_offsets("readers", "orders", {0: 3, 1: 1}),
     ops.delete_topic("more"),
+    ops.prepare("shop", "orders", ["d", "e"], None, 0, 0, [7, 8], -1, 0, HOME),
+    ops.prepare("shop", "orders", ["f"], None, 0, 0, [7], 3, 0, PrepareExtra("me", home_index=[17])),
+    ops.rollback_under("shop", ["d", "e"], "feedback", [3, 4]),
+    ops.settings({"settled_generation": 60, "remember_ids_s": 1, "remember_ids_strictly": 1}),
 ]  # fmt: skip
 
 
@@ -50,6 +56,7 @@ REQUESTS = [
 def single() -> Iterator[Single]:
     with tempfile.TemporaryDirectory() as path:
         running = Single(Path(path), segment_bytes=1 << 30)
+        running.to_level_2()
         yield running
         running.close()
 
@@ -62,6 +69,9 @@ def survives(state: StateMachine) -> None:
     snapshots.restore(again, "copy", whole)
     assert again.transactions.open_count() == state.transactions.open_count()
     assert again.group_offsets == state.group_offsets
+    assert (again.level, again.settings, again.forgotten_ms) == (2, state.settings, state.forgotten_ms)
+    mine, its = state.transactions.given, again.transactions.given
+    assert (mine.young, mine.old, mine.opened) == (its.young, its.old, its.opened)
 
 
 def served(single: Single, request: bytes) -> None:
@@ -107,6 +117,7 @@ def decode_operations(data: bytes) -> None:
 
 
 OPERATIONS = [GOLDEN[kind.name] for kind in codec.OpType if kind.name in GOLDEN]
+OPERATIONS += [GOLDEN[f"{codec.OpType(kind).name} version 2"] for kind in codec.META_TYPES_2]
 TARGETS = [
     Target("command", decode_command, [GOLDEN["command"]]),
     Target("operations", decode_operations, OPERATIONS),

@@ -1,8 +1,9 @@
 """Queues and tables of a replica that must stay within bounds, whatever it goes through.
 
-Looked at after every tick. Each bound is the one that the configuration names, with room for the one item
-that is let in before the bound is met. What is compared are sums that the code under test keeps; now and
-then they are counted again, and must be the sums of what is there.
+Looked at after every tick (tables.py looks at all containers, more rarely). Each bound is the one that the
+configuration names, with room for the one item that is let in before the bound is met. What is compared are
+sums that the code under test keeps; now and then they are counted again, and must be the sums of what is
+there.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from escrowmq.replication.raft.proposals import COMMAND_BYTES_MAX
 from escrowmq.replication.state.transactions import APP_AS_IDS, AUDIT_KEPT
+from tests.sim.tables import SETTLED_AT_ONCE
 from tests.sim.world import Violation
 from tests.support.queued_checks import queued_checks
 
@@ -25,8 +27,6 @@ REQUEST_BYTES_MAX = 8 << 20
 #: Buckets of checks that are gone and still stand in the order of those to come: twice the number from
 #: which the order is made anew, since between two looks of the timer some more may go.
 GONE_BUCKETS_MAX = 2_000
-#: Transactions that one operation may settle: the table of the settled turns after it.
-SETTLED_AT_ONCE = 10_000
 
 
 def check_bounds(replica: SimReplica, cache_bytes: int, *, recount: bool) -> None:

@@ -14,7 +14,6 @@ from escrowmq.replication.replica.checkpoints import CheckpointJob, Checkpoints,
 from escrowmq.replication.replica.fetching import FetchResult
 from escrowmq.replication.replica.replica import Limits, Replica
 from escrowmq.replication.state.machine import StateMachine
-from escrowmq.replication.state.settings import Settings
 from tests.history.events import identify
 from tests.sim.contents import everything
 from tests.sim.workload import Cluster, ReplicaContext
@@ -57,16 +56,12 @@ class BrokerApplication:
         on_entry: Callable[[int, bytes], None],
         gid: int = 0,
         groups: int = 1,
-        tables: Settings | None = None,
     ) -> None:
-        """``tables``: what is remembered from the first entry on, in place of the defaults."""
         self._context, self._on_entry = context, on_entry
         self.cluster: Cluster | None = None
         self._now_s = self._next_timer_s = 0.0
         self.checkpoints = Checkpoints(context.disk)
         state, _ = self.checkpoints.recover(lambda: StateMachine(gid, groups))
-        if tables is not None:
-            state.set_settings(tables)
         self.replica = Replica(
             state=state,
             journal=context.journal,

@@ -14,6 +14,7 @@ from tests.support.faults.dealing import pick
 
 MEAN_PAUSE_S = 0.4  # between two faults
 FIRST_FAULT_S = 0.8
+FIRST_GROUP_FAULT_S = 1.4  # several groups agree on their level, and get their settings, one after the other
 
 #: How often each kind is drawn, relative to the others. The names are what reports and coverage count.
 WEIGHTS: dict[str, int] = {
@@ -92,7 +93,7 @@ def _draw_group_faults(seed: int, chaos_s: float, groups: int) -> list[Fault]:
     rng = random.Random(f"faults-{seed}-{groups}")
     weights = WEIGHTS | GROUP_WEIGHTS
     faults: list[Fault] = []
-    at = FIRST_FAULT_S
+    at = FIRST_GROUP_FAULT_S
     while at < chaos_s:
         gid = EVERY if rng.random() < EVERY_SHARE else rng.randrange(groups)
         faults.append(Fault(len(faults), at, pick(rng, weights), rng.getrandbits(32), gid))

@@ -21,6 +21,7 @@ from escrowmq.replication.raft.node import RaftNode
 from tests.sim.bounds import RECOUNT_EVERY, check_bounds
 from tests.sim.disk import PowerCut, SimDisk
 from tests.sim.repair import copy_log
+from tests.sim.tables import WALK_EVERY, check_tables
 from tests.sim.workload import Application, ReplicaContext
 
 if TYPE_CHECKING:
@@ -290,6 +291,8 @@ class SimReplica:
         self.learner = node.rejoining
         self._ticks += 1
         check_bounds(self, CACHE_BYTES, recount=self._ticks % RECOUNT_EVERY == 0)
+        if self._ticks % WALK_EVERY == 0:
+            check_tables(self)
         self._sim.look(self)
         if node.more_to_apply():
             self.kick()

@@ -25,6 +25,7 @@ from tests.sim.network import SimNetwork, Weather
 from tests.sim.rebuild import check_now_and_then, check_rebuilt
 from tests.sim.replica import LIVES, SimReplica
 from tests.sim.supervisor import Supervisor
+from tests.sim.tables import check_tables
 from tests.sim.workload import Application, RawWorkload, Workload
 from tests.sim.world import START_S, Violation, World
 
@@ -147,6 +148,7 @@ class Simulation:
         self.workload.check_end([r.app for r in self.replicas])
         for replica in self.replicas:
             check_rebuilt(self, replica)
+            check_tables(replica)
         return self.figures()
 
     def boot(self) -> None:

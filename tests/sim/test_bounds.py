@@ -20,6 +20,7 @@ from tests.sim.bounds import RECOUNT_EVERY, check_bounds
 from tests.sim.broker_workload import BrokerWorkload
 from tests.sim.replica import CACHE_BYTES, SimReplica
 from tests.sim.simulation import Plan, Simulation
+from tests.sim.tables import BOUNDS, check_tables
 from tests.sim.world import START_S, Violation
 
 Tamper = Callable[[pytest.MonkeyPatch, SimReplica, Any], None]
@@ -227,6 +228,33 @@ def test_every_tick_of_a_replica_is_looked_at(monkeypatch: pytest.MonkeyPatch) -
     replica = busy_leader()
     ticks = sum(r._ticks for r in replica._sim.replicas)
     assert len(seen) == ticks and abs(sum(seen) - ticks // RECOUNT_EVERY) <= 3
+
+
+def test_every_container_of_a_sound_replica_has_a_bound(leader: SimReplica) -> None:
+    check_tables(leader)
+    assert not [path for path in BOUNDS if not path.rpartition(".")[2]]
+
+
+def test_a_table_that_nobody_thought_of_is_reported(
+    leader: SimReplica, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    admission = leader.app.replica.admission  # type: ignore[attr-defined]
+    monkeypatch.setattr(admission, "_by_topic", {}, raising=False)
+    with pytest.raises(Violation, match=r"no bound is known for Admission\._by_topic"):
+        check_tables(leader)
+
+
+@pytest.mark.parametrize(
+    ("path", "left_behind"), [("_deciding", {"gone": set()}), ("_opening", {("gone", "t"): 0})]
+)
+def test_what_is_left_behind_is_reported(
+    leader: SimReplica, monkeypatch: pytest.MonkeyPatch, path: str, left_behind: Any
+) -> None:
+    """Apps come and go: an empty set for each that there ever was is a leak, and counts of zero are."""
+    admission = leader.app.replica.admission  # type: ignore[attr-defined]
+    monkeypatch.setattr(admission, path, getattr(admission, path) | left_behind)
+    with pytest.raises(Violation, match=rf"Admission\.{path}"):
+        check_tables(leader)
 
 
 def test_no_bound_is_without_a_case() -> None:

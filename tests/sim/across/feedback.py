@@ -1,6 +1,6 @@
-"""Feedback of one app and topic in a world of several groups: the real actor, and the producers' real links.
+"""Feedback in a world of several groups: the real processes of it, and the producers' real links to them.
 
-The actor dies and is started again; a producer that dies leaves its poll parked there. What stands for the
+A process dies and is started again; a producer that dies leaves its poll parked there. What stands for the
 application is the querier: it looks into the app's database, late, or without knowing, or fails.
 """
 
@@ -12,8 +12,8 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from escrowmq.feedback.answering.query_pool import QueryPool
-from escrowmq.feedback.answering.topic_link import FeedbackLost, Respondent, TopicLink
-from escrowmq.feedback.asking.topic_feedback import TopicFeedback
+from escrowmq.feedback.answering.shard_link import AskedCheck, FeedbackLost, Place, Respondent, ShardLink
+from escrowmq.feedback.asking.shard import FeedbackShard
 from escrowmq.feedback.brokers import BrokerUnreachable
 from escrowmq.feedback.config import AnswererConfig, FeedbackConfig
 from escrowmq.feedback.policy import Trouble
@@ -38,12 +38,13 @@ ASKING = FeedbackConfig(
     poll_wait_max_s=0.5,
     branch_sweep_s=1.0,
     settle_keep_s=4.0,
+    shards=2,
 )
 ANSWERING = AnswererConfig(poll_wait_s=0.5, poll_wait_max_s=1.0, working_wait_s=0.2, query_timeout_s=0.5)
 
 
 class _Brokers:
-    """The feedback actor's calls to replicas."""
+    """A feedback process's calls to replicas."""
 
     def __init__(self, clients: AcrossWorkload) -> None:
         self._clients = clients
@@ -64,33 +65,31 @@ class _Brokers:
 
 
 class _Port:
-    """A producer's way to one life of the actor. A call there goes on when its caller has died."""
+    """A producer's way to one life of a feedback process. A call there goes on when its caller has died."""
 
-    def __init__(self, actor: FeedbackActor) -> None:
-        self._actor, self._life = actor, actor.life
+    def __init__(self, process: FeedbackProcess, app: str) -> None:
+        self._process, self._app, self._life = process, app, process.life
 
     async def poll(
-        self, instance: str, room: int, working: Sequence[tuple[int, str, int]], wait_s: float
+        self, instance: str, room: int, working: Sequence[AskedCheck], wait_s: float
     ) -> tuple[str, Any]:
-        return cast(
-            "tuple[str, Any]",
-            await self._through(self._actor.topic_feedback.poll(instance, room, working, wait_s)),
-        )
+        call = self._process.shard.poll(self._app, instance, room, working, wait_s)
+        return cast("tuple[str, Any]", await self._through(call))
 
     async def answer(
-        self, instance: str, answers: Sequence[tuple[int, str, str, str, int]]
+        self, instance: str, answers: Sequence[tuple[Place, str, str, str, int]]
     ) -> tuple[str, Any]:
         await asyncio.sleep(0.0005)
         self._check()
-        return self._actor.topic_feedback.answer(instance, answers)
+        return self._process.shard.answer(self._app, instance, answers)
 
     async def leave(self, instance: str, idle: bool = False) -> None:
         self._check()
-        self._actor.topic_feedback.leave(instance, idle)
+        self._process.shard.leave(self._app, instance, idle)
 
     def _check(self) -> None:
-        if self._life != self._actor.life:
-            raise FeedbackLost("the actor was restarted")
+        if self._life != self._process.life:
+            raise FeedbackLost("the process was restarted")
 
     async def _through(self, call: Coroutine[Any, Any, Any]) -> Any:
         try:
@@ -99,32 +98,32 @@ class _Port:
             call.close()
             raise
         task = asyncio.ensure_future(call)
-        self._actor.calls.add(task)
-        task.add_done_callback(self._actor.calls.discard)
+        self._process.calls[task] = None
+        task.add_done_callback(self._process.calls.pop)
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
             if task.cancelled():
-                raise FeedbackLost("the actor has died") from None
+                raise FeedbackLost("the process has died") from None
             raise
 
 
-class FeedbackActor:
-    """The actor of one app and topic, in all its lives."""
+class FeedbackProcess:
+    """One of the processes that host the feedback of all apps and topics, in all its lives."""
 
-    def __init__(self, app: str, topic: str, clients: AcrossWorkload) -> None:
-        self.app, self.topic, self.life = app, topic, 0
-        self.calls: set[asyncio.Future[Any]] = set()
+    def __init__(self, index: int, clients: AcrossWorkload) -> None:
+        self.index, self.life = index, 0
+        self.calls: dict[asyncio.Future[Any], None] = {}
         self._clients = clients
-        self._rng = clients.many.world.stream(f"feedback-{app}-{topic}")
+        self._rng = clients.many.world.stream(f"feedback-{index}")
         clients.in_loop(self._start)
 
     def _start(self) -> None:
         scene = self._clients.scene
-        self.topic_feedback = TopicFeedback(
-            self.app, self.topic, scene.groups, scene.size, _Brokers(self._clients), ASKING, self._rng
+        self.shard = FeedbackShard(
+            self.index, ASKING.shards, scene.groups, scene.size, _Brokers(self._clients), ASKING, self._rng
         )
-        self.topic_feedback.start()
+        self.shard.start()
 
     def restart(self) -> None:
         """Everything that it knew is gone; leases at the leaders end by themselves."""
@@ -132,17 +131,17 @@ class FeedbackActor:
 
     def _restart(self) -> None:
         self.check()
-        for task in [*self.topic_feedback._tasks, *self.calls]:
+        for task in [*self.shard._tasks, *self.calls]:
             task.cancel()
         self.life += 1
         self._start()
 
     def check(self) -> None:
         """Its loops survive errors; here there must be none."""
-        errors = self.topic_feedback.counts["errors"]
-        errors += sum(group.counts["errors"] for group in self.topic_feedback._groups.values())
-        if errors:
-            raise Violation(f"feedback of {self.app}, {self.topic} met {errors} errors", "client-failed")
+        counts = [self.shard.counts, *(watch.counts for watch in self.shard._watches.values())]
+        counts += [pair.counts for pair in self.shard._pairs.values()]
+        if errors := sum(counted["errors"] for counted in counts):
+            raise Violation(f"feedback process {self.index} met {errors} errors", "client-failed")
 
 
 class Queries:
@@ -197,17 +196,16 @@ class Queries:
 
 
 class Links:
-    """What one producer has parked at the feedback actors of its app."""
+    """What one producer has parked at the feedback processes."""
 
     def __init__(
-        self, producer: AcrossProducer, actors: Sequence[FeedbackActor], clients: AcrossWorkload
+        self, producer: AcrossProducer, processes: Sequence[FeedbackProcess], clients: AcrossWorkload
     ) -> None:
         self._producer, self._clients = producer, clients
-        by_topic = {actor.topic: actor for actor in actors}
 
-        async def connect(topic: str) -> _Port:
+        async def connect(shard: int) -> _Port:
             await asyncio.sleep(0.001)
-            return _Port(by_topic[topic])
+            return _Port(processes[shard], producer.app)
 
         respondent = Respondent(
             instance=producer.name,
@@ -217,7 +215,7 @@ class Links:
             config=ANSWERING,
             rng=random.Random(producer.name),
         )
-        self._links = [TopicLink(topic, respondent) for topic in by_topic]
+        self._links = [ShardLink(process.index, respondent) for process in processes]
         self._tasks: list[asyncio.Task[None]] = []
         clients.in_loop(self._start)
 

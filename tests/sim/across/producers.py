@@ -109,7 +109,7 @@ class AcrossProducer:
     def _prepare(self, record: AcrossTx, messages: list[Message], given: bool, tries: int) -> None:
         if not self.alive:
             return
-        tx = TransactionBase(self.core, None, record.tx, None, None, lambda topic: None)
+        tx = TransactionBase(self.core, None, record.tx, None, None)
         tx._given_id = given
         tx._add(messages)
         plan = tx._plan()

@@ -33,7 +33,8 @@ class Scene:
     delivery_timeout_s: float
     across: float  # share of the transactions that lie in more than one group
     late_copies: float  # share of the requests of which a copy arrives seconds later
-    tables: Settings  # how much is remembered
+    level_at_s: float | None  # when the groups begin to take format level 2; None: never
+    tables: Settings | None  # how much is remembered, by a SETTINGS of the first moment; None: the defaults
     reach: frozenset[str]
 
     @staticmethod
@@ -43,9 +44,10 @@ class Scene:
         act_every_s, part_bytes = rng.choice((0.02, 0.05, 0.1)), rng.choice((150, 600, 1 << 20))
         timeout_s, share = rng.choice((1.0, 3.0, 8.0)), rng.choice((0.4, 0.7, 1.0))
         late, small = rng.choice((0.0, 0.05, 0.2)), rng.choice((60, 110, 150))
-        tables = Settings()
+        level_at_s, tables = rng.choice((0.1, 0.1, 0.1, 0.1, 2.0, 5.0, None)), None
         if "small-tables" in reach:  # an app counts as APP_AS_IDS beside its ids
             tables = Settings(settled_generation=small, producers_generation=small // 4, groups_kept=2)
+            level_at_s = 0.1
         return Scene(
             groups=groups,
             size=size or chosen_size,
@@ -55,6 +57,7 @@ class Scene:
             delivery_timeout_s=timeout_s,
             across=share,
             late_copies=late,
+            level_at_s=level_at_s,
             tables=tables,
             reach=reach,
         )

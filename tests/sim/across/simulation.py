@@ -10,17 +10,30 @@ import hashlib
 import random
 from collections.abc import Sequence
 from dataclasses import fields, replace
+from functools import partial
 
+from escrowmq.replication.calling.answers import LevelReport
+from escrowmq.replication.replica.replica import Replica
+from escrowmq.replication.state.machine import LEVEL_MAX
 from tests.sim.across.scene import Scene
 from tests.sim.across.workload import AcrossWorkload, GroupWorkload
+from tests.sim.broker_app import BrokerApplication
 from tests.sim.faultplan import EVERY, GROUP_WEIGHTS, Fault, draw_faults
 from tests.sim.faults import Faults
 from tests.sim.rebuild import check_now_and_then, check_rebuilt
+from tests.sim.replica import SimReplica
 from tests.sim.simulation import SETTLE_S, Figures, Plan, Simulation
+from tests.sim.tables import check_tables
 from tests.sim.world import START_S, World
 
 GONE_S = (0.5, 2.0, 5.0)  # how long a whole group is without a leader, about
+LEVEL_EVERY_S = 0.1  # from one question about format levels to the next
 AHEAD_S = (1.0, 60.0, 3600.0, 2e5)
+
+
+def _broker(replica: SimReplica) -> Replica:
+    assert isinstance(replica.app, BrokerApplication)
+    return replica.app.replica
 
 
 class Part(Simulation):
@@ -158,6 +171,8 @@ class ManyGroups:
             world.later(self.chaos_s, part.calm_down)
             world.later(self.chaos_s + 1.5, part.calm_down)
         world.later(0.5, self._act)
+        if self.scene.level_at_s is not None:
+            world.later(self.scene.level_at_s, self._raise_levels)
         for fault in self.faults:
             world.later(fault.at_s, self._strike, fault)
         world.later(self.chaos_s + 2.0, self._act)
@@ -172,11 +187,28 @@ class ManyGroups:
         for part in self.parts:
             for replica in part.replicas:
                 check_rebuilt(part, replica)
+                check_tables(replica)
 
     def _strike(self, fault: Fault) -> None:
         for part in self.parts:
             if fault.gid in (part.gid, EVERY):
                 part.strike(replace(fault, seed=fault.seed + part.gid))
+
+    def _raise_levels(self) -> None:
+        """What the thread of each leader does beside it: ask all replicas of all groups, then propose."""
+        now, reports = self.world.now, list[LevelReport | None]()
+        for part in self.parts:
+            for replica in part.replicas:
+                there = replica.up and now >= replica.paused_until and not part.clients_cut
+                reports.append(LevelReport(LEVEL_MAX, _broker(replica).state.level) if there else None)
+        if all(report is not None and report.applied == LEVEL_MAX for report in reports):
+            return
+        self.world.later(LEVEL_EVERY_S, self._raise_levels)
+        for part in self.parts:
+            for replica in part.replicas:
+                if replica.up and replica.node.ready and now >= replica.paused_until:
+                    replica.guarded(partial(_broker(replica).raise_level, reports))
+                    replica.kick()
 
     def _act(self) -> None:
         if not self.calm:

@@ -11,13 +11,14 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
 from escrowmq.actors.client.replica_calls import OnAnswer
-from escrowmq.replication.calling.answers import Leadership, LockedChecks, Reply
+from escrowmq.replication.calling.answers import Leadership, Reply
 from escrowmq.replication.errors import EscrowMQError, InvalidMessage
 from escrowmq.replication.format.codec import OpType
 from escrowmq.replication.host.due_checks import DueChecks
 from escrowmq.replication.host.inspection import Inspection
 from escrowmq.replication.host.running import RunningReplica
 from escrowmq.replication.replica.validation import parse_request
+from escrowmq.replication.state.machine import StateMachine
 from tests.sim.broker_app import BrokerApplication, number_of
 
 if TYPE_CHECKING:
@@ -42,14 +43,25 @@ class SimRunning:
     """What answering questions about a replica needs of the process around it; its thread is the event."""
 
     def __init__(self, replica: SimReplica, app: BrokerApplication) -> None:
-        self._node, self.replica = replica.node, app.replica
+        self.node, self.replica = replica.node, app.replica
+        self.checks_due = _NoWait()
         self.now_ms = app._now_ms
 
     def led(self, read: Callable[[], Any]) -> Reply:
-        return ("ok", read()) if self._node.ready else self.replica.not_leader()
+        return ("ok", read()) if self.node.ready else self.replica.not_leader()
+
+    def if_leading(self, read: Callable[[StateMachine], Any]) -> Reply:
+        return ("ok", read(self.replica.state)) if self.node.ready else self.replica.not_leader()
 
     def later(self, work: Callable[[], None]) -> None:
         work()
+
+
+class _NoWait:
+    """Where a thread would wait for checks to come due: there is one look, and ``Wire`` looks again."""
+
+    def wait_for(self, attempt: Callable[[], Reply | None], wait_s: float) -> Reply | None:
+        return attempt()
 
 
 class Wire:
@@ -144,9 +156,9 @@ class Wire:
             node = replica.node
             leader = None if node.leader_id is None else number_of(node.leader_id)
             answer(Leadership(node.ready, leader, node.term))
-        elif method == "lock_due":
-            self._lock_due(replica, app, args, answer, self._world.now + args[4])
-        elif method in ("release_locks", "open_topics"):
+        elif method == "due_pairs":
+            self._due_pairs(replica, DueChecks(running), args, answer, self._world.now + args[-1])
+        elif hasattr(DueChecks, method):
             answer(getattr(DueChecks(running), method)(*args))
         else:
             answer(getattr(Inspection(running), method)(*args))
@@ -164,24 +176,20 @@ class Wire:
         else:
             app.replica.submit(request, ops, answer)
 
-    def _lock_due(
+    def _due_pairs(
         self,
         replica: SimReplica,
-        app: BrokerApplication,
+        due: DueChecks,
         args: tuple[Any, ...],
         answer: Callable[[Any], None],
         until: float,
     ) -> None:
         """A long poll: looked at again and again."""
-        if not replica.node.ready:
-            answer(app.replica.not_leader())
-            return
-        owner_app, topic, most, lease_s, _, owner = args
-        rows = app.lock_due(owner_app, topic, most, lease_s, owner)
-        if rows or self._world.now >= until:
-            answer(("ok", LockedChecks.of(rows)))
+        status, *rest = due.due_pairs(*args)
+        if status != "ok" or rest[0].pairs or self._world.now >= until:
+            answer((status, *rest))
         else:
-            replica.later(LONG_POLL_STEP_S, lambda: self._lock_due(replica, app, args, answer, until))
+            replica.later(LONG_POLL_STEP_S, lambda: self._due_pairs(replica, due, args, answer, until))
 
 
 def _may_repeat(request: bytes) -> bool:

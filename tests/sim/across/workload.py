@@ -15,8 +15,9 @@ from escrowmq.actors.client.config import ChannelConfig
 from escrowmq.actors.client.topology import ClusterInfo
 from escrowmq.replication.format import ops
 from escrowmq.replication.model import ResultCode
+from escrowmq.replication.state.machine import LEVEL_MAX
 from tests.history.report import Report
-from tests.sim.across.feedback import FeedbackActor, Links
+from tests.sim.across.feedback import ASKING, FeedbackProcess, Links
 from tests.sim.across.ledger import AcrossLedger, AcrossTx
 from tests.sim.across.loop import WorldLoop
 from tests.sim.across.producers import AcrossProducer
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 APPS = ("shop", "shop", "shop", "mute")
 RESOLVE_S = 60.0  # after the calm, for the last check
 STEP_S = 0.5
+LEVEL_STEP_S = 0.05
 READS = 5
 OPERATOR = "operator:simulated"
 
@@ -48,7 +50,7 @@ class GroupWorkload:
         self._clients, self._gid, self._groups = clients, gid, groups
 
     def open(self, context: ReplicaContext) -> BrokerApplication:
-        return BrokerApplication(context, self._on_entry, self._gid, self._groups, self._clients.scene.tables)
+        return BrokerApplication(context, self._on_entry, self._gid, self._groups)
 
     def _on_entry(self, index: int, command: bytes) -> None:
         self._clients.ledger.heard(self._gid, index, command)
@@ -79,7 +81,7 @@ class AcrossWorkload:
         operator_rng = many.world.stream("operator")
         self.operator = WorldTurns(many.world, self.wire, info, ChannelConfig(), operator_rng)
         self._topics = self._operating = 0
-        self.actors: list[FeedbackActor] = []
+        self.processes: list[FeedbackProcess] = []
         keep = self._rng.choice(({}, {}, {"retention_ms": 3_000}, {"retention_bytes": 2_000}))
         for desk, (name, partitions) in itertools.product(self.desks, self.scene.topics.items()):
             settings = topic_settings(partitions, transaction_timeout_ms=500, **keep)
@@ -90,7 +92,31 @@ class AcrossWorkload:
             raise Violation(f"CREATE_TOPIC was answered {results[0]}", "unexpected-answer")
         self._topics += 1
         if self._topics == len(self.scene.topics) * self.scene.groups:
-            self.actors = [FeedbackActor("shop", topic, self) for topic in self.scene.topics]
+            self._set_tables()
+
+    def _set_tables(self) -> None:
+        """Small tables are set before anything else, as soon as the groups are at the level that it takes."""
+        if self.scene.tables is None:
+            self._open_shop()
+            return
+        leaders = [self._leader(gid) for gid in range(self.scene.groups)]
+        if not all(leader is not None and leader.replica.state.level == LEVEL_MAX for leader in leaders):
+            self.later(LEVEL_STEP_S, self._set_tables)
+            return
+        self._unset = self.scene.groups
+        for desk in self.desks:
+            desk.call(ops.settings(self.scene.tables.values()), self._tables_set, lambda: True)
+
+    def _tables_set(self, results: list[Any]) -> None:
+        if results[0][0] != ResultCode.OK:
+            raise Violation(f"SETTINGS was answered {results[0]}", "unexpected-answer")
+        self._unset -= 1
+        if self._unset == 0:
+            self._open_shop()
+
+    def _open_shop(self) -> None:
+        if not self.producers:
+            self.processes = [FeedbackProcess(index, self) for index in range(ASKING.shards)]
             self.producers = [self._hire(app) for app in APPS]
             self.consumers = [
                 Consumer(f"c{gid}", desk, self.ledger, self.scene.places(gid))
@@ -100,7 +126,7 @@ class AcrossWorkload:
     def _hire(self, app: str) -> AcrossProducer:
         producer = AcrossProducer(f"p{self.number()}", app, self)
         if app != "mute":
-            self._links[producer.name] = Links(producer, self.actors, self)
+            self._links[producer.name] = Links(producer, self.processes, self)
         return producer
 
     def share_across(self, app: str) -> float:
@@ -183,12 +209,12 @@ class AcrossWorkload:
         self._rng.choice(self.consumers).commit_offsets()
 
     def _trouble(self) -> None:
-        """A producer or a feedback actor dies, or an operator decides something that is open."""
+        """A producer or a feedback process dies, or an operator decides something that is open."""
         chance = self._rng.random()
         if chance < 0.3:
             self._rng.choice(self.producers).die()
         elif chance < 0.5:
-            self._rng.choice(self.actors).restart()
+            self._rng.choice(self.processes).restart()
         elif opened := [tx for tx in self._open_at_home() if tx.whole]:
             self._operate(self._rng.choice(opened), self._rng.choice(("COMMITTED", "ROLLBACK")))
 
@@ -243,8 +269,8 @@ class AcrossWorkload:
             self._operate(tx, self._rng.choice(("COMMITTED", "ROLLBACK")) if tx.whole else "ROLLBACK")
         self._resolve(None)
         self.many.judging = True
-        for actor in self.actors:
-            actor.check()
+        for process in self.processes:
+            process.check()
         self._read_everything()
         self.ledger.leave_all()
         self.report = self.ledger.recorder.checker.finish(expect_resolved=True)
@@ -305,7 +331,7 @@ class AcrossWorkload:
         else:
             raise Violation(f"of {READS} tries to read everything none could be ended", "stuck")
         for consumer, leader in zip(self.consumers, leaders, strict=True):
-            if len(self.consumers) <= self.scene.tables.groups_kept:
+            if self.scene.tables is None or len(self.consumers) <= self.scene.tables.groups_kept:
                 consumer.check_offsets(leader)
         for tx in self.ledger.transactions.values():
             assert isinstance(tx, AcrossTx)

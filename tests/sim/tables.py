@@ -1,0 +1,214 @@
+"""A bound for every container that a replica's objects hold: queues, tables, and what they hold in turn.
+
+Walked now and then, since it takes a hundred times as long as the sums of bounds.py: a table that leaks is
+still there at the next look. A container without a bound is a violation of its own, so a new table cannot be
+forgotten.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from escrowmq.replication.raft.proposals import COMMAND_BYTES_MAX
+from escrowmq.replication.state.transactions import AUDIT_KEPT
+from tests.sim.containers import sizes
+from tests.sim.world import Violation
+
+if TYPE_CHECKING:
+    from tests.sim.replica import SimReplica
+
+WALK_EVERY = 256  # ticks
+#: Transactions that one operation may settle: the table of the settled turns after it.
+SETTLED_AT_ONCE = 10_000
+#: Names of handlers and the like: they come with the program, and not with what it does.
+OF_THE_PROGRAM = 100
+#: Requests that wait for an entry: their bytes are bounded; the smallest have some 20.
+REQUESTS = 20_000
+#: Segments, snapshots and run files on disk, and places in them: they go with retention.
+FILES = 20_000
+#: Ids of decisions in entries that are under way, or of which this leader does not know what became.
+DECIDING = 20_000
+
+Most = Callable[[Counter[str], "SimReplica", Any], int]
+
+
+def _peers(found: Counter[str], replica: SimReplica, broker: Any) -> int:
+    return len(replica.node.peers) + 1
+
+
+def _entries(found: Counter[str], replica: SimReplica, broker: Any) -> int:
+    return replica.node.config.outstanding_entries_max
+
+
+def _opened(found: Counter[str], replica: SimReplica, broker: Any) -> int:
+    return int(broker.state.transactions.open_count())
+
+
+def _aged(found: Counter[str], replica: SimReplica, broker: Any) -> int:
+    """Open ones, and those that settled while a snapshot was being written."""
+    return found["OpenTable.old"]
+
+
+def _settled(found: Counter[str], replica: SimReplica, broker: Any) -> int:
+    state = broker.state
+    kept: int = state.settings.settled_generation + state.settings.producers_generation
+    return 2 * (kept + SETTLED_AT_ONCE)
+
+
+def _of(path: str) -> Most:
+    """As many as ``path`` has: no empty ones, none that are left behind."""
+    return lambda found, replica, broker: found[path]
+
+
+def _apps(found: Counter[str], replica: SimReplica, broker: Any) -> int:
+    """Each has something open, or something settled since the last turn but one."""
+    return _opened(found, replica, broker) + _settled(found, replica, broker)
+
+
+def _groups(found: Counter[str], replica: SimReplica, broker: Any) -> int:
+    return int(broker.state.settings.groups_kept)
+
+
+def _positions(found: Counter[str], replica: SimReplica, broker: Any) -> int:
+    return found["StateMachine.group_offsets"] * (1 + found["TopicTable.slots"])
+
+
+def _slots(found: Counter[str], replica: SimReplica, broker: Any) -> int:
+    return found["TopicTable.slots"]
+
+
+def _due(found: Counter[str], replica: SimReplica, broker: Any) -> int:
+    slack: int = broker.state.due._slack
+    return 2 * _opened(found, replica, broker) + 2 * slack + 2_000
+
+
+BOUNDS: dict[str, int | Most] = {
+    # What the leader decides: requests that wait, and what is under way.
+    "Admission._queue": REQUESTS,
+    "Admission._deciding": _of("Admission._deciding[]"),
+    "Admission._deciding idle": 0,
+    "Admission._opening idle": 0,
+    "Admission._deciding[]": DECIDING,
+    "Admission._opening": _of("ComposedEntry.opening"),
+    "ComposedEntry.deciding": REQUESTS,
+    "ComposedEntry.opening": REQUESTS,
+    "ComposedEntry.ops": REQUESTS,
+    "ComposedEntry.slots": REQUESTS,
+    "ComposedEntry.submissions": REQUESTS,
+    "Replica._own": _entries,
+    "Submission.left_out": REQUESTS,
+    "Submission.results": REQUESTS,
+    "Submission.units": REQUESTS,
+    "Unit.ops": REQUESTS,
+    # The state.
+    "AppTransactions.open_by_topic": _apps,
+    "OpenTable._changed": _aged,
+    "OpenTable.gone": _aged,
+    "OpenTable.old": lambda found, replica, broker: _opened(found, replica, broker) + found["OpenTable.gone"],
+    "OpenTable.young": _opened,
+    "PartitionIndex._sealed": FILES,
+    "PartitionIndex._sealed_bases": FILES,
+    "StateMachine._handlers": OF_THE_PROGRAM,
+    "StateMachine._pending_refs": REQUESTS,
+    "StateMachine.group_offsets": _groups,
+    "StateMachine.group_offsets[]": _positions,
+    "StateMachine.group_offsets[][]": _positions,
+    "Topic.partitions": _slots,
+    "TopicTable.slots": 1_000,
+    "TopicTable.topics": _slots,
+    "TransactionTable.apps": _apps,
+    "TransactionTable.audit": AUDIT_KEPT,
+    "TwoGenerations.old": _settled,
+    "TwoGenerations.young": _settled,
+    # Checks that will be due.
+    "DueQueue._buckets": _due,
+    "DueQueue._buckets[]": _due,
+    "DueQueue._due": _of("DueQueue._due[]"),
+    "DueQueue._due idle": 0,
+    "DueQueue._due[]": _due,
+    "DueQueue._leases": _opened,
+    "DueNews._number": _of("DueQueue._due"),
+    "DueNews._pairs": _of("DueQueue._due"),
+    "DueQueue._order": lambda found, replica, broker: 2 * found["DueQueue._buckets"] + 2_000,
+    "DueQueue._untidied": _due,
+    # Snapshots: one that is being written has a copy of the state.
+    "Checkpoints._ends": FILES,
+    "Checkpoints._ends[]": FILES,
+    "Checkpoints._named": FILES,
+    "Checkpoints._named[]": FILES,
+    "Checkpoints._run_files": FILES,
+    "Checkpoints.indexes": 10,
+    **{f"Snapshot.{name}": FILES for name in ("given", "open", "producers", "settled", "tables")},
+    **{"Snapshot.meta" + "[]" * depth: FILES for depth in range(8)},
+    # The log, and what waits for the disk.
+    "CommitQueue._removals": FILES,
+    "CommitQueue._retry": FILES,
+    "CommitQueue._writes": FILES,
+    "CommitQueue.buffers": FILES,
+    "EntryCache._entries": FILES,
+    "OpenSegment.sums": FILES,
+    "SegmentReader._clock": 64,
+    "SyncJob._removals": FILES,
+    "SyncJob._writes": FILES,
+    "SyncJob.rest": FILES,
+    "SyncJob.sealed": FILES,
+    "TermRuns._starts": FILES,
+    "TermRuns._terms": FILES,
+    "Write.buffers": FILES,
+    # Consensus.
+    "Core._answer": OF_THE_PROGRAM,
+    "Core._idToConsumer": OF_THE_PROGRAM,
+    "Core._idToMethod": OF_THE_PROGRAM,
+    "Core._methodToID": OF_THE_PROGRAM,
+    "Core._match": _peers,
+    "Core._peer_nodes": _peers,
+    "Core._SyncObj__commandsWaitingCommit": 0,
+    "Core._SyncObj__commandsWaitingReply": 0,
+    "Core._SyncObj__connectedNodes": _peers,
+    "Core._SyncObj__consumers": OF_THE_PROGRAM,
+    "Core._SyncObj__currentVersionFuncNames": OF_THE_PROGRAM,
+    "Core._SyncObj__lastResponseTime": _peers,
+    "Core._SyncObj__onTickCallbacks": OF_THE_PROGRAM,
+    "Core._SyncObj__otherNodes": _peers,
+    "Core._SyncObj__properies": OF_THE_PROGRAM,
+    "Core._SyncObj__raftMatchIndex": _peers,
+    "Core._SyncObj__raftNextIndex": _peers,
+    "Core._SyncObj__readonlyNodes": 0,
+    "FollowerGuard._held": _peers,
+    "FollowerGuard._held[]": lambda found, replica, broker: 20 * found["FollowerGuard._held"],
+    "Handover._connected": _peers,
+    "PeerProgress._flights": COMMAND_BYTES_MAX,
+    "PreVote._agreed": _peers,
+    "Proposals._sizes": _entries,
+    "Proposals._waiting": _entries,
+    "RaftNode._connected": _peers,
+    "RaftNode._handlers": OF_THE_PROGRAM,
+    "PeerMarks._known": _peers,
+    "Rejoin._answers": _peers,
+    "Rejoin._learners": _peers,
+    "Rejoin._links": _peers,
+    "Rejoin._terms": _peers,
+    "Replicator._connected": _peers,
+    "Replicator._progress": _peers,
+    "VoteGuard._voters": _peers,
+    "_VotesOut._onUtilityMessageCallbacks": OF_THE_PROGRAM,
+}
+
+
+def check_tables(replica: SimReplica) -> None:
+    """Raise Violation for a container that has grown beyond its bound, or has none."""
+    broker = getattr(replica.app, "replica", None)
+    found = sizes(*(root for root in (broker, replica.node, replica.journal) if root is not None))
+    new = sorted(path for path in found if path not in BOUNDS and not path.endswith(" idle"))
+    if new:
+        raise Violation(
+            f"no bound is known for {', '.join(new)}: say one in tests/sim/tables.py", "unbounded"
+        )
+    for path, size in found.items():
+        bound = BOUNDS.get(path)
+        if size and bound is not None:  # idle values are fine in most tables
+            most = bound if isinstance(bound, int) else bound(found, replica, broker)
+            if size > most:
+                raise Violation(f"{path} on {replica.name} holds {size}, more than {most}", "unbounded")
