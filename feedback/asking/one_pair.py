@@ -38,7 +38,7 @@ class OnePair:
         self._shard = FeedbackShard(
             0, 1, groups, replicas, brokers, config, rng, only=(app, topic), owned=owned
         )
-        self._begun_at = 0.0
+        self._begun_at, self._silent_s = 0.0, config.silent_s
 
     def start(self) -> None:
         """Start the loops."""
@@ -94,7 +94,7 @@ class OnePair:
     def anyone_online(self) -> bool:
         """Whether a producer of the app can be asked."""
         producers = self._shard.producers(self.app)
-        return producers is not None and bool(producers.online(self._shard.silent_s))
+        return producers is not None and bool(producers.online(self._silent_s))
 
     def idle_s(self) -> float:
         """How long no producer has polled."""
@@ -108,5 +108,5 @@ class OnePair:
         shown = self.pair.status() | {name: whole[name] for name in ("polls_parked", "poll_wait_s")}
         producers = self._shard.producers(self.app)
         if producers is not None:
-            shown["producers"] = sorted(p.instance for p in producers.online(self._shard.silent_s))
+            shown["producers"] = sorted(p.instance for p in producers.online(self._silent_s))
         return shown

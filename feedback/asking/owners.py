@@ -33,6 +33,10 @@ class Owners:
         if len(self._seen) > self._limit:
             self._seen.popitem(last=False)
 
+    def listen_anew(self, now: float) -> None:
+        """Whoever asks stood still until ``now``: the polls of that time wait before it."""
+        self._started = max(self._started, now)
+
     def closed(self, instance: str) -> None:
         """It said that it runs nothing and never will again: that is better than silence."""
         self._seen[instance] = _CLOSED

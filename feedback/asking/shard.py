@@ -23,6 +23,7 @@ from escrowmq.feedback.asking.checks import WANTED_MAX
 from escrowmq.feedback.asking.due_watch import DueWatch, Pair
 from escrowmq.feedback.asking.group_feedback import Way
 from escrowmq.feedback.asking.lobby import Lobby
+from escrowmq.feedback.asking.pulse import Pulse
 from escrowmq.feedback.asking.topic_feedback import Handed, Place, TopicFeedback
 from escrowmq.feedback.brokers import Brokers, GroupLeader
 from escrowmq.feedback.config import FeedbackConfig
@@ -90,7 +91,7 @@ class FeedbackShard:
         self._pairs: dict[Pair, TopicFeedback] = {}
         self._working: dict[TopicFeedback, None] = {}  # those that have deadlines
         self._asleep: OrderedDict[TopicFeedback, None] = OrderedDict()  # the longest ones first
-        self._news = 0
+        self._news, self._pulse = 0, Pulse(config.tick_s)
         self._place = asyncio.Event()
         self._place.set()
         self._tasks: list[asyncio.Task[None]] = []
@@ -99,9 +100,9 @@ class FeedbackShard:
     def start(self) -> None:
         """Start the loops."""
         what = f"feedback process {self.index}"
-        runs = [watch.run() for watch in self._watches.values()]
-        runs.append(endless(self._tick, self.counts, f"{what}, deadlines"))
-        runs.append(endless(self._sweep, self.counts, f"{what}, branches"))
+        steps = {"deadlines": self._tick, "branches": self._sweep}
+        runs = [endless(step, self.counts, f"{what}, {name}") for name, step in steps.items()]
+        runs += [watch.run() for watch in self._watches.values()]
         self._tasks = [asyncio.create_task(run) for run in runs]
         if self._only is not None:
             self._host(*self._only)
@@ -270,7 +271,11 @@ class FeedbackShard:
 
     def now(self) -> float:
         """Seconds of the event loop."""
-        return asyncio.get_running_loop().time()
+        now = asyncio.get_running_loop().time()
+        if self._pulse.missing(now):
+            for app in self._apps.values():
+                app.owners.listen_anew(now)
+        return now
 
     def hand(self, pair: TopicFeedback, instance: str, checks: list[Handed]) -> None:
         """Checks leave with this producer's poll."""
@@ -418,6 +423,7 @@ class FeedbackShard:
 
     async def _tick(self) -> None:
         await asyncio.sleep(self._config.tick_s)
+        self._pulse.beat(self.now())
         for pair in list(self._working):
             self._guarded(pair, pair.tick)
             self._review(pair)
@@ -488,11 +494,6 @@ class FeedbackShard:
     def pair(self, app: str, topic: str) -> TopicFeedback | None:
         """The feedback of this app and topic, made if need be; None: it is another process's."""
         return self._host(app, topic)
-
-    @property
-    def silent_s(self) -> float:
-        """A producer without a poll for so long is offline."""
-        return self._config.silent_s
 
     def producers(self, app: str) -> AppProducers | None:
         """The producers of this app, if any polled lately."""

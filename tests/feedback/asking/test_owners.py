@@ -19,7 +19,7 @@ from escrowmq.replication.calling.answers import LockedRow
 from escrowmq.replication.errors import ConfigError
 from escrowmq.replication.format import ops
 from escrowmq.replication.model import TransactionState
-from tests.support.clock import run, until
+from tests.support.clock import hold_loop, run, until
 from tests.support.feedback_producers import Producer, World, always, silent, world
 
 COMMITTED, ROLLBACK = TransactionState.COMMITTED, TransactionState.ROLLBACK
@@ -163,6 +163,27 @@ def test_a_feedback_actor_that_was_restarted_gives_owners_time_to_find_it() -> N
             w.producer("p2", shop.look_up, feedback=restarted)
             await asyncio.sleep(5)  # it is due, and its owner is on its way
             back = w.producer("p1", shop.look_up, feedback=restarted)
+            back.running.add("t")
+            await asyncio.sleep(60)
+            assert shop.end(back, "t") == "COMMITTED"
+
+    run(main())
+
+
+def test_a_feedback_process_that_stood_still_has_heard_nobody_meanwhile() -> None:
+    """A live owner's polls wait before a process that was stopped; its silence is the process's own."""
+
+    async def main() -> None:
+        async with world() as w:
+            shop = Shop(w)
+            other = shop.instance("p2")
+            shop.begin("p1", "t", timeout_ms=3_000)
+            await asyncio.sleep(2.8)
+            await w.feedback.poll("p1", 5, [], 0.1)  # the next one finds the process stopped
+            hold_loop(30.0)
+            await asyncio.sleep(5)
+            assert other.asked == [] and w.group.outcome("t") == "PREPARE"
+            back = shop.instance("p1")
             back.running.add("t")
             await asyncio.sleep(60)
             assert shop.end(back, "t") == "COMMITTED"
