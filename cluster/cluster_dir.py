@@ -128,7 +128,7 @@ class ClusterDir:
         try:
             seats = msgspec.convert(content.pop("seats"), list[Seat])
             if "founded" not in content and seats:  # an earlier version's: its replicas have run long since
-                content["founded"] = list(range(content["groups"]))
+                content["founded"] = sorted({seat.gid for seat in seats})
             return msgspec.convert({**content, "seats": {}}, ClusterRecord).with_seats(seats)
         except (KeyError, TypeError, msgspec.ValidationError) as error:
             raise CorruptLog(f"{where} is damaged: {error}; restore it from a backup") from None

@@ -125,7 +125,7 @@ class DataDir:
             return self._write(found)
         if type(disk_id) is not str or not 0 < len(disk_id) <= DISK_ID_MAX:
             raise CorruptLog(f"{self.path / _IDENTITY} is damaged: disk id {disk_id!r}")
-        return Incarnation(found.incarnation, disk_id)
+        return Incarnation(self.identity.incarnation, disk_id)
 
     def close(self) -> None:
         """Let go of the lock. The process's end does it too."""

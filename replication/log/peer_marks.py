@@ -22,6 +22,7 @@ import msgspec
 from google_crc32c import value
 
 from escrowmq.replication.errors import CorruptLog, UnknownVersion
+from escrowmq.replication.format.wire import Index, Name
 from escrowmq.replication.log.disk import Disk
 
 NAME: Final = "peers"
@@ -152,7 +153,7 @@ def _encode(sequence: int, known: dict[str, Incarnation]) -> bytes:
     return data + _CRC.pack(value(data))
 
 
-_decode_marks = msgspec.msgpack.Decoder(list[tuple[str, int, str]]).decode
+_decode_marks = msgspec.msgpack.Decoder(list[tuple[str, Index, Name]]).decode
 
 
 def _decode(data: bytes) -> tuple[int, dict[str, Incarnation]] | None:

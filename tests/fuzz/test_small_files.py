@@ -17,7 +17,9 @@ from escrowmq.cluster.placement import Seat
 from escrowmq.cluster.secret import Secret, read_secret
 from escrowmq.cluster.settings import ClusterSettings
 from escrowmq.replication.log.datadir import DataDir, Identity
+from escrowmq.replication.log.disk import RealDisk
 from escrowmq.replication.log.marks import read_port
+from escrowmq.replication.log.peer_marks import Incarnation, PeerMarks
 from tests.fuzz.engine import EXAMPLES, Target, examine, fuzz
 
 IDENTITY = Identity("c", 0, 1)
@@ -61,6 +63,14 @@ def open_data(path: Path) -> None:
     DataDir(path, IDENTITY).close()
 
 
+def open_marks(path: Path) -> None:
+    marks = PeerMarks(RealDisk(path), Incarnation(0, "own"))
+    for peer, number, disk_id in marks.all():
+        assert (type(peer), type(number), type(disk_id)) == (str, int, str)
+        assert 0 <= number < 1 << 63
+    marks.close()
+
+
 def open_cluster(path: Path) -> None:
     opened = ClusterDir(path, SHAPE, SECRET)
     record = opened.record
@@ -80,6 +90,14 @@ def written_identity() -> bytes:
         return (Path(path) / "identity.json").read_bytes()
 
 
+def written_marks() -> bytes:
+    with tempfile.TemporaryDirectory() as path:
+        marks = PeerMarks(RealDisk(Path(path)), Incarnation(0, "own"))
+        marks.learn([("1", 2, "d" * 32), ("2", 0, "e" * 32)])
+        marks.close()
+        return (Path(path) / "peers").read_bytes()
+
+
 def written_cluster() -> bytes:
     with tempfile.TemporaryDirectory() as path:
         opened = ClusterDir(Path(path), SHAPE, SECRET)
@@ -91,6 +109,7 @@ def written_cluster() -> bytes:
 TARGETS = [
     Target("identity.json", in_directory("identity.json", open_data), [written_identity()]),
     Target("cluster.json", in_directory(CLUSTER_FILE, open_cluster), [written_cluster()]),
+    Target("peers", in_directory("peers", open_marks), [written_marks()]),
     Target("raft-port", in_directory("raft-port", port), [b"40123", b"1"]),
     Target("configuration", in_directory("x.yaml", lambda p: load_config(p / "x.yaml")), [CONFIG]),
     Target("secret file", in_directory("s", lambda p: read_secret(p / "s")), [b"0123456789abcdef\n"]),
