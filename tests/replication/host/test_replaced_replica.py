@@ -109,22 +109,28 @@ def test_a_replica_that_lost_its_marks_is_a_learner_until_it_has_them_again(grou
     assert member.parts.running.node.marks.all() == before
 
 
-def test_two_empty_replicas_do_not_found_a_group_that_had_a_leader(tmp_path: Path) -> None:
+@pytest.mark.parametrize("known", [True, False], ids=["known", "planted: nobody knows"])
+def test_two_empty_replicas_do_not_found_a_group_that_had_a_leader(tmp_path: Path, known: bool) -> None:
     """They are a majority, and what the group had is with the third one, which is starting."""
     with BrokerGroup(tmp_path) as group:
         group.topic()
         group.publish("x")
         for rid in range(3):
             group.stop(rid)
-        group.had_a_leader = True
+        group.had_a_leader = known
         empty = [group.setup(rid) for rid in (0, 1)]
         for setup in empty:
             shutil.rmtree(setup.data_dir)
         for setup in empty:
             group.alive[setup.identity.replica] = Member(setup)
-        for setup in empty:
-            with pytest.raises(Unavailable, match="no leader"):
-                group.alive[setup.identity.replica].host.open(0.3)
+        if known:
+            for setup in empty:
+                with pytest.raises(Unavailable, match="no leader"):
+                    group.alive[setup.identity.replica].host.open(0.3)
+        else:  # what the supervisor's knowledge is for
+            for setup in empty:
+                group.alive[setup.identity.replica].open()
+            assert not group.leader().parts.reads.topics()[1]
 
 
 def test_what_is_marked_is_marked_before_the_link_is_up(
