@@ -83,11 +83,13 @@ def mark_after_the_link(patch: pytest.MonkeyPatch) -> None:
 @plant(
     "learner-without-marks",
     "ghost-counted",
-    "stuck-learner",
     *VOTES,
     *LOST,
     workload="raw",
     within=60,
+    passing_over=(
+        "stuck-learner",
+    ),  # it waits for a process that never speaks to it; true, and not the point
     chaos_s=8.0,
     often={"empty-disk": 40},
     conditions=ghosts_among_the_ignorant,
