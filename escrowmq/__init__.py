@@ -41,6 +41,7 @@ if TYPE_CHECKING:
         JavaNotFound,
         MessageTooLarge,
         NotAuthorized,
+        NotFullyPrepared,
         NotLeader,
         NotSupported,
         OffsetOutOfRange,
@@ -94,6 +95,7 @@ __all__ = [
     "Message",
     "MessageTooLarge",
     "NotAuthorized",
+    "NotFullyPrepared",
     "NotLeader",
     "NotSupported",
     "OffsetOutOfRange",
@@ -129,9 +131,10 @@ __all__ = [
 
 _ERRORS = (
     "ClusterNotFound Closed ConfigError CorruptLog DataDirLocked DataDirMismatch DataLoss DiskFull "
-    "EscrowMQError InvalidMessage JavaNotFound MessageTooLarge NotAuthorized NotLeader NotSupported "
-    "OffsetOutOfRange OutcomeUnknown Overloaded ProducerFenced StaleMember TooManyOpenTransactions "
-    "TopicExists TransactionConflict Unavailable UnknownTopic UnknownTransaction UnknownVersion"
+    "EscrowMQError InvalidMessage JavaNotFound MessageTooLarge NotAuthorized NotFullyPrepared NotLeader "
+    "NotSupported OffsetOutOfRange OutcomeUnknown Overloaded ProducerFenced StaleMember "
+    "TooManyOpenTransactions TopicExists TransactionConflict Unavailable UnknownTopic UnknownTransaction "
+    "UnknownVersion"
 )
 _VALUES = "ConsumerRecord Message OpenTransaction RecordMetadata TopicInfo TransactionState"
 #: Module -> the names it gives to the public face.

@@ -89,9 +89,6 @@ class FeedbackConfig:
     settle_keep_s: float = 60.0
     #: How often deadlines are looked at.
     tick_s: float = 0.2
-    #: Without any producer online, branch transactions still follow their home group's decision; they are
-    #: then looked for this often.
-    branch_sweep_s: float = 5.0
     #: An app and topic without checks for so long is forgotten with its counters (10 KB), and so is an app of
     #: which nobody has polled; both are there again at the next check, or poll.
     idle_exit_s: float = 600.0

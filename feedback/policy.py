@@ -34,7 +34,6 @@ class Route(enum.Enum):
     """Who can say what became of a locked transaction."""
 
     PRODUCER = "producer"
-    HOME_GROUP = "home group"
     TOPIC_POLICY = "topic policy"
 
 
@@ -76,9 +75,7 @@ C = TypeVar("C", bound=Candidate)
 
 
 def route(row: LockedRow) -> Route:
-    """A branch follows its home group, which alone holds the decision; its producer is never asked."""
-    if row.home_group != -1:
-        return Route.HOME_GROUP
+    """Branches of transactions over several groups are not locked: their leaders follow the home groups."""
     return Route.TOPIC_POLICY if row.exhausted else Route.PRODUCER
 
 
@@ -103,15 +100,6 @@ def judge(state: TransactionState, trouble: Trouble, *, others: bool) -> Verdict
     if trouble is not Trouble.NONE and others:
         return Verdict.ASK_ANOTHER
     return Verdict.COUNT
-
-
-def judge_home(state: TransactionState) -> Verdict:
-    """What the home group's record means for a branch; undecided or forgotten: leave it and ask again."""
-    if state is TransactionState.COMMITTED:
-        return Verdict.COMMIT
-    if state is TransactionState.ROLLBACK:
-        return Verdict.ROLLBACK
-    return Verdict.RELEASE
 
 
 def pick(taking: Sequence[C], tried: Set[str]) -> C | None:

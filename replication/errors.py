@@ -101,6 +101,20 @@ class UnknownTransaction(EscrowMQError):
         return f"unknown transaction {self.tx_id!r}: never prepared here, or settled too long ago to remember"
 
 
+class NotFullyPrepared(EscrowMQError):
+    """A transaction cannot be committed by hand, since not all of it was prepared; it can be rolled back."""
+
+    def __init__(self, tx_id: str, lacking: str) -> None:
+        super().__init__(tx_id, lacking)
+        self.tx_id, self.lacking = tx_id, lacking
+
+    def __str__(self) -> str:
+        return (
+            f"transaction {self.tx_id!r} cannot be committed: {self.lacking}. Its producer never finished "
+            "preparing it, so its local transaction was not run under this id; roll it back"
+        )
+
+
 class TooManyOpenTransactions(_Retryable):
     """The limit of open transactions of this app and topic is reached: slow down."""
 

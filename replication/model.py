@@ -47,6 +47,7 @@ class ResultCode(enum.IntEnum):
         15  # of PREPARE: so long under way that its id may be forgotten; nothing was done: see ``heard_ms``
     )
     TOO_MANY_IDS = 16  # of PREPARE: no more ids given by applications can be remembered; info = the limit
+    NOT_PREPARED = 17  # refused to who is not the producer: not all of it is prepared, or nobody has looked
     OUT_OF_RANGE = 20  # of fetch: the offset is before the log's start or after its end
 
 
@@ -119,6 +120,8 @@ class OpenTransaction:
     parked: bool
     messages: int
     home_group: int  # group that holds the decision; -1 = this one
+    home_index: int = -1  # over several groups: log index of the home group's record; -1: not told
+    parked_for: str = ""  # why a check parked it; "": it had all of its checks
 
 
 @dataclass(frozen=True, slots=True)

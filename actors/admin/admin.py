@@ -124,7 +124,8 @@ class Admin(Closing):
         """Decides a transaction by hand: COMMITTED or ROLLBACK, audited as ``operator:<by>``.
 
         Deciding it again the same way is fine. Raises UnknownTransaction, TransactionConflict when the
-        other decision is recorded.
+        other decision is recorded, and NotFullyPrepared for a COMMITTED of which something was never
+        prepared; ROLLBACK is always possible, also for a branch of which its home group knows nothing.
         """
         return self._transactions.resolve(tx_id, state, app, by)
 

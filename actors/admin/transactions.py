@@ -2,21 +2,27 @@
 
 A transaction that spans broker groups is decided in its home group; the entries elsewhere follow. A
 decision by hand goes through the log like any other, signed ``operator:<name>``, and loses against one
-that was durable before it: then TransactionConflict says what is recorded.
+that was durable before it: then TransactionConflict says what is recorded. Committed is only what every group
+that takes part has prepared with all its parts (NotFullyPrepared otherwise): each is asked first, through its
+log. What is prepared cannot vanish before home decides, so nothing comes between the look and the COMMIT.
 """
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 from escrowmq.actors.admin.types import TransactionDescription
 from escrowmq.actors.client.router import Router, result_of
-from escrowmq.replication.calling.answers import FoundTransaction, OpenTransactions
+from escrowmq.replication.calling.answers import FoundTransaction, OpenTransactions, Standing
 from escrowmq.replication.errors import (
     ConfigError,
     EscrowMQError,
     InvalidMessage,
+    NotFullyPrepared,
+    NotSupported,
     TransactionConflict,
+    Unavailable,
     UnknownTransaction,
 )
 from escrowmq.replication.format import ops
@@ -24,6 +30,8 @@ from escrowmq.replication.model import OpenTransaction, ResultCode, TransactionS
 
 #: Listed at most: an operator reads dozens, a script thousands.
 LIST_MAX = 100_000
+#: Between two tries while another decision over the same transaction is under way: some milliseconds of work.
+RETRY_S = 0.05
 #: Longest name of an operator in the audit trail.
 OPERATOR_CHARS_MAX = 100
 
@@ -90,36 +98,105 @@ class TransactionAdmin:
         if type(by) is not str or not 0 < len(by) <= OPERATOR_CHARS_MAX:
             raise ConfigError(f"by must name who decides in 1 to {OPERATOR_CHARS_MAX} characters, not {by!r}")
         shown = self.show(tx_id, app)
-        branches = [gid for gid, entry in shown.open.items() if entry.home_group >= 0]
-        homes = {entry.home_group for gid, entry in shown.open.items() if entry.home_group >= 0}
-        homes |= {gid for gid, entry in shown.open.items() if entry.home_group < 0}
-        # Home first: it decides. Only then may the branches follow, and a group without an entry of it
-        # (settled already) is asked too, so that it can say if the other decision stands.
-        for gid in [*sorted(homes), *sorted(set(branches) - homes)] or self._settled_at(tx_id, shown.app):
-            self._decide(gid, shown.app, tx_id, state, by)
+        homes, branches = self._homes(shown)
+        for gid in sorted(homes):
+            self._resolve_at(gid, shown.app, tx_id, state, by)
+        for gid, entry in sorted(branches.items()):
+            if entry.home_group not in homes or entry.home_index < 0:
+                self._resolve_branch(gid, entry, state, by)
+            else:  # home has decided, and tells it; sooner if we do
+                self._decide(gid, shown.app, tx_id, state, by, entry.home_index)
+        if not shown.open:
+            for gid, found in enumerate(self._find(tx_id, shown.app)):
+                if found:  # settled: so that it can say if the other decision stands
+                    self._decide(gid, shown.app, tx_id, state, by)
+                    break
         return self.show(tx_id, shown.app)
 
-    def _settled_at(self, tx_id: str, app: str) -> list[int]:
-        return [gid for gid, found in enumerate(self._find(tx_id, app)) if found][:1]
+    @staticmethod
+    def _homes(shown: TransactionDescription) -> tuple[set[int], dict[int, OpenTransaction]]:
+        """Groups with home's record, and the branches by group."""
+        homes = {gid for gid, entry in shown.open.items() if entry.home_group < 0}
+        return homes, {gid: entry for gid, entry in shown.open.items() if entry.home_group >= 0}
+
+    def _resolve_at(self, home: int, app: str, tx_id: str, state: TransactionState, by: str) -> None:
+        """Decide where it counts. A COMMIT first looks at every group that takes part."""
+        row = self._standing(home, app, tx_id, -1)
+        if row is None or row.state != TransactionState.PREPARE.value or not row.groups:
+            self._decide(home, app, tx_id, state, by)
+            return
+        if state is TransactionState.COMMITTED:
+            if not row.whole:
+                raise NotFullyPrepared(tx_id, row.lacking(home))
+            for group in row.groups:
+                branch = self._standing(group, app, tx_id, row.home_index)
+                if branch is None or not branch.whole:
+                    raise NotFullyPrepared(tx_id, (branch or Standing("UNKNOWN")).lacking(group))
+        self._decide(home, app, tx_id, state, by, row.home_index)
+
+    def _resolve_branch(self, gid: int, entry: OpenTransaction, state: TransactionState, by: str) -> None:
+        """A branch without an open record at home: home's decision stands, if it has one that this branch has
+        not done. If not, the branch can be rolled back; and committed only if it is of the first version, of
+        which home may have forgotten that it was."""
+        app, tx_id, index = entry.app, entry.tx_id, entry.home_index
+        row = self._standing(entry.home_group, app, tx_id, index)
+        decided = (
+            row is not None and row.state in ("COMMITTED", "ROLLBACK") and (gid in row.groups or index < 0)
+        )
+        if row is not None and decided and row.state != state.value:
+            raise TransactionConflict(tx_id, row.state)
+        if state is TransactionState.COMMITTED and not decided and index >= 0:
+            raise NotFullyPrepared(tx_id, f"its home group {entry.home_group} has no record of it")
+        self._decide(gid, app, tx_id, state, by, None if index < 0 else index)
+
+    def _standing(self, gid: int, app: str, tx_id: str, home_index: int) -> Standing | None:
+        """How it stands in a group, as of an entry of its log; None before format level 2."""
+        request = ops.inquire(app, [tx_id], [home_index])
+        try:
+            ((code, rows),) = result_of(self._router.submit(gid, request, self._timeout_s), self._timeout_s)
+        except (NotSupported, InvalidMessage):  # the second from older software
+            return None
+        return Standing(*rows[0]) if code == ResultCode.OK else None
 
     def _find(self, tx_id: str, app: str | None) -> list[list[FoundTransaction]]:
         """By group: whose id it is there."""
         return self._everywhere("find_transaction", tx_id, app)
 
-    def _decide(self, gid: int, app: str, tx_id: str, state: TransactionState, by: str) -> None:
-        build = ops.commit if state is TransactionState.COMMITTED else ops.rollback
-        request = build(app, [tx_id], f"operator:{by}")
-        (result,) = result_of(self._router.submit(gid, request, self._timeout_s), self._timeout_s)
-        code: int = result[0]
-        info: Any = result[1] if len(result) > 1 else None
-        if code == ResultCode.PARTIAL:
-            _, code, info = info[0]
+    def _decide(
+        self,
+        gid: int,
+        app: str,
+        tx_id: str,
+        state: TransactionState,
+        by: str,
+        home_index: int | None = None,
+    ) -> None:
+        commits, signed = state is TransactionState.COMMITTED, f"operator:{by}"
+        if home_index is None:
+            request = (ops.commit if commits else ops.rollback)(app, [tx_id], signed)
+        else:
+            build = ops.commit_branches if commits else ops.rollback_branches
+            request = build(app, [tx_id], signed, [home_index])
+        until = self._router.clock() + self._timeout_s
+        while True:
+            (result,) = result_of(self._router.submit(gid, request, self._timeout_s), self._timeout_s)
+            code: int = result[0]
+            info: Any = result[1] if len(result) > 1 else None
+            if code == ResultCode.PARTIAL:
+                _, code, info = info[0]
+            if code != ResultCode.RETRY or self._router.clock() >= until:
+                break
+            time.sleep(RETRY_S)  # another decision over it is under way, perhaps home's own
         if code in (ResultCode.OK, ResultCode.DUPLICATE):
             return
         if code == ResultCode.TX_CONFLICT:
             raise TransactionConflict(tx_id, str(info))
         if code == ResultCode.UNKNOWN_TX:
             raise UnknownTransaction(tx_id)
+        if code == ResultCode.NOT_PREPARED:
+            raise NotFullyPrepared(tx_id, f"parts of it are missing in group {gid}")
+        if code == ResultCode.RETRY:
+            raise Unavailable(f"another decision over {tx_id!r} is under way in group {gid}", 1.0)
         if code == ResultCode.MALFORMED:
             raise InvalidMessage(str(info))
         raise EscrowMQError(f"the broker refused to decide {tx_id!r}: {ResultCode(code).name} {info!r}")

@@ -23,6 +23,7 @@ import msgspec
 import ray
 
 from escrowmq.actors.broker.answer_buffers import AnswerBuffers, out_of_band
+from escrowmq.actors.broker.branch_work import BranchWork
 from escrowmq.actors.broker.config import BrokerConfig
 from escrowmq.actors.broker.parts import Parts
 from escrowmq.actors.broker.peers import RayPeers
@@ -74,7 +75,8 @@ class Broker:
         # replica for as long as an election takes once a million transactions are open.
         gc.set_threshold(200_000, 50, 1_000)
         peers = RayPeers(info, gid)
-        self._gid, self._rid = gid, rid
+        self._info, self._gid, self._rid = info, gid, rid
+        self._branches: BranchWork | None = None
         self._host = ReplicaHost(
             ReplicaSetup(
                 config=config,
@@ -89,7 +91,7 @@ class Broker:
                 levels=peers.levels,
                 # A process that Ray has started again was told what was so when it was made.
                 founded=lambda: founded or peers.group_founded(),
-                report=lambda text: log.warning("%s: %s", broker_name(gid, rid), text),
+                report=self._report,
                 tls=tls,
             )
         )
@@ -101,10 +103,16 @@ class Broker:
         threading.Thread(target=self._open, name="open", daemon=True).start()
         threading.Thread(target=self._announce, name="announce", daemon=True).start()
 
+    def _report(self, text: str) -> None:
+        log.warning("%s: %s", broker_name(self._gid, self._rid), text)
+
     def _open(self) -> None:
         while True:
             try:
-                self._parts = Parts(self._host.open())
+                parts = Parts(self._host.open())
+                if self._info.groups > 1:
+                    self._branches = BranchWork(parts.running, self._info, report=self._report)
+                self._parts = parts
                 return
             except Closed:
                 return
@@ -139,6 +147,11 @@ class Broker:
     @ray.method(concurrency_group="produce")
     def submit(self, request: bytes) -> Reply:
         return self._led(lambda parts: parts.requests.submit(request))
+
+    @ray.method(concurrency_group="control")
+    def follow(self, request: bytes) -> Reply:
+        """For brokers only: decisions of another group, the home of transactions that have branches here."""
+        return self._led(lambda parts: parts.requests.follow(request))
 
     # -------------------------------------------------------------- fetch
 
@@ -325,6 +338,8 @@ class Broker:
     @ray.method(concurrency_group="peer")
     def stop(self) -> None:
         """Hand leadership over, sync, close. The process is then ended by whoever asked."""
+        if self._branches is not None:
+            self._branches.close()
         self._host.close()
 
 

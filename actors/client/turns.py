@@ -76,7 +76,7 @@ class Turns:
         def done(answer: Any, _: bool) -> None:
             if isinstance(answer, Failure):
                 future.set_exception(answer.error(f"{method} at group {gid}"))
-            elif type(answer) is tuple and len(answer) == 2 and answer[0] == "ok":
+            elif type(answer) is tuple and len(answer) in (2, 3) and answer[0] == "ok":
                 future.set_result(answer[1])
             else:
                 future.set_result(answer)

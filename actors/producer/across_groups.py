@@ -1,19 +1,32 @@
 """Transactions over several broker groups or in several parts, step by step; without threads or Ray.
 
-Prepare: the home group first, part by part; then the other groups. Decide: the home group first, since
-its record *is* the decision; then the others, which follow it (and which feedback leads after it, should
-this client die in between). What fails on the way is rolled back where that is safe. A transaction with
-one part in one group takes the short way through the same functions: one block, no object beside it.
+Prepare: the home group first, part by part; then the other groups, whose branches name home's record (its log
+index, which home's answer tells). Decide: the home group first, since its record *is* the decision; then the
+others, which follow it; then home is told which of them have done it. Whatever this client leaves undone the
+groups' leaders do (replica/branches.py): home tells its branches, and a branch that nobody decides asks home.
+What fails on the way is rolled back where that is safe. A transaction with one part in one group takes the
+short way through the same functions: one block, no object beside it.
+
+The same steps take one transaction or hundreds that go to the same groups.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Protocol
 
 from escrowmq.actors.client.failures import Failure, FailureKind
-from escrowmq.actors.producer.blocks import Block, DecisionBlock, Outcome, PrepareBlock
+from escrowmq.actors.producer.blocks import (
+    Block,
+    DecisionBlock,
+    DoneBlock,
+    InquireBlock,
+    Outcome,
+    PrepareBlock,
+    Problems,
+)
 from escrowmq.actors.producer.encoder import TxPlan
 from escrowmq.replication.model import ResultCode
 
@@ -21,8 +34,11 @@ log = logging.getLogger(__name__)
 
 #: How often a transaction that found the limit of open transactions reached tries again.
 LIMIT_RETRY_S = 0.1
+#: How long a branch waits for an older transaction of its id to be rolled back there. Its group asks that
+#: one's home every two seconds.
+OLDER_WAIT_S = 10.0
 #: Someone else's transaction has this id: nothing of it may be touched.
-_NOT_OURS = (ResultCode.TX_CONFLICT, ResultCode.DUPLICATE)
+NOT_OURS = (ResultCode.TX_CONFLICT, ResultCode.DUPLICATE)
 OnOutcome = Callable[[Outcome], None]
 
 
@@ -32,6 +48,7 @@ class Sender(Protocol):
     def enqueue(self, gid: int, block: Block) -> None: ...
     def call_later(self, delay_s: float, work: Callable[[], None]) -> None: ...
     def clock(self) -> float: ...
+    def timeout_s(self, block: PrepareBlock) -> float: ...
 
 
 def prepare(sender: Sender, plan: TxPlan, done: OnOutcome, limit_wait_s: float = 0.0) -> None:
@@ -44,7 +61,9 @@ def prepare(sender: Sender, plan: TxPlan, done: OnOutcome, limit_wait_s: float =
     check asks, and the failure is UNKNOWN unless nothing was done at all.
     """
     if plan.single is None:
-        _StagedPrepare(sender, plan, done, limit_wait_s).next_stage()
+        assert plan.parts is not None
+        one = _OnePrepare(sender, plan, done)
+        StagedPrepare(sender, plan.groups, plan.parts, limit_wait_s, one.ended).next_stage()
     elif plan.given_id:
         prepare_block(sender, plan.groups[0], plan.single, done, limit_wait_s)
     else:
@@ -73,131 +92,238 @@ class _Whole:
 def prepare_block(
     sender: Sender, gid: int, block: PrepareBlock, done: OnOutcome, limit_wait_s: float = 0.0
 ) -> None:
-    """Prepare one block; transactions beyond the limit of open ones try again for ``limit_wait_s``."""
+    """Prepare one block. Transactions beyond the limit of open ones try again for ``limit_wait_s``, branches
+    behind an older one of their id for OLDER_WAIT_S."""
     block.done = done
-    if limit_wait_s > 0:
-        _LimitWait(sender, gid, block, done, sender.clock() + limit_wait_s).watch(
-            block, range(len(block.tx_ids))
-        )
+    if limit_wait_s > 0 or block.home_index:
+        _Again(sender, gid, block, done, limit_wait_s).watch(block, range(len(block.tx_ids)))
     sender.enqueue(gid, block)
 
 
-class _LimitWait:
-    """Tries those transactions of a block again that found the limit of open transactions reached."""
+class _Again:
+    """Tries those transactions of a block again that only have to wait."""
 
-    def __init__(self, sender: Sender, gid: int, block: PrepareBlock, done: OnOutcome, until: float) -> None:
-        self._sender, self._gid, self._block, self._done, self._until = sender, gid, block, done, until
-        self._problems: dict[int, tuple[int, object]] = {}
+    def __init__(
+        self, sender: Sender, gid: int, block: PrepareBlock, done: OnOutcome, limit_wait_s: float
+    ) -> None:
+        self._sender, self._gid, self._block, self._done = sender, gid, block, done
+        now = sender.clock()
+        self._until = {ResultCode.TOO_MANY_OPEN: now + limit_wait_s, ResultCode.RETRY: now + OLDER_WAIT_S}
+        self._problems: Problems = {}
 
     def watch(self, block: PrepareBlock, places: Sequence[int]) -> None:
         """Have ``block``, whose transactions stand at ``places`` of the whole, report here."""
-        block.done = lambda outcome: self._tried(places, outcome)
+        block.done = lambda outcome: self._tried(block, places, outcome)
 
-    def _tried(self, places: Sequence[int], outcome: Outcome) -> None:
+    def _tried(self, block: PrepareBlock, places: Sequence[int], outcome: Outcome) -> None:
         if isinstance(outcome, Failure):
             self._done(outcome)
             return
+        if block is not self._block:
+            self._block.take_opened(block, places)
         self._problems.update((places[i], problem) for i, problem in outcome.items())
-        full = [i for i, problem in self._problems.items() if problem[0] == ResultCode.TOO_MANY_OPEN]
-        if not full or self._sender.clock() >= self._until:
+        now = self._sender.clock()
+        waiting = [
+            i for i, (code, _) in self._problems.items() if now < self._until.get(ResultCode(code), now)
+        ]
+        if not waiting:
             self._done(self._problems)
             return
-        for i in full:
+        for i in waiting:
             del self._problems[i]
-        again = self._block.select(sorted(full))
-        self.watch(again, sorted(full))
+        again = self._block.select(sorted(waiting))
+        self.watch(again, sorted(waiting))
         self._sender.call_later(LIMIT_RETRY_S, lambda: self._sender.enqueue(self._gid, again))
 
 
-class _StagedPrepare:
-    """Prepare in stages: home group part by part, then the others, part by part side by side."""
+class StagedPrepare:
+    """Prepare transactions that go to the same groups, in stages: home part by part, then the others, part by
+    part side by side. What is refused in one stage is left out of the next one.
 
-    def __init__(self, sender: Sender, plan: TxPlan, done: OnOutcome, limit_wait_s: float) -> None:
-        self._sender, self._plan, self._done, self._limit_wait_s = sender, plan, done, limit_wait_s
-        parts, others = plan.parts, plan.groups[1:]
-        assert parts is not None
-        self._stages = [[(plan.groups[0], block)] for block in parts[plan.groups[0]]]
+    Read it in ``ended``: ``problems`` by place, and ``failure`` if a stage had no answer. Then all that are
+    not among the problems may be open, in every group of ``touched``. ``home_index``: by place, -1 unless
+    home has opened it. ``tracked``: home sees to it that the others follow (at format level 1 it does not).
+    """
+
+    def __init__(
+        self,
+        sender: Sender,
+        groups: Sequence[int],
+        parts: dict[int, list[PrepareBlock]],
+        limit_wait_s: float,
+        ended: Callable[[StagedPrepare], None],
+    ) -> None:
+        self._sender, self._limit_wait_s, self._ended = sender, limit_wait_s, ended
+        self.home, others = groups[0], groups[1:]
+        self._stages = [[(self.home, block)] for block in parts[self.home]]
         for number in range(max((len(parts[gid]) for gid in others), default=0)):
             self._stages.append([(gid, parts[gid][number]) for gid in others if number < len(parts[gid])])
-        self._touched: dict[int, None] = {}
-        self._any_prepared = False
+        first = parts[self.home][0]
+        self.tx_ids, self.tracked = first.tx_ids, False
+        self.home_index = [-1] * len(self.tx_ids)
+        self.problems: Problems = {}
+        self.failure: Failure | None = None
+        self.touched: dict[int, None] = {}
+        self.any_prepared = False
+        self._half_timeout_s = sender.timeout_s(first) / 2
+        self._began = sender.clock()
         self._left = 0
-        self._worst: Outcome = {}
+
+    def places(self) -> list[int]:
+        """Those that nothing has refused."""
+        return [i for i in range(len(self.tx_ids)) if i not in self.problems]
 
     def next_stage(self) -> None:
         """Send the next stage, or finish."""
+        places = self.places()
+        if not places or self.failure is not None:
+            self._ended(self)
+            return
         if not self._stages:
-            self._done({})
+            self._look_at_home(places)
             return
         stage = self._stages.pop(0)
         self._left = len(stage)
-        for gid, block in stage:
-            self._touched[gid] = None
-            prepare_block(self._sender, gid, block, self._block_done, self._limit_wait_s)
+        for gid, whole in stage:
+            self.touched[gid] = None
+            block = whole if len(places) == len(self.tx_ids) else whole.select(places)
+            if self.tracked and gid != self.home:
+                block.home_index = [self.home_index[place] for place in places]
+            answered = partial(self._answered, gid, block, places)
+            prepare_block(self._sender, gid, block, answered, self._limit_wait_s)
 
-    def _block_done(self, outcome: Outcome) -> None:
+    def _answered(self, gid: int, block: PrepareBlock, places: Sequence[int], outcome: Outcome) -> None:
         self._left -= 1
-        self._any_prepared |= not outcome
-        if outcome and not (isinstance(self._worst, Failure) and not self._worst.nothing_done):
-            self._worst = outcome  # a Failure is always true; an unknown one is the worst
-        if self._left == 0:
-            if self._worst:
-                self._undo(self._worst)
-            else:
-                self.next_stage()
-
-    def _undo(self, outcome: Outcome) -> None:
-        tx_id, gids, done = self._plan.tx_id, list(self._touched), self._done
         if isinstance(outcome, Failure):
-            if self._any_prepared or not outcome.nothing_done:
-                if self._plan.given_id:
-                    outcome = Failure(FailureKind.UNKNOWN, outcome.detail, outcome.retry_after_s)
-                else:  # the deadline has passed: the roll-back is sent, not waited for
-                    settle(self._sender, tx_id, gids, False, lambda _: None)
-            done(outcome)
-        elif outcome[0][0] in _NOT_OURS:
-            done(outcome)
+            if self.failure is None or self.failure.nothing_done:  # an unknown one is the worst
+                self.failure = outcome
         else:
-            settle(self._sender, tx_id, gids, False, lambda undone: done(self._refused(outcome, undone)))
+            self.any_prepared |= len(outcome) < len(places)
+            for i, problem in outcome.items():
+                self.problems.setdefault(places[i], problem)
+            if gid == self.home and block.opened_at:
+                self.tracked = True
+                for i, place in enumerate(places):
+                    self.home_index[place] = block.opened_at[i]
+        if self._left == 0:
+            self.next_stage()
 
-    def _refused(self, refusal: Outcome, undone: Outcome) -> Outcome:
-        """What the caller is told of a refusal once the roll-back has ended."""
+    def _look_at_home(self, places: list[int]) -> None:
+        """All is prepared. If it took long, a check may have decided meanwhile, and then branches that came
+        later are rolled back: so home is asked, through its log."""
+        if not self.tracked or self._sender.clock() - self._began < self._half_timeout_s:
+            self._ended(self)
+            return
+        question = InquireBlock([self.tx_ids[i] for i in places], [self.home_index[i] for i in places])
+        question.done = partial(self._looked, places)
+        self._sender.enqueue(self.home, question)
+
+    def _looked(self, places: list[int], outcome: Outcome) -> None:
+        if isinstance(outcome, Failure):
+            self.failure = Failure(FailureKind.UNKNOWN, outcome.detail, outcome.retry_after_s)
+        else:
+            self.problems.update((places[i], problem) for i, problem in outcome.items())
+        self._ended(self)
+
+
+class _OnePrepare:
+    """What becomes of one transaction when its stages have ended."""
+
+    def __init__(self, sender: Sender, plan: TxPlan, done: OnOutcome) -> None:
+        self._sender, self._plan, self._done = sender, plan, done
+
+    def ended(self, staged: StagedPrepare) -> None:
+        """Tell the caller, and roll back where that is right."""
+        plan, sender, done, failure = self._plan, self._sender, self._done, staged.failure
+        index = staged.home_index[0]
+        plan.home_index = index if index >= 0 else None
+        gids = list(staged.touched)
+        if failure is not None and not staged.problems:
+            if staged.any_prepared or not failure.nothing_done:
+                if plan.given_id:
+                    failure = Failure(FailureKind.UNKNOWN, failure.detail, failure.retry_after_s)
+                else:  # the deadline has passed: the roll-back is sent, not waited for
+                    settle(sender, plan.tx_id, gids, False, lambda _: None, plan.home_index)
+            done(failure)
+        elif not staged.problems:
+            done({})
+        elif plan.home_index is None and staged.problems[0][0] in NOT_OURS:
+            done(staged.problems)
+        else:
+            # Home's record is ours, by its index; so even where a branch says that the id is another one's.
+            told = partial(self._refused, staged.problems)
+            settle(sender, plan.tx_id, gids, False, told, plan.home_index)
+
+    def _refused(self, refusal: Outcome, undone: Outcome) -> None:
+        """The roll-back has ended."""
         may_be_under_way = isinstance(undone, Failure) and not undone.nothing_done
-        return undone if may_be_under_way and self._plan.given_id else refusal
+        self._done(undone if may_be_under_way and self._plan.given_id else refusal)
 
 
-def settle(sender: Sender, tx_id: str, gids: Sequence[int], commit: bool, done: OnOutcome) -> None:
-    """Commit or roll back; ``gids[0]`` is the home group. ``done`` gets the home group's answer.
+def settle(
+    sender: Sender,
+    tx_id: str,
+    gids: Sequence[int],
+    commit: bool,
+    done: OnOutcome,
+    home_index: int | None = None,
+) -> None:
+    """Commit or roll back one transaction; see :func:`settle_many`."""
+    settle_many(sender, (tx_id,), gids, commit, done, None if home_index is None else (home_index,))
 
-    The other groups are told after it and waited for, but whatever they say changes nothing: the
-    decision is made, and feedback brings it to any group that missed it.
+
+def settle_many(
+    sender: Sender,
+    tx_ids: Sequence[str],
+    gids: Sequence[int],
+    commit: bool,
+    done: OnOutcome,
+    home_index: Sequence[int] | None = None,
+) -> None:
+    """Commit or roll back transactions over the same groups; ``gids[0]`` is the home group, whose answer
+    ``done`` gets. ``home_index``: of each, where home opened it; None: home does not see to its branches.
+
+    The other groups are told after it and waited for, but whatever they say changes nothing: the decision is
+    made. Home hears which of them have done it, and tells the rest itself.
     """
-    home = DecisionBlock(commit, (tx_id,))
-    others = gids[1:]
-    if not others:
+    home = DecisionBlock(commit, tx_ids, home_index)
+    if len(gids) == 1 and home_index is None:
         home.done = done
     else:
-        home.done = lambda outcome: _settle_others(sender, tx_id, others, commit, done, outcome)
+        home.done = _Settled(sender, home, gids, done).decided
     sender.enqueue(gids[0], home)
 
 
-def _settle_others(
-    sender: Sender, tx_id: str, others: Sequence[int], commit: bool, done: OnOutcome, decided: Outcome
-) -> None:
-    if decided:  # refused or unknown: the home group's record decides, feedback will ask for it
-        done(decided)
-        return
-    left = len(others)
+class _Settled:
+    """After home's decision: the branches, then home again."""
 
-    def one_done(outcome: Outcome) -> None:
-        nonlocal left
-        if outcome:
-            log.warning("transaction %s is decided; a branch will follow by its check (%s)", tx_id, outcome)
-        left -= 1
-        if left == 0:
-            done({})
+    def __init__(self, sender: Sender, home: DecisionBlock, gids: Sequence[int], done: OnOutcome) -> None:
+        self._sender, self._block, self._gids, self._done = sender, home, gids, done
+        self._told: Outcome = {}
+        self._left = len(gids) - 1
 
-    for gid in others:
-        branch = DecisionBlock(commit, (tx_id,))
-        branch.done = one_done
-        sender.enqueue(gid, branch)
+    def decided(self, outcome: Outcome) -> None:
+        """Home's answer. What it refused, or may not have decided, no branch is told."""
+        block, self._told = self._block, outcome
+        if isinstance(outcome, Failure) or len(outcome) == len(block.tx_ids) or self._left == 0:
+            self._done(outcome)
+            return
+        places = [i for i in range(len(block.tx_ids)) if i not in outcome]
+        for gid in self._gids[1:]:
+            branch = block if not outcome else block.select(places)
+            branch = DecisionBlock(branch.commit, branch.tx_ids, branch.home_index)
+            branch.done = partial(self._branch_done, gid, branch)
+            self._sender.enqueue(gid, branch)
+
+    def _branch_done(self, gid: int, branch: DecisionBlock, outcome: Outcome) -> None:
+        if outcome and branch.home_index is None:
+            log.warning("transactions are decided; group %s will follow by its check (%s)", gid, outcome)
+        if not isinstance(outcome, Failure) and branch.home_index is not None:
+            places = [i for i in range(len(branch.tx_ids)) if i not in outcome]
+            if places:
+                followed = branch if not outcome else branch.select(places)
+                assert followed.home_index is not None
+                self._sender.enqueue(self._gids[0], DoneBlock(followed.tx_ids, followed.home_index, gid))
+        self._left -= 1
+        if self._left == 0:
+            self._done(self._told)

@@ -20,17 +20,22 @@ from escrowmq.actors.producer.blocks import (
     IDS_PER_OPERATION,
     Block,
     DecisionBlock,
+    DoneBlock,
+    InquireBlock,
     PrepareBlock,
     encode_decision,
+    encode_done,
     encode_prepare,
     finish_blocks,
     finish_prepared,
+    not_open,
     problems_of,
     retry_apart,
 )
 from escrowmq.actors.producer.config import ProducerConfig
 from escrowmq.actors.producer.group_speech import GroupSpeech
 from escrowmq.actors.producer.partition_stream import PartitionStream
+from escrowmq.replication.format import ops
 from escrowmq.replication.model import ResultCode
 
 #: Result of one operation, or how the request ended, and whether it may have been sent twice.
@@ -39,6 +44,9 @@ Handler = Callable[["Sequence[Any] | Failure", bool], None]
 OnRequestDone = Callable[["GroupBatcher", "BuiltRequest", Any, bool], None]
 #: Estimated bytes of a transaction beside its rows, and of an id in a decision: only to cut requests.
 TX_OVERHEAD, ID_OVERHEAD = 64, 8
+#: What branches have done waits so long for a request that goes anyway: home tells them itself only after 100
+#: ms.
+DONE_LINGER_S = 0.02
 
 
 class BuiltRequest:
@@ -69,6 +77,9 @@ class GroupBatcher:
         self._speech = GroupSpeech()
         self._prepares: deque[PrepareBlock] = deque()
         self._decisions: deque[DecisionBlock] = deque()
+        self._inquiries: deque[InquireBlock] = deque()
+        self._dones: deque[DoneBlock] = deque()
+        self._dones_since = float("inf")
         self._streams: dict[tuple[str, int], PartitionStream] = {}
         self._active: dict[tuple[str, int], PartitionStream] = {}  # those that are not idle
         self._messages_first = False
@@ -89,10 +100,25 @@ class GroupBatcher:
         self._tx_since = min(self._tx_since, now)
 
     def decide(self, block: DecisionBlock, now: float) -> None:
-        """Queue transactions to be committed or rolled back."""
+        """Queue transactions to be committed or rolled back. Branches that this group is not known to have
+        taken in version 2 are left to their home: older software would refuse all of the request."""
+        if block.home_index is not None and not self._speech.is_settled:
+            block.done(Failure(FailureKind.UNAVAILABLE, "left to the home group"))
+            return
         self._decisions.append(block)
         self._tx_bytes += (ID_OVERHEAD + len(block.tx_ids[0])) * len(block.tx_ids)
         self._tx_since = min(self._tx_since, now)
+
+    def inquire(self, block: InquireBlock, now: float) -> None:
+        """Queue a question about transactions."""
+        self._inquiries.append(block)
+        self._tx_since = min(self._tx_since, now)
+
+    def tell_done(self, block: DoneBlock, now: float) -> None:
+        """Queue what branches have done. It goes with the next request, or with one of its own a while
+        later."""
+        self._dones.append(block)
+        self._dones_since = min(self._dones_since, now)
 
     def stream(self, topic: str, partition: int) -> PartitionStream | None:
         """The queue of a partition's plain messages, for something to be added; None: not made yet."""
@@ -110,7 +136,7 @@ class GroupBatcher:
     def idle(self) -> bool:
         """Nothing waits here, and no plain message is under way."""
         self._forget_idle()
-        return not (self._prepares or self._decisions or self._active)
+        return not (self._prepares or self._decisions or self._inquiries or self._dones or self._active)
 
     def _forget_idle(self) -> None:
         for key in [key for key, stream in self._active.items() if stream.idle]:
@@ -137,12 +163,14 @@ class GroupBatcher:
 
     def due(self, nothing_under_way: bool) -> float:
         """When the next request should be built, given that the channel has room; infinity: nothing waits."""
-        due = float("inf")
+        due = self._dones_since + DONE_LINGER_S
+        if self._inquiries:
+            return float("-inf")
         if self._prepares or self._decisions:
             together = len(self._prepares) + len(self._decisions) >= self._expected
             if (nothing_under_way and together) or self._tx_bytes >= self._config.request_bytes:
                 return float("-inf")
-            due = self._tx_since + self._tx_linger_s
+            due = min(due, self._tx_since + self._tx_linger_s)
         for stream in self._active.values():
             if stream.waits:
                 if stream.queued_bytes >= self._config.request_bytes:
@@ -153,7 +181,7 @@ class GroupBatcher:
     def expire(self, now: float) -> float:
         """End what has waited past its deadline without being sent; returns the next such time."""
         late = Failure(FailureKind.UNAVAILABLE, "not sent in time: the broker group does not answer")
-        queues: tuple[deque[Any], ...] = (self._prepares, self._decisions)
+        queues: tuple[deque[Any], ...] = (self._prepares, self._decisions, self._inquiries, self._dones)
         soonest = float("inf")
         for queue in queues:
             while queue and now >= queue[0].deadline:  # in order of deadlines, but for a few repetitions
@@ -172,14 +200,18 @@ class GroupBatcher:
     def build(self) -> BuiltRequest | None:
         """A request of what waits, about ``request_bytes`` at most; None when nothing waits."""
         request = BuiltRequest()
-        if self._prepares and self._speech.is_attempt:
-            self._take_prepares(request)  # by themselves: if they are refused, nothing else is
+        speech = self._speech
+        if self._prepares and (speech.is_attempt or (self._prepares[0].home_index and not speech.is_settled)):
+            # By themselves: if they are refused, nothing else is.
+            self._take_prepares(request, only_one=not speech.is_attempt)
             self._note_empty()
             return request
         self._messages_first = not self._messages_first  # in turn, so that neither starves the other
         if self._messages_first and (self._prepares or self._decisions):
             self._take_messages(request, self._config.request_bytes // 2)
         self._take_decisions(request)
+        if self._inquiries or self._dones:
+            self._take_inquiries(request)
         self._take_prepares(request)
         self._take_messages(request, self._config.request_bytes)
         self._note_empty()
@@ -192,7 +224,7 @@ class GroupBatcher:
     def _take_decisions(self, request: BuiltRequest) -> None:
         queue = self._decisions
         room = self._config.request_bytes
-        by_outcome: dict[bool, list[DecisionBlock]] = {}
+        by_outcome: dict[tuple[bool, bool], list[DecisionBlock]] = {}
         count = 0
         while queue and room > 0 and count < IDS_PER_OPERATION:
             block = queue.popleft()
@@ -200,14 +232,32 @@ class GroupBatcher:
             room -= cost
             self._tx_bytes -= cost
             count += len(block.tx_ids)
-            by_outcome.setdefault(block.commit, []).append(block)
-        for commit, blocks in by_outcome.items():
-            frame = encode_decision(self._app, commit, blocks)
+            by_outcome.setdefault((block.commit, block.home_index is None), []).append(block)
+        for blocks in by_outcome.values():
+            frame = encode_decision(self._app, blocks)
             deadline = min(block.deadline for block in blocks)
             request.add(frame, partial(self._decided, blocks), deadline)
             request.blocks += len(blocks)
 
-    def _take_prepares(self, request: BuiltRequest) -> None:
+    def _take_inquiries(self, request: BuiltRequest) -> None:
+        """One question in an operation, and what the branches of each group have done in one."""
+        while self._inquiries and request.size < self._config.request_bytes:
+            block = self._inquiries.popleft()
+            frame = ops.inquire(self._app, block.tx_ids, block.home_index)
+            request.add(frame, partial(self._inquired, block), block.deadline)
+        by_group: dict[int, list[DoneBlock]] = {}
+        count = 0
+        while self._dones and count < IDS_PER_OPERATION:
+            told = self._dones.popleft()
+            by_group.setdefault(told.group, []).append(told)
+            count += len(told.tx_ids)
+        for blocks in by_group.values():
+            deadline = min(block.deadline for block in blocks)
+            request.add(encode_done(self._app, blocks), _heard, deadline)
+        if not self._dones:
+            self._dones_since = float("inf")
+
+    def _take_prepares(self, request: BuiltRequest, *, only_one: bool = False) -> None:
         queue = self._prepares
         room = self._config.request_bytes - request.size
         operations: dict[Any, list[PrepareBlock]] = {}
@@ -226,10 +276,13 @@ class GroupBatcher:
             self._tx_bytes -= cost
             key = block if block.alone else block.key()
             operations.setdefault(key, []).append(block)
+            if only_one:
+                break
         speech = self._speech
-        instance = self._instance if speech.version == 2 else None
         for blocks in operations.values():
             deadline = min(block.deadline for block in blocks)
+            # A branch is sent in the version in which home has taken it.
+            instance = self._instance if speech.version == 2 or blocks[0].home_index else None
             frame = encode_prepare(self._app, blocks, instance=instance, heard_ms=speech.heard_ms)
             request.add(frame, partial(self._prepared, blocks, instance is not None), deadline)
             request.blocks += len(blocks)
@@ -266,6 +319,10 @@ class GroupBatcher:
             handler(result, repeated)
 
     @staticmethod
+    def _inquired(block: InquireBlock, outcome: Sequence[Any] | Failure, repeated: bool) -> None:
+        block.done(outcome if isinstance(outcome, Failure) else not_open(outcome, block))
+
+    @staticmethod
     def _decided(blocks: list[DecisionBlock], outcome: Sequence[Any] | Failure, repeated: bool) -> None:
         if isinstance(outcome, Failure):
             _fail(blocks, outcome)
@@ -282,6 +339,10 @@ class GroupBatcher:
     ) -> None:
         if isinstance(outcome, Failure):
             if version_2 and self._speech.refused(outcome):
+                if blocks[0].home_index:  # this group reaches home's level in a moment
+                    for block in blocks:
+                        block.done(dict.fromkeys(range(len(block.tx_ids)), (ResultCode.RETRY, None)))
+                    return
                 for block in blocks:
                     self.prepare(block, float("-inf"))
                 return
@@ -290,8 +351,7 @@ class GroupBatcher:
         if version_2:
             self._speech.taken()
         if outcome[0] in (ResultCode.OK, ResultCode.DUPLICATE, ResultCode.PARTIAL):
-            problems = problems_of(outcome, sum(len(block.tx_ids) for block in blocks))
-            for block in finish_prepared(blocks, problems):
+            for block in finish_prepared(blocks, outcome):
                 self.prepare(block, float("-inf"))
         else:
             for block in retry_apart(blocks, outcome):
@@ -299,12 +359,16 @@ class GroupBatcher:
 
     def end_all(self, failure: Failure) -> None:
         """The producer ends: nothing that waits will be sent."""
-        waiting: list[Block] = [*self._prepares, *self._decisions]
-        self._prepares.clear()
-        self._decisions.clear()
+        waiting: list[Block] = [*self._prepares, *self._decisions, *self._inquiries]
+        for queue in (self._prepares, self._decisions, self._inquiries, self._dones):
+            queue.clear()
         _fail(waiting, failure)
         for stream in self._active.values():
             stream.end_all(failure)
+
+
+def _heard(outcome: Sequence[Any] | Failure, repeated: bool) -> None:
+    """Home was told what branches have done. If not, it tells them once more."""
 
 
 def _fail(blocks: Iterable[Block], failure: Failure) -> None:

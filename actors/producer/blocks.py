@@ -9,12 +9,14 @@ An exception of one transaction must never become the answer of its neighbours.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 from escrowmq.actors.client.failures import Failure
+from escrowmq.replication.calling.answers import Standing
 from escrowmq.replication.format import ops
 from escrowmq.replication.format.codec import PrepareExtra
-from escrowmq.replication.model import ResultCode
+from escrowmq.replication.model import ResultCode, TransactionState
 
 #: Position of a transaction in its block -> (code, info) for those that were refused.
 Problems = dict[int, tuple[int, Any]]
@@ -39,8 +41,8 @@ class PrepareBlock:
     """
 
     __slots__ = (
-        "_columns", "alone", "deadline", "digests", "done", "given", "home_group", "home_topic", "part",
-        "query_ids", "single", "size", "timeout_ms", "tx_ids",
+        "_columns", "alone", "deadline", "digests", "done", "given", "home_group", "home_index", "home_topic",
+        "opened_at", "part", "participants", "parts", "query_ids", "single", "size", "timeout_ms", "tx_ids",
     )  # fmt: skip
 
     def __init__(
@@ -70,6 +72,13 @@ class PrepareBlock:
         self.alone = False
         self.deadline = 0.0
         self.done: Callable[[Outcome], None] = _nobody
+        #: See ``PrepareExtra``: at home the groups of the branches; in a branch where home opened each one,
+        #: if it has told that (in version 1 it does not: then it does not see to its branches).
+        self.participants: tuple[int, ...] = ()
+        self.parts = 0
+        self.home_index: Sequence[int] = ()
+        #: Home's answer: where it opened each one, -1 if it is not open.
+        self.opened_at: Sequence[int] = ()
 
     @property
     def columns(self) -> dict[tuple[str, int], Column]:
@@ -82,7 +91,19 @@ class PrepareBlock:
 
     def key(self) -> tuple[Any, ...]:
         """Blocks of one key may share an operation."""
-        return self.home_topic, self.home_group, self.timeout_ms, self.part, self.given
+        tracked = bool(self.home_index)
+        return (
+            self.home_topic, self.home_group, self.timeout_ms, self.part, self.given, self.participants,
+            self.parts, tracked,
+        )  # fmt: skip
+
+    def take_opened(self, piece: PrepareBlock, places: Sequence[int]) -> None:
+        """Home's answer to a piece of this block, which stands at ``places`` of it."""
+        if piece.opened_at:
+            opened_at = list(self.opened_at) or [-1] * len(self.tx_ids)
+            for place, index in zip(places, piece.opened_at, strict=True):
+                opened_at[place] = index
+            self.opened_at = opened_at
 
     def touching(self, topic: str) -> set[int]:
         """Positions of the transactions that send to ``topic``."""
@@ -112,21 +133,59 @@ class PrepareBlock:
             self.given,
         )
         block.deadline = self.deadline
+        block.participants, block.parts = self.participants, self.parts
+        if self.home_index:
+            block.home_index = [self.home_index[i] for i in positions]
         return block
 
 
 class DecisionBlock:
-    """Transactions of one broker group to commit or to roll back. ``done`` as in PrepareBlock."""
+    """Transactions of one broker group to commit or to roll back. ``done`` as in PrepareBlock.
 
-    __slots__ = ("commit", "deadline", "done", "tx_ids")
+    ``home_index``: where home opened each of them; None: they are in one group, or home does not see to
+    branches.
+    """
 
-    def __init__(self, commit: bool, tx_ids: Sequence[str]) -> None:
-        self.commit, self.tx_ids = commit, tx_ids
+    __slots__ = ("commit", "deadline", "done", "home_index", "tx_ids")
+
+    def __init__(self, commit: bool, tx_ids: Sequence[str], home_index: Sequence[int] | None = None) -> None:
+        self.commit, self.tx_ids, self.home_index = commit, tx_ids, home_index
+        self.deadline = 0.0
+        self.done: Callable[[Outcome], None] = _nobody
+
+    def select(self, places: Sequence[int]) -> DecisionBlock:
+        """A block of some of these; its ``done`` is not set."""
+        home_index = self.home_index
+        return DecisionBlock(
+            self.commit,
+            [self.tx_ids[i] for i in places],
+            None if home_index is None else [home_index[i] for i in places],
+        )
+
+
+class InquireBlock:
+    """Transactions that home is asked about: ``done`` gets those that are not open under their home index."""
+
+    __slots__ = ("deadline", "done", "home_index", "tx_ids")
+
+    def __init__(self, tx_ids: Sequence[str], home_index: Sequence[int]) -> None:
+        self.tx_ids, self.home_index = tx_ids, home_index
         self.deadline = 0.0
         self.done: Callable[[Outcome], None] = _nobody
 
 
-Block = PrepareBlock | DecisionBlock
+class DoneBlock:
+    """For home: transactions that branch group ``group`` has done as home decided. Nobody waits for it."""
+
+    __slots__ = ("deadline", "done", "group", "home_index", "tx_ids")
+
+    def __init__(self, tx_ids: Sequence[str], home_index: Sequence[int], group: int) -> None:
+        self.tx_ids, self.home_index, self.group = tx_ids, home_index, group
+        self.deadline = 0.0
+        self.done: Callable[[Outcome], None] = _nobody
+
+
+Block = PrepareBlock | DecisionBlock | InquireBlock | DoneBlock
 
 
 def _nobody(_: Outcome) -> None:
@@ -158,12 +217,20 @@ def encode_prepare(
             digests,
             first.home_group,
             len(columns),
-            None if instance is None else PrepareExtra(instance, given=first.given, heard_ms=heard_ms),
+            None if instance is None else _extra(blocks, instance, heard_ms),
         )
     ]
     for (topic, partition), (txs, sizes, rows) in columns.items():
         frames.append(ops.pre_message(topic, partition, txs, sizes, rows))
     return b"".join(frames)
+
+
+def _extra(blocks: Sequence[PrepareBlock], instance: str, heard_ms: int) -> PrepareExtra:
+    first = blocks[0]
+    if not (first.participants or first.home_index or first.parts):  # by far the most frequent
+        return PrepareExtra(instance, given=first.given, heard_ms=heard_ms)
+    home_index = [index for block in blocks for index in block.home_index]
+    return PrepareExtra(instance, list(first.participants), first.parts, home_index, first.given, heard_ms)
 
 
 def _merge(
@@ -197,10 +264,45 @@ def _merge(
     return tx_ids, query_ids, digests, columns
 
 
-def encode_decision(app: str, commit: bool, blocks: Sequence[DecisionBlock]) -> bytes:
-    """COMMIT or ROLLBACK of all transactions of ``blocks``."""
-    tx_ids = blocks[0].tx_ids if len(blocks) == 1 else [tx_id for block in blocks for tx_id in block.tx_ids]
-    return ops.commit(app, tx_ids) if commit else ops.rollback(app, tx_ids)
+def encode_decision(app: str, blocks: Sequence[DecisionBlock]) -> bytes:
+    """COMMIT or ROLLBACK of all transactions of ``blocks``, which are to be decided alike, all of them with
+    home indexes or none."""
+    first = blocks[0]
+    tx_ids = first.tx_ids if len(blocks) == 1 else [tx_id for block in blocks for tx_id in block.tx_ids]
+    if first.home_index is None:
+        return ops.commit(app, tx_ids) if first.commit else ops.rollback(app, tx_ids)
+    indexes = [index for block in blocks for index in block.home_index or ()]
+    build = ops.commit_branches if first.commit else ops.rollback_branches
+    return build(app, tx_ids, ops.BY_PRODUCER, indexes)
+
+
+def encode_done(app: str, blocks: Sequence[DoneBlock]) -> bytes:
+    """TX_DONE of all transactions of ``blocks``, which are of one branch group."""
+    tx_ids = [tx_id for block in blocks for tx_id in block.tx_ids]
+    return ops.done(app, tx_ids, [index for block in blocks for index in block.home_index], blocks[0].group)
+
+
+def not_open(result: Sequence[Any], block: InquireBlock) -> Problems:
+    """Of an answer to INQUIRE: what is not open under its home index. What is settled is told as a repeated
+    PREPARE would tell it."""
+    if result[0] != ResultCode.OK:
+        return problems_of(result, len(block.tx_ids))
+    problems: Problems = {}
+    for place, row in enumerate(result[1]):
+        state = Standing(*row).state
+        if state == TransactionState.UNKNOWN.value:
+            problems[place] = (ResultCode.UNKNOWN_TX, None)
+        elif state != TransactionState.PREPARE.value:
+            problems[place] = (ResultCode.DUPLICATE, state)
+    return problems
+
+
+def opened_at(result: Sequence[Any], count: int) -> list[int]:
+    """Where home opened each of ``count`` transactions, from its answer to their PREPARE; empty: not told."""
+    told = result[-1] if len(result) > (2 if result[0] == ResultCode.PARTIAL else 1) else None
+    if type(told) is int:
+        return [told] * count
+    return told if type(told) is list and len(told) == count else []
 
 
 def problems_of(result: Sequence[Any], count: int) -> Problems:
@@ -231,13 +333,21 @@ def finish_blocks(blocks: Iterable[Block], problems: Problems) -> None:
         start = end
 
 
-def finish_prepared(blocks: Iterable[PrepareBlock], problems: Problems) -> list[PrepareBlock]:
-    """As ``finish_blocks``; returns what is to be prepared again, with what has been heard since.
+def finish_prepared(blocks: Sequence[PrepareBlock], result: Sequence[Any]) -> list[PrepareBlock]:
+    """As ``finish_blocks``, from the whole answer; returns what is to be prepared again, with what has been
+    heard since.
 
     A PREPARE that was refused as stale opened nothing, and its client, which was told of no success, has run
     nothing: so it may come again. Not in a branch: home has said that the transaction is open, and may have
     settled it by now, so there stale means closed.
     """
+    count = sum(len(block.tx_ids) for block in blocks)
+    problems = problems_of(result, count)
+    if blocks[0].participants:
+        indexes, at = opened_at(result, count), 0
+        for block in blocks:
+            block.opened_at = indexes[at : at + len(block.tx_ids)]
+            at += len(block.tx_ids)
     if not any(code == ResultCode.STALE for code, _ in problems.values()):
         finish_blocks(blocks, problems)
         return []
@@ -299,9 +409,10 @@ def _divide(block: PrepareBlock, problems: Problems, pieces: Sequence[Sequence[i
     parts = [block.select(piece) for piece in pieces]
     left = len(parts)
 
-    def part_done(piece: Sequence[int], outcome: Outcome) -> None:
+    def part_done(part: PrepareBlock, piece: Sequence[int], outcome: Outcome) -> None:
         nonlocal left
         left -= 1
+        block.take_opened(part, piece)
         if isinstance(outcome, Failure):
             failures.append(outcome)
         else:
@@ -312,5 +423,5 @@ def _divide(block: PrepareBlock, problems: Problems, pieces: Sequence[Sequence[i
             block.done((unknown or failures)[0] if failures else gathered)
 
     for part, piece in zip(parts, pieces, strict=True):
-        part.done = lambda outcome, piece=piece: part_done(piece, outcome)  # type: ignore[misc]
+        part.done = partial(part_done, part, piece)
     return parts

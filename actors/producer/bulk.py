@@ -1,9 +1,9 @@
 """Many transactions at once: encoded into columns, prepared and decided in whole blocks, pipelined.
 
 Some microseconds of a caller's CPU per transaction, where one-by-one calls cost ten times as much: so
-there is one object per *block* of some hundred transactions. Those that are not simple (several groups,
-several parts) take the ordinary way beside the blocks. Nothing is raised for a single transaction: every
-one has its own result.
+there is one object per *block* of some hundred transactions, of one group or of the same groups. Those that
+are not simple (several parts) take the ordinary way beside the blocks. Nothing is raised for a single
+transaction: every one has its own result.
 """
 
 from __future__ import annotations
@@ -15,8 +15,10 @@ from typing import Any
 from escrowmq.actors.client.wakeup import Waiter
 from escrowmq.actors.producer.across_groups import LIMIT_RETRY_S
 from escrowmq.actors.producer.batcher import TX_OVERHEAD
+from escrowmq.actors.producer.blocks import Placed
 from escrowmq.actors.producer.bulk_blocks import BlockBuilder, BlockUnit, BulkUnit, PlanUnit
 from escrowmq.actors.producer.bulk_requests import LocalBatch, PreparedTransaction, Requested, unpack
+from escrowmq.actors.producer.bulk_spread import SpreadBuilder, SpreadUnit
 from escrowmq.actors.producer.core import ProducerCore
 from escrowmq.actors.producer.encoder import check_id, check_query_id
 from escrowmq.actors.producer.local_transaction import decision_of, leaves_open
@@ -26,6 +28,8 @@ from escrowmq.actors.producer.transaction_base import timeout_ms
 from escrowmq.replication.errors import Closed, EscrowMQError, InvalidMessage, OutcomeUnknown
 from escrowmq.replication.model import TransactionState, group_of
 
+#: Home topic, home group, branch groups.
+SpreadKey = tuple[str, int, tuple[int, ...]]
 #: Transactions of one block: bounds the time for which its answer occupies the client's thread.
 BLOCK_TRANSACTIONS = 2_000
 
@@ -90,6 +94,7 @@ class _BulkRun:
     def __init__(self, core: ProducerCore, ms: int, *, pipelined: bool) -> None:
         self._core, self._timeout_ms, self._pipelined = core, ms, pipelined
         self._builders: dict[tuple[int, str], BlockBuilder] = {}
+        self._spread: dict[SpreadKey, SpreadBuilder] = {}  # by home topic and groups
         self._given: set[str] = set()
         self._units: list[BulkUnit] = []
         self._failed: list[tuple[int, TransactionResult]] = []
@@ -126,9 +131,12 @@ class _BulkRun:
         groups = core.info.groups
         gid = group_of(topic, partition, groups)
         one_group = groups == 1 or all(group_of(t, p, groups) == gid for t, p, _ in placed)
-        if not one_group or size > core.config.part_bytes:
+        if size > core.config.part_bytes:
             plan = core.encoder.plan(tx_id, query_id, placed, size, self._timeout_ms, given_id is not None)
             self._send(PlanUnit(core, plan, index, self._give_up_s))
+            return
+        if not one_group:
+            self._add_spread(tx_id, query_id, placed, size, index, given=given_id is not None)
             return
         builder = self._builders.get((gid, topic))
         if builder is None:
@@ -141,6 +149,34 @@ class _BulkRun:
         count = len(builder.tx_ids)
         if builder.size + TX_OVERHEAD * count >= core.config.request_bytes or count >= BLOCK_TRANSACTIONS:
             self._send_block(builder)
+
+    def _add_spread(
+        self, tx_id: str, query_id: str, placed: Sequence[Placed], size: int, index: int, *, given: bool
+    ) -> None:
+        """One over several groups: into the block of those that go to the same ones, home being the same."""
+        core, topic = self._core, placed[0][0]
+        all_groups = core.info.groups
+        groups = tuple(dict.fromkeys(group_of(t, p, all_groups) for t, p, _ in placed))
+        key: SpreadKey = (topic, groups[0], tuple(sorted(groups[1:])))
+        builder = self._spread.get(key)
+        if builder is None:
+            builder = self._spread[key] = SpreadBuilder(groups, topic)
+        if given and tx_id in builder.ids:
+            self._send_spread(key)
+            builder = self._spread[key] = SpreadBuilder(groups, topic)
+        if given:
+            builder.ids.add(tx_id)
+        builder.add(tx_id, query_id, placed, size, index, all_groups)
+        count = len(builder.tx_ids)
+        # As large as in one group: each group's block is a call of its own, of a part of it.
+        full = core.config.request_bytes * len(groups)
+        if builder.size + TX_OVERHEAD * count * len(groups) >= full or count >= BLOCK_TRANSACTIONS:
+            self._send_spread(key)
+
+    def _send_spread(self, key: SpreadKey) -> None:
+        builder = self._spread.pop(key)
+        limit_wait_s = self._give_up_s
+        self._send(builder.unit(self._core, self._timeout_ms, self._given, limit_wait_s))
 
     def _send_block(self, builder: BlockBuilder) -> BlockBuilder:
         unit = builder.unit(self._core, self._timeout_ms, self._given)
@@ -155,8 +191,10 @@ class _BulkRun:
         for builder in list(self._builders.values()):
             if builder.tx_ids:
                 self._send_block(builder)
+        for key in list(self._spread):
+            self._send_spread(key)
 
-    def _send(self, unit: BlockUnit | PlanUnit) -> None:
+    def _send(self, unit: BlockUnit | PlanUnit | SpreadUnit) -> None:
         self._units.append(unit)
         try:
             self._core.reserve(unit.size)

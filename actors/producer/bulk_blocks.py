@@ -192,7 +192,7 @@ class PlanUnit(BulkUnit):
             self.settled(places, outcome)
             done(self)
 
-        flows.settle(self.core, self.tx_ids[0], self._groups, commit, finished)
+        flows.settle(self.core, self.tx_ids[0], self._groups, commit, finished, self._plan.home_index)
 
 
 class BlockBuilder:

@@ -22,7 +22,7 @@ from escrowmq.actors.client.topology import ClusterInfo
 from escrowmq.actors.client.turns import Turns
 from escrowmq.actors.client.wakeup import Waiter
 from escrowmq.actors.producer.batcher import BuiltRequest, GroupBatcher
-from escrowmq.actors.producer.blocks import Block, DecisionBlock
+from escrowmq.actors.producer.blocks import Block, DecisionBlock, DoneBlock, PrepareBlock
 from escrowmq.actors.producer.buffer_bound import BufferBound
 from escrowmq.actors.producer.config import ProducerConfig
 from escrowmq.actors.producer.encoder import Encoder, check_app
@@ -163,6 +163,11 @@ class ProducerCore:
         """Run ``work`` in the router's thread after a delay. Only from that thread."""
         heapq.heappush(self._timers, (self.clock() + delay_s, next(self._timer_numbers), work))
 
+    def timeout_s(self, block: PrepareBlock) -> float:
+        """Time to the first check of a block's transactions."""
+        known = self.catalog.known(block.home_topic)
+        return (block.timeout_ms or (known.transaction_timeout_ms if known else 0)) / 1000
+
     def check_open(self) -> None:
         """Raises Closed if the producer was closed."""
         if self._closed:
@@ -231,10 +236,14 @@ class ProducerCore:
             blocks, self._blocks = self._blocks, []
             self._inbox_bytes = 0
         for gid, block in blocks:
-            if isinstance(block, DecisionBlock):
-                self._batchers[gid].decide(block, now)
-            else:
+            if isinstance(block, PrepareBlock):
                 self._batchers[gid].prepare(block, now)
+            elif isinstance(block, DecisionBlock):
+                self._batchers[gid].decide(block, now)
+            elif isinstance(block, DoneBlock):
+                self._batchers[gid].tell_done(block, now)
+            else:
+                self._batchers[gid].inquire(block, now)
         groups = self.info.groups
         for topic, partition, row, promise in messages:
             if partition is None:

@@ -30,7 +30,9 @@ class TxPlan:
     of it is one block (then ``parts`` is not used).
     """
 
-    __slots__ = ("given_id", "groups", "home_topic", "parts", "query_id", "single", "size", "tx_id")
+    __slots__ = (
+        "given_id", "groups", "home_index", "home_topic", "parts", "query_id", "single", "size", "tx_id",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -45,6 +47,8 @@ class TxPlan:
     ) -> None:
         self.tx_id, self.query_id, self.home_topic, self.groups = tx_id, query_id, home_topic, groups
         self.single, self.parts, self.size, self.given_id = single, parts, size, given_id
+        #: Where home opened it, once prepared over several groups; None: home does not see to its branches.
+        self.home_index: int | None = None
 
 
 class Encoder:
@@ -127,10 +131,20 @@ class Encoder:
                 for number, part in enumerate(_split(items, self._config.part_bytes))
             ]
         first = parts[groups[0]]
+        _announce(parts, groups)
         # What the home group remembers of the id stands for all of its content, also elsewhere.
         first[0].digests = (digest_of(row for _, _, row in placed),)
         whole = first[0] if len(groups) == len(first) == 1 else None
         return TxPlan(tx_id, query_id, home_topic, groups, whole, parts, size, given_id)
+
+
+def _announce(parts: dict[int, list[PrepareBlock]], groups: Sequence[int]) -> None:
+    """Tell home its branches, and each group how many parts it will get."""
+    others = tuple(sorted(groups[1:]))
+    for gid, blocks in parts.items():
+        for block in blocks:
+            block.parts = len(blocks) if len(blocks) > 1 else 0
+            block.participants = others if gid == groups[0] else ()
 
 
 def as_messages(messages: Message | Iterable[Message]) -> list[Message]:

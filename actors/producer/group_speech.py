@@ -29,6 +29,11 @@ class GroupSpeech:
         self._try_again_at: float | None = None  # None: from the next ``pass_time`` on
 
     @property
+    def is_settled(self) -> bool:
+        """Whether the group has taken version 2."""
+        return self._settled
+
+    @property
     def is_attempt(self) -> bool:
         """Whether version 2 is spoken and may be refused."""
         return self.version == 2 and not self._settled

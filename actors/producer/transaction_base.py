@@ -60,8 +60,8 @@ class TransactionBase:
     """What both faces share. Not thread-safe: a transaction belongs to one thread or task."""
 
     __slots__ = (
-        "_answer", "_core", "_decision", "_given_id", "_groups", "_one_way_commit", "_phase", "_placed",
-        "_size", "_timeout_ms", "query_id", "tx_id",
+        "_answer", "_core", "_decision", "_given_id", "_groups", "_home_index", "_one_way_commit", "_phase",
+        "_placed", "_size", "_timeout_ms", "query_id", "tx_id",
     )  # fmt: skip
 
     def __init__(
@@ -85,6 +85,7 @@ class TransactionBase:
         self._placed: list[Placed] = []
         self._size = 0
         self._groups: Sequence[int] = ()  # home group first, once prepared
+        self._home_index: int | None = None
         self._answer: Callable[[Outcome], None] | None = None
 
     # ------------------------------------------------------------ for users
@@ -178,6 +179,7 @@ class TransactionBase:
     def _after_prepare(self, plan: TxPlan, outcome: Outcome) -> TransactionState | None:
         """None: prepared. A state: the very same transaction was settled so before. Else raises why not."""
         problem = prepared(plan, outcome)
+        self._home_index = plan.home_index
         if problem is None:
             self._to(Phase.PREPARED)
             return None
@@ -218,7 +220,7 @@ class TransactionBase:
         if not self._groups:
             self._to(Phase.DECIDED)
             return False
-        across_groups.settle(self._core, self.tx_id, self._groups, commit, done)
+        across_groups.settle(self._core, self.tx_id, self._groups, commit, done, self._home_index)
         return True
 
     def _after_decision(self, outcome: Outcome) -> None:

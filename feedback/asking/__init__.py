@@ -4,6 +4,6 @@ May import the files at the root of ``feedback``; never ``answering``, which is 
 runs in one event loop. Read ``shard`` first, which hosts a ``topic_feedback`` for each app and topic, parks
 producers (``lobby``, ``app_producers``) and asks each group once for all of them (``due_watch``). Of one app
 and topic ``checks`` holds what is on hand and decides, ``group_feedback`` settles at one broker group,
-``branches`` follows decisions of other groups. ``one_pair`` and ``earlier`` are for producers of earlier
+``looking`` looks before a COMMIT. ``one_pair`` and ``earlier`` are for producers of earlier
 versions.
 """

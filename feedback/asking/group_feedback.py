@@ -1,8 +1,8 @@
 """One app and topic at one broker group: takes what was locked there, and settles what was answered.
 
-Answers become COMMIT, ROLLBACK or CHECKED in the log; branches follow their home group. Both run as tasks
-while there is something to do, so an idle one costs nothing. Locking is the shard's, for all pairs at once
-(``due_watch``). It must never submit a decision that nobody took.
+Answers become COMMIT, ROLLBACK or CHECKED in the log, in a task that runs while there is something to do, so
+an idle one costs nothing. Locking is the shard's, for all pairs at once (``due_watch``). Branches of other
+groups' transactions are not locked. It must never submit a decision that nobody took.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from escrowmq.feedback.asking.branches import Branches
+from escrowmq.feedback.asking.looking import look
 from escrowmq.feedback.brokers import GroupLeader
 from escrowmq.feedback.config import FeedbackConfig
 from escrowmq.feedback.endless import endless
@@ -81,7 +81,6 @@ class GroupFeedback:
         self._way, self._desk, self._config = way, desk, way.config
         self._leader = way.leaders[gid]
         self._outbox: deque[PendingVerdict] = deque()
-        self._branches = Branches(gid, app, topic, way.leaders, self.settle, way.config)
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     @property
@@ -95,10 +94,6 @@ class GroupFeedback:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-    async def sweep(self) -> None:
-        """Look for branches whose home has decided, while nothing is locked since nobody is online."""
-        await self._branches.sweep()
 
     def _run(self, name: str, step: Callable[[], Any], more: Callable[[], bool]) -> None:
         """``step`` after ``step`` in a task of its own while there is ``more``, if it does not run yet."""
@@ -131,11 +126,8 @@ class GroupFeedback:
                 continue
             if kind is Route.PRODUCER:
                 for_producers.append(row)
-            elif kind is Route.TOPIC_POLICY:
-                self.settle(row.tx_id, Verdict.EXPIRE, row.newest_index)
             else:
-                self._branches.locked(row)
-        self._run("branches", self._branches.step, self._branches.waiting)
+                self.settle(row.tx_id, Verdict.EXPIRE, row.newest_index)
         if for_producers:
             self._desk.locked(self.gid, for_producers)
 
@@ -185,22 +177,26 @@ class GroupFeedback:
 
     async def _submit_decisions(self, decided: Mapping[Verdict, Mapping[str, int]]) -> None:
         """``decided``: for each verdict, transactions and the PREPARE that it holds for."""
-        frames, asked = [], []
+        asked: list[tuple[Verdict, Sequence[str], bytes]] = []
         for verdict, indexes in decided.items():
-            for ids, frame in self._frames(verdict, indexes):
-                asked.append((verdict, ids))
-                frames.append(frame)
-        results = await self._submit(b"".join(frames), repeatable=True)
-        for (verdict, ids), result in zip(asked, results, strict=True):
-            self._note(verdict, ids, result)
-            self._desk.settled(self.gid, ids)
-
-    def _frames(self, verdict: Verdict, indexes: Mapping[str, int]) -> Iterator[tuple[Sequence[str], bytes]]:
-        """The operations of one verdict. A rollback names the PREPAREs that it holds for, where the group's
-        format level knows them: what was prepared again since the check began is not rolled back by it."""
-        if verdict is Verdict.COMMIT:
-            yield list(indexes), ops.commit(self.app, list(indexes), by="feedback")
+            if verdict is Verdict.COMMIT:
+                asked += [(verdict, *commit) for commit in await self._commits(list(indexes))]
+            else:
+                asked += [(verdict, *roll_back) for roll_back in self._rollbacks(verdict, indexes)]
+        if not asked:
             return
+        results = await self._submit(b"".join(frame for *_, frame in asked), repeatable=True)
+        lacking: dict[str, str] = {}
+        for (verdict, ids, _), result in zip(asked, results, strict=True):
+            lacking.update(self._note(verdict, ids, result))
+            self._desk.settled(self.gid, ids)
+        await self._park(lacking)
+
+    def _rollbacks(
+        self, verdict: Verdict, indexes: Mapping[str, int]
+    ) -> Iterator[tuple[Sequence[str], bytes]]:
+        """They name the PREPAREs that they hold for, where the group's format level knows them: what was
+        prepared again since the check began is not rolled back by it."""
         by = BY_POLICY if verdict is Verdict.EXPIRE else "feedback"
         under = {tx_id: index for tx_id, index in indexes.items() if index > 0}
         plain = [tx_id for tx_id, index in indexes.items() if index <= 0]
@@ -209,16 +205,42 @@ class GroupFeedback:
         if under:
             yield list(under), ops.rollback_under(self.app, list(under), by, list(under.values()))
 
-    def _note(self, verdict: Verdict, ids: Sequence[str], result: Sequence[Any]) -> None:
-        """A refused decision is final, too: the first durable one stands."""
+    async def _commits(self, tx_ids: list[str]) -> list[tuple[list[str], bytes]]:
+        """COMMITs of what is prepared everywhere. What is not is parked; what cannot be known now comes back
+        when its lease ends."""
+        looked = await look(self._way.leaders, self.gid, self.app, tx_ids)
+        self._desk.settled(self.gid, [*looked.later, *looked.lacking])
+        await self._park(looked.lacking)
+        commits: list[tuple[list[str], bytes]] = []
+        if looked.alone:
+            commits.append((looked.alone, ops.commit(self.app, looked.alone, by="feedback")))
+        if looked.across:
+            ids, indexes = list(looked.across), list(looked.across.values())
+            commits.append((ids, ops.commit_branches(self.app, ids, "feedback", indexes)))
+        return commits
+
+    async def _park(self, lacking: Mapping[str, str]) -> None:
+        """For a person: a check cannot decide these, nor will another one."""
+        by_reason: dict[str, list[str]] = {}
+        for tx_id, reason in lacking.items():
+            by_reason.setdefault(reason, []).append(tx_id)
+        for reason, ids in by_reason.items():
+            self.counts["parked"] += len(ids)
+            log.warning("transactions of app %r are parked (%s), such as %r", self.app, reason, ids[0])
+            await self._submit(ops.park(self.app, ids, f"NotFullyPrepared: {reason}"), repeatable=True)
+
+    def _note(self, verdict: Verdict, ids: Sequence[str], result: Sequence[Any]) -> dict[str, str]:
+        """A refused decision is final, too: the first durable one stands. Returns what is not prepared, and
+        why."""
         self.counts[verdict.value] += len(ids)
+        lacking: dict[str, str] = {}
         if result[0] != ResultCode.PARTIAL:
-            return
+            return lacking
         for place, code, info in result[1]:
-            if code == ResultCode.RETRY:
-                self.counts["prepared_again"] += (
-                    1  # or another decision is on its way: asked again, if need be
-                )
+            if code == ResultCode.NOT_PREPARED:
+                lacking[ids[place]] = f"parts are missing in group {self.gid}"
+            if code == ResultCode.RETRY:  # or another decision is on its way: asked again, if need be
+                self.counts["prepared_again"] += 1
             if code == ResultCode.TX_CONFLICT:
                 self.counts["conflicts"] += 1
                 log.warning(
@@ -228,6 +250,7 @@ class GroupFeedback:
                     self.app,
                     info,
                 )
+        return lacking
 
     async def _count_and_put_off(self, counted: list[str], put_off: Mapping[str, float]) -> None:
         """Not repeated when their fate is unknown: a check counted twice would be half used up, and what is

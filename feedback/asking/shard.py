@@ -38,8 +38,6 @@ log = logging.getLogger(__name__)
 FORGET_PER_TICK = 200
 #: Pairs that ``status`` shows one by one.
 PAIRS_SHOWN = 1_000
-#: Pairs without a producer online whose branches are looked for at a time.
-SWEEPS_AT_ONCE = 4
 #: A pair that raised is there again after this.
 MADE_ANEW_S = 1.0
 #: A producer whose answers all meet full queues comes back after this.
@@ -100,8 +98,7 @@ class FeedbackShard:
     def start(self) -> None:
         """Start the loops."""
         what = f"feedback process {self.index}"
-        steps = {"deadlines": self._tick, "branches": self._sweep}
-        runs = [endless(step, self.counts, f"{what}, {name}") for name, step in steps.items()]
+        runs = [endless(self._tick, self.counts, f"{what}, deadlines")]
         runs += [watch.run() for watch in self._watches.values()]
         self._tasks = [asyncio.create_task(run) for run in runs]
         if self._only is not None:
@@ -450,25 +447,6 @@ class FeedbackShard:
             self._drop(pair)
         del self._apps[app.app]
         return True
-
-    async def _sweep(self) -> None:
-        """Pairs without a producer online, a few at a time: what have home groups decided meanwhile?"""
-        await asyncio.sleep(self._config.branch_sweep_s)
-        online = {name for name, app in self._apps.items() if app.online(self._config.silent_s)}
-        away = [app for name, app in self._apps.items() if name not in online]
-        keys = [(app.app, topic) for app in away for topic in {**app.hosted, **app.due}]
-        for first in range(0, len(keys), SWEEPS_AT_ONCE):
-            await self.places()
-            some = (key for key in keys[first : first + SWEEPS_AT_ONCE] if key[0] in self._apps)
-            pairs = [self._host(*key) for key in some]
-            sweeps = [pair.sweep() for pair in pairs if pair is not None]
-            for outcome in await asyncio.gather(*sweeps, return_exceptions=True):
-                if outcome is not None:
-                    self.counts["sweeps_failed"] += 1
-            for pair in pairs:
-                if pair is not None:
-                    self._review(pair)
-            await asyncio.sleep(self._config.tick_s)
 
     def status(self, app: str | None = None, topic: str | None = None) -> dict[str, Any]:
         """For operators: the process, and the first thousand pairs of this app and topic that are here."""

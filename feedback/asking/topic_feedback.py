@@ -144,13 +144,6 @@ class TopicFeedback:
         self._table.settled(gid, tx_ids)
         self._host.changed(self)
 
-    async def sweep(self) -> None:
-        """While nobody is online: follow what home groups have decided."""
-        for gid in self._way.leaders:
-            group = self._group(gid)
-            if group is not None:
-                await group.sweep()
-
     def _group(self, gid: int) -> GroupFeedback | None:
         group = self._groups.get(gid)
         if group is None and gid in self._way.leaders:

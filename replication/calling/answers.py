@@ -75,6 +75,33 @@ class FetchEnds(msgspec.Struct, frozen=True):
 # ------------------------------------------------------------ transactions
 
 
+class Standing(NamedTuple):
+    """How a transaction stands in one group, as of one entry of its log: a row of the answer to INQUIRE.
+
+    ``state``: a TransactionState's name. ``home_index``: log index of home's record, -1 unless it is open or
+    waits for branches. Of an open one: its parts prepared and expected (0: not told), its home group (-1:
+    here), and, at home, the groups of its branches. Of a decided one: the groups that have not done it.
+    """
+
+    state: str
+    home_index: int = -1
+    have: int = 0
+    parts: int = 0
+    home_group: int = -1
+    groups: Sequence[int] = ()
+
+    @property
+    def whole(self) -> bool:
+        """Open, with all its parts."""
+        return self.state == "PREPARE" and self.parts in (0, self.have)
+
+    def lacking(self, group: int) -> str:
+        """What is missing in ``group`` unless it is whole, for people."""
+        if self.state == "PREPARE":
+            return f"group {group} has {self.have} of {self.parts} parts"
+        return f"it is not prepared in group {group}"
+
+
 class LockedRow(NamedTuple):
     """A due transaction, locked for one feedback process.
 
@@ -163,6 +190,8 @@ class OpenTransactions(msgspec.Struct, frozen=True):
     parked: Sequence[bool] = ()
     messages: Sequence[int] = ()
     home_groups: Sequence[int] = ()
+    home_indexes: Sequence[int] = ()
+    parked_for: Sequence[str] = ()
 
     @classmethod
     def of(cls, rows: Iterable[Sequence[Any]]) -> Self:

@@ -116,11 +116,15 @@ META_TYPES: dict[int, Any] = {
 META_TYPES_2: dict[int, Any] = {
     OpType.PREPARE: tuple[str, str, list[str], list[str] | None, int, int, list[int], int, int, PrepareExtra],
     OpType.ROLLBACK: tuple[str, list[str], str, list[int]],
+    OpType.COMMIT: tuple[str, list[str], str, int, list[int]],
+    OpType.CHECKED: tuple[str, list[str], str],
 }
+#: And of version 3.
+META_TYPES_3: dict[int, Any] = {OpType.ROLLBACK: tuple[str, list[str], str, list[int], list[int]]}
 #: type | version << 8 -> decoder of the metadata
 _decode_meta = {
     kind | version << 8: msgspec.msgpack.Decoder(shape).decode
-    for version, shapes in ((1, META_TYPES), (2, META_TYPES_2))
+    for version, shapes in ((1, META_TYPES), (2, META_TYPES_2), (3, META_TYPES_3))
     for kind, shape in shapes.items()
 }
 Row = tuple[bytes | None, bytes, dict[str, bytes] | None, str | None]
@@ -178,7 +182,7 @@ def decode_ops(buffer: bytes | memoryview, start: int = 0) -> list[Op]:
 
 
 def _unknown(kind: int, version: int) -> UnknownVersion:
-    known = 2 if kind in META_TYPES_2 else 1
+    known = 3 if kind in META_TYPES_3 else 2 if kind in META_TYPES_2 else 1
     if kind in META_TYPES:
         return UnknownVersion(f"operation of type {kind} of format version {version}; known: up to {known}")
     return UnknownVersion(f"operation of type {kind} is not known to this software; upgrade it")

@@ -60,11 +60,13 @@ def pre_message(
     return encode_op(OpType.PRE_MESSAGE, (topic, partition, txs, sizes), rows)
 
 
+#: Who decides, unless said otherwise.
+BY_PRODUCER = "producer"
 #: In place of a client's number of references: all of these transactions, or none.
 TOGETHER = -1
 
 
-def commit(app: str, tx_ids: Sequence[str], by: str = "producer", *, together: bool = False) -> bytes:
+def commit(app: str, tx_ids: Sequence[str], by: str = BY_PRODUCER, *, together: bool = False) -> bytes:
     """COMMIT as clients send it ``[app, tx_ids, by, 0]``; by: producer, feedback, or ``operator:<name>``.
 
     Ids that cannot be committed are named in the result and the others are committed; ``together`` (the
@@ -73,7 +75,7 @@ def commit(app: str, tx_ids: Sequence[str], by: str = "producer", *, together: b
     return encode_op(OpType.COMMIT, (app, tx_ids, by, TOGETHER if together else 0))
 
 
-def rollback(app: str, tx_ids: Sequence[str], by: str = "producer") -> bytes:
+def rollback(app: str, tx_ids: Sequence[str], by: str = BY_PRODUCER) -> bytes:
     """ROLLBACK ``[app, tx_ids, by]``."""
     return encode_op(OpType.ROLLBACK, (app, tx_ids, by))
 
@@ -87,9 +89,32 @@ def rollback_under(app: str, tx_ids: Sequence[str], by: str, newest_index: Seque
     return encode_op(OpType.ROLLBACK, (app, tx_ids, by, newest_index), version=2)
 
 
+def commit_branches(
+    app: str, tx_ids: Sequence[str], by: str, home_index: Sequence[int], *, together: bool = False
+) -> bytes:
+    """COMMIT version 2 ``[app, tx_ids, by, 0, home_index]``, for groups of level 2: over several groups.
+
+    Of each transaction the log index of home's record. One that is open under another is another transaction,
+    and left alone. The leader writes it into the log as version 1.
+    """
+    return encode_op(OpType.COMMIT, (app, tx_ids, by, TOGETHER if together else 0, home_index), version=2)
+
+
+def rollback_branches(app: str, tx_ids: Sequence[str], by: str, home_index: Sequence[int]) -> bytes:
+    """ROLLBACK version 3 ``[app, tx_ids, by, [], home_index]``: as ``commit_branches``. From a home group,
+    what is not known here is remembered as rolled back."""
+    return encode_op(OpType.ROLLBACK, (app, tx_ids, by, (), home_index), version=3)
+
+
 def checked(app: str, tx_ids: Sequence[str]) -> bytes:
     """CHECKED ``[app, tx_ids]``: a producer answered UNKNOWN (or hung); counts the check, may park."""
     return encode_op(OpType.CHECKED, (app, tx_ids))
+
+
+def park(app: str, tx_ids: Sequence[str], reason: str) -> bytes:
+    """CHECKED version 2 ``[app, tx_ids, reason]``, for groups of level 2: a check cannot decide these, nor
+    will another one; they are parked, and the reason is shown with them."""
+    return encode_op(OpType.CHECKED, (app, tx_ids, reason), version=2)
 
 
 def create_topic(name: str, settings: Mapping[str, object]) -> bytes:

@@ -19,6 +19,7 @@ class Requests:
 
     def __init__(self, running: RunningReplica) -> None:
         self._running = running
+        self._place = running.gid, running.setup.groups
         self._bytes_max = running.setup.config.request_bytes_max
         self._disk_reserve_bytes = running.setup.config.disk_reserve_bytes
 
@@ -27,12 +28,20 @@ class Requests:
 
         ``("ok", results)``, or why there are none: see ``Reply``.
         """
+        return self._submit(request, from_broker=False)
+
+    def follow(self, request: bytes) -> Reply:
+        """As ``submit``, for the leader of another group: what it has decided as the home of transactions
+        over several groups. For brokers only."""
+        return self._submit(request, from_broker=True)
+
+    def _submit(self, request: bytes, *, from_broker: bool) -> Reply:
         if type(request) is not bytes:
             return ("malformed", f"a request is bytes, not {type(request).__name__}")
         if len(request) > self._bytes_max:
             return ("malformed", f"request of {len(request)} bytes; at most {self._bytes_max}")
         try:
-            ops = parse_request(request)
+            ops = parse_request(request, from_broker=from_broker, place=self._place)
         except InvalidMessage as error:
             return ("malformed", str(error))
         running = self._running

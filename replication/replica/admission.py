@@ -13,16 +13,22 @@ qualify are answered after the entry was applied, when the state holds what beca
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from escrowmq.replication.format import ops as build
 from escrowmq.replication.format.codec import ENVELOPE, Op, OpType, decode_ops, encode_command
 from escrowmq.replication.model import ResultCode
 from escrowmq.replication.state.machine import Result, StateMachine
 from escrowmq.replication.state.open_table import OpenTx
-from escrowmq.replication.state.transactions import COMMITTED, ROLLED_BACK, decide_result
+from escrowmq.replication.state.transactions import (
+    BY_HOME,
+    COMMITTED,
+    ROLLED_BACK,
+    AppTransactions,
+    decide_result,
+)
 
 #: One entry holds at most this many bytes of requests: beyond it latency grows and throughput does not
 #: (measured: 256 KB to 1 MB per entry is the plateau).
@@ -50,6 +56,17 @@ class Unit:
     end: int
 
 
+class LeftOut(NamedTuple):
+    """A decision of which not all went into the entry. ``included``: what did; ``refused``: why not, for what
+    is open and stays so."""
+
+    app: str
+    outcome: int
+    tx_ids: Sequence[str]
+    included: set[str]
+    refused: dict[str, tuple[int, Any]]
+
+
 class Submission:
     """One client request on its way through the log."""
 
@@ -73,8 +90,7 @@ class Submission:
             self.units.append(Unit(ops[at : at + count], start, end))
             at, start = at + count, end
         self.results: list[Result | None] = [None] * len(self.units)
-        #: unit -> (app, wanted outcome, all ids, ids that went into the entry)
-        self.left_out: dict[int, tuple[str, int, Sequence[str], set[str]]] = {}
+        self.left_out: dict[int, LeftOut] = {}  # by unit
 
 
 @dataclass(slots=True, eq=False)
@@ -170,14 +186,23 @@ class Admission:
     ) -> None:
         meta = submission.units[number].ops[0].meta
         app, tx_ids, by = meta[0], meta[1], meta[2]
-        opened = self._state.transactions.look(app).open
+        table = self._state.transactions.look(app)
+        opened = table.open
         deciding = self._deciding.get(app) or set()
         valid: Sequence[str] = tx_ids
-        if not opened.has_all(tx_ids) or not deciding.isdisjoint(tx_ids) or len(set(tx_ids)) != len(tx_ids):
-            valid = [t for t in dict.fromkeys(tx_ids) if t in opened and t not in deciding]
-            if outcome == COMMITTED and meta[3] == build.TOGETHER and self._hindered(app, tx_ids, deciding):
+        if (
+            not opened.has_all(tx_ids)
+            or not deciding.isdisjoint(tx_ids)
+            or len(set(tx_ids)) != len(tx_ids)
+            or len(meta) > 4
+            or by != build.BY_PRODUCER
+            or (self._state.groups > 1 and any(opened[t].home_index >= 0 for t in tx_ids))
+        ):
+            valid, refused = sift(table, meta, outcome, deciding)
+            together = outcome == COMMITTED and meta[3] == build.TOGETHER
+            if together and (refused or self._hindered(app, tx_ids, deciding)):
                 valid = []
-            submission.left_out[number] = (app, outcome, tx_ids, set(valid))
+            submission.left_out[number] = LeftOut(app, outcome, tx_ids, set(valid), refused)
         if valid:
             deciding.update(valid)
             self._deciding[app] = deciding
@@ -269,17 +294,56 @@ class Admission:
                 submission.done(("ok", submission.results))
 
     def _with_left_out(self, submission: Submission, number: int, result: Result) -> Result:
-        app, outcome, tx_ids, included = submission.left_out[number]
-        table = self._state.transactions.look(app)
+        left = submission.left_out[number]
+        table = self._state.transactions.look(left.app)
         problems: list[list[Any]] = []
-        for i, tx_id in enumerate(tx_ids):
+        for i, tx_id in enumerate(left.tx_ids):
             if tx_id in table.open:
-                problems.append([i, int(ResultCode.RETRY), None])
-            elif tx_id not in included or result[0] != ResultCode.OK:
-                problem = decide_result(table, tx_id, outcome)
+                problems.append([i, *left.refused.get(tx_id, (int(ResultCode.RETRY), None))])
+            elif tx_id not in left.included or result[0] != ResultCode.OK:
+                problem = decide_result(table, tx_id, left.outcome)
                 if problem is not None:
                     problems.append([i, *problem])
         return [int(ResultCode.PARTIAL), problems] if problems else [int(ResultCode.OK)]
+
+
+def sift(
+    table: AppTransactions, meta: Sequence[Any], outcome: int, deciding: Set[str]
+) -> tuple[list[str], dict[str, tuple[int, Any]]]:
+    """Which transactions of a decision go into the entry, and why others that are open do not.
+
+    - A decision that names home indexes does nothing to a record with another one: a lower one belongs to an
+      older transaction, which its branch rolls back soon (RETRY); a higher one means that the decision is
+      late.
+    - A branch is decided by nobody who does not name its home index.
+    - Who commits and is not the producer (a check, an operator) commits only what has all its parts here, and
+      over several groups only under the home index, which it has looked up in all of them.
+    - What a home group rolls back and is not known here goes in too: it is remembered from then on.
+    """
+    tx_ids, by = meta[1], meta[2]
+    home_index = meta[4] if len(meta) > 4 else None
+    from_home = by.startswith(BY_HOME)
+    looks = outcome == COMMITTED and by != build.BY_PRODUCER and not from_home
+    valid: dict[str, None] = {}
+    refused: dict[str, tuple[int, Any]] = {}
+    for place, tx_id in enumerate(tx_ids):
+        if tx_id in deciding or tx_id in valid:
+            continue
+        record = table.open.get(tx_id)
+        if record is None:
+            if from_home and home_index and outcome == ROLLED_BACK and table.mark(tx_id) is None:
+                valid[tx_id] = None
+            continue
+        if home_index and record.home_record != home_index[place]:
+            older = record.home_record < home_index[place]
+            refused[tx_id] = (int(ResultCode.RETRY if older else ResultCode.UNKNOWN_TX), None)
+        elif not home_index and record.home_index >= 0:
+            refused[tx_id] = (int(ResultCode.TX_CONFLICT), "PREPARE")
+        elif looks and (record.missing_parts or (record.participants and not home_index)):
+            refused[tx_id] = (int(ResultCode.NOT_PREPARED), None)
+        else:
+            valid[tx_id] = None
+    return list(valid), refused
 
 
 def _rollback_frame(meta: Sequence[Any], valid: Sequence[str]) -> bytes:
@@ -287,6 +351,9 @@ def _rollback_frame(meta: Sequence[Any], valid: Sequence[str]) -> bytes:
     app, tx_ids, by = meta[:3]
     if len(meta) == 3:
         return build.rollback(app, valid, by)
+    if len(meta) > 4:
+        home_index = dict(zip(tx_ids, meta[4], strict=True))
+        return build.rollback_branches(app, valid, by, [home_index[tx_id] for tx_id in valid])
     newest: Sequence[int] = meta[3]
     if newest and valid is not tx_ids:
         index_of = dict(zip(tx_ids, newest, strict=True))

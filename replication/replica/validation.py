@@ -13,6 +13,7 @@ from escrowmq.replication.errors import CorruptLog, InvalidMessage, UnknownVersi
 from escrowmq.replication.format.codec import Op, OpType, PrepareExtra, decode_ops
 from escrowmq.replication.state.settings import setting_problem
 from escrowmq.replication.state.topics import settings_problem
+from escrowmq.replication.state.transactions import BY_HOME
 
 _FROM_CLIENTS = frozenset(
     (
@@ -26,6 +27,8 @@ _FROM_CLIENTS = frozenset(
         OpType.GROUP_OFFSETS,
         OpType.CHECKED,
         OpType.SETTINGS,
+        OpType.TX_DONE,
+        OpType.INQUIRE,
     )
 )
 #: Types of operations that came with level 2; two older ones have a second version since.
@@ -57,13 +60,21 @@ def level_needed(ops: Sequence[Op]) -> int:
             kind in _LEVEL_2
             or (kind == OpType.PREPARE and columns > 9)
             or (kind == OpType.ROLLBACK and columns > 3)
+            or (kind == OpType.COMMIT and columns > 4)
+            or (kind == OpType.CHECKED and columns > 2)
         ):
             return 2
     return 1
 
 
-def parse_request(request: bytes) -> list[Op]:
-    """Decode and check a request; raises InvalidMessage that names the operation and what is wrong."""
+def parse_request(
+    request: bytes, *, from_broker: bool = False, place: tuple[int, int] | None = None
+) -> list[Op]:
+    """Decode and check a request; raises InvalidMessage that names the operation and what is wrong.
+
+    ``from_broker``: it may decide in the name of a home group. ``place``: the number of this group, and how
+    many there are, if what is said of groups is to be checked, too.
+    """
     try:
         ops = decode_ops(request)
     except (CorruptLog, UnknownVersion) as error:
@@ -71,10 +82,10 @@ def parse_request(request: bytes) -> list[Op]:
     at = 0
     while at < len(ops):
         op = ops[at]
-        problem = _problem(op)
+        problem = _problem(op) or (None if from_broker else _not_for_clients(op))
         if op.type == OpType.PREPARE and problem is None:
             attached = ops[at + 1 : at + 1 + op.meta[8]]
-            problem = _prepare_problem(op, attached)
+            problem = _prepare_problem(op, attached) or (place and _place_problem(op, *place))
             at += len(attached)
         elif op.type == OpType.PRE_MESSAGE:
             problem = "PRE_MESSAGE without its PREPARE before it"
@@ -95,10 +106,16 @@ def _problem(op: Op) -> str | None:
             return f"MESSAGE's epoch and sequence number must be 0 to {NUMBER_MAX}"
         return _name_problem("producer", meta[2])
     if op.type in (OpType.COMMIT, OpType.ROLLBACK, OpType.CHECKED):
-        if op.type != OpType.CHECKED and (problem := _name_problem("by", meta[2])) is not None:
+        if len(meta) > 2 and (problem := _name_problem("by or reason", meta[2])) is not None:
             return problem
         if op.type == OpType.ROLLBACK and len(meta) > 3 and len(meta[3]) not in (0, len(meta[1])):
             return "ROLLBACK's columns differ in length"
+        if len(meta) > 4 and not (len(meta[4]) == len(meta[1]) and all(0 < i <= NUMBER_MAX for i in meta[4])):
+            return "a decision over several groups takes one home index for each transaction"
+        return _ids_problem(meta[0], meta[1])
+    if op.type in (OpType.TX_DONE, OpType.INQUIRE):
+        if len(meta[1]) != len(meta[2]) or not all(-1 <= index <= NUMBER_MAX for index in meta[2]):
+            return "it takes one home index for each transaction"
         return _ids_problem(meta[0], meta[1])
     if op.type == OpType.SETTINGS:
         return setting_problem(*meta)
@@ -108,6 +125,12 @@ def _problem(op: Op) -> str | None:
         if len(meta[2]) % 2 or not all(0 <= n <= NUMBER_MAX for n in meta[2]):
             return "GROUP_OFFSETS needs pairs of partition and offset, both 0 or more"
         return _name_problem("group", meta[0])
+    return None
+
+
+def _not_for_clients(op: Op) -> str | None:
+    if op.type in (OpType.COMMIT, OpType.ROLLBACK) and op.meta[2].startswith(BY_HOME):
+        return f"only brokers decide in the name of a home group ({op.meta[2]!r})"
     return None
 
 
@@ -154,6 +177,16 @@ def _extra_problem(extra: PrepareExtra, count: int, home_group: int) -> str | No
         return f"PREPARE's home indexes must be 1 to {NUMBER_MAX}"
     if not (0 <= extra.parts <= NUMBER_MAX and -1 <= extra.heard_ms <= NUMBER_MAX):
         return f"PREPARE's parts and heard_ms must be at most {NUMBER_MAX}"
+    return None
+
+
+def _place_problem(op: Op, gid: int, groups: int) -> str | None:
+    home_group = op.meta[7]
+    participants = op.meta[9].participants if len(op.meta) > 9 else ()
+    if home_group >= groups or home_group == gid:
+        return f"group {gid} of {groups} has no branch of group {home_group}"
+    if any(group >= groups or group == gid for group in participants):
+        return f"not all of {list(participants)} can have branches of group {gid} of {groups}"
     return None
 
 

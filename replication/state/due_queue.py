@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 
 from escrowmq.replication.model import TopicInfo
+from escrowmq.replication.state.branch_queue import BranchQueue
 from escrowmq.replication.state.due_news import DueNews
 from escrowmq.replication.state.open_table import OpenTx
 from escrowmq.replication.state.transactions import TransactionTable
@@ -56,6 +57,7 @@ class DueQueue:
         self.news = DueNews()  # the pairs in ``_due``
         self._table = table
         self._slack = tidy_slack
+        self.branches = BranchQueue()
         self._buckets: dict[int, deque[tuple[str, Sequence[str]]]] = {}
         self._order: list[int] = []  # heap of buckets; may name some that are gone
         self._due: dict[TxKey, deque[str]] = {}  # (app, topic) -> tx ids, oldest first
@@ -147,6 +149,7 @@ class DueQueue:
         self._order.clear()
         self._due.clear()
         self.news.clear()
+        self.branches = BranchQueue()
         self._leases.clear()
         self._untidied.clear()
         self._queued = 0
@@ -191,6 +194,9 @@ class DueQueue:
                 continue  # the expiry of a lease is scheduled
             if record.due_ms > now_ms + BUCKET_MS:
                 continue  # was checked meanwhile; a later bucket holds it
+            if record.home_group >= 0:
+                self.branches.add(record.home_group, app, tx_id)
+                continue
             queue = self._due.get((app, record.topic))
             if queue is None:
                 queue = self._due[app, record.topic] = deque()
@@ -226,6 +232,24 @@ class DueQueue:
         self.schedule(app, [tx_id for tx_id, _ in taken], now_ms + max(lease_ms, BUCKET_MS))
         return taken
 
+    def take_branches(
+        self, home: int, limit: int, lease_ms: int, now_ms: int
+    ) -> list[tuple[str, str, OpenTx]]:
+        """Up to ``limit`` due branches of this home group: (app, tx_id, record). They are due again after
+        ``lease_ms``, unless they are settled or put off."""
+        taken: list[tuple[str, str, OpenTx]] = []
+        for branch in self.branches.take(home, limit, self._table):
+            app, tx_id, _ = branch
+            if not self._leased(app, tx_id, now_ms):  # it may be queued twice
+                self.put_off(app, tx_id, now_ms + lease_ms)
+                taken.append(branch)
+        return taken
+
+    def put_off(self, app: str, tx_id: str, until_ms: int) -> None:
+        """A branch that was taken is not looked at before this time."""
+        self._leases[app, tx_id] = ("", until_ms)
+        self.schedule(app, [tx_id], until_ms)
+
     def release(
         self, app: str, tx_ids: Sequence[str], owner: str, now_ms: int, waits_ms: Sequence[int] = ()
     ) -> None:
@@ -246,3 +270,5 @@ class DueQueue:
         for (app, _), queue in due.items():
             self._queued -= len(queue)
             self.schedule(app, list(queue), now_ms + BUCKET_MS)
+        for app, tx_ids in self.branches.drain().items():
+            self.schedule(app, tx_ids, now_ms + BUCKET_MS)

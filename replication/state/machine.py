@@ -13,15 +13,17 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from itertools import chain
 from typing import Any
 
 from escrowmq.replication.errors import UnknownVersion
 from escrowmq.replication.format.codec import NO_EXTRA, Op, OpType, PrepareExtra, decode_command
 from escrowmq.replication.model import ResultCode
+from escrowmq.replication.state.branch_identity import another, standing, with_home_indexes
+from escrowmq.replication.state.decided import ACROSS_MAX
 from escrowmq.replication.state.dedup import TwoGenerations
 from escrowmq.replication.state.due_queue import DueQueue, next_due_ms
 from escrowmq.replication.state.open_table import OpenTx
+from escrowmq.replication.state.preparing import collect_refs, is_overtaken
 from escrowmq.replication.state.settings import Settings
 from escrowmq.replication.state.topics import Partition, TopicTable
 from escrowmq.replication.state.transactions import (
@@ -84,6 +86,8 @@ class StateMachine:
             OpType.TRIM: self._trim,
             OpType.LEVEL: self._raise_level,
             OpType.SETTINGS: self._settings,
+            OpType.TX_DONE: self._done,
+            OpType.INQUIRE: self._inquire,
         }
 
     # -------------------------------------------------------------- entries
@@ -158,23 +162,22 @@ class StateMachine:
             partition = self.topics.find(pre.meta[0], pre.meta[1])
             if not isinstance(partition, Partition):
                 return [int(partition), [pre.meta[0], pre.meta[1]]]
-            _collect_refs(refs, partition.slot, index, pre)
+            collect_refs(refs, partition.slot, index, pre)
         known = self.topics.topics.get(topic)
         if known is None:
             return [int(ResultCode.UNKNOWN_TOPIC), [topic]]
+        participants = tuple(extra.participants) if extra.participants else ()
         table = self.transactions.app(app)
         now, timeout = self.now_ms, timeout_ms or known.info.transaction_timeout_ms
         due = now + timeout
-        opened, settled = table.open, table.settled
+        opened, settled, decided = table.open, table.settled, table.decided
         open_young, open_old, gone = opened.young, opened.old, opened.gone
-        old, young = settled.old, settled.young
-        given_old, given_young = table.given.old, table.given.young
+        old, young, given_old, given_young = settled.old, settled.young, table.given.old, table.given.young
         problems: list[list[Any]] = []
         fresh: list[str] = []
         record = tuple.__new__  # the constructor of a named tuple costs another call: 0.3 us for each
         instance, parts, given, home_index = extra.instance, extra.parts, extra.given, extra.home_index
-        participants = tuple(extra.participants) if extra.participants else ()
-        refusal = None if extra is NO_EXTRA else self._refusal_of_new(extra)
+        refusal = None if extra is NO_EXTRA else self._refusal_of_new(extra, len(tx_ids))
         for i, tx_id in enumerate(tx_ids):
             if (
                 part == 0
@@ -184,6 +187,7 @@ class StateMachine:
                 and tx_id not in old
                 and tx_id not in given_young
                 and tx_id not in given_old
+                and (not decided or tx_id not in decided)
             ):
                 if refusal is not None:
                     problems.append([i, *refusal])
@@ -207,24 +211,26 @@ class StateMachine:
                         participants,
                         parts,
                         given,
+                        "",
                     ),
                 )
                 fresh.append(tx_id)
             else:
+                home = home_group, home_index[i] if home_index else -1
                 problem = self._prepare_again(
-                    index, app, table, tx_id, part, digests[i], refs[i] or (), extra
+                    index, app, table, tx_id, part, digests[i], refs[i] or (), extra, home
                 )
                 if problem is not None:
                     problems.append([i, *problem])
         if fresh:
-            table.open_by_topic[topic] = table.open_by_topic.get(topic, 0) + len(fresh)
-            if given:
-                self.transactions.given.opened += len(fresh)
+            self.transactions.opened(table, topic, len(fresh), given=given, across=bool(participants))
             self.due.schedule(app, fresh, due)
             opened.age()
+        if participants:
+            return with_home_indexes(table, tx_ids, problems, index, all_fresh=len(fresh) == len(tx_ids))
         return [int(ResultCode.PARTIAL), problems] if problems else OK
 
-    def _refusal_of_new(self, extra: PrepareExtra) -> Result | None:
+    def _refusal_of_new(self, extra: PrepareExtra, count: int) -> Result | None:
         """Why nothing new is opened by this PREPARE, or None."""
         if extra.heard_ms <= self.forgotten_ms != -1:
             return [int(ResultCode.STALE), None]
@@ -232,6 +238,8 @@ class StateMachine:
             self.transactions.forget_given(self.now_ms)  # else nothing would, while all are refused
             if not self.transactions.given.has_room(self.settings):
                 return [int(ResultCode.TOO_MANY_IDS), self.settings.remember_ids_max]
+        if extra.participants and not self.transactions.across.has_room(count):
+            return [int(ResultCode.TOO_MANY_OPEN), ACROSS_MAX]
         return None
 
     def _prepare_again(
@@ -244,6 +252,7 @@ class StateMachine:
         digest: int,
         refs: tuple[int, ...],
         extra: PrepareExtra,
+        home: tuple[int, int],
     ) -> Result | None:
         """A part that is not the first of a new transaction: next part, repetition, or conflict.
 
@@ -259,11 +268,13 @@ class StateMachine:
             state = STATE_OF[mark & 3].value
             same = part > 0 or mark >> 2 == digest
             return [int(ResultCode.DUPLICATE if same else ResultCode.TX_CONFLICT), state]
+        if self.level > 1 and (problem := another(record, *home, tuple(extra.participants))) is not None:
+            return problem
         again = part < len(record.digests)
         if part > len(record.digests) or (again and record.digests[part] != digest):
             return [int(ResultCode.TX_CONFLICT), "PREPARE"]
         if self.level > 1:
-            if _is_overtaken(record, extra):
+            if is_overtaken(record, extra):
                 return [int(ResultCode.STALE), None]
             record = record._replace(newest_index=index, instance=extra.instance)
         if not again:
@@ -298,7 +309,7 @@ class StateMachine:
 
     def _commit(self, index: int, op: Op) -> Result:
         """All of it or nothing: every id is open (the leader saw to that), or the whole entry is refused."""
-        app, tx_ids, by, _ = op.meta
+        app, tx_ids, by = op.meta[:3]
         table = self.transactions.look(app)
         refs, self._pending_refs = self._pending_refs, []
         result = self._settle(table, app, tx_ids, by, COMMITTED)
@@ -314,6 +325,8 @@ class StateMachine:
     def _rollback(self, index: int, op: Op) -> Result:
         app, tx_ids, by = op.meta[:3]
         table = self.transactions.look(app)
+        if len(op.meta) > 4:
+            return self._rollback_branches(table, app, tx_ids, by, op.meta[4])
         if len(op.meta) > 3 and op.meta[3]:
             return self._rollback_under(table, app, tx_ids, by, op.meta[3])
         return self._settle(table, app, tx_ids, by, ROLLED_BACK)
@@ -331,13 +344,48 @@ class StateMachine:
             self._settle(table, app, still, by, ROLLED_BACK)
         return [int(ResultCode.PARTIAL), self._refused(table, tx_ids, ROLLED_BACK)]
 
+    def _rollback_branches(
+        self, table: AppTransactions, app: str, tx_ids: Sequence[str], by: str, home_index: Sequence[int]
+    ) -> Result:
+        """What home rolled back: under another home index an id is another transaction, and stays as it is.
+
+        What is neither open nor remembered here is remembered as rolled back from now on (the leader leaves
+        out what need not be), so that a PREPARE that is still under way does not open it.
+        """
+        still, unknown = [], []
+        for tx_id, index in zip(tx_ids, home_index, strict=True):
+            record = table.open.get(tx_id)
+            if record is not None:
+                if record.home_record == index:
+                    still.append(tx_id)
+            elif table.mark(tx_id) is None:
+                unknown.append(tx_id)
+        if still:
+            self._settle(table, app, still, by, ROLLED_BACK)
+        if unknown and self.transactions.remember(self.now_ms, app, unknown, ROLLED_BACK):
+            self._note_turn()
+        problems = self._refused(self.transactions.look(app), tx_ids, ROLLED_BACK)
+        return [int(ResultCode.PARTIAL), problems] if problems else OK
+
+    def _done(self, index: int, op: Op) -> Result:
+        if self.transactions.done(self.now_ms, *op.meta):
+            self._note_turn()
+        return OK
+
+    def _inquire(self, index: int, op: Op) -> Result:
+        """Changes nothing. In the log, because a deposed leader that answers from its state answers
+        wrongly."""
+        app, tx_ids, home_index = op.meta
+        table = self.transactions.look(app)
+        return [0, [standing(table, tx_id, i) for tx_id, i in zip(tx_ids, home_index, strict=True)]]
+
     def _settle(
         self, table: AppTransactions, app: str, tx_ids: Sequence[str], by: str, outcome: int
     ) -> Result:
         if not table.open.has_all(tx_ids) or len(set(tx_ids)) != len(tx_ids):
             # A leader that keeps to its rules never writes this; if one did, nothing of it takes effect.
             return [int(ResultCode.PARTIAL), self._refused(table, tx_ids, outcome)]
-        if self.transactions.settle(self.now_ms, table, tx_ids, outcome):
+        if self.transactions.settle(self.now_ms, table, app, tx_ids, outcome):
             self._note_turn()
         if self.due.has_leases():
             for tx_id in tx_ids:
@@ -361,12 +409,17 @@ class StateMachine:
         return problems
 
     def _checked(self, index: int, op: Op) -> Result:
-        app, tx_ids = op.meta
+        app, tx_ids = op.meta[:2]
+        reason = op.meta[2] if len(op.meta) > 2 else ""
         table = self.transactions.look(app)
         for tx_id in tx_ids:
             record = table.open.get(tx_id)
             if record is None:
                 continue  # settled meanwhile: nothing to count
+            if reason:
+                table.open.replace(tx_id, record._replace(due_ms=-1, parked_for=reason))
+                self.due.forget(app, tx_id)
+                continue
             topic = self.topics.topics.get(record.topic)
             checks = record.checks + 1
             due = next_due_ms(self.now_ms, checks, topic.info if topic else None)
@@ -440,39 +493,3 @@ class StateMachine:
             for partition in self.topics.slots.values():
                 partition.index.forget_before(bound)
         return [0, self.first_index]
-
-
-def _is_overtaken(record: OpenTx, extra: PrepareExtra) -> bool:
-    """Whether a PREPARE may have been sent before another instance's that this transaction is open under: its
-    sender had heard of nothing later. One that is still there comes again with what it has heard since. (Of a
-    branch, nobody asks the owner; PREPAREs of version 1 tell nothing.)"""
-    return (
-        record.instance != extra.instance
-        and record.home_group < 0
-        and extra is not NO_EXTRA
-        and extra.heard_ms <= record.prepared_ms
-    )
-
-
-def _collect_refs(refs: list[tuple[int, ...] | None], slot: int, index: int, pre: Op) -> None:
-    """Add the places of one PRE_MESSAGE's rows to their transactions; neighbours become one reference.
-
-    ``refs`` has one ``OpenTx.refs`` per transaction of the PREPARE.
-    """
-    txs, sizes = pre.meta[2], pre.meta[3]
-    pos, last, size, count = pre.body_pos, txs[0] if txs else -1, 0, 0
-    # A row that goes on with its transaction only counts; the end stands for a transaction of its own.
-    for tx, more in zip(chain(txs, (-1,)), chain(sizes, (0,)), strict=True):
-        if tx == last:
-            size += more
-            count += 1
-            continue
-        known = refs[last]
-        if known is None:
-            refs[last] = (slot, index, pos, size, count)
-        elif known[-5] == slot and known[-3] + known[-2] == pos:
-            refs[last] = (*known[:-2], known[-2] + size, known[-1] + count)
-        else:
-            refs[last] = (*known, slot, index, pos, size, count)
-        pos += size
-        last, size, count = tx, more, 1

@@ -26,7 +26,8 @@ class OpenTx(NamedTuple):
     ``log_index`` is that of its PREPARE; ``due_ms`` the time of the next check, -1 when parked;
     ``digests`` has one CRC32C per part. ``newest_index`` is that of its newest PREPARE, also of a repeated
     one, and ``instance`` is who sent that (kept from level 2 on; "": not known). ``home_index`` -1: no
-    branch, or one that was not told. The rest is as ``PrepareExtra`` says.
+    branch, or one that was not told. ``parked_for``: why a check parked it; "": it did not, or it had all of
+    its checks. The rest is as ``PrepareExtra`` says.
     """
 
     log_index: int
@@ -45,6 +46,17 @@ class OpenTx(NamedTuple):
     participants: tuple[int, ...] = ()
     parts: int = 0
     given: bool = False
+    parked_for: str = ""
+
+    @property
+    def missing_parts(self) -> bool:
+        """Whether parts that were announced are not prepared."""
+        return self.parts > len(self.digests)
+
+    @property
+    def home_record(self) -> int:
+        """Log index of home's record of it, in home's log; -1: not told."""
+        return self.log_index if self.home_group < 0 else self.home_index
 
 
 class View:

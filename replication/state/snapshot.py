@@ -24,6 +24,7 @@ from google_crc32c import value as crc32c
 from escrowmq.replication.errors import CorruptLog, UnknownVersion
 from escrowmq.replication.format.codec import pack, unpack
 from escrowmq.replication.model import TopicInfo
+from escrowmq.replication.state.decided import Decided
 from escrowmq.replication.state.index import Columns, PartitionIndex
 from escrowmq.replication.state.machine import LEVEL_MAX, StateMachine
 from escrowmq.replication.state.open_table import OpenTx, View
@@ -56,6 +57,7 @@ class Snapshot:
     open: list[tuple[str, View]]
     settled: list[tuple[str, int, dict[str, int]]]  # app, generation (0 old, 1 young)
     given: list[tuple[str, int, dict[str, int]]]  # as settled
+    decided: list[tuple[str, dict[str, Decided]]]
     producers: list[tuple[int, dict[Any, Any]]]
     tables: dict[int, Columns]
 
@@ -104,6 +106,7 @@ def capture(state: StateMachine, term: int, run_files: Iterable[str]) -> Snapsho
             if table.given
             for age, copy in enumerate(table.given.copy())
         ],
+        [(app, table.decided.copy()) for app, table in apps if table.decided],
         list(enumerate(state.producers.copy())),
         tables,
     )
@@ -140,6 +143,8 @@ def _chunks(snapshot: Snapshot) -> Iterator[list[Any]]:
         yield from (["settled", app, age, part] for part in _pieces(settled.items()))
     for app, age, given in snapshot.given:
         yield from (["given", app, age, part] for part in _pieces(given.items()))
+    for app, decided in snapshot.decided:
+        yield from (["decided", app, part] for part in _pieces(decided.items()))
     for age, producers in snapshot.producers:
         yield from (["producers", age, part] for part in _pieces(producers.items()))
 
@@ -202,11 +207,15 @@ def _restore(state: StateMachine, name: str, data: bytes | memoryview) -> tuple[
             table = state.transactions.app(chunk[1])
             remembered = table.settled if kind == "settled" else table.given
             (remembered.young if chunk[2] else remembered.old).update(chunk[3])
+        elif kind == "decided":
+            waiting = state.transactions.app(chunk[1]).decided
+            for tx_id, (outcome, digest, home_index, groups, *rest) in chunk[2]:
+                waiting[tx_id] = Decided(outcome, digest, home_index, tuple(groups), *rest)
         elif kind == "producers":
             generation = state.producers.young if chunk[1] else state.producers.old
             for (producer, slot), (epoch, seq, recent) in chunk[2]:
                 generation[producer, slot] = (epoch, seq, tuple(tuple(r) for r in recent))
-    state.transactions.count_settled()
+    state.transactions.count()
     state.due.rebuild()
     return term, run_files
 

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator, Sequence
 
 from escrowmq.replication.model import ResultCode, TransactionState
+from escrowmq.replication.state.decided import AcrossGroups, Decided
 from escrowmq.replication.state.dedup import TwoGenerations
 from escrowmq.replication.state.given_ids import APP_AS_GIVEN_IDS, GivenIds
 from escrowmq.replication.state.open_table import OpenTable, OpenTx
@@ -23,6 +24,9 @@ APP_AS_IDS = 50
 #: Operator decisions kept for audit in the state (the log itself keeps them until retention).
 AUDIT_KEPT = 1_000
 
+#: Who decides over a branch for its home group: this, and the home group's number.
+BY_HOME = "home:"
+
 COMMITTED, ROLLED_BACK = 1, 2
 STATE_OF = {COMMITTED: TransactionState.COMMITTED, ROLLED_BACK: TransactionState.ROLLBACK}
 
@@ -30,21 +34,28 @@ STATE_OF = {COMMITTED: TransactionState.COMMITTED, ROLLED_BACK: TransactionState
 class AppTransactions:
     """Transactions of one app: open ones by id, settled ones as ``digest << 2 | outcome``.
 
-    ``given``: settled ones whose ids the application gave, which are remembered by time.
+    ``given``: settled ones whose ids the application gave, which are remembered by time. ``decided``: settled
+    ones that branches in other groups have still to carry out; see decided.py.
     """
 
-    __slots__ = ("given", "open", "open_by_topic", "settled")
+    __slots__ = ("decided", "given", "open", "open_by_topic", "settled")
 
     def __init__(self) -> None:
         self.open = OpenTable()
         self.settled: TwoGenerations[str, int] = TwoGenerations(sys.maxsize)  # turned by the table
         self.given: TwoGenerations[str, int] = TwoGenerations(sys.maxsize)  # too
         self.open_by_topic: dict[str, int] = {}
+        self.decided: dict[str, Decided] = {}
 
     def mark(self, tx_id: str) -> int | None:
         """``digest << 2 | outcome`` of a settled transaction, or None."""
         mark = self.settled.get(tx_id)
-        return self.given.get(tx_id) if mark is None and self.given else mark
+        if mark is None and self.given:
+            mark = self.given.get(tx_id)
+        if mark is None and self.decided:
+            decided = self.decided.get(tx_id)
+            return None if decided is None else decided.digest << 2 | decided.outcome
+        return mark
 
     def outcome(self, tx_id: str) -> int | None:
         """COMMITTED, ROLLED_BACK, or None when it is open, unknown or forgotten."""
@@ -52,12 +63,20 @@ class AppTransactions:
         return None if mark is None else mark & 3
 
     def settle(self, tx_id: str, outcome: int) -> OpenTx:
-        """The one way out of the table. The transaction must be open."""
+        """Out of the open ones, among which it must be, into the memory; what has branches is remembered by
+        the caller."""
         record = self.open.take(tx_id)
-        # Straight into the table: turning is not its own business here, and a call per transaction is a lot.
-        (self.given if record.given else self.settled).young[tx_id] = record.digests[0] << 2 | outcome
         self.open_by_topic[record.topic] -= 1
+        if not record.participants:
+            # Straight into the table: turning is not its own business here, and a call per transaction is a
+            # lot.
+            (self.given if record.given else self.settled).young[tx_id] = record.digests[0] << 2 | outcome
         return record
+
+    @property
+    def idle(self) -> bool:
+        """Nothing is here, and nobody looks."""
+        return not (self.open or self.open.in_use or self.settled or self.given or self.decided)
 
     def insert(self, tx_id: str, record: OpenTx) -> None:
         """A record of a snapshot, in log order, into a table that is not in use yet."""
@@ -75,6 +94,7 @@ class TransactionTable:
         self.settings = Settings()
         self._young = 0  # settled ids in the apps' young generations; derived from them
         self.given = GivenIds()
+        self.across = AcrossGroups()
 
     def look(self, name: str) -> AppTransactions:
         """The app's transactions, to look at: one that has none is not kept."""
@@ -87,12 +107,70 @@ class TransactionTable:
             table = self.apps[name] = AppTransactions()
         return table
 
-    def settle(self, now_ms: int, table: AppTransactions, tx_ids: Sequence[str], outcome: int) -> bool:
-        """Settle open transactions of one app; True: what settled before the last time was forgotten, in all
+    def opened(self, table: AppTransactions, topic: str, count: int, *, given: bool, across: bool) -> None:
+        """So many were put among the open ones of an app."""
+        table.open_by_topic[topic] = table.open_by_topic.get(topic, 0) + count
+        if given:
+            self.given.opened += count
+        if across:
+            self.across.opened += count
+
+    def settle(
+        self, now_ms: int, table: AppTransactions, app: str, tx_ids: Sequence[str], outcome: int
+    ) -> bool:
+        """The one way out of the table of open transactions, in which all of these are. What has branches
+        waits for them, the rest is remembered. True: what settled before the last time was forgotten, in all
         apps."""
         before, given_before = len(table.settled.young), len(table.given.young)
         for tx_id in tx_ids:
-            table.settle(tx_id, outcome)
+            record = table.settle(tx_id, outcome)
+            if record.participants:
+                self._wait(now_ms, table, app, tx_id, record, outcome)
+        return self._remembered(now_ms, table, before, given_before)
+
+    def _wait(
+        self, now_ms: int, table: AppTransactions, app: str, tx_id: str, record: OpenTx, outcome: int
+    ) -> None:
+        decided = Decided(
+            outcome, record.digests[0], record.log_index, record.participants, now_ms, record.given
+        )
+        table.decided[tx_id] = decided
+        self.across.opened -= 1
+        self.across.add(app, tx_id, decided)
+
+    def done(
+        self, now_ms: int, app: str, tx_ids: Sequence[str], home_indexes: Sequence[int], group: int
+    ) -> bool:
+        """Branch group ``group`` has done these decisions. What waits for no group any more is remembered as
+        any settled transaction is. Others are passed over: they were done before, or are others of that
+        id."""
+        table = self.look(app)
+        before, given_before = len(table.settled.young), len(table.given.young)
+        for tx_id, home_index in zip(tx_ids, home_indexes, strict=True):
+            decided = table.decided.get(tx_id)
+            if decided is None or decided.home_index != home_index or group not in decided.waiting:
+                continue
+            self.across.told(app, tx_id, group)
+            waiting = tuple(other for other in decided.waiting if other != group)
+            if waiting:
+                table.decided[tx_id] = decided._replace(waiting=waiting)
+            else:
+                del table.decided[tx_id]
+                self.across.decided -= 1
+                memory = table.given if decided.given else table.settled
+                memory.young[tx_id] = decided.digest << 2 | decided.outcome
+        return self._remembered(now_ms, table, before, given_before)
+
+    def remember(self, now_ms: int, app: str, tx_ids: Sequence[str], outcome: int) -> bool:
+        """Remember decisions over transactions that were never open here, so that they cannot be opened.
+        Their digests are not known: whoever prepares one is told what is recorded."""
+        table = self.app(app)
+        before, given_before = len(table.settled.young), len(table.given.young)
+        table.settled.young.update(dict.fromkeys(tx_ids, outcome))
+        return self._remembered(now_ms, table, before, given_before)
+
+    def _remembered(self, now_ms: int, table: AppTransactions, before: int, given_before: int) -> bool:
+        """What the young generations of an app have grown by counts, and may make others forgotten."""
         after = len(table.settled.young)
         self._young += after - before + (APP_AS_IDS if after and not before else 0)
         if (given := len(table.given.young)) != given_before:
@@ -120,26 +198,28 @@ class TransactionTable:
 
     def _drop_idle(self) -> None:
         # What is empty means the same as what is not there, so that a reader may keep one here for longer.
-        idle = [
-            name
-            for name, t in self.apps.items()
-            if not t.open and not t.open.in_use and not t.settled and not t.given
-        ]
+        idle = [name for name, table in self.apps.items() if table.idle]
         for name in idle:
             del self.apps[name]
 
-    def count_settled(self) -> None:
+    def count(self) -> None:
         """After the tables were filled from a snapshot."""
+        self.across = AcrossGroups()
+        self.across.opened = sum(bool(record.participants) for _, _, record in self.iterate_open())
+        for app, table in self.apps.items():
+            for tx_id, decided in table.decided.items():
+                self.across.add(app, tx_id, decided)
         young = [len(table.settled.young) for table in self.apps.values() if table.settled.young]
         self._young = sum(young) + APP_AS_IDS * len(young)
         tables = [table.given for table in self.apps.values()]
         self.given.young = sum(len(t.young) + APP_AS_GIVEN_IDS for t in tables if t.young)
         self.given.old = sum(len(t.old) + APP_AS_GIVEN_IDS for t in tables if t.old)
-        self.given.opened = sum(record.given for _, _, record in self.iterate_open())
+        waiting = sum(decided.given for t in self.apps.values() for decided in t.decided.values())
+        self.given.opened = waiting + sum(record.given for _, _, record in self.iterate_open())
 
     def record_decision(self, now_ms: int, by: str, app: str, tx_ids: Sequence[str], outcome: int) -> None:
-        """Keep who decided, for all but producers and feedback (they are the rule, not news)."""
-        if by in ("producer", "feedback"):
+        """Keep who decided, for all but producers, feedback and home groups (they are the rule, not news)."""
+        if by in ("producer", "feedback") or by.startswith(BY_HOME):
             return
         name = STATE_OF[outcome].value
         self.audit.extend((now_ms, by, app, tx_id, name) for tx_id in tx_ids)

@@ -22,7 +22,7 @@ from escrowmq.replication.errors import EscrowMQError
 from escrowmq.replication.model import ResultCode, TransactionState
 from escrowmq.spark_integration.sink.commit import check_size, commit_together, require_open
 from escrowmq.spark_integration.sink.intents import Attempt, Intent, epoch_id_of
-from escrowmq.spark_integration.sink.link import SinkLink
+from escrowmq.spark_integration.sink.link import SinkLink, roll_back_chunks
 from escrowmq.spark_integration.sink.task import attempt_number
 
 log = logging.getLogger(__name__)
@@ -58,8 +58,13 @@ def commit_batch(
     check_size(epoch_id, by_group, references)
     for gid, ids in by_group.items():
         require_open(link, gid, epoch_id, ids)
-    for gid, ids in by_group.items():
-        commit_together(link, gid, epoch_id, ids)
+    home, *others = by_group
+    places = {gid: link.open_places(gid) for gid in others}
+    commit_together(link, home, epoch_id, by_group[home])
+    for (
+        gid
+    ) in others:  # home tells them itself, in a moment; but the write is to be readable when this returns
+        _commit_chunks(link, gid, epoch_id, {tx_id: places[gid].get(tx_id, -1) for tx_id in by_group[gid]})
     found = settle_batch(link, write_id)  # what unsuccessful attempts have left
     if any(found) or any(attempt_number(attempt.name) for attempt in attempts):
         settle_until_quiet(link, write_id, quiet_s)
@@ -120,14 +125,21 @@ def settle_batch(link: SinkLink, write_id: str) -> tuple[int, int]:
         link.rollback(home, undecided)
     committed = rolled_back = 0
     for gid in range(link.info.groups):
-        left = link.open_ids(gid) if gid != home else []
-        wanted, others = _as_decided(link, home, left) if left else ([], [])
-        if wanted:
-            commit_together(link, gid, epoch_id_of(write_id, 0), wanted)
-        if others:
-            link.rollback(gid, others)
+        left = link.open_places(gid) if gid != home else {}
+        wanted, others = _as_decided(link, home, list(left)) if left else ([], [])
+        _commit_chunks(link, gid, epoch_id_of(write_id, 0), {tx_id: left[tx_id] for tx_id in wanted})
+        roll_back_chunks(link, gid, {tx_id: left[tx_id] for tx_id in others})
         committed, rolled_back = committed + len(wanted), rolled_back + len(others)
     return committed, rolled_back + len(undecided)
+
+
+def _commit_chunks(link: SinkLink, gid: int, epoch_id: str, places: Mapping[str, int]) -> None:
+    """Commit what home has committed: chunks of a group, each with where home has opened it (-1: home does
+    not see to it)."""
+    for tracked in (False, True):
+        ids = [tx_id for tx_id, index in places.items() if (index >= 0) is tracked]
+        if ids:
+            commit_together(link, gid, epoch_id, ids, [places[tx_id] for tx_id in ids] if tracked else None)
 
 
 def _as_decided(link: SinkLink, home: int, ids: Sequence[str]) -> tuple[list[str], list[str]]:

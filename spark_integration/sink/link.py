@@ -9,17 +9,25 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
 from escrowmq.actors.client.router import Router, result_of
 from escrowmq.actors.client.topology import ClusterInfo
-from escrowmq.actors.producer.blocks import Problems, problems_of
+from escrowmq.actors.producer.blocks import Problems, opened_at, problems_of
 from escrowmq.replication.calling.answers import OpenTransactions
 from escrowmq.replication.calling.backoff import Backoff
 from escrowmq.replication.calling.patience import Answer, Patience, patiently
-from escrowmq.replication.errors import DiskFull, EscrowMQError, OutcomeUnknown, Overloaded, Unavailable
+from escrowmq.replication.errors import (
+    DiskFull,
+    EscrowMQError,
+    InvalidMessage,
+    NotSupported,
+    OutcomeUnknown,
+    Overloaded,
+    Unavailable,
+)
 from escrowmq.replication.format import ops
 from escrowmq.replication.model import ResultCode
 
@@ -44,6 +52,14 @@ class _HeldUp(EscrowMQError):
     def __init__(self, problems: Problems) -> None:
         super().__init__(problems)
         self.problems = problems
+
+
+class NotOpened(EscrowMQError):
+    """Home has refused a transaction: a result code, and what came with it."""
+
+    def __init__(self, code: int, info: Any) -> None:
+        super().__init__(code, info)
+        self.code, self.info = code, info
 
 
 class SinkLink:
@@ -87,17 +103,25 @@ class SinkLink:
         except _HeldUp as error:
             return error.problems
 
-    def commit(self, gid: int, tx_ids: Sequence[str]) -> Problems:
-        """Commit all of these in one entry, or none of them; {}: they are committed."""
-        request = ops.commit(self.app, tx_ids, together=True)
+    def commit(self, gid: int, tx_ids: Sequence[str], home_index: Sequence[int] | None = None) -> Problems:
+        """Commit all of these in one entry, or none of them; {}: they are committed. ``home_index``: for
+        branches whose home sees to them, where home opened each."""
+        if home_index is None:
+            request = ops.commit(self.app, tx_ids, together=True)
+        else:
+            request = ops.commit_branches(self.app, tx_ids, ops.BY_PRODUCER, home_index, together=True)
         return self.finish(gid, request, self.start(gid, request), len(tx_ids))
 
-    def rollback(self, gid: int, tx_ids: Sequence[str]) -> Problems:
+    def rollback(self, gid: int, tx_ids: Sequence[str], home_index: Sequence[int] | None = None) -> Problems:
         """Roll back what is open of these. Problems are those that are committed, or forgotten."""
         problems: Problems = {}
         for at in range(0, len(tx_ids), IDS_AT_A_TIME):
             part = tx_ids[at : at + IDS_AT_A_TIME]
-            request = ops.rollback(self.app, part)
+            if home_index is None:
+                request = ops.rollback(self.app, part)
+            else:
+                indexes = home_index[at : at + IDS_AT_A_TIME]
+                request = ops.rollback_branches(self.app, part, ops.BY_PRODUCER, indexes)
             found = self.finish(gid, request, self.start(gid, request), len(part))
             problems.update((at + place, problem) for place, problem in found.items())
         return problems
@@ -109,7 +133,37 @@ class SinkLink:
 
     def open_ids(self, gid: int) -> list[str]:
         """The app's open transactions in a group, oldest first."""
-        return list(self._ask(OpenTransactions, gid, "transactions", None, self.app, None, OPEN_MAX).tx_ids)
+        return list(self.open_places(gid))
+
+    def open_places(self, gid: int) -> dict[str, int]:
+        """The same, each with where its home has opened it; -1: it is in one group, or home does not see to
+        it."""
+        found = self._ask(OpenTransactions, gid, "transactions", None, self.app, None, OPEN_MAX)
+        return dict(zip(found.tx_ids, found.home_indexes, strict=True))
+
+    def open_at_home(self, gid: int, request: bytes) -> int | None:
+        """Send a PREPARE of one transaction that names its branches, and wait: where home has opened it.
+        None: the group has not reached format level 2. Raises as ``finish`` does, and TransactionConflict,
+        ..."""
+        opened: list[int] = []
+
+        def attempt() -> Problems:
+            result = result_of(self.start(gid, request), self._call_s)[0]
+            opened[:] = opened_at(result, 1)
+            return problems_of(result, 1)
+
+        try:
+            problems = self._patiently(attempt)
+        except (NotSupported, InvalidMessage):  # the second from brokers with older software
+            return None
+        return self._opened(problems, opened)
+
+    @staticmethod
+    def _opened(problems: Problems, opened: list[int]) -> int:
+        if problems or not opened:
+            code, info = problems.get(0, (int(ResultCode.UNKNOWN_TX), None))
+            raise NotOpened(code, info)
+        return opened[0]
 
     def _ask(self, kind: type[Answer], gid: int, method: str, *args: Any) -> Answer:
         """A leader's answer, which is one of this type."""
@@ -126,3 +180,12 @@ class SinkLink:
     def _patiently(self, attempt: Callable[[], Answer]) -> Answer:
         patience = Patience(self._patience_s, RETRY, self._rng)
         return patiently(attempt, patience, (*PASSING, _HeldUp), clock=self.router.clock, sleep=self._sleep)
+
+
+def roll_back_chunks(link: SinkLink, gid: int, places: Mapping[str, int]) -> None:
+    """Roll back chunks that are open in a group: transactions, each with where its home has opened it (-1: it
+    is in one group, or home does not see to it)."""
+    for tracked in (False, True):
+        ids = [tx_id for tx_id, index in places.items() if (index >= 0) is tracked]
+        if ids:
+            link.rollback(gid, ids, [places[tx_id] for tx_id in ids] if tracked else None)

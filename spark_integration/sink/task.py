@@ -22,9 +22,10 @@ from escrowmq.actors.producer.encoder import crc32c
 from escrowmq.actors.producer.results import prepare_problem
 from escrowmq.replication.errors import EscrowMQError, TransactionConflict
 from escrowmq.replication.format import ops
+from escrowmq.replication.format.codec import PrepareExtra
 from escrowmq.replication.model import TransactionState, group_of
 from escrowmq.spark_integration.sink.intents import Attempt, chunk_id
-from escrowmq.spark_integration.sink.link import CALL_S, SinkLink
+from escrowmq.spark_integration.sink.link import CALL_S, NotOpened, SinkLink, roll_back_chunks
 from escrowmq.spark_integration.sink.rows import RowEncoder, Rows
 
 log = logging.getLogger(__name__)
@@ -61,8 +62,16 @@ class _PendingRows:
         bodies.append(rows.body)
         self.size += len(rows.body)
 
-    def request(self, app: str, tx_id: str, epoch_id: str, timeout_ms: int, home_group: int) -> bytes:
-        """PREPARE of this chunk as one transaction."""
+    def request(
+        self,
+        app: str,
+        tx_id: str,
+        epoch_id: str,
+        timeout_ms: int,
+        home_group: int,
+        home_index: int | None = None,
+    ) -> bytes:
+        """PREPARE of this chunk as one transaction; ``home_index``: of a branch that its home sees to."""
         columns = {place: (sizes, b"".join(bodies)) for place, (sizes, bodies) in self.columns.items()}
         digest = 0
         for _, body in columns.values():
@@ -70,7 +79,16 @@ class _PendingRows:
         home_topic = next(iter(columns))[0]
         frames = [
             ops.prepare(
-                app, home_topic, [tx_id], [epoch_id], timeout_ms, 0, [digest], home_group, len(columns)
+                app,
+                home_topic,
+                [tx_id],
+                [epoch_id],
+                timeout_ms,
+                0,
+                [digest],
+                home_group,
+                len(columns),
+                None if home_index is None else PrepareExtra(home_index=[home_index]),
             ),
             *(
                 ops.pre_message(topic, partition, [0] * len(sizes), sizes, [body])
@@ -80,9 +98,14 @@ class _PendingRows:
         return b"".join(frames)
 
 
-def marker(app: str, topic: str, tx_id: str, epoch_id: str, timeout_ms: int) -> bytes:
-    """PREPARE of a chunk that lies in another group, in the group that decides: without messages."""
-    return ops.prepare(app, topic, [tx_id], [epoch_id], timeout_ms, 0, [crc32c(tx_id.encode())], -1, 0)
+def marker(
+    app: str, topic: str, tx_id: str, epoch_id: str, timeout_ms: int, participant: int | None = None
+) -> bytes:
+    """PREPARE of a chunk that lies in another group, in the group that decides: without messages. It names
+    that group (``participant``), or is of the first version."""
+    extra = None if participant is None else PrepareExtra(participants=[participant])
+    digest = crc32c(tx_id.encode())
+    return ops.prepare(app, topic, [tx_id], [epoch_id], timeout_ms, 0, [digest], -1, 0, extra)
 
 
 @dataclass(slots=True)
@@ -113,6 +136,7 @@ class ChunkWriter:
         self._waiting: dict[int, _PendingRows] = {}
         self._under_way: deque[_Sent] = deque()
         self._numbers: dict[int, int] = {}
+        self._home_index: dict[str, int] = {}  # of chunks that their home sees to
         #: Places in the log that the COMMIT will have to name, by group: at most so many.
         self.references: dict[int, int] = {}
 
@@ -145,7 +169,7 @@ class ChunkWriter:
             by_group = {self._home: [tx for ids in by_group.values() for tx in ids], **by_group}
         for gid, ids in by_group.items():
             try:
-                self._link.rollback(gid, ids)
+                roll_back_chunks(self._link, gid, {tx_id: self._home_index.get(tx_id, -1) for tx_id in ids})
             except EscrowMQError as error:
                 log.warning("%s chunks of %s stay open for now: %s", len(ids), self._epoch_id, error)
 
@@ -157,15 +181,29 @@ class ChunkWriter:
         tx_id = chunk_id(self._epoch_id, self._attempt, gid, number)
         elsewhere = self._home is not None and gid != self._home
         home_group = self._home if elsewhere and self._home is not None else -1
-        request = chunk.request(self._link.app, tx_id, self._epoch_id, self._timeout_ms, home_group)
         self._numbers[gid] = number + 1
         self.references[gid] = self.references.get(gid, 0) + len(chunk.columns)
+        home_index = None
         if home_group >= 0:  # an empty transaction of the same id: its decision is this chunk's
-            topic = next(iter(chunk.columns))[0]
-            self._start(
-                home_group, tx_id, marker(self._link.app, topic, tx_id, self._epoch_id, self._timeout_ms)
-            )
+            home_index = self._open_at_home(home_group, gid, tx_id, next(iter(chunk.columns))[0])
+        request = chunk.request(
+            self._link.app, tx_id, self._epoch_id, self._timeout_ms, home_group, home_index
+        )
         self._start(gid, tx_id, request)
+
+    def _open_at_home(self, home: int, gid: int, tx_id: str, topic: str) -> int | None:
+        """Where home has opened the chunk's marker. Home first, and waited for: the chunk names that place,
+        and one that its home does not know is rolled back. None before format level 2."""
+        named = self._link.app, topic, tx_id, self._epoch_id, self._timeout_ms
+        try:
+            index = self._link.open_at_home(home, marker(*named, gid))
+        except NotOpened as refused:
+            raise _problem(tx_id, refused.code, refused.info) from None
+        if index is None:
+            self._start(home, tx_id, marker(*named))
+        else:
+            self._home_index[tx_id] = index
+        return index
 
     def _start(self, gid: int, tx_id: str, request: bytes) -> None:
         self._under_way.append(_Sent(gid, tx_id, request, self._link.start(gid, request)))
@@ -175,10 +213,14 @@ class ChunkWriter:
         problems = self._link.finish(sent.gid, sent.request, sent.future, 1)
         if not problems:
             return
-        problem = prepare_problem(sent.tx_id, *problems[0])
-        if isinstance(problem, TransactionState):  # rolled back meanwhile: somebody took us for dead
-            problem = TransactionConflict(sent.tx_id, problem.value)
-        raise problem
+        raise _problem(sent.tx_id, *problems[0])
+
+
+def _problem(tx_id: str, code: int, info: Any) -> EscrowMQError:
+    problem = prepare_problem(tx_id, code, info)
+    if isinstance(problem, TransactionState):  # rolled back meanwhile: somebody took us for dead
+        return TransactionConflict(tx_id, problem.value)
+    return problem
 
 
 def write_batches(

@@ -23,10 +23,13 @@ def everything(state: StateMachine) -> list[object]:
         parts.append((name, topic.info, sorted((p.number, p.slot) for p in topic.partitions.values())))
     for app, table in sorted(state.transactions.apps.items()):
         counts = sorted((topic, count) for topic, count in table.open_by_topic.items() if count)
-        if table.open or len(table.settled) or counts:
-            parts.append((app, list(table.open.items()), table.settled.copy(), counts))
+        if table.open or len(table.settled) or counts or table.decided:
+            decided = sorted(table.decided.items())
+            parts.append((app, list(table.open.items()), table.settled.copy(), counts, decided))
     transactions = state.transactions
     parts += [transactions.audit, transactions._young, transactions.oldest_index(), transactions.open_count()]
+    across = transactions.across
+    parts += [across.opened, across.decided, sorted((g, sorted(keys)) for g, keys in across.undone.items())]
     offsets = [
         (group, topic, sorted(by_number.items()))
         for group, by_topic in state.group_offsets.items()
@@ -38,6 +41,7 @@ def everything(state: StateMachine) -> list[object]:
 def _never_checked(state: StateMachine) -> list[tuple[str, str]]:
     due = state.due
     queued = {(app, tx_id) for (app, _), tx_ids in due._due.items() for tx_id in tx_ids}
+    queued.update(key for queue in due.branches._homes.values() for key in queue)
     for chunks in due._buckets.values():
         queued.update((app, tx_id) for app, tx_ids in chunks for tx_id in tx_ids)
     opened = state.transactions.iterate_open()

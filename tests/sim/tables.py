@@ -63,8 +63,14 @@ def _of(path: str) -> Most:
 
 
 def _apps(found: Counter[str], replica: SimReplica, broker: Any) -> int:
-    """Each has something open, or something settled since the last turn but one."""
-    return _opened(found, replica, broker) + _settled(found, replica, broker)
+    """Each has something open, or decided, or something settled since the last turn but one."""
+    held = _opened(found, replica, broker) + _decided(found, replica, broker)
+    return held + _settled(found, replica, broker)
+
+
+def _decided(found: Counter[str], replica: SimReplica, broker: Any) -> int:
+    """Decisions that wait for branches in other groups: one waits for each of them at the most."""
+    return int(broker.state.transactions.across.decided) * broker.state.groups
 
 
 def _groups(found: Counter[str], replica: SimReplica, broker: Any) -> int:
@@ -103,6 +109,10 @@ BOUNDS: dict[str, int | Most] = {
     "Submission.units": REQUESTS,
     "Unit.ops": REQUESTS,
     # The state.
+    "AcrossGroups.undone": _of("AcrossGroups.undone[]"),
+    "AcrossGroups.undone idle": 0,
+    "AcrossGroups.undone[]": _decided,
+    "AppTransactions.decided": _decided,
     "AppTransactions.open_by_topic": _apps,
     "OpenTable._changed": _aged,
     "OpenTable.gone": _aged,
@@ -129,6 +139,9 @@ BOUNDS: dict[str, int | Most] = {
     "DueQueue._due idle": 0,
     "DueQueue._due[]": _due,
     "DueQueue._leases": _opened,
+    "BranchQueue._homes": _of("BranchQueue._homes[]"),
+    "BranchQueue._homes idle": 0,
+    "BranchQueue._homes[]": _due,
     "DueNews._number": _of("DueQueue._due"),
     "DueNews._pairs": _of("DueQueue._due"),
     "DueQueue._order": lambda found, replica, broker: 2 * found["DueQueue._buckets"] + 2_000,
@@ -140,7 +153,7 @@ BOUNDS: dict[str, int | Most] = {
     "Checkpoints._named[]": FILES,
     "Checkpoints._run_files": FILES,
     "Checkpoints.indexes": 10,
-    **{f"Snapshot.{name}": FILES for name in ("given", "open", "producers", "settled", "tables")},
+    **{f"Snapshot.{name}": FILES for name in ("decided", "given", "open", "producers", "settled", "tables")},
     **{"Snapshot.meta" + "[]" * depth: FILES for depth in range(8)},
     # The log, and what waits for the disk.
     "CommitQueue._removals": FILES,

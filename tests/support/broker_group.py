@@ -7,9 +7,11 @@ kills of real processes are in tests/integration.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from escrowmq.actors.broker.branch_work import BranchWork
 from escrowmq.actors.broker.config import BrokerConfig
 from escrowmq.actors.broker.parts import Parts
 from escrowmq.replication.calling.answers import Leadership, LevelReport
@@ -27,9 +29,11 @@ from tests.support.waiting import wait_until
 class Member:
     """One replica: its host, and its parts once it is open, as the Broker actor has them."""
 
-    def __init__(self, setup: ReplicaSetup) -> None:
+    def __init__(self, setup: ReplicaSetup, branch_work: Callable[[Parts], BranchWork] | None = None) -> None:
         self.rid, self.host = setup.identity.replica, ReplicaHost(setup)
         self._parts: Parts | None = None
+        self._branch_work = branch_work
+        self.branch_work: BranchWork | None = None
 
     @property
     def parts(self) -> Parts:
@@ -40,8 +44,12 @@ class Member:
 
     def open(self) -> None:
         self._parts = Parts(self.host.open(10.0))
+        if self._branch_work is not None:
+            self.branch_work = self._branch_work(self._parts)
 
     def stop(self) -> None:
+        if self.branch_work is not None:
+            self.branch_work.close()
         self.host.close()
 
     def whoami(self) -> Leadership:
@@ -65,6 +73,8 @@ class BrokerGroup(RunningGroup[Member], Submitting):
         super().__init__(path, replicas)
         self.config, self.gid, self.groups = config or BrokerConfig(), gid, groups
         self.ended: dict[int, BaseException] = {}
+        #: For a group that is one of several: how its brokers reach the others.
+        self.branch_work: Callable[[Parts], BranchWork] | None = None
         #: Replicas that count as ones with older software: they do not know of format levels.
         self.old: set[int] = set()
         self.had_a_leader = False  # what the supervisor would remember
@@ -93,7 +103,7 @@ class BrokerGroup(RunningGroup[Member], Submitting):
         )
 
     def create(self, rid: int) -> Member:
-        self.alive[rid] = member = Member(self.setup(rid))
+        self.alive[rid] = member = Member(self.setup(rid), self.branch_work)
         return member
 
     def run(self, replica: Member) -> None:

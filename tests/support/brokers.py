@@ -11,7 +11,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from escrowmq.actors.broker.branch_work import BranchWork
 from escrowmq.actors.broker.config import BrokerConfig
+from escrowmq.actors.broker.parts import Parts
 from escrowmq.actors.client.replica_calls import OnAnswer
 from escrowmq.actors.client.topology import ClusterInfo
 from escrowmq.replication.calling.answers import LevelReport
@@ -25,7 +27,7 @@ from tests.support.waiting import wait_until
 
 #: Which part answers a call of the Broker actor, and by which method.
 _PARTS = {
-    "requests": ["submit"],
+    "requests": ["submit", "follow"],
     "reads": ["fetch", "fetch_ends", "offsets", "topics", "partition_bounds", "committed"],
     "due_checks": ["lock_due", "due_pairs", "lock_pairs", "open_pairs", "release_locks", "open_topics"],
     "inspection": ["tx_states", "transactions", "find_transaction", "audit", "status"],
@@ -56,7 +58,11 @@ class Brokers:
         #: Calls by replica and method, to see who was asked.
         self.asked: list[tuple[int, int, str]] = []
         self._threads = ThreadPoolExecutor(64)
+        #: What brokers say of transactions over several groups.
+        self.reported: list[str] = []
         for group in self.groups:
+            if groups > 1:
+                group.branch_work = self.branch_work
             group.old = set(range(replicas)) if old else set()
             group.ask_levels = self.ask_levels  # type: ignore[method-assign]
         for group in self.groups:
@@ -68,6 +74,10 @@ class Brokers:
         for group in self.groups:
             group.close()
         self._threads.shutdown(wait=False)
+
+    def branch_work(self, parts: Parts) -> BranchWork:
+        """As a Broker actor has it, over this network."""
+        return BranchWork(parts.running, self.info, report=self.reported.append, calls=ClientCalls(self))
 
     def ask_levels(self) -> list[LevelReport | None]:
         """Of all replicas of all groups."""

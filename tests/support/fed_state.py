@@ -72,6 +72,10 @@ def busy_state_of_level_2() -> FedState:
     log.add(ops.prepare("app", "t", ["home"], None, 0, 0, [1], -1, 0, home))
     branch = PrepareExtra(instance="producer-1", home_index=[17])
     log.add(ops.prepare("app", "t", ["branch"], None, 0, 0, [1], 3, 0, branch))
+    told = PrepareExtra(participants=[1, 2], heard_ms=log.now_ms + 1)
+    log.add(ops.prepare("app", "t", ["told", "untold"], None, 0, 0, [1, 2], -1, 0, told))
+    log.add(ops.rollback("app", ["told", "untold"]))
+    log.add(ops.done("app", ["told"], [log.index - 1], 2))
     again = PrepareExtra(instance="producer-2", heard_ms=log.now_ms + 1)
     log.add(ops.prepare("app", "t", ["open"], None, 0, 0, [7], -1, 0, again))
     return log
@@ -85,6 +89,7 @@ def dump(state: StateMachine) -> dict[str, Any]:
         "runs": {s: p.index.runs_from(p.index.start) for s, p in state.topics.slots.items()},
         "open": {a: t.open for a, t in state.transactions.apps.items()},
         "counts": {a: t.open_by_topic for a, t in state.transactions.apps.items()},
+        "decided": {a: t.decided for a, t in state.transactions.apps.items()},
         "settled": {a: t.settled.copy() for a, t in state.transactions.apps.items()},
         "given": {a: t.given.copy() for a, t in state.transactions.apps.items()},
         "audit": state.transactions.audit,

@@ -247,7 +247,20 @@ class GroupDouble(Submitting):
     ) -> tuple[Any, ...]:
         opened = self.state.transactions.app(app).open.items()
         rows = [
-            (app, tx, r.query_id, topic, r.prepared_ms, r.timeout_ms, r.checks, r.due_ms < 0, 1, r.home_group)
+            (
+                app,
+                tx,
+                r.query_id,
+                topic,
+                r.prepared_ms,
+                r.timeout_ms,
+                r.checks,
+                r.due_ms < 0,
+                1,
+                r.home_group,
+                -1,
+                "",
+            )
             for tx, r in opened
             if r.topic == topic
         ]

@@ -47,6 +47,9 @@ class TwoGroups:
     def clock(self) -> float:
         return 0.0
 
+    def timeout_s(self, block: PrepareBlock) -> float:
+        return 6.0
+
 
 def plan(given_id: bool) -> TxPlan:
     """A transaction with a message in each of two groups."""

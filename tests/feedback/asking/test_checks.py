@@ -19,7 +19,6 @@ from escrowmq.feedback.policy import (
     Trouble,
     Verdict,
     judge,
-    judge_home,
     lock_pause_s,
     pick,
     route,
@@ -50,16 +49,9 @@ def test_an_honest_unknown_counts_and_trouble_is_taken_elsewhere_first() -> None
     assert judge(UNKNOWN, Trouble.RUNNING, others=True) is Verdict.PUT_OFF
 
 
-def test_branches_follow_their_home_and_policies_are_for_homes_only() -> None:
+def test_a_topics_policy_takes_the_place_of_producers() -> None:
     assert route(LockedRow("t", "q", 0, 99, -1, False)) is Route.PRODUCER
     assert route(LockedRow("t", "q", 0, 15, -1, True)) is Route.TOPIC_POLICY
-    assert route(LockedRow("t", "q", 0, 15, 3, True)) is Route.HOME_GROUP
-    assert [judge_home(s) for s in (COMMITTED, ROLLBACK, PREPARE, UNKNOWN)] == [
-        Verdict.COMMIT,
-        Verdict.ROLLBACK,
-        Verdict.RELEASE,
-        Verdict.RELEASE,
-    ]
 
 
 @dataclass

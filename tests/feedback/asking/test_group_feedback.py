@@ -1,4 +1,4 @@
-"""Locking and settling through lost leaders, lost replies and refusals; transactions over several groups."""
+"""Locking and settling through lost leaders, lost replies and refusals."""
 
 from __future__ import annotations
 
@@ -108,70 +108,5 @@ def test_answers_wait_in_a_bounded_queue() -> None:
             status, hint = w.feedback.answer("p1", answers)
             assert status == "retry" and hint > 0
             assert w.feedback.status()["groups"][0]["answers_waiting"] <= 50
-
-    run(main())
-
-
-# -------------------------------------------------------------------- several groups
-
-
-def test_branches_follow_the_home_group_and_ask_no_producer() -> None:
-    async def main() -> None:
-        async with world(groups=2) as w:
-            home, branch = w.brokers.groups
-            home.prepare("t1", timeout_ms=3000)
-            branch.prepare("t1", home_group=0)
-            p = w.producer("p1", always("COMMITTED"))
-            await asyncio.sleep(2)
-            assert branch.outcome("t1") == "PREPARE" and p.asked == []
-            await until(lambda: home.outcome("t1") == "COMMITTED", 5)
-            assert await until(lambda: branch.outcome("t1") == "COMMITTED", 5) < 2.5
-            assert p.times_asked("t1") == 1 and branch.checked == {}
-
-    run(main())
-
-
-def test_an_undecided_branch_is_never_counted_and_never_parked() -> None:
-    async def main() -> None:
-        async with world(groups=2) as w:
-            home, branch = w.brokers.groups
-            home.prepare("t1", timeout_ms=600_000)
-            branch.prepare("t1", home_group=0)
-            w.producer("p1", always("COMMITTED"))
-            await asyncio.sleep(120)
-            assert branch.open("t1").checks == 0 and branch.open("t1").due_ms >= 0
-            assert branch.calls["lock_pairs"] < 5 * 120, "given back, and not in a hurry"
-
-    run(main())
-
-
-def test_a_branch_without_a_leader_at_home_holds_up_nothing_else() -> None:
-    async def main() -> None:
-        async with world(groups=2) as w:
-            home, other = w.brokers.groups
-            home.prepare("t1", timeout_ms=100)
-            other.prepare("t1", home_group=0)
-            home.leader = None
-            other.prepare("t2")
-            w.producer("p1", always("COMMITTED"))
-            assert await until(lambda: other.outcome("t2") == "COMMITTED", 5) < 1
-            await asyncio.sleep(20)
-            assert other.outcome("t1") == "PREPARE"
-            home.fail_over(1)
-            await until(lambda: other.outcome("t1") == home.outcome("t1") == "COMMITTED", 15)
-
-    run(main())
-
-
-def test_a_decision_at_home_reaches_the_branches_even_while_no_producer_is_online() -> None:
-    async def main() -> None:
-        async with world(groups=2) as w:
-            home, branch = w.brokers.groups
-            home.prepare("t1")
-            branch.prepare("t1", home_group=0)
-            branch.prepare("t2", home_group=0)
-            home.submit(ops.commit("shop", ["t1"], by="operator:ann"))
-            await until(lambda: branch.outcome("t1") == "COMMITTED", 8)
-            assert branch.outcome("t2") == "PREPARE", "unknown at home: left alone"
 
     run(main())

@@ -20,6 +20,7 @@ from escrowmq.replication.format import ops
 from escrowmq.replication.format.codec import (
     META_TYPES,
     META_TYPES_2,
+    META_TYPES_3,
     OpType,
     PrepareExtra,
     decode_command,
@@ -35,7 +36,15 @@ from tests.support.fed_state import busy_state, busy_state_of_level_2
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "operations.json"
 WHOLE = PrepareExtra("producer-1", [1, 2], 3, [17], True, 1_700_000_000_123)
-DAMAGED = ["MESSAGE", "PREPARE", "PREPARE version 2", "PRE_MESSAGE", "ROLLBACK version 2"]
+DAMAGED = [
+    "MESSAGE",
+    "PREPARE",
+    "PREPARE version 2",
+    "PRE_MESSAGE",
+    "ROLLBACK version 2",
+    "COMMIT version 2",
+    "ROLLBACK version 3",
+]
 ROWS = [encode_row(b"k", b"v", {"h": b"1"}, None), encode_row(None, b"", None, "tx")]
 
 
@@ -67,6 +76,9 @@ def samples() -> dict[str, str]:
             "shop", "orders", ["a"], None, 0, 0, [1], -1, 0, PrepareExtra()
         ),
         "ROLLBACK version 2": ops.rollback_under("shop", ["a", "b"], "feedback", [17, 18]),
+        "COMMIT version 2": ops.commit_branches("shop", ["a", "b"], "home:1", [17, 18]),
+        "CHECKED version 2": ops.park("shop", ["a"], "NotFullyPrepared: it is not prepared in group 2"),
+        "ROLLBACK version 3": ops.rollback_branches("shop", ["a"], "home:1", [17]),
     }
     frames["command"] = encode_command([frames["MESSAGE"], frames["COMMIT"]], 2, 1_700_000_000_123)
     frames["snapshot"] = b"".join(encode(capture(busy_state().state, 3, ["a.runs"])))
@@ -85,6 +97,7 @@ def test_every_operation_has_a_golden_sample_and_a_typed_decoder() -> None:
     assert {kind.name for kind in OpType} <= set(samples())
     assert set(META_TYPES) == set(OpType)
     assert {f"{OpType(kind).name} version 2" for kind in META_TYPES_2} <= set(samples())
+    assert {f"{OpType(kind).name} version 3" for kind in META_TYPES_3} <= set(samples())
 
 
 def test_newer_versions_and_unknown_types_are_told_apart_from_damage() -> None:

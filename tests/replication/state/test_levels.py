@@ -55,15 +55,15 @@ def test_a_state_of_level_1_writes_what_older_software_reads() -> None:
 def test_an_open_transaction_knows_its_owner_and_its_newest_prepare() -> None:
     log = FedState()
     log.add(ops.level(2))
-    first = prepare(log, "x", PrepareExtra(instance="one", participants=[2, 1], parts=2, given=True))
+    first = prepare(log, "x", PrepareExtra(instance="one", parts=2, given=True))
     record = log.state.transactions.look("app").open["x"]
     assert (record.instance, record.newest_index, record.log_index) == ("one", first, first)
-    assert (record.participants, record.parts, record.given, record.home_index) == ((2, 1), 2, True, -1)
+    assert (record.participants, record.parts, record.given, record.home_index) == ((), 2, True, -1)
     second = prepare(log, "x", PrepareExtra(instance="two", heard_ms=log.now_ms + 1), part=1)
     again = prepare(log, "x", PrepareExtra(instance="three", heard_ms=log.now_ms + 1))
     record = log.state.transactions.look("app").open["x"]
     assert (record.instance, record.newest_index, record.log_index) == ("three", again, first)
-    assert record.participants == (2, 1) and record.digests == (7, 7) and first < second < again
+    assert record.digests == (7, 7) and first < second < again
     prepare(log, "x", PrepareExtra(instance="other content"), digest=8)
     assert log.state.transactions.look("app").open["x"] == record, "a conflict changes nothing"
     old = prepare(log, "x", None)

@@ -108,7 +108,7 @@ def test_a_lock_at_level_1_tells_no_index() -> None:
 
 
 def test_that_rule_is_what_keeps_the_late_copy_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "_is_overtaken", lambda record, extra: False)
+    monkeypatch.setattr(machine, "is_overtaken", lambda record, extra: False)
     log = Owned()
     log.take("one", 5)
     log.take("two", log.heard)

@@ -36,7 +36,6 @@ ASKING = FeedbackConfig(
     owner_gone_s=1.6,
     poll_wait_s=0.5,
     poll_wait_max_s=0.5,
-    branch_sweep_s=1.0,
     settle_keep_s=4.0,
     shards=2,
 )

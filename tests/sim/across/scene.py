@@ -18,7 +18,7 @@ REACHES = {
     "small-tables": "settled ids, producers and groups are forgotten within the schedule",
 }
 #: Those that are part of every schedule.
-KEPT: frozenset[str] = frozenset()
+KEPT: frozenset[str] = frozenset({"mute-branches"})
 
 
 @dataclass(frozen=True, slots=True)

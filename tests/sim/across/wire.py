@@ -150,8 +150,8 @@ class Wire:
         answer: Callable[[Any], None],
     ) -> None:
         running = cast(RunningReplica, SimRunning(replica, app))
-        if method == "submit":
-            self._submit(replica, app, args[0], answer)
+        if method in ("submit", "follow"):
+            self._submit(replica, app, args[0], answer, from_broker=method == "follow")
         elif method == "whoami":
             node = replica.node
             leader = None if node.leader_id is None else number_of(node.leader_id)
@@ -164,10 +164,17 @@ class Wire:
             answer(getattr(Inspection(running), method)(*args))
 
     def _submit(
-        self, replica: SimReplica, app: BrokerApplication, request: bytes, answer: Callable[[Any], None]
+        self,
+        replica: SimReplica,
+        app: BrokerApplication,
+        request: bytes,
+        answer: Callable[[Any], None],
+        *,
+        from_broker: bool,
     ) -> None:
+        place = app.replica.state.gid, app.replica.state.groups
         try:
-            ops = parse_request(request)
+            ops = parse_request(request, from_broker=from_broker, place=place)
         except InvalidMessage as error:
             answer(("malformed", str(error)))
             return

@@ -13,10 +13,14 @@ from typing import TYPE_CHECKING, Any
 from escrowmq.actors.admin.topic_creation import topic_settings
 from escrowmq.actors.client.config import ChannelConfig
 from escrowmq.actors.client.topology import ClusterInfo
+from escrowmq.replication.calling.answers import Standing
+from escrowmq.replication.errors import NotSupported
 from escrowmq.replication.format import ops
 from escrowmq.replication.model import ResultCode
+from escrowmq.replication.raft.node import RaftNode
 from escrowmq.replication.state.machine import LEVEL_MAX
 from tests.history.report import Report
+from tests.sim.across.branching import SimBranches
 from tests.sim.across.feedback import ASKING, FeedbackProcess, Links
 from tests.sim.across.ledger import AcrossLedger, AcrossTx
 from tests.sim.across.loop import WorldLoop
@@ -43,14 +47,33 @@ READS = 5
 OPERATOR = "operator:simulated"
 
 
+class _OneOfMany(BrokerApplication):
+    """One replica of one of several groups; ``begin`` is called when it takes part (a state that is only
+    rebuilt for a comparison never does)."""
+
+    begin: Callable[[], None]
+
+    def attach(self, raft: RaftNode) -> None:
+        super().attach(raft)
+        self.begin()
+
+
 class GroupWorkload:
     """What one group runs: replicas; its clients are those of all groups."""
 
     def __init__(self, clients: AcrossWorkload, gid: int, groups: int) -> None:
         self._clients, self._gid, self._groups = clients, gid, groups
+        self._branching: dict[str, SimBranches] = {}
 
     def open(self, context: ReplicaContext) -> BrokerApplication:
-        return BrokerApplication(context, self._on_entry, self._gid, self._groups)
+        app = _OneOfMany(context, self._on_entry, self._gid, self._groups)
+        app.begin = lambda: self._begin(app, context)
+        return app
+
+    def _begin(self, app: BrokerApplication, context: ReplicaContext) -> None:
+        if context.name in self._branching:
+            self._branching[context.name].end()
+        self._branching[context.name] = SimBranches(app, context, self._clients)
 
     def _on_entry(self, index: int, command: bytes) -> None:
         self._clients.ledger.heard(self._gid, index, command)
@@ -233,10 +256,50 @@ class AcrossWorkload:
 
     def _operate(self, tx: AcrossTx, outcome: str) -> None:
         """An operator decides at the home group; branches follow as they do."""
+        if outcome == "COMMITTED":
+            self._look(tx, [tx.home], lambda index: self._operate_under(tx, outcome, index))
+        else:
+            self._operate_under(tx, outcome, None)
+
+    def _look(
+        self, tx: AcrossTx, groups: list[int], then: Callable[[int | None], None], index: int = -1
+    ) -> None:
+        """As the admin does before a COMMIT: in every group, through its log. Ends where something lacks."""
+        gid, *others = groups
+        self._operating += 1
+
+        def told(future: Any) -> None:
+            self._operating -= 1
+            if (error := future.exception()) is not None:
+                if isinstance(error, NotSupported):  # before format level 2
+                    then(None)
+                return
+            (result,) = future.result()
+            row = Standing(*result[1][0])
+            if row.state == "PREPARE" and not row.whole:
+                return
+            if index < 0 and (row.state != "PREPARE" or not row.groups):
+                then(None)
+            elif row.whole:
+                left = list(row.groups) if index < 0 else others
+                place = row.home_index if index < 0 else index
+                if left:
+                    self._look(tx, left, then, place)
+                else:
+                    then(place)
+
+        request = ops.inquire(tx.app, [tx.tx], [index])
+        asked = self.operator.submit(gid, request, timeout_s=self.scene.delivery_timeout_s)
+        asked.add_done_callback(told)
+
+    def _operate_under(self, tx: AcrossTx, outcome: str, index: int | None) -> None:
         recorder = self.ledger.recorder
         op = recorder.invoke("decide", app=tx.app, tx=tx.tx, outcome=outcome, by="operator")
         tx.asked = True
-        build = ops.commit if outcome == "COMMITTED" else ops.rollback
+        if index is not None:
+            request = ops.commit_branches(tx.app, [tx.tx], OPERATOR, [index])
+        else:
+            request = (ops.commit if outcome == "COMMITTED" else ops.rollback)(tx.app, [tx.tx], OPERATOR)
         self._operating += 1
 
         def told(future: Any) -> None:
@@ -253,9 +316,9 @@ class AcrossWorkload:
             else:
                 recorder.unknown(op, f"answered {problem}")
 
-        self.operator.submit(
-            tx.home, build(tx.app, [tx.tx], OPERATOR), timeout_s=self.scene.delivery_timeout_s
-        ).add_done_callback(told)
+        self.operator.submit(tx.home, request, timeout_s=self.scene.delivery_timeout_s).add_done_callback(
+            told
+        )
 
     # -------------------------------------------------------------- the end
 

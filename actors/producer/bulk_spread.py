@@ -1,0 +1,155 @@
+"""Many transactions over the same broker groups as one unit: a block for each group instead of a plan for
+each.
+
+The steps are those of one transaction (across_groups.py), taken for all of them at once: home's block, then
+the branches' blocks side by side; and so for the decision. A transaction that is refused on the way is left
+out of the next step and rolled back, and the others go on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+from escrowmq.actors.producer import across_groups
+from escrowmq.actors.producer.blocks import Column, Outcome, Placed, PrepareBlock
+from escrowmq.actors.producer.bulk_blocks import BulkUnit, Report
+from escrowmq.actors.producer.core import ProducerCore
+from escrowmq.actors.producer.encoder import digest_of
+from escrowmq.actors.producer.results import prepare_problem, unprepared
+from escrowmq.replication.model import group_of
+
+
+class SpreadUnit(BulkUnit):
+    """Transactions of one part in each of the same groups, with one home topic. ``given``: ids that are the
+    caller's own."""
+
+    def __init__(
+        self,
+        core: ProducerCore,
+        groups: Sequence[int],
+        blocks: dict[int, PrepareBlock],
+        indexes: list[int],
+        given: set[str],
+        limit_wait_s: float,
+    ) -> None:
+        home = blocks[groups[0]]
+        super().__init__(core, list(home.tx_ids), list(home.query_ids), indexes)
+        self.size = sum(block.size for block in blocks.values())
+        self._groups, self._given, self._limit_wait_s = groups, given, limit_wait_s
+        self._blocks: dict[int, PrepareBlock] | None = blocks
+        self._home_index: list[int] | None = None
+
+    def prepare(self, done: Report) -> None:
+        """See BulkUnit."""
+        assert self._blocks is not None
+        parts = {gid: [block] for gid, block in self._blocks.items()}
+        self._blocks = None
+        staged = across_groups.StagedPrepare(
+            self.core, self._groups, parts, self._limit_wait_s, partial(self._prepared, done)
+        )
+        staged.next_stage()
+
+    def _prepared(self, done: Report, staged: across_groups.StagedPrepare) -> None:
+        self.core.release(self.size)
+        if staged.tracked:
+            self._home_index = staged.home_index
+        named: list[int] = []  # to be rolled back under home's index
+        bare: list[int] = []  # ... by their ids, which are ours alone
+        for place, tx_id in enumerate(self.tx_ids):
+            problem, opened = staged.problems.get(place), staged.home_index[place] >= 0
+            if problem is not None:
+                self.refuse(place, prepare_problem(tx_id, *problem))
+                if opened:
+                    named.append(place)
+                elif not staged.tracked and problem[0] not in across_groups.NOT_OURS:
+                    bare.append(place)
+            elif staged.failure is not None:
+                given = tx_id in self._given
+                nothing_done = staged.failure.nothing_done and not staged.any_prepared
+                self.refuse(place, unprepared(tx_id, given and not nothing_done, staged.failure))
+                if not given and not nothing_done:
+                    (named if opened else bare).append(place)
+        for places, index in ((named, [staged.home_index[i] for i in named]), (bare, None)):
+            if places:
+                ids = [self.tx_ids[i] for i in places]
+                across_groups.settle_many(self.core, ids, list(staged.touched), False, _nobody, index)
+        done(self)
+
+    def decide(self, commit: bool, places: Sequence[int], done: Report) -> None:
+        """See BulkUnit."""
+
+        def finished(outcome: Outcome) -> None:
+            self.settled(places, outcome)
+            done(self)
+
+        known = self._home_index
+        index = None if known is None else [known[i] for i in places]
+        ids = [self.tx_ids[i] for i in places]
+        across_groups.settle_many(self.core, ids, self._groups, commit, finished, index)
+
+
+def _nobody(_: Outcome) -> None:
+    """For roll-backs whose outcome nobody waits for."""
+
+
+class SpreadBuilder:
+    """Collects transactions over the same groups (home first) and with the same home topic into columns."""
+
+    def __init__(self, groups: Sequence[int], home_topic: str) -> None:
+        self.groups, self.home_topic = groups, home_topic
+        self.tx_ids: list[str] = []
+        self.query_ids: list[str] = []
+        self.indexes: list[int] = []
+        self.ids: set[str] = set()  # given ids only: generated ones never repeat
+        self.size = 0
+        self._digests: dict[int, list[int]] = {gid: [] for gid in groups}
+        self._columns: dict[int, dict[tuple[str, int], Column]] = {gid: {} for gid in groups}
+
+    def add(
+        self, tx_id: str, query_id: str, placed: Sequence[Placed], size: int, index: int, all_groups: int
+    ) -> None:
+        """One more transaction, of a cluster of ``all_groups``."""
+        place = len(self.tx_ids)
+        self.tx_ids.append(tx_id)
+        self.query_ids.append(query_id)
+        self.indexes.append(index)
+        self.size += size
+        rows_of: dict[int, list[bytes]] = {gid: [] for gid in self.groups}
+        for topic, partition, row in placed:
+            gid = group_of(topic, partition, all_groups)
+            columns = self._columns[gid]
+            column = columns.get((topic, partition))
+            if column is None:
+                column = columns[topic, partition] = ([], [], [])
+            column[0].append(place)
+            column[1].append(len(row))
+            column[2].append(row)
+            rows_of[gid].append(row)
+        home = self.groups[0]
+        # What the home group remembers of the id stands for all of its content, also elsewhere.
+        self._digests[home].append(digest_of(row for _, _, row in placed))
+        for gid in self.groups[1:]:
+            self._digests[gid].append(digest_of(rows_of[gid]))
+
+    def unit(self, core: ProducerCore, timeout_ms: int, given: set[str], limit_wait_s: float) -> SpreadUnit:
+        """Everything collected, as a unit."""
+        home = self.groups[0]
+        blocks: dict[int, PrepareBlock] = {}
+        for gid in self.groups:
+            columns = self._columns[gid]
+            size = sum(sum(column[1]) for column in columns.values())
+            blocks[gid] = PrepareBlock(
+                self.home_topic,
+                -1 if gid == home else home,
+                timeout_ms,
+                0,
+                self.tx_ids,
+                self.query_ids,
+                self._digests[gid],
+                columns,
+                size,
+                bool(self.ids),
+            )
+        blocks[home].participants = tuple(sorted(self.groups[1:]))
+        return SpreadUnit(core, self.groups, blocks, self.indexes, given, limit_wait_s)

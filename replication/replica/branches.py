@@ -1,0 +1,314 @@
+"""Transactions over several groups, brought to their end by the leaders of the groups alone.
+
+Two jobs of a leader, for which no client and no feedback actor is needed:
+
+- **As home** it tells branch groups what was decided (``follow``), until each has done it, which TX_DONE then
+  says in its own log. A client that has told the branches itself also sends TX_DONE, so ordinarily nothing
+  is left to tell after PUSH_AFTER_MS.
+- **As branch** it asks the home group about transactions that have been open for too long, by INQUIRE, which
+  goes through home's log: a leader that was deposed and does not know it would answer "unknown", and what it
+  does not know is rolled back here. Home is prepared first and forgets only what every branch has done; so a
+  branch that is open while home has it as done, or does not know it, is a late copy. To follow a COMMITTED
+  then would publish it twice. Branches of the first version (without a home index) are never presumed: they
+  follow what home remembers, and else stay.
+
+Pure: no thread, no clock, no network. Everything runs in the thread that applies; what a step looks at is
+bounded by BATCH for each group. Nothing here is kept that may not be lost: a new leader finds all of it in
+its state.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from escrowmq.replication.calling.answers import Standing
+from escrowmq.replication.calling.backoff import Backoff
+from escrowmq.replication.format import ops as build
+from escrowmq.replication.model import ResultCode, TransactionState
+from escrowmq.replication.state.decided import TxKey, Undone
+from escrowmq.replication.state.machine import Result, StateMachine
+from escrowmq.replication.state.open_table import OpenTx
+from escrowmq.replication.state.transactions import BY_HOME, COMMITTED, ROLLED_BACK
+
+#: The client tells the branches itself, within milliseconds; only what it left undone is told by home.
+PUSH_AFTER_MS = 100
+#: Transactions of one call: some milliseconds of the other leader's time.
+BATCH = 1_000
+#: A branch whose home group has not answered is asked about again after this time.
+ASK_AGAIN_MS = 2_000
+#: Home that has not decided yet tells when it has; asking again only finds what such a telling missed.
+UNDECIDED_AGAIN_MS_MAX = 60_000
+#: Pauses after calls to a group that failed, in seconds.
+PAUSE = Backoff(first_s=0.1, longest_s=5.0)
+_OUTCOMES = {TransactionState.COMMITTED.value: COMMITTED, TransactionState.ROLLBACK.value: ROLLED_BACK}
+
+Branch = tuple[str, str, OpenTx]  # app, tx_id, record
+
+
+class Links(Protocol):
+    """How a leader reaches groups. ``done`` is called once, later, in the thread that applies; with None if
+    there is no answer: then it may have been done or not."""
+
+    def call(self, gid: int, method: str, args: tuple[Any, ...], done: Callable[[Any], None]) -> None:
+        """A method of another group's leader, through fail-overs and for a bounded time."""
+
+    def write(self, request: bytes, done: Callable[[Sequence[Result] | None], None]) -> None:
+        """Operations for this group's own log."""
+
+
+class Branches:
+    """What the leader of one group does about transactions over several groups. One thread.
+
+    ``counts``, for operators: ``pushed`` and ``followed`` decisions, ``presumed`` roll-backs, decisions that
+    were ``forgotten`` at the branch when they came, and ``against_home``: branches that are recorded
+    otherwise than home has decided, which must never happen.
+    """
+
+    def __init__(self, state: StateMachine, links: Links, report: Callable[[str], None]) -> None:
+        self.counts: Counter[str] = Counter()
+        self._state, self._links, self._report = state, links, report
+        self._pushing: dict[int, object] = {}  # branch group -> the round that is under way
+        self._asking: dict[int, object] = {}  # home group -> the same
+        self._failures: Counter[int] = Counter()  # of calls to a group, in a row
+        self._not_before: dict[int, int] = {}  # group -> ms
+        self._now_ms = 0
+
+    def has_work(self) -> bool:
+        """Whether a step could do anything. Cheap; any thread."""
+        return bool(self._state.transactions.across.undone) or bool(self._state.due.branches.homes())
+
+    def resign(self) -> None:
+        """This replica leads no more: answers that are still under way mean nothing."""
+        self._pushing.clear()
+        self._asking.clear()
+        self._failures.clear()
+        self._not_before.clear()
+
+    def step(self, now_ms: int) -> None:
+        """Start what is due; a few times a second, at the leader. ``now_ms``: the group's time."""
+        self._now_ms = now_ms
+        across = self._state.transactions.across
+        for gid in list(across.undone):
+            if gid not in self._pushing and now_ms >= self._not_before.get(gid, 0):
+                rows = across.next_undone(gid, BATCH, now_ms - PUSH_AFTER_MS)
+                if rows:
+                    self._push(gid, rows)
+        for home in self._state.due.branches.homes():
+            if home not in self._asking and now_ms >= self._not_before.get(home, 0):
+                found = self._state.due.take_branches(home, BATCH, ASK_AGAIN_MS, now_ms)
+                if found:
+                    self._ask(home, found)
+
+    def _answered(self, gid: int, answer: Any) -> bool:
+        """Count how calls to a group end; whether this one has an answer."""
+        if answer is not None:
+            self._failures.pop(gid, None)
+            self._not_before.pop(gid, None)
+            return True
+        pause_s = PAUSE.pause_s(self._failures[gid])
+        self._failures[gid] += 1
+        self._not_before[gid] = self._now_ms + int(pause_s * 1000)
+        return False
+
+    # ------------------------------------------------------------ as home: tell
+
+    def _push(self, gid: int, rows: Sequence[Undone]) -> None:
+        operations: dict[tuple[str, int], list[Undone]] = {}
+        for row in rows:
+            operations.setdefault((row.app, row.outcome), []).append(row)
+        by = f"{BY_HOME}{self._state.gid}"
+        frames = [
+            decision(app, outcome, [r.tx_id for r in those], by, [r.home_index for r in those])
+            for (app, outcome), those in operations.items()
+        ]
+        self._pushing[gid] = turn = object()
+
+        def answered(answer: Any) -> None:
+            if self._pushing.get(gid) is turn:
+                self._pushed(gid, list(operations.values()), answer)
+
+        self._links.call(gid, "follow", (b"".join(frames),), answered)
+
+    def _pushed(self, gid: int, operations: Sequence[Sequence[Undone]], answer: Any) -> None:
+        if not self._answered(gid, answer) or type(answer) is not list or len(answer) != len(operations):
+            del self._pushing[gid]
+            return
+        done: dict[str, list[Undone]] = {}
+        behind: list[TxKey] = []
+        for rows, result in zip(operations, answer, strict=True):
+            for row, code, info in results_of(rows, result):
+                if self._has_done(gid, row, code, info):
+                    done.setdefault(row.app, []).append(row)
+                else:
+                    behind.append((row.app, row.tx_id))
+        self._state.transactions.across.put_behind(gid, behind)
+        if behind:
+            self._not_before[gid] = self._now_ms + PUSH_AFTER_MS
+        if not done:
+            del self._pushing[gid]
+            return
+        self.counts["pushed"] += sum(map(len, done.values()))
+        frames = [
+            build.done(app, [r.tx_id for r in those], [r.home_index for r in those], gid)
+            for app, those in done.items()
+        ]
+        turn = self._pushing[gid]
+
+        def written(_: Any) -> None:
+            if self._pushing.get(gid) is turn:
+                del self._pushing[gid]
+
+        self._links.write(b"".join(frames), written)
+
+    def _has_done(self, gid: int, row: Undone, code: int, info: Any) -> bool:
+        """Whether a branch group need not be told again."""
+        if code in (ResultCode.OK, ResultCode.DUPLICATE):
+            return True
+        if code == ResultCode.UNKNOWN_TX:  # settled and forgotten there
+            self.counts["forgotten"] += 1
+            return True
+        if code == ResultCode.TX_CONFLICT:
+            self.counts["against_home"] += 1
+            self._report(
+                f"branch-against-home: transaction {row.tx_id!r} of app {row.app!r} is recorded as {info} in "
+                f"group {gid}, and was decided otherwise here (outcome {row.outcome}, home index "
+                f"{row.home_index}); it may be an earlier transaction of the same id"
+            )
+            return True
+        if code != ResultCode.RETRY:
+            self._report(f"group {gid} does not follow {row.tx_id!r} of app {row.app!r}: {code} {info!r}")
+        return False
+
+    # ------------------------------------------------------------ as branch: ask
+
+    def _ask(self, home: int, found: Sequence[Branch]) -> None:
+        first_version = [branch for branch in found if branch[2].home_index < 0]
+        tracked: dict[str, list[Branch]] = {}
+        for branch in found:
+            if branch[2].home_index >= 0:
+                tracked.setdefault(branch[0], []).append(branch)
+        self._asking[home] = turn = object()
+        if first_version:
+            self._ask_as_before(home, first_version, turn, last=not tracked)
+        if not tracked:
+            return
+        frames = [
+            build.inquire(app, [tx_id for _, tx_id, _ in those], [r.home_index for _, _, r in those])
+            for app, those in tracked.items()
+        ]
+
+        def answered(answer: Any) -> None:
+            if self._asking.get(home) is turn:
+                self._inquired(home, list(tracked.values()), answer)
+
+        self._links.call(home, "submit", (b"".join(frames),), answered)
+
+    def _inquired(self, home: int, asked: Sequence[Sequence[Branch]], answer: Any) -> None:
+        if not self._answered(home, answer) or type(answer) is not list or len(answer) != len(asked):
+            del self._asking[home]
+            return
+        decided: dict[tuple[str, int], list[Branch]] = {}
+        for branches, result in zip(asked, answer, strict=True):
+            if result[0] != ResultCode.OK:
+                continue
+            for branch, row in zip(branches, result[1], strict=True):
+                outcome, presumed = judge(Standing(*row), self._state.gid)
+                if outcome is None:
+                    self._undecided(branch)
+                    continue
+                self.counts["presumed" if presumed else "followed"] += 1
+                decided.setdefault((branch[0], outcome), []).append(branch)
+        by = f"{BY_HOME}{home}"
+        self._write_decisions(
+            home,
+            [
+                decision(app, outcome, [t for _, t, _ in those], by, [r.home_index for _, _, r in those])
+                for (app, outcome), those in decided.items()
+            ],
+        )
+
+    def _ask_as_before(self, home: int, found: Sequence[Branch], turn: object, *, last: bool) -> None:
+        """Branches of the first version, of one app: what home remembers is true, whoever tells it; what it
+        does not remember is left alone."""
+        app = found[0][0]
+        branches = [branch for branch in found if branch[0] == app]  # the others come back
+
+        def answered(answer: Any) -> None:
+            if self._asking.get(home) is not turn and last:
+                return
+            if not self._answered(home, answer) or type(answer) is not list or len(answer) != len(branches):
+                if last:
+                    del self._asking[home]
+                return
+            ids: dict[int, list[str]] = {}
+            for branch, state in zip(branches, answer, strict=True):
+                outcome = _OUTCOMES.get(state)
+                if outcome is None:
+                    self._undecided(branch)
+                else:
+                    ids.setdefault(outcome, []).append(branch[1])
+            self.counts["followed"] += sum(map(len, ids.values()))
+            frames = [decision(app, outcome, tx_ids, f"{BY_HOME}{home}") for outcome, tx_ids in ids.items()]
+            if last:
+                self._write_decisions(home, frames)
+            elif frames:
+                self._links.write(b"".join(frames), lambda _: None)
+
+        self._links.call(home, "tx_states", (app, [tx_id for _, tx_id, _ in branches]), answered)
+
+    def _write_decisions(self, home: int, frames: Sequence[bytes]) -> None:
+        """In the own log; then the next ones are asked about. What stays open comes back."""
+        if not frames:
+            del self._asking[home]
+            return
+        turn = self._asking[home]
+
+        def written(_: Any) -> None:
+            if self._asking.get(home) is turn:
+                del self._asking[home]
+
+        self._links.write(b"".join(frames), written)
+
+    def _undecided(self, branch: Branch) -> None:
+        """Asked about again when it is twice as old."""
+        app, tx_id, record = branch
+        age = self._now_ms - record.prepared_ms
+        again = min(
+            max(age, ASK_AGAIN_MS), UNDECIDED_AGAIN_MS_MAX if record.home_index >= 0 else ASK_AGAIN_MS
+        )
+        self._state.due.put_off(app, tx_id, self._now_ms + again)
+
+
+def judge(home: Standing, gid: int) -> tuple[int | None, bool]:
+    """What home's record means for the branch in group ``gid``: its outcome, None while it is open; and
+    whether it is presumed, because home owes this branch nothing."""
+    if home.state == TransactionState.PREPARE.value and gid in home.groups:
+        return None, False
+    if home.state in _OUTCOMES and gid in home.groups:
+        return _OUTCOMES[home.state], False
+    return ROLLED_BACK, True
+
+
+def decision(
+    app: str, outcome: int, tx_ids: Sequence[str], by: str, home_index: Sequence[int] | None = None
+) -> bytes:
+    """The operation that commits or rolls back."""
+    if home_index is None:
+        return (build.commit if outcome == COMMITTED else build.rollback)(app, tx_ids, by)
+    return (build.commit_branches if outcome == COMMITTED else build.rollback_branches)(
+        app, tx_ids, by, home_index
+    )
+
+
+def results_of(rows: Sequence[Undone], result: Sequence[Any]) -> list[tuple[Undone, int, Any]]:
+    """Each row with its own code and what came with it."""
+    if result[0] != ResultCode.PARTIAL:
+        return [(row, result[0], result[1] if len(result) > 1 else None) for row in rows]
+    problems = {problem[0]: problem for problem in result[1]}
+    found: list[tuple[Undone, int, Any]] = []
+    for place, row in enumerate(rows):
+        problem = problems.get(place)
+        found.append((row, 0, None) if problem is None else (row, problem[1], problem[2]))
+    return found

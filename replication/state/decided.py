@@ -1,0 +1,100 @@
+"""Decisions of this group that branches in other groups have not carried out yet.
+
+A transaction over several groups is decided in its home group. The ordinary memory of settled transactions is
+bounded by number, so a branch that asked too late would hear "unknown" for ever. So such a decision stays
+here until every branch group has done it (TX_DONE), and only then moves to the ordinary memory. It counts as
+settled for whoever prepares, decides or looks.
+
+A transaction is (id, home index), not the id alone: an id may be prepared again after it was forgotten. The
+home index is the log index at which home opened the record.
+
+``undone`` (by branch group, oldest first) is derived from the table and not replicated; what it costs to look
+at does not depend on how many decisions wait.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import islice
+from typing import NamedTuple
+
+#: Open transactions over several groups plus decisions that wait for their branches, in one home group: a
+#: branch group without a leader must not fill home's memory. Looked at when one is prepared, never when it is
+#: decided. 1,000,000 take about 300 MB.
+ACROSS_MAX = 1_000_000
+
+TxKey = tuple[str, str]  # app, tx_id
+
+
+class Decided(NamedTuple):
+    """``waiting``: branch groups that have not done it. ``digest``: as in the memory of settled transactions;
+    ``given``: which of them it goes on to.
+    ``decided_ms``: time of the entry that decided."""
+
+    outcome: int
+    digest: int
+    home_index: int
+    waiting: tuple[int, ...]
+    decided_ms: int
+    given: bool = False
+
+
+class Undone(NamedTuple):
+    """A decision that a branch group is to be told."""
+
+    app: str
+    tx_id: str
+    outcome: int
+    home_index: int
+
+
+class AcrossGroups:
+    """What all apps have of transactions over several groups whose home is here: counts, and who is to be
+    told.
+
+    The decisions themselves stand with their apps (``AppTransactions.decided``).
+    """
+
+    __slots__ = ("decided", "opened", "undone")
+
+    def __init__(self) -> None:
+        self.opened = 0  # open transactions that have branches
+        self.decided = 0  # decisions that wait
+        self.undone: dict[int, dict[TxKey, Decided]] = {}
+
+    def has_room(self, count: int) -> bool:
+        """Whether so many more may be opened."""
+        return self.opened + self.decided + count <= ACROSS_MAX
+
+    def add(self, app: str, tx_id: str, decided: Decided) -> None:
+        """A decision that waits."""
+        self.decided += 1
+        for group in decided.waiting:
+            self.undone.setdefault(group, {})[app, tx_id] = decided
+
+    def told(self, app: str, tx_id: str, group: int) -> None:
+        """The branch group has done it."""
+        left = self.undone[group]
+        del left[app, tx_id]
+        if not left:
+            del self.undone[group]
+
+    # -------------------------------------------------------------- what the leader tells branches
+
+    def next_undone(self, group: int, limit: int, until_ms: int) -> list[Undone]:
+        """Decisions up to ``until_ms`` that this branch group has not done: at most ``limit`` are looked
+        at."""
+        found: list[Undone] = []
+        for (app, tx_id), decided in islice(self.undone.get(group, {}).items(), limit):
+            if decided.decided_ms > until_ms:
+                break
+            found.append(Undone(app, tx_id, decided.outcome, decided.home_index))
+        return found
+
+    def put_behind(self, group: int, keys: Iterable[TxKey]) -> None:
+        """Tell these after all others: the branch group could not do them now."""
+        left = self.undone.get(group, {})
+        for key in keys:
+            decided = left.pop(key, None)
+            if decided is not None:
+                left[key] = decided

@@ -1,0 +1,44 @@
+"""Small parts of how a PREPARE is applied: where its messages lie, and whether it comes too late."""
+
+from __future__ import annotations
+
+from itertools import chain
+
+from escrowmq.replication.format.codec import NO_EXTRA, Op, PrepareExtra
+from escrowmq.replication.state.open_table import OpenTx
+
+
+def is_overtaken(record: OpenTx, extra: PrepareExtra) -> bool:
+    """Whether a PREPARE may have been sent before another instance's that this transaction is open under: its
+    sender had heard of nothing later. One that is still there comes again with what it has heard since. (Of a
+    branch, nobody asks the owner; PREPAREs of version 1 tell nothing.)"""
+    return (
+        record.instance != extra.instance
+        and record.home_group < 0
+        and extra is not NO_EXTRA
+        and extra.heard_ms <= record.prepared_ms
+    )
+
+
+def collect_refs(refs: list[tuple[int, ...] | None], slot: int, index: int, pre: Op) -> None:
+    """Add the places of one PRE_MESSAGE's rows to their transactions; neighbours become one reference.
+
+    ``refs`` has one ``OpenTx.refs`` per transaction of the PREPARE.
+    """
+    txs, sizes = pre.meta[2], pre.meta[3]
+    pos, last, size, count = pre.body_pos, txs[0] if txs else -1, 0, 0
+    # A row that goes on with its transaction only counts; the end stands for a transaction of its own.
+    for tx, more in zip(chain(txs, (-1,)), chain(sizes, (0,)), strict=True):
+        if tx == last:
+            size += more
+            count += 1
+            continue
+        known = refs[last]
+        if known is None:
+            refs[last] = (slot, index, pos, size, count)
+        elif known[-5] == slot and known[-3] + known[-2] == pos:
+            refs[last] = (*known[:-2], known[-2] + size, known[-1] + count)
+        else:
+            refs[last] = (*known, slot, index, pos, size, count)
+        pos += size
+        last, size, count = tx, more, 1

@@ -1,0 +1,64 @@
+"""What a group's leader does about transactions over several groups, in virtual time: the real class, the
+real calls.
+
+It belongs to one life of a replica: what was under way when that ends is heard by nobody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any
+
+from escrowmq.actors.client.config import ChannelConfig
+from escrowmq.actors.client.topology import ClusterInfo
+from escrowmq.replication.replica.branches import Branches
+from escrowmq.replication.replica.validation import parse_request
+from escrowmq.replication.state.machine import Result
+from tests.sim.across.turns import WorldTurns
+from tests.sim.broker_app import BrokerApplication
+from tests.sim.workload import ReplicaContext
+
+if TYPE_CHECKING:
+    from tests.sim.across.workload import AcrossWorkload
+
+STEP_S = 0.05
+CALL_S = 2.0
+
+
+class SimBranches:
+    """For one life of one replica."""
+
+    def __init__(self, app: BrokerApplication, context: ReplicaContext, clients: AcrossWorkload) -> None:
+        self._app, self._context = app, context
+        world, scene = clients.many.world, clients.scene
+        info = ClusterInfo("sim", "sim", scene.groups, scene.size)
+        self._turns = WorldTurns(world, clients.wire, info, ChannelConfig(), context.rng)
+        self.branches = Branches(app.replica.state, self, lambda text: None)  # the history's checker judges
+        context.later(STEP_S, self._step)
+
+    def end(self) -> None:
+        """The replica's process is gone."""
+        self._turns.dead = True
+
+    def _step(self) -> None:
+        self._context.later(STEP_S, self._step)
+        raft = self._app.replica._raft
+        if raft is None or not raft.ready:
+            self.branches.resign()
+            return
+        self.branches.step(self._app._now_ms())
+
+    def call(self, gid: int, method: str, args: tuple[Any, ...], done: Callable[[Any], None]) -> None:
+        """See ``Links``."""
+
+        def answered(future: Future[Any]) -> None:
+            answer = None if future.exception() is not None else future.result()
+            self._context.later(0.0, lambda: done(answer if type(answer) is list else None))
+
+        self._turns.leader_call(gid, method, *args, timeout_s=CALL_S).add_done_callback(answered)
+
+    def write(self, request: bytes, done: Callable[[Sequence[Result] | None], None]) -> None:
+        """See ``Links``."""
+        ops = parse_request(request, from_broker=True)
+        self._app.replica.submit(request, ops, lambda reply: done(reply[1] if reply[0] == "ok" else None))
