@@ -227,7 +227,7 @@ def rollback_leaves_messages(patch: pytest.MonkeyPatch) -> None:
     """A rollback settles the transaction, and its messages can be read all the same."""
 
     def rollback(self: StateMachine, index: int, op: Op) -> Result:
-        app, tx_ids, by = op.meta
+        app, tx_ids, by = op.meta[:3]
         table = self.transactions.app(app)
         records = [table.open[tx_id] for tx_id in tx_ids if tx_id in table.open]
         result = self._settle(table, app, tx_ids, by, ROLLED_BACK)
@@ -371,6 +371,24 @@ def retention_drops_what_is_live(patch: pytest.MonkeyPatch) -> None:
     """Retention looks at snapshots and open transactions, and not at what can still be read."""
     patch.setattr(PartitionIndex, "oldest_log_index", lambda self: None)
     patch.setattr(PartitionIndex, "forget_before", lambda self, log_index: None)
+
+
+# ------------------------------------------------------------------ what is forgotten
+#: What goes wrong in so small a memory until home remembers its decisions for its branches.
+OF_FORGETFUL_HOMES = ("orphan-branch", "unresolved", "torn-across", "branch-against-home", "lost-write")
+
+
+@plant(
+    *("late-copies-open", "committed-twice", "G1a"),
+    groups=2,
+    reach=["small-tables"],
+    start=1000,
+    within=40,
+    passing_over=OF_FORGETFUL_HOMES,
+)
+def late_copies_open(patch: pytest.MonkeyPatch) -> None:
+    """A copy of a PREPARE that arrives after its transaction was forgotten opens it anew."""
+    patch.setattr(StateMachine, "_note_turn", lambda self: None)
 
 
 # ------------------------------------------------------------------ helpers
