@@ -1,0 +1,37 @@
+"""A successor tells every peer until each has noted it, and gives up only when it is closed."""
+
+from __future__ import annotations
+
+import pytest
+
+from escrowmq.replication.errors import Closed
+from escrowmq.replication.host.announcing import announce
+from escrowmq.replication.log.peer_marks import Incarnation
+
+OWN = Incarnation(2, "disk")
+
+
+def test_each_peer_is_told_until_it_has_noted_it() -> None:
+    told: list[str] = []
+    pauses: list[float] = []
+
+    def tell(peer: str, own: Incarnation) -> bool:
+        assert own == OWN
+        told.append(peer)
+        return peer == "0" or told.count(peer) == 3  # the other one is starting
+
+    announce(OWN, ["0", "2"], tell, pauses.append)
+    assert told == ["0", "2", "2", "2"]
+    assert len(pauses) == 2
+
+
+def test_one_that_took_nobodys_place_tells_nobody() -> None:
+    announce(Incarnation(0, "disk"), ["0", "2"], lambda peer, own: pytest.fail("told"), lambda seconds: None)
+
+
+def test_it_ends_when_the_replica_is_closed() -> None:
+    def closed(seconds: float) -> None:
+        raise Closed("stopping")
+
+    with pytest.raises(Closed):
+        announce(OWN, ["0"], lambda peer, own: False, closed)
