@@ -173,6 +173,10 @@ class CorruptLog(EscrowMQError):
     """A record failed its checksum, or a file is damaged. Never repaired by cutting it off."""
 
 
+class DamagedEntry(CorruptLog):
+    """One entry of the log fails its checksum, and it is known which: it is taken from another replica."""
+
+
 class UnknownVersion(EscrowMQError):
     """Written by a newer version of EscrowMQ (or not by EscrowMQ at all)."""
 

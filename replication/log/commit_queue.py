@@ -10,8 +10,9 @@ from __future__ import annotations
 from array import array
 
 from escrowmq.replication.log.disk import Disk
+from escrowmq.replication.log.holes import Hole
 from escrowmq.replication.log.segment import Segment
-from escrowmq.replication.log.syncjob import SyncJob, Write
+from escrowmq.replication.log.syncjob import Mend, SyncJob, Write
 
 
 class CommitQueue:
@@ -26,9 +27,10 @@ class CommitQueue:
         self._writes: list[Write] = []
         self._retry: list[Write] = []
         self._removals: list[int] = []
+        self._mends: dict[Hole, Mend] = {}  # one that is asked for again takes the place of the first
 
     def __bool__(self) -> bool:
-        return bool(self._writes or self._retry or self._removals)
+        return bool(self._writes or self._retry or self._removals or self._mends)
 
     def waiting_bytes(self) -> int:
         """Bytes queued, those of a job under way not counted."""
@@ -55,6 +57,10 @@ class CommitQueue:
         """Remove the files of the segment that begins at ``first`` with the next job."""
         self._removals.append(first)
 
+    def mend(self, mend: Mend) -> None:
+        """Write a damaged entry anew with the next job."""
+        self._mends[mend.hole] = mend
+
     def begin(self, last: int, durable: int) -> SyncJob | None:
         """Everything queued up to ``last`` as a job; None if one is under way or nothing is queued."""
         if self.job is not None or not self:
@@ -65,7 +71,8 @@ class CommitQueue:
             writes, self._writes, self.buffers = self._writes, [], None
             self.batch_first = last + 1
         removals, self._removals = self._removals, []
-        self.job = SyncJob(self._disk, writes, removals, durable)
+        mends, self._mends = self._mends, {}
+        self.job = SyncJob(self._disk, writes, removals, durable, list(mends.values()))
         return self.job
 
     def end(self, job: SyncJob) -> bool:
@@ -80,6 +87,7 @@ class CommitQueue:
         assert self.job is None
         self._retry = _cut(self._retry, keep)
         self._writes = _cut(self._writes, keep)
+        self._mends = {hole: mend for hole, mend in self._mends.items() if hole.last <= keep}
         self.buffers = None
         self.batch_first = min(self.batch_first, keep + 1)
 

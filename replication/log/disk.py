@@ -9,6 +9,7 @@ sync must never be retried: the kernel forgets the dirty pages and the second tr
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import mmap
 import os
@@ -35,6 +36,10 @@ class File(Protocol):
 
     def read(self, pos: int, size: int) -> bytes:
         """``size`` bytes from ``pos``; fewer only at the end of the file."""
+
+    def forget(self, pos: int, size: int) -> None:
+        """Let the next read of these bytes ask the disk, and not the page cache, where that can be done.
+        What is not synced yet stays."""
 
     def size(self) -> int:
         """Bytes in the file, synced or not."""
@@ -173,6 +178,10 @@ class RealFile:
             return _read_all(descriptor.number, size, pos)
         except OSError as error:
             raise ReadFailed(f"cannot read {self._path} at byte {pos}: {error}") from error
+
+    def forget(self, pos: int, size: int) -> None:
+        with contextlib.suppress(OSError):  # a file system without a page cache, say
+            os.posix_fadvise(self._held().number, pos, size, os.POSIX_FADV_DONTNEED)
 
     def size(self) -> int:
         return self._size

@@ -3,8 +3,8 @@
 add() only queues: it costs microseconds and never touches the disk. A sync job (begin_sync, run in
 any thread, end_sync) makes everything queued durable at once. ``durable_index`` is what may be
 acknowledged; nothing else may be, and nothing queued is ever dropped because the disk is full. All
-methods belong to the loop thread, except read(), read_range() and a job's run(), which any thread may
-call. What this must never do: cut off an entry that was durable, unless Raft says that it conflicts;
+methods belong to the loop thread, except read(), read_range(), stored() and a job's run(), which any thread
+may call. What this must never do: cut off an entry that was durable, unless Raft says that it conflicts;
 report a commit index that its own entries do not prove.
 """
 
@@ -17,17 +17,19 @@ from typing import overload
 
 from pysyncobj.journal import Journal
 
-from escrowmq.replication.errors import OffsetGone
+from escrowmq.replication.errors import CorruptLog, OffsetGone
 from escrowmq.replication.format.entry import HEADER_SIZE, UNSYNCED_MAX, encode_header
-from escrowmq.replication.format.segment_format import FILE_HEADER_SIZE, sidecar_name
+from escrowmq.replication.format.segment_format import FILE_HEADER_SIZE, encode_file_header, sidecar_name
 from escrowmq.replication.log.commit_queue import CommitQueue
 from escrowmq.replication.log.disk import Disk
 from escrowmq.replication.log.entry_cache import EntryCache
+from escrowmq.replication.log.holes import Hole, KnownHoles, StoredEntry, as_stored, fitting
 from escrowmq.replication.log.install import finish_install
 from escrowmq.replication.log.journal_view import Entry, EntryRange
 from escrowmq.replication.log.recovery import recover, segment_firsts
 from escrowmq.replication.log.segment import OpenSegment, Segment, SegmentInfo, SegmentReader, SegmentTable
-from escrowmq.replication.log.syncjob import SyncJob
+from escrowmq.replication.log.sidecar import sidecar_is_sound, write_sidecar
+from escrowmq.replication.log.syncjob import Mend, SyncJob
 from escrowmq.replication.log.terms import TermRuns
 from escrowmq.replication.log.vote import VoteFile
 
@@ -37,7 +39,7 @@ class SegmentJournal(Journal):  # type: ignore[misc]  # pysyncobj has no types
 
     ``first_index``, ``last_index``, ``last_term``: of what is held, queued entries included (empty:
     first_index == last_index + 1). ``durable_index``: up to here the log survives a power cut.
-    ``generation`` changes whenever entries are cut off.
+    ``generation`` changes whenever entries are cut off. ``holes``: damaged entries that were met.
     """
 
     def __init__(
@@ -48,14 +50,16 @@ class SegmentJournal(Journal):  # type: ignore[misc]  # pysyncobj has no types
         cache_bytes: int = 16 << 20,  # a follower that lags by less is served from memory
         open_segments: int = 64,  # descriptors and positions of sealed segments held open for readers
         on_roll: Callable[[int], None] | None = None,
+        mendable: bool = False,  # damaged entries are holes, which the caller has mended: see holes.py
     ) -> None:
         assert FILE_HEADER_SIZE < segment_bytes < 1 << 31, "positions are 32 bits wide"
         self._disk, self._segment_bytes, self.on_roll = disk, segment_bytes, on_roll
         self.generation = 0
         finish_install(disk)
         self._vote = VoteFile(disk, must_exist=bool(segment_firsts(disk)))
-        log = recover(disk)
-        self._reader = SegmentReader(disk, open_segments)
+        log = recover(disk, mendable=mendable)
+        self.holes = KnownHoles(log.holes)
+        self._reader = SegmentReader(disk, open_segments, self.holes.note, mendable=mendable)
         self._table = SegmentTable([s.first for s in log.segments], log.segments)
         self._terms: TermRuns = log.terms
         self.first_index = log.segments[0].first if log.segments else 1
@@ -139,6 +143,8 @@ class SegmentJournal(Journal):  # type: ignore[misc]  # pysyncobj has no types
         for segment in job.sealed:
             segment.sealed = True
             self._reader.admit(segment)
+        for hole in job.mended:
+            self.holes.forget(hole, mended=True)
         self._cache.shrink(self.durable_index)
 
     def sync(self) -> None:
@@ -171,6 +177,7 @@ class SegmentJournal(Journal):  # type: ignore[misc]  # pysyncobj has no types
         self._cache.cut_after(keep, self.last_index)
         self._table = _cut_files(self._disk, self._reader, self._table, keep)
         self._terms.cut_after(keep)
+        self.holes.keep_within(self.first_index, keep)
         self.durable_index = min(self.durable_index, keep)
         self.last_index = keep
         self.last_term = self._terms.at(keep) if len(self) else 0
@@ -202,6 +209,7 @@ class SegmentJournal(Journal):  # type: ignore[misc]  # pysyncobj has no types
                 segment.opened = None  # its file closes with its last reader
             self._cache.cut_before(self.first_index)
             self._terms.cut_before(self.first_index)
+            self.holes.keep_within(self.first_index, self.last_index)
         return self.first_index
 
     # ---------------------------------------------------------------- reading
@@ -276,6 +284,90 @@ class SegmentJournal(Journal):  # type: ignore[misc]  # pysyncobj has no types
     def __getitem__(self, item: int | slice) -> Entry | EntryRange:
         """By positions in the list, not by log indexes; no body is read before it is asked for."""
         return EntryRange(self, self.first_index, self.last_index + 1)[item]
+
+    # ---------------------------------------------------------------- damage
+
+    def damaged_after(self, index: int) -> int | None:
+        """The first entry after ``index`` that is known to be damaged."""
+        return self.holes.after(index)
+
+    def stored(self, first: int, last: int, bytes_max: int) -> bytes:
+        """Entries from ``first`` up to ``last`` as they lie on disk, each verified: whole ones, at most
+        ``bytes_max`` or the first one alone. Ends where one is damaged or not here. Thread-safe."""
+        parts, room, generation = list[bytes](), bytes_max, self.generation
+        for index in range(first, min(last, self.durable_index) + 1):
+            segment = self._table.find(index)
+            try:
+                raw = b"" if segment is None else self._reader.read_raw(segment, index)
+            except (OffsetGone, CorruptLog):
+                break
+            room -= len(raw)
+            if not raw or (room < 0 and parts):
+                break
+            parts.append(raw)
+        return b"".join(parts) if generation == self.generation else b""  # of one log, not of two
+
+    def verify(self, index: int, bytes_max: int, *, cold: bool = False) -> tuple[int, int]:
+        """Look whether entries from ``index`` on are what was written: (next entry to look at, bytes read).
+
+        At least one entry, at most those of its segment. Damaged ones are ``holes`` then. Thread-safe. Raises
+        OffsetGone if it is not on disk here (any more), CorruptLog for damage that is not to single entries.
+        """
+        segment, durable = self._segment(index), self.durable_index
+        if index > durable:
+            raise OffsetGone(f"log entry {index} is not on disk yet")
+        last = self._reader.run_within(segment, index, bytes_max, durable)
+        return last + 1, self._reader.verify_run(segment, index, last, cold=cold)
+
+    def frame_is_sound(self, index: int) -> bool:
+        """Whether the file of the segment that holds entry ``index`` has its header, and a sealed one its
+        sidecar; ``mend_frame`` writes them anew. Thread-safe."""
+        segment = self._segment(index)
+        if not self._reader.header_is_sound(segment):
+            return False
+        return not segment.sealed or sidecar_is_sound(self._disk, segment.first, segment.last)
+
+    def mend_frame(self, index: int) -> bool:
+        """Write the header with the next sync job, and the sidecar of a sealed segment at once."""
+        segment = self._segment(index)
+        hole = Hole(segment.first, segment.first, segment.first - 1, 0, FILE_HEADER_SIZE)
+        self._queue.mend(Mend(hole, None, encode_file_header(segment.first)))
+        if segment.sealed and not sidecar_is_sound(self._disk, segment.first, segment.last):
+            terms = self._terms.between(segment.first, segment.last)
+            write_sidecar(self._disk, segment.first, self._reader.open(segment).positions, terms)
+        return True
+
+    def stored_bytes(self) -> int:
+        """Durable bytes of all segments. Thread-safe."""
+        return sum(segment.durable_size for segment in self._table.segments)
+
+    def cached(self, index: int) -> bytes | None:
+        """The command, if it is in memory. Thread-safe."""
+        return self._cache.get(index)
+
+    def is_sound(self, hole: Hole) -> bool:
+        """Whether the entry can be read after all. Thread-safe."""
+        segment = self._table.find(hole.first)
+        try:
+            return segment is not None and bool(self._reader.read_raw(segment, hole.first))
+        except (OffsetGone, CorruptLog):
+            return False
+
+    def mend(self, hole: Hole, entry: StoredEntry) -> bool:
+        """Write a damaged entry anew with the next sync job; False if it is not the one that belongs there.
+
+        Its term proves it: an entry of this index and this term is the same in every log.
+        """
+        segment = self._table.find(hole.first)
+        if not self.holes.known(hole) or segment is None or entry.index != hole.first:
+            return False
+        if not fitting(hole, [entry], self.term_at):
+            return False
+        newest = segment is self._table.segments[-1] or not segment.sealed
+        assert segment.opened is not None or not newest
+        file = segment.opened.file if newest and segment.opened is not None else None
+        self._queue.mend(Mend(hole, file, as_stored([entry])))
+        return True
 
     # ---------------------------------------------------------------- term, vote, commit index
 

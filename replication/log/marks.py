@@ -2,8 +2,9 @@
 
 ``wants-copy``: the leader's log is to be copied first, and why. ``learner``: this replica has lost its
 log and may have promised what it no longer knows. ``superseded``: another process has taken its place, and by
-which incarnation; it must never take part again. ``raft-port``: where it listened. What a damaged one says is
-nothing to rely on, so the first three count by their being there.
+which incarnation; it must never take part again. ``raft-port``: where it listened. ``scrubbed``: how far its
+files have been read again. What a damaged one says is nothing to rely on, so the first three count by their
+being there.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 from escrowmq.replication.log.disk import Disk
 
 WANTS_COPY, LEARNER, SUPERSEDED, PORT_FILE = "wants-copy", "learner", "superseded", "raft-port"
+SCRUBBED = "scrubbed"
 BEHIND, DAMAGED = "behind", "damaged"  # why a copy is wanted
 
 

@@ -5,12 +5,15 @@ is scanned entry by entry. Only there may anything be cut off, and only what tor
 last batch is written again and synced before it counts: after a crash of the process alone it may be
 in the page cache only, and after a failed sync the kernel calls it clean, so that another sync would
 write nothing and report success. Nothing is ever repaired by guessing: a gap, a misnamed file or a bad
-checksum raises.
+checksum raises. Only where the caller can have single entries mended from another replica (``mendable``), a
+damaged one is passed over if its place, its length and its term are known all the same.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from escrowmq.replication.errors import CorruptLog, UnknownVersion
 from escrowmq.replication.format.entry import UNSYNCED_MAX, Scan, read_entry, scan
@@ -22,18 +25,20 @@ from escrowmq.replication.format.segment_format import (
     sidecar_name,
 )
 from escrowmq.replication.log.disk import Disk, File
+from escrowmq.replication.log.holes import Hole, scan_past, term_within
 from escrowmq.replication.log.segment import OpenSegment, Segment
-from escrowmq.replication.log.sidecar import load_sealed
+from escrowmq.replication.log.sidecar import load_past_holes, load_sealed
 from escrowmq.replication.log.terms import TermRuns
 from escrowmq.replication.log.torn import is_torn
 
 
 @dataclass(slots=True)
 class RecoveredLog:
-    """Segments in order; all are sealed but the last, which is open."""
+    """Segments in order; all are sealed but the last, which is open. ``holes``: damaged entries."""
 
     segments: list[Segment] = field(default_factory=list)
     terms: TermRuns = field(default_factory=TermRuns)
+    holes: list[Hole] = field(default_factory=list)
 
 
 def segment_firsts(disk: Disk) -> list[int]:
@@ -41,8 +46,10 @@ def segment_firsts(disk: Disk) -> list[int]:
     return sorted(first for name in disk.names() if (first := first_of_name(name)) is not None)
 
 
-def recover(disk: Disk) -> RecoveredLog:
+def recover(disk: Disk, *, mendable: bool = False) -> RecoveredLog:
     """Open the log of ``disk``. Raises CorruptLog or UnknownVersion, naming file and byte.
+
+    ``mendable``: single damaged entries are no reason to refuse it; see the module's text.
 
     Nothing is cut off or removed before everything was found sound: what a refused log holds is
     evidence, and the next attempt must judge it the same way.
@@ -52,19 +59,22 @@ def recover(disk: Disk) -> RecoveredLog:
     torn_creation = firsts[-1] if firsts and _creation_is_torn(disk, firsts[-1]) else None
     if torn_creation is not None:
         del firsts[-1]
-    for first in firsts[:-1]:
-        segment = _add(log, first, load_sealed(disk, first, disk.open(log_name(first))))
-        segment.sealed = True
+    for first, following in pairwise(firsts):
+        found = _load(disk, first, following, log, mendable)
+        _add(log, first, found).sealed = True
     if firsts:
         file = disk.open(log_name(firsts[-1]))
         # A segment is synced before the next one is created: beside a torn creation no tail is torn.
-        whole = torn_creation is not None
-        found = load_sealed(disk, firsts[-1], file) if whole else _scan_newest(firsts[-1], file)
+        if torn_creation is not None:
+            found = _load(disk, firsts[-1], torn_creation, log, mendable)
+        else:
+            found = _scan_newest(firsts[-1], file, log, mendable)
         _add(log, firsts[-1], found).opened = OpenSegment(file, found.positions)
+        _check_holes(log)
         _drop_torn_creation(disk, torn_creation)
         if file.size() > found.end:
             file.truncate(found.end)
-        _write_again(file, found, firsts[-1])
+        _write_again(file, found, firsts[-1], log.holes)
         file.sync()
         disk.remove(sidecar_name(firsts[-1]))  # it will grow again
     else:
@@ -73,7 +83,28 @@ def recover(disk: Disk) -> RecoveredLog:
     return log
 
 
-def _write_again(file: File, found: Scan, first: int) -> None:
+def _load(disk: Disk, first: int, following: int, log: RecoveredLog, mendable: bool) -> Scan:
+    """A segment that another one follows."""
+    file = disk.open(log_name(first))
+    if not mendable:
+        return load_sealed(disk, first, file)
+    found, holes = load_past_holes(disk, first, following - 1, file)
+    log.holes += holes
+    return found
+
+
+def _check_holes(log: RecoveredLog) -> None:
+    """Raise CorruptLog for damage that leaves open where an entry lies, or which term it has."""
+    for hole in log.holes:
+        single = hole.last == hole.first and hole.end > hole.start
+        if not single or term_within(hole, log.holes, log.terms, log.segments[0].first) is None:
+            raise CorruptLog(
+                f"{log_name(hole.segment)}: entries {hole.first} to {hole.last} are damaged at byte "
+                f"{hole.start}; they must be mended from a peer before this replica can start"
+            )
+
+
+def _write_again(file: File, found: Scan, first: int, holes: Sequence[Hole]) -> None:
     """Make dirty what no sync that succeeded is known to have covered: the last batch.
 
     The last entry says which entries its own sync was to cover. It was written only after the sync of
@@ -89,7 +120,11 @@ def _write_again(file: File, found: Scan, first: int) -> None:
     data = memoryview(file.read(start, found.end - start))
     # Read once more, so checked once more: the page cache may have dropped what the scan still saw.
     sound = start or file_header_is_sound(data, first, log_name(first))
-    if not sound or scan(data, 0 if start else FILE_HEADER_SIZE, index).problem is not None:
+    at = 0 if start else FILE_HEADER_SIZE
+    for hole in [h for h in holes if h.segment == first and h.first >= index]:
+        sound = sound and scan(data[: hole.start - start], at, index).problem is None
+        at, index = hole.end - start, hole.last + 1
+    if not sound or scan(data, at, index).problem is not None:
         raise CorruptLog(f"{log_name(first)} changed behind byte {start} while it was read; start again")
     file.write_at(start, bytes(data))
 
@@ -119,11 +154,15 @@ def _add(log: RecoveredLog, first: int, found: Scan) -> Segment:
     return segment
 
 
-def _scan_newest(first: int, file: File) -> Scan:
+def _scan_newest(first: int, file: File, log: RecoveredLog, mendable: bool) -> Scan:
     """The newest segment up to its torn tail, if it has one; every checksum is verified."""
     name = log_name(first)
     data = memoryview(file.read(0, file.size()))
     try:
+        if mendable:
+            found, holes = scan_past(data, first, None)
+            log.holes += holes
+            return found
         found = scan(data, FILE_HEADER_SIZE, first)
         if found.problem is not None and not is_torn(data, found.end, first + len(found.positions) - 1):
             raise CorruptLog(

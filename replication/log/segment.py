@@ -12,15 +12,17 @@ import threading
 from array import array
 from bisect import bisect_right
 from collections import deque
+from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from google_crc32c import value
 
-from escrowmq.replication.errors import CorruptLog, OffsetGone
+from escrowmq.replication.errors import CorruptLog, DamagedEntry, OffsetGone, UnknownVersion
 from escrowmq.replication.format.entry import HEADER_SIZE, checked_command
-from escrowmq.replication.format.segment_format import log_name
+from escrowmq.replication.format.segment_format import FILE_HEADER_SIZE, file_header_is_sound, log_name
 from escrowmq.replication.log.disk import Disk, File
-from escrowmq.replication.log.sidecar import load_sealed
+from escrowmq.replication.log.holes import Hole
+from escrowmq.replication.log.sidecar import load_past_holes, load_sealed
 
 #: What a slice of a large entry reads at least. Four bytes of memory for each.
 BLOCK_BYTES: Final = 8 << 10
@@ -83,11 +85,22 @@ class SegmentTable(NamedTuple):
 
 
 class SegmentReader:
-    """Reads entries of any segment from any thread; opens sealed segments on demand, ``limit`` at a time."""
+    """Reads entries of any segment from any thread; opens sealed segments on demand, ``limit`` at a time.
 
-    def __init__(self, disk: Disk, limit: int) -> None:
+    What fails its checksum raises DamagedEntry, and ``on_damage`` hears of its place in whichever thread.
+    ``mendable``: a sealed segment with damaged entries is opened, if their places are known.
+    """
+
+    def __init__(
+        self,
+        disk: Disk,
+        limit: int,
+        on_damage: Callable[[Hole], None] = lambda hole: None,
+        *,
+        mendable: bool = False,
+    ) -> None:
         assert limit >= 1
-        self._disk, self._limit = disk, limit
+        self._disk, self._limit, self._on_damage, self._mendable = disk, limit, on_damage, mendable
         self._lock = threading.Lock()
         self._closed = False
         self._clock: deque[Segment] = deque()
@@ -108,12 +121,24 @@ class SegmentReader:
             if opened is None:
                 if self._closed:
                     raise OffsetGone("the log is closed")
-                file = self._disk.open(segment.name)
-                opened = OpenSegment(file, load_sealed(self._disk, segment.first, file).positions)
-                segment.opened = opened
+                opened = segment.opened = self._load(segment)
                 self._clock.append(segment)
                 self._evict()
         return opened
+
+    def _load(self, segment: Segment) -> OpenSegment:
+        file, first = self._disk.open(segment.name), segment.first
+        if not self._mendable:
+            return OpenSegment(file, load_sealed(self._disk, first, file).positions)
+        found, holes = load_past_holes(self._disk, first, segment.last, file)
+        for hole in holes:
+            if hole.first != hole.last or hole.end <= hole.start:
+                raise CorruptLog(
+                    f"{segment.name}: entries {hole.first} to {hole.last} are damaged at byte {hole.start}; "
+                    "they must be mended from a peer before this replica can go on"
+                )
+            self._on_damage(hole)
+        return OpenSegment(file, found.positions)
 
     def close(self, segments: list[Segment]) -> None:
         """Close all files; reads in progress finish, later ones find nothing."""
@@ -162,7 +187,8 @@ class SegmentReader:
         low, high = first * BLOCK_BYTES, min((last + 1) * BLOCK_BYTES, end - start - HEADER_SIZE)
         data = _file(opened, index).read(start + HEADER_SIZE + low, high - low)
         if len(data) != high - low or _block_sums(data) != sums[first : last + 1]:
-            raise CorruptLog(
+            self._on_damage(Hole(segment.first, index, index, start, end))
+            raise DamagedEntry(
                 f"entry {index} in {segment.name} at byte {start} has changed since it was read; "
                 "repair this replica from a peer"
             )
@@ -177,17 +203,54 @@ class SegmentReader:
         return segment.first + max(first, fits - 1)
 
     def read_run(self, segment: Segment, first: int, last: int) -> list[bytes]:
-        """Commands of neighbouring entries with one read, checksums verified."""
+        """Commands of neighbouring entries with one read, checksums verified; those before a damaged one."""
         opened, start, _ = self._locate(segment, first)
         _, _, end = self._locate(segment, last)
         raw = _file(opened, first).read(start, end - start)
         positions, k = opened.positions, first - segment.first
-        commands = []
+        commands: list[bytes] = []
         for index in range(first, last + 1):
             part = raw[positions[k] - start : positions[k + 1] - start]
-            commands.append(checked_command(part, index, f"{segment.name} at byte {positions[k]}"))
+            try:
+                commands.append(self._verified(segment, part, index, positions[k], positions[k + 1]))
+            except DamagedEntry:
+                if not commands:
+                    raise
+                break
             k += 1
         return commands
+
+    def verify_run(self, segment: Segment, first: int, last: int, *, cold: bool) -> int:
+        """Read neighbouring entries once more, damaged ones and all; bytes read. ``cold``: from the disk
+        itself, not from what the system remembers of it."""
+        opened, start, _ = self._locate(segment, first)
+        _, _, end = self._locate(segment, last)
+        if cold and segment.sealed:
+            _file(opened, first).forget(start, end - start)
+        raw = _file(opened, first).read(start, end - start)
+        positions = opened.positions
+        for k in range(first - segment.first, last + 1 - segment.first):
+            part = raw[positions[k] - start : positions[k + 1] - start]
+            try:
+                self._verified(segment, part, segment.first + k, positions[k], positions[k + 1])
+            except DamagedEntry:
+                continue
+        return end - start
+
+    def header_is_sound(self, segment: Segment) -> bool:
+        """Whether the file begins as a segment's does."""
+        data = memoryview(_file(self.open(segment), segment.first).read(0, FILE_HEADER_SIZE))
+        try:
+            return file_header_is_sound(data, segment.first, segment.name)
+        except UnknownVersion:
+            return False
+
+    def read_raw(self, segment: Segment, index: int) -> bytes:
+        """A whole entry as it lies in the file, its checksum verified."""
+        opened, start, end = self._locate(segment, index)
+        raw = _file(opened, index).read(start, end - start)
+        self._verified(segment, raw, index, start, end)
+        return raw
 
     def _locate(self, segment: Segment, index: int) -> tuple[OpenSegment, int, int]:
         try:
@@ -199,10 +262,17 @@ class SegmentReader:
 
     def _checked(self, segment: Segment, opened: OpenSegment, index: int, start: int, end: int) -> bytes:
         raw = _file(opened, index).read(start, end - start)
-        command = checked_command(raw, index, f"{segment.name} at byte {start}")
+        command = self._verified(segment, raw, index, start, end)
         if len(command) >= 2 * BLOCK_BYTES and index not in opened.sums:
             opened.sums[index] = _block_sums(command)
         return command
+
+    def _verified(self, segment: Segment, raw: bytes, index: int, start: int, end: int) -> bytes:
+        try:
+            return checked_command(raw, index, f"{segment.name} at byte {start}")
+        except CorruptLog as error:
+            self._on_damage(Hole(segment.first, index, index, start, end))
+            raise DamagedEntry(*error.args) from None
 
 
 def _block_sums(data: bytes) -> array[int]:

@@ -2,6 +2,8 @@
 
 A sidecar is derived data. It carries a checksum, and a missing or bad one is built again by scanning the
 segment, with every entry's checksum verified.
+
+With a good sidecar a damaged entry costs nothing but itself: its place, its length and its term are known.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from escrowmq.replication.format.segment_format import (
     sidecar_name,
 )
 from escrowmq.replication.log.disk import Disk, File
+from escrowmq.replication.log.holes import Hole, check_placed, scan_past
 
 
 def write_sidecar(disk: Disk, first: int, positions: array[int], terms: list[tuple[int, int]]) -> None:
@@ -38,8 +41,8 @@ def load_sealed(disk: Disk, first: int, file: File) -> Scan:
 
     Raises CorruptLog, naming file and byte, if an entry is unsound: nothing of a sealed segment may be.
     """
-    name, sidecar = log_name(first), sidecar_name(first)
-    found = decode_sidecar(disk.read_all(sidecar), first) if disk.exists(sidecar) else None
+    name = log_name(first)
+    found = _read_sidecar(disk, first)
     if found is not None and _sidecar_fits(file, found, first):
         return found
     data = memoryview(file.read(0, file.size()))
@@ -53,6 +56,64 @@ def load_sealed(disk: Disk, first: int, file: File) -> Scan:
         raise CorruptLog(f"{name}: {found.problem} of {len(data)}; repair this replica from a peer")
     write_sidecar(disk, first, found.positions, found.terms)
     return found
+
+
+def load_past_holes(disk: Disk, first: int, last: int, file: File) -> tuple[Scan, list[Hole]]:
+    """The same of a segment that ends with entry ``last``, damaged entries passed over.
+
+    A sidecar that fits, by the file's size and its last entry, is believed without a look at the rest.
+    Raises CorruptLog, or UnknownVersion, where nothing is left to go by.
+    """
+    found = _read_sidecar(disk, first)
+    if found is not None and _sidecar_fits(file, found, first):
+        return found, []
+    found, holes = survey_sealed(disk, first, last, file)
+    if holes and holes[0].is_header:  # nothing of it is needed to read the entries, but all others look at it
+        raise CorruptLog(
+            f"{log_name(first)} has a damaged file header at byte 0; repair this replica from a peer"
+        )
+    if not holes:
+        write_sidecar(disk, first, found.positions, found.terms)
+    return found, holes
+
+
+def survey_sealed(disk: Disk, first: int, last: int, file: File) -> tuple[Scan, list[Hole]]:
+    """What a sealed segment that ends with entry ``last`` holds, every checksum verified, and its holes.
+
+    Changes nothing. Raises CorruptLog, or UnknownVersion, where nothing is left to go by.
+    """
+    name = log_name(first)
+    data = memoryview(file.read(0, file.size()))
+    header = []
+    if not file_header_is_sound(data, first, name):
+        header = [Hole(first, first, first - 1, 0, FILE_HEADER_SIZE)]
+    found = _read_sidecar(disk, first)
+    if (
+        found is not None
+        and len(found.positions) == last + 2 - first
+        and found.terms[:1]
+        and found.terms[0][0] == first
+    ):
+        return found, header + check_placed(data, first, found)
+    try:
+        found, holes = scan_past(data, first, last)
+    except (CorruptLog, UnknownVersion) as error:
+        raise type(error)(f"{name}: {error}") from error
+    return found, header + holes
+
+
+def sidecar_is_sound(disk: Disk, first: int, last: int) -> bool:
+    """Whether it is there and whole, and speaks of as many entries."""
+    found = _read_sidecar(disk, first)
+    return found is not None and len(found.positions) == last + 2 - first
+
+
+def _read_sidecar(disk: Disk, first: int) -> Scan | None:
+    name = sidecar_name(first)
+    try:
+        return decode_sidecar(disk.read_all(name), first) if disk.exists(name) else None
+    except FileNotFoundError:  # retention was faster
+        return None
 
 
 def _sidecar_fits(file: File, found: Scan, first: int) -> bool:

@@ -17,6 +17,7 @@ from typing import Final
 from escrowmq.replication.errors import DiskFull
 from escrowmq.replication.format.segment_format import encode_file_header, log_name, sidecar_name
 from escrowmq.replication.log.disk import Disk, File
+from escrowmq.replication.log.holes import Hole, write_hole
 from escrowmq.replication.log.segment import OpenSegment, Segment
 from escrowmq.replication.log.sidecar import write_sidecar
 
@@ -36,17 +37,34 @@ class Write:
     seal: tuple[array[int], list[tuple[int, int]]] | None = None
 
 
+@dataclass(slots=True)
+class Mend:
+    """What to write where a damaged entry lies. ``file``: of the newest segment; None: it is opened."""
+
+    hole: Hole
+    file: File | None
+    data: bytes
+
+
 class SyncJob:
     """One trip to the disk. The results may be read once :meth:`run` has returned."""
 
-    def __init__(self, disk: Disk, writes: list[Write], removals: Sequence[int], durable: int) -> None:
+    def __init__(
+        self,
+        disk: Disk,
+        writes: list[Write],
+        removals: Sequence[int],
+        durable: int,
+        mends: Sequence[Mend] = (),
+    ) -> None:
         #: Highest index that is durable, with everything before it.
         self.durable = durable
         #: Whether an append found no room. Nothing is lost: ``rest`` holds what was not written.
         self.disk_full = False
         self.rest: list[Write] = []
         self.sealed: list[Segment] = []
-        self._disk, self._writes, self._removals = disk, writes, removals
+        self.mended: list[Hole] = []
+        self._disk, self._writes, self._removals, self._mends = disk, writes, removals, mends
         self._lock = threading.Lock()
         self._settled = False
         self._error: BaseException | None = None
@@ -72,6 +90,9 @@ class SyncJob:
             self._disk.remove(log_name(first))
             self._disk.remove(sidecar_name(first))
             self._disk.sync_dir()
+        for mend in self._mends:
+            if write_hole(self._disk, mend.hole, mend.data, mend.file):
+                self.mended.append(mend.hole)
         for place, write in enumerate(self._writes):
             try:
                 self._perform(write)

@@ -17,6 +17,9 @@ class TermRuns:
         for first, term in runs:
             self.append(first, term)
 
+    def __bool__(self) -> bool:
+        return bool(self._terms)
+
     def append(self, index: int, term: int) -> None:
         """Entry ``index`` (and what follows) has ``term``. A no-op if the last run has it already."""
         if self._terms and self._terms[-1] == term:

@@ -29,7 +29,7 @@ _CHECKSUM_FACTOR_MAX: Final = 16
 def is_torn(data: memoryview, bad: int, index: int) -> bool:
     """Whether the unsound entry ``index`` at byte ``bad`` can be a write that was never synced."""
     first_sound = None
-    for at, header in _sound_entries_after(data, bad, index):
+    for at, header in sound_entries_after(data, bad, index):
         if header is None or header.batch_first > index:
             return False
         if first_sound is None:
@@ -37,7 +37,7 @@ def is_torn(data: memoryview, bad: int, index: int) -> bool:
     return first_sound is None or _lost_sector(data, bad, first_sound)
 
 
-def _sound_entries_after(data: memoryview, bad: int, index: int) -> Iterator[tuple[int, EntryHeader | None]]:
+def sound_entries_after(data: memoryview, bad: int, index: int) -> Iterator[tuple[int, EntryHeader | None]]:
     """Sound entries after ``bad`` with later indexes, as (position, header).
 
     Ends with a None header if the search becomes too dear, which only forged input can cause; it

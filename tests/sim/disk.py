@@ -190,6 +190,10 @@ class SimDisk:
     def size_of(self, name: str) -> int:
         return len(self._names[name].data)
 
+    def durable_files(self) -> dict[str, bytes]:
+        """What a power cut would leave for sure: names and bytes that were synced."""
+        return {name: bytes(inode.durable) for name, inode in self._durable_names.items()}
+
     def peek(self, name: str) -> bytes:
         """What a file holds, for those who look from outside: no operation, never fails."""
         return bytes(self._names[name].data)
@@ -313,6 +317,9 @@ class SimFile:
     def read(self, pos: int, size: int) -> bytes:
         self._check("read")
         return bytes(self._inode.data[pos : pos + size])
+
+    def forget(self, pos: int, size: int) -> None:
+        """What a failed sync left behind is forgotten elsewhere (``kill``): the page cache may keep it."""
 
     def size(self) -> int:
         return len(self._inode.data)

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from escrowmq.replication.log.holes import HOLES_MAX
 from escrowmq.replication.raft.proposals import COMMAND_BYTES_MAX
 from escrowmq.replication.state.transactions import AUDIT_KEPT
 from tests.sim.containers import sizes
@@ -156,13 +157,17 @@ BOUNDS: dict[str, int | Most] = {
     **{f"Snapshot.{name}": FILES for name in ("decided", "given", "open", "producers", "settled", "tables")},
     **{"Snapshot.meta" + "[]" * depth: FILES for depth in range(8)},
     # The log, and what waits for the disk.
+    "CommitQueue._mends": HOLES_MAX + FILES,
     "CommitQueue._removals": FILES,
     "CommitQueue._retry": FILES,
     "CommitQueue._writes": FILES,
     "CommitQueue.buffers": FILES,
     "EntryCache._entries": FILES,
     "OpenSegment.sums": FILES,
+    "KnownHoles._holes": HOLES_MAX,
     "SegmentReader._clock": 64,
+    "SyncJob._mends": HOLES_MAX + FILES,
+    "SyncJob.mended": HOLES_MAX + FILES,
     "SyncJob._removals": FILES,
     "SyncJob._writes": FILES,
     "SyncJob.rest": FILES,
@@ -191,6 +196,7 @@ BOUNDS: dict[str, int | Most] = {
     "Core._SyncObj__readonlyNodes": 0,
     "FollowerGuard._held": _peers,
     "FollowerGuard._held[]": lambda found, replica, broker: 20 * found["FollowerGuard._held"],
+    "Handover._asked": _peers,
     "Handover._connected": _peers,
     "PeerProgress._flights": COMMAND_BYTES_MAX,
     "PreVote._agreed": _peers,
