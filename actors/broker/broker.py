@@ -332,6 +332,10 @@ class Broker:
         return self._running().offers.checkpoint_read(name, pos, size)
 
     @ray.method(concurrency_group="peer")
+    def log_entries(self, first: int, last: int) -> bytes:
+        return self._host.entries(first, last)
+
+    @ray.method(concurrency_group="peer")
     def checkpoint_suspect(self, name: str, size: int) -> None:
         self._running().offers.checkpoint_suspect(name, size)
 

@@ -36,6 +36,12 @@ class BrokerConfig:
     heartbeat_s: float = 0.05
     #: Free bytes of disk below which new work is refused while decisions and repairs go on.
     disk_reserve_bytes: int = 256 * MIB
+    #: Everything stored is read again once in this time, so that a bit that flipped is found while other
+    #: replicas have the entry sound: a week is short beside the years between two such bits. 0: never.
+    scrub_period_s: float = 7 * 24 * 3600.0
+    #: And no faster than this: a twentieth of what a slow disk reads; 6 TB in a week. It goes slower where
+    #: the period allows, and rests while the replica is busy or its disk is slow.
+    scrub_bytes_per_s: int = 10 * MIB
     #: Threads per kind of call: a parked long poll holds one, and produce must never wait for those.
     produce_threads: int = 32
     fetch_threads: int = 16
@@ -50,7 +56,8 @@ class BrokerConfig:
         check_positive(self, "open_transactions_max", "election_min_s", "election_max_s")
         check_positive(self, "heartbeat_s", "produce_threads", "fetch_threads", "control_threads")
         check_positive(self, "feedback_threads")
-        check_not_negative(self, "copy_bytes_max", "disk_reserve_bytes")
+        check_positive(self, "scrub_bytes_per_s")
+        check_not_negative(self, "copy_bytes_max", "disk_reserve_bytes", "scrub_period_s")
         if not 64 * KIB <= self.segment_bytes <= 1 * GIB:
             raise ConfigError(f"segment_bytes must be 64 KiB to 1 GiB, not {self.segment_bytes}")
         if self.election_max_s <= self.election_min_s or self.heartbeat_s * 3 > self.election_min_s:

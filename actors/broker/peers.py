@@ -92,6 +92,11 @@ class RayPeers:
         """The copy of a file that the peer offers is damaged; it checks its own."""
         self._ask(peer, "checkpoint_suspect", name, size, timeout_s=COPY_S)
 
+    def entries(self, peer: str, first: int, last: int) -> bytes | None:
+        """Entries of the peer's log, where it has them."""
+        answer: bytes | None = self._ask(peer, "log_entries", first, last, timeout_s=COPY_S)
+        return answer
+
 
 def _answered(call: Any) -> LevelReport | None:
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -82,7 +83,7 @@ def status(connection: ConnectionOptions, shown: Shown = Format.table) -> None:
 
 
 def _replica(replica: Any, seat: dict[str, Any]) -> dict[str, Any]:
-    failure = seat.get("failure")
+    failure, scrub = seat.get("failure"), replica.details.get("scrub") or {}
     return {
         "group": replica.group,
         "replica": replica.replica,
@@ -94,8 +95,18 @@ def _replica(replica: Any, seat: dict[str, Any]) -> dict[str, Any]:
         "applied": replica.applied_index,
         "durable": replica.durable_index,
         "open_transactions": replica.open_transactions,
+        "damaged": scrub.get("damaged"),
+        "mended": scrub.get("mended"),
+        "scrubbed": _days_ago(scrub.get("done_ms")),
         "problem": failure["text"] if failure else None,
     }
+
+
+def _days_ago(ms: int | None) -> str | None:
+    """When all that a replica stores was last read again."""
+    if ms is None:
+        return None
+    return "not yet" if ms == 0 else f"{max(0.0, time.time() - ms / 1000) / 86_400:.1f} days ago"
 
 
 def demo(

@@ -233,6 +233,23 @@ class PeerReport(msgspec.Struct, frozen=True):
     match_index: int
 
 
+class ScrubReport(msgspec.Struct, frozen=True, kw_only=True):
+    """How a replica looks after what it has stored. Times in ms since the epoch, 0: never.
+
+    ``done_ms``: when it had last read all of it again, ``done_bytes`` of them. ``begun_ms``, ``bytes``: the
+    pass under way, or the last one. ``found``: damaged entries that were met since it started, ``mended``
+    those that were taken from other replicas, ``damaged`` those that are still to be mended.
+    """
+
+    done_ms: int = 0
+    done_bytes: int = 0
+    begun_ms: int = 0
+    bytes: int = 0
+    found: int = 0
+    mended: int = 0
+    damaged: int = 0
+
+
 class ReplicaReport(msgspec.Struct, frozen=True, kw_only=True):
     """A replica about itself. Indexes are those of its log. One that is "starting" has no more than defaults.
 
@@ -240,6 +257,7 @@ class ReplicaReport(msgspec.Struct, frozen=True, kw_only=True):
     why the last attempt to start it failed. ``recovered_index``: what its snapshot held when it started.
     ``waiting``: requests that are in no log entry yet. ``learner``: it has lost its log and neither votes nor
     counts for a majority yet. ``superseded_by``: the incarnation that took its place; it never runs again.
+    ``scrub``: None where nothing runs.
     """
 
     gid: int
@@ -269,3 +287,4 @@ class ReplicaReport(msgspec.Struct, frozen=True, kw_only=True):
     learner: bool = False
     incarnation: int = 0
     superseded_by: int | None = None
+    scrub: ScrubReport | None = None

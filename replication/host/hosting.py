@@ -7,6 +7,8 @@ from collections.abc import Callable
 
 from escrowmq.replication.errors import Closed, Unavailable
 from escrowmq.replication.host.announcing import announce
+from escrowmq.replication.host.mending import RANGE_BYTES_MAX
+from escrowmq.replication.host.offers import Offers
 from escrowmq.replication.host.opening import let_go, open_in
 from escrowmq.replication.host.repair import has_history
 from escrowmq.replication.host.replica_setup import ReplicaSetup
@@ -14,6 +16,7 @@ from escrowmq.replication.host.running import RunningReplica
 from escrowmq.replication.log.datadir import DataDir
 from escrowmq.replication.log.disk import RealDisk
 from escrowmq.replication.log.peer_marks import Incarnation
+from escrowmq.replication.log.survey import read_files
 
 #: Longest wait of ``close`` for an opening under way, which may be in the middle of copying a large file.
 BREAK_OFF_S = 10.0
@@ -55,6 +58,15 @@ class ReplicaHost:
         """Let the peers know that this process has taken the place of another one, if it has; see
         announcing.py. Blocks until each has noted it; raises Closed once ``close`` was called."""
         announce(self._directory.incarnation, self.setup.peers, tell, self._pause)
+
+    def entries(self, first: int, last: int) -> bytes:
+        """Entries of the log for a peer that lacks them, whether the replica runs or is being opened; ends
+        early where they are damaged or missing here too. Raises Closed, and what reading raises."""
+        self._check_not_closing()
+        running = self._running
+        if running is not None:
+            return Offers(running).entries(first, last)
+        return read_files(self._log, first, last, RANGE_BYTES_MAX)
 
     def unavailable(self) -> Unavailable:
         """The error for callers that came before the replica was open, or after it was closed."""

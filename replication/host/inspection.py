@@ -18,6 +18,7 @@ from escrowmq.replication.calling.answers import (
     PeerReport,
     ReplicaReport,
     Reply,
+    ScrubReport,
 )
 from escrowmq.replication.errors import Closed
 from escrowmq.replication.host.running import RunningReplica
@@ -143,12 +144,26 @@ class Inspection:
                 peers=[PeerReport(p.peer, p.connected, p.match_index) for p in node.progress()],
                 learner=running.learner,
                 incarnation=node.marks.own.number,
+                scrub=_scrub(running),
             )
 
         try:
             return running.driver.call(read)
         except Closed:
             return status_without_replica(running.gid, running.rid)
+
+
+def _scrub(running: RunningReplica) -> ScrubReport:
+    state, holes = running.scrubber.state, running.journal.holes
+    return ScrubReport(
+        done_ms=state.done_ms,
+        done_bytes=state.last_bytes,
+        begun_ms=state.begun_ms,
+        bytes=state.bytes,
+        found=holes.found,
+        mended=holes.mended,
+        damaged=len(holes.all()),
+    )
 
 
 def status_without_replica(gid: int, rid: int) -> ReplicaReport:

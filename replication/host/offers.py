@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from escrowmq.replication.calling.answers import Reply
 from escrowmq.replication.errors import Closed, CorruptLog, DiskFailed
+from escrowmq.replication.host.mending import RANGE_BYTES_MAX
 from escrowmq.replication.host.repair import Manifest, damage_offered, may_be_offered, offered_files
 from escrowmq.replication.host.running import NOT_RUNNING, RunningReplica
 from escrowmq.replication.replica.checkpoints import snapshot_name
@@ -51,10 +52,20 @@ class Offers:
             raise self._running.leave(error) from error
 
     def checkpoint_suspect(self, name: str, size: int) -> None:
-        """A peer found the copy of a file damaged. If ours is, this replica leaves for repair."""
+        """A peer found the copy of a file damaged. If ours is, its entries are mended where they are, and a
+        snapshot is taken anew; a damaged run file makes this replica leave for repair."""
         try:
             damage = damage_offered(self._running.disk, name, size)
+            if damage is None or (name.endswith(".log") and self._running.look_through(name)):
+                return
         except DiskFailed as error:
             raise self._running.leave(error) from error
-        if damage is not None:
-            self._running.end(CorruptLog(f"{damage} (found by a peer)"))
+        self._running.replace_file(name, CorruptLog(f"{damage} (found by a peer)"))
+
+    def entries(self, first: int, last: int) -> bytes:
+        """Entries ``first`` to ``last`` as they lie here, for a peer whose own are damaged; ends early where
+        they are damaged or missing here too."""
+        try:
+            return self._running.journal.stored(first, last, RANGE_BYTES_MAX)
+        except DiskFailed as error:
+            raise self._running.leave(error) from error

@@ -13,18 +13,29 @@ import traceback
 from collections.abc import Callable
 
 from escrowmq.replication.errors import CorruptLog, DiskFull, ReadFailed, Superseded, Unavailable
-from escrowmq.replication.host.repair import check_log, copy_from_leader, has_history, must_copy
+from escrowmq.replication.host.mending import BEYOND_MENDING, mend_before_start
+from escrowmq.replication.host.repair import (
+    ASK_INTERVAL_S,
+    copy_from_leader,
+    has_history,
+    knows_its_end,
+    must_copy,
+)
 from escrowmq.replication.host.replica_setup import ReplicaSetup
 from escrowmq.replication.host.running import UNSOUND, Recovered, RunningReplica
 from escrowmq.replication.log.datadir import DataDir
 from escrowmq.replication.log.disk import Disk, RealDisk
+from escrowmq.replication.log.install import finish_install
 from escrowmq.replication.log.journal import SegmentJournal
 from escrowmq.replication.log.marks import BEHIND, LEARNER, PORT_FILE, WANTS_COPY, Marks
 from escrowmq.replication.log.peer_marks import PeerMarks
+from escrowmq.replication.log.recovery import segment_firsts
+from escrowmq.replication.raft.node import check_fit
 from escrowmq.replication.replica.checkpoints import Checkpoints
 from escrowmq.replication.state.machine import StateMachine
 
 BEHIND_PATIENCE_S = 5.0  # several elections
+MEND_PATIENCE_S = 5.0  # peers that are starting as well answer from their first moment on
 
 #: Waits for so many seconds, or raises because the opening is to be broken off.
 Pause = Callable[[float], None]
@@ -65,9 +76,8 @@ class _Opening:
         except UNSOUND as error:
             if not self._peers:
                 raise
-            self._setup.report(f"{error}; this replica leaves the group until it has a copy of the log")
-            self._copy(self._patience_s, lost_log=True)
-            found = self._recover()
+            self._setup.report(f"{error}; taking what is missing from the other replicas")
+            found = self._restore()
         try:
             self._marks.remove(WANTS_COPY)
             running = RunningReplica(self._setup, self._directory, found, self._listen_port())
@@ -89,8 +99,46 @@ class _Opening:
         wanted = self._marks.read(WANTS_COPY) if self._peers else None
         if wanted == BEHIND:
             self._catch_up()
-        elif wanted is not None or self._has_lost_its_log():
+        elif wanted is not None:
+            if not self._mend():
+                self._replace()
+        elif self._has_lost_its_log():
             self._copy(self._patience_s, lost_log=True)
+
+    def _mend(self) -> bool:
+        """Fill the holes of the log from any replicas; False if that is not possible, or not now."""
+        setup, waited = self._setup, 0.0
+        try:
+            finish_install(self._disk)
+            while not mend_before_start(self._disk, self._peers, setup.source, setup.report):
+                if waited >= min(self._patience_s, MEND_PATIENCE_S):
+                    return False
+                self._pause(ASK_INTERVAL_S)
+                waited += ASK_INTERVAL_S
+        except BEYOND_MENDING as error:
+            setup.report(f"{error}; this cannot be mended in place")
+            return False
+        return self._has_forgotten_nothing()
+
+    def _has_forgotten_nothing(self) -> bool:
+        return bool(segment_firsts(self._disk)) and knows_its_end(self._disk)
+
+    def _replace(self) -> None:
+        """Take the leader's log. A replica that knows how its own one ends has forgotten nothing by that."""
+        lost = not self._has_forgotten_nothing()
+        if lost:
+            self._setup.report("this replica takes no part until it has learned what it may have forgotten")
+        self._copy(self._patience_s, lost_log=lost)
+
+    def _restore(self) -> Recovered:
+        """The log or the state could not be opened."""
+        if self._mend():
+            try:
+                return self._recover()
+            except UNSOUND as error:  # the state: it needs the leader's snapshot
+                self._setup.report(str(error))
+        self._replace()
+        return self._recover()
 
     def _has_lost_its_log(self) -> bool:
         if not self._peers or has_history(self._disk):
@@ -105,10 +153,10 @@ class _Opening:
         Without that vote a group of which a majority is behind could never elect a leader again. A replica
         whose log turns out not to be sound comes back as a learner.
         """
-        try:
-            check_log(self._disk)
-        except UNSOUND as error:
-            self._setup.report(f"{error}; this replica was behind, and leaves the group until it has a copy")
+        if not knows_its_end(self._disk):
+            self._setup.report(
+                "this replica was behind, and its log is damaged: it learns what it has forgotten"
+            )
             self._copy(self._patience_s, lost_log=True)
             return
         try:
@@ -131,10 +179,14 @@ class _Opening:
         setup, segment_bytes = self._setup, self._setup.config.segment_bytes
         checkpoints = Checkpoints(self._disk, setup.report, segment_bytes=segment_bytes)
         journal = SegmentJournal(
-            self._disk, segment_bytes=segment_bytes, on_roll=lambda first: checkpoints.want(first - 1)
+            self._disk,
+            segment_bytes=segment_bytes,
+            on_roll=lambda first: checkpoints.want(first - 1),
+            mendable=bool(self._peers),
         )
         try:
             state, _ = checkpoints.recover(lambda: StateMachine(setup.identity.group, setup.groups))
+            check_fit(journal, state.applied_index)
             peers = self._peer_marks()
         except BaseException:
             journal.close()

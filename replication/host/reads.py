@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from escrowmq.replication.calling.answers import FetchEnds, FoundOffsets, Reply
-from escrowmq.replication.errors import CorruptLog, DiskFailed
+from escrowmq.replication.errors import CorruptLog, DamagedEntry, DiskFailed, Unavailable
 from escrowmq.replication.host.running import RunningReplica
 from escrowmq.replication.model import TopicInfo
 from escrowmq.replication.replica import fetching
@@ -23,6 +23,9 @@ from escrowmq.replication.replica.fetching import (
     in_bytes,
 )
 from escrowmq.replication.state.machine import StateMachine
+
+#: When a reader may come back for what is damaged here: mending takes as long as a call or two.
+MENDING_S = 0.2
 
 
 class Reads:
@@ -46,6 +49,8 @@ class Reads:
 
         try:
             return self._running.news.wait_for(attempt, wait_s) or replica.fetch(requests, max_bytes, join)
+        except DamagedEntry as error:  # it is being mended; another replica has it
+            raise Unavailable(str(error), MENDING_S) from error
         except (CorruptLog, DiskFailed) as error:
             raise self._running.leave(error) from error
 

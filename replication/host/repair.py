@@ -1,9 +1,10 @@
 """A replica without a usable log takes a copy from the group's leader before it takes part again.
 
-Needed when the directory is empty though the group has a history (a new or wiped disk), when the log
-is damaged, and when the leader's log no longer reaches back to where ours ends. Such a replica may have
-voted for, and acknowledged, things that it no longer knows. So it stays silent until it holds all that
-the leader had when asked, and starts in the leader's term with its vote given to that leader.
+Needed when the directory is empty though the group has a history (a new or wiped disk), when the log is
+damaged beyond mending (mending.py), and when the leader's log no longer reaches back to where ours ends. A
+replica that does not know its log's end or its vote any more may have voted for, and acknowledged, things
+that it has forgotten. So it stays silent until it holds all that the leader had when asked, and starts in
+the leader's term with its vote given to that leader.
 
 A group whose replicas are all new is founded without this: when this replica and the peers that say
 that they are new make a majority, nothing can have been acknowledged.
@@ -18,6 +19,7 @@ from typing import Protocol
 from escrowmq.replication.errors import CorruptLog, ReadFailed, Unavailable, UnknownVersion
 from escrowmq.replication.format.entry import HEADER_SIZE, scan
 from escrowmq.replication.format.segment_format import FILE_HEADER_SIZE, first_of_name, log_name
+from escrowmq.replication.host.mending import EntrySource, end_is_known
 from escrowmq.replication.log.disk import Disk
 from escrowmq.replication.log.install import (
     MARKER,
@@ -27,7 +29,7 @@ from escrowmq.replication.log.install import (
     switch_files,
 )
 from escrowmq.replication.log.install import PREFIX as STAGED_PREFIX
-from escrowmq.replication.log.recovery import recover
+from escrowmq.replication.log.survey import survey_log
 from escrowmq.replication.log.vote import NAME as VOTE_FILE
 from escrowmq.replication.log.vote import VoteFile
 from escrowmq.replication.replica.damage import damage_in
@@ -46,7 +48,7 @@ class Manifest:
     files: Sequence[tuple[str, int]]
 
 
-class PeerSource(Protocol):
+class PeerSource(EntrySource, Protocol):
     """The other replicas, however they are reached. None: no answer just now."""
 
     def founded(self, peer: str) -> bool | None: ...
@@ -70,6 +72,9 @@ class NoPeers:
 
     def suspect(self, peer: str, name: str, size: int) -> None:
         raise Unavailable("there is no peer to tell", 1.0)
+
+    def entries(self, peer: str, first: int, last: int) -> bytes | None:
+        return None
 
 
 def has_history(disk: Disk) -> bool:
@@ -104,11 +109,14 @@ def must_copy(
         waited += ASK_INTERVAL_S
 
 
-def check_log(disk: Disk) -> None:
-    """Raise what a start would fail with: CorruptLog or ReadFailed if the end of the log or the vote cannot
-    be read. Then this replica does not know what it acknowledged, and is no member that is only behind."""
-    finish_install(disk)
-    VoteFile(disk, must_exist=bool(recover(disk).segments)).close()
+def knows_its_end(disk: Disk) -> bool:
+    """Whether the end of the log and the vote can be read: else this replica does not know what it
+    acknowledged, and is no member that is only behind, or damaged here and there."""
+    try:
+        finish_install(disk)
+    except (CorruptLog, UnknownVersion):
+        return False
+    return end_is_known(disk)
 
 
 def copy_from_leader(
@@ -171,7 +179,7 @@ def _copy(disk: Disk, peer: str, offer: Manifest, source: PeerSource) -> None:
             source.suspect(peer, name, size)
             raise Unavailable(f"replica {peer} offers a damaged file: {damage}", ASK_INTERVAL_S)
     theirs = _end_of(disk, [name for name, _ in offer.files], STAGED_PREFIX)
-    own = _end_of(disk, disk.names())
+    own = _own_end(disk)
     if theirs < own:
         # What we acknowledged may count for something that is committed, and must not be forgotten, even if
         # the leader itself has it in memory only: its disk is slow, or this is not why we were sent here.
@@ -190,6 +198,15 @@ def _may_be_taken(name: str) -> bool:
     if not may_be_installed(name) or name.endswith((".tmp", ".pos")):
         return False
     return not name.endswith(".log") or first_of_name(name) is not None
+
+
+def _own_end(disk: Disk) -> tuple[int, int]:
+    """The same of the log that is to be replaced. Holes before its end do not hide it."""
+    try:
+        end = survey_log(disk).end
+    except (CorruptLog, ReadFailed, UnknownVersion):
+        end = None
+    return _end_of(disk, disk.names()) if end is None else end
 
 
 def _end_of(disk: Disk, names: Sequence[str], prefix: str = "") -> tuple[int, int]:

@@ -10,6 +10,7 @@ A replica that cannot go on ends its process (``end``) and leaves a mark that te
 
 from __future__ import annotations
 
+import contextlib
 import random
 import threading
 import time
@@ -18,15 +19,35 @@ from dataclasses import dataclass
 from typing import Any
 
 from escrowmq.replication.calling.answers import Leadership, LevelReport, Reply
-from escrowmq.replication.errors import Closed, CorruptLog, Overloaded, ReadFailed, Superseded, Unavailable
+from escrowmq.replication.errors import (
+    Closed,
+    CorruptLog,
+    OffsetGone,
+    Overloaded,
+    ReadFailed,
+    Superseded,
+    Unavailable,
+)
+from escrowmq.replication.format.segment_format import first_of_name
 from escrowmq.replication.host.driver import Driver
 from escrowmq.replication.host.level_watch import LevelWatch
+from escrowmq.replication.host.mending import Mender
 from escrowmq.replication.host.parking import ParkingLot
 from escrowmq.replication.host.replica_setup import ReplicaSetup
+from escrowmq.replication.host.scrubbing import Scrubber, ScrubState
+from escrowmq.replication.host.upkeep import Upkeep
 from escrowmq.replication.log.datadir import DataDir
 from escrowmq.replication.log.disk import Disk
 from escrowmq.replication.log.journal import SegmentJournal
-from escrowmq.replication.log.marks import BEHIND, DAMAGED, LEARNER, SUPERSEDED, WANTS_COPY, Marks
+from escrowmq.replication.log.marks import (
+    BEHIND,
+    DAMAGED,
+    LEARNER,
+    SCRUBBED,
+    SUPERSEDED,
+    WANTS_COPY,
+    Marks,
+)
 from escrowmq.replication.log.peer_marks import PeerMarks
 from escrowmq.replication.net.handshake import PeerIdentity
 from escrowmq.replication.raft.node import PeerLink, RaftConfig, RaftNode
@@ -39,6 +60,14 @@ NOT_RUNNING: Reply = ("not_leader", None, 0)
 TIMER_S = 0.1
 #: Longest wait at the end for a checkpoint that is being written.
 CHECKPOINT_WAIT_S = 10.0
+#: Longest wait for an answer of a peer under way.
+UPKEEP_WAIT_S = 35.0
+#: So much that waits for the disk is more than a group commit or two: scrubbing rests meanwhile.
+BUSY_BYTES = 4 << 20
+#: What is read at once to look whether it is sound.
+VERIFY_BYTES = 1 << 20
+#: How long a leader that must leave waits for a follower to take over.
+HAND_OVER_S = 2.0
 #: The log does not hold here what was written to it: this replica needs a copy of the leader's.
 UNSOUND = (CorruptLog, ReadFailed)
 
@@ -107,6 +136,11 @@ class RunningReplica:
             tls=setup.tls,
             marks=found.peers,
         )
+        self._upkeep = Upkeep(f"upkeep-{self.rid}", self.end)
+        self.mender = Mender(
+            self.journal, setup.peers, setup.source, self.driver.call, setup.report, self._upkeep.pace
+        )
+        self.scrubber = self._make_scrubber()
         try:
             self.address = self.driver.start()
         except BaseException as error:
@@ -122,6 +156,34 @@ class RunningReplica:
             report=lambda text: setup.report(f"{setup}: {text}"),
         )
         self._level_watch.start()
+        self._upkeep.start(self.mender, self.scrubber)
+
+    def _make_scrubber(self) -> Scrubber:
+        setup, config = self.setup, self.setup.config
+        return Scrubber(
+            self.journal,
+            self.disk,
+            config.scrub_period_s,
+            config.scrub_bytes_per_s,
+            ScrubState.decode(self._marks.read(SCRUBBED)),
+            note=lambda state: self._marks.write(SCRUBBED, state.encode()),
+            in_loop=self.driver.call,
+            damaged=self.replace_file,
+            busy=lambda: self.driver.disk_full or self.journal.queued_bytes > BUSY_BYTES,
+            clock=setup.monotonic,
+            wall_ms=lambda: int(setup.wall_clock() * 1000),
+            report=setup.report,
+        )
+
+    def replace_file(self, name: str, error: CorruptLog) -> None:
+        """A file is damaged that cannot be mended entry by entry ("": the log). The state in memory is
+        sound, so a snapshot is taken anew; what else it is, the replica must leave for. Not for the driver's
+        thread."""
+        self.setup.report(f"{self.setup}: {error}")
+        if name.endswith(".snap"):
+            self.driver.call(lambda: self.checkpoints.drop_damaged(name))
+        else:
+            self.leave(error)
 
     # -------------------------------------------------------------- for the parts
 
@@ -178,6 +240,24 @@ class RunningReplica:
             except Closed:
                 return None
 
+    def look_through(self, name: str) -> bool:
+        """Read a segment file once more and have what is damaged mended; False if that is beyond mending.
+        Takes as long as the disk does; any thread but the driver's."""
+        first = first_of_name(name)
+        try:
+            if first is None:
+                return False
+            if not self.journal.frame_is_sound(first):
+                self.driver.call(lambda: self.journal.mend_frame(first))
+            index, segment = first, self.journal.segment_start(first)
+            while self.journal.segment_start(index) == segment and index <= self.journal.durable_index:
+                index, _ = self.journal.verify(index, VERIFY_BYTES)
+        except OffsetGone:  # retention was faster, or the end is reached
+            pass
+        except CorruptLog:
+            return False
+        return True
+
     def now_ms(self) -> int:
         """The group's time."""
         return self.replica.group_ms(int(self.setup.wall_clock() * 1000))
@@ -221,11 +301,25 @@ class RunningReplica:
             if self.driver.node.too_far_behind:
                 self._marks.write(WANTS_COPY, BEHIND)
                 self.end(Unavailable("the leader's log starts after ours ends: copying its log", 1.0))
+            if self.journal.holes:
+                self._look_at_damage()
         applied = self.replica.state.applied_index
         if applied != self._last_applied:
             self._last_applied = applied
             self.news.announce()
         self.replica.pump(now_ms)
+
+    def _look_at_damage(self) -> None:
+        """Have it mended. Where nobody has the entry any more, only a copy of the leader's state helps."""
+        self._upkeep.wake()
+        node, mender = self.driver.node, self.mender
+        waits_for = self.replica.state.applied_index + 1
+        if self.journal.damaged_after(waits_for - 1) != waits_for:
+            return
+        if mender.lacks(waits_for) and node.leader_id not in (None, str(self.rid)):
+            self._marks.write(WANTS_COPY, BEHIND)
+            why = f"entry {waits_for} is damaged, and nobody has it: copying the leader's log"
+            self.end(Unavailable(why, 1.0))
 
     def _start_job(self, job: CheckpointJob, done: Callable[[], None]) -> None:
         def work() -> None:
@@ -255,7 +349,13 @@ class RunningReplica:
             self.setup.fatal(error)
 
     def leave(self, error: BaseException) -> Unavailable:
-        """End because stored data cannot be read; what to raise to the caller who ran into it."""
+        """End because stored data cannot be read; what to raise to the caller who ran into it. A leader hands
+        over first, so that the group has one while this replica is away. Not for the driver's thread."""
+        with contextlib.suppress(Closed, Overloaded):
+            self.driver.submit(lambda: self.node.transfer_leadership())
+            deadline = time.monotonic() + HAND_OVER_S
+            while self.node.is_leader and time.monotonic() < deadline:
+                time.sleep(0.02)
         self.end(error)
         return Unavailable(f"{self.setup} leaves for repair", 1.0)
 
@@ -295,6 +395,8 @@ class RunningReplica:
         self.news.close()
         self.checks_due.close()
         self.driver.stop()
+        if not self._upkeep.stop(UPKEEP_WAIT_S):
+            return False
         checkpoint = self._checkpoint
         if checkpoint is not None:
             checkpoint.join(CHECKPOINT_WAIT_S)

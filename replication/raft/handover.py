@@ -5,7 +5,10 @@ that the chosen follower can catch up; once that one holds the whole log it is t
 (Raft thesis, section 3.10). If it does not come about in time, proposals flow again.
 
 A leader whose disk hangs or is full still sends heartbeats, so no follower would replace it, while
-nothing it takes can be applied. It hands over to a follower that holds its log.
+nothing it takes can be applied. It hands over to a follower that holds its log. So does one that needs an
+entry which is damaged in its log and could not be mended: to each follower in turn, with longer and longer
+pauses, and it goes on leading until one of them has taken over. Stepping down could cost the group its only
+leader.
 """
 
 from __future__ import annotations
@@ -33,6 +36,9 @@ class Handover:
         self._core, self._journal, self._replicator = core, journal, replicator
         self._connected, self._config, self._send = connected, config, send
         self._durable, self._durable_since = 0, 0.0
+        self._damaged_since: float | None = None
+        self._damage_pause_s = config.damage_stall_s
+        self._asked: list[str] = []  # to take over, since the damage was met
         self._to: str | None = None
         self._deadline: float | None = None
 
@@ -51,6 +57,7 @@ class Handover:
     def tick(self, now: float) -> None:
         """Give up when the time is over; else tell a peer that holds our whole log to campaign at once."""
         self._watch_disk(now)
+        self._watch_damage(now)
         if self._deadline is None:
             return
         if now >= self._deadline or not self._connected:
@@ -67,3 +74,28 @@ class Handover:
         elif now - self._durable_since >= self._config.disk_stall_s:
             self._durable_since = now
             self.begin(None, now)
+
+    def _watch_damage(self, now: float) -> None:
+        """Of the log: what this leader is to apply next, or to send next."""
+        if self._core.role() != LEADER or not self._needs_damaged():
+            self._damaged_since, self._damage_pause_s, self._asked = None, self._config.damage_stall_s, []
+        elif self._damaged_since is None:
+            self._damaged_since = now
+        elif now - self._damaged_since >= self._damage_pause_s and self._deadline is None:
+            left = self._connected.difference(self._asked)
+            if not left:
+                self._asked, left = [], set(self._connected)
+            best = self._replicator.most_advanced(left)
+            if best is not None:
+                self._asked.append(best[0])
+                self.begin(best[0], now)
+            self._damaged_since = now
+            self._damage_pause_s = min(2 * self._damage_pause_s, self._config.damage_again_s)
+
+    def _needs_damaged(self) -> bool:
+        index, most = self._journal.damaged_after(0), 20
+        while index is not None and most:
+            if index == self._core.applied_index() + 1 or self._replicator.waits_for(index):
+                return True
+            index, most = self._journal.damaged_after(index), most - 1
+        return False

@@ -19,7 +19,7 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from escrowmq.replication.errors import ApplyFailed, CorruptLog, DiskFull, Superseded
+from escrowmq.replication.errors import ApplyFailed, CorruptLog, DamagedEntry, DiskFull, Superseded
 from escrowmq.replication.format.wire import RaftMessage
 from escrowmq.replication.log.peer_marks import Incarnation, Incarnations
 from escrowmq.replication.raft.guards import FollowerGuard, VoteGuard
@@ -32,9 +32,19 @@ from escrowmq.replication.raft.rejoin import Rejoin
 from escrowmq.replication.raft.replicator import Replicator
 from escrowmq.replication.raft.types import Clock, Log, PeerLink, PeerStatus, RaftConfig
 
-__all__ = ["COMMAND_BYTES_MAX", "PeerLink", "PeerStatus", "RaftConfig", "RaftNode"]
+__all__ = ["COMMAND_BYTES_MAX", "PeerLink", "PeerStatus", "RaftConfig", "RaftNode", "check_fit"]
 
 NOT_FOR_LEARNERS = frozenset(("request_vote", "pre_vote", "timeout_now"))
+
+
+def check_fit(journal: Log, applied_index: int) -> None:
+    """Raise CorruptLog if a state that stands at ``applied_index`` does not fit the log."""
+    applied_index = max(1, applied_index)
+    if len(journal) and not journal.first_index <= applied_index <= journal.last_index:
+        raise CorruptLog(
+            f"the checkpoint stands at {applied_index}, but the log holds {journal.first_index} to "
+            f"{journal.last_index}; restore the replica from a peer"
+        )
 
 
 class RaftNode:
@@ -65,11 +75,7 @@ class RaftNode:
         self._journal, self._link, self._apply = journal, link, apply
         self._clock = clock
         applied_index = max(1, applied_index)  # entry 1 is pysyncobj's own, no command
-        if len(journal) and not journal.first_index <= applied_index <= journal.last_index:
-            raise CorruptLog(
-                f"the checkpoint stands at {applied_index}, but the log holds {journal.first_index} to "
-                f"{journal.last_index}; restore the replica from a peer"
-            )
+        check_fit(journal, applied_index)
         self._guard, self._votes = FollowerGuard(journal), VoteGuard()
         self._connected: set[str] = set()
         self._proposals = Proposals(self.config)
@@ -153,6 +159,12 @@ class RaftNode:
         """Still a learner, because its disk was lost (see ``rejoin``)."""
         return self._rejoin.active
 
+    @property
+    def can_apply(self) -> bool:
+        """Whether no entry is damaged that is still to be applied. One that cannot votes, as its log's end
+        is sound, but does not campaign: it could not do a leader's work."""
+        return self._journal.damaged_after(self._core.applied_index()) is None
+
     def progress(self) -> list[PeerStatus]:
         """The followers, for status pages; empty unless leader."""
         return self._replicator.status()
@@ -202,6 +214,8 @@ class RaftNode:
             return
         now = self._clock()
         self._rejoin.tick(now)
+        if not self.can_apply:
+            self._core.postpone_election()
         self._prevote.tick(now, self._connected)
         # K: of its own log, too, only what its fdatasync covered is counted and applied.
         durable = self._journal.durable_index
@@ -212,7 +226,10 @@ class RaftNode:
 
     def more_to_apply(self) -> bool:
         """Whether another tick at once would apply more."""
-        return self._core.applied_index() < min(self._core.commit_index(), self._journal.durable_index)
+        applied = self._core.applied_index()
+        if applied >= min(self._core.commit_index(), self._journal.durable_index):
+            return False
+        return self._journal.damaged_after(applied) != applied + 1
 
     def wake_in_s(self) -> float | None:
         """When the next tick is due earlier than the regular one: seconds, or None."""
@@ -229,7 +246,9 @@ class RaftNode:
             return
         kind = message["type"]
         handler = self._handlers.get(kind)
-        if handler is not None and not (self._rejoin.active and kind in NOT_FOR_LEARNERS):
+        if handler is None or (self._rejoin.active and kind in NOT_FOR_LEARNERS):
+            return
+        if kind != "timeout_now" or self.can_apply:
             handler(peer, message)
 
     def connected(self, peer: str, *, knows_us: bool = False) -> None:
@@ -300,9 +319,12 @@ class RaftNode:
     def broadcast(self) -> None:
         self._replicator.broadcast()
 
-    def apply_entry(self, index: int) -> None:
+    def apply_entry(self, index: int) -> bool:
         journal = self._journal
-        term, command = journal.term_at(index), journal.read(index)
+        try:
+            term, command = journal.term_at(index), journal.read(index)
+        except DamagedEntry:
+            return False  # it is being mended from another replica
         assert term is not None
         try:
             result = self._apply(index, term, command if command[0] == 0 else b"")
@@ -310,6 +332,7 @@ class RaftNode:
             self._closed = True
             raise ApplyFailed(f"entry {index} of term {term} could not be applied: {error!r}") from error
         self._proposals.applied(index, term, result)
+        return True
 
     def role_changed(self, before: int, after: int) -> None:
         if after == LEADER:

@@ -153,7 +153,9 @@ class CoreOwner(Protocol):
     def broadcast(self) -> None:
         """Send to every peer now: a heartbeat is due."""
 
-    def apply_entry(self, index: int) -> None: ...
+    def apply_entry(self, index: int) -> bool:
+        """False: its command cannot be read now; it is asked for again at a later tick."""
+
     def role_changed(self, before: int, after: int) -> None: ...
 
 
@@ -347,7 +349,9 @@ class Core(SyncObj):  # type: ignore[misc]
         while index < stop:
             index += 1
             self._SyncObj__raftLastApplied = index
-            self._owner.apply_entry(index)
+            if not self._owner.apply_entry(index):
+                self._SyncObj__raftLastApplied = index - 1
+                break
             if self._clock() >= deadline:
                 break
         return False

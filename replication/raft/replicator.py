@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from escrowmq.replication.errors import DamagedEntry
 from escrowmq.replication.format.wire import RaftMessage
 from escrowmq.replication.raft.progress import PeerProgress
 from escrowmq.replication.raft.pysync import Core
@@ -52,6 +53,10 @@ class Replicator:
             PeerStatus(p, p in self._connected, s.match, s.next, s.in_flight_bytes, s.next <= first)
             for p, s in self._progress.items()
         ]
+
+    def waits_for(self, index: int) -> bool:
+        """Whether entry ``index`` is the next that some connected follower is to get."""
+        return any(s.next == index for peer, s in self._progress.items() if peer in self._connected)
 
     def most_advanced(self, among: set[str]) -> tuple[str, int] | None:
         """The peer of ``among`` with the greatest match, and that match."""
@@ -148,7 +153,10 @@ class Replicator:
             and state.in_flight_bytes < config.window_bytes
             and self._link.room(peer)
         ):
-            entries = journal.batch(state.next, config.send_batch_bytes)
+            try:
+                entries = journal.batch(state.next, config.send_batch_bytes)
+            except DamagedEntry:
+                break  # it is being mended from another replica; meanwhile the peer gets heartbeats
             previous = state.next - 1
             state.sent(entries[-1][1], sum([len(entry[0]) for entry in entries]))
             self._send_entries(peer, previous, entries)

@@ -31,6 +31,10 @@ class RaftConfig:
     outstanding_bytes_max: int = 64 << 20
     transfer_timeout_s: float = 1.0  # a handover that takes longer is given up, and proposals flow again
     disk_stall_s: float = 2.0  # a leader whose disk takes longer hands over; a slow fsync is well below
+    damage_stall_s: float = (
+        2.0  # so does one that needs a damaged entry for longer: mending takes milliseconds
+    )
+    damage_again_s: float = 30.0  # longest pause between two such attempts, each of which refuses proposals
 
 
 class Log(Protocol):
@@ -55,8 +59,15 @@ class Log(Protocol):
 
     def term_at(self, index: int) -> int | None: ...
     def first_of_term(self, index: int) -> int: ...
-    def read(self, index: int) -> bytes: ...
-    def batch(self, index: int, max_bytes: int) -> list[tuple[bytes, int, int]]: ...
+    def read(self, index: int) -> bytes:
+        """Raises DamagedEntry while the entry is damaged."""
+
+    def batch(self, index: int, max_bytes: int) -> list[tuple[bytes, int, int]]:
+        """At least one entry, from ``index`` on; raises DamagedEntry while that one is damaged."""
+
+    def damaged_after(self, index: int) -> int | None:
+        """The first entry after ``index`` that is known to be damaged."""
+
     def add(self, command: bytes, index: int, term: int) -> None: ...
     def deleteEntriesFrom(self, entryFrom: int) -> None:
         """Cut off everything from this position in the list on."""

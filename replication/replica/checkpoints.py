@@ -134,6 +134,15 @@ class Checkpoints:
                 self._ends.pop(name, None)
         self._disk.sync_dir()
 
+    def drop_damaged(self, name: str) -> None:
+        """A snapshot's file proved damaged: let it go, and take another with the next entry."""
+        index = int(name.removesuffix(".snap"), 16)
+        if index in self.indexes:
+            self.indexes.remove(index)
+        self._named.pop(index, None)
+        self._disk.remove(name)
+        self._wanted_at = 0
+
     def oldest_needed_index(self) -> int | None:
         """Log entries after this one are needed to recover from the older of the kept snapshots."""
         # There may be more: a crash can leave one that is superseded, and whose part of the log is gone.

@@ -6,11 +6,14 @@ segment may not be read for weeks.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from escrowmq.replication.errors import CorruptLog, UnknownVersion
 from escrowmq.replication.format.entry import scan
 from escrowmq.replication.format.segment_format import FILE_HEADER_SIZE, file_header_is_sound, first_of_name
+from escrowmq.replication.log.disk import File
 from escrowmq.replication.state import snapshot
-from escrowmq.replication.state.runs_file import map_runs
+from escrowmq.replication.state.runs_file import map_runs, verify_runs
 
 
 def damage_in(name: str, data: bytes, size: int | None = None) -> str | None:
@@ -37,3 +40,16 @@ def damage_in(name: str, data: bytes, size: int | None = None) -> str | None:
     except UnknownVersion as error:
         return f"{name}: {error} (damaged, or written by a newer version: then upgrade this replica)"
     return None
+
+
+def verify_state_file(name: str, file: File, piece_bytes: int) -> Iterator[int]:
+    """Read a snapshot or run file again, every checksum, about ``piece_bytes`` at a time: bytes of each.
+
+    In bounded memory, and without a look at what the content means. Raises CorruptLog; another version is
+    one, as for ``damage_in``.
+    """
+    check = snapshot.verify if name.endswith(".snap") else verify_runs
+    try:
+        yield from check(name, file.read, file.size(), piece_bytes)
+    except UnknownVersion as error:
+        raise CorruptLog(f"{name}: {error}") from error

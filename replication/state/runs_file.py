@@ -10,7 +10,7 @@ from __future__ import annotations
 import struct
 import sys
 from array import array
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import msgspec
 from google_crc32c import extend
@@ -50,7 +50,8 @@ def map_runs(name: str, view: memoryview) -> dict[int, Columns]:
         raise CorruptLog(f"{name}: checksum does not match")
     tables: dict[int, Columns] = {}
     at = _HEAD.size + directory_size + _padding(directory_size)
-    for slot, runs in _directory(name, view, directory_size):
+    directory = bytes(view[_HEAD.size : _HEAD.size + directory_size])
+    for slot, runs in _directory(name, directory, directory_size, len(view)):
         columns = []
         for _ in range(COLUMNS):
             columns.append(view[at : at + 8 * runs].cast("Q"))
@@ -59,13 +60,33 @@ def map_runs(name: str, view: memoryview) -> dict[int, Columns]:
     return tables
 
 
-def _directory(name: str, view: memoryview, size: int) -> list[tuple[int, int]]:
+def verify_runs(name: str, read: Callable[[int, int], bytes], size: int, piece_bytes: int) -> Iterator[int]:
+    """Check a file piece by piece: the bytes of each. ``read(pos, size)``. Raises as ``map_runs``."""
+    head = read(0, _HEAD.size)
+    if len(head) < _HEAD.size:
+        raise CorruptLog(f"{name}: shorter than its header")
+    magic, version, expected, directory_size = _HEAD.unpack(head)
+    if magic != _MAGIC:
+        raise CorruptLog(f"{name}: not a run file")
+    if version != _VERSION:
+        raise UnknownVersion(f"{name}: run file version {version}; this software reads {_VERSION}")
+    if directory_size <= size:
+        _directory(name, read(_HEAD.size, directory_size), directory_size, size)
+    crc, at = 0, _HEAD.size
+    while at < size and (part := read(at, piece_bytes)):
+        crc, at = extend(crc, part), at + len(part)
+        yield len(part)
+    if crc != expected or directory_size > size:
+        raise CorruptLog(f"{name}: checksum does not match")
+
+
+def _directory(name: str, directory: bytes, size: int, file_size: int) -> list[tuple[int, int]]:
     """Slot and number of runs of every table; together they fill the file exactly."""
     try:
-        entries = msgspec.convert(unpack(view[_HEAD.size : _HEAD.size + size]), list[tuple[int, int]])
+        entries = msgspec.convert(unpack(directory), list[tuple[int, int]])
     except msgspec.ValidationError as error:
         raise CorruptLog(f"{name}: its directory makes no sense: {error}") from error
-    columns = len(view) - _HEAD.size - size - _padding(size)
+    columns = file_size - _HEAD.size - size - _padding(size)
     if any(runs < 1 for _, runs in entries) or columns != 8 * COLUMNS * sum(runs for _, runs in entries):
         raise CorruptLog(f"{name}: its directory does not fit its size")
     return entries

@@ -14,7 +14,7 @@ level 2 on as version 2, with the level, the replicated settings, and all fields
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from itertools import islice
 from typing import Any
@@ -178,6 +178,30 @@ def decode(name: str, data: bytes | memoryview) -> Iterator[list[Any]]:
             return
         yield chunk
         at, count = at + _CHUNK.size + size, count + 1
+
+
+def verify(name: str, read: Callable[[int, int], bytes], size: int, piece_bytes: int) -> Iterator[int]:
+    """Check a file chunk by chunk, without a look at what they hold: the bytes of each piece, which are about
+    ``piece_bytes``. ``read(pos, size)``. Raises as ``decode``."""
+    head = read(0, _HEAD_BYTES)
+    if len(head) < _HEAD_BYTES or head[: len(_MAGIC)] != _MAGIC:
+        raise CorruptLog(f"{name}: not a snapshot")
+    (version,) = _VERSION.unpack_from(head, len(_MAGIC))
+    if not 1 <= version <= VERSION_MAX:
+        raise UnknownVersion(f"{name}: snapshot version {version}; this software reads up to {VERSION_MAX}")
+    at, told, count, last = _HEAD_BYTES, 0, 0, b""
+    while at < size:
+        fields = read(at, _CHUNK.size)
+        body = read(at + _CHUNK.size, _CHUNK.unpack(fields)[0]) if len(fields) == _CHUNK.size else b""
+        if len(fields) != _CHUNK.size or _CHUNK.unpack(fields) != (len(body), crc32c(body)):
+            raise CorruptLog(f"{name}: bad chunk at byte {at}")
+        at, count, last = at + _CHUNK.size + len(body), count + 1, body
+        if at - told >= piece_bytes:
+            yield at - told
+            told = at
+    if not last or unpack(last) != ["end", count - 1]:
+        raise CorruptLog(f"{name}: cut off at byte {at}")
+    yield at - told
 
 
 def restore(state: StateMachine, name: str, data: bytes | memoryview) -> tuple[int, list[str]]:

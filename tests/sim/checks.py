@@ -9,12 +9,14 @@
   to hold, that follower's disk holds.
 * What is acknowledged is durable on a majority at that moment.
 * A replica's commit index never falls, and what it applied its own disk holds.
+* A replica that knows of a damaged entry which it is still to apply does not stand for election.
+* In the end a group has a leader, above all if each entry has a majority of sound copies.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from escrowmq.replication.log.journal import SegmentJournal
@@ -58,6 +60,7 @@ class Checker:
         #: (leader, peer) -> what was last found true: match, the leader's term, the peer's process and log
         self._matched: dict[tuple[str, str], tuple[int, int, int, int]] = {}
         self._seen: dict[str, tuple[int, int, int]] = {}  # replica -> incarnation, term led, commit index
+        self._unfit: dict[str, int] = {}  # replica -> its process that cannot apply its log
 
     # -------------------------------------------------------------- as it happens
     def applied(self, replica: Observed, index: int, term: int, command: bytes, digest: bytes | None) -> None:
@@ -110,6 +113,10 @@ class Checker:
         elif leads:
             self._elected(replica, leads)
         self._seen[name] = (replica.incarnation, leads, commit)
+        if replica.journal.damaged_after(node.applied_index) is not None:
+            self._unfit[name] = replica.incarnation
+        elif name in self._unfit:
+            del self._unfit[name]
 
     def look_at_ghost(self, ghost: Observed) -> None:
         """After every step of a process whose replica was replaced. Until each peer has met its successor it
@@ -141,6 +148,12 @@ class Checker:
         elif term == known and before not in (None, candidate):
             self._broken("voted-twice", f"{replica.name} voted for {before} and {candidate} in term {term}")
         self._ballots[replica.name] = ballot
+        if candidate == replica.name and self._unfit.get(replica.name) == replica.incarnation:
+            self._broken(
+                "unfit-candidate",
+                f"{replica.name} stands for election in term {term}, and cannot apply its log: "
+                f"entry {journal.damaged_after(replica.node.applied_index)} is damaged",
+            )
         if candidate is not None:
             self._votes.setdefault(term, {}).setdefault(replica.name, candidate)
 
@@ -192,12 +205,23 @@ class Checker:
             raise Violation(text, kind)
 
     # -------------------------------------------------------------- at the end
-    def end(self, replicas: list[Observed], missing: Sequence[str] = ()) -> None:
+    def end(
+        self,
+        replicas: list[Observed],
+        missing: Sequence[str] = (),
+        all_sound: Callable[[], bool] = lambda: False,
+    ) -> None:
         """After the calm, with every replica up: nothing acknowledged is missing anywhere, one leads.
 
-        ``missing``: what the group lacked to the last although there was time.
+        ``missing``: what the group lacked to the last although there was time. ``all_sound``: whether each
+        acknowledged entry is sound on a majority of disks, whatever the replicas over them do.
         """
-        if not any(r.node.ready for r in replicas):
+        if not any(r.up and r.node.ready for r in replicas):
+            if all_sound():
+                self._broken(
+                    "quorum-lost-needlessly",
+                    "no leader after the calm, although each entry has a majority of sound copies",
+                )
             self._broken("stuck", "no leader after the calm: the group is stuck")
         learners = [r.name for r in replicas if r.node.rejoining]
         if learners:

@@ -1,29 +1,39 @@
 """Bits that flip on a disk where they lie: in the log, in snapshots and run files, in the vote file.
 
-Only what a checksum can tell from a torn write: a byte of the log before the batch of an entry that is
-committed and durable here. With nothing sound behind it, damage to the very last batch looks like a
-torn tail (docs/log-format.md says so), and a replica that forgets its last acknowledged entry and then
-votes is one failure more than this fault stands for. At most a minority of the replicas is damaged, or
-without its disk, at a time: what a majority has lost no software brings back.
+In the log, on any replicas and at any places, as long as of every committed entry that is damaged somewhere a
+sound copy is left on a replica that has not lost its disk: one is enough. Only what a checksum can tell from
+a torn write: a byte of the log before the batch of an entry that is committed and durable here. With nothing
+sound behind it, damage to the very last batch looks like a torn tail (docs/log-format.md says so), and a
+replica that forgets its last acknowledged entry and then votes is one failure more than this fault stands
+for. Votes and states are damaged, and disks lost, on a minority at a time: what a majority has forgotten
+no software brings back.
 """
 
 from __future__ import annotations
 
+import contextlib
 import random
 from typing import TYPE_CHECKING
 
-from escrowmq.replication.format.entry import read_entry, scan
-from escrowmq.replication.format.segment_format import FILE_HEADER_SIZE, log_name, sidecar_name
+from escrowmq.replication.errors import OffsetGone
+from escrowmq.replication.format.entry import HEADER_SIZE, MAGIC, read_entry, scan
+from escrowmq.replication.format.segment_format import (
+    FILE_HEADER_SIZE,
+    first_of_name,
+    log_name,
+    sidecar_name,
+)
 from escrowmq.replication.log.vote import NAME as VOTE_FILE
 from escrowmq.replication.log.vote import SLOT_POSITIONS
 
 if TYPE_CHECKING:
     from tests.sim.replica import SimReplica
+    from tests.sim.simulation import Simulation
 
 SLOT_BYTES = 132
 
 
-def flip_in_log(victim: SimReplica, rng: random.Random) -> bool:
+def flip_in_log(sim: Simulation, victim: SimReplica, rng: random.Random) -> bool:
     """One bit of a log file or a sidecar; False if nothing there is safe to damage."""
     journal, disk = victim.journal, victim.disk
     sure = min(journal.durable_index, victim.node.commit_index)
@@ -39,8 +49,67 @@ def flip_in_log(victim: SimReplica, rng: random.Random) -> bool:
     if not ranges:
         return False
     name, size = rng.choice(ranges)
-    disk.flip(name, rng.randrange(size), 1 << rng.randrange(8))
+    at, mask = rng.randrange(size), 1 << rng.randrange(8)
+    hit = _entry_at(disk.peek(name), at) if name.endswith(".log") else None
+    if hit is not None and not any(hit in sound_entries(r) for r in sim.replicas if r is not victim):
+        return False
+    disk.flip(name, at, mask)
     return True
+
+
+def _entry_at(data: bytes, at: int) -> tuple[int, int] | None:
+    """Index and term of the sound entry that byte ``at`` of a log file belongs to, if there is one."""
+    view, begin = memoryview(data), data.rfind(MAGIC, 0, at + len(MAGIC))
+    while begin >= 0:
+        header = read_entry(view, begin)
+        if header is not None:
+            inside = at < begin + HEADER_SIZE + header.size
+            return (header.index, header.term) if inside else None
+        begin = data.rfind(MAGIC, 0, begin)
+    return None
+
+
+def sound_entries(replica: SimReplica) -> set[tuple[int, int]]:
+    """(index, term) of all entries that are sound and durable on a replica that knows what it promised."""
+    return set() if replica.learner or replica.spoilt else sound_on_disk(replica)
+
+
+def sound_on_disk(replica: SimReplica) -> set[tuple[int, int]]:
+    """(index, term) of all entries that its disk holds, sound and durable."""
+    found: set[tuple[int, int]] = set()
+    for name, data in replica.disk.durable_files().items():
+        if first_of_name(name) is None:
+            continue
+        view, at = memoryview(data), data.find(MAGIC)
+        while at >= 0:
+            header = read_entry(view, at)
+            if header is not None:
+                found.add((header.index, header.term))
+                at += HEADER_SIZE + header.size - 1
+            at = data.find(MAGIC, at + 1)
+    return found
+
+
+def a_majority_holds(sim: Simulation, entries: dict[int, int]) -> bool:
+    """Whether each of the entries (index: term) is sound on a majority of disks, or gone by retention."""
+    held = [sound_on_disk(replica) for replica in sim.replicas]
+    firsts = [min((index for index, _ in found), default=1 << 60) for found in held]
+    return all(
+        2 * sum(item in found or item[0] < first for found, first in zip(held, firsts, strict=True))
+        > len(held)
+        for item in entries.items()
+    )
+
+
+def others_have_all(sim: Simulation, victim: SimReplica) -> bool:
+    """Whether every entry that is damaged on some replica is sound on another one than ``victim``."""
+    left: set[tuple[int, int]] = set()
+    for replica in sim.replicas:
+        if replica is not victim:
+            left |= sound_entries(replica)
+    held = sound_entries(victim)
+    damaged = {r.name for r in sim.replicas if r.flipped and r is not victim}
+    return not damaged or held <= left
 
 
 def _batch_position(data: bytes, first: int, index: int) -> int:
@@ -73,11 +142,30 @@ def flip_in_vote(victim: SimReplica, rng: random.Random) -> bool:
     return True
 
 
+def mendable_entries(sim: Simulation, victim: SimReplica) -> list[int]:
+    """Entries that are damaged on its disk, whether it knows or not, and sound on another replica's."""
+    journal, own = victim.journal, sound_on_disk(victim)
+    entries = {
+        (index, journal.term_at(index)) for index in range(journal.first_index, journal.durable_index + 1)
+    }
+    damaged = entries - own
+    if not damaged:
+        return []
+    held = set().union(*(sound_entries(r) for r in sim.replicas if r is not victim))
+    return sorted(index for index, term in damaged if (index, term) in held)
+
+
 def scrub(victim: SimReplica) -> None:
-    """Read every entry from the disk, as consumers and peers may at any time; raises CorruptLog."""
+    """Read every entry from the disk, as consumers and peers may at any time, and note what is damaged;
+    raises CorruptLog where it is not single entries."""
     journal = victim.journal
     for info in journal.segments():
         last = min(info.last, journal.durable_index)
         if last >= info.first:
             assert info.name == log_name(info.first)
-            journal._reader.read_run(journal._segment(info.first), info.first, last)
+            if not journal.frame_is_sound(info.first):
+                journal.mend_frame(info.first)
+            index = info.first
+            with contextlib.suppress(OffsetGone):
+                while index <= last:
+                    index, _ = journal.verify(index, 1 << 20)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from tests.sim.damage import flip_in_log, flip_in_state, flip_in_vote
+from tests.sim.damage import flip_in_log, flip_in_state, flip_in_vote, others_have_all
 from tests.sim.faultplan import Fault
 from tests.sim.moments import AMBUSHES
 from tests.sim.supervisor import GHOST
@@ -48,7 +48,7 @@ class Faults:
             "storm": self._storm,
             "clock-wall": self._jump_wall,
             "clock-ahead": self._jump_ahead,
-            "flip-log": lambda rng: self._flip(rng, flip_in_log),
+            "flip-log": self._flip_log,
             "flip-state": lambda rng: self._flip(rng, flip_in_state),
             "flip-vote": lambda rng: self._flip(rng, flip_in_vote),
             "roll": self._roll,
@@ -179,9 +179,10 @@ class Faults:
         return victim.name
 
     def _lose_disk(self, rng: random.Random) -> str:
-        """A minority at a time: two lost disks of three are more than any group survives."""
+        """A minority at a time: two lost disks of three are more than any group survives. And not the only
+        sound copy of an entry that is damaged elsewhere."""
         sim, victim = self._sim, self._victim(rng)
-        if not self._minority_with(victim):
+        if not self._minority_with(victim) or not others_have_all(sim, victim):
             return ""
         sim.wipes += 1
         victim.lose_disk()
@@ -189,16 +190,28 @@ class Faults:
         return victim.name
 
     def _flip(self, rng: random.Random, flip: Callable[[SimReplica, random.Random], bool]) -> str:
-        """See damage.py; a minority at a time."""
+        """See damage.py; a minority at a time. Such a replica may have to copy or to learn."""
         victim = self._victim(rng)
-        if not victim.up or not self._minority_with(victim) or not flip(victim, rng):
+        if not victim.up or not self._minority_with(victim) or not others_have_all(self._sim, victim):
             return ""
-        victim.flipped = True
+        if not flip(victim, rng):
+            return ""
+        victim.spoilt = True
         return victim.name
 
+    def _flip_log(self, rng: random.Random) -> str:
+        """On any replicas, one after the other, at different places and at the same ones."""
+        struck = []
+        for _ in range(rng.choice((1, 1, 2, 5))):
+            victim = self._victim(rng)
+            if victim.up and not victim.learner and flip_in_log(self._sim, victim, rng):
+                victim.flipped = True
+                struck.append(victim.name)
+        return "+".join(struck)
+
     def _minority_with(self, victim: SimReplica) -> bool:
-        """Whether no majority would be damaged, or without what it knew, if ``victim`` were too."""
-        lost = sum(r.learner or r.flipped or r is victim for r in self._sim.replicas)
+        """Whether no majority would have lost what it knew, or its state, if ``victim`` had too."""
+        lost = sum(r.learner or r.spoilt or r is victim for r in self._sim.replicas)
         return 2 * lost < len(self._sim.replicas)
 
     # -------------------------------------------------------------- network

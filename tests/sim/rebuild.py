@@ -62,7 +62,8 @@ def check_rebuilt(simulation: Simulation, replica: SimReplica, moment: str = "")
         )
         index, last = app.applied_index, replica.node.applied_index
         if not journal.first_index - 1 <= index <= last <= journal.last_index:
-            if replica.flipped:  # a run file that both snapshots name: the next start finds it, and repairs
+            # A run file that both snapshots name, say: the next start finds it, and repairs.
+            if replica.flipped or replica.spoilt:
                 return
             raise Violation(
                 f"{replica.name} would restart at entry {index} of {journal.first_index}.."
@@ -78,5 +79,5 @@ def check_rebuilt(simulation: Simulation, replica: SimReplica, moment: str = "")
             simulation.checker.applied(replica, index, term, command, app.digest())
         simulation.checker.rebuilt(replica, replica.app.digest(force=True), app.digest(force=True))
     except CorruptLog:
-        if not replica.flipped:  # else the next start would find it, and repair it
+        if not replica.flipped and not replica.spoilt:  # else the next start would find it, and repair it
             raise

@@ -1,18 +1,23 @@
-"""How a simulated replica takes its leader's log: the broker's own code, reading simulated peers."""
+"""How a simulated replica mends its log, or takes its leader's: the broker's own code, reading simulated
+peers. As in the broker, entries are also given by one that is being opened."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from escrowmq.replication.errors import CorruptLog, DiskFailed, Unavailable
+from escrowmq.replication.host.mending import BEYOND_MENDING, RANGE_BYTES_MAX, mend_before_start
 from escrowmq.replication.host.repair import (
     Manifest,
-    check_log,
     copy_from_leader,
     damage_offered,
+    knows_its_end,
     offered_files,
 )
-from escrowmq.replication.log.marks import BEHIND
+from escrowmq.replication.log.install import finish_install
+from escrowmq.replication.log.recovery import segment_firsts
+from escrowmq.replication.log.survey import read_files
+from tests.sim.damage import scrub
 
 if TYPE_CHECKING:
     from tests.sim.replica import SimReplica
@@ -24,7 +29,6 @@ class SimPeers:
 
     def __init__(self, simulation: Simulation, replica: SimReplica) -> None:
         self._sim, self._replica = simulation, replica
-        self._by_name = {r.name: r for r in simulation.replicas}
 
     def founded(self, peer: str) -> bool | None:
         source = self._reached(peer)
@@ -60,22 +64,60 @@ class SimPeers:
         if source is not None:
             source.guarded(lambda: _look_at(source, name, size))
 
+    def entries(self, peer: str, first: int, last: int) -> bytes | None:
+        source = self.named(peer)
+        if not self._sim.network.reaches(self._replica.address, source.address):
+            return None
+        try:
+            if source.opening:
+                return read_files(source.disk, first, last, RANGE_BYTES_MAX)
+            running = self._reached(peer)
+            return None if running is None else running.journal.stored(first, last, RANGE_BYTES_MAX)
+        except DiskFailed:
+            return None
+
+    def named(self, peer: str) -> SimReplica:
+        """Whoever has the name now: it may have been replaced since."""
+        return next(r for r in self._sim.replicas if r.name == peer)
+
     def _reached(self, peer: str) -> SimReplica | None:
-        source = self._by_name[peer]
+        source = self.named(peer)
         there = source.up and self._sim.world.now >= source.paused_until
         return source if there and self._sim.network.reaches(self._replica.address, source.address) else None
 
 
 def _look_at(source: SimReplica, name: str, size: int) -> None:
+    """As ``Offers.checkpoint_suspect``: entries are mended, what else is damaged ends the process."""
     damage = damage_offered(source.disk, name, size)
-    if damage is not None:
-        raise CorruptLog(damage)
+    if damage is None:
+        return
+    if name.endswith(".log"):
+        scrub(source)
+    else:
+        source.replace_file(name, CorruptLog(damage))
+
+
+def mend_log(simulation: Simulation, replica: SimReplica) -> bool | None:
+    """Fill the holes of a log that is not open: whether all is sound now; None: it is beyond mending."""
+    peers = [r.name for r in simulation.replicas if r.name != replica.name]
+    try:
+        finish_install(replica.disk)
+        source = SimPeers(simulation, replica)
+        if not mend_before_start(replica.disk, peers, source, simulation.happened):
+            return False
+        return True if has_forgotten_nothing(replica) else None
+    except BEYOND_MENDING as error:
+        simulation.happened(f"{replica.name}: {error}")
+        return None
+
+
+def has_forgotten_nothing(replica: SimReplica) -> bool:
+    """Whether it knows its log's end and its vote."""
+    return bool(segment_firsts(replica.disk)) and knows_its_end(replica.disk)
 
 
 def copy_log(simulation: Simulation, replica: SimReplica) -> bool:
     """Replace the files of ``replica``, which is down, by its leader's; False if no leader answers now."""
-    if replica.wants_copy == BEHIND:
-        check_log(replica.disk)
     peers = [r.name for r in simulation.replicas if r.name != replica.name]
     source = SimPeers(simulation, replica)
     try:

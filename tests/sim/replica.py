@@ -12,15 +12,20 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from escrowmq.replication.errors import ApplyFailed, CorruptLog, DiskFailed, DiskFull, FsyncFailed, Superseded
 from escrowmq.replication.format import wire
+from escrowmq.replication.host.mending import Mender
+from escrowmq.replication.host.repair import knows_its_end
+from escrowmq.replication.host.scrubbing import Scrubber, ScrubState
 from escrowmq.replication.log.journal import SegmentJournal
 from escrowmq.replication.log.marks import BEHIND, DAMAGED
 from escrowmq.replication.log.peer_marks import Incarnation, PeerMarks
+from escrowmq.replication.log.recovery import segment_firsts
 from escrowmq.replication.log.syncjob import SyncJob
 from escrowmq.replication.net.handshake import ToldSuperseded
 from escrowmq.replication.raft.node import RaftNode
 from tests.sim.bounds import RECOUNT_EVERY, check_bounds
+from tests.sim.broker_app import BrokerApplication
 from tests.sim.disk import PowerCut, SimDisk
-from tests.sim.repair import copy_log
+from tests.sim.repair import SimPeers, copy_log, has_forgotten_nothing, mend_log
 from tests.sim.tables import WALK_EVERY, check_tables
 from tests.sim.workload import Application, ReplicaContext
 
@@ -28,6 +33,8 @@ if TYPE_CHECKING:
     from tests.sim.simulation import Simulation
 
 TICK_S = 0.02
+SCRUB_PERIOD_S, SCRUB_STEP_S, SCRUB_PIECE_BYTES = 2.0, 0.01, 1000
+MEND_S = 0.1  # from damage that is met, or could not be mended, to the next try
 STEP_S = 0.0002  # from an event to the tick it causes
 DISK_FULL_RETRY_S = 0.2
 START_RETRY_S = 0.2
@@ -62,8 +69,12 @@ class SimReplica:
         self.superseded = False  # and says so for ever (a file, in the broker)
         self.learner = False  # lost its disk, and is not a full member yet (a file, in the broker)
         self.wants_copy = ""  # of the leader's files, BEHIND or DAMAGED (a file, in the broker)
+        self.scrubbed = ""  # how far it has been (a file, in the broker)
+        self.opening = False  # the process is there, and waits for what it needs from peers
+        self._just_mended = self._in_vain = False  # its log; and it could not start all the same
         self._copy_tries = self._ticks = 0
-        self.flipped = False  # bits were flipped here, and not everything has been replaced since
+        self.flipped = False  # bits of its log were flipped, and not everything has been replaced since
+        self.spoilt = False  # so were bits of its vote or of its state: it may have to learn, or to copy
         self.clock_ahead_s = self.wall_ahead_s = 0.0  # jumps of the monotonic and of the wall clock
         self._effects_left: int | None = None  # until the power goes in the middle of something
         self._effects_power = self._working = False
@@ -81,9 +92,10 @@ class SimReplica:
         if self._world.now < self._sim.down_until:
             self._world.later(self._sim.down_until - self._world.now, self.start)
             return
+        self.opening = True
         try:
             self._working = True
-            if not self.wants_copy or self._copy():
+            if not self.wants_copy or self._restore():
                 self._start()
                 return
         except PowerCut:
@@ -95,12 +107,31 @@ class SimReplica:
         self.up, self._effects_left = False, None
         self._world.later(START_RETRY_S, self.start)
 
-    def _copy(self) -> bool:
+    def _restore(self) -> bool:
+        """What ``opening.py`` does under real time; False: try again later."""
+        if self.wants_copy == BEHIND:
+            if segment_firsts(self.disk) and not knows_its_end(self.disk):
+                self.lose_log()
+            return self._copy(goes_on=not self.learner)
+        mended = None if self._in_vain else mend_log(self._sim, self)
+        if mended:
+            self.wants_copy, self._just_mended = "", True
+            self._sim.happened(f"{self.name} has mended its log")
+            return True
+        if mended is False and self._copy_tries <= COPY_TRIES:
+            self._copy_tries += 1
+            return False
+        if not has_forgotten_nothing(self) and not self.learner:
+            self.lose_log()
+        return self._copy(goes_on=False)
+
+    def _copy(self, *, goes_on: bool) -> bool:
         if not copy_log(self._sim, self):
             self._copy_tries += 1
-            return self.wants_copy == BEHIND and self._copy_tries > COPY_TRIES
+            return goes_on and self._copy_tries > COPY_TRIES
         self._sim.repairs += 1
-        self.wants_copy, self.flipped = "", False
+        self.wants_copy, self.flipped, self.spoilt = "", False, False
+        self._in_vain = self._just_mended = False
         self._sim.happened(f"{self.name} has copied the leader's log")
         return True
 
@@ -108,11 +139,12 @@ class SimReplica:
         """What the end of a process leaves behind, and what the next one has to do first."""
         corrupt = error.__cause__ if isinstance(error, ApplyFailed) else error
         if isinstance(corrupt, CorruptLog):
-            if not self.flipped:
+            if not self.flipped and not self.spoilt:
                 raise error
             self._sim.happened(f"{self.name} finds damage: {error}")
             self._sim.damage_found += 1
-            self.lose_log()
+            self._in_vain, self._just_mended = self._just_mended, False
+            self.wants_copy, self._copy_tries = DAMAGED, 0
         elif isinstance(error, ApplyFailed) and not isinstance(corrupt, DiskFailed | FsyncFailed):
             raise error
         else:
@@ -147,7 +179,7 @@ class SimReplica:
         self._inbox.clear()
         self._put_off.clear()
         self.journal = SegmentJournal(
-            self.disk, segment_bytes=sim.plan.segment_bytes, cache_bytes=CACHE_BYTES
+            self.disk, segment_bytes=sim.plan.segment_bytes, cache_bytes=CACHE_BYTES, mendable=True
         )
         self.marks = PeerMarks(self.meta, self.own, must_exist=True)
         self.app: Application = sim.workload.open(
@@ -168,6 +200,11 @@ class SimReplica:
             drop_link=self.drop_link,
         )
         self.app.attach(self.node)
+        self._mender = Mender(self.journal, self.node.peers, SimPeers(sim, self), self._in_loop, sim.happened)
+        self._mending = False
+        self._scrubber = self._make_scrubber()
+        self.later(SCRUB_STEP_S, self._scrub)
+        self.opening = self._just_mended = self._in_vain = False
         sim.happened(f"{self.address} starts with log {self.journal.first_index}..{self.journal.last_index}")
         sim.network.host_up(self.address)
         self.later(self.rng.random() * TICK_S, self._regular_tick)
@@ -177,7 +214,8 @@ class SimReplica:
         """End the process; with ``power``, the machine too: what was not synced may be lost."""
         if not self.up:
             return
-        self.up, self._effects_left = False, None
+        self.up, self.opening, self._effects_left = False, False, None
+        self.note_mended()
         self._sim.happened(f"{self.address} {'loses power' if power else 'is killed'}")
         if self._job is not None and self._fail_rng.random() < 0.5:
             self.disk.stop_after(self._fail_rng.randrange(4))
@@ -201,6 +239,7 @@ class SimReplica:
         PeerMarks(self.meta, self.own)
         self.disk = SimDisk(self._world.stream(f"disk-{self.address}-{self.incarnation}"))
         self.learner, self.wants_copy, self.flipped = True, "", False
+        self.spoilt, self.scrubbed = False, ""
         self._sim.network.silence(self.name)
         self._sim.happened(f"{self.name} loses its disk")
 
@@ -300,9 +339,59 @@ class SimReplica:
         if delay is not None and not self._wake_queued:
             self._wake_queued = True
             self.later(delay, self._woken_up)
-        if node.too_far_behind:
+        if self.journal.holes and not self._mending:
+            self._mending = True
+            self.later(MEND_S, self._mend)
+        waits_for = node.applied_index + 1
+        lost = self.journal.damaged_after(waits_for - 1) == waits_for and self._mender.lacks(waits_for)
+        if node.too_far_behind or (lost and node.leader_id not in (None, self.name)):
             self.wants_copy, self._copy_tries = BEHIND, 0
             self._sim.crash(self, False, self._fail_rng)
+
+    def _mend(self) -> None:
+        """What the thread of ``upkeep.py`` does; a real one waits longer where nothing could be done."""
+        self._mending = False
+        self._mender.round()
+
+    def _make_scrubber(self) -> Scrubber:
+        """A week is two seconds here, in pieces of an entry or two; its place is kept with the disk."""
+        return Scrubber(
+            self.journal,
+            self.disk,
+            SCRUB_PERIOD_S,
+            1 << 30,
+            ScrubState.decode(self.scrubbed),
+            note=lambda state: setattr(self, "scrubbed", state.encode()),
+            in_loop=self._in_loop,
+            damaged=self.replace_file,
+            busy=lambda: self._sim.world.now < self.paused_until,
+            clock=self.clock,
+            wall_ms=lambda: int(self.wall_clock() * 1000),
+            report=self._sim.happened,
+            piece_bytes=SCRUB_PIECE_BYTES,
+        )
+
+    def replace_file(self, name: str, error: CorruptLog) -> None:
+        """As ``RunningReplica.replace_file``."""
+        if name.endswith(".snap") and isinstance(self.app, BrokerApplication):
+            self.app.checkpoints.drop_damaged(name)
+        else:
+            raise error
+
+    def _scrub(self) -> None:
+        pause_s = self._scrubber.step()
+        self.later(min(max(pause_s, SCRUB_STEP_S), SCRUB_PERIOD_S), self._scrub)
+
+    def note_mended(self) -> None:
+        """At the end of a process, or of the schedule: what its journal counted."""
+        holes = self.journal.holes
+        self._sim.damage_found += holes.found
+        self._sim.mended += holes.mended
+        holes.found = holes.mended = 0
+
+    def _in_loop(self, fn: Callable[[], bool]) -> bool:
+        self.kick()
+        return fn()
 
     def _woken_up(self) -> None:
         self._wake_queued = False

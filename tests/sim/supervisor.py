@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from escrowmq.cluster.placement import Condition, Node, ReplicaKey, Seat, Seen, decide
 from escrowmq.replication.format.wire import RaftMessage
 from escrowmq.replication.log.marks import DAMAGED
+from tests.sim.damage import others_have_all
 from tests.sim.faultplan import GHOST
 from tests.sim.world import Violation
 
@@ -69,11 +70,13 @@ class Supervisor:
         return victim.address
 
     def _may_lose(self, victim: SimReplica) -> bool:
-        """Whether of what is damaged, which the supervisor does not see, a sound majority is left."""
-        if not any(r.flipped for r in self._sim.replicas):
-            return True
-        lost = sum(r.learner or r.flipped or r is victim for r in self._sim.replicas)
-        return 2 * lost < len(self._sim.replicas)
+        """Whether of what is damaged, which the supervisor does not see, enough is left: see damage.py."""
+        replicas = self._sim.replicas
+        if any(r.spoilt for r in replicas):
+            lost = sum(r.learner or r.spoilt or r is victim for r in replicas)
+            if 2 * lost >= len(replicas):
+                return False
+        return others_have_all(self._sim, victim)
 
     # -------------------------------------------------------------- the supervisor
     def _look(self) -> None:

@@ -195,6 +195,22 @@ def a_disk_leads_to_another_state(group: SeenGroup) -> Callable[[], None]:
     return lambda: group.checker.rebuilt(group.a, b"digest", b"another")
 
 
+# ------------------------------------------------------------------ damage
+@breaks("unfit-candidate")
+def one_that_cannot_apply_its_log_stands_for_election(group: SeenGroup) -> Callable[[], None]:
+    group.led_by_a()
+    group.b.journal.damaged.add(2)
+    group.look()
+    group.c.journal.ballot = (2, "b")  # others may vote for whom they like
+    group.look()
+
+    def bad() -> None:
+        group.b.journal.ballot = (2, "b")
+        group.look()
+
+    return bad
+
+
 # ------------------------------------------------------------------ after the calm
 @breaks("stuck")
 def nobody_leads_at_the_end(group: SeenGroup) -> Callable[[], None]:
@@ -208,6 +224,13 @@ def nobody_leads_at_the_end(group: SeenGroup) -> Callable[[], None]:
 def something_is_missing_after_all_the_time_there_was(group: SeenGroup) -> Callable[[], None]:
     group.led_by_a()
     return lambda: group.checker.end(group.replicas, ["nothing was acknowledged"])
+
+
+@breaks("quorum-lost-needlessly")
+def nobody_leads_although_everything_is_there(group: SeenGroup) -> Callable[[], None]:
+    group.led_by_a()
+    group.a.node.ready = False
+    return lambda: group.checker.end(group.replicas, all_sound=lambda: True)
 
 
 @breaks("stuck-learner")

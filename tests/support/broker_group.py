@@ -15,7 +15,7 @@ from escrowmq.actors.broker.branch_work import BranchWork
 from escrowmq.actors.broker.config import BrokerConfig
 from escrowmq.actors.broker.parts import Parts
 from escrowmq.replication.calling.answers import Leadership, LevelReport
-from escrowmq.replication.errors import Unavailable
+from escrowmq.replication.errors import Closed, Unavailable
 from escrowmq.replication.host.hosting import ReplicaHost
 from escrowmq.replication.host.repair import Manifest
 from escrowmq.replication.host.replica_setup import ReplicaSetup
@@ -139,6 +139,13 @@ class BrokerGroup(RunningGroup[Member], Submitting):
 
     def suspect(self, peer: str, name: str, size: int) -> None:
         self.alive[int(peer)].parts.offers.checkpoint_suspect(name, size)
+
+    def entries(self, peer: str, first: int, last: int) -> bytes | None:
+        member = self.alive.get(int(peer))
+        try:
+            return None if member is None else member.host.entries(first, last)
+        except (Unavailable, Closed):
+            return None
 
     # ------------------------------------------------------------ what tests do
 

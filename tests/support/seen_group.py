@@ -18,6 +18,7 @@ class SeenLog:
         self.first_index, self.durable_index, self.generation = 1, 1, 0
         self.terms = {1: 0}
         self.ballot: tuple[int, str | None] = (0, None)
+        self.damaged: set[int] = set()
 
     @property
     def last_index(self) -> int:
@@ -31,6 +32,9 @@ class SeenLog:
 
     def getVotedForNodeId(self) -> str | None:
         return self.ballot[1]
+
+    def damaged_after(self, index: int) -> int | None:
+        return min((at for at in self.damaged if at > index), default=None)
 
     def append(self, term: int, *, durable: bool = True) -> None:
         self.terms[max(self.terms) + 1] = term

@@ -42,7 +42,7 @@ from escrowmq.replication.host.replica_setup import ReplicaSetup
 from escrowmq.replication.host.running import NOT_RUNNING, RunningReplica
 from escrowmq.replication.log.datadir import Identity
 from escrowmq.replication.log.disk import RealDisk, RealFile
-from escrowmq.replication.log.marks import PORT_FILE, WANTS_COPY, Marks
+from escrowmq.replication.log.marks import LEARNER, PORT_FILE, WANTS_COPY, Marks
 from escrowmq.replication.net.tls import TlsFiles
 from escrowmq.replication.replica.checkpoints import Checkpoints
 from tests.support.requests import message, prepare
@@ -216,7 +216,7 @@ def no_peer_answers(setup: ReplicaSetup, patch: Patch) -> ReplicaSetup:
 
 
 def no_peer_to_repair_from(setup: ReplicaSetup, patch: Patch) -> ReplicaSetup:
-    return replace(damaged_log(setup, patch), replicas=3)
+    return replace(damaged_vote(setup, patch), replicas=3)
 
 
 @pytest.mark.parametrize(
@@ -466,9 +466,20 @@ def test_a_replica_that_does_not_stop_keeps_its_directory(setup: ReplicaSetup, m
     opens_and_has_everything(setup)
 
 
-def test_a_mark_to_copy_is_kept_until_the_replica_has_one(setup: ReplicaSetup) -> None:
+def test_a_mark_to_copy_is_kept_until_the_replica_has_one(
+    setup: ReplicaSetup, monkeypatch: pytest.MonkeyPatch
+) -> None:
     mark = setup.data_dir / WANTS_COPY
     mark.write_text("damaged")
+    damaged_vote(setup, monkeypatch)
     with pytest.raises(Unavailable):
         open_replica(replace(setup, replicas=3), patience_s=0.3)
     assert mark.exists() and (setup.data_dir / PORT_FILE).exists()
+
+
+def test_a_mark_of_damage_goes_where_all_proves_to_be_sound(setup: ReplicaSetup) -> None:
+    """A bad moment of the disk is over, or what was damaged has been mended: nobody need be asked."""
+    mark = setup.data_dir / WANTS_COPY
+    mark.write_text("damaged")
+    open_replica(replace(setup, replicas=3), patience_s=0.3).close()
+    assert not mark.exists() and not (setup.data_dir / LEARNER).exists()

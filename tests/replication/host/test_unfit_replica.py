@@ -17,6 +17,8 @@ import pytest
 from escrowmq.replication.errors import CorruptLog, DiskFailed, DiskFull, ReadFailed, Unavailable
 from escrowmq.replication.format import ops
 from escrowmq.replication.log.marks import BEHIND, DAMAGED, LEARNER, PORT_FILE, WANTS_COPY, Marks
+from escrowmq.replication.log.vote import FILE_SIZE
+from escrowmq.replication.log.vote import NAME as VOTE_FILE
 from tests.support.broker_group import BrokerGroup, texts
 from tests.support.requests import prepare
 
@@ -78,10 +80,7 @@ def test_one_that_is_behind_and_not_sound_comes_back_as_a_learner(
 ) -> None:
     """What it acknowledged last it cannot know, so its vote must not count until it has caught up."""
     written, victim = trio.stop_a_full_follower()
-    newest = trio.segments(victim)[-1]
-    data = bytearray(newest.read_bytes())
-    data[len(data) // 2] ^= 8
-    newest.write_bytes(data)
+    (trio.path / f"r{victim}" / "log" / VOTE_FILE).write_bytes(bytes(FILE_SIZE))
     (trio.path / f"r{victim}" / WANTS_COPY).write_text(BEHIND)
     left: list[str] = []
     write = Marks.write

@@ -177,12 +177,10 @@ class ManyGroups:
             world.later(fault.at_s, self._strike, fault)
         world.later(self.chaos_s + 2.0, self._act)
         world.run(self._calm_at + SETTLE_S)
-        for part in self.parts:
-            part.scrub()
         missing = self._prove_alive([len(part.checker.acknowledged) for part in self.parts])
         for part in self.parts:
             part.check_started()
-            part.checker.end(list(part.replicas), missing[part.gid])
+            part.check_end(missing[part.gid])
         self.workload.check_end()
         for part in self.parts:
             for replica in part.replicas:

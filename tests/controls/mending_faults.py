@@ -1,0 +1,91 @@
+"""Planted faults in how damage is mended: what is taken from whom, and who leads or leaves meanwhile."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from escrowmq.replication.errors import CorruptLog
+from escrowmq.replication.host import mending
+from escrowmq.replication.host.mending import Mender
+from escrowmq.replication.log import journal as journals
+from escrowmq.replication.log.holes import Hole, StoredEntry
+from escrowmq.replication.log.journal import SegmentJournal
+from escrowmq.replication.raft.node import RaftNode
+from tests.controls.planting import plant
+from tests.controls.raft_faults import LOST
+from tests.controls.schism import damage_where_logs_differ, nobody_gives_entries
+from tests.sim import repair
+
+#: Damage everywhere, and replicas that start again so that it is read.
+DAMAGE = {"flip-log": 60, "roll": 40, "power-cut": 40, "kill": 30}
+
+
+@plant("leaves-for-a-flipped-bit", "quorum-lost-needlessly", "stuck", within=40, workload="raw", often=DAMAGE)
+def leaves_for_a_flipped_bit(patch: pytest.MonkeyPatch) -> None:
+    """A replica that finds a damaged entry ends, and has to learn before it votes again: two such replicas
+    of three are a group without a leader."""
+
+    def leave(self: Mender) -> float | None:
+        raise CorruptLog("an entry is damaged")
+
+    patch.setattr(Mender, "round", leave)
+    patch.setattr(repair, "mend_log", lambda simulation, replica: None)
+    patch.setattr("tests.sim.replica.mend_log", lambda simulation, replica: None)
+    patch.setattr("tests.sim.replica.has_forgotten_nothing", lambda replica: False)
+
+
+@plant(
+    "mends-without-a-look-at-terms",
+    *LOST,
+    "CorruptLog",
+    workload="raw",
+    within=40,
+    often={"partition": 60, "kill": 20},
+    conditions=damage_where_logs_differ,
+)
+def mends_without_a_look_at_terms(patch: pytest.MonkeyPatch) -> None:
+    """An entry of another replica is taken for ours because it has the same index, whatever its term."""
+
+    def careless(hole: Hole, entries: list[StoredEntry], term_of: Any) -> list[StoredEntry] | None:
+        inside = [entry for entry in entries if hole.first <= entry.index <= hole.last]
+        return inside if len(inside) == hole.last - hole.first + 1 else None
+
+    patch.setattr(journals, "fitting", careless)
+    patch.setattr(mending, "fitting", careless)
+
+
+@plant(
+    "campaigns-with-damage",
+    "unfit-candidate",
+    workload="raw",
+    within=40,
+    often=DAMAGE,
+    conditions=nobody_gives_entries,
+)
+def campaigns_with_damage(patch: pytest.MonkeyPatch) -> None:
+    """A replica stands for election although it cannot apply its log, and could not do a leader's work."""
+    patch.setattr(RaftNode, "can_apply", property(lambda self: True))
+
+
+@plant("scrubbing-passes-over-damage", "unmended", "stuck", within=40, workload="raw", often={"flip-log": 60})
+def scrubbing_passes_over_damage(patch: pytest.MonkeyPatch) -> None:
+    """Everything is read again now and then, and what fails its checksum is not noted."""
+    verify = SegmentJournal.verify
+
+    def shrug(self: SegmentJournal, index: int, bytes_max: int, *, cold: bool = False) -> tuple[int, int]:
+        before = {hole.first for hole in self.holes.all()}
+        result = verify(self, index, bytes_max, cold=cold)
+        for hole in self.holes.all():
+            if hole.first not in before:
+                self.holes.forget(hole)
+        return result
+
+    patch.setattr(SegmentJournal, "verify", shrug)
+
+
+@plant("damage-is-left-as-it-is", "unmended", "stuck", within=40, workload="raw", often=DAMAGE)
+def damage_is_left_as_it_is(patch: pytest.MonkeyPatch) -> None:
+    """A replica goes on with its damaged entries, and has none of them mended."""
+    patch.setattr(Mender, "round", lambda self: None)

@@ -1,0 +1,99 @@
+"""Worlds in which damage is hard to mend: who holds the right entry does not answer, or who answers holds
+another one.
+
+Entries are asked for by calls of their own, which pass where the links of Raft are cut. So a replica that is
+cut off, with entries of its own that nobody else has, is asked too. Random schedules rarely bring it about
+that just such an entry is damaged elsewhere in that second. Here it is looked for: an entry that is committed
+and damaged on A, while B holds another one at its index that was never committed, and only B answers.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from escrowmq.replication.host.mending import RANGE_BYTES_MAX
+from tests.sim import replica as replicas
+from tests.sim.damage import scrub, sound_entries
+from tests.sim.repair import SimPeers
+from tests.sim.replica import SimReplica
+from tests.sim.simulation import Simulation
+
+LOOK_EVERY_S = 0.02
+
+
+def nobody_gives_entries(patch: pytest.MonkeyPatch) -> None:
+    """Until the calm, what is damaged stays so."""
+    entries = SimPeers.entries
+
+    def silent(self: SimPeers, peer: str, first: int, last: int) -> bytes | None:
+        return entries(self, peer, first, last) if self._sim.calm else None
+
+    patch.setattr(SimPeers, "entries", silent)
+
+
+def damage_where_logs_differ(patch: pytest.MonkeyPatch) -> None:
+    """Committed entries are damaged where a replica that is cut off holds others; only such ones answer."""
+    entries, run = SimPeers.entries, Simulation.run
+
+    def from_the_other_side(self: SimPeers, peer: str, first: int, last: int) -> bytes | None:
+        if self._sim.calm:
+            return entries(self, peer, first, last)
+        source, own = self.named(peer), self._replica
+        if not source.up or not own.up or source.journal.term_at(first) == own.journal.term_at(first):
+            return None
+        return source.journal.stored(first, last, RANGE_BYTES_MAX)
+
+    def divided(self: Simulation) -> object:
+        self.world.later(LOOK_EVERY_S, _look, self, self.world.stream("schism"))
+        return run(self)
+
+    patch.setattr(replicas, "MEND_S", 0.001)
+    patch.setattr(SimPeers, "entries", from_the_other_side)
+    patch.setattr(Simulation, "run", divided)
+
+
+def _look(sim: Simulation, rng: random.Random) -> None:
+    if sim.calm:
+        return
+    sim.world.later(LOOK_EVERY_S, _look, sim, rng)
+    up = [r for r in sim.replicas if r.up and not r.learner]
+    pairs = [(a, b) for a in up for b in up if a is not b]
+    rng.shuffle(pairs)
+    for victim, other in pairs:
+        if (place := _difference(victim, other)) is None:
+            continue
+        index, term = place
+        if any((index, term) in sound_entries(r) for r in sim.replicas if r not in (victim, other)):
+            _damage(sim, victim, index)
+            return
+
+
+def _difference(victim: SimReplica, other: SimReplica) -> tuple[int, int] | None:
+    """A committed entry of ``victim``, of the same length as the one that ``other`` has at its index."""
+    ours, theirs = victim.journal, other.journal
+    last = min(victim.node.commit_index, ours.durable_index, theirs.durable_index)
+    for index in range(last, max(ours.first_index, theirs.first_index), -1):
+        term = ours.term_at(index)
+        if term == theirs.term_at(index):
+            return None  # and so is everything before it
+        lengths = {len(log.stored(index, index, 1)) for log in (ours, theirs)}  # 0: damaged already
+        if term is not None and len(lengths) == 1 and 0 not in lengths:
+            return index, term
+    return None
+
+
+def _damage(sim: Simulation, victim: SimReplica, index: int) -> None:
+    """One bit of its body; it is noticed at once, and no longer in memory."""
+    journal: Any = victim.journal
+    segment = journal._segment(index)
+    opened = journal._reader.open(segment)
+    victim.disk.flip(segment.name, opened.positions[index + 1 - segment.first] - 1)
+    victim.flipped = True
+    sim.happened(f"entry {index} of {victim.name} is damaged, where another replica holds another one")
+    for at in [at for at in journal._cache._entries if at <= index]:
+        journal._cache._forget(at)
+    victim.guarded(lambda: scrub(victim))
+    victim.kick()
