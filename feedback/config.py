@@ -93,7 +93,7 @@ class FeedbackConfig:
     #: which nobody has polled; both are there again at the next check, or poll.
     idle_exit_s: float = 600.0
     leader: LeaderTiming = LeaderTiming()
-    #: Processes that host feedback (67 MB each). Each app and topic belongs to one of them, and a producer
+    #: Processes that host feedback (75 MB each). Each app and topic belongs to one of them, and a producer
     #: has a poll parked at each. Two: one process asks some thousand checks a second, so the second is for
     #: what one process cannot keep apart. While one is started again, checks of half of the topics wait.
     #: Counts when the first producer with a querier starts, and then until the cluster is stopped.

@@ -140,6 +140,7 @@ class GroupFeedback:
     def settle(self, tx_id: str, verdict: Verdict, index: int = 0, wait_s: float = RELEASED_S) -> bool:
         """Queue an answer; False when the queue is full (the caller comes back). See ``PendingVerdict``."""
         if not self.has_room():
+            self.counts["outbox_full"] += 1
             return False
         until = _now() + self._config.settle_keep_s
         self._outbox.append(PendingVerdict(tx_id, verdict, until, index, wait_s))

@@ -142,6 +142,8 @@ class FeedbackShard:
         present = producers.arrive(instance, room, self._config.producers_max + beyond)
         parks = present is not None and lobby.has_place_to_park(producers, beyond)
         self._tell(producers, instance, room, keys, parked=parks)
+        if present is None:
+            lobby.say("producers", "app %r has too many producers: more are sent away", app)
         if present is None or not parks:
             return lobby.away()
         poll = producers.park(present)
