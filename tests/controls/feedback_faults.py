@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
 
 from escrowmq.feedback.asking import checks
+from escrowmq.feedback.asking.checks import CheckTable
+from escrowmq.feedback.asking.owners import Owners
+from escrowmq.feedback.asking.seats import CheckKey
 from escrowmq.feedback.policy import Trouble, Verdict, judge
+from escrowmq.replication.calling.answers import LockedRow
 from escrowmq.replication.format import ops
 from escrowmq.replication.model import TransactionState
 from escrowmq.replication.state.due_queue import DueQueue
@@ -58,3 +63,42 @@ def answers_turned_round(patch: pytest.MonkeyPatch) -> None:
 def checks_never_due(patch: pytest.MonkeyPatch) -> None:
     """Nothing comes due, so that a transaction whose producer died is never asked about."""
     patch.setattr(DueQueue, "advance", lambda self, now_ms, budget=0: False)
+
+
+@plant("owner-not-asked-first", *INVENTED)
+def owner_not_asked_first(patch: pytest.MonkeyPatch) -> None:
+    """A check goes to any producer of the app, also while its owner runs the local transaction."""
+    locked = CheckTable.locked
+
+    def nobodys(self: CheckTable, gid: int, rows: Iterable[LockedRow], now: float) -> None:
+        locked(self, gid, [row._replace(instance="") for row in rows], now)
+
+    patch.setattr(CheckTable, "locked", nobodys)
+
+
+@plant("owner-gone-too-early", *INVENTED)
+def owner_gone_too_early(patch: pytest.MonkeyPatch) -> None:
+    """An owner that does not poll just now is taken for gone."""
+    patch.setattr(Owners, "gone_in_s", lambda self, instance, now: 0.0)
+
+
+@plant("running-is-not-asked", *INVENTED)
+def running_is_not_asked(patch: pytest.MonkeyPatch) -> None:
+    """An owner that answers that it runs the local transaction is taken for one that does not know."""
+
+    answer = CheckTable.answer
+
+    def deaf(
+        self: CheckTable, instance: str, key: CheckKey, state: TransactionState, trouble: Trouble, *rest: Any
+    ) -> Any:
+        return answer(
+            self, instance, key, state, Trouble.BUSY if trouble is Trouble.RUNNING else trouble, *rest
+        )
+
+    patch.setattr(CheckTable, "answer", deaf)
+
+
+@plant("rollback-under-any-prepare", *INVENTED)
+def rollback_under_any_prepare(patch: pytest.MonkeyPatch) -> None:
+    """A check's ROLLBACK names no PREPARE, and hits what another producer has taken up since."""
+    patch.setattr(ops, "rollback_under", lambda app, tx_ids, by, newest_index: ops.rollback(app, tx_ids, by))

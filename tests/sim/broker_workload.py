@@ -7,10 +7,13 @@ resolved; ``mute`` does not, so those that nobody decided must stay open until a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from escrowmq.actors.admin.topic_creation import topic_settings
+from escrowmq.replication.calling.answers import LevelReport
 from escrowmq.replication.format import ops
 from escrowmq.replication.model import ResultCode
 from tests.history.report import Report
@@ -29,6 +32,7 @@ from tests.support.faults.tables import Cells
 APPS = ("shop", "shop", "shop", "mute")
 RESOLVE_S = 60.0  # after the calm, for the last check
 STEP_S = 0.5
+TAKEN_UP, TAKEN_UP_S = 0.7, 5.0  # of what a dead producer left behind under ids of the application's own
 READS = 5  # of everything, in the end: each may find the damage of one replica
 
 
@@ -59,6 +63,8 @@ class BrokerWorkload:
             Feedback("shop", topic, self.desk, self.ledger, self.producers) for topic in ("t", "u")
         ]
         self.consumers = [Consumer(f"c{n}", self.desk, self.ledger) for n in range(2)]
+        self._levels = cluster.world.stream("levels")
+        self._level_2_at = self._levels.choice((0.0, 0.0, 0.0, 3.0, math.inf))
         self._topics = 0
         keep = self._rng.choice(({}, {}, {"retention_ms": 3_000}, {"retention_bytes": 2_000}))
         for name, partitions in (("t", 2), ("u", 1)):
@@ -84,15 +90,34 @@ class BrokerWorkload:
             self._begin(cluster)
         if self._topics < 2:
             return
+        self._go_up()
         for number, producer in enumerate(self._working):
             if not producer.alive:
                 self._working[number] = self._hire(producer.app)
+                self._take_up(producer, self._working[number])
         if cluster.calm:
             self._send()
             return
         acts = (self._transact, self._send, self._poll, self._cut, self._commit_offsets, self._trouble)
         for act in self._rng.choices(acts, (8, 5, 6, 2, 1, 1), k=self._rng.choice((1, 1, 2, 4))):
             act()
+
+    def _go_up(self) -> None:
+        """The leader has heard that all replicas know format level 2: early, in the middle of things, or
+        never."""
+        assert self._cluster is not None
+        if self._cluster.world.elapsed_s >= self._level_2_at:
+            for replica, app in self.desk.leaders():
+                level = app.replica.state.level
+                if level < 2:
+                    told = [LevelReport(2, level)] * len(self._cluster.replicas)
+                    replica.guarded(partial(app.replica.raise_level, told))
+
+    def _take_up(self, dead: Producer, successor: Producer) -> None:
+        """The application tries again what the dead one left behind, under ids of its own."""
+        for tx in dead.left_behind():
+            if self._levels.random() < TAKEN_UP:
+                self.desk.later(TAKEN_UP_S * self._levels.random(), successor.take_up, tx)
 
     def _transact(self) -> None:
         count = self._rng.choice((1, 1, 1, 3))

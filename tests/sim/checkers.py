@@ -3,7 +3,8 @@
 One ``Feedback`` is the feedback actor of one app and topic. It locks due transactions at a replica that
 believes to lead, hands them to producers that poll, and has their answers carried out. Producers look
 into the app's database: in time or late, twice, with UNKNOWN first, with an error, or not at all,
-because they died with the check in hand.
+because they died with the check in hand. Where transactions name their owners, the querier is the README's,
+which takes "no row" for ROLLBACK; elsewhere it writes a fence.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ class Feedback:
         self._desk.later(POLL_S * (0.5 + self._rng.random()), self._tick)
         now, table = self._now, self._table
         for producer in self._producers.values():
-            if producer.alive and producer.app == self.app:
+            if producer.app == self.app and producer.polls(now):
                 seat = table.arrive(producer.name, ROOM, (), now)
                 if seat is not None:
                     seat.parked = True
@@ -133,14 +134,14 @@ class Feedback:
             if not tx.decided:
                 self._ledger.enter(tx, Phase.CHECK_OUT)
             asked = _Asked(instance, check.row.tx_id, check.row.newest_index, self._table)
-            if tx.running and tx.producer == instance:
+            if check.row.tx_id in producer.running:
                 self._say(asked, TransactionState.UNKNOWN, Trouble.RUNNING)
             elif check.brief:
                 self._say(asked, TransactionState.UNKNOWN, Trouble.BUSY)
             else:
                 working.append((check.key, check.row.newest_index))
                 self._desk.later(self._rng.choice(DELAYS_S), self._ask, asked)
-        if producer.alive:
+        if producer.polls(self._now):
             self._table.arrive(instance, ROOM, working, self._now)
 
     def _ask(self, asked: _Asked) -> None:
@@ -160,6 +161,8 @@ class Feedback:
             return TransactionState.UNKNOWN, Trouble.RAISED
         if chance < 0.2:
             return TransactionState.UNKNOWN, Trouble.NONE
+        if self._ledger.transactions[self.app, tx_id].owned:
+            return STATES[stands or self._ledger.no_row(self.app, tx_id)], Trouble.NONE
         # A local transaction may still run in another process; the fence decides which of the two wins.
         return STATES[stands or self._ledger.settle_locally(self.app, tx_id, "ROLLBACK")], Trouble.NONE
 
@@ -184,6 +187,7 @@ class Feedback:
                 "check",
                 self._alive(table),
                 then=lambda: table.settled(0, [tx_id]),
+                index=asked.index,
             )
         elif verdict is Verdict.COUNT:
             self._count([tx_id])

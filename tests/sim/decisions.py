@@ -32,9 +32,12 @@ class Decision:
         *,
         once: bool = False,
         then: Callable[[], None] = lambda: None,
+        index: int = 0,
     ) -> None:
-        """``once``: nobody waits for an answer; ``then``: after the last answer."""
+        """``once``: nobody waits for an answer; ``then``: after the last answer; ``index``: a rollback for
+        this PREPARE only."""
         self._desk, self._ledger, self._outcome = desk, ledger, outcome
+        self._index = index if outcome == "ROLLBACK" else 0
         self._alive, self._once, self._then, self._by = alive, once, then, WIRE_NAMES[by]
         recorder, app = ledger.recorder, batch[0].app
         self._open = [
@@ -50,7 +53,11 @@ class Decision:
 
     def _ask(self) -> None:
         ids = [tx.tx for tx, _ in self._open]
-        request = _BUILD[self._outcome](self._open[0][0].app, ids, self._by)
+        app = self._open[0][0].app
+        if self._index:
+            request = ops.rollback_under(app, ids, self._by, [self._index] * len(ids))
+        else:
+            request = _BUILD[self._outcome](app, ids, self._by)
         self._desk.call(request, self._answered, self._alive, self._once)
         if self._once:
             for _, op in self._open:
@@ -65,7 +72,11 @@ class Decision:
         for number, (tx, op) in enumerate(asked):
             problem = problems.get(number)
             if problem is not None and problem[1] == ResultCode.RETRY:
-                self._open.append((tx, op))
+                if self._index:  # prepared again: the check is asked again, too
+                    self._ledger.recorder.fail(op, "it was prepared again, or is being decided")
+                    self._ledger.leave(tx, _PHASE[self._outcome])
+                else:
+                    self._open.append((tx, op))
             else:
                 self._told(tx, op, problem)
         if self._open:

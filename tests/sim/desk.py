@@ -50,10 +50,17 @@ class Desk:
         leaders = self.leaders()
         return self.rng.choice(leaders) if leaders else None
 
-    def call(self, request: bytes, then: Then, alive: Callable[[], bool], once: bool = False) -> Call:
+    def call(
+        self,
+        request: bytes,
+        then: Then,
+        alive: Callable[[], bool],
+        once: bool = False,
+        hears: Callable[[int], None] = lambda time_ms: None,
+    ) -> Call:
         """Have a request done. ``alive``: whether the client still is, and still wants it; ``once``: it
-        does not wait for an answer (a one-way commit)."""
-        call = Call(self, request, then, alive, once)
+        does not wait for an answer (a one-way commit); ``hears``: gets the group's time from the answer."""
+        call = Call(self, request, then, alive, once, hears)
         self.waiting += 1
         call.attempt()
         return call
@@ -62,8 +69,16 @@ class Desk:
 class Call:
     """One request and all its attempts."""
 
-    def __init__(self, desk: Desk, request: bytes, then: Then, alive: Callable[[], bool], once: bool) -> None:
-        self._desk, self._request, self._then = desk, request, then
+    def __init__(
+        self,
+        desk: Desk,
+        request: bytes,
+        then: Then,
+        alive: Callable[[], bool],
+        once: bool,
+        hears: Callable[[int], None],
+    ) -> None:
+        self._desk, self._request, self._then, self._hears = desk, request, then, hears
         self._alive, self._once = alive, once
         self._over = False
         self._number = 0
@@ -116,6 +131,8 @@ class Call:
             self.end()
         elif status[0] == "ok":
             self.end()
+            if len(status) > 2:
+                self._hears(status[2])
             self._then(status[1])
         else:
             self._number += 1  # its time-out is void

@@ -38,6 +38,10 @@ class LiveRecorder(Recorder):
             raise Violation(str(first), first.kind)
 
 
+#: Topic, and rows by part: (part, (topic, partition), row).
+Content = tuple[str, list[tuple[int, tuple[str, int], bytes]]]
+
+
 @dataclass(eq=False, slots=True)
 class ClientTx:
     """One transaction, from its producer's first thought to the end."""
@@ -49,6 +53,10 @@ class ClientTx:
     producer: str
     prepared: bool = False
     running: bool = False  # its local transaction, in a producer that lives
+    owned: bool = False  # its PREPARE named its producer, so it needs no fence
+    content: Content | None = (
+        None  # of one whose id is the application's own: another producer may take it up
+    )
     asked: bool = False  # somebody asked for a decision
     told: str | None = None
     awaits_answer: bool = True  # its producer lives, and sent no one-way decision
@@ -69,6 +77,7 @@ class Ledger:
         self.recorder = LiveRecorder(lambda: int(world.now * 1e9))
         self.transactions: dict[tuple[str, str], ClientTx] = {}
         self._database: dict[tuple[str, str], str] = {}
+        self._no_row: set[tuple[str, str]] = set()
         #: (from, to, phase): closed stays of transactions in phases.
         self.stays: list[tuple[float, float, AnyPhase]] = []
         self._heard = 0  # entries up to this index were applied by somebody
@@ -99,15 +108,22 @@ class Ledger:
         where = {} if branch is None else {"branch": branch}
         self.recorder.ok(self.recorder.invoke("outcome", app=app, tx=tx_id, **where), outcome=outcome)
 
-    def tell_the_truth(self) -> None:
-        """In the end, of every transaction of which its database knows nothing: nobody decided it there.
+    def no_row(self, app: str, tx: str) -> str:
+        """What the README's querier makes of it. If no row ever comes, that was the truth."""
+        self._no_row.add((app, tx))
+        return "ROLLBACK"
 
-        Here, unlike in tests/chaos, a rollback has its row, too: producers and checks write it before they
-        ask for it.
+    def tell_the_truth(self) -> None:
+        """In the end, of every transaction of which its database knows nothing: nobody decided it there, or a
+        check took that for a rollback.
+
+        Here, unlike in tests/chaos, a producer's own rollback has its row, too: it writes it before it asks
+        for it; and so has a check that writes a fence.
         """
         for app, tx_id in self.transactions:
             if (app, tx_id) not in self._database:
-                self.recorder.ok(self.recorder.invoke("local", app=app, tx=tx_id, outcome="NONE"))
+                outcome = "ROLLBACK" if (app, tx_id) in self._no_row else "NONE"
+                self.recorder.ok(self.recorder.invoke("local", app=app, tx=tx_id, outcome=outcome))
 
     # -------------------------------------------------------------- phases
 

@@ -1,8 +1,9 @@
 """Simulated producers: transactions with local databases, plain sends, and deaths at every point.
 
 A producer dies before or after its local transaction, or right after it sent a decision, and never
-comes back. What it left open is then resolved by checks (checkers.py). Short and long local
-transactions are settled in the local database at a moment of their own.
+comes back. What it left open is then resolved by checks (checkers.py), or taken up by another producer of the
+app, where the id was the application's own. Short and long local transactions, and some that take longer than
+an owner may be silent, are settled in the local database at a moment of their own.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from escrowmq.replication.format import ops
-from escrowmq.replication.format.codec import encode_row
+from escrowmq.replication.format.codec import PrepareExtra, encode_row
 from escrowmq.replication.model import ResultCode
 from tests.history.events import Sent, body
 from tests.sim.coverage import Phase
@@ -26,6 +27,10 @@ SIZES = (1, 1, 30, 30, 60, 300, 1_500)  # segments may be 1000 bytes
 BIG = 6_000
 DEATH = 0.03  # at each point where a producer may die
 IMPATIENCE = 0.05
+GIVEN = 0.5  # of transactions: their id is the application's, so another producer can come back with it
+SLOW, SLOW_S = 0.15, 4.0  # of local transactions: a database that makes them wait
+SILENT, SILENT_MAX_S = 0.03, 1.4  # of polls: so long nothing more is heard of the producer
+Row = tuple[int, tuple[str, int], bytes]  # part, place, row
 #: Phases that end with the producer; the others are the broker's and the checks'.
 OF_PRODUCERS = tuple(p for p in Phase if p not in (Phase.CHECK_OUT, Phase.CHECK_ANSWERED))
 DONE = (ResultCode.OK, ResultCode.DUPLICATE)
@@ -42,15 +47,34 @@ class Producer:
         self._sending: set[tuple[str, int]] = set()
         self._big = self._rng.random() < 0.1
         self._mine: list[ClientTx] = []
+        self._habits = desk.world.stream(f"habits-{name}")
+        #: What it answers "does it run?" from: from before the PREPARE until the decision is answered.
+        self.running: set[str] = set()
+        self.heard_ms = -1
+        self._silent_until = 0.0
 
     def die(self) -> None:
         """The process is gone, with everything it had in memory."""
         self.alive = False
+        self.running.clear()
         for tx in self._mine:
+            if tx.producer != self.name:
+                continue  # another one has taken it up
             tx.running = tx.awaits_answer = False
             self._ledger.leave(tx, *OF_PRODUCERS)
             if not tx.decided and tx.parts_durable:
                 self._ledger.enter(tx, Phase.ORPHANED)
+
+    def left_behind(self) -> list[ClientTx]:
+        """What is undecided of it."""
+        return [tx for tx in self._mine if tx.producer == self.name and not tx.decided]
+
+    def polls(self, now: float) -> bool:
+        """Whether its polls arrive just now: it stands still, or is cut off, but never for as long as an
+        owner may be silent."""
+        if self.alive and now >= self._silent_until and self._habits.random() < SILENT:
+            self._silent_until = now + SILENT_MAX_S * max(self._habits.random(), self._habits.random())
+        return self.alive and now >= self._silent_until
 
     def _may_die(self) -> bool:
         if not self._desk.cluster.calm and self._rng.random() < DEATH:
@@ -78,26 +102,47 @@ class Producer:
                         sent.append(Sent(id, *place))
                         values.append((part, place, encode_row(None, self._value(id), None, tx_id)))
             tx = ClientTx(self.app, tx_id, sent, parts, self.name)
+            if self._habits.random() < GIVEN:
+                tx.content = topic, values
             self._ledger.transactions[self.app, tx_id] = tx
             batch.append(tx)
             rows.append(values)
         self._mine += batch
+        self.running.update(tx.tx for tx in batch)
+        level_2 = self._knows_level_2()
         recorder = self._ledger.recorder
         records = [recorder.invoke("prepare", app=self.app, tx=t.tx, messages=t.sent) for t in batch]
         for tx in batch:
+            tx.owned = level_2
             self._ledger.enter(tx, Phase.PREPARING)
-        requests = [_prepare_request(self.app, topic, batch, rows, part) for part in range(parts)]
-        _Preparation(self, batch, requests, records).go_on()
+        _Preparation(self, batch, topic, rows, records, level_2).go_on()
+
+    def _knows_level_2(self) -> bool:
+        found = self._desk.any_leader()
+        return found is not None and found[1].replica.state.level > 1
+
+    def take_up(self, tx: ClientTx) -> None:
+        """The application comes back with an id of its own in this process; the one before has died."""
+        if not self.alive or tx.decided or tx.content is None or not self._knows_level_2():
+            return
+        tx.producer, tx.owned, tx.awaits_answer = self.name, True, True
+        self._mine.append(tx)
+        self.running.add(tx.tx)
+        recorder, (topic, values) = self._ledger.recorder, tx.content
+        record = recorder.invoke("prepare", app=self.app, tx=tx.tx, messages=tx.sent)
+        _Preparation(self, [tx], topic, [values], [record], True).go_on()
 
     def prepared(self, batch: Sequence[ClientTx]) -> None:
         """All are on the disks of a majority: run their local transactions."""
         for tx in batch:
             tx.prepared = True
-            self._ledger.leave(tx, Phase.PREPARED, Phase.PREPARING, Phase.PREPARED_IN_PART)
-        if self._may_die():
+            self._ledger.leave(tx, Phase.PREPARED, Phase.PREPARING, Phase.PREPARED_IN_PART, Phase.ORPHANED)
+        if not batch or self._may_die():
             return
         rng = self._rng
         duration = rng.choice((0.0, 0.02, 0.1, 0.1)) if rng.random() < 0.8 else 0.4 + 1.5 * rng.random()
+        if batch[0].owned and self._habits.random() < SLOW:
+            duration += SLOW_S * self._habits.random()  # a lock wait; at level 1 only a fence would help
         settles_at = duration * rng.random()
         for tx in batch:
             tx.running = True
@@ -117,23 +162,35 @@ class Producer:
         for tx in batch:
             tx.running = False
             self._ledger.leave(tx, Phase.LOCAL)
-        outcomes = {tx: self._ledger.settle_locally(self.app, tx.tx, "ROLLBACK") for tx in batch}
-        for outcome in ("COMMITTED", "ROLLBACK"):
-            chosen = [tx for tx in batch if outcomes[tx] == outcome]
-            if chosen:
-                once = self._rng.random() < 0.15
-                self._decide(chosen, outcome, once)
-                if self._may_die():
-                    return
+        for outcome, chosen in self._as_stands(batch):
+            once = self._rng.random() < 0.15
+            self._decide(chosen, outcome, once)
+            if self._may_die():
+                return
 
     def give_up(self, batch: Sequence[ClientTx]) -> None:
-        """No answer to the PREPARE in time: the local transaction never runs, and this rolls back."""
-        for tx in batch:
-            self._ledger.settle_locally(self.app, tx.tx, "ROLLBACK")
-        self._decide(batch, "ROLLBACK", once=False)
+        """No answer to the PREPARE in time: the local transaction never runs, and this rolls back; unless it
+        was taken up, and the one before has run it."""
+        for outcome, chosen in self._as_stands(batch):
+            self._decide(chosen, outcome, once=False)
+
+    def _as_stands(self, batch: Sequence[ClientTx]) -> list[tuple[str, list[ClientTx]]]:
+        """By what the database says of them now; what it does not know is over without a row."""
+        outcomes = {tx: self._ledger.settle_locally(self.app, tx.tx, "ROLLBACK") for tx in batch}
+        chosen = [(o, [tx for tx in batch if outcomes[tx] == o]) for o in ("COMMITTED", "ROLLBACK")]
+        return [(outcome, of_it) for outcome, of_it in chosen if of_it]
 
     def _decide(self, batch: Sequence[ClientTx], outcome: str, once: bool) -> None:
-        Decision(self._desk, self._ledger, batch, outcome, "producer", lambda: self.alive, once=once)
+        ids = [tx.tx for tx in batch]
+
+        def over() -> None:
+            self.running.difference_update(ids)
+
+        Decision(
+            self._desk, self._ledger, batch, outcome, "producer", lambda: self.alive, once=once, then=over
+        )
+        if once:
+            over()
 
     # -------------------------------------------------------------- plain messages
 
@@ -168,30 +225,58 @@ class _Preparation:
     """The requests of a PREPARE, one after the other; now and then the producer loses its patience."""
 
     def __init__(
-        self, producer: Producer, batch: Sequence[ClientTx], requests: list[bytes], records: list[int]
+        self,
+        producer: Producer,
+        batch: Sequence[ClientTx],
+        topic: str,
+        rows: Sequence[Sequence[Row]],
+        records: list[int],
+        level_2: bool,
     ) -> None:
-        self._producer, self._batch, self._requests, self._records = producer, batch, requests, records
+        self._producer, self._batch, self._topic, self._rows = producer, batch, topic, rows
+        self._records, self._level_2 = records, level_2
+        self._part, self._settled = 0, set[str]()
         self._call: Call | None = None
         self._over = False
         if producer._rng.random() < IMPATIENCE:
             producer._desk.later(0.05 + producer._rng.random(), self._lose_patience)
 
     def go_on(self) -> None:
-        if self._over:
+        producer = self._producer
+        if self._over or not producer.alive:
             return
-        if self._requests:
-            producer = self._producer
-            request = self._requests.pop(0)
-            self._call = producer._desk.call(request, self._answered, lambda: producer.alive)
+        if self._part < self._batch[0].parts:
+            request = self._request()
+            self._call = producer._desk.call(
+                request, self._answered, lambda: producer.alive, hears=self._hears
+            )
             return
         self._over = True
         for op in self._records:
-            self._producer._ledger.recorder.ok(op)
-        self._producer.prepared(self._batch)
+            producer._ledger.recorder.ok(op)
+        producer.running -= self._settled
+        producer.prepared([tx for tx in self._batch if tx.tx not in self._settled])
+
+    def _hears(self, time_ms: int) -> None:
+        self._producer.heard_ms = max(self._producer.heard_ms, time_ms)
+
+    def _request(self) -> bytes:
+        extra = PrepareExtra(
+            instance=self._producer.name,
+            given=self._batch[0].content is not None,
+            heard_ms=self._producer.heard_ms,
+        )
+        return _prepare_request(
+            *(self._producer.app, self._topic, self._batch, self._rows, self._part),
+            extra if self._level_2 else None,
+        )
 
     def _answered(self, results: list[Any]) -> None:
         code = results[0][0]
         problems = results[0][1] if code == ResultCode.PARTIAL else []
+        if any(p[1] == ResultCode.STALE for p in problems):  # again, with what was heard just now
+            self._producer._desk.later(0.01, self.go_on)
+            return
         # DUPLICATE: the same bytes were here before, and somebody has decided it already.
         bad = [p for p in problems if p[1] != ResultCode.DUPLICATE]
         if code not in (ResultCode.OK, ResultCode.PARTIAL) or bad:
@@ -199,7 +284,9 @@ class _Preparation:
         recorder = self._producer._ledger.recorder
         for number, _, state in problems:
             tx = self._batch[number]
+            self._settled.add(tx.tx)  # its local transaction is not run
             recorder.ok(recorder.invoke("outcome", app=tx.app, tx=tx.tx), outcome=state)
+        self._part += 1
         self.go_on()
 
     def _lose_patience(self) -> None:
@@ -217,8 +304,9 @@ def _prepare_request(
     app: str,
     topic: str,
     batch: Sequence[ClientTx],
-    rows: Sequence[Sequence[tuple[int, tuple[str, int], bytes]]],
+    rows: Sequence[Sequence[Row]],
     part: int,
+    extra: PrepareExtra | None,
 ) -> bytes:
     columns: dict[tuple[str, int], tuple[list[int], list[int], list[bytes]]] = {}
     digests = []
@@ -232,5 +320,5 @@ def _prepare_request(
                 bodies.append(row)
                 digest = zlib.crc32(row, digest)
         digests.append(digest)
-    request = ops.prepare(app, topic, [t.tx for t in batch], None, 0, part, digests, -1, len(columns))
+    request = ops.prepare(app, topic, [t.tx for t in batch], None, 0, part, digests, -1, len(columns), extra)
     return request + b"".join(ops.pre_message(*place, *columns[place]) for place in columns)
