@@ -11,10 +11,12 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import psutil
+import ray
 
 from escrowmq import Cluster, EscrowMQError
 from escrowmq.actors.admin.types import GroupStatus, ReplicaStatus
 from escrowmq.actors.client.topology import SUPERVISOR, broker_name
+from escrowmq.replication.calling.answers import LevelReport
 
 POLL_S = 0.05
 
@@ -67,6 +69,19 @@ class Deployment:
         rid = leading(self.group(gid).replicas)
         # Truthiness is the condition of ``until``, and replica 0 is as good a leader as any.
         return None if rid is None else _Number(rid)
+
+    def wait_level(self, level: int, within_s: float = 30.0) -> None:
+        """Until every replica has applied that format level, as those of a new cluster do. Raises Stuck."""
+
+        def reached() -> bool:
+            names = [
+                broker_name(gid, rid) for gid in range(self.info.groups) for rid in range(self.info.replicas)
+            ]
+            brokers = [ray.get_actor(name, namespace=self.info.namespace) for name in names]
+            reports: list[LevelReport] = ray.get([broker.levels.remote() for broker in brokers])
+            return all(report.applied >= level for report in reports)
+
+        until(f"all replicas have format level {level}", reached, within_s)
 
     def wait_well(self, within_s: float = 60.0) -> None:
         """Until all is well. Raises Stuck."""

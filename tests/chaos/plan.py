@@ -22,6 +22,9 @@ ROUND_TRIALS = 25
 #: so that transactions span them.
 MACHINES_EVERY = 2
 TWO_GROUPS_EVERY = 4
+#: Every so many, from the second on, two instances share a slow database and have no fence: on machines of
+#: their own and without, with one group and with two.
+SLOW_DATABASE_EVERY = 3
 #: Share of lasting machine faults during which another one strikes, on a process.
 MEANWHILE_SHARE = 0.4
 #: Share of faults that strike before the cluster has recovered from the one before.
@@ -51,13 +54,15 @@ class Fault:
 @dataclass(frozen=True, slots=True)
 class Round:
     """Trials on one cluster. ``machines``: replicas on (simulated) machines of their own, and faults of all
-    kinds; without, only those on processes."""
+    kinds; without, only those on processes. ``slow_database``: the two instances that share an app wait long
+    for its database, and have no fence."""
 
     seed: int
     number: int
     machines: bool
     groups: int
     faults: tuple[Fault, ...]
+    slow_database: bool = False
 
 
 def rounds(seed: int, trials: int, per_round: int, kinds: Collection[Kind]) -> list[Round]:
@@ -77,7 +82,7 @@ def plan_round(seed: int, number: int, size: int, kinds: Collection[Kind]) -> Ro
     dealt = list(islice(deal(rng, cards(drawn if machines else ordinary)), size))
     second = [kind for kind in MEANWHILE if kind in ordinary]
     faults = tuple(_fault(rng, n, kind, second) for n, kind in enumerate(dealt))
-    return Round(seed, number, machines, groups, faults)
+    return Round(seed, number, machines, groups, faults, number % SLOW_DATABASE_EVERY == 1)
 
 
 def cards(kinds: Collection[Kind]) -> dict[Kind, int]:

@@ -185,7 +185,7 @@ class Worker:
         long = rng.random() < self.settings.long_share
         time.sleep(rng.uniform(0.5, 2.5) if long else rng.uniform(0.0, 0.005))
         inside = crash if crash_at == "local" else _nothing
-        hold_s = rng.uniform(0.02, 0.2) if long else 0.0
+        hold_s = rng.uniform(0.02, self.settings.hold_max_s) if long else 0.0
         try:
             self.shop.database.run(ids, hold_s=hold_s, fails=rng.random() < 0.08, inside=inside)
         except FenceTaken:
@@ -265,7 +265,7 @@ def main() -> int:
     settings = ClientSettings(**json.loads(sys.argv[1]))
     parent = Parent()
     recorder = settings.recorder()
-    database = Database(Path(settings.directory) / f"{settings.app}.db")
+    database = Database(Path(settings.directory) / f"{settings.app}.db", fenced=settings.fenced)
     with contextlib.ExitStack() as stack:
         cluster = stack.enter_context(connected(settings))
         querier = Querier(database, recorder, settings.app, parent, settings.seed)

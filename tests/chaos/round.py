@@ -101,6 +101,7 @@ class Trials:
             cluster.admin.create_topic(topic, partitions, transaction_timeout_ms=TRANSACTION_TIMEOUT_MS)
         with contextlib.ExitStack() as stack:
             stack.callback(self.fleet.end)
+            self.deployment.wait_level(2)
             self._add_clients()
             probe = Probe(cluster, self.recorded, self.plan.number)
             stack.callback(probe.close)
@@ -135,14 +136,19 @@ class Trials:
         for number in range(settings.producers):
             # The first two share an app and its database, so that one can answer for the other; the last has
             # long local transactions. One gives up soon, so that outcomes stay unknown.
-            app = f"shop-{max(number - 1, 0)}"
             options = {"delivery_timeout_s": 2.0} if number == 1 else {}
             long_share = 0.4 if number == settings.producers - 1 else 0.03
-            name = f"producer-{number}"
-            crashes = settings.crashes
-            self.fleet.add(
-                replace(base, name=name, app=app, options=options, long_share=long_share, crashes=crashes)
+            client = replace(
+                base,
+                name=f"producer-{number}",
+                app=f"shop-{max(number - 1, 0)}",
+                options=options,
+                long_share=long_share,
+                crashes=settings.crashes,
             )
+            if self.plan.slow_database and number < 2:
+                client = replace(client, fenced=False, long_share=0.5, hold_max_s=1.0)
+            self.fleet.add(client)
         everything = replace(base, topics=self.topics)
         for number in range(settings.consumers):
             name = f"consumer-{number}"

@@ -31,3 +31,12 @@ def test_a_refused_local_transaction_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(Refused):
         database.run(["1"], fails=True)
     assert database.outcome("1") is TransactionState.ROLLBACK
+
+
+def test_without_a_fence_a_check_sees_no_more_than_what_is_there(tmp_path: Path) -> None:
+    database = Database(tmp_path / "shop.db", fenced=False)
+    other = Database(tmp_path / "shop.db", fenced=False)
+    seen: list[TransactionState] = []
+    database.run(["1"], inside=lambda: seen.append(other.outcome("1")))
+    assert seen == [TransactionState.ROLLBACK], "not yet"
+    assert other.outcome("1") is TransactionState.COMMITTED and other.committed() == {"1"}
