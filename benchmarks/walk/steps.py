@@ -193,7 +193,7 @@ class Stage:
         return [poll.step()]
 
     def _checks(self) -> list[Step]:
-        """From the leader's parked ``lock_due``, which wakes when the check is due, to the decision's rest.
+        """From the leader's parked ``due_pairs``, which wakes when the check is due, to the decision's rest.
 
         The answer is that to feedback's ``submit``.
         """
