@@ -99,12 +99,13 @@ class TransactionAdmin:
             raise ConfigError(f"by must name who decides in 1 to {OPERATOR_CHARS_MAX} characters, not {by!r}")
         shown = self.show(tx_id, app)
         homes, branches = self._homes(shown)
-        for gid in sorted(homes):
-            self._resolve_at(gid, shown.app, tx_id, state, by)
+        fresh = [self._resolve_at(gid, shown.app, tx_id, state, by) for gid in sorted(homes)]
         for gid, entry in sorted(branches.items()):
             if entry.home_group not in homes or entry.home_index < 0:
                 self._resolve_branch(gid, entry, state, by)
-            else:  # home has decided, and tells it; sooner if we do
+            elif all(
+                fresh
+            ):  # home tells it; sooner if we do. Not what it had decided before: see across_groups
                 self._decide(gid, shown.app, tx_id, state, by, entry.home_index)
         if not shown.open:
             for gid, found in enumerate(self._find(tx_id, shown.app)):
@@ -119,12 +120,12 @@ class TransactionAdmin:
         homes = {gid for gid, entry in shown.open.items() if entry.home_group < 0}
         return homes, {gid: entry for gid, entry in shown.open.items() if entry.home_group >= 0}
 
-    def _resolve_at(self, home: int, app: str, tx_id: str, state: TransactionState, by: str) -> None:
-        """Decide where it counts. A COMMIT first looks at every group that takes part."""
+    def _resolve_at(self, home: int, app: str, tx_id: str, state: TransactionState, by: str) -> bool:
+        """Decide where it counts; False: it was decided so before. A COMMIT first looks at every group that
+        takes part."""
         row = self._standing(home, app, tx_id, -1)
         if row is None or row.state != TransactionState.PREPARE.value or not row.groups:
-            self._decide(home, app, tx_id, state, by)
-            return
+            return self._decide(home, app, tx_id, state, by)
         if state is TransactionState.COMMITTED:
             if not row.whole:
                 raise NotFullyPrepared(tx_id, row.lacking(home))
@@ -132,7 +133,7 @@ class TransactionAdmin:
                 branch = self._standing(group, app, tx_id, row.home_index)
                 if branch is None or not branch.whole:
                     raise NotFullyPrepared(tx_id, (branch or Standing("UNKNOWN")).lacking(group))
-        self._decide(home, app, tx_id, state, by, row.home_index)
+        return self._decide(home, app, tx_id, state, by, row.home_index)
 
     def _resolve_branch(self, gid: int, entry: OpenTransaction, state: TransactionState, by: str) -> None:
         """A branch without an open record at home: home's decision stands, if it has one that this branch has
@@ -170,7 +171,8 @@ class TransactionAdmin:
         state: TransactionState,
         by: str,
         home_index: int | None = None,
-    ) -> None:
+    ) -> bool:
+        """False: it was decided so before."""
         commits, signed = state is TransactionState.COMMITTED, f"operator:{by}"
         if home_index is None:
             request = (ops.commit if commits else ops.rollback)(app, [tx_id], signed)
@@ -188,7 +190,7 @@ class TransactionAdmin:
                 break
             time.sleep(RETRY_S)  # another decision over it is under way, perhaps home's own
         if code in (ResultCode.OK, ResultCode.DUPLICATE):
-            return
+            return code == ResultCode.OK
         if code == ResultCode.TX_CONFLICT:
             raise TransactionConflict(tx_id, str(info))
         if code == ResultCode.UNKNOWN_TX:

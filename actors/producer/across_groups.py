@@ -303,10 +303,14 @@ class _Settled:
         self._left = len(gids) - 1
 
     def decided(self, outcome: Outcome) -> None:
-        """Home's answer. What it refused, or may not have decided, no branch is told."""
+        """Home's answer. What it refused, or may not have decided, no branch is told. Nor is what it had
+        decided before: its branches may have done that and forgotten it, and what is open there now would be
+        a late copy. Home tells those that have not done it."""
         block, self._told = self._block, outcome
+        if not isinstance(outcome, Failure):
+            self._told = {i: said for i, said in outcome.items() if said[0] != ResultCode.DUPLICATE}
         if isinstance(outcome, Failure) or len(outcome) == len(block.tx_ids) or self._left == 0:
-            self._done(outcome)
+            self._done(self._told)
             return
         places = [i for i in range(len(block.tx_ids)) if i not in outcome]
         for gid in self._gids[1:]:
@@ -319,9 +323,10 @@ class _Settled:
         if outcome and branch.home_index is None:
             log.warning("transactions are decided; group %s will follow by its check (%s)", gid, outcome)
         if not isinstance(outcome, Failure) and branch.home_index is not None:
-            places = [i for i in range(len(branch.tx_ids)) if i not in outcome]
+            undone = {i for i, (code, _) in outcome.items() if code != ResultCode.DUPLICATE}
+            places = [i for i in range(len(branch.tx_ids)) if i not in undone]
             if places:
-                followed = branch if not outcome else branch.select(places)
+                followed = branch if not undone else branch.select(places)
                 assert followed.home_index is not None
                 self._sender.enqueue(self._gids[0], DoneBlock(followed.tx_ids, followed.home_index, gid))
         self._left -= 1

@@ -338,8 +338,9 @@ def finish_prepared(blocks: Sequence[PrepareBlock], result: Sequence[Any]) -> li
     heard since.
 
     A PREPARE that was refused as stale opened nothing, and its client, which was told of no success, has run
-    nothing: so it may come again. Not in a branch: home has said that the transaction is open, and may have
-    settled it by now, so there stale means closed.
+    nothing: so it may come again. In a branch home has said that the transaction is open, and may have
+    settled it by now. Under home's index it may come again all the same: should it open what was settled, it
+    is rolled back when it asks home, and home commits it no more. A branch without that index is closed.
     """
     count = sum(len(block.tx_ids) for block in blocks)
     problems = problems_of(result, count)
@@ -356,7 +357,8 @@ def finish_prepared(blocks: Sequence[PrepareBlock], result: Sequence[Any]) -> li
     for block in blocks:
         end = start + len(block.tx_ids)
         own = {i - start: problems[i] for i in range(start, end) if i in problems}
-        stale = [i for i, (code, _) in own.items() if code == ResultCode.STALE and block.home_group < 0]
+        comes_again = block.home_group < 0 or block.home_index
+        stale = [i for i, (code, _) in own.items() if code == ResultCode.STALE and comes_again]
         if stale:
             again += _divide(block, {i: own[i] for i in own if i not in stale}, [stale])
         else:

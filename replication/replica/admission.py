@@ -65,6 +65,7 @@ class LeftOut(NamedTuple):
     tx_ids: Sequence[str]
     included: set[str]
     refused: dict[str, tuple[int, Any]]
+    across: bool
 
 
 class Submission:
@@ -202,7 +203,7 @@ class Admission:
             together = outcome == COMMITTED and meta[3] == build.TOGETHER
             if together and (refused or self._hindered(app, tx_ids, deciding)):
                 valid = []
-            submission.left_out[number] = LeftOut(app, outcome, tx_ids, set(valid), refused)
+            submission.left_out[number] = LeftOut(app, outcome, tx_ids, set(valid), refused, len(meta) > 4)
         if valid:
             deciding.update(valid)
             self._deciding[app] = deciding
@@ -304,6 +305,8 @@ class Admission:
                 problem = decide_result(table, tx_id, left.outcome)
                 if problem is not None:
                     problems.append([i, *problem])
+                elif left.across:
+                    problems.append([i, int(ResultCode.DUPLICATE), None])
         return [int(ResultCode.PARTIAL), problems] if problems else [int(ResultCode.OK)]
 
 

@@ -32,6 +32,8 @@ QUIET_S = 3.0
 #: Longer than tasks need that meet a decision over their chunks at the next one; nobody waits longer.
 SWEEP_MAX_S = 60.0
 LOOK_S = 0.5
+#: A group follows its home group within a fifth of a second; through a fail-over, within some.
+FOLLOWED_S, FOLLOW_LOOK_S = 30.0, 0.05
 #: Behind a write that has ended: as long as an idle process of Spark's lives, and never in anybody's way.
 PAUSES_S = (1.0, 2.0, 4.0, 8.0, 15.0, 25.0)
 
@@ -59,12 +61,9 @@ def commit_batch(
     for gid, ids in by_group.items():
         require_open(link, gid, epoch_id, ids)
     home, *others = by_group
-    places = {gid: link.open_places(gid) for gid in others}
     commit_together(link, home, epoch_id, by_group[home])
-    for (
-        gid
-    ) in others:  # home tells them itself, in a moment; but the write is to be readable when this returns
-        _commit_chunks(link, gid, epoch_id, {tx_id: places[gid].get(tx_id, -1) for tx_id in by_group[gid]})
+    for gid in others:
+        _finish_chunks(link, gid, epoch_id, by_group[gid])
     found = settle_batch(link, write_id)  # what unsuccessful attempts have left
     if any(found) or any(attempt_number(attempt.name) for attempt in attempts):
         settle_until_quiet(link, write_id, quiet_s)
@@ -127,19 +126,28 @@ def settle_batch(link: SinkLink, write_id: str) -> tuple[int, int]:
     for gid in range(link.info.groups):
         left = link.open_places(gid) if gid != home else {}
         wanted, others = _as_decided(link, home, list(left)) if left else ([], [])
-        _commit_chunks(link, gid, epoch_id_of(write_id, 0), {tx_id: left[tx_id] for tx_id in wanted})
+        _finish_chunks(link, gid, epoch_id_of(write_id, 0), wanted)
         roll_back_chunks(link, gid, {tx_id: left[tx_id] for tx_id in others})
         committed, rolled_back = committed + len(wanted), rolled_back + len(others)
     return committed, rolled_back + len(undecided)
 
 
-def _commit_chunks(link: SinkLink, gid: int, epoch_id: str, places: Mapping[str, int]) -> None:
-    """Commit what home has committed: chunks of a group, each with where home has opened it (-1: home does
-    not see to it)."""
-    for tracked in (False, True):
-        ids = [tx_id for tx_id, index in places.items() if (index >= 0) is tracked]
-        if ids:
-            commit_together(link, gid, epoch_id, ids, [places[tx_id] for tx_id in ids] if tracked else None)
+def _finish_chunks(link: SinkLink, gid: int, epoch_id: str, ids: Sequence[str]) -> None:
+    """Make chunks readable that home has committed. It tells those itself that it sees to, within moments;
+    they are waited for. It alone knows which have done it: what is open and has done it before is a late
+    copy, and would be read twice if it were committed here."""
+    places = link.open_places(gid)
+    mine = [tx_id for tx_id in ids if places.get(tx_id, -1) < 0]
+    commit_together(link, gid, epoch_id, mine)
+    until = time.monotonic() + FOLLOWED_S
+    while any(places.get(tx_id, -1) >= 0 for tx_id in ids):
+        if time.monotonic() >= until:
+            log.warning(
+                "%s: chunks in group %s are committed, and will be readable once it follows", epoch_id, gid
+            )
+            return
+        time.sleep(FOLLOW_LOOK_S)
+        places = link.open_places(gid)
 
 
 def _as_decided(link: SinkLink, home: int, ids: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -93,7 +93,8 @@ class SinkLink:
 
         def attempt() -> Problems:
             call = calls.pop() if calls else self.start(gid, request)
-            problems = problems_of(result_of(call, self._call_s)[0], count)
+            found = problems_of(result_of(call, self._call_s)[0], count)
+            problems = {at: said for at, said in found.items() if said[0] != ResultCode.DUPLICATE}
             if problems and all(code in _HELD_UP for code, _ in problems.values()):
                 raise _HeldUp(problems)
             return problems

@@ -24,6 +24,7 @@ from escrowmq.replication.errors import EscrowMQError, TransactionConflict
 from escrowmq.replication.format import ops
 from escrowmq.replication.format.codec import PrepareExtra
 from escrowmq.replication.model import TransactionState, group_of
+from escrowmq.replication.replica.validation import NUMBER_MAX
 from escrowmq.spark_integration.sink.intents import Attempt, chunk_id
 from escrowmq.spark_integration.sink.link import CALL_S, NotOpened, SinkLink, roll_back_chunks
 from escrowmq.spark_integration.sink.rows import RowEncoder, Rows
@@ -35,6 +36,9 @@ log = logging.getLogger(__name__)
 CHUNK_BYTES = 4 << 20
 #: What is encoded at a time on the way there.
 SLICE_BYTES = 1 << 20
+#: In place of the time that a producer has heard of. A chunk's name never comes again, and a late copy of one
+#: is rolled back because its home does not owe it; so none needs to be refused for its age.
+NEVER_LATE = NUMBER_MAX
 #: Chunks of one task under way: enough that the log never waits for a task, few enough for 16 MiB.
 IN_FLIGHT = 3
 
@@ -88,7 +92,7 @@ class _PendingRows:
                 [digest],
                 home_group,
                 len(columns),
-                None if home_index is None else PrepareExtra(home_index=[home_index]),
+                None if home_index is None else PrepareExtra(home_index=[home_index], heard_ms=NEVER_LATE),
             ),
             *(
                 ops.pre_message(topic, partition, [0] * len(sizes), sizes, [body])
@@ -103,7 +107,7 @@ def marker(
 ) -> bytes:
     """PREPARE of a chunk that lies in another group, in the group that decides: without messages. It names
     that group (``participant``), or is of the first version."""
-    extra = None if participant is None else PrepareExtra(participants=[participant])
+    extra = None if participant is None else PrepareExtra(participants=[participant], heard_ms=NEVER_LATE)
     digest = crc32c(tx_id.encode())
     return ops.prepare(app, topic, [tx_id], [epoch_id], timeout_ms, 0, [digest], -1, 0, extra)
 

@@ -246,7 +246,7 @@ class Client:
         results = group.submit(request)
         if self.world.lose(gid, request):
             return Failure(FailureKind.UNKNOWN, "lost")
-        return "ok", results
+        return "ok", results, group.state.now_ms
 
     def plan(self, tx_id: str, *, given: bool = False, timeout_ms: int = 0) -> TxPlan:
         """A transaction with one message in each group, home in group 0."""

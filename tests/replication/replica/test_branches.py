@@ -227,6 +227,22 @@ def test_a_committed_branch_that_comes_back_is_not_committed_twice() -> None:
     assert branch.outcome("x") == "ROLLBACK" and branch.texts() == before
 
 
+def test_a_repeated_commit_does_not_commit_a_branch_that_came_back() -> None:
+    """The client repeats its COMMIT; home says that it stands. The branch had done it and forgotten it, and a
+    late copy of its PREPARE is open: only home knows that it owes this branch nothing."""
+    world = SeveralGroups()
+    client, plan = prepared(world)
+    index = world.groups[0].standing("x").home_index
+    assert client.settle(plan) == {}  # type: ignore[arg-type]
+    world.pass_time(1.0)
+    world.groups[1].forget_settled()
+    assert world.groups[1].submit(branch(index)) == [[0]]
+    assert client.settle(plan) == {}, "it stands"  # type: ignore[arg-type]
+    assert world.groups[1].outcome("x") == "PREPARE"
+    world.pass_time(CHECK_S + FOLLOWS_S)
+    assert world.groups[1].outcome("x") == "ROLLBACK"
+
+
 def test_what_home_owes_comes_back_with_a_snapshot() -> None:
     world = SeveralGroups(3)
     committed_at_home(world)
@@ -236,6 +252,19 @@ def test_what_home_owes_comes_back_with_a_snapshot() -> None:
     assert again.transactions.look(APP).decided == state.transactions.look(APP).decided != {}
     assert again.transactions.across.undone == state.transactions.across.undone
     assert (again.transactions.across.decided, again.transactions.across.opened) == (1, 0)
+
+
+def test_a_producer_that_has_heard_nothing_of_a_branch_group_prepares_there_all_the_same() -> None:
+    """Its first PREPARE there is refused as stale once that group has forgotten ids; it comes again with what
+    it has heard. Under home's index that can open nothing that was settled: home would not be open."""
+    world = SeveralGroups()
+    for group in world.groups:
+        group.forget_settled()
+    client = Client(world)
+    plan = client.plan("x")
+    assert client.prepare(plan) == {} and client.settle(plan) == {}
+    world.pass_time(1.0)
+    assert world.outcomes("x") == ["COMMITTED", "COMMITTED"] and nothing_left(world)
 
 
 # ---------------------------------------------------------------- identity: id and home index
