@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
-from escrowmq.actors.client.failures import Failure
+from escrowmq.actors.client.failures import Failure, FailureKind
 from escrowmq.replication.calling.answers import Standing
 from escrowmq.replication.format import ops
 from escrowmq.replication.format.codec import PrepareExtra
@@ -409,21 +409,32 @@ def _divide(block: PrepareBlock, problems: Problems, pieces: Sequence[Sequence[i
     gathered: Problems = dict(problems)
     failures: list[Failure] = []
     parts = [block.select(piece) for piece in pieces]
-    left = len(parts)
+    left, untold = len(parts), len(block.tx_ids)  # untold: those whose part has not failed
 
     def part_done(part: PrepareBlock, piece: Sequence[int], outcome: Outcome) -> None:
-        nonlocal left
+        nonlocal left, untold
         left -= 1
         block.take_opened(part, piece)
         if isinstance(outcome, Failure):
             failures.append(outcome)
+            untold -= len(piece)
         else:
             gathered.update((piece[i], problem) for i, problem in outcome.items())
         if left == 0:
-            # One part without an answer leaves the block without one: nobody may take the rest for done.
-            unknown = [failure for failure in failures if not failure.nothing_done]
-            block.done((unknown or failures)[0] if failures else gathered)
+            block.done(_worst(failures, prepared=untold > len(gathered)) if failures else gathered)
 
     for part, piece in zip(parts, pieces, strict=True):
         part.done = partial(part_done, part, piece)
     return parts
+
+
+def _worst(failures: Sequence[Failure], *, prepared: bool) -> Failure:
+    """What is said of a block of which parts have no answer; ``prepared``: others of it are prepared.
+
+    One part without an answer leaves the block without one: nobody may take the rest for done. Nor for
+    undone: "surely nothing was done" holds only if it holds of every part.
+    """
+    worst = next((failure for failure in failures if not failure.nothing_done), failures[0])
+    if worst.nothing_done and prepared:
+        return Failure(FailureKind.UNKNOWN, worst.detail, worst.retry_after_s)
+    return worst

@@ -56,11 +56,14 @@ class GroupSpeech:
         self._settled, self.version = True, 2
 
     def refused(self, failure: Failure) -> bool:
-        """A PREPARE of version 2 ended in ``failure``: whether it is to be sent in version 1.
+        """A PREPARE of version 2 ended in ``failure``: whether it is to be sent again, in ``version``.
 
         Brokers from before version 2 can say of it only that it is malformed; if it is, so is the other.
         """
-        if self._settled or failure.kind not in (FailureKind.UNSUPPORTED, FailureKind.MALFORMED):
+        if self._settled:
+            # It was answered before the group had raised its level, and there is no way down.
+            return failure.kind is FailureKind.UNSUPPORTED
+        if failure.kind not in (FailureKind.UNSUPPORTED, FailureKind.MALFORMED):
             return False
         self.version, self._try_again_at = 1, None
         return True

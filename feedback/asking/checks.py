@@ -262,7 +262,8 @@ class CheckTable:
         """An answer to a check that is not on hand any more."""
         if state is TransactionState.COMMITTED:
             return Verdict.COMMIT
-        if state is TransactionState.ROLLBACK and (index == 0 or (key, index) in self._were_free):
+        # Without an index it would be rolled back whoever has taken it up since; the check comes again.
+        if state is TransactionState.ROLLBACK and index and (key, index) in self._were_free:
             return Verdict.ROLLBACK
         return None
 

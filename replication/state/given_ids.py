@@ -16,16 +16,23 @@ from escrowmq.replication.state.settings import Settings
 #: What an app with such ids counts as beside them: at most some 4,000 apps stay, since all apps are looked at
 #: ten times a second.
 APP_AS_GIVEN_IDS = 500
+#: What one entry may add to the time that counts. A leader's clock that is a day ahead makes ids a minute
+#: older, not a day; where entries are rarer than this, ids are remembered for longer.
+STEP_MS_MAX = 60_000
 
 
 class GivenIds:
     """Counts over all apps, and when to forget. The ids themselves are in the apps' tables."""
 
-    __slots__ = ("old", "opened", "turned_ms", "young")
+    __slots__ = ("age_ms", "forgotten_ms", "old", "opened", "turned_ms", "young")
 
     def __init__(self) -> None:
-        #: When ids were forgotten last, or the first was remembered; -1: never yet.
+        #: When ids were forgotten last, or the first was remembered; -1: never yet. Time of entries.
         self.turned_ms = -1
+        #: That of the time before: all ids that are forgotten were prepared by producers that had heard of
+        #: nothing later, so a PREPARE that has not either may be a late copy. -1: none was forgotten.
+        self.forgotten_ms = -1
+        self.age_ms = 0  # time that has passed since ``turned_ms``; see ``STEP_MS_MAX``
         self.young = self.old = 0  # remembered ids of both generations, with what apps count as
         self.opened = 0  # transactions that are open under such an id
 
@@ -34,16 +41,22 @@ class GivenIds:
         self.opened -= count
         self.young += count + (APP_AS_GIVEN_IDS if first_of_app else 0)
 
+    def pass_time(self, step_ms: int) -> None:
+        """An entry is applied whose time is so much above that of the one before."""
+        if self.turned_ms >= 0:
+            self.age_ms += min(step_ms, STEP_MS_MAX)
+
     def is_time_to_forget(self, settings: Settings, now_ms: int) -> bool:
         """Whether the older generation goes now; ``turned`` is to be called then."""
         if self.turned_ms < 0:
             self.turned_ms = now_ms
         full = self.young >= settings.remember_ids_max // 2 and not settings.remember_ids_strictly
-        return full or now_ms - self.turned_ms >= settings.remember_ids_s * 1000
+        return full or self.age_ms >= settings.remember_ids_s * 1000
 
     def turned(self, now_ms: int) -> None:
         """The older generation is forgotten, and the younger one is the older."""
-        self.turned_ms, self.old, self.young = now_ms, self.young, 0
+        self.forgotten_ms, self.turned_ms, self.age_ms = self.turned_ms, now_ms, 0
+        self.old, self.young = self.young, 0
 
     def has_room(self, settings: Settings) -> bool:
         """Whether PREPAREs of more such ids are let in."""

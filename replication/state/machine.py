@@ -106,7 +106,9 @@ class StateMachine:
 
         REF_MESSAGE, TX_MESSAGE and PRE_MESSAGE have no result of their own; their COMMIT or PREPARE has.
         """
-        self.now_ms = max(self.now_ms, now_ms)
+        if now_ms > self.now_ms:
+            self.transactions.given.pass_time(now_ms - self.now_ms)
+            self.now_ms = now_ms
         results: list[Result] = []
         at, end = 0, len(ops)
         self._pending_refs.clear()
@@ -167,6 +169,7 @@ class StateMachine:
         if known is None:
             return [int(ResultCode.UNKNOWN_TOPIC), [topic]]
         participants = tuple(extra.participants) if extra.participants else ()
+        refusal = None if extra is NO_EXTRA else self._refusal_of_new(extra, len(tx_ids))
         table = self.transactions.app(app)
         now, timeout = self.now_ms, timeout_ms or known.info.transaction_timeout_ms
         due = now + timeout
@@ -177,7 +180,6 @@ class StateMachine:
         fresh: list[str] = []
         record = tuple.__new__  # the constructor of a named tuple costs another call: 0.3 us for each
         instance, parts, given, home_index = extra.instance, extra.parts, extra.given, extra.home_index
-        refusal = None if extra is NO_EXTRA else self._refusal_of_new(extra, len(tx_ids))
         for i, tx_id in enumerate(tx_ids):
             if (
                 part == 0
@@ -231,11 +233,14 @@ class StateMachine:
         return [int(ResultCode.PARTIAL), problems] if problems else OK
 
     def _refusal_of_new(self, extra: PrepareExtra, count: int) -> Result | None:
-        """Why nothing new is opened by this PREPARE, or None."""
+        """Why nothing new is opened by this PREPARE, or None. To be asked before a table is looked up: it may
+        forget ids, and with them whole apps, whose tables nobody would find any more."""
         if extra.heard_ms <= self.forgotten_ms != -1:
             return [int(ResultCode.STALE), None]
         if extra.given:
             self.transactions.forget_given(self.now_ms)  # else nothing would, while all are refused
+            if extra.heard_ms <= self.transactions.given.forgotten_ms != -1:
+                return [int(ResultCode.STALE), None]
             if not self.transactions.given.has_room(self.settings):
                 return [int(ResultCode.TOO_MANY_IDS), self.settings.remember_ids_max]
         if extra.participants and not self.transactions.across.has_room(count):

@@ -25,7 +25,8 @@ class Settings:
     #: their last member has left; by number, memory is bounded too.
     groups_kept: int = 50_000
     #: Seconds for which a settled id that the application gave is remembered at least: such ids come back by
-    #: themselves, long after. A day: whoever repeats an order does so within one. At most twice as long.
+    #: themselves, long after. A day: whoever repeats an order does so within one. At most twice as long while
+    #: entries come at least once a minute, for longer where they are rarer.
     remember_ids_s: int = 86_400
     #: Such ids remembered over all apps, in all: 2,000,000 take 260 MB. What exceeds it is forgotten sooner,
     #: but never one of the newer half; or, with ``remember_ids_strictly``, new ones are refused until there

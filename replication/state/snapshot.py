@@ -92,7 +92,8 @@ def capture(state: StateMachine, term: int, run_files: Iterable[str]) -> Snapsho
     if state.level > 1:
         meta["level"], meta["settings"] = state.level, state.settings.values()
         meta["forgotten_ms"], meta["turned_ms"] = state.forgotten_ms, state.turned_ms
-        meta["given_turned_ms"] = state.transactions.given.turned_ms
+        given = state.transactions.given
+        meta["given"] = [given.turned_ms, given.forgotten_ms, given.age_ms]
     apps = state.transactions.apps.items()
     return Snapshot(
         state.applied_index,
@@ -278,7 +279,8 @@ def _restore_meta(state: StateMachine, name: str, meta: dict[str, Any]) -> None:
             raise ValueError(f"level {meta['level']}, settings {meta['settings']}")
         state.level = meta["level"]
         state.forgotten_ms, state.turned_ms = meta["forgotten_ms"], meta["turned_ms"]
-        state.transactions.given.turned_ms = meta["given_turned_ms"]
+        given = state.transactions.given
+        given.turned_ms, given.forgotten_ms, given.age_ms = meta["given"]
         try:
             state.set_settings(state.settings.changed(meta["settings"]))
         except UnknownVersion as error:

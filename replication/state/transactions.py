@@ -197,7 +197,8 @@ class TransactionTable:
         self._young = 0
 
     def _drop_idle(self) -> None:
-        # What is empty means the same as what is not there, so that a reader may keep one here for longer.
+        # What is empty means the same as what is not there, so that a reader may keep one here for longer. So
+        # nobody may hold an app's table over a call that comes here: what it opened there would be lost.
         idle = [name for name, table in self.apps.items() if table.idle]
         for name in idle:
             del self.apps[name]

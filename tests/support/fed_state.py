@@ -96,6 +96,15 @@ def dump(state: StateMachine) -> dict[str, Any]:
         "producers": state.producers.copy(),
         "groups": state.group_offsets,
         "level": (state.level, state.settings, state.forgotten_ms, state.turned_ms),
-        "given since": state.transactions.given.turned_ms,
-        "clock": (state.applied_index, state.now_ms, state.first_index, state.topics.next_slot),
+        "given since": [
+            state.transactions.given.turned_ms,
+            state.transactions.given.forgotten_ms,
+        ],
+        "clock": (
+            state.applied_index,
+            state.now_ms,
+            state.transactions.given.age_ms,
+            state.first_index,
+            state.topics.next_slot,
+        ),
     }

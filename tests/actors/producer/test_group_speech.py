@@ -109,3 +109,19 @@ def test_what_is_malformed_in_both_versions_is_told_its_caller() -> None:
         assert ended == []
         batcher.answered(built(batcher)[0], failure, False)
     assert ended == [failure]
+
+
+def test_a_refusal_from_before_the_first_success_is_told_nobody() -> None:
+    """The group reached level 2 between the two requests, and their answers came in the other order."""
+    batcher = GroupBatcher("shop", ProducerConfig(), "me")
+    first, told = block("a")
+    batcher.prepare(first, 0.0)
+    early = batcher.build()
+    batcher._speech.taken()
+    assert early is not None
+    batcher.answered(early, Failure(FailureKind.UNSUPPORTED, "level 2"), False)
+    assert told == []
+    again, (op, _) = built(batcher)
+    assert extra(op).instance == "me"
+    batcher.answered(again, ("ok", [[0]], 70), False)
+    assert told == [{}]

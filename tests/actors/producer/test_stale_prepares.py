@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from escrowmq.actors.client.failures import Failure
 from escrowmq.actors.producer.batcher import GroupBatcher
 from escrowmq.actors.producer.blocks import Outcome, PrepareBlock
 from escrowmq.actors.producer.config import ProducerConfig
@@ -96,3 +97,26 @@ def test_producers_notice_nothing_however_soon_transactions_are_forgotten(
             sent += count
     assert len(values(forgetful, "t")) == sent
     assert forgetful.groups[0].leader().parts.running.replica.state.forgotten_ms > 0
+
+
+def test_what_ends_unsent_leaves_no_block_undone_of_which_something_is_prepared() -> None:
+    """Else a caller is told that surely nothing was done, and its querier may commit what is open."""
+    batcher = GroupBatcher("shop", ProducerConfig(), "me")
+    block, outcomes = a_block("open", "stale")
+    batcher.prepare(block, 0.0)
+    block.deadline = 10.0
+    assert refused(batcher, {1: STALE}, 70) == [(["open", "stale"], -1)]
+    batcher.expire(11.0)  # the group takes no request any more, and the time is over
+    (outcome,) = outcomes
+    assert isinstance(outcome, Failure) and not outcome.nothing_done
+
+
+def test_what_ends_unsent_is_undone_if_the_rest_was_refused() -> None:
+    batcher = GroupBatcher("shop", ProducerConfig(), "me")
+    block, outcomes = a_block("another's", "stale")
+    batcher.prepare(block, 0.0)
+    block.deadline = 10.0
+    refused(batcher, {0: CONFLICT, 1: STALE}, 70)
+    batcher.expire(11.0)
+    (outcome,) = outcomes
+    assert isinstance(outcome, Failure) and outcome.nothing_done

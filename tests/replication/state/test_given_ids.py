@@ -24,8 +24,10 @@ class Log(FedState):
         super().__init__()
         self.add(ops.level(2), ops.settings({"settled_generation": APP_AS_IDS + 5, **values}))
 
-    def open(self, *tx_ids: str, given: bool = True, app: str = "app") -> list[object]:
-        extra = PrepareExtra(given=given, heard_ms=self.now_ms)
+    def open(
+        self, *tx_ids: str, given: bool = True, app: str = "app", heard_ms: int | None = None
+    ) -> list[object]:
+        extra = PrepareExtra(given=given, heard_ms=self.now_ms if heard_ms is None else heard_ms)
         (result,) = self.add(ops.prepare(app, "t", tx_ids, None, 0, 0, [1] * len(tx_ids), -1, 0, extra))
         return result
 
@@ -37,6 +39,12 @@ class Log(FedState):
         """What a repetition of the id gets; None: it is opened anew."""
         result = self.open(tx_id, app=app)
         return None if result == [0] else result[1][0][1]  # type: ignore[index]
+
+    def pass_time(self, ms: int) -> None:
+        """With an entry a minute, as a group that is in use has."""
+        for _ in range(ms // given_ids.STEP_MS_MAX):
+            self.now_ms += given_ids.STEP_MS_MAX - 1_000  # and one second for the entry itself
+            self.add(ops.trim("t", {}))
 
     def others(self, count: int) -> None:
         for number in range(count):
@@ -69,12 +77,12 @@ def test_with_that_taken_away_a_repeated_order_is_opened_anew(monkeypatch: pytes
 def test_it_is_remembered_for_the_time_and_at_most_twice_as_long() -> None:
     log = Log(remember_ids_s=3_600)
     log.settle("first")
-    log.now_ms += HOUR_MS - 10_000
+    log.pass_time(HOUR_MS - 60_000)
     log.settle("last of the hour")
-    log.now_ms += HOUR_MS - 10_000
+    log.pass_time(HOUR_MS)
     log.settle("next hour")
     assert log.code("last of the hour") == log.code("first") == DUPLICATE
-    log.now_ms += HOUR_MS
+    log.pass_time(HOUR_MS)
     log.settle("the hour after")
     assert log.code("next hour") == DUPLICATE
     assert log.code("first") is None, "memory is bounded in time"
@@ -104,7 +112,7 @@ def test_remembered_strictly_new_ones_are_refused_until_time_has_made_room() -> 
     log.settle("generated", given=False)
     for _ in range(2):
         assert log.code("new") == TOO_MANY
-        log.now_ms += HOUR_MS
+        log.pass_time(HOUR_MS)
     assert log.code("new") is None
 
 
@@ -141,3 +149,56 @@ def test_a_replica_restored_from_a_snapshot_forgets_at_the_same_entry() -> None:
         )
         mine, its = log.state.transactions.given, other.state.transactions.given
         assert (mine.young, mine.old, mine.opened) == (its.young, its.old, its.opened), number
+
+
+def test_a_clock_that_is_days_ahead_makes_no_id_older_than_it_is() -> None:
+    """Time decides only when something is tried; a clock that jumps must not have an order repeated."""
+    log = Log(remember_ids_s=3_600)
+    log.settle("first")
+    log.pass_time(HOUR_MS)
+    log.settle("second")  # the hour is over: "second" is of the older ones from here on
+    log.now_ms += 2 * 24 * HOUR_MS  # for one entry
+    log.settle("third")
+    assert log.code("second") == DUPLICATE
+
+
+@pytest.mark.parametrize("values", [{"remember_ids_max": 2}, {"remember_ids_s": 10}], ids=["number", "time"])
+def test_a_late_copy_of_a_forgotten_order_opens_nothing(values: dict[str, int]) -> None:
+    """Else an honest check would commit it a second time."""
+    log = Log(**values)
+    heard = log.now_ms
+    assert log.open("order-42", heard_ms=heard) == [0]
+    assert log.add(ops.rollback("app", ["order-42"])) == [[0]]
+    for number in range(30):
+        log.settle(f"order-{100 + number}")
+    stale = [int(ResultCode.PARTIAL), [[0, int(ResultCode.STALE), None]]]
+    assert log.open("order-42", heard_ms=heard) == stale
+    assert log.code("order-42") is None, "the application may bring it again: it has heard of later times"
+
+
+def test_the_first_id_of_an_app_is_open_also_when_others_are_forgotten_then() -> None:
+    """Forgetting drops apps that have nothing left: not the one whose transaction is being opened."""
+    log = Log(remember_ids_s=3_600)
+    log.settle("m", app="job of monday")
+    log.pass_time(HOUR_MS)
+    assert log.open("d", app="job of tuesday") == [0]
+    assert "d" in log.state.transactions.look("job of tuesday").open
+    assert log.add(ops.rollback("job of tuesday", ["d"])) == [[0]]
+
+
+def test_a_replica_that_writes_a_snapshot_meanwhile_opens_and_decides_the_same() -> None:
+    """A table that a snapshot reads is kept for longer than others; nothing may depend on it."""
+    logs = [Log(remember_ids_s=100), Log(remember_ids_s=100)]
+    for log in logs:
+        for app in ("a", "b"):
+            log.settle("1", app=app)
+        log.pass_time(120_000)
+        assert log.open("2", app="b") == [0]
+        log.pass_time(120_000)
+    snapshot = capture(logs[1].state, 1, [])
+    results = []
+    for log in logs:
+        assert log.open("9", app="a") == [0]
+        results.append(log.add(ops.decided_commit("a", ["9"], "producer", 0)))
+    release(logs[1].state, snapshot)
+    assert results == [[[0]], [[0]]]
