@@ -153,10 +153,13 @@ def check_placed(data: memoryview, first: int, found: Scan) -> list[Hole]:
     return holes
 
 
-def term_within(hole: Hole, holes: Sequence[Hole], terms: TermRuns, log_first: int) -> int | None:
+def term_within(
+    hole: Hole, holes: Sequence[Hole], terms: TermRuns, log_first: int, log_last: int
+) -> int | None:
     """The term of a hole's entries if it is one and known: by the sidecar, or as the same before and behind.
 
-    ``terms``: of the sound entries, and of those that a sidecar tells. ``holes``: all of the log.
+    ``terms``: of the sound entries, and of those that a sidecar tells. ``holes``: all of the log, which has
+    entries from ``log_first`` to ``log_last``. Behind its end nothing can tell.
     """
     if hole.term:
         return hole.term
@@ -167,7 +170,7 @@ def term_within(hole: Hole, holes: Sequence[Hole], terms: TermRuns, log_first: i
     for other in holes:
         if not other.term and not other.is_header and other.first <= behind <= other.last:
             behind = other.last + 1
-    if before < log_first or terms.at(before) != terms.at(behind):
+    if before < log_first or behind > log_last or terms.at(before) != terms.at(behind):
         return None
     return terms.at(before)
 

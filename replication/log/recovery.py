@@ -97,7 +97,8 @@ def _check_holes(log: RecoveredLog) -> None:
     """Raise CorruptLog for damage that leaves open where an entry lies, or which term it has."""
     for hole in log.holes:
         single = hole.last == hole.first and hole.end > hole.start
-        if not single or term_within(hole, log.holes, log.terms, log.segments[0].first) is None:
+        known = term_within(hole, log.holes, log.terms, log.segments[0].first, log.segments[-1].last)
+        if not single or known is None:
             raise CorruptLog(
                 f"{log_name(hole.segment)}: entries {hole.first} to {hole.last} are damaged at byte "
                 f"{hole.start}; they must be mended from a peer before this replica can start"

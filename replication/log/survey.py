@@ -34,7 +34,7 @@ class Survey:
             return None
         for hole in self.holes:
             if hole.first <= index <= hole.last:
-                return term_within(hole, self.holes, self._terms, self.first)
+                return term_within(hole, self.holes, self._terms, self.first, self.last)
         return self._terms.at(index)
 
     @property

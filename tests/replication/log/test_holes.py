@@ -7,9 +7,12 @@ from collections.abc import Callable
 import pytest
 
 from escrowmq.replication.errors import CorruptLog, DamagedEntry
+from escrowmq.replication.format.entry import scan
+from escrowmq.replication.format.segment_format import FILE_HEADER_SIZE, log_name
 from escrowmq.replication.host.mending import RANGE_BYTES_MAX, end_is_known, mend_before_start
 from escrowmq.replication.log.holes import StoredEntry, read_stored
 from escrowmq.replication.log.journal import SegmentJournal
+from escrowmq.replication.log.recovery import segment_firsts
 from escrowmq.replication.log.survey import read_files, survey_log
 from tests.sim.disk import PowerCut, SimDisk
 from tests.support.storage import command, fill, indexes, set_content, sim_disk
@@ -243,3 +246,19 @@ def test_a_cut_of_the_log_takes_what_was_to_be_mended_with_it() -> None:
     journal.close()
     again = SegmentJournal(disk, segment_bytes=1 << 20)
     assert indexes(again) == list(range(1, 9)) and again.term_at(8) == 6
+
+
+def test_the_term_of_what_is_missing_at_the_end_is_not_guessed() -> None:
+    """The power failed at a roll, so the sidecar is lost; the full segment has lost its last entries at the
+    border of one. They were acknowledged in term 7; a replica that was cut off has others of term 1 there."""
+    ours = {1: 1, 2: 1, 3: 1, 4: 1, 5: 7, 6: 7}
+    disk = log(ours, segment_bytes=1 << 20)
+    (first,) = segment_firsts(disk)
+    data = disk.read_all(log_name(first))
+    cut = scan(memoryview(data), FILE_HEADER_SIZE, first).positions[4]
+    set_content(disk, log_name(first), data[:cut])
+    disk.open(log_name(7), create=True).sync()
+    disk.sync_dir()
+    drop_sidecars(disk)
+    assert (survey_log(disk).last, survey_log(disk).end) == (6, None), "it can neither vote nor be mended"
+    assert not mend(disk, log(dict.fromkeys(range(1, 7), 1), segment_bytes=1 << 20))
