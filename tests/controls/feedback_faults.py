@@ -17,6 +17,7 @@ from escrowmq.replication.format import ops
 from escrowmq.replication.model import TransactionState
 from escrowmq.replication.state.due_queue import DueQueue
 from tests.controls.planting import plant
+from tests.controls.scenes import UNFENCED, world
 
 INVENTED = (
     *("invented-decision", "unstable-outcome", "G1a", "lost-write", "both-decided", "precommitted-read"),
@@ -59,7 +60,13 @@ def answers_turned_round(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(checks, "judge", wrong)
 
 
-@plant("checks-never-due", "unresolved")
+@plant("owner-not-asked", *INVENTED, groups=2, chaos_s=10.0, conditions=world(UNFENCED))
+def owner_not_asked(patch: pytest.MonkeyPatch) -> None:
+    """A check may go to any producer of the app at once, although the transaction's owner is there."""
+    patch.setattr(checks.Check, "owner", property(lambda self: ""))
+
+
+@plant("checks-never-due", "unresolved", "never-checked")
 def checks_never_due(patch: pytest.MonkeyPatch) -> None:
     """Nothing comes due, so that a transaction whose producer died is never asked about."""
     patch.setattr(DueQueue, "advance", lambda self, now_ms, budget=0: False)

@@ -23,6 +23,7 @@ from escrowmq.replication.state.transactions import (
     TransactionTable,
 )
 from tests.controls.planting import plant
+from tests.controls.scenes import FORGETFUL, world
 
 EARLY = ("G1a", "precommitted-read", "invented-decision")
 REFERENCES = (OpType.REF_MESSAGE, OpType.TX_MESSAGE)
@@ -374,17 +375,11 @@ def retention_drops_what_is_live(patch: pytest.MonkeyPatch) -> None:
 
 
 # ------------------------------------------------------------------ what is forgotten
-#: What goes wrong in so small a memory until home remembers its decisions for its branches.
-OF_FORGETFUL_HOMES = ("orphan-branch", "unresolved", "torn-across", "branch-against-home", "lost-write")
-
-
 @plant(
-    *("late-copies-open", "committed-twice", "G1a"),
+    *("late-copies-open", "committed-twice", "G1a", "unstable-outcome", "both-decided"),
     groups=2,
-    reach=["small-tables"],
-    start=1000,
-    within=40,
-    passing_over=OF_FORGETFUL_HOMES,
+    chaos_s=10.0,
+    conditions=world(FORGETFUL),
 )
 def late_copies_open(patch: pytest.MonkeyPatch) -> None:
     """A copy of a PREPARE that arrives after its transaction was forgotten opens it anew."""

@@ -255,5 +255,7 @@ class Ending(ABC):
     def _one_partition(self, owner: Tx | Send) -> bool:
         if isinstance(owner, Send) or len(owner.ids) == 1:
             return True
-        places = {message.place[:2] for id in owner.ids if (message := self.messages[id]).place}
-        return len(places) == 1
+        messages = [self.messages[id] for id in owner.ids]
+        if len({message.sent.group for message in messages}) > 1:
+            return False  # also where retention took what the other groups had, before anybody read it
+        return len({message.place[:2] for message in messages if message.place}) == 1

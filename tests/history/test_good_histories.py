@@ -131,6 +131,9 @@ GOOD = {
     "retention took what one of two broker groups had": (
         across().commit("x").send("c@1", end="unknown").holds("a").holds("c", p=1, start=1)
     ),
+    "two broker groups publish each in its own time, and retention takes what one had": (
+        across().commit("x").send("c@1", by="q").holds(start=1).holds("c", "b", p=1)
+    ),
     "a check of what its producer commits meanwhile": one().checked("x").commit("x").holds("a"),
     "no check was needed": (one().checked("x").rollback("x").prepare("y", "b").commit("y").holds("b")),
     "an outcome that was asked for": one().rollback("x", end="unknown").outcome("x", "ROLLBACK").holds(),

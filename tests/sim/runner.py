@@ -23,7 +23,7 @@ import typer
 from rich.console import Console
 
 from tests.controls.guards import check_names
-from tests.controls.planting import by_name
+from tests.controls.planting import by_name, planted
 from tests.sim.across.scene import KEPT, REACHES
 from tests.sim.across.workload import AcrossWorkload
 from tests.sim.broker_workload import BrokerWorkload
@@ -94,7 +94,8 @@ def _told(seed: int, name: str, groups: int, options: Options) -> Told:
     settings = options.keywords(name, groups)
     drop, plant, only = settings.pop("drop"), settings.pop("plant"), settings.pop("only_faults")
     faults = chosen_faults(seed, options.chaos_s, only, plant, groups)
-    simulation = made(seed, faults=faults, **settings)
+    with planted(plant):
+        simulation = made(seed, faults=faults, **settings)
     broken = carry_out(simulation, drop=drop, plant=plant)
     struck = Counter(kind for _, kind, victim in simulation.fault_log if victim)
     told = Told(seed, name, groups, simulation.figures(), broken, struck)

@@ -86,7 +86,8 @@ def simulate(
     """
     chaos_s, groups = settings.get("chaos_s", 10.0), settings.get("groups", 1)
     faults = chosen_faults(seed, chaos_s, only_faults, plant, groups)
-    simulation = made(seed, faults=faults, **settings)
+    with planted(plant):  # it may draw another world
+        simulation = made(seed, faults=faults, **settings)
     broken = carry_out(simulation, drop=drop, plant=plant)
     return simulation.fault_log, simulation.figures(), broken
 

@@ -67,11 +67,15 @@ class AcrossProducer:
         self.core.ids = map("x{}".format, iter(clients.number, None))
         self.core.encoder = Encoder(config, scene.groups, scene.topics.__getitem__)
         self._mine: list[AcrossTx] = []
-        self.deciding: set[int] = set()  # operations that wait for their answer
+        #: Operations that wait for their answer.
+        self.preparing: dict[int, AcrossTx] = {}
+        self.deciding: set[int] = set()
 
     def die(self) -> None:
         """The process is gone, with everything it had in memory."""
         self.alive, self._turns.dead = False, True
+        for tx in self.preparing.values():  # its flow may have sent a roll-back by now
+            self._recall(tx)
         for tx in self._mine:
             tx.running = tx.awaits_answer = False
             self._ledger.leave(tx, *OF_PRODUCERS)
@@ -120,6 +124,7 @@ class AcrossProducer:
             return
         self._mine.append(record)
         op = self._ledger.recorder.invoke("prepare", app=self.app, tx=record.tx, messages=record.sent)
+        self.preparing[op] = record
         self._ledger.add(record, parts_in)
         again = (
             partial(self._prepare, record, messages, given, tries + 1) if given and tries < TRIES else None
@@ -139,6 +144,7 @@ class AcrossProducer:
         recorder = self._ledger.recorder
         if not self.alive:
             return
+        del self.preparing[op]
         try:
             settled = tx._after_prepare(plan, outcome)
         except OutcomeUnknown:  # a given id: it stays open until the producer comes back, or a check asks
@@ -165,12 +171,16 @@ class AcrossProducer:
 
     def _rolled_back_by_client(self, record: AcrossTx) -> None:
         """Refused or without answer: what was prepared is being rolled back by the flow itself."""
+        self._recall(record)
+        self._leave(record)
+
+    def _recall(self, record: AcrossTx) -> None:
+        """A roll-back of the flow's own, which nobody waits for; the local transaction never runs."""
         self._ledger.settle_locally(self.app, record.tx, "ROLLBACK")
         recorder = self._ledger.recorder
         op = recorder.invoke("decide", app=self.app, tx=record.tx, outcome="ROLLBACK", by="producer")
         recorder.unknown(op, "the client's own roll-back")
         record.asked = True
-        self._leave(record)
 
     def _leave(self, record: AcrossTx) -> None:
         record.awaits_answer = False

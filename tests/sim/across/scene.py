@@ -1,7 +1,7 @@
 """What a seed chose for a world of several groups: how many, their topics, how clients behave.
 
-``REACHES`` are parts of the world in which the code does not keep its promises yet. They are drawn only where
-they are asked for, and become part of every schedule with the change that mends what they show.
+``REACHES`` are parts of the world that are not in every schedule, but for those in ``KEPT``. A part in which
+the code does not keep its promises yet is drawn only where it is asked for, until what it shows is mended.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from escrowmq.replication.state.settings import Settings
 #: name -> what it brings into the world.
 REACHES = {
     "mute-branches": "transactions over several groups of an app whose producers never poll",
-    "small-tables": "settled ids, producers and groups are forgotten within the schedule",
+    "small-tables": "ids, producers and groups are forgotten in every schedule, and not only in half of them",
 }
 #: Those that are part of every schedule.
 KEPT: frozenset[str] = frozenset({"mute-branches"})
@@ -33,6 +33,7 @@ class Scene:
     delivery_timeout_s: float
     across: float  # share of the transactions that lie in more than one group
     late_copies: float  # share of the requests of which a copy arrives seconds later
+    fence: bool  # a check that finds no row writes one, so that a local transaction which still runs fails
     level_at_s: float | None  # when the groups begin to take format level 2; None: never
     tables: Settings | None  # how much is remembered, by a SETTINGS of the first moment; None: the defaults
     reach: frozenset[str]
@@ -42,10 +43,12 @@ class Scene:
         rng = random.Random(f"scene-{seed}-{groups}")
         chosen_size = rng.choice((3, 3, 3, 3, 5))
         act_every_s, part_bytes = rng.choice((0.02, 0.05, 0.1)), rng.choice((150, 600, 1 << 20))
-        timeout_s, share = rng.choice((1.0, 3.0, 8.0)), rng.choice((0.4, 0.7, 1.0))
+        timeout_s, share = rng.choice((1.0, 3.0, 8.0)), rng.choice((0.0, 0.4, 0.7, 1.0))
         late, small = rng.choice((0.0, 0.05, 0.2)), rng.choice((60, 110, 150))
         level_at_s, tables = rng.choice((0.1, 0.1, 0.1, 0.1, 2.0, 5.0, None)), None
-        if "small-tables" in reach:  # an app counts as APP_AS_IDS beside its ids
+        fence = rng.random() < 0.5
+        forgetful = rng.random() < 0.4
+        if share == 0.0 or forgetful or "small-tables" in reach:  # an app counts as APP_AS_IDS beside its ids
             tables = Settings(settled_generation=small, producers_generation=small // 4, groups_kept=2)
             level_at_s = 0.1
         return Scene(
@@ -57,10 +60,16 @@ class Scene:
             delivery_timeout_s=timeout_s,
             across=share,
             late_copies=late,
+            fence=fence or level_at_s != 0.1,  # a transaction of level 1 has no owner
             level_at_s=level_at_s,
             tables=tables,
             reach=reach,
         )
+
+    @property
+    def from_level_2(self) -> bool:
+        """Clients begin when all groups are at format level 2: faults begin after it, or neither would."""
+        return self.tables is not None or not self.fence
 
     def places(self, gid: int | None = None) -> list[tuple[str, int]]:
         """Partitions of one group, or of all."""

@@ -27,6 +27,7 @@ from tests.sim.tables import check_tables
 from tests.sim.world import START_S, World
 
 GONE_S = (0.5, 2.0, 5.0)  # how long a whole group is without a leader, about
+PRELUDE_S = 4.0  # of no faults, at most, where clients wait for format level 2
 LEVEL_EVERY_S = 0.1  # from one question about format levels to the next
 AHEAD_S = (1.0, 60.0, 3600.0, 2e5)
 
@@ -188,6 +189,8 @@ class ManyGroups:
                 check_tables(replica)
 
     def _strike(self, fault: Fault) -> None:
+        if self.scene.from_level_2 and not self.workload.producers and self.world.elapsed_s < PRELUDE_S:
+            return
         for part in self.parts:
             if fault.gid in (part.gid, EVERY):
                 part.strike(replace(fault, seed=fault.seed + part.gid))

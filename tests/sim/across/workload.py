@@ -119,12 +119,15 @@ class AcrossWorkload:
 
     def _set_tables(self) -> None:
         """Small tables are set before anything else, as soon as the groups are at the level that it takes."""
-        if self.scene.tables is None:
+        if not self.scene.from_level_2:
             self._open_shop()
             return
         leaders = [self._leader(gid) for gid in range(self.scene.groups)]
         if not all(leader is not None and leader.replica.state.level == LEVEL_MAX for leader in leaders):
             self.later(LEVEL_STEP_S, self._set_tables)
+            return
+        if self.scene.tables is None:
+            self._open_shop()
             return
         self._unset = self.scene.groups
         for desk in self.desks:
@@ -371,8 +374,9 @@ class AcrossWorkload:
             raise Violation(f"{waiting} requests are still without answer", "stuck")
 
     def _waiting(self) -> int:
-        deciding = sum(len(producer.deciding) for producer in self.producers if producer.alive)
-        return deciding + self._operating + sum(desk.waiting for desk in self.desks)
+        alive = [producer for producer in self.producers if producer.alive]
+        own = sum(len(producer.preparing) + len(producer.deciding) for producer in alive)
+        return own + self._operating + sum(desk.waiting for desk in self.desks)
 
     def _mute_stay_open(self) -> None:
         """Nobody answers for this app: what no producer and no operator decided must be open at home."""

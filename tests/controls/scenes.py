@@ -1,0 +1,32 @@
+"""Worlds of several groups in which a planted fault shows: conditions, that are harmless by themselves."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from escrowmq.replication.state.settings import Settings
+from tests.controls.planting import Install
+from tests.sim.across.scene import Scene
+
+#: Ids are forgotten all the time, and many requests arrive a second time much later.
+FORGETFUL: dict[str, Any] = {
+    "across": 0.0,
+    "late_copies": 0.3,
+    "tables": Settings(settled_generation=60, producers_generation=15, groups_kept=2),
+    "level_at_s": 0.1,
+}
+#: A check that finds no row says ROLLBACK and writes none.
+UNFENCED: dict[str, Any] = {"fence": False, "level_at_s": 0.1}
+
+
+def world(wanted: dict[str, Any]) -> Install:
+    """Every scene as it is drawn, but for these fields."""
+
+    def install(patch: pytest.MonkeyPatch) -> None:
+        drawn = Scene.of
+        patch.setattr(Scene, "of", lambda *args, **named: replace(drawn(*args, **named), **wanted))
+
+    return install
