@@ -17,6 +17,7 @@ from rich.console import Console
 
 import escrowmq
 from benchmarks import workload
+from benchmarks.across_groups import measure_across
 from benchmarks.ceiling import Ceiling, CeilingFigure
 from benchmarks.group import GroupUnderTest
 from benchmarks.measure import machine
@@ -26,7 +27,7 @@ from benchmarks.recovery import measure_recovery
 from benchmarks.report import Report
 from escrowmq.actors.producer.config import ProducerConfig
 
-PARTS = ("transactions", "plain", "open", "recovery")
+PARTS = ("transactions", "plain", "open", "across", "recovery")
 #: What a lone transaction sends: PREPARE with its message, then COMMIT.
 LONE_CALL_BYTES = 256
 RECOVERY_LOG_MB = (128, 256)
@@ -57,7 +58,9 @@ def main(
         report.machine(machine(folder))
         if "recovery" in parts:
             report.recovery([measure_recovery(folder / "recovery", size) for size in RECOVERY_LOG_MB])
-        if set(parts) - {"recovery"}:
+        if "across" in parts:
+            report.across_groups(measure_across(folder / "across", seconds, repeat))
+        if set(parts) - {"recovery", "across"}:
             with escrowmq.start_local(groups=1, replicas=3, data_dir=folder / "cluster") as cluster:
                 _against_the_cluster(GroupUnderTest(cluster), parts, folder, report, seconds, repeat)
                 if "open" in parts:

@@ -38,6 +38,8 @@ def render(figures: dict[str, Any]) -> str:
         parts.append(_reading(figures["reading"]))
     if "open_transactions" in figures:
         parts.append(_open(figures["open_transactions"]))
+    if "across_groups" in figures:
+        parts.append(_across(figures["across_groups"]))
     if "recovery" in figures:
         parts.append(_recovery(figures["recovery"]))
     return "\n".join(parts)
@@ -107,6 +109,15 @@ def _open(row: dict[str, Any]) -> str:
         f"took {row['opening_s']:.0f} s and {row['leader_memory_mb']:,.0f} MB of the leader's memory. Its "
         f"processor time for each goes\nfrom {row['cpu_us_without']['leader']:.1f} to "
         f"{row['cpu_us_with']['leader']:.1f} µs.\n"
+    )
+
+
+def _across(row: dict[str, Any]) -> str:
+    return (
+        "### Over two broker groups\n\n"
+        f"Transactions of two messages each, in bulk: {row['two_groups_per_s']:,.0f} a second with one "
+        f"message in each group,\n{row['one_group_per_s']:,.0f} with both in one: a ratio of "
+        f"{row['ratio']:.2f}. A lone one takes {row['two_groups_p50_ms']:.2f} ms and {row['one_group_p50_ms']:.2f} ms (p50).\n"
     )
 
 

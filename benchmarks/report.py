@@ -9,6 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.across_groups import AcrossFigure
 from benchmarks.ceiling import CeilingFigure
 from benchmarks.group import Traffic
 from benchmarks.open_transactions import OpenFigure
@@ -96,6 +97,14 @@ class Report:
             f"time for each goes from {without:.1f} to {having:.1f} µs."
         )
         self.figures["open_transactions"] = {**vars(row), "ratio": row.ratio}
+
+    def across_groups(self, row: AcrossFigure) -> None:
+        self._console.print(
+            f"\n[bold]Transactions of two messages:[/bold] {row.two_groups_per_s:,.0f}/s in bulk over two "
+            f"broker groups, {row.one_group_per_s:,.0f}/s in one: ratio {row.ratio:.2f}. A lone one takes "
+            f"{row.two_groups_p50_ms:.2f} ms, in one group {row.one_group_p50_ms:.2f} ms (p50)."
+        )
+        self.figures["across_groups"] = {**vars(row), "ratio": row.ratio}
 
     def recovery(self, rows: list[RecoveryFigure]) -> None:
         table = _table("Recovery of a stopped replica: reads what follows its newest snapshot")
