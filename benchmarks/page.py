@@ -117,7 +117,8 @@ def _across(row: dict[str, Any]) -> str:
         "### Over two broker groups\n\n"
         f"Transactions of two messages each, in bulk: {row['two_groups_per_s']:,.0f} a second with one "
         f"message in each group,\n{row['one_group_per_s']:,.0f} with both in one: a ratio of "
-        f"{row['ratio']:.2f}. A lone one takes {row['two_groups_p50_ms']:.2f} ms and {row['one_group_p50_ms']:.2f} ms (p50).\n"
+        f"{row['ratio']:.2f}. A lone one takes {row['two_groups_p50_ms']:.2f} ms and "
+        f"{row['one_group_p50_ms']:.2f} ms (p50).\n"
     )
 
 
