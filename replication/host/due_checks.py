@@ -25,8 +25,6 @@ LEASE_S_MAX = 86_400.0
 WAIT_MS_MAX = 60_000
 #: Transactions after which an answer of ``lock_pairs`` takes no further pair: a millisecond of that thread.
 LOCKED_ENOUGH = 1_024
-#: A transaction that is left to who knows owners is due again after this.
-LEFT_MS = 2_000
 #: Pairs, or apps, that one call may name: half a millisecond of the driver's thread.
 NAMED_MAX = 256
 #: Pairs after which an answer of ``open_pairs`` takes no further app.
@@ -177,16 +175,12 @@ def lock_due(
 ) -> list[tuple[Any, ...]]:
     """Lease due checks to ``owner``; rows with the fields of ``LockedRow``. In the applying thread.
 
-    Not ``owned``: those whose producer is known are left to who asks that one first.
+    Not ``owned``: those whose producer is known are left to who asks that one first, due as they are.
     """
     known = state.topics.topics.get(topic)
     rolls_back = known is not None and known.info.on_check_exhausted == "rollback"
     check_max = known.info.check_max if known else 0
-    found = state.due.lock(app, topic, max_n, owner, int(lease_s * 1000), now_ms)
-    if not owned:
-        left = [tx for tx, r in found if r.instance]
-        state.due.release(app, left, owner, now_ms, [LEFT_MS] * len(left))
-        found = [(tx, r) for tx, r in found if not r.instance]
+    found = state.due.lock(app, topic, max_n, owner, int(lease_s * 1000), now_ms, owned=owned)
     return [
         (
             *(tx, r.query_id, r.prepared_ms, r.checks, r.home_group, rolls_back and r.checks >= check_max),

@@ -33,6 +33,8 @@ CHUNK = 1_000
 TIDY_IDS = 20_000
 #: Dead ids that are left alone: 5 MB.
 TIDY_SLACK = 50_000
+#: Due transactions that one ``lock`` passes over at most, which it is not to hand out: half a millisecond.
+OWNED_PASSED = 1_000
 #: Buckets that are gone and may still be named in the order of those to come.
 GONE_BUCKETS = 1_000
 
@@ -211,21 +213,42 @@ class DueQueue:
         return lease is not None and lease[1] > now_ms
 
     def lock(
-        self, app: str, topic: str, limit: int, owner: str, lease_ms: int, now_ms: int
+        self,
+        app: str,
+        topic: str,
+        limit: int,
+        owner: str,
+        lease_ms: int,
+        now_ms: int,
+        *,
+        owned: bool = True,
     ) -> list[tuple[str, OpenTx]]:
-        """Hand out up to ``limit`` due transactions; nobody else gets them until the lease ends."""
+        """Hand out up to ``limit`` due transactions; nobody else gets them until the lease ends. Not
+        ``owned``: those whose producer is known stay in the queue, due as they were. OWNED_PASSED of them are
+        passed over at most, and then go behind the others, so that the next call gets further."""
         queue = self._due.get((app, topic))
         opened = self._table.look(app).open
         taken: list[tuple[str, OpenTx]] = []
-        while queue and len(taken) < limit:
+        passed: list[str] = []
+        while queue and len(taken) < limit and len(passed) < OWNED_PASSED:
             tx_id = queue.popleft()
             self._queued -= 1
             record = opened.get(tx_id)
             if record is None or record.topic != topic or not 0 <= record.due_ms <= now_ms + BUCKET_MS:
                 continue
-            if not self._leased(app, tx_id, now_ms):  # it may be queued twice
-                self._leases[app, tx_id] = (owner, now_ms + lease_ms)
-                taken.append((tx_id, record))
+            if self._leased(app, tx_id, now_ms):  # it may be queued twice
+                continue
+            if record.instance and not owned:
+                passed.append(tx_id)
+                continue
+            self._leases[app, tx_id] = (owner, now_ms + lease_ms)
+            taken.append((tx_id, record))
+        if passed and queue is not None:
+            if len(passed) < OWNED_PASSED:
+                queue.extendleft(reversed(passed))
+            else:
+                queue.extend(passed)
+            self._queued += len(passed)
         if not queue:
             self._due.pop((app, topic), None)
             self.news.remove((app, topic))
