@@ -106,7 +106,7 @@ class TransactionAdmin:
             elif all(
                 fresh
             ):  # home tells it; sooner if we do. Not what it had decided before: see across_groups
-                self._decide(gid, shown.app, tx_id, state, by, entry.home_index)
+                self._decide(gid, shown.app, tx_id, state, by, entry.home_index, entry.home_group)
         if not shown.open:
             for gid, found in enumerate(self._find(tx_id, shown.app)):
                 if found:  # settled: so that it can say if the other decision stands
@@ -131,8 +131,8 @@ class TransactionAdmin:
                 raise NotFullyPrepared(tx_id, row.lacking(home))
             for group in row.groups:
                 branch = self._standing(group, app, tx_id, row.home_index)
-                if branch is None or not branch.whole:
-                    raise NotFullyPrepared(tx_id, (branch or Standing("UNKNOWN")).lacking(group))
+                if branch is None or not branch.is_branch_of(home):
+                    raise NotFullyPrepared(tx_id, (branch or Standing("UNKNOWN")).lacking(group, home))
         return self._decide(home, app, tx_id, state, by, row.home_index)
 
     def _resolve_branch(self, gid: int, entry: OpenTransaction, state: TransactionState, by: str) -> None:
@@ -148,7 +148,7 @@ class TransactionAdmin:
             raise TransactionConflict(tx_id, row.state)
         if state is TransactionState.COMMITTED and not decided and index >= 0:
             raise NotFullyPrepared(tx_id, f"its home group {entry.home_group} has no record of it")
-        self._decide(gid, app, tx_id, state, by, None if index < 0 else index)
+        self._decide(gid, app, tx_id, state, by, None if index < 0 else index, entry.home_group)
 
     def _standing(self, gid: int, app: str, tx_id: str, home_index: int) -> Standing | None:
         """How it stands in a group, as of an entry of its log; None before format level 2."""
@@ -171,6 +171,7 @@ class TransactionAdmin:
         state: TransactionState,
         by: str,
         home_index: int | None = None,
+        home_group: int = -1,
     ) -> bool:
         """False: it was decided so before."""
         commits, signed = state is TransactionState.COMMITTED, f"operator:{by}"
@@ -178,7 +179,7 @@ class TransactionAdmin:
             request = (ops.commit if commits else ops.rollback)(app, [tx_id], signed)
         else:
             build = ops.commit_branches if commits else ops.rollback_branches
-            request = build(app, [tx_id], signed, [home_index])
+            request = build(app, [tx_id], signed, [home_index], home_group)
         until = self._router.clock() + self._timeout_s
         while True:
             (result,) = result_of(self._router.submit(gid, request, self._timeout_s), self._timeout_s)

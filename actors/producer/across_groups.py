@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 from escrowmq.actors.client.failures import Failure, FailureKind
 from escrowmq.actors.producer.blocks import (
@@ -26,6 +26,7 @@ from escrowmq.actors.producer.blocks import (
     Outcome,
     PrepareBlock,
     Problems,
+    worst_of,
 )
 from escrowmq.actors.producer.encoder import TxPlan
 from escrowmq.replication.model import ResultCode
@@ -39,6 +40,8 @@ LIMIT_RETRY_S = 0.1
 OLDER_WAIT_S = 10.0
 #: Someone else's transaction has this id: nothing of it may be touched.
 NOT_OURS = (ResultCode.TX_CONFLICT, ResultCode.DUPLICATE)
+#: A branch that was refused so may be prepared a while later.
+PASSING = (ResultCode.STALE, ResultCode.TOO_MANY_OPEN, ResultCode.TOO_MANY_IDS, ResultCode.RETRY)
 OnOutcome = Callable[[Outcome], None]
 
 
@@ -58,7 +61,8 @@ def prepare(sender: Sender, plan: TxPlan, done: OnOutcome, limit_wait_s: float =
     generated id it is being rolled back. A caller's own id is never rolled back behind the caller's back:
     the caller can come back with it, be told "prepared", and run its local transaction, and then a roll-back
     that was still under way would win. So what is prepared stays open until the caller comes back or the
-    check asks, and the failure is UNKNOWN unless nothing was done at all.
+    check asks, and the failure is UNKNOWN unless nothing was done at all. The same holds for one that a
+    branch refuses, if that passes, or if home had it open before: someone else may run its local transaction.
     """
     if plan.single is None:
         assert plan.parts is not None
@@ -109,31 +113,73 @@ class _Again:
         self._sender, self._gid, self._block, self._done = sender, gid, block, done
         now = sender.clock()
         self._until = {ResultCode.TOO_MANY_OPEN: now + limit_wait_s, ResultCode.RETRY: now + OLDER_WAIT_S}
+        self._stale_until = now + OLDER_WAIT_S
         self._problems: Problems = {}
+        self._failures: list[Failure] = []
+        self._left = 0  # pieces under way, and questions
+        self._any_prepared = False
 
     def watch(self, block: PrepareBlock, places: Sequence[int]) -> None:
         """Have ``block``, whose transactions stand at ``places`` of the whole, report here."""
+        self._left += 1
         block.done = lambda outcome: self._tried(block, places, outcome)
 
     def _tried(self, block: PrepareBlock, places: Sequence[int], outcome: Outcome) -> None:
         if isinstance(outcome, Failure):
-            self._done(outcome)
+            self._failures.append(outcome)
+            self._ended_one()
             return
+        self._any_prepared |= len(outcome) < len(places)
         if block is not self._block:
             self._block.take_opened(block, places)
-        self._problems.update((places[i], problem) for i, problem in outcome.items())
         now = self._sender.clock()
-        waiting = [
-            i for i, (code, _) in self._problems.items() if now < self._until.get(ResultCode(code), now)
-        ]
-        if not waiting:
-            self._done(self._problems)
+        waiting, stale = [], []
+        for i, problem in outcome.items():
+            code = ResultCode(problem[0])
+            if code is ResultCode.STALE and self._block.home_index and now < self._stale_until:
+                stale.append(places[i])
+            elif now < self._until.get(code, now):
+                waiting.append(places[i])
+            else:
+                self._problems[places[i]] = problem
+        if waiting:
+            again = self._block.select(sorted(waiting))
+            self.watch(again, sorted(waiting))
+            self._sender.call_later(LIMIT_RETRY_S, lambda: self._sender.enqueue(self._gid, again))
+        if stale:
+            heard_ms: int = min(outcome[i][1] for i in outcome if places[i] in stale)
+            self._ask_home(sorted(stale), heard_ms)
+        self._ended_one()
+
+    def _ask_home(self, places: list[int], heard_ms: int) -> None:
+        """The branch group has forgotten things since this client heard of it (or it never did). Branches may
+        come again if home, asked after that refusal, still has them open: a branch is settled after home has
+        decided, so none of these was settled before ``heard_ms``. A later time must not be told."""
+        whole = self._block
+        question = InquireBlock([whole.tx_ids[i] for i in places], [whole.home_index[i] for i in places])
+        question.done = partial(self._home_said, places, heard_ms)
+        self._left += 1
+        self._sender.enqueue(whole.home_group, question)
+
+    def _home_said(self, places: list[int], heard_ms: int, outcome: Outcome) -> None:
+        if isinstance(outcome, Failure):
+            self._problems.update((i, (ResultCode.STALE, None)) for i in places)
+        else:
+            self._problems.update((places[i], problem) for i, problem in outcome.items())
+            still = [place for i, place in enumerate(places) if i not in outcome]
+            if still:
+                again = self._block.select(still)
+                again.heard_ms = heard_ms
+                self.watch(again, still)
+                self._sender.enqueue(self._gid, again)
+        self._ended_one()
+
+    def _ended_one(self) -> None:
+        self._left -= 1
+        if self._left:
             return
-        for i in waiting:
-            del self._problems[i]
-        again = self._block.select(sorted(waiting))
-        self.watch(again, sorted(waiting))
-        self._sender.call_later(LIMIT_RETRY_S, lambda: self._sender.enqueue(self._gid, again))
+        failures = self._failures
+        self._done(worst_of(failures, prepared=self._any_prepared) if failures else self._problems)
 
 
 class StagedPrepare:
@@ -142,7 +188,8 @@ class StagedPrepare:
 
     Read it in ``ended``: ``problems`` by place, and ``failure`` if a stage had no answer. Then all that are
     not among the problems may be open, in every group of ``touched``. ``home_index``: by place, -1 unless
-    home has opened it. ``tracked``: home sees to it that the others follow (at format level 1 it does not).
+    home has opened it, and ``newest_index``: its newest PREPARE there. ``tracked``: home sees to it that the
+    others follow (at format level 1 it does not).
     """
 
     def __init__(
@@ -161,6 +208,9 @@ class StagedPrepare:
         first = parts[self.home][0]
         self.tx_ids, self.tracked = first.tx_ids, False
         self.home_index = [-1] * len(self.tx_ids)
+        self.newest_index = [-1] * len(self.tx_ids)
+        self._repeated: set[int] = set()  # places of those that home had open before
+        self._at_home: set[int] = set()  # ... that home has open
         self.problems: Problems = {}
         self.failure: Failure | None = None
         self.touched: dict[int, None] = {}
@@ -172,6 +222,12 @@ class StagedPrepare:
     def places(self) -> list[int]:
         """Those that nothing has refused."""
         return [i for i in range(len(self.tx_ids)) if i not in self.problems]
+
+    def left_open(self, place: int) -> bool:
+        """Whether one that was refused, and whose id is the application's, is left to whoever comes with it
+        or to the check: rolled back, the id would be used up for what passes, or taken from someone else."""
+        code, _ = self.problems[place]
+        return place in self._at_home and (code in PASSING or place in self._repeated)
 
     def next_stage(self) -> None:
         """Send the next stage, or finish."""
@@ -201,12 +257,23 @@ class StagedPrepare:
             self.any_prepared |= len(outcome) < len(places)
             for i, problem in outcome.items():
                 self.problems.setdefault(places[i], problem)
-            if gid == self.home and block.opened_at:
-                self.tracked = True
-                for i, place in enumerate(places):
-                    self.home_index[place] = block.opened_at[i]
+            if gid == self.home:
+                self._take_home(block, places, outcome)
         if self._left == 0:
             self.next_stage()
+
+    def _take_home(self, block: PrepareBlock, places: Sequence[int], refused: Problems) -> None:
+        self._at_home.update(place for i, place in enumerate(places) if i not in refused)
+        if not block.opened_at:
+            return
+        self.tracked = True
+        for i, place in enumerate(places):
+            opened, newest = block.opened_at[i], block.newest_at[i]
+            if opened < 0:
+                continue
+            if block.part == 0 and opened != newest:
+                self._repeated.add(place)
+            self.home_index[place], self.newest_index[place] = opened, newest
 
     def _look_at_home(self, places: list[int]) -> None:
         """All is prepared. If it took long, a check may have decided meanwhile, and then branches that came
@@ -223,6 +290,7 @@ class StagedPrepare:
             self.failure = Failure(FailureKind.UNKNOWN, outcome.detail, outcome.retry_after_s)
         else:
             self.problems.update((places[i], problem) for i, problem in outcome.items())
+            self._at_home.difference_update(places[i] for i in outcome)
         self._ended(self)
 
 
@@ -249,15 +317,28 @@ class _OnePrepare:
             done({})
         elif plan.home_index is None and staged.problems[0][0] in NOT_OURS:
             done(staged.problems)
+        elif plan.given_id and staged.left_open(0):
+            done(left_open_failure(staged.problems[0]))
         else:
             # Home's record is ours, by its index; so even where a branch says that the id is another one's.
             told = partial(self._refused, staged.problems)
-            settle(sender, plan.tx_id, gids, False, told, plan.home_index)
+            newest = staged.newest_index if plan.given_id and index >= 0 else ()
+            settle(sender, plan.tx_id, gids, False, told, plan.home_index, newest)
 
     def _refused(self, refusal: Outcome, undone: Outcome) -> None:
         """The roll-back has ended."""
-        may_be_under_way = isinstance(undone, Failure) and not undone.nothing_done
-        self._done(undone if may_be_under_way and self._plan.given_id else refusal)
+        if not self._plan.given_id:
+            self._done(refusal)
+        elif isinstance(undone, Failure):
+            self._done(refusal if undone.nothing_done else undone)
+        else:  # RETRY: someone else has taken it up
+            taken_up = undone and undone[0][0] == ResultCode.RETRY
+            self._done(left_open_failure(undone[0]) if taken_up else refusal)
+
+
+def left_open_failure(problem: tuple[int, Any]) -> Failure:
+    """How a transaction ends that was refused and stays open."""
+    return Failure(FailureKind.UNKNOWN, f"it stays open; a group refuses it: {ResultCode(problem[0]).name}")
 
 
 def settle(
@@ -267,9 +348,11 @@ def settle(
     commit: bool,
     done: OnOutcome,
     home_index: int | None = None,
+    newest_index: Sequence[int] = (),
 ) -> None:
     """Commit or roll back one transaction; see :func:`settle_many`."""
-    settle_many(sender, (tx_id,), gids, commit, done, None if home_index is None else (home_index,))
+    indexes = None if home_index is None else (home_index,)
+    settle_many(sender, (tx_id,), gids, commit, done, indexes, newest_index)
 
 
 def settle_many(
@@ -279,14 +362,16 @@ def settle_many(
     commit: bool,
     done: OnOutcome,
     home_index: Sequence[int] | None = None,
+    newest_index: Sequence[int] = (),
 ) -> None:
     """Commit or roll back transactions over the same groups; ``gids[0]`` is the home group, whose answer
     ``done`` gets. ``home_index``: of each, where home opened it; None: home does not see to its branches.
+    ``newest_index``: see DecisionBlock; it is home's.
 
     The other groups are told after it and waited for, but whatever they say changes nothing: the decision is
     made. Home hears which of them have done it, and tells the rest itself.
     """
-    home = DecisionBlock(commit, tx_ids, home_index)
+    home = DecisionBlock(commit, tx_ids, home_index, newest_index=newest_index)
     if len(gids) == 1 and home_index is None:
         home.done = done
     else:
@@ -315,7 +400,7 @@ class _Settled:
         places = [i for i in range(len(block.tx_ids)) if i not in outcome]
         for gid in self._gids[1:]:
             branch = block if not outcome else block.select(places)
-            branch = DecisionBlock(branch.commit, branch.tx_ids, branch.home_index)
+            branch = DecisionBlock(branch.commit, branch.tx_ids, branch.home_index, self._gids[0])
             branch.done = partial(self._branch_done, gid, branch)
             self._sender.enqueue(gid, branch)
 

@@ -224,7 +224,7 @@ class GroupBatcher:
     def _take_decisions(self, request: BuiltRequest) -> None:
         queue = self._decisions
         room = self._config.request_bytes
-        by_outcome: dict[tuple[bool, bool], list[DecisionBlock]] = {}
+        by_key: dict[tuple[bool, bool, int, bool], list[DecisionBlock]] = {}
         count = 0
         while queue and room > 0 and count < IDS_PER_OPERATION:
             block = queue.popleft()
@@ -232,8 +232,8 @@ class GroupBatcher:
             room -= cost
             self._tx_bytes -= cost
             count += len(block.tx_ids)
-            by_outcome.setdefault((block.commit, block.home_index is None), []).append(block)
-        for blocks in by_outcome.values():
+            by_key.setdefault(block.key(), []).append(block)
+        for blocks in by_key.values():
             frame = encode_decision(self._app, blocks)
             deadline = min(block.deadline for block in blocks)
             request.add(frame, partial(self._decided, blocks), deadline)
@@ -281,9 +281,13 @@ class GroupBatcher:
         speech = self._speech
         for blocks in operations.values():
             deadline = min(block.deadline for block in blocks)
-            # A branch is sent in the version in which home has taken it.
-            instance = self._instance if speech.version == 2 or blocks[0].home_index else None
-            frame = encode_prepare(self._app, blocks, instance=instance, heard_ms=speech.heard_ms)
+            first = blocks[0]
+            # A branch is sent in the version in which home has taken it: if this group refused it as stale,
+            # only home's record could tell that it may come again.
+            version_2 = bool(first.home_index) or (speech.version == 2 and first.home_group < 0)
+            instance = self._instance if version_2 else None
+            heard_ms = speech.heard_ms if first.heard_ms < 0 else first.heard_ms
+            frame = encode_prepare(self._app, blocks, instance=instance, heard_ms=heard_ms)
             request.add(frame, partial(self._prepared, blocks, instance is not None), deadline)
             request.blocks += len(blocks)
 
@@ -351,7 +355,7 @@ class GroupBatcher:
         if version_2:
             self._speech.taken()
         if outcome[0] in (ResultCode.OK, ResultCode.DUPLICATE, ResultCode.PARTIAL):
-            for block in finish_prepared(blocks, outcome):
+            for block in finish_prepared(blocks, outcome, self._speech.heard_ms):
                 self.prepare(block, float("-inf"))
         else:
             for block in retry_apart(blocks, outcome):

@@ -41,8 +41,9 @@ class PrepareBlock:
     """
 
     __slots__ = (
-        "_columns", "alone", "deadline", "digests", "done", "given", "home_group", "home_index", "home_topic",
-        "opened_at", "part", "participants", "parts", "query_ids", "single", "size", "timeout_ms", "tx_ids",
+        "_columns", "alone", "deadline", "digests", "done", "given", "heard_ms", "home_group", "home_index",
+        "home_topic", "newest_at", "opened_at", "part", "participants", "parts", "query_ids", "single",
+        "size", "timeout_ms", "tx_ids",
     )  # fmt: skip
 
     def __init__(
@@ -79,6 +80,10 @@ class PrepareBlock:
         self.home_index: Sequence[int] = ()
         #: Home's answer: where it opened each one, -1 if it is not open.
         self.opened_at: Sequence[int] = ()
+        #: And each one's newest PREPARE, which is this one.
+        self.newest_at: Sequence[int] = ()
+        #: Instead of what was heard from the group last; -1: that.
+        self.heard_ms = -1
 
     @property
     def columns(self) -> dict[tuple[str, int], Column]:
@@ -94,16 +99,17 @@ class PrepareBlock:
         tracked = bool(self.home_index)
         return (
             self.home_topic, self.home_group, self.timeout_ms, self.part, self.given, self.participants,
-            self.parts, tracked,
+            self.parts, tracked, self.heard_ms,
         )  # fmt: skip
 
     def take_opened(self, piece: PrepareBlock, places: Sequence[int]) -> None:
         """Home's answer to a piece of this block, which stands at ``places`` of it."""
         if piece.opened_at:
             opened_at = list(self.opened_at) or [-1] * len(self.tx_ids)
-            for place, index in zip(places, piece.opened_at, strict=True):
-                opened_at[place] = index
-            self.opened_at = opened_at
+            newest_at = list(self.newest_at) or [-1] * len(self.tx_ids)
+            for i, place in enumerate(places):
+                opened_at[place], newest_at[place] = piece.opened_at[i], piece.newest_at[i]
+            self.opened_at, self.newest_at = opened_at, newest_at
 
     def touching(self, topic: str) -> set[int]:
         """Positions of the transactions that send to ``topic``."""
@@ -132,7 +138,7 @@ class PrepareBlock:
             size,
             self.given,
         )
-        block.deadline = self.deadline
+        block.deadline, block.heard_ms = self.deadline, self.heard_ms
         block.participants, block.parts = self.participants, self.parts
         if self.home_index:
             block.home_index = [self.home_index[i] for i in positions]
@@ -143,13 +149,22 @@ class DecisionBlock:
     """Transactions of one broker group to commit or to roll back. ``done`` as in PrepareBlock.
 
     ``home_index``: where home opened each of them; None: they are in one group, or home does not see to
-    branches.
+    branches. ``home_group``: of branches. ``newest_index``: the newest PREPARE of each: one that was prepared
+    again since is not rolled back; empty: no condition.
     """
 
-    __slots__ = ("commit", "deadline", "done", "home_index", "tx_ids")
+    __slots__ = ("commit", "deadline", "done", "home_group", "home_index", "newest_index", "tx_ids")
 
-    def __init__(self, commit: bool, tx_ids: Sequence[str], home_index: Sequence[int] | None = None) -> None:
+    def __init__(
+        self,
+        commit: bool,
+        tx_ids: Sequence[str],
+        home_index: Sequence[int] | None = None,
+        home_group: int = -1,
+        newest_index: Sequence[int] = (),
+    ) -> None:
         self.commit, self.tx_ids, self.home_index = commit, tx_ids, home_index
+        self.home_group, self.newest_index = home_group, newest_index
         self.deadline = 0.0
         self.done: Callable[[Outcome], None] = _nobody
 
@@ -160,7 +175,13 @@ class DecisionBlock:
             self.commit,
             [self.tx_ids[i] for i in places],
             None if home_index is None else [home_index[i] for i in places],
+            self.home_group,
+            [self.newest_index[i] for i in places] if self.newest_index else (),
         )
+
+    def key(self) -> tuple[bool, bool, int, bool]:
+        """Blocks of one key may share an operation."""
+        return self.commit, self.home_index is None, self.home_group, bool(self.newest_index)
 
 
 class InquireBlock:
@@ -265,15 +286,16 @@ def _merge(
 
 
 def encode_decision(app: str, blocks: Sequence[DecisionBlock]) -> bytes:
-    """COMMIT or ROLLBACK of all transactions of ``blocks``, which are to be decided alike, all of them with
-    home indexes or none."""
+    """COMMIT or ROLLBACK of all transactions of ``blocks``, which have the same key."""
     first = blocks[0]
     tx_ids = first.tx_ids if len(blocks) == 1 else [tx_id for block in blocks for tx_id in block.tx_ids]
     if first.home_index is None:
         return ops.commit(app, tx_ids) if first.commit else ops.rollback(app, tx_ids)
     indexes = [index for block in blocks for index in block.home_index or ()]
-    build = ops.commit_branches if first.commit else ops.rollback_branches
-    return build(app, tx_ids, ops.BY_PRODUCER, indexes)
+    if first.commit:
+        return ops.commit_branches(app, tx_ids, ops.BY_PRODUCER, indexes, first.home_group)
+    newest = [index for block in blocks for index in block.newest_index]
+    return ops.rollback_branches(app, tx_ids, ops.BY_PRODUCER, indexes, first.home_group, newest_index=newest)
 
 
 def encode_done(app: str, blocks: Sequence[DoneBlock]) -> bytes:
@@ -289,20 +311,22 @@ def not_open(result: Sequence[Any], block: InquireBlock) -> Problems:
         return problems_of(result, len(block.tx_ids))
     problems: Problems = {}
     for place, row in enumerate(result[1]):
-        state = Standing(*row).state
-        if state == TransactionState.UNKNOWN.value:
+        standing = Standing(*row)
+        state = standing.state
+        if state == TransactionState.UNKNOWN.value or standing.home_group >= 0:
             problems[place] = (ResultCode.UNKNOWN_TX, None)
         elif state != TransactionState.PREPARE.value:
             problems[place] = (ResultCode.DUPLICATE, state)
     return problems
 
 
-def opened_at(result: Sequence[Any], count: int) -> list[int]:
-    """Where home opened each of ``count`` transactions, from its answer to their PREPARE; empty: not told."""
+def opened_at(result: Sequence[Any], count: int) -> tuple[list[int], int]:
+    """Where home opened each of ``count`` transactions, from its answer to their PREPARE, and where that
+    PREPARE is: the same for those that it opened itself. Empty: not told."""
     told = result[-1] if len(result) > (2 if result[0] == ResultCode.PARTIAL else 1) else None
     if type(told) is int:
-        return [told] * count
-    return told if type(told) is list and len(told) == count else []
+        return [told] * count, told
+    return (told[1:], told[0]) if type(told) is list and len(told) == count + 1 else ([], -1)
 
 
 def problems_of(result: Sequence[Any], count: int) -> Problems:
@@ -333,21 +357,24 @@ def finish_blocks(blocks: Iterable[Block], problems: Problems) -> None:
         start = end
 
 
-def finish_prepared(blocks: Sequence[PrepareBlock], result: Sequence[Any]) -> list[PrepareBlock]:
+def finish_prepared(
+    blocks: Sequence[PrepareBlock], result: Sequence[Any], heard_ms: int
+) -> list[PrepareBlock]:
     """As ``finish_blocks``, from the whole answer; returns what is to be prepared again, with what has been
     heard since.
 
     A PREPARE that was refused as stale opened nothing, and its client, which was told of no success, has run
-    nothing: so it may come again. In a branch home has said that the transaction is open, and may have
-    settled it by now. Under home's index it may come again all the same: should it open what was settled, it
-    is rolled back when it asks home, and home commits it no more. A branch without that index is closed.
+    nothing: so it may come again. A branch may not just so: home has said that the transaction is open, and
+    may have settled it by now. It gets ``heard_ms``, the group's time as told with this answer: whoever finds
+    the transaction open at home after it may repeat the branch with that.
     """
     count = sum(len(block.tx_ids) for block in blocks)
     problems = problems_of(result, count)
     if blocks[0].participants:
-        indexes, at = opened_at(result, count), 0
+        (indexes, newest), at = opened_at(result, count), 0
         for block in blocks:
             block.opened_at = indexes[at : at + len(block.tx_ids)]
+            block.newest_at = [newest] * len(block.opened_at)
             at += len(block.tx_ids)
     if not any(code == ResultCode.STALE for code, _ in problems.values()):
         finish_blocks(blocks, problems)
@@ -357,11 +384,11 @@ def finish_prepared(blocks: Sequence[PrepareBlock], result: Sequence[Any]) -> li
     for block in blocks:
         end = start + len(block.tx_ids)
         own = {i - start: problems[i] for i in range(start, end) if i in problems}
-        comes_again = block.home_group < 0 or block.home_index
-        stale = [i for i, (code, _) in own.items() if code == ResultCode.STALE and comes_again]
-        if stale:
+        stale = [i for i, (code, _) in own.items() if code == ResultCode.STALE]
+        if stale and block.home_group < 0:
             again += _divide(block, {i: own[i] for i in own if i not in stale}, [stale])
         else:
+            own.update((i, (ResultCode.STALE, heard_ms)) for i in stale)
             block.done(own)
         start = end
     return again
@@ -421,14 +448,14 @@ def _divide(block: PrepareBlock, problems: Problems, pieces: Sequence[Sequence[i
         else:
             gathered.update((piece[i], problem) for i, problem in outcome.items())
         if left == 0:
-            block.done(_worst(failures, prepared=untold > len(gathered)) if failures else gathered)
+            block.done(worst_of(failures, prepared=untold > len(gathered)) if failures else gathered)
 
     for part, piece in zip(parts, pieces, strict=True):
         part.done = partial(part_done, part, piece)
     return parts
 
 
-def _worst(failures: Sequence[Failure], *, prepared: bool) -> Failure:
+def worst_of(failures: Sequence[Failure], *, prepared: bool) -> Failure:
     """What is said of a block of which parts have no answer; ``prepared``: others of it are prepared.
 
     One part without an answer leaves the block without one: nobody may take the rest for done. Nor for

@@ -11,13 +11,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
+from escrowmq.actors.client.failures import Failure
 from escrowmq.actors.producer import across_groups
 from escrowmq.actors.producer.blocks import Column, Outcome, Placed, PrepareBlock
 from escrowmq.actors.producer.bulk_blocks import BulkUnit, Report
 from escrowmq.actors.producer.core import ProducerCore
 from escrowmq.actors.producer.encoder import digest_of
 from escrowmq.actors.producer.results import prepare_problem, unprepared
-from escrowmq.replication.model import group_of
+from escrowmq.replication.errors import OutcomeUnknown
+from escrowmq.replication.model import ResultCode, group_of
 
 
 class SpreadUnit(BulkUnit):
@@ -55,13 +57,18 @@ class SpreadUnit(BulkUnit):
         if staged.tracked:
             self._home_index = staged.home_index
         named: list[int] = []  # to be rolled back under home's index
+        careful: list[int] = []  # ... unless someone has taken it up: with ids of the caller's own
         bare: list[int] = []  # ... by their ids, which are ours alone
         for place, tx_id in enumerate(self.tx_ids):
             problem, opened = staged.problems.get(place), staged.home_index[place] >= 0
             if problem is not None:
+                given = tx_id in self._given
+                if given and staged.left_open(place):
+                    self.refuse(place, unprepared(tx_id, given, across_groups.left_open_failure(problem)))
+                    continue
                 self.refuse(place, prepare_problem(tx_id, *problem))
                 if opened:
-                    named.append(place)
+                    (careful if given else named).append(place)
                 elif not staged.tracked and problem[0] not in across_groups.NOT_OURS:
                     bare.append(place)
             elif staged.failure is not None:
@@ -70,10 +77,27 @@ class SpreadUnit(BulkUnit):
                 self.refuse(place, unprepared(tx_id, given and not nothing_done, staged.failure))
                 if not given and not nothing_done:
                     (named if opened else bare).append(place)
-        for places, index in ((named, [staged.home_index[i] for i in named]), (bare, None)):
+        for places in (named, careful, bare):
             if places:
                 ids = [self.tx_ids[i] for i in places]
-                across_groups.settle_many(self.core, ids, list(staged.touched), False, _nobody, index)
+                index = None if places is bare else [staged.home_index[i] for i in places]
+                newest = [staged.newest_index[i] for i in places] if places is careful else ()
+                finished = partial(self._undone, done, careful) if places is careful else _nobody
+                across_groups.settle_many(
+                    self.core, ids, list(staged.touched), False, finished, index, newest
+                )
+        if not careful:
+            done(self)
+
+    def _undone(self, done: Report, places: Sequence[int], outcome: Outcome) -> None:
+        """The roll-back of these, whose ids are the caller's own, has ended: as for one transaction."""
+        for i, place in enumerate(places):
+            if isinstance(outcome, Failure):
+                unknown = not outcome.nothing_done
+            else:
+                unknown = i in outcome and outcome[i][0] == ResultCode.RETRY
+            if unknown:
+                self.refuse(place, OutcomeUnknown(self.tx_ids[place]))
         done(self)
 
     def decide(self, commit: bool, places: Sequence[int], done: Report) -> None:

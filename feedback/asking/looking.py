@@ -53,7 +53,7 @@ async def look(leaders: Mapping[int, GroupLeader], home: int, app: str, tx_ids: 
             found.lacking[tx_id] = row.lacking(home)
         for group in row.groups:
             wanted.setdefault(group, {})[tx_id] = row.home_index
-    await asyncio.gather(*(_look_at(leaders, group, app, ids, found) for group, ids in wanted.items()))
+    await asyncio.gather(*(_look_at(leaders, group, home, app, ids, found) for group, ids in wanted.items()))
     for tx_id in (*found.lacking, *found.later):
         found.across.pop(tx_id, None)
     found.later = [tx_id for tx_id in dict.fromkeys(found.later) if tx_id not in found.lacking]
@@ -61,7 +61,7 @@ async def look(leaders: Mapping[int, GroupLeader], home: int, app: str, tx_ids: 
 
 
 async def _look_at(
-    leaders: Mapping[int, GroupLeader], group: int, app: str, ids: Mapping[str, int], found: Looked
+    leaders: Mapping[int, GroupLeader], group: int, home: int, app: str, ids: Mapping[str, int], found: Looked
 ) -> None:
     try:
         rows = await _inquire(leaders[group], app, ids)
@@ -70,8 +70,8 @@ async def _look_at(
     for tx_id in ids:
         if rows is None:
             found.later.append(tx_id)
-        elif not rows[tx_id].whole:
-            found.lacking[tx_id] = rows[tx_id].lacking(group)
+        elif not rows[tx_id].is_branch_of(home):
+            found.lacking[tx_id] = rows[tx_id].lacking(group, home)
 
 
 async def _inquire(leader: GroupLeader, app: str, ids: Mapping[str, int]) -> dict[str, Standing] | None:

@@ -95,9 +95,13 @@ class Standing(NamedTuple):
         """Open, with all its parts."""
         return self.state == "PREPARE" and self.parts in (0, self.have)
 
-    def lacking(self, group: int) -> str:
-        """What is missing in ``group`` unless it is whole, for people."""
-        if self.state == "PREPARE":
+    def is_branch_of(self, home: int) -> bool:
+        """The same, and group ``home`` decides it: an index of home's record is one of that group's log."""
+        return self.whole and self.home_group == home
+
+    def lacking(self, group: int, home: int = -1) -> str:
+        """What is missing in ``group`` unless it is whole (and ``home`` decides it), for people."""
+        if self.state == "PREPARE" and self.home_group == home:
             return f"group {group} has {self.have} of {self.parts} parts"
         return f"it is not prepared in group {group}"
 

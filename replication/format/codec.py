@@ -116,11 +116,11 @@ META_TYPES: dict[int, Any] = {
 META_TYPES_2: dict[int, Any] = {
     OpType.PREPARE: tuple[str, str, list[str], list[str] | None, int, int, list[int], int, int, PrepareExtra],
     OpType.ROLLBACK: tuple[str, list[str], str, list[int]],
-    OpType.COMMIT: tuple[str, list[str], str, int, list[int]],
+    OpType.COMMIT: tuple[str, list[str], str, int, list[int], int],
     OpType.CHECKED: tuple[str, list[str], str],
 }
 #: And of version 3.
-META_TYPES_3: dict[int, Any] = {OpType.ROLLBACK: tuple[str, list[str], str, list[int], list[int]]}
+META_TYPES_3: dict[int, Any] = {OpType.ROLLBACK: tuple[str, list[str], str, list[int], list[int], int]}
 #: type | version << 8 -> decoder of the metadata
 _decode_meta = {
     kind | version << 8: msgspec.msgpack.Decoder(shape).decode

@@ -90,20 +90,39 @@ def rollback_under(app: str, tx_ids: Sequence[str], by: str, newest_index: Seque
 
 
 def commit_branches(
-    app: str, tx_ids: Sequence[str], by: str, home_index: Sequence[int], *, together: bool = False
+    app: str,
+    tx_ids: Sequence[str],
+    by: str,
+    home_index: Sequence[int],
+    home_group: int = -1,
+    *,
+    together: bool = False,
 ) -> bytes:
-    """COMMIT version 2 ``[app, tx_ids, by, 0, home_index]``, for groups of level 2: over several groups.
+    """COMMIT version 2 ``[app, tx_ids, by, 0, home_index, home_group]``, for groups of level 2: over several
+    groups.
 
-    Of each transaction the log index of home's record. One that is open under another is another transaction,
-    and left alone. The leader writes it into the log as version 1.
+    Of each transaction the log index of home's record; ``home_group`` is the group of that log, -1 where the
+    decision is for home itself. One that is open under another is another transaction, and left alone. The
+    leader writes it into the log as version 1.
     """
-    return encode_op(OpType.COMMIT, (app, tx_ids, by, TOGETHER if together else 0, home_index), version=2)
+    meta = (app, tx_ids, by, TOGETHER if together else 0, home_index, home_group)
+    return encode_op(OpType.COMMIT, meta, version=2)
 
 
-def rollback_branches(app: str, tx_ids: Sequence[str], by: str, home_index: Sequence[int]) -> bytes:
-    """ROLLBACK version 3 ``[app, tx_ids, by, [], home_index]``: as ``commit_branches``. From a home group,
-    what is not known here is remembered as rolled back."""
-    return encode_op(OpType.ROLLBACK, (app, tx_ids, by, (), home_index), version=3)
+def rollback_branches(
+    app: str,
+    tx_ids: Sequence[str],
+    by: str,
+    home_index: Sequence[int],
+    home_group: int = -1,
+    *,
+    newest_index: Sequence[int] = (),
+) -> bytes:
+    """ROLLBACK version 3 ``[app, tx_ids, by, newest_index, home_index, home_group]``: as ``commit_branches``,
+    and, unless ``newest_index`` is empty, as ``rollback_under``. From a home group, what is not known here is
+    remembered as rolled back."""
+    meta = (app, tx_ids, by, newest_index, home_index, home_group)
+    return encode_op(OpType.ROLLBACK, meta, version=3)
 
 
 def checked(app: str, tx_ids: Sequence[str]) -> bytes:

@@ -315,16 +315,16 @@ def sift(
 ) -> tuple[list[str], dict[str, tuple[int, Any]]]:
     """Which transactions of a decision go into the entry, and why others that are open do not.
 
-    - A decision that names home indexes does nothing to a record with another one: a lower one belongs to an
-      older transaction, which its branch rolls back soon (RETRY); a higher one means that the decision is
-      late.
+    - A decision that names a home group and home indexes does nothing to a record with others. A branch of
+      the same home with a lower index belongs to an older transaction, which is rolled back soon (RETRY).
+      Anything else stays as long as it likes, and what is decided is not here: not to be told again.
     - A branch is decided by nobody who does not name its home index.
     - Who commits and is not the producer (a check, an operator) commits only what has all its parts here, and
       over several groups only under the home index, which it has looked up in all of them.
     - What a home group rolls back and is not known here goes in too: it is remembered from then on.
     """
     tx_ids, by = meta[1], meta[2]
-    home_index = meta[4] if len(meta) > 4 else None
+    home_index, home_group = meta[4:] if len(meta) > 4 else (None, -1)
     from_home = by.startswith(BY_HOME)
     looks = outcome == COMMITTED and by != build.BY_PRODUCER and not from_home
     valid: dict[str, None] = {}
@@ -337,9 +337,11 @@ def sift(
             if from_home and home_index and outcome == ROLLED_BACK and table.mark(tx_id) is None:
                 valid[tx_id] = None
             continue
-        if home_index and record.home_record != home_index[place]:
-            older = record.home_record < home_index[place]
+        if home_index and not record.is_under(home_group, home_index[place]):
+            older = record.home_group == home_group and 0 <= record.home_index < home_index[place]
             refused[tx_id] = (int(ResultCode.RETRY if older else ResultCode.UNKNOWN_TX), None)
+        elif from_home and by != f"{BY_HOME}{record.home_group}":
+            refused[tx_id] = (int(ResultCode.UNKNOWN_TX), None)
         elif not home_index and record.home_index >= 0:
             refused[tx_id] = (int(ResultCode.TX_CONFLICT), "PREPARE")
         elif looks and (record.missing_parts or (record.participants and not home_index)):
@@ -356,12 +358,18 @@ def _rollback_frame(meta: Sequence[Any], valid: Sequence[str]) -> bytes:
         return build.rollback(app, valid, by)
     if len(meta) > 4:
         home_index = dict(zip(tx_ids, meta[4], strict=True))
-        return build.rollback_branches(app, valid, by, [home_index[tx_id] for tx_id in valid])
-    newest: Sequence[int] = meta[3]
-    if newest and valid is not tx_ids:
-        index_of = dict(zip(tx_ids, newest, strict=True))
-        newest = [index_of[tx_id] for tx_id in valid]
+        indexes = [home_index[tx_id] for tx_id in valid]
+        newest = _newest_of(tx_ids, meta[3], valid)
+        return build.rollback_branches(app, valid, by, indexes, meta[5], newest_index=newest)
+    newest = _newest_of(tx_ids, meta[3], valid)
     return build.rollback_under(app, valid, by, newest)
+
+
+def _newest_of(tx_ids: Sequence[str], newest: Sequence[int], valid: Sequence[str]) -> Sequence[int]:
+    if not newest or valid is tx_ids:
+        return newest
+    index_of = dict(zip(tx_ids, newest, strict=True))
+    return [index_of[tx_id] for tx_id in valid]
 
 
 class _EntryWriter:

@@ -120,7 +120,9 @@ class Branches:
             operations.setdefault((row.app, row.outcome), []).append(row)
         by = f"{BY_HOME}{self._state.gid}"
         frames = [
-            decision(app, outcome, [r.tx_id for r in those], by, [r.home_index for r in those])
+            decision(
+                app, outcome, [r.tx_id for r in those], by, [r.home_index for r in those], self._state.gid
+            )
             for (app, outcome), those in operations.items()
         ]
         self._pushing[gid] = turn = object()
@@ -166,7 +168,7 @@ class Branches:
         """Whether a branch group need not be told again."""
         if code in (ResultCode.OK, ResultCode.DUPLICATE):
             return True
-        if code == ResultCode.UNKNOWN_TX:  # settled and forgotten there
+        if code == ResultCode.UNKNOWN_TX:  # settled and forgotten there, or not prepared: then home is asked
             self.counts["forgotten"] += 1
             return True
         if code == ResultCode.TX_CONFLICT:
@@ -224,7 +226,9 @@ class Branches:
         self._write_decisions(
             home,
             [
-                decision(app, outcome, [t for _, t, _ in those], by, [r.home_index for _, _, r in those])
+                decision(
+                    app, outcome, [t for _, t, _ in those], by, [r.home_index for _, _, r in those], home
+                )
                 for (app, outcome), those in decided.items()
             ],
         )
@@ -292,13 +296,18 @@ def judge(home: Standing, gid: int) -> tuple[int | None, bool]:
 
 
 def decision(
-    app: str, outcome: int, tx_ids: Sequence[str], by: str, home_index: Sequence[int] | None = None
+    app: str,
+    outcome: int,
+    tx_ids: Sequence[str],
+    by: str,
+    home_index: Sequence[int] | None = None,
+    home_group: int = -1,
 ) -> bytes:
     """The operation that commits or rolls back."""
     if home_index is None:
         return (build.commit if outcome == COMMITTED else build.rollback)(app, tx_ids, by)
     return (build.commit_branches if outcome == COMMITTED else build.rollback_branches)(
-        app, tx_ids, by, home_index
+        app, tx_ids, by, home_index, home_group
     )
 
 

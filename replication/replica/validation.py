@@ -112,6 +112,8 @@ def _problem(op: Op) -> str | None:
             return "ROLLBACK's columns differ in length"
         if len(meta) > 4 and not (len(meta[4]) == len(meta[1]) and all(0 < i <= NUMBER_MAX for i in meta[4])):
             return "a decision over several groups takes one home index for each transaction"
+        if len(meta) > 5 and not -1 <= meta[5] < GROUPS_MAX:
+            return "the home group of a decision must be -1 or the number of a group"
         return _ids_problem(meta[0], meta[1])
     if op.type in (OpType.TX_DONE, OpType.INQUIRE):
         if len(meta[1]) != len(meta[2]) or not all(-1 <= index <= NUMBER_MAX for index in meta[2]):

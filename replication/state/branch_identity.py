@@ -1,8 +1,8 @@
-"""Which transaction over several groups a record is: (id, home index), and how it stands.
+"""Which transaction over several groups a record is: (id, home group, home index), and how it stands.
 
 An id may come again after its group has forgotten it, and a branch of the first one may then still be open
-somewhere. So the log index at which home opened its record belongs to the identity: PREPAREs and decisions of
-branches carry it, and do nothing to a record with another one.
+somewhere. So the log index at which home opened its record belongs to the identity, and the group whose log
+that is: PREPAREs and decisions of branches carry both, and do nothing to a record with others.
 """
 
 from __future__ import annotations
@@ -38,12 +38,16 @@ def another(
 def with_home_indexes(
     table: AppTransactions, tx_ids: Sequence[str], problems: list[list[Any]], index: int, *, all_fresh: bool
 ) -> list[Any]:
-    """The result of a PREPARE at home of several groups: also where each transaction's record was opened, one
-    number if it is the same for all; -1 for those that are not open."""
+    """The result of a PREPARE at home of several groups: also its own log index, if it opened all of them.
+    Else that, and behind it of each transaction where it was opened, by this PREPARE or an earlier one of it;
+    -1 for those that are refused, whatever else has their ids."""
     if all_fresh:
         return [0, index]
-    records = [table.open.get(tx_id) for tx_id in tx_ids]
-    indexes = [-1 if record is None else record.log_index for record in records]
+    refused = {problem[0] for problem in problems}
+    indexes = [index]
+    for place, tx_id in enumerate(tx_ids):
+        record = None if place in refused else table.open.get(tx_id)
+        indexes.append(-1 if record is None else record.log_index)
     return [int(ResultCode.PARTIAL), problems, indexes] if problems else [0, indexes]
 
 

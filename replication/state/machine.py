@@ -331,7 +331,7 @@ class StateMachine:
         app, tx_ids, by = op.meta[:3]
         table = self.transactions.look(app)
         if len(op.meta) > 4:
-            return self._rollback_branches(table, app, tx_ids, by, op.meta[4])
+            return self._rollback_branches(table, op.meta)
         if len(op.meta) > 3 and op.meta[3]:
             return self._rollback_under(table, app, tx_ids, by, op.meta[3])
         return self._settle(table, app, tx_ids, by, ROLLED_BACK)
@@ -350,18 +350,23 @@ class StateMachine:
         return [int(ResultCode.PARTIAL), self._refused(table, tx_ids, ROLLED_BACK)]
 
     def _rollback_branches(
-        self, table: AppTransactions, app: str, tx_ids: Sequence[str], by: str, home_index: Sequence[int]
+        self,
+        table: AppTransactions,
+        meta: tuple[str, Sequence[str], str, Sequence[int], Sequence[int], int],
     ) -> Result:
-        """What home rolled back: under another home index an id is another transaction, and stays as it is.
+        """What home rolled back: under another home index, or that of another home, an id is another
+        transaction, and stays as it is; so does one that was prepared again, where that is a condition.
 
         What is neither open nor remembered here is remembered as rolled back from now on (the leader leaves
         out what need not be), so that a PREPARE that is still under way does not open it.
         """
+        app, tx_ids, by, newest, home_index, home_group = meta
         still, unknown = [], []
-        for tx_id, index in zip(tx_ids, home_index, strict=True):
+        for place, (tx_id, index) in enumerate(zip(tx_ids, home_index, strict=True)):
             record = table.open.get(tx_id)
             if record is not None:
-                if record.home_record == index:
+                as_newest = not newest or record.newest_index == newest[place]
+                if as_newest and record.is_under(home_group, index):
                     still.append(tx_id)
             elif table.mark(tx_id) is None:
                 unknown.append(tx_id)

@@ -58,6 +58,11 @@ class OpenTx(NamedTuple):
         """Log index of home's record of it, in home's log; -1: not told."""
         return self.log_index if self.home_group < 0 else self.home_index
 
+    def is_under(self, home_group: int, home_index: int) -> bool:
+        """Whether a decision that names this record of home's, in the log of that group (-1: of this one),
+        is about it. An index alone says nothing: every group counts its own log."""
+        return self.home_group == home_group and self.home_record == home_index
+
 
 class View:
     """The table as it was. Any thread may iterate, until ``OpenTable.release``."""

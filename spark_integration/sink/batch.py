@@ -127,7 +127,7 @@ def settle_batch(link: SinkLink, write_id: str) -> tuple[int, int]:
         left = link.open_places(gid) if gid != home else {}
         wanted, others = _as_decided(link, home, list(left)) if left else ([], [])
         _finish_chunks(link, gid, epoch_id_of(write_id, 0), wanted)
-        roll_back_chunks(link, gid, {tx_id: left[tx_id] for tx_id in others})
+        roll_back_chunks(link, gid, {tx_id: left[tx_id] for tx_id in others}, home)
         committed, rolled_back = committed + len(wanted), rolled_back + len(others)
     return committed, rolled_back + len(undecided)
 

@@ -189,11 +189,9 @@ def carry_out(link: SinkLink, intent: Intent, *, checked: bool = False) -> None:
         commit_together(link, gid, intent.epoch_id, ids)
 
 
-def commit_together(
-    link: SinkLink, gid: int, epoch_id: str, ids: Sequence[str], home_index: Sequence[int] | None = None
-) -> None:
+def commit_together(link: SinkLink, gid: int, epoch_id: str, ids: Sequence[str]) -> None:
     """One COMMIT over all of these, which were all open once. Raises EpochConflict, Unavailable."""
-    problems = link.commit(gid, ids, home_index) if ids else {}
+    problems = link.commit(gid, ids) if ids else {}
     for place, (code, recorded) in problems.items():
         if code == ResultCode.TX_CONFLICT:
             raise EpochConflict(epoch_id, ids[place], str(recorded))

@@ -104,17 +104,16 @@ class SinkLink:
         except _HeldUp as error:
             return error.problems
 
-    def commit(self, gid: int, tx_ids: Sequence[str], home_index: Sequence[int] | None = None) -> Problems:
-        """Commit all of these in one entry, or none of them; {}: they are committed. ``home_index``: for
-        branches whose home sees to them, where home opened each."""
-        if home_index is None:
-            request = ops.commit(self.app, tx_ids, together=True)
-        else:
-            request = ops.commit_branches(self.app, tx_ids, ops.BY_PRODUCER, home_index, together=True)
+    def commit(self, gid: int, tx_ids: Sequence[str]) -> Problems:
+        """Commit all of these in one entry, or none of them; {}: they are committed."""
+        request = ops.commit(self.app, tx_ids, together=True)
         return self.finish(gid, request, self.start(gid, request), len(tx_ids))
 
-    def rollback(self, gid: int, tx_ids: Sequence[str], home_index: Sequence[int] | None = None) -> Problems:
-        """Roll back what is open of these. Problems are those that are committed, or forgotten."""
+    def rollback(
+        self, gid: int, tx_ids: Sequence[str], home_index: Sequence[int] | None = None, home_group: int = -1
+    ) -> Problems:
+        """Roll back what is open of these. Problems are those that are committed, or forgotten.
+        ``home_group``: of branches, -1 at home."""
         problems: Problems = {}
         for at in range(0, len(tx_ids), IDS_AT_A_TIME):
             part = tx_ids[at : at + IDS_AT_A_TIME]
@@ -122,7 +121,7 @@ class SinkLink:
                 request = ops.rollback(self.app, part)
             else:
                 indexes = home_index[at : at + IDS_AT_A_TIME]
-                request = ops.rollback_branches(self.app, part, ops.BY_PRODUCER, indexes)
+                request = ops.rollback_branches(self.app, part, ops.BY_PRODUCER, indexes, home_group)
             found = self.finish(gid, request, self.start(gid, request), len(part))
             problems.update((at + place, problem) for place, problem in found.items())
         return problems
@@ -150,7 +149,7 @@ class SinkLink:
 
         def attempt() -> Problems:
             result = result_of(self.start(gid, request), self._call_s)[0]
-            opened[:] = opened_at(result, 1)
+            opened[:], _ = opened_at(result, 1)
             return problems_of(result, 1)
 
         try:
@@ -183,10 +182,11 @@ class SinkLink:
         return patiently(attempt, patience, (*PASSING, _HeldUp), clock=self.router.clock, sleep=self._sleep)
 
 
-def roll_back_chunks(link: SinkLink, gid: int, places: Mapping[str, int]) -> None:
-    """Roll back chunks that are open in a group: transactions, each with where its home has opened it (-1: it
-    is in one group, or home does not see to it)."""
+def roll_back_chunks(link: SinkLink, gid: int, places: Mapping[str, int], home: int) -> None:
+    """Roll back chunks that are open in a group: transactions, each with where group ``home`` has opened it
+    (-1: it is in one group, or home does not see to it)."""
     for tracked in (False, True):
         ids = [tx_id for tx_id, index in places.items() if (index >= 0) is tracked]
         if ids:
-            link.rollback(gid, ids, [places[tx_id] for tx_id in ids] if tracked else None)
+            indexes = [places[tx_id] for tx_id in ids] if tracked else None
+            link.rollback(gid, ids, indexes, -1 if gid == home else home)

@@ -173,7 +173,8 @@ class ChunkWriter:
             by_group = {self._home: [tx for ids in by_group.values() for tx in ids], **by_group}
         for gid, ids in by_group.items():
             try:
-                roll_back_chunks(self._link, gid, {tx_id: self._home_index.get(tx_id, -1) for tx_id in ids})
+                places = {tx_id: self._home_index.get(tx_id, -1) for tx_id in ids}
+                roll_back_chunks(self._link, gid, places, gid if self._home is None else self._home)
             except EscrowMQError as error:
                 log.warning("%s chunks of %s stay open for now: %s", len(ids), self._epoch_id, error)
 

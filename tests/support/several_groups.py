@@ -183,12 +183,12 @@ class SeveralGroups:
 class Client:
     """A producer's own flows and queues over the groups. ``dead``: it neither sends nor hears any more."""
 
-    def __init__(self, world: SeveralGroups, *, old: bool = False) -> None:
+    def __init__(self, world: SeveralGroups, *, old: bool = False, instance: str = "client") -> None:
         """``old``: with software from before format levels."""
         self.world, self.dead = world, False
         self.config = ProducerConfig()
         self.encoder = Encoder(self.config, len(world.groups), lambda topic: PARTITIONS)
-        self.batchers = [GroupBatcher(APP, self.config, "client") for _ in world.groups]
+        self.batchers = [GroupBatcher(APP, self.config, instance) for _ in world.groups]
         for batcher in self.batchers if old else ():
             batcher._speech.version = 1
         self.dies_before: Callable[[int, Block], bool] = lambda gid, block: False

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from escrowmq.actors.client.failures import Failure, FailureKind
-from escrowmq.actors.producer.across_groups import prepare
+from escrowmq.actors.producer.across_groups import PASSING, prepare
 from escrowmq.actors.producer.blocks import Block, DecisionBlock, Outcome, PrepareBlock
 from escrowmq.actors.producer.config import ProducerConfig
 from escrowmq.actors.producer.encoder import Encoder, TxPlan
@@ -108,7 +108,7 @@ def test_a_generated_id_is_rolled_back_everywhere() -> None:
 def test_a_refusal_is_told_once_its_roll_back_has_ended_and_as_unknown_if_nobody_knows_how() -> None:
     groups = TwoGroups()
     home, other = plan(True).groups
-    refusal = {0: (ResultCode.TOO_MANY_OPEN, 7)}
+    refusal = {0: (ResultCode.UNKNOWN_TOPIC, ["orders"])}
     groups.refusing = {other: refusal}
     told: list[Outcome] = []
     prepare(groups, plan(True), told.append)
@@ -120,3 +120,25 @@ def test_a_refusal_is_told_once_its_roll_back_has_ended_and_as_unknown_if_nobody
     ((_, roll_back),) = groups.late
     roll_back.done(Failure(FailureKind.UNKNOWN))
     assert told == [Failure(FailureKind.UNKNOWN)]
+
+
+@pytest.mark.parametrize("code", PASSING)
+def test_a_refusal_that_passes_uses_up_no_id_of_the_callers(code: ResultCode) -> None:
+    groups = TwoGroups()
+    home, other = plan(True).groups
+    groups.refusing = {other: {0: (code, 7)}}
+    outcome = attempt(groups)
+    assert isinstance(outcome, Failure) and outcome.kind is FailureKind.UNKNOWN
+    assert groups.open[home] == {"tx"} and not groups.late, "it may come again, or the check asks"
+    groups.refusing = {}
+    assert attempt(groups) == {}
+
+
+def test_a_generated_id_is_rolled_back_for_a_refusal_that_passes() -> None:
+    groups = TwoGroups()
+    home, other = plan(False).groups
+    groups.refusing = {other: {0: (ResultCode.TOO_MANY_OPEN, 7)}}
+    told: list[Outcome] = []
+    prepare(groups, plan(False), told.append)
+    groups.deliver()
+    assert told == [{0: (ResultCode.TOO_MANY_OPEN, 7)}] and groups.open[home] == set()

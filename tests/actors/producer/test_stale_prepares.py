@@ -64,13 +64,28 @@ def test_only_those_that_were_refused_are_sent_again() -> None:
     assert one == [{}] and two == [{0: (CONFLICT, "COMMITTED")}]
 
 
-def test_a_branch_is_closed_and_not_sent_again() -> None:
-    """Home has said that the transaction is open; by now it may have been settled."""
+def test_a_branch_is_not_sent_again_before_home_was_asked() -> None:
+    """Home has said that the transaction is open; by now it may have been settled. The answer tells the time
+    with which it may come again, and that time stays, whatever is heard later."""
     batcher = GroupBatcher("shop", ProducerConfig(), "me")
     block, outcomes = a_block("x", home_group=1)
+    block.home_index = [5]
     batcher.prepare(block, 0.0)
-    refused(batcher, {0: STALE}, 70)
-    assert outcomes == [{0: (STALE, "COMMITTED")}] and batcher.build() is None
+    assert refused(batcher, {0: STALE}, 70) == [(["x"], -1)]
+    assert outcomes == [{0: (STALE, 70)}] and batcher.build() is None
+    other, _ = a_block("y")
+    batcher.prepare(other, 0.0)
+    refused(batcher, {}, 90)
+    block.heard_ms = 70
+    batcher.prepare(block, 0.0)
+    assert refused(batcher, {}, 95) == [(["x"], 70)]
+
+
+def test_a_branch_whose_home_sees_to_nothing_is_sent_in_the_version_that_is_never_stale() -> None:
+    batcher = GroupBatcher("shop", ProducerConfig(), "me")
+    block, _ = a_block("x", home_group=1)
+    batcher.prepare(block, 0.0)
+    assert refused(batcher, {}, 70) == [], "version 1"
 
 
 @pytest.fixture

@@ -22,6 +22,7 @@ from escrowmq.replication.replica import branches
 from escrowmq.replication.replica.validation import parse_request
 from escrowmq.replication.state import decided
 from escrowmq.replication.state.machine import StateMachine
+from escrowmq.replication.state.open_table import OpenTx
 from escrowmq.replication.state.snapshot import capture, encode, restore
 from tests.support.several_groups import APP, TOPIC, Client, Group, SeveralGroups
 
@@ -256,7 +257,7 @@ def test_what_home_owes_comes_back_with_a_snapshot() -> None:
 
 def test_a_producer_that_has_heard_nothing_of_a_branch_group_prepares_there_all_the_same() -> None:
     """Its first PREPARE there is refused as stale once that group has forgotten ids; it comes again with what
-    it has heard. Under home's index that can open nothing that was settled: home would not be open."""
+    it has heard, once home has said that the transaction is open."""
     world = SeveralGroups()
     for group in world.groups:
         group.forget_settled()
@@ -297,14 +298,72 @@ def test_a_decision_does_nothing_to_a_transaction_with_another_home_index() -> N
     group.submit(branch(50))
     for build in (ops.commit_branches, ops.rollback_branches):
         for by in ("producer", "operator:ann"):
-            assert refusal(group.submit(build(APP, ["x"], by, [51]))[0]) == ResultCode.RETRY
-            assert refusal(group.submit(build(APP, ["x"], by, [49]))[0]) == ResultCode.UNKNOWN_TX
-        assert (
-            refusal(group.submit(build(APP, ["x"], "home:0", [51]), from_broker=True)[0]) == ResultCode.RETRY
-        )
+            assert refusal(group.submit(build(APP, ["x"], by, [51], 0))[0]) == ResultCode.RETRY
+            assert refusal(group.submit(build(APP, ["x"], by, [49], 0))[0]) == ResultCode.UNKNOWN_TX
+        from_home = group.submit(build(APP, ["x"], "home:0", [51], 0), from_broker=True)
+        assert refusal(from_home[0]) == ResultCode.RETRY
     assert refusal(group.submit(ops.commit(APP, ["x"]))[0]) == ResultCode.TX_CONFLICT, "without any"
     assert group.outcome("x") == "PREPARE"
-    assert group.submit(ops.commit_branches(APP, ["x"], "producer", [50])) == [[0]]
+    assert group.submit(ops.commit_branches(APP, ["x"], "producer", [50], 0)) == [[0]]
+
+
+@pytest.mark.parametrize("home_here", [True, False])
+def test_an_index_of_one_log_says_nothing_of_another_ones(home_here: bool) -> None:
+    world = SeveralGroups(3)
+    group = world.groups[1]
+    if home_here:  # opened by this group itself, at that place of its own log
+        index = group.single.journal.last_index + 1
+        extra = PrepareExtra(participants=[2])
+        assert group.submit(ops.prepare(APP, TOPIC, ["x"], None, 0, 0, [1], -1, 0, extra)) == [[0, index]]
+    else:
+        index = 50
+        group.submit(ops.prepare(APP, TOPIC, ["x"], None, 0, 0, [1], 2, 0, PrepareExtra(home_index=[index])))
+    for build in (ops.commit_branches, ops.rollback_branches):
+        assert refusal(group.submit(build(APP, ["x"], "producer", [index], 0))[0]) == ResultCode.UNKNOWN_TX
+        told = group.submit(build(APP, ["x"], "home:0", [index], 0), from_broker=True)
+        assert refusal(told[0]) == ResultCode.UNKNOWN_TX, "home:0 is not to tell it again"
+    told = group.submit(ops.rollback(APP, ["x"], "home:0"), from_broker=True)
+    assert refusal(told[0]) != 0 and group.outcome("x") == "PREPARE"
+    home_group = -1 if home_here else 2
+    assert group.submit(ops.commit_branches(APP, ["x"], "producer", [index], home_group)) == [[0]]
+
+
+def test_the_home_group_is_what_tells_them_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(OpenTx, "is_under", lambda record, home, index: record.home_record == index)
+    group = SeveralGroups(3).groups[1]
+    group.submit(ops.prepare(APP, TOPIC, ["x"], None, 0, 0, [1], 2, 0, PrepareExtra(home_index=[50])))
+    group.submit(ops.rollback_branches(APP, ["x"], "producer", [50], 0))
+    assert group.outcome("x") == "ROLLBACK", "the transaction of group 2, by group 0's producer"
+
+
+def test_home_tells_a_roll_back_once_where_a_branch_of_the_first_version_has_the_id() -> None:
+    world = SeveralGroups()
+    home, other = world.groups
+    other.submit(ops.prepare(APP, TOPIC, ["x"], None, 0, 0, [1], 0, 0))  # of the first version: it stays
+    extra = PrepareExtra(participants=[1])
+    ((_, index),) = home.submit(ops.prepare(APP, TOPIC, ["x"], None, 0, 0, [1], -1, 0, extra))
+    assert home.submit(ops.rollback_branches(APP, ["x"], "producer", [index])) == [[0]]
+    world.pass_time(1.0)
+    assert home.decided("x") is None, "nothing is owed to a group that has no branch of it"
+    # A PREPARE of that branch that was still under way: home is asked, and does not owe it anything.
+    other.submit(ops.rollback(APP, ["x"]))
+    other.forget_settled()
+    other.submit(branch(index))
+    world.pass_time(CHECK_S + FOLLOWS_S)
+    assert other.outcome("x") == "ROLLBACK"
+
+
+def test_a_roll_back_may_hold_for_the_newest_prepare_only() -> None:
+    group = SeveralGroups(3).groups[0]
+    extra = PrepareExtra(participants=[1], given=True, instance="one", heard_ms=1 << 50)
+    first = ops.prepare(APP, TOPIC, ["x"], None, 0, 0, [1], -1, 0, extra)
+    ((_, index),) = group.submit(first)
+    group.submit(first)  # somebody took it up
+    undo = ops.rollback_branches(APP, ["x"], "producer", [index], newest_index=[index])
+    assert refusal(group.submit(undo)[0]) == ResultCode.RETRY
+    newest = group.state.transactions.look(APP).open["x"].newest_index
+    undo = ops.rollback_branches(APP, ["x"], "producer", [index], newest_index=[newest])
+    assert group.submit(undo) == [[0]]
 
 
 def test_a_repetition_with_other_participants_is_another_transaction() -> None:
@@ -316,8 +375,10 @@ def test_a_repetition_with_other_participants_is_another_transaction() -> None:
 
     ((code, index),) = group.submit(home(1, 2))
     assert (code, index) == (0, group.state.transactions.look(APP).open["x"].log_index)
-    assert group.submit(home(1, 2)) == [[0, [index]]], "also to a repetition"
-    assert group.submit(home(1))[0][1][0][:2] == [0, ResultCode.TX_CONFLICT]
+    newest = group.single.journal.last_index + 1
+    assert group.submit(home(1, 2)) == [[0, [newest, index]]], "a repetition is told both"
+    problem, told = group.submit(home(1))[0][1:]
+    assert problem[0][:2] == [0, ResultCode.TX_CONFLICT] and told[1:] == [-1], "not whose record it is"
     assert refusal(group.submit(ops.prepare(APP, TOPIC, ["x"], None, 0, 0, [1], -1, 0))[0]) == 5
 
 
@@ -368,7 +429,8 @@ def test_a_branch_that_is_recorded_otherwise_is_alarmed_and_does_not_keep_home_f
     committed_at_home(world)
     home, other = world.groups
     index = home.decided("x").home_index
-    other.submit(ops.rollback_branches(APP, ["x"], "home:0", [index]), from_broker=True)  # must never happen
+    wrong = ops.rollback_branches(APP, ["x"], "home:0", [index], 0)  # must never happen
+    other.submit(wrong, from_broker=True)
     world.pass_time(1.0)
     assert home.branches.counts["against_home"] == 1 and "branch-against-home" in home.reports[0]
     assert nothing_left(world)

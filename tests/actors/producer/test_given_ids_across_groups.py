@@ -1,0 +1,238 @@
+"""Ids of applications over several groups: a refusal neither uses one up nor takes it from someone else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from escrowmq.actors.client.failures import Failure, FailureKind
+from escrowmq.actors.producer import across_groups
+from escrowmq.actors.producer.blocks import Block, InquireBlock, Outcome, PrepareBlock
+from escrowmq.actors.producer.bulk_spread import SpreadUnit
+from escrowmq.actors.producer.encoder import TxPlan
+from escrowmq.replication.format import ops
+from escrowmq.replication.model import ResultCode
+from tests.support.several_groups import APP, Client, SeveralGroups
+
+Sent = list[tuple[int, str]]
+
+
+def forgetful(groups: int = 2) -> SeveralGroups:
+    """Every group has forgotten ids: a PREPARE of who has heard of nothing since is stale."""
+    world = SeveralGroups(groups)
+    for group in world.groups:
+        group.forget_settled()
+        assert group.state.forgotten_ms > 0
+    return world
+
+
+def watched(client: Client, also: Callable[[int, Block], None] = lambda gid, block: None) -> Sent:
+    """What it sends, as (group, kind of block); ``also`` is called before each."""
+    sent: Sent = []
+
+    def look(gid: int, block: Block) -> bool:
+        sent.append((gid, type(block).__name__))
+        also(gid, block)
+        return False
+
+    client.dies_before = look
+    return sent
+
+
+@pytest.mark.parametrize("given", [False, True])
+def test_the_first_transaction_of_a_producer_is_prepared_where_ids_were_forgotten(given: bool) -> None:
+    world = forgetful()
+    client = Client(world)
+    heard: list[int] = []
+    sent = watched(client, lambda gid, block: heard.append(getattr(block, "heard_ms", -1)))
+    plan = client.plan("order-42", given=given)
+    refused_at = world.groups[1].state.now_ms
+    assert client.prepare(plan) == {} and world.outcomes("order-42") == ["PREPARE"] * 2
+    assert sent == [(0, "PrepareBlock"), (1, "PrepareBlock"), (0, "InquireBlock"), (1, "PrepareBlock")]
+    assert heard[-1] > refused_at, "what the refusal told, whatever is heard later"
+    assert client.settle(plan) == {} and world.outcomes("order-42") == ["COMMITTED"] * 2
+
+
+@pytest.mark.parametrize("given", [False, True])
+def test_a_branch_is_not_repeated_if_home_has_decided_meanwhile(given: bool) -> None:
+    """A check was quicker. The branch was perhaps settled, and forgotten: it must not be opened."""
+    world = forgetful()
+    client = Client(world)
+
+    def check(gid: int, block: Block) -> None:
+        if isinstance(block, InquireBlock):
+            world.groups[0].submit(ops.rollback(APP, ["order-42"], "feedback"))
+
+    sent = watched(client, check)
+    plan = client.plan("order-42", given=given)
+    outcome = client.prepare(plan)
+    assert outcome and not isinstance(outcome, Failure), "not prepared"
+    assert outcome[0] == (ResultCode.DUPLICATE, "ROLLBACK")
+    assert sent.count((1, "PrepareBlock")) == 1 and world.groups[1].outcome("order-42") != "PREPARE"
+
+
+def test_asking_home_is_what_keeps_it_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def at_once(again: across_groups._Again, places: list[int], heard_ms: int) -> None:
+        again._left += 1
+        again._home_said(places, heard_ms, {})
+
+    monkeypatch.setattr(across_groups._Again, "_ask_home", at_once)
+    world = forgetful()
+    client = Client(world)
+    prepares = 0
+
+    def check(gid: int, block: Block) -> None:
+        nonlocal prepares
+        prepares += gid == 1 and isinstance(block, PrepareBlock)
+        if prepares == 2:
+            world.groups[0].submit(ops.rollback(APP, ["order-42"], "feedback"))
+
+    watched(client, check)
+    assert client.prepare(client.plan("order-42", given=True)) == {}, "and its local transaction runs in vain"
+    assert world.outcomes("order-42") == ["ROLLBACK", "PREPARE"]
+
+
+def between_home_and_branch(world: SeveralGroups) -> tuple[Client, TxPlan, Callable[[], Outcome | None]]:
+    """An instance that knows both groups, whose transaction is open at home, and its branch is on the way;
+    and what makes that go on, and tells how it ended."""
+    client = Client(world, instance="first")
+    for batcher, group in zip(client.batchers, world.groups, strict=True):
+        batcher._speech.heard(group.state.now_ms)
+        batcher._speech.taken()
+    plan, told = client.plan("order-42", given=True), list[Outcome]()
+    held: list[tuple[int, Block]] = []
+    enqueue = client.enqueue
+
+    def hold(gid: int, block: Block) -> None:
+        if gid == 1 and isinstance(block, PrepareBlock):
+            held.append((gid, block))
+        else:
+            enqueue(gid, block)
+
+    client.enqueue = hold  # type: ignore[method-assign]
+    across_groups.prepare(client, plan, told.append)
+    client.run()
+    assert world.outcomes("order-42") == ["PREPARE", "UNKNOWN"] and not told
+
+    def go_on() -> Outcome | None:
+        client.enqueue = enqueue  # type: ignore[method-assign]
+        for gid, block in held:
+            enqueue(gid, block)
+        client.run()
+        return told[0] if told else None
+
+    return client, plan, go_on
+
+
+def limit(world: SeveralGroups, gid: int, open_max: int) -> None:
+    world.groups[gid].single.replica.admission._open_max = open_max
+
+
+def refused_second(world: SeveralGroups) -> Outcome | None:
+    """While one instance is between home and branch, another one prepares the id and is refused there."""
+    limit(world, 1, 0)
+    second = Client(world, instance="second")
+    outcome = second.prepare(second.plan("order-42", given=True))
+    limit(world, 1, 100)
+    return outcome
+
+
+def test_who_is_refused_does_not_roll_back_what_another_instance_has_opened() -> None:
+    world = SeveralGroups()
+    first, plan, go_on = between_home_and_branch(world)
+    outcome = refused_second(world)
+    assert isinstance(outcome, Failure) and outcome.kind is FailureKind.UNKNOWN
+    assert go_on() == {}, "prepared: the first one runs its local transaction"
+    assert first.settle(plan) == {} and world.outcomes("order-42") == ["COMMITTED"] * 2
+
+
+def test_that_rule_is_what_keeps_it_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(across_groups.StagedPrepare, "left_open", lambda staged, place: False)
+    world = SeveralGroups()
+    between_home_and_branch(world)
+    refused_second(world)
+    assert world.groups[0].outcome("order-42") == "ROLLBACK"
+
+
+def test_who_has_opened_it_does_not_roll_back_what_another_instance_has_taken_up() -> None:
+    world = SeveralGroups()
+    _, _, go_on = between_home_and_branch(world)
+    second = Client(world, instance="second")
+    plan = second.plan("order-42", given=True)
+    assert second.prepare(plan) == {}, "it runs its local transaction"
+    # The first one's branch has another content now: a refusal that does not pass.
+    table = world.groups[1].state.transactions.look(APP).open
+    table.replace("order-42", table["order-42"]._replace(digests=(1,)))
+    outcome = go_on()
+    assert isinstance(outcome, Failure) and outcome.kind is FailureKind.UNKNOWN
+    assert world.groups[0].outcome("order-42") == "PREPARE"
+    assert second.settle(plan) == {} and world.groups[0].outcome("order-42") == "COMMITTED"
+
+
+def test_a_limit_at_a_branch_does_not_use_an_id_up() -> None:
+    world = SeveralGroups()
+    client = Client(world)
+    limit(world, 1, 0)
+    outcome = client.prepare(client.plan("order-42", given=True))
+    assert isinstance(outcome, Failure) and outcome.kind is FailureKind.UNKNOWN
+    limit(world, 1, 100)
+    plan = client.plan("order-42", given=True)
+    assert client.prepare(plan) == {} and client.settle(plan) == {}
+    assert world.outcomes("order-42") == ["COMMITTED"] * 2
+
+
+def test_a_refusal_that_lasts_rolls_back_what_this_call_has_opened() -> None:
+    world = SeveralGroups()
+    world.groups[1].submit(ops.prepare(APP, "orders", ["order-42"], None, 0, 0, [1], -1, 0))  # somebody's
+    client = Client(world)
+    outcome = client.prepare(client.plan("order-42", given=True))
+    assert outcome == {0: (ResultCode.TX_CONFLICT, "PREPARE")}
+    assert world.outcomes("order-42") == ["ROLLBACK", "PREPARE"], "and somebody's stays as it was"
+
+
+def test_home_that_has_another_transaction_of_the_id_is_not_told_to_roll_it_back() -> None:
+    world = SeveralGroups()
+    one = Client(world, instance="first")
+    plan = one.plan("order-42", given=True)
+    assert one.prepare(plan) == {}
+    other = Client(world, instance="second")
+    for batcher, group in zip(other.batchers, world.groups, strict=True):
+        batcher._speech.heard(group.state.now_ms)
+    another = other.plan("order-42", given=True)
+    assert another.parts is not None
+    for blocks in another.parts.values():
+        blocks[0].digests = (1,)
+    assert other.prepare(another) == {0: (ResultCode.TX_CONFLICT, "PREPARE")}
+    assert one.settle(plan) == {} and world.outcomes("order-42") == ["COMMITTED"] * 2
+
+
+def test_many_at_once_leave_alone_what_another_instance_has_opened() -> None:
+    """The same in a bulk: of two ids one is new, and one is open at home, and its instance is on the way."""
+    world = SeveralGroups()
+    _, _, go_on = between_home_and_branch(world)
+    bulk = Client(world, instance="second")
+    plans = [bulk.plan(tx_id, given=True) for tx_id in ("order-42", "order-43")]
+    blocks: dict[int, PrepareBlock] = {}
+    for gid in (0, 1):
+        (one,), (two,) = (plan.parts[gid] for plan in plans if plan.parts is not None)
+        columns = {
+            place: ([0] * len(rows) + [1] * len(more[2]), [*sizes, *more[1]], [*rows, *more[2]])
+            for (place, (_, sizes, rows)), more in zip(one.columns.items(), two.columns.values(), strict=True)
+        }
+        ids, digests = [*one.tx_ids, *two.tx_ids], [*one.digests, *two.digests]
+        blocks[gid] = PrepareBlock("orders", one.home_group, 0, 0, ids, ids, digests, columns, 9, True)
+        blocks[gid].participants = one.participants
+    bulk.release = lambda size: None  # type: ignore[attr-defined]
+    given = {"order-42", "order-43"}
+    unit = SpreadUnit(bulk, (0, 1), blocks, [0, 1], given, 0.0)  # type: ignore[arg-type]
+    table = world.groups[1].single.state.transactions.app(APP).settled
+    table.young.update({"order-42": 2, "order-43": 2})  # settled there: a refusal for good
+    told: list[object] = []
+    unit.prepare(told.append)
+    bulk.run()
+    assert told == [unit]
+    assert world.groups[0].outcome("order-43") == "ROLLBACK", "opened by this call"
+    assert world.groups[0].outcome("order-42") == "PREPARE", "opened by another one"
+    del table.young["order-42"]
+    assert go_on() == {}
