@@ -29,7 +29,9 @@ DEATH = 0.03  # at each point where a producer may die
 IMPATIENCE = 0.05
 GIVEN = 0.5  # of transactions: their id is the application's, so another producer can come back with it
 SLOW, SLOW_S = 0.15, 4.0  # of local transactions: a database that makes them wait
-SILENT, SILENT_MAX_S = 0.03, 1.4  # of polls: so long nothing more is heard of the producer
+#: Of polls: so long nothing more is heard of the producer, and between two silences everybody hears it. With
+#: the time from one poll to the next before and behind it, a silence stays below ``owner_gone_s``.
+SILENT, SILENT_MAX_S, HEARD_S = 0.03, 1.2, 0.5
 Row = tuple[int, tuple[str, int], bytes]  # part, place, row
 #: Phases that end with the producer; the others are the broker's and the checks'.
 OF_PRODUCERS = tuple(p for p in Phase if p not in (Phase.CHECK_OUT, Phase.CHECK_ANSWERED))
@@ -72,7 +74,7 @@ class Producer:
     def polls(self, now: float) -> bool:
         """Whether its polls arrive just now: it stands still, or is cut off, but never for as long as an
         owner may be silent."""
-        if self.alive and now >= self._silent_until and self._habits.random() < SILENT:
+        if self.alive and now >= self._silent_until + HEARD_S and self._habits.random() < SILENT:
             self._silent_until = now + SILENT_MAX_S * max(self._habits.random(), self._habits.random())
         return self.alive and now >= self._silent_until
 
