@@ -11,6 +11,7 @@ import pytest
 from escrowmq.replication.errors import FsyncFailed
 from escrowmq.replication.format import entry
 from escrowmq.replication.log import recovery, segment
+from escrowmq.replication.log.disk import File
 from escrowmq.replication.log.journal import SegmentJournal
 from escrowmq.replication.log.syncjob import SyncJob
 from escrowmq.replication.replica.replica import Replica
@@ -36,6 +37,9 @@ STATE = (
 )
 #: The product itself finds that what was synced is not there; without flipped bits that is a violation.
 REFUSED = "CorruptLog"
+#: The replica calls entries durable that its disk has not kept, and other disks have. It cannot mend them:
+#: until the power fails it reads them from its page cache, where they are sound.
+NOT_KEPT = "unmended"
 
 
 @plant("fsync-off", *LOST, *VOTES, REFUSED)
@@ -44,7 +48,7 @@ def fsync_off(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(SimFile, "sync", lambda self: self._check("sync"))
 
 
-@plant("fsync-of-the-log-off", *LOST, passing_over=(REFUSED,))
+@plant("fsync-of-the-log-off", *LOST, NOT_KEPT, passing_over=(REFUSED,))
 def fsync_of_the_log_off(patch: pytest.MonkeyPatch) -> None:
     """Votes and snapshots are synced, entries are not: what was acknowledged is lost without a trace."""
     sync = SimFile.sync
@@ -78,7 +82,14 @@ def durable_before_fsync(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(SegmentJournal, "begin_sync", hasty)
 
 
-@plant("failed-fsync-believed", *LOST, REFUSED, workload="raw", often={"failed-fsync": 60, "power-cut": 40})
+@plant(
+    "failed-fsync-believed",
+    *LOST,
+    REFUSED,
+    NOT_KEPT,
+    workload="raw",
+    often={"failed-fsync": 60, "power-cut": 40},
+)
 def failed_fsync_believed(patch: pytest.MonkeyPatch) -> None:
     """A replica goes on after a failed sync, as if the next one would write what the kernel has dropped."""
     sync = SimFile.sync
@@ -98,8 +109,8 @@ def torn_tail_cuts_too_much(patch: pytest.MonkeyPatch) -> None:
     """Recovery cuts off the last sound entry too."""
     scan_newest = recovery._scan_newest
 
-    def shorter(first: int, file: Any) -> entry.Scan:
-        found = scan_newest(first, file)
+    def shorter(first: int, file: File, log: recovery.RecoveredLog, mendable: bool) -> entry.Scan:
+        found = scan_newest(first, file, log, mendable)
         if len(found.positions) > 2 and found.terms[-1][0] < first + len(found.positions) - 2:
             found.positions.pop()
         return found

@@ -14,7 +14,7 @@ from escrowmq.replication.log import peer_marks
 from escrowmq.replication.log.peer_marks import Incarnations, PeerMarks
 from escrowmq.replication.raft.rejoin import Rejoin
 from tests.controls.planting import plant
-from tests.controls.raft_faults import LOST, VOTES
+from tests.controls.raft_faults import LOST, STUCK, VOTES
 from tests.sim import faultplan
 from tests.sim.network import SimNetwork
 from tests.sim.replica import SimReplica
@@ -101,7 +101,7 @@ def learner_without_marks(patch: pytest.MonkeyPatch) -> None:
 
 @plant(
     "learner-taken-for-a-member",
-    "stuck",
+    *STUCK,
     "stuck-learner",
     "not-converged",
     *LOST,

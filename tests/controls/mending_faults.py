@@ -14,7 +14,7 @@ from escrowmq.replication.log.holes import Hole, StoredEntry
 from escrowmq.replication.log.journal import SegmentJournal
 from escrowmq.replication.raft.node import RaftNode
 from tests.controls.planting import plant
-from tests.controls.raft_faults import LOST
+from tests.controls.raft_faults import LOST, STUCK
 from tests.controls.schism import damage_where_logs_differ, nobody_gives_entries
 from tests.sim import repair
 
@@ -22,7 +22,7 @@ from tests.sim import repair
 DAMAGE = {"flip-log": 60, "roll": 40, "power-cut": 40, "kill": 30}
 
 
-@plant("leaves-for-a-flipped-bit", "quorum-lost-needlessly", "stuck", within=40, workload="raw", often=DAMAGE)
+@plant("leaves-for-a-flipped-bit", *STUCK, within=40, workload="raw", often=DAMAGE)
 def leaves_for_a_flipped_bit(patch: pytest.MonkeyPatch) -> None:
     """A replica that finds a damaged entry ends, and has to learn before it votes again: two such replicas
     of three are a group without a leader."""
@@ -69,7 +69,7 @@ def campaigns_with_damage(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(RaftNode, "can_apply", property(lambda self: True))
 
 
-@plant("scrubbing-passes-over-damage", "unmended", "stuck", within=40, workload="raw", often={"flip-log": 60})
+@plant("scrubbing-passes-over-damage", "unmended", *STUCK, within=40, workload="raw", often={"flip-log": 60})
 def scrubbing_passes_over_damage(patch: pytest.MonkeyPatch) -> None:
     """Everything is read again now and then, and what fails its checksum is not noted."""
     verify = SegmentJournal.verify
@@ -85,7 +85,7 @@ def scrubbing_passes_over_damage(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(SegmentJournal, "verify", shrug)
 
 
-@plant("damage-is-left-as-it-is", "unmended", "stuck", within=40, workload="raw", often=DAMAGE)
+@plant("damage-is-left-as-it-is", "unmended", *STUCK, within=40, workload="raw", often=DAMAGE)
 def damage_is_left_as_it_is(patch: pytest.MonkeyPatch) -> None:
     """A replica goes on with its damaged entries, and has none of them mended."""
     patch.setattr(Mender, "round", lambda self: None)

@@ -30,6 +30,8 @@ LOST = (
 )
 #: What shows that a vote is not what it was.
 VOTES = ("voted-twice", "term-fell", "two-leaders", "no-majority")
+#: What shows that no leader can commit; it is called the second where a majority of disks holds everything.
+STUCK = ("stuck", "quorum-lost-needlessly")
 
 
 def _cut_whatever_is_asked(self: Core, index: int) -> None:
@@ -206,7 +208,7 @@ def learner_votes_at_once(patch: pytest.MonkeyPatch) -> None:
 @plant(
     "learner-for-ever",
     "stuck-learner",
-    "stuck",
+    *STUCK,
     workload="raw",
     kind="fifo",
     chaos_s=10.0,
@@ -217,7 +219,7 @@ def learner_for_ever(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Rejoin, "_complete", lambda self: False)
 
 
-@plant("refusals-ignored", "not-converged", "stuck", "stuck-learner", workload="raw")
+@plant("refusals-ignored", "not-converged", *STUCK, "stuck-learner", workload="raw")
 def refusals_ignored(patch: pytest.MonkeyPatch) -> None:
     """A leader does not go back when a follower refuses, so that one which lacks something never gets it."""
     patch.setattr(PeerProgress, "refused", lambda self, hint, seq, sent_seq: False)

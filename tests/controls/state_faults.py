@@ -23,6 +23,7 @@ from escrowmq.replication.state.transactions import (
     TransactionTable,
 )
 from tests.controls.planting import plant
+from tests.controls.raft_faults import STUCK
 from tests.controls.scenes import FORGETFUL, world
 
 EARLY = ("G1a", "precommitted-read", "invented-decision")
@@ -155,7 +156,7 @@ def offsets_at_prepare(patch: pytest.MonkeyPatch) -> None:
     "committed-twice",
     "lost-write",
     "unresolved",
-    passing_over=("stuck",),
+    passing_over=STUCK,
 )
 def ref_and_commit_apart(patch: pytest.MonkeyPatch) -> None:
     """References go into one entry, their COMMIT into the next: a crash between them tears a transaction."""
