@@ -18,6 +18,7 @@ from escrowmq.replication.model import TransactionState
 from escrowmq.replication.state.due_queue import DueQueue
 from tests.controls.planting import plant
 from tests.controls.scenes import UNFENCED, world
+from tests.sim import broker_workload, checkers, producers
 
 INVENTED = (
     *("invented-decision", "unstable-outcome", "G1a", "lost-write", "both-decided", "precommitted-read"),
@@ -105,7 +106,18 @@ def running_is_not_asked(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(CheckTable, "answer", deaf)
 
 
-@plant("rollback-under-any-prepare", *INVENTED)
+def taken_up_while_asked(patch: pytest.MonkeyPatch) -> None:
+    """Producers die often, their ids are taken up while somebody else is asked about them, and queriers and
+    databases are slow."""
+    patch.setattr(producers, "DEATH", 0.1)
+    patch.setattr(producers, "GIVEN", 1.0)
+    patch.setattr(producers, "SLOW", 0.8)
+    patch.setattr(broker_workload, "TAKEN_UP", 1.0)
+    patch.setattr(broker_workload, "TAKEN_UP_S", 4.0)
+    patch.setattr(checkers, "DELAYS_S", (0.5, 1.0, 1.1))
+
+
+@plant("rollback-under-any-prepare", *INVENTED, chaos_s=12.0, conditions=taken_up_while_asked)
 def rollback_under_any_prepare(patch: pytest.MonkeyPatch) -> None:
     """A check's ROLLBACK names no PREPARE, and hits what another producer has taken up since."""
     patch.setattr(ops, "rollback_under", lambda app, tx_ids, by, newest_index: ops.rollback(app, tx_ids, by))
