@@ -32,7 +32,7 @@ from escrowmq.replication.state.transactions import (
     STATE_OF,
     AppTransactions,
     TransactionTable,
-    decide_result,
+    refused_ids,
 )
 
 Result = list[Any]
@@ -347,7 +347,7 @@ class StateMachine:
             return self._settle(table, app, tx_ids, by, ROLLED_BACK)
         if still:
             self._settle(table, app, still, by, ROLLED_BACK)
-        return [int(ResultCode.PARTIAL), self._refused(table, tx_ids, ROLLED_BACK)]
+        return [int(ResultCode.PARTIAL), refused_ids(table, tx_ids, ROLLED_BACK)]
 
     def _rollback_branches(
         self,
@@ -374,7 +374,7 @@ class StateMachine:
             self._settle(table, app, still, by, ROLLED_BACK)
         if unknown and self.transactions.remember(self.now_ms, app, unknown, ROLLED_BACK):
             self._note_turn()
-        problems = self._refused(self.transactions.look(app), tx_ids, ROLLED_BACK)
+        problems = refused_ids(self.transactions.look(app), tx_ids, ROLLED_BACK)
         return [int(ResultCode.PARTIAL), problems] if problems else OK
 
     def _done(self, index: int, op: Op) -> Result:
@@ -394,7 +394,7 @@ class StateMachine:
     ) -> Result:
         if not table.open.has_all(tx_ids) or len(set(tx_ids)) != len(tx_ids):
             # A leader that keeps to its rules never writes this; if one did, nothing of it takes effect.
-            return [int(ResultCode.PARTIAL), self._refused(table, tx_ids, outcome)]
+            return [int(ResultCode.PARTIAL), refused_ids(table, tx_ids, outcome)]
         if self.transactions.settle(self.now_ms, table, app, tx_ids, outcome):
             self._note_turn()
         if self.due.has_leases():
@@ -408,15 +408,6 @@ class StateMachine:
         do not say what was heard, and its snapshots do not hold it."""
         if self.level > 1:
             self.forgotten_ms, self.turned_ms = self.turned_ms, self.now_ms
-
-    def _refused(self, table: AppTransactions, tx_ids: Sequence[str], outcome: int) -> list[list[Any]]:
-        problems: list[list[Any]] = []
-        for i, tx_id in enumerate(tx_ids):
-            if tx_id in table.open:
-                problems.append([i, int(ResultCode.RETRY), None])
-            elif (problem := decide_result(table, tx_id, outcome)) is not None:
-                problems.append([i, *problem])
-        return problems
 
     def _checked(self, index: int, op: Op) -> Result:
         app, tx_ids = op.meta[:2]

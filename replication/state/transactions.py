@@ -261,3 +261,15 @@ def decide_result(table: AppTransactions, tx_id: str, wanted: int) -> list[objec
     if outcome == wanted:
         return None
     return [int(ResultCode.TX_CONFLICT), STATE_OF[outcome].value]
+
+
+def refused_ids(table: AppTransactions, tx_ids: Sequence[str], wanted: int) -> list[list[object]]:
+    """Problems of a decision that took no effect: [place, code, info] of each that does not stand as wanted;
+    RETRY for what is still open."""
+    problems: list[list[object]] = []
+    for i, tx_id in enumerate(tx_ids):
+        if tx_id in table.open:
+            problems.append([i, int(ResultCode.RETRY), None])
+        elif (problem := decide_result(table, tx_id, wanted)) is not None:
+            problems.append([i, *problem])
+    return problems

@@ -127,6 +127,8 @@ class Producer:
         """The application comes back with an id of its own in this process; the one before has died."""
         if not self.alive or tx.decided or tx.content is None or not self._knows_level_2():
             return
+        if self._desk.cluster.calm:
+            return  # the end waits for what is open, and then reads: nothing new may be opened meanwhile
         tx.producer, tx.owned, tx.awaits_answer = self.name, True, True
         self._mine.append(tx)
         self.running.add(tx.tx)
