@@ -34,7 +34,7 @@ def run(seed: int) -> tuple[BrokerWorkload, Cells]:
     return workload, workload.coverage(simulation.fault_log)
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_promises_hold_over_many_schedules_that_reach_every_phase() -> None:
     counts: Counter[str] = Counter()
     reached = Cells()
