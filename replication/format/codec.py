@@ -52,6 +52,7 @@ class OpType(enum.IntEnum):
     TX_DONE = 25
     INQUIRE = 26
     LEVEL = 31
+    ALTER_TOPIC = 32
     SETTINGS = 33
 
 
@@ -110,6 +111,7 @@ META_TYPES: dict[int, Any] = {
     OpType.TX_DONE: tuple[str, list[str], list[int], int],
     OpType.INQUIRE: tuple[str, list[str], list[int]],
     OpType.LEVEL: tuple[int],
+    OpType.ALTER_TOPIC: tuple[str, dict[str, int | str]],
     OpType.SETTINGS: tuple[dict[str, int]],
 }
 #: The shapes of frame version 2, where there is one.

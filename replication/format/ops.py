@@ -146,6 +146,15 @@ def delete_topic(name: str) -> bytes:
     return encode_op(OpType.DELETE_TOPIC, (name,))
 
 
+def alter_topic(name: str, settings: Mapping[str, int | str]) -> bytes:
+    """ALTER_TOPIC ``[name, settings]``, for groups of level 3: other values from this entry on.
+
+    Settings are those of CREATE_TOPIC but ``partitions``. Result info: all settings in force; without any it
+    changes nothing.
+    """
+    return encode_op(OpType.ALTER_TOPIC, (name, dict(settings)))
+
+
 def group_offsets(group: str, topic: str, offsets: Mapping[int, int]) -> bytes:
     """GROUP_OFFSETS ``[group, topic, [partition, next_offset, ...]]``: where the group reads on."""
     flat = [n for pair in offsets.items() for n in pair]

@@ -23,7 +23,7 @@ from escrowmq.replication.replica.admission import Admission, ComposedEntry, Sub
 from escrowmq.replication.replica.checkpoints import CheckpointJob, Checkpoints
 from escrowmq.replication.replica.levels import next_level
 from escrowmq.replication.replica.validation import level_needed
-from escrowmq.replication.state.machine import Result, StateMachine
+from escrowmq.replication.state.machine import LEVEL_MAX, Result, StateMachine
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +125,7 @@ class Replica:
             done(self.not_leader())
             return
         # Levels only rise, so what is let in here may stand in an entry that is written later.
-        if self.state.level < 2 and (needed := level_needed(ops)) > self.state.level:
+        if self.state.level < LEVEL_MAX and (needed := level_needed(ops)) > self.state.level:
             done(("unsupported", needed))
             return
         if not self.admission.offer(Submission(request, ops, done)):

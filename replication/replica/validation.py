@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from escrowmq.replication.errors import CorruptLog, InvalidMessage, UnknownVersion
 from escrowmq.replication.format.codec import Op, OpType, PrepareExtra, decode_ops
 from escrowmq.replication.state.settings import setting_problem
-from escrowmq.replication.state.topics import settings_problem
+from escrowmq.replication.state.topics import alter_problem, settings_problem
 from escrowmq.replication.state.transactions import BY_HOME
 
 _FROM_CLIENTS = frozenset(
@@ -23,6 +23,7 @@ _FROM_CLIENTS = frozenset(
         OpType.COMMIT,
         OpType.ROLLBACK,
         OpType.CREATE_TOPIC,
+        OpType.ALTER_TOPIC,
         OpType.DELETE_TOPIC,
         OpType.GROUP_OFFSETS,
         OpType.CHECKED,
@@ -33,6 +34,8 @@ _FROM_CLIENTS = frozenset(
 )
 #: Types of operations that came with level 2; two older ones have a second version since.
 _LEVEL_2 = frozenset((OpType.TX_DONE, OpType.INQUIRE, OpType.SETTINGS))
+#: And with level 3.
+_LEVEL_3 = frozenset((OpType.ALTER_TOPIC,))
 NAME_BYTES_MAX = 512
 IDS_PER_OPERATION_MAX = 20_000
 #: Numbers of clients that are added to others later: sums must stay inside what snapshots can hold.
@@ -54,8 +57,11 @@ def brings_new_work(ops: Sequence[Op]) -> bool:
 
 def level_needed(ops: Sequence[Op]) -> int:
     """The format level of the group that may have these operations in its log."""
+    needed = 1
     for op in ops:
         kind, columns = op.type, len(op.meta)
+        if kind in _LEVEL_3:
+            return 3
         if (
             kind in _LEVEL_2
             or (kind == OpType.PREPARE and columns > 9)
@@ -63,8 +69,8 @@ def level_needed(ops: Sequence[Op]) -> int:
             or (kind == OpType.COMMIT and columns > 4)
             or (kind == OpType.CHECKED and columns > 2)
         ):
-            return 2
-    return 1
+            needed = 2
+    return needed
 
 
 def parse_request(
@@ -123,6 +129,8 @@ def _problem(op: Op) -> str | None:
         return setting_problem(*meta)
     if op.type == OpType.CREATE_TOPIC:
         return settings_problem(*meta) or _too_large(meta[1])
+    if op.type == OpType.ALTER_TOPIC:
+        return alter_problem(*meta) or _too_large(meta[1])
     if op.type == OpType.GROUP_OFFSETS:
         if len(meta[2]) % 2 or not all(0 <= n <= NUMBER_MAX for n in meta[2]):
             return "GROUP_OFFSETS needs pairs of partition and offset, both 0 or more"

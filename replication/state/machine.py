@@ -42,7 +42,7 @@ OK: Result = [int(ResultCode.OK)]
 #: unacknowledged, as in Kafka's idempotent producer.
 SEQUENCES_KEPT = 5
 #: The highest format level that this software knows: what the log may hold from there on, it can read.
-LEVEL_MAX = 2
+LEVEL_MAX = 3
 
 
 class StateMachine:
@@ -79,7 +79,8 @@ class StateMachine:
             OpType.COMMIT: self._commit,
             OpType.ROLLBACK: self._rollback,
             OpType.CHECKED: self._checked,
-            OpType.CREATE_TOPIC: self._create_topic,
+            OpType.CREATE_TOPIC: lambda _, op: self.topics.create(*op.meta),
+            OpType.ALTER_TOPIC: lambda _, op: self.topics.alter(*op.meta),
             OpType.DELETE_TOPIC: self._delete_topic,
             OpType.GROUP_OFFSETS: self._group_offsets,
             OpType.RETAIN: self._retain,
@@ -430,9 +431,6 @@ class StateMachine:
         return OK
 
     # -------------------------------------------------------------- the rest
-
-    def _create_topic(self, index: int, op: Op) -> Result:
-        return self.topics.create(*op.meta)
 
     def _delete_topic(self, index: int, op: Op) -> Result:
         (name,) = op.meta

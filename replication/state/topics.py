@@ -8,8 +8,9 @@ under the same name can never receive messages prepared for the old one.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
+from escrowmq.replication.errors import UnknownVersion
 from escrowmq.replication.model import ResultCode, TopicInfo, group_of
 from escrowmq.replication.state.index import PartitionIndex
 
@@ -24,6 +25,9 @@ UNSTATED: Mapping[str, int | str] = {
     "retention_ms": 604_800_000,  # seven days
     "retention_bytes": -1,
 }
+
+#: What ALTER_TOPIC can change. Not the number of partitions: keys would move, and with them their order.
+ALTERABLE = frozenset(UNSTATED.keys() - {"partitions"})
 
 
 class Partition:
@@ -73,6 +77,22 @@ class TopicTable:
         self.topics[name] = Topic(info, partitions)
         return [int(ResultCode.OK)]
 
+    def alter(self, name: str, settings: Mapping[str, int | str]) -> list[object]:
+        """Apply ALTER_TOPIC; the result tells the settings in force.
+
+        Values are as admission let them in: a bound that is looked at here too could never be moved, since
+        replicas with older software would keep the old value. For a name that this software does not know it
+        raises UnknownVersion, as for an operation.
+        """
+        unknown = sorted(settings.keys() - ALTERABLE)
+        if unknown:
+            raise UnknownVersion(f"topic setting {unknown[0]!r} is not known here as alterable; upgrade")
+        topic = self.topics.get(name)
+        if topic is None:
+            return [int(ResultCode.UNKNOWN_TOPIC)]
+        topic.info = replace(topic.info, **settings)  # type: ignore[arg-type]
+        return [int(ResultCode.OK), asdict(topic.info)]
+
     def delete(self, name: str) -> list[object]:
         """Apply DELETE_TOPIC: its partitions' slots die, whatever still refers to them goes nowhere."""
         topic = self.topics.pop(name, None)
@@ -89,6 +109,13 @@ class TopicTable:
             return ResultCode.UNKNOWN_TOPIC
         partition = topic.partitions.get(number)
         return ResultCode.BAD_PARTITION if partition is None else partition
+
+
+def alter_problem(name: str, settings: Mapping[str, object]) -> str | None:
+    """Why a client's ALTER_TOPIC is refused; None: it is fine."""
+    if "partitions" in settings:
+        return "the number of partitions cannot be altered: keys would move to other partitions"
+    return settings_problem(name, settings)
 
 
 def settings_problem(name: str, settings: Mapping[str, object]) -> str | None:

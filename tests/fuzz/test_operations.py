@@ -19,7 +19,7 @@ from escrowmq.replication.format import codec, ops
 from escrowmq.replication.format.codec import PrepareExtra
 from escrowmq.replication.replica.validation import TIMEOUT_MS_MAX, parse_request
 from escrowmq.replication.state import snapshot as snapshots
-from escrowmq.replication.state.machine import StateMachine
+from escrowmq.replication.state.machine import LEVEL_MAX, StateMachine
 from tests.fuzz.engine import EXAMPLES, Target, drawn, examine, fuzz
 from tests.support.single import Single
 
@@ -48,6 +48,7 @@ REQUESTS = [
     ops.prepare("shop", "orders", ["d", "e"], None, 0, 0, [7, 8], -1, 0, HOME),
     ops.prepare("shop", "orders", ["f"], None, 0, 0, [7], 3, 0, PrepareExtra("me", home_index=[17])),
     ops.rollback_under("shop", ["d", "e"], "feedback", [3, 4]),
+    ops.alter_topic("orders", {"retention_ms": 3, "on_check_exhausted": "rollback", "check_max": 2}),
     ops.settings({"settled_generation": 60, "remember_ids_s": 1, "remember_ids_strictly": 1}),
 ]  # fmt: skip
 
@@ -56,7 +57,7 @@ REQUESTS = [
 def single() -> Iterator[Single]:
     with tempfile.TemporaryDirectory() as path:
         running = Single(Path(path), segment_bytes=1 << 30)
-        running.to_level_2()
+        running.to_highest_level()
         yield running
         running.close()
 
@@ -69,7 +70,9 @@ def survives(state: StateMachine) -> None:
     snapshots.restore(again, "copy", whole)
     assert again.transactions.open_count() == state.transactions.open_count()
     assert again.group_offsets == state.group_offsets
-    assert (again.level, again.settings, again.forgotten_ms) == (2, state.settings, state.forgotten_ms)
+    assert (again.level, again.settings) == (LEVEL_MAX, state.settings)
+    assert again.forgotten_ms == state.forgotten_ms
+    assert [t.info for t in again.topics.topics.values()] == [t.info for t in state.topics.topics.values()]
     mine, its = state.transactions.given, again.transactions.given
     assert (mine.young, mine.old, mine.opened) == (its.young, its.old, its.opened)
 

@@ -16,6 +16,7 @@ from escrowmq.actors.admin.topic_creation import topic_settings
 from escrowmq.replication.calling.answers import LevelReport
 from escrowmq.replication.format import ops
 from escrowmq.replication.model import ResultCode
+from escrowmq.replication.state.machine import LEVEL_MAX
 from tests.history.report import Report
 from tests.sim.broker_app import BrokerApplication
 from tests.sim.checkers import Feedback
@@ -103,14 +104,14 @@ class BrokerWorkload:
             act()
 
     def _go_up(self) -> None:
-        """The leader has heard that all replicas know format level 2: early, in the middle of things, or
+        """The leader has heard that all replicas know all format levels: early, in the middle of things, or
         never."""
         assert self._cluster is not None
         if self._cluster.world.elapsed_s >= self._level_2_at:
             for replica, app in self.desk.leaders():
                 level = app.replica.state.level
-                if level < 2:
-                    told = [LevelReport(2, level)] * len(self._cluster.replicas)
+                if level < LEVEL_MAX:
+                    told = [LevelReport(LEVEL_MAX, level)] * len(self._cluster.replicas)
                     replica.guarded(partial(app.replica.raise_level, told))
 
     def _take_up(self, dead: Producer, successor: Producer) -> None:

@@ -81,6 +81,13 @@ def busy_state_of_level_2() -> FedState:
     return log
 
 
+def busy_state_of_level_3() -> FedState:
+    """The same, and what came with level 3."""
+    log = busy_state_of_level_2()
+    log.add(ops.level(3), ops.alter_topic("t", {"check_max": 5, "retention_ms": 60_000}))
+    return log
+
+
 def dump(state: StateMachine) -> dict[str, Any]:
     """All of a state that a restart must bring back; "counts" is told apart, since it may be counted anew."""
     return {

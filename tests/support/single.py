@@ -15,7 +15,7 @@ from escrowmq.replication.log.journal import SegmentJournal
 from escrowmq.replication.replica.checkpoints import CheckpointJob, Checkpoints
 from escrowmq.replication.replica.replica import Limits, Replica
 from escrowmq.replication.replica.validation import parse_request
-from escrowmq.replication.state.machine import StateMachine
+from escrowmq.replication.state.machine import LEVEL_MAX, StateMachine
 from tests.support.reading import everything, named
 from tests.support.requests import TOPIC, Submitting
 
@@ -109,6 +109,12 @@ class Single(Submitting):
         """As if every replica of the cluster had told its leader that it knows level 2."""
         self.replica.raise_level([LevelReport(2, 1)])
         self.send()
+
+    def to_highest_level(self) -> None:
+        """As if every replica of the cluster had told that it knows all levels that there are."""
+        for level in range(self.state.level, LEVEL_MAX):
+            self.replica.raise_level([LevelReport(LEVEL_MAX, level)])
+            self.send()
 
     def fail_over(self) -> None:
         """Another leads from now on, as far as this replica can stand for it: what a leader only remembers

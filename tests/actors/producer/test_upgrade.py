@@ -10,6 +10,7 @@ import pytest
 from escrowmq.replication.format.codec import OpType, decode_command
 from escrowmq.replication.model import Message
 from escrowmq.replication.replica.validation import level_needed
+from escrowmq.replication.state.machine import LEVEL_MAX
 from tests.support.brokers import Brokers
 from tests.support.producing import COMMITTED, ProducerOf, values
 from tests.support.waiting import wait_until
@@ -73,7 +74,7 @@ def test_replicas_are_upgraded_one_by_one_under_load(old: Brokers, producer_of: 
             before = len(sent)
             old.upgrade(gid, rid)
             wait_until(lambda seen=before: len(sent) > seen + 20, 20.0, "the load to go on")
-        wait_until(lambda: levels(old) == {2}, 20.0, "level 2 everywhere")
+        wait_until(lambda: levels(old) == {LEVEL_MAX}, 20.0, "the highest level everywhere")
         before = len(sent)
         wait_until(lambda: len(sent) > before + 200, 20.0, "the load to go on")
     finally:

@@ -32,7 +32,7 @@ from escrowmq.replication.format.codec import (
 )
 from escrowmq.replication.state.runs_file import encode_runs
 from escrowmq.replication.state.snapshot import capture, encode
-from tests.support.fed_state import busy_state, busy_state_of_level_2
+from tests.support.fed_state import busy_state, busy_state_of_level_2, busy_state_of_level_3
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "operations.json"
 WHOLE = PrepareExtra("producer-1", [1, 2], 3, [17], True, 1_700_000_000_123)
@@ -44,6 +44,7 @@ DAMAGED = [
     "ROLLBACK version 2",
     "COMMIT version 2",
     "ROLLBACK version 3",
+    "ALTER_TOPIC",
 ]
 ROWS = [encode_row(b"k", b"v", {"h": b"1"}, None), encode_row(None, b"", None, "tx")]
 
@@ -79,10 +80,12 @@ def samples() -> dict[str, str]:
         "COMMIT version 2": ops.commit_branches("shop", ["a", "b"], "home:1", [17, 18]),
         "CHECKED version 2": ops.park("shop", ["a"], "NotFullyPrepared: it is not prepared in group 2"),
         "ROLLBACK version 3": ops.rollback_branches("shop", ["a"], "home:1", [17]),
+        "ALTER_TOPIC": ops.alter_topic("orders", {"retention_ms": 3_600_000, "on_check_exhausted": "hold"}),
     }
     frames["command"] = encode_command([frames["MESSAGE"], frames["COMMIT"]], 2, 1_700_000_000_123)
     frames["snapshot"] = b"".join(encode(capture(busy_state().state, 3, ["a.runs"])))
     frames["snapshot version 2"] = b"".join(encode(capture(busy_state_of_level_2().state, 3, ["a.runs"])))
+    frames["snapshot of level 3"] = b"".join(encode(capture(busy_state_of_level_3().state, 3, ["a.runs"])))
     columns = tuple(array("Q", [i, i + 1]) for i in range(6))
     frames["run file"] = b"".join(encode_runs({7: columns}))
     return {name: data.hex() for name, data in frames.items()}

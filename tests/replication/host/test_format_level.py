@@ -20,6 +20,7 @@ from tests.support.single import Single
 from tests.support.waiting import wait_until
 
 NEW, OLD = LevelReport(2, 1), LevelReport(1, 1)
+HIGHEST = (machine.LEVEL_MAX, machine.LEVEL_MAX)
 
 
 def test_the_next_level_needs_every_replica_of_every_group() -> None:
@@ -30,6 +31,7 @@ def test_the_next_level_needs_every_replica_of_every_group() -> None:
     assert next_level(2, [LevelReport(2, 2)] * 3) is None
     assert next_level(2, [LevelReport(3, 2), LevelReport(3, 1)]) is None, "a group is still on its way to 2"
     assert next_level(2, [LevelReport(3, 2), LevelReport(3, 3)]) == 3
+    assert next_level(1, [LevelReport(3, 1)] * 3) == 2, "one by one"
 
 
 def test_what_needs_level_2_is_refused_below_it_and_done_from_it_on(tmp_path: Path) -> None:
@@ -53,10 +55,28 @@ def test_what_needs_level_2_is_refused_below_it_and_done_from_it_on(tmp_path: Pa
     again.close()
 
 
+def test_what_needs_level_3_is_refused_below_it_and_done_from_it_on(tmp_path: Path) -> None:
+    single = Single(tmp_path)
+    single.topic()
+    alter = ops.alter_topic("t", {"retention_ms": 5})
+    assert single.send(alter, ops.settings({}) + alter) == [("unsupported", 3)] * 2
+    single.to_level_2()
+    assert single.state.level == 2 and single.submit(ops.settings({}))[0][0] == 0
+    assert single.send(alter, ops.settings({}) + alter) == [("unsupported", 3)] * 2
+    single.replica.raise_level([LevelReport(3, 2), LevelReport(2, 2)])
+    assert single.send(alter) == [("unsupported", 3)]
+    single.to_highest_level()
+    assert single.submit(alter)[0][0] == 0
+    single.close()
+    again = Single(tmp_path)
+    assert (again.state.level, again.state.topics.topics["t"].info.retention_ms) == (3, 5)
+    again.close()
+
+
 def test_a_new_group_is_at_the_highest_level_within_a_moment(tmp_path: Path) -> None:
     with BrokerGroup(tmp_path) as group:
         wait_until(
-            lambda: all(m.parts.running.levels() == (2, 2) for m in group.alive.values()), 10.0, "level 2"
+            lambda: all(m.parts.running.levels() == HIGHEST for m in group.alive.values()), 10.0, "level 3"
         )
 
 
@@ -67,9 +87,9 @@ def test_a_replica_without_an_answer_holds_the_level_back(tmp_path: Path) -> Non
         group.topic()
         group.publish("x")
         assert group.submit(ops.rollback("app", ["y"]))
-        assert all(m.parts.running.levels() == (2, 1) for m in group.alive.values())
+        assert all(m.parts.running.levels() == (machine.LEVEL_MAX, 1) for m in group.alive.values())
         group.old = set()
-        wait_until(lambda: group.leader().parts.running.levels() == (2, 2), 15.0, "level 2")
+        wait_until(lambda: group.leader().parts.running.levels() == HIGHEST, 15.0, "level 3")
 
 
 def test_with_that_taken_away_an_older_replica_would_be_given_what_it_cannot_read(tmp_path: Path) -> None:
@@ -82,30 +102,35 @@ def test_with_that_taken_away_an_older_replica_would_be_given_what_it_cannot_rea
         patch.setattr(level_watch, "next_level", whoever_answers)
         patch.setattr(replica, "next_level", whoever_answers)
         older = group.alive[2].parts.running
-        wait_until(lambda: older.levels().applied == 2, 10.0, "LEVEL at the older replica")
+        wait_until(lambda: older.levels().applied >= 2, 10.0, "LEVEL at the older replica")
 
 
-def old_software(patch: pytest.MonkeyPatch) -> None:
-    """Types and versions as they were before format levels."""
-    known = {kind: decode for kind, decode in codec._decode_meta.items() if kind < 256 + OpType.TX_DONE}
+def old_software(patch: pytest.MonkeyPatch, level: int) -> None:
+    """Types and versions as they were in software that knows this level as the highest; 1: none."""
+    known = {kind: decode for kind, decode in codec._decode_meta.items() if kind != 256 + OpType.ALTER_TOPIC}
+    if level == 1:
+        known = {kind: decode for kind, decode in known.items() if kind < 256 + OpType.TX_DONE}
+        patch.setattr(snapshot, "VERSION_MAX", 1)
     patch.setattr(codec, "_decode_meta", known)
-    patch.setattr(snapshot, "VERSION_MAX", 1)
-    patch.setattr(machine, "LEVEL_MAX", 1)
+    patch.setattr(machine, "LEVEL_MAX", level)
 
 
-def test_older_software_meets_level_2_and_stops_without_harm(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("level", "what_it_met"), [(1, "type 31"), (2, "format level 3")])
+def test_older_software_meets_a_newer_level_and_stops_without_harm(
+    tmp_path: Path, level: int, what_it_met: str
+) -> None:
     with BrokerGroup(tmp_path, replicas=1) as group:
         group.topic()
         group.publish("before")
-        wait_until(lambda: group.leader().parts.running.levels() == (2, 2), 10.0, "level 2")
+        wait_until(lambda: group.leader().parts.running.levels() == HIGHEST, 10.0, "level 3")
         group.publish("after")
         group.stop(0)
         files = {path.name: path.read_bytes() for path in (tmp_path / "r0" / "log").glob("*.log")}
         with pytest.MonkeyPatch.context() as patch:
-            old_software(patch)
+            old_software(patch, level)
             (member,) = group.start(0)
             ended = wait_until(lambda: group.ended.get(0), 10.0, "the end of the old software")
-            assert isinstance(ended.__cause__, UnknownVersion) and "type 31" in str(ended)
+            assert isinstance(ended.__cause__, UnknownVersion) and what_it_met in str(ended)
             member.stop()
         kept = {path.name: path.read_bytes() for path in (tmp_path / "r0" / "log").glob("*.log")}
         assert all(kept[name].startswith(data) for name, data in files.items()), "nothing was removed"

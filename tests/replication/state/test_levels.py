@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
+import re
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
-from escrowmq.replication.errors import UnknownVersion
+from escrowmq.replication.errors import InvalidMessage, UnknownVersion
 from escrowmq.replication.format import ops
 from escrowmq.replication.format.codec import PrepareExtra
 from escrowmq.replication.model import ResultCode
-from escrowmq.replication.state.machine import StateMachine
+from escrowmq.replication.replica.validation import NUMBER_MAX, TIMEOUT_MS_MAX, parse_request
+from escrowmq.replication.state.machine import LEVEL_MAX, StateMachine
 from escrowmq.replication.state.settings import BOUNDS, Settings, setting_problem
 from escrowmq.replication.state.snapshot import capture, encode, restore
-from tests.support.fed_state import FedState, busy_state, busy_state_of_level_2, dump
+from tests.support.fed_state import FedState, busy_state, busy_state_of_level_2, busy_state_of_level_3, dump
 
 GOLDEN = json.loads((Path(__file__).parents[2] / "golden" / "operations.json").read_text())
 
@@ -35,10 +38,12 @@ def without_runs(state: StateMachine) -> dict[str, object]:
     return {name: value for name, value in dump(state).items() if name not in ("runs", "counts")}
 
 
-@pytest.mark.parametrize(("name", "level"), [("snapshot", 1), ("snapshot version 2", 2)])
-def test_snapshots_of_both_versions_bring_back_the_state(name: str, level: int) -> None:
+@pytest.mark.parametrize(
+    ("name", "level"), [("snapshot", 1), ("snapshot version 2", 2), ("snapshot of level 3", 3)]
+)
+def test_snapshots_of_all_levels_bring_back_the_state(name: str, level: int) -> None:
     state = restored(bytes.fromhex(GOLDEN[name]))
-    original = busy_state() if level == 1 else busy_state_of_level_2()
+    original = (busy_state, busy_state_of_level_2, busy_state_of_level_3)[level - 1]()
     assert state.level == level
     assert without_runs(state) == without_runs(original.state)
 
@@ -104,7 +109,12 @@ def test_a_check_rolls_back_only_what_was_not_prepared_again_since() -> None:
 def test_a_level_or_a_setting_of_newer_software_stops_the_replica_before_anything_is_changed() -> None:
     log = busy_state_of_level_2()
     before = dump(log.state)
-    for frame in (ops.level(3), ops.settings({"groups_kept": 9, "of tomorrow": 1})):
+    for frame in (
+        ops.level(LEVEL_MAX + 1),
+        ops.settings({"groups_kept": 9, "of tomorrow": 1}),
+        ops.alter_topic("t", {"check_max": 9, "of tomorrow": 1}),
+        ops.alter_topic("t", {"partitions": 9}),
+    ):
         with pytest.raises(UnknownVersion, match="upgrade"):
             log.add(frame)
         log.index -= 1
@@ -116,6 +126,47 @@ def test_there_is_no_way_down() -> None:
     log = FedState()
     assert log.add(ops.level(2)) == [[0, 2]]
     assert log.add(ops.level(1)) == [[0, 2]] and log.state.level == 2
+
+
+def test_a_topic_is_altered_at_its_entry() -> None:
+    log = FedState()
+    log.add(ops.level(2), ops.level(3))
+    log.prepare(["before"])
+    ((code, info),) = log.add(ops.alter_topic("t", {"check_max": 1, "transaction_timeout_ms": 70}))
+    assert (code, info["check_max"], info["partitions"]) == (0, 1, 2)
+    assert log.add(ops.alter_topic("t", {})) == [[0, info]], "changes nothing, and tells what is in force"
+    log.prepare(["after"])
+    opened = log.state.transactions.look("app").open
+    assert (opened["before"].timeout_ms, opened["after"].timeout_ms) == (6000, 70)
+    log.add(ops.checked("app", ["before"]))
+    log.add(ops.alter_topic("t", {"on_check_exhausted": "rollback"}))
+    log.add(ops.checked("app", ["after"]))
+    assert opened["before"].due_ms == -1, "what is parked is left to a person"
+    assert opened["after"].due_ms == log.now_ms, "due at once, to be rolled back"
+    assert log.add(ops.alter_topic("gone", {"check_max": 1})) == [[ResultCode.UNKNOWN_TOPIC]]
+    assert log.add(ops.create_topic("t", {"partitions": 2, "check_max": 3})) == [
+        [ResultCode.TOPIC_EXISTS, asdict(log.state.topics.topics["t"].info)]
+    ]
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        ({"partitions": 4}, "number of partitions cannot be altered"),
+        ({"retention": 4}, "unknown topic setting 'retention'"),
+        ({"retention_ms": "4"}, "must be int"),
+        ({"retention_ms": -2}, "-1 (unlimited) or more"),
+        ({"retention_bytes": NUMBER_MAX + 1}, "must be at most"),
+        ({"transaction_timeout_ms": TIMEOUT_MS_MAX + 1}, "must be at most"),
+        ({"check_max": 0}, "must be at least 1"),
+        ({"on_check_exhausted": "commit"}, "must be 'hold' or 'rollback'"),
+    ],
+)
+def test_what_cannot_be_altered_is_refused_before_it_is_written(
+    settings: dict[str, int | str], problem: str
+) -> None:
+    with pytest.raises(InvalidMessage, match=re.escape(problem)):
+        parse_request(ops.alter_topic("t", settings))
 
 
 def test_settings_take_effect_at_their_entry() -> None:
