@@ -20,6 +20,18 @@ from escrowmq.replication.format.wire import RaftMessage
 from escrowmq.replication.raft.types import Log
 
 
+def sound_index(journal: Log, commit_index: int) -> int:
+    """Up to where this replica may count its own log: what is durable, and before the first entry that it
+    knows to be damaged and does not know to be committed.
+
+    What counts here is read by nobody before it is committed. An entry of which this disk holds only ruins
+    must not be one of the copies that commit it: with the leader's disk it would be lost. A committed one has
+    its majority already, and holds nothing up. Never below the commit index.
+    """
+    durable, damaged = journal.durable_index, journal.damaged_after(commit_index)
+    return durable if damaged is None else min(durable, damaged - 1)
+
+
 class FollowerGuard:
     """AppendEntries on their way in, acknowledgements on their way out."""
 
@@ -101,11 +113,12 @@ class FollowerGuard:
             return ack
         if proved is not None and ack["next_node_idx"] > proved + 1:
             ack["next_node_idx"] = proved + 1  # A: it claims only what the message proved
-        if ack["next_node_idx"] - 1 <= self._journal.durable_index:
+        sound = sound_index(self._journal, commit_index)
+        if ack["next_node_idx"] - 1 <= sound:
             return ack
-        return self._hold(peer, ack, heartbeat)
+        return self._hold(peer, ack, sound, heartbeat)
 
-    def _hold(self, peer: str, ack: RaftMessage, heartbeat: bool) -> RaftMessage | None:
+    def _hold(self, peer: str, ack: RaftMessage, sound: int, heartbeat: bool) -> RaftMessage | None:
         """K: acknowledge what this replica's own fdatasync has covered, and keep the rest until it has."""
         held = self._held.get(peer)
         if held is None or held["term"] != ack["term"] or held["next_node_idx"] < ack["next_node_idx"]:
@@ -114,7 +127,7 @@ class FollowerGuard:
             return None
         # A heartbeat is answered at once with what is durable already: a slow disk must not look like
         # a dead follower, or a long fsync costs the leader its quorum.
-        ack["next_node_idx"] = self._journal.durable_index + 1
+        ack["next_node_idx"] = sound + 1
         return ack
 
     def _hint(self, index: int, commit_index: int) -> int:
@@ -123,11 +136,12 @@ class FollowerGuard:
             return index
         return max(2, commit_index + 1, self._journal.first_of_term(index))
 
-    def release(self, term: int) -> list[tuple[str, RaftMessage]]:
-        """After an fdatasync: the acknowledgements it covers, wholly or (partial progress) in part."""
+    def release(self, term: int, commit_index: int) -> list[tuple[str, RaftMessage]]:
+        """After an fdatasync: the acknowledgements it covers, wholly or (partial progress) in part. Mending
+        an entry ends in one, too."""
         if not self._held:
             return []
-        durable, out = self._journal.durable_index, []
+        durable, out = sound_index(self._journal, commit_index), []
         for peer, ack in list(self._held.items()):
             if ack["term"] != term:  # L: the entries may have been cut off since
                 del self._held[peer]

@@ -22,7 +22,7 @@ from typing import Any
 from escrowmq.replication.errors import ApplyFailed, CorruptLog, DamagedEntry, DiskFull, Superseded
 from escrowmq.replication.format.wire import RaftMessage
 from escrowmq.replication.log.peer_marks import Incarnation, Incarnations
-from escrowmq.replication.raft.guards import FollowerGuard, VoteGuard
+from escrowmq.replication.raft.guards import FollowerGuard, VoteGuard, sound_index
 from escrowmq.replication.raft.handover import Handover
 from escrowmq.replication.raft.prevote import PreVote
 from escrowmq.replication.raft.progress import quorum_index
@@ -218,8 +218,8 @@ class RaftNode:
             self._core.postpone_election()
         self._prevote.tick(now, self._connected)
         # K: of its own log, too, only what its fdatasync covered is counted and applied.
-        durable = self._journal.durable_index
-        self._core.tick(self._commit_cap(durable), durable)
+        sound = sound_index(self._journal, self._core.commit_index())
+        self._core.tick(self._commit_cap(sound), sound)
         self.flush()
         self._handover.tick(now)
         self._proposals.expire(now)
@@ -269,8 +269,8 @@ class RaftNode:
             self._guard.forget(peer)
 
     def after_sync(self) -> None:
-        """The journal's durable index advanced: send the acknowledgements that waited for it."""
-        for peer, ack in self._guard.release(self._core.term()):
+        """The journal's durable index advanced, or an entry was mended: send what waited for it."""
+        for peer, ack in self._guard.release(self._core.term(), self._core.commit_index()):
             self.send(peer, ack)
 
     # -------------------------------------------------------------- messages

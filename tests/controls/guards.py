@@ -13,6 +13,7 @@ from contextlib import contextmanager
 import pytest
 
 from escrowmq.replication.format.wire import RaftMessage
+from escrowmq.replication.raft import guards, node
 from escrowmq.replication.raft.guards import FollowerGuard, VoteGuard
 from escrowmq.replication.raft.node import RaftNode
 from escrowmq.replication.raft.progress import PeerProgress
@@ -106,7 +107,14 @@ def ack_cap(patch: pytest.MonkeyPatch) -> None:
 @_guard("hold-acks")
 def hold_acks(patch: pytest.MonkeyPatch) -> None:
     """K: a follower acknowledges only what its own fdatasync covered."""
-    patch.setattr(FollowerGuard, "_hold", lambda self, peer, ack, heartbeat: ack)
+    patch.setattr(FollowerGuard, "_hold", lambda self, peer, ack, sound, heartbeat: ack)
+
+
+@_guard("sound-acks")
+def sound_acks(patch: pytest.MonkeyPatch) -> None:
+    """What is durable counts, also where it is known to be damaged before it is committed."""
+    for module in (guards, node):
+        patch.setattr(module, "sound_index", lambda journal, commit_index: journal.durable_index)
 
 
 @_guard("held-term")
@@ -114,11 +122,11 @@ def held_term(patch: pytest.MonkeyPatch) -> None:
     """L: acknowledgements held back are dropped when the term changes."""
     release = FollowerGuard.release
 
-    def of_every_term(self: FollowerGuard, term: int) -> list[tuple[str, RaftMessage]]:
+    def of_every_term(self: FollowerGuard, term: int, commit_index: int) -> list[tuple[str, RaftMessage]]:
         held, kept, out = self._held, {}, []
         for peer, ack in held.items():
             self._held = {peer: ack}
-            out += release(self, ack["term"])
+            out += release(self, ack["term"], commit_index)
             kept.update(self._held)
         self._held = kept
         return out
