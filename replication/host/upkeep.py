@@ -77,6 +77,7 @@ class Upkeep:
                 return
             except (FutureTimeout, Overloaded):
                 mend_at = time.monotonic() + AGAIN_S
+                scrub_at = max(scrub_at, mend_at)  # else it is due, and would be tried without a pause
             except Exception as error:  # the disk's, above all
                 self._end(error)
                 return

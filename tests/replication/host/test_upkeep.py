@@ -1,0 +1,42 @@
+"""The thread that scrubs and mends waits where it must, and never turns without a pause."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import pytest
+
+from escrowmq.replication.errors import Overloaded
+from escrowmq.replication.host import upkeep
+from escrowmq.replication.host.upkeep import Upkeep
+
+
+class Busy:
+    """A mender and a scrubber whose replica's loop has too many calls waiting."""
+
+    def __init__(self) -> None:
+        self.tried = 0
+
+    def round(self) -> float | None:
+        self.tried += 1
+        raise Overloaded("calls wait", 0.1)
+
+    def step(self) -> float:
+        return self.round() or 0.0
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_a_busy_loop_is_tried_again_after_a_pause(monkeypatch: pytest.MonkeyPatch, damaged: bool) -> None:
+    monkeypatch.setattr(upkeep, "FIRST_SCRUB_S", 0.0)
+    ended: list[BaseException] = []
+    busy: Any = Busy()
+    running = Upkeep("upkeep", ended.append)
+    running.start(busy, busy)
+    if damaged:
+        running.wake()
+    time.sleep(0.3)
+    assert running.stop(5.0) and not ended
+    assert 1 <= busy.tried <= 2, "the thread turned without a pause, just when the replica had most to do"
+    assert not any(thread.name == "upkeep" for thread in threading.enumerate())
