@@ -29,6 +29,8 @@ from escrowmq.feedback.states import TxStatusQuerier
 from escrowmq.replication.errors import Closed, Unavailable
 
 C = TypeVar("C")
+#: Every node is searched, which takes seconds where no worker process is there yet.
+LEFTOVERS_TIMEOUT_S = 120.0
 
 
 class Cluster(Closing):
@@ -105,6 +107,22 @@ class Cluster(Closing):
         except (ray.exceptions.RayError, ray.exceptions.GetTimeoutError) as error:
             raise Unavailable(f"the supervisor does not answer: {error}", 1.0) from error
         return health
+
+    def leftovers(self, remove: bool = False) -> list[dict[str, Any]]:
+        """Directories of replicas that were replaced: the fields of ``Leftover`` in cluster/leftovers.py.
+
+        ``remove``: those whose successor votes are removed first, for good. Raises ClusterNotFound,
+        Unavailable.
+        """
+        self._open_info()
+        handle = find_supervisor(self.info.namespace, self.address)
+        try:
+            found: list[dict[str, Any]] = ray.get(
+                handle.leftovers.remote(remove), timeout=LEFTOVERS_TIMEOUT_S
+            )
+        except (ray.exceptions.RayError, ray.exceptions.GetTimeoutError) as error:
+            raise Unavailable(f"the supervisor does not answer: {error}", 1.0) from error
+        return found
 
     # ------------------------------------------------------------ end
 

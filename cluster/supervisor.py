@@ -21,6 +21,7 @@ from escrowmq.actors.broker.broker import Broker  # noqa: F401  (so that a worke
 from escrowmq.actors.broker.config import BrokerConfig
 from escrowmq.actors.client.topology import SUPERVISOR, ClusterInfo
 from escrowmq.cluster.cluster_dir import ClusterDir
+from escrowmq.cluster.leftovers import leftovers, remove_all
 from escrowmq.cluster.placement import Condition, Node, ReplicaKey, decide, found_seats
 from escrowmq.cluster.secret import Secret
 from escrowmq.cluster.settings import ClusterSettings, SupervisorSettings
@@ -107,6 +108,21 @@ class Supervisor:
     def group_founded(self, gid: int) -> bool:
         """Whether the group has once had a leader; a replica with an empty directory asks."""
         return self._dir is not None and gid in self._dir.record.founded
+
+    def leftovers(self, remove: bool = False) -> list[dict[str, Any]]:
+        """Directories of replicas that were replaced, on the nodes that are up: the fields of ``Leftover``.
+        ``remove``: those that may go are removed first. Raises Unavailable."""
+        if self._dir is None:
+            raise Unavailable("the supervisor is starting", 0.5)
+        with self._lock:
+            nodes = list(self._nodes)
+            seats = {key: track.seat for key, track in self._tracks.items()}
+            voting = {key for key, track in self._tracks.items() if track.votes}
+        record, data_dir = self._dir.record, self._plan.data_dir
+        found = leftovers(survey(data_dir, nodes, self._here), record.cluster_id, seats, voting)
+        if remove:
+            found = remove_all(found, data_dir, record.cluster_id, nodes)
+        return [asdict(one) for one in found]
 
     def wait_ready(self, timeout_s: float) -> dict[str, Any]:
         """``health`` once every replica runs and every group is led, something refuses, or time is up."""

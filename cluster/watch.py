@@ -64,6 +64,12 @@ class Track:
     question: Any = None
     asked_at: float = 0.0
 
+    @property
+    def votes(self) -> bool:
+        """Whether it was seen running as a full member, in the incarnation of its seat."""
+        running = self.condition is Condition.RUNNING and self.status is not None
+        return running and self.status is not None and self.status.incarnation == self.seat.incarnation
+
     def seen(self) -> Seen:
         """For ``placement.decide``."""
         return Seen(self.condition, self.node_missing_since, self.retry_at, self.superseded_by)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from dataclasses import replace
 
@@ -152,6 +153,25 @@ def test_a_refused_replica_waits_until_the_others_are_well() -> None:
     seen = {**all_running(seats), (0, 1): Seen(Condition.SUPERSEDED, superseded_by=1)}
     seen[0, 2] = Seen(Condition.LEARNING)
     assert decide(seats, seen, NODES, 0.0, 600.0) == []
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 5])
+def test_a_refused_replica_waits_for_nothing_while_the_others_are_a_majority_of_full_members(
+    size: int,
+) -> None:
+    """With fewer full members than that it stays where it is, for as long as that lasts: a refused one and a
+    learner of three stand still side by side. No leader can come about among them whatever is started, since
+    a majority has lost its disks; and the refused one's directory may hold what the others lack."""
+    nodes = [Node(f"n{i}", str(i), "") for i in range(size)]
+    seats = seats_of(1, size, nodes)
+    for others in itertools.product(
+        (Condition.RUNNING, Condition.LEARNING, Condition.SILENT), repeat=size - 1
+    ):
+        seen = {(0, rid): Seen(condition) for rid, condition in enumerate(others, 1)}
+        seen[0, 0] = Seen(Condition.SUPERSEDED, superseded_by=1)
+        started = {start.seat.rid for start in decide(seats, seen, nodes, 0.0, 600.0)}
+        majority = 2 * others.count(Condition.RUNNING) > size
+        assert started == ({0} if majority else set()), others
 
 
 def test_every_incarnation_has_a_directory_of_its_own() -> None:

@@ -82,6 +82,10 @@ class GhostStory(Story):
         raylet.send_signal(signal.SIGKILL)
         time.sleep(2.0)
         assert settled(cluster)
+        assert {one["directory"] for one in cluster.leftovers()} == {mark.parent.name}
+        assert cluster.leftovers(remove=True) == [] and not mark.parent.exists()
+        assert settled(cluster)
+        say("its directory was removed, because the successor votes")
 
     def loses_a_directory(self, cluster: Cluster) -> None:
         """A replica's directory is emptied under its feet: it comes back as a further incarnation."""

@@ -1,0 +1,125 @@
+"""Directories of replicas that were replaced: which may go, and removing them when an operator says so.
+
+A replica that is moved, or started again after its disk was lost, begins in a directory of its own name. The
+earlier directory stays, because until the successor votes it may be the only other copy (docs/decisions.md,
+44). Whether one may go is decided by pure functions over what the supervisor knows; looking and removing run
+on the node. A directory that a process holds locked is never touched: a suspended process may come back.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from escrowmq.cluster.placement import Node, ReplicaKey, Seat
+from escrowmq.cluster.survey import Find
+from escrowmq.replication.errors import DataDirLocked
+from escrowmq.replication.log.lock_file import take_lock
+
+#: A directory that is being removed has this behind its name, and is no replica's any more.
+REMOVED = ".removed"
+#: Removing the files of a large log takes the file system seconds.
+REMOVE_TIMEOUT_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Leftover:
+    """The directory of an earlier incarnation. ``successor``: the incarnation that took its place, on node
+    ``successor_node``. ``keep``: why it must stay; "": it may go."""
+
+    node: str
+    directory: str
+    gid: int
+    rid: int
+    incarnation: int
+    successor: int
+    successor_node: str
+    keep: str = ""
+
+
+def leftovers(
+    finds: Sequence[Find], cluster_id: str, seats: Mapping[ReplicaKey, Seat], voting: Collection[ReplicaKey]
+) -> list[Leftover]:
+    """Directories of this cluster whose replica has a later incarnation, by node.
+
+    ``voting``: replicas that run as full members, in the incarnation of their seat. Those of later
+    incarnations than the seat's are none: our own records may be older than they.
+    """
+    found: list[Leftover] = []
+    for find in finds:
+        seat = seats.get((find.gid, find.rid))
+        if seat is None or find.cluster_id != cluster_id or find.incarnation >= seat.incarnation:
+            continue
+        votes = seat.key in voting
+        keep = "" if votes else f"incarnation {seat.incarnation} does not vote yet"
+        directory = Seat(find.gid, find.rid, find.node, find.incarnation).directory
+        found.append(
+            Leftover(
+                find.node,
+                directory,
+                find.gid,
+                find.rid,
+                find.incarnation,
+                seat.incarnation,
+                seat.node,
+                keep,
+            )
+        )
+    return sorted(found, key=lambda one: (one.node, one.directory))
+
+
+def remove_all(
+    found: Sequence[Leftover], data_dir: Path, cluster_id: str, nodes: Sequence[Node]
+) -> list[Leftover]:
+    """Remove those that may go, each on its node; the list again, without those that are gone."""
+    by_name = {node.name: node for node in nodes}
+    task = ray.remote(num_cpus=0, max_retries=0)(remove)
+    left: list[Leftover] = []
+    for one in found:
+        if one.keep:
+            left.append(one)
+            continue
+        there = NodeAffinitySchedulingStrategy(by_name[one.node].node_id, soft=False)
+        call = task.options(scheduling_strategy=there).remote(str(data_dir), one.directory, cluster_id)
+        try:
+            keep = ray.get(call, timeout=REMOVE_TIMEOUT_S)
+        except (ray.exceptions.RayError, ray.exceptions.GetTimeoutError) as error:
+            keep = f"node {one.node!r} could not remove it: {error}"
+        if keep:
+            left.append(replace(one, keep=keep))
+    return left
+
+
+def remove(data_dir: str, directory: str, cluster_id: str) -> str:
+    """Remove one directory on this machine; "" if it is gone, else why it stays.
+
+    It is renamed first, so that what a crash leaves is nobody's directory. Raises OSError.
+    """
+    path = Path(data_dir) / directory
+    try:
+        content = json.loads((path / "identity.json").read_text())
+    except FileNotFoundError:
+        return ""
+    except ValueError as error:
+        return f"its identity.json cannot be read ({error}): look yourself whose it is"
+    if content.get("cluster_id") != cluster_id:
+        return f"it belongs to cluster {content.get('cluster_id')!r}"
+    try:
+        lock = take_lock(path / "lock", 0o644, lambda holder: f"process {holder} uses it")
+    except DataDirLocked as error:
+        return str(error)
+    try:
+        gone = path.with_name(directory + REMOVED)
+        shutil.rmtree(gone, ignore_errors=True)
+        path.rename(gone)
+        shutil.rmtree(gone)
+    finally:
+        os.close(lock)
+    return ""
