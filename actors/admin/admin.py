@@ -22,6 +22,7 @@ from escrowmq.actors.admin.types import (
 )
 from escrowmq.actors.client.closing import Closing
 from escrowmq.actors.client.consumer_groups import GroupSnapshot, MemberDescription, coordinator_group
+from escrowmq.actors.client.feedback_processes import FeedbackProcesses, RayFeedbackProcesses
 from escrowmq.actors.client.replica_calls import ReplicaCalls
 from escrowmq.actors.client.router import Router, result_of
 from escrowmq.actors.client.topology import ClusterInfo
@@ -41,10 +42,18 @@ class Admin(Closing):
     """Operations on a whole cluster. A context manager; ``close`` ends its thread."""
 
     def __init__(
-        self, info: ClusterInfo, *, timeout_s: float = 30.0, calls: ReplicaCalls | None = None
+        self,
+        info: ClusterInfo,
+        *,
+        timeout_s: float = 30.0,
+        calls: ReplicaCalls | None = None,
+        feedback: FeedbackProcesses | None = None,
     ) -> None:
-        """``calls``: how replicas are reached; None: by Ray."""
+        """``calls``, ``feedback``: how replicas and feedback processes are reached; None: by Ray, and with
+        ``calls`` no feedback process is."""
         self.info, self._timeout_s = info, timeout_s
+        by_ray = feedback is None and calls is None
+        self._feedback = RayFeedbackProcesses(info.namespace) if by_ray else feedback
         self._router = Router(info, calls=calls, name="escrowmq-admin")
         self._offsets = OffsetReader(self._router)
         self._transactions = TransactionAdmin(self._router, timeout_s)
@@ -181,12 +190,14 @@ class Admin(Closing):
         return in_force
 
     def status(self, wait_s: float = STATUS_WAIT_S) -> ClusterStatus:
-        """Leaders, terms and positions of every replica, after at most ``wait_s``.
+        """How all replicas and feedback processes are, after at most ``wait_s``.
 
-        A replica that does not answer is shown as unreachable.
+        What does not answer is shown as unreachable.
         """
-        return cluster_status(self._router, wait_s)
+        return cluster_status(self._router, self._feedback, wait_s)
 
     def close(self) -> None:
         """Ends this object's thread; later calls raise Closed. Idempotent."""
         self._router.close()
+        if self._feedback is not None:
+            self._feedback.close()

@@ -8,6 +8,8 @@ from typing import Any
 
 from escrowmq.actors.admin.topic_creation import kept
 from escrowmq.actors.client.consumer_groups import MemberDescription
+from escrowmq.feedback.asking.shard_report import ShardReport
+from escrowmq.replication.calling.answers import AcrossReport, GivenIdsReport
 from escrowmq.replication.model import OpenTransaction, TopicInfo, TransactionState
 
 
@@ -98,12 +100,20 @@ class ReplicaStatus:
 
 @dataclass(frozen=True, slots=True)
 class GroupStatus:
-    """One broker group; ``leader`` None: nobody leads it now."""
+    """One broker group; ``leader`` None: nobody leads it now.
+
+    ``level``: its format level. ``across``: its transactions over several groups, with what all of its
+    replicas have counted. ``given_ids``: the memory of ids that applications gave. All three are as the
+    leader tells, or, while there is none, as the replica does that is furthest; None: nobody answered.
+    """
 
     group: int
     leader: int | None
     term: int
     replicas: tuple[ReplicaStatus, ...]
+    level: int = 0
+    across: AcrossReport | None = None
+    given_ids: GivenIdsReport | None = None
 
     @property
     def healthy(self) -> bool:
@@ -112,11 +122,21 @@ class GroupStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class FeedbackStatus:
+    """One of the processes that ask producers. ``report`` None: it gave no answer in time."""
+
+    shard: int
+    report: ShardReport | None
+
+
+@dataclass(frozen=True, slots=True)
 class ClusterStatus:
-    """The whole cluster."""
+    """The whole cluster. ``feedback``: the processes that ask producers; () until a producer starts them;
+    None: Ray did not say in time whether there are any."""
 
     cluster_id: str
     groups: tuple[GroupStatus, ...]
+    feedback: tuple[FeedbackStatus, ...] | None = ()
 
     @property
     def healthy(self) -> bool:

@@ -253,12 +253,16 @@ class Broker:
         parts = self._parts
         report = parts.inspection.status() if parts else status_without_replica(self._gid, self._rid)
         node_id = ray.get_runtime_context().get_node_id()
+        branches, across = self._branches, report.across
+        if branches is not None and across is not None:
+            across = branches.branches.with_counts(across)
         return msgspec.structs.replace(
             report,
             pid=os.getpid(),
             node_id=node_id,
             failure=self._failure,
             superseded_by=self._superseded_by,
+            across=across,
         )
 
     # -------------------------------------------------------------- consumer groups

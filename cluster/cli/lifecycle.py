@@ -5,14 +5,19 @@ from __future__ import annotations
 import sys
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 
 from escrowmq.cluster.cli.failing import FAILED
 from escrowmq.cluster.cli.options import ConnectionOptions, Format, Shown, with_connection
-from escrowmq.cluster.cli.output import console, note, plain, show_json, show_pairs, show_rows
+from escrowmq.cluster.cli.output import console, duration, note, plain, show_json, show_pairs, show_rows
+
+if TYPE_CHECKING:
+    from escrowmq.actors.admin.types import ClusterStatus, FeedbackStatus, GroupStatus
+
+NO_FEEDBACK = "no feedback process: no producer that answers checks has run yet"
 
 
 @with_connection
@@ -62,7 +67,7 @@ def down(connection: ConnectionOptions) -> None:
 
 @with_connection
 def status(connection: ConnectionOptions, shown: Shown = Format.table) -> None:
-    """Leaders, terms and positions of every replica. Exit code 1 unless all is well."""
+    """Replicas, broker groups and feedback processes. Exit code 1 unless all replicas are well."""
     with connection.joined() as cluster:
         found, health = cluster.status(), cluster.health()
         where = cluster.address
@@ -78,8 +83,63 @@ def status(connection: ConnectionOptions, shown: Shown = Format.table) -> None:
             for replica in group.replicas
         ]
         show_rows(shown, rows, list(rows[0]))
+        for lines in (group_rows(found), feedback_rows(found)):
+            show_rows(shown, lines, list(lines[0]) if lines else [], empty=NO_FEEDBACK)
     if not found.healthy:
         raise typer.Exit(FAILED)
+
+
+def group_rows(found: ClusterStatus) -> list[dict[str, Any]]:
+    """A line for each broker group: what is said once for all of its replicas."""
+    return [_group(group) for group in found.groups]
+
+
+def _group(group: GroupStatus) -> dict[str, Any]:
+    across, ids = group.across, group.given_ids
+    short_ms = None if ids is None else ids.short_ms
+    return {
+        "group": group.group,
+        "leader": group.leader,
+        "format_level": group.level or None,
+        "decisions_not_done": across and across.undone,
+        "oldest": across and _age(across.oldest_ms),
+        "branches_open": across and across.branches,
+        "branches_due": across and across.due,
+        "branch_against_home": across and across.against_home,
+        "ids_of_applications": ids and f"{ids.count} of {ids.most}",
+        "ids_remembered": None if ids is None else "as promised" if short_ms is None else _short(short_ms),
+    }
+
+
+def _short(short_ms: int) -> str:
+    return f"ONLY {duration(short_ms)}: too many came"
+
+
+def feedback_rows(found: ClusterStatus) -> list[dict[str, Any]]:
+    """A line for each feedback process."""
+    if found.feedback is None:
+        return [{"feedback_process": "not known: Ray did not answer in time"}]
+    return [_feedback(status) for status in found.feedback]
+
+
+def _feedback(status: FeedbackStatus) -> dict[str, Any]:
+    report = status.report
+    return {
+        "feedback_process": status.shard,
+        "alive": report is not None,
+        "pid": report and report.pid,
+        "apps": report and report.apps,
+        "pairs": report and report.pairs_here,
+        "pairs_with_checks": report and report.pairs_working,
+        "pairs_due": report and report.pairs_due,
+        "producers_parked": report and report.polls_parked,
+        "polls_refused": report and report.counts.get("polls_refused", 0),
+        "errors": report and report.counts.get("errors", 0),
+    }
+
+
+def _age(since_ms: int) -> str | None:
+    return duration(max(time.time() * 1000 - since_ms, 0)) if since_ms else None
 
 
 def _replica(replica: Any, seat: dict[str, Any]) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+import msgspec
 from rich.console import Console
 from rich.table import Table
 
@@ -91,10 +92,20 @@ def when(ts_ms: int) -> str:
     return datetime.fromtimestamp(ts_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3] + "Z"
 
 
+def duration(ms: float) -> str:
+    """A time span for people: ``12.0 s``, ``3.5 h``."""
+    for size, unit in ((86_400_000, "d"), (3_600_000, "h"), (60_000, "min")):
+        if ms >= 2 * size:
+            return f"{ms / size:.1f} {unit}"
+    return f"{ms / 1000:.1f} s"
+
+
 def plain(value: Any) -> Any:
-    """Dataclasses, enums and bytes as what JSON has."""
+    """Dataclasses, structs, enums and bytes as what JSON has."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {item.name: plain(getattr(value, item.name)) for item in dataclasses.fields(value)}
+    if isinstance(value, msgspec.Struct):
+        return plain(msgspec.structs.asdict(value))
     if isinstance(value, enum.Enum):
         return value.value
     if isinstance(value, Mapping):

@@ -17,6 +17,8 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 from typing import Any
 
+import msgspec
+
 from escrowmq.feedback.asking import arguments
 from escrowmq.feedback.asking.app_producers import AppProducers, Polled, Present
 from escrowmq.feedback.asking.checks import WANTED_MAX
@@ -24,6 +26,7 @@ from escrowmq.feedback.asking.due_watch import DueWatch, Pair
 from escrowmq.feedback.asking.group_feedback import Way
 from escrowmq.feedback.asking.lobby import Lobby
 from escrowmq.feedback.asking.pulse import Pulse
+from escrowmq.feedback.asking.shard_report import ShardReport
 from escrowmq.feedback.asking.topic_feedback import Handed, Place, TopicFeedback
 from escrowmq.feedback.brokers import Brokers, GroupLeader
 from escrowmq.feedback.config import FeedbackConfig
@@ -450,23 +453,29 @@ class FeedbackShard:
         del self._apps[app.app]
         return True
 
+    def report(self) -> ShardReport:
+        """For operators: the process, without its pairs."""
+        return ShardReport(
+            shard=self.index,
+            shards=self.shards,
+            apps=len(self._apps),
+            pairs_here=len(self._pairs),
+            pairs_working=len(self._working),
+            pairs_due=sum(len(app.due) for app in self._apps.values()),
+            polls_parked=self._lobby.parked,
+            poll_wait_s=self._lobby.pace.wait_s(),
+            counts=dict(self.counts),
+        )
+
     def status(self, app: str | None = None, topic: str | None = None) -> dict[str, Any]:
-        """For operators: the process, and the first thousand pairs of this app and topic that are here."""
+        """``report``, with the first thousand pairs of this app and topic that are here."""
         shown = (
             pair
             for pair in self._pairs.values()
             if (app is None or pair.app == app) and (topic is None or pair.topic == topic)
         )
         return {
-            "shard": self.index,
-            "shards": self.shards,
-            "apps": len(self._apps),
-            "pairs_here": len(self._pairs),
-            "pairs_working": len(self._working),
-            "pairs_due": sum(len(app.due) for app in self._apps.values()),
-            "polls_parked": self._lobby.parked,
-            "poll_wait_s": self._lobby.pace.wait_s(),
-            "counts": dict(self.counts),
+            **msgspec.structs.asdict(self.report()),
             "watches": [watch.status() for watch in self._watches.values()],
             "pairs": [pair.status() for pair in islice(shown, PAIRS_SHOWN)],
         }

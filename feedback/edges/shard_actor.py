@@ -13,9 +13,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
 from typing import Any
 
+import msgspec
 import ray
 
 from escrowmq.feedback.asking.shard import FeedbackShard
+from escrowmq.feedback.asking.shard_report import ShardReport
 from escrowmq.feedback.asking.topic_feedback import Place
 from escrowmq.feedback.config import FeedbackConfig, LeaderTiming
 from escrowmq.feedback.edges.ray_calls import RayBrokers
@@ -76,9 +78,13 @@ class FeedbackShardActor:
         """See ``FeedbackShard.leave``."""
         self._shard().leave(app, instance, idle)
 
+    async def report(self) -> ShardReport:
+        """See ``FeedbackShard.report``; with this process's id."""
+        return msgspec.structs.replace(self._shard().report(), pid=os.getpid())
+
     async def status(self, app: str | None = None, topic: str | None = None) -> dict[str, Any]:
         """See ``FeedbackShard.status``; with this process's id."""
-        return {"pid": os.getpid(), **self._shard().status(app, topic)}
+        return self._shard().status(app, topic) | {"pid": os.getpid()}
 
 
 def start_shard(index: int, shards: int, info: ClusterShape, config: FeedbackConfig | None = None) -> Any:

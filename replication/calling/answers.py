@@ -254,6 +254,41 @@ class ScrubReport(msgspec.Struct, frozen=True, kw_only=True):
     damaged: int = 0
 
 
+class AcrossReport(msgspec.Struct, frozen=True, kw_only=True):
+    """Transactions over several groups, as one replica has them.
+
+    ``undone``: decisions of this group that branches have still to carry out; ``oldest_ms``: when the oldest
+    of them was made (ms since the epoch, 0: none). ``branches``: open transactions whose home is another
+    group; ``due``: those of them that wait to be asked about at home (leader only). The rest counts since
+    the process started: decisions ``pushed`` to branches and ``followed`` here, branches that home did not
+    owe and that were rolled back (``presumed``), decisions that the branch had ``forgotten``, and alarms
+    (``against_home``, branch-against-home): branches recorded otherwise than home has decided.
+    """
+
+    undone: int = 0
+    oldest_ms: int = 0
+    branches: int = 0
+    due: int = 0
+    pushed: int = 0
+    followed: int = 0
+    presumed: int = 0
+    forgotten: int = 0
+    against_home: int = 0
+
+
+class GivenIdsReport(msgspec.Struct, frozen=True, kw_only=True):
+    """Settled ids that applications gave. ``count`` of at most ``most`` are remembered (an app counts as 500
+    beside them).
+
+    ``short_ms``: for how long, where that is less than ``remember_ids_s`` promises, because too many came;
+    None: for as long as that, or nothing was forgotten yet.
+    """
+
+    count: int
+    most: int
+    short_ms: int | None = None
+
+
 class ReplicaReport(msgspec.Struct, frozen=True, kw_only=True):
     """A replica about itself. Indexes are those of its log. One that is "starting" has no more than defaults.
 
@@ -261,7 +296,8 @@ class ReplicaReport(msgspec.Struct, frozen=True, kw_only=True):
     why the last attempt to start it failed. ``recovered_index``: what its snapshot held when it started.
     ``waiting``: requests that are in no log entry yet. ``learner``: it has lost its log and neither votes nor
     counts for a majority yet. ``superseded_by``: the incarnation that took its place; it never runs again.
-    ``scrub``: None where nothing runs.
+    ``level``: the format level that its state has reached, 0 where nothing runs. ``scrub``, ``across`` and
+    ``given_ids``: None where nothing runs.
     """
 
     gid: int
@@ -292,3 +328,6 @@ class ReplicaReport(msgspec.Struct, frozen=True, kw_only=True):
     incarnation: int = 0
     superseded_by: int | None = None
     scrub: ScrubReport | None = None
+    level: int = 0
+    across: AcrossReport | None = None
+    given_ids: GivenIdsReport | None = None

@@ -12,8 +12,10 @@ from itertools import islice
 from typing import Any
 
 from escrowmq.replication.calling.answers import (
+    AcrossReport,
     AuditEntry,
     FoundTransaction,
+    GivenIdsReport,
     OpenTransactions,
     PeerReport,
     ReplicaReport,
@@ -23,6 +25,7 @@ from escrowmq.replication.calling.answers import (
 from escrowmq.replication.errors import Closed
 from escrowmq.replication.host.running import RunningReplica
 from escrowmq.replication.model import OpenTransaction, TransactionState
+from escrowmq.replication.state.machine import StateMachine
 from escrowmq.replication.state.open_table import OpenTable, OpenTx, View
 from escrowmq.replication.state.transactions import STATE_OF
 
@@ -145,6 +148,9 @@ class Inspection:
                 learner=running.learner,
                 incarnation=node.marks.own.number,
                 scrub=_scrub(running),
+                level=state.level,
+                across=_across(state),
+                given_ids=_given_ids(state),
             )
 
         try:
@@ -163,6 +169,25 @@ def _scrub(running: RunningReplica) -> ScrubReport:
         found=holes.found,
         mended=holes.mended,
         damaged=len(holes.all()),
+    )
+
+
+def _across(state: StateMachine) -> AcrossReport:
+    across = state.transactions.across
+    return AcrossReport(
+        undone=across.decided,
+        oldest_ms=across.oldest_ms(),
+        branches=across.branches,
+        due=len(state.due.branches),
+    )
+
+
+def _given_ids(state: StateMachine) -> GivenIdsReport:
+    given, settings = state.transactions.given, state.settings
+    return GivenIdsReport(
+        count=given.old + given.young,
+        most=settings.remember_ids_max,
+        short_ms=given.reach_ms(settings, state.now_ms),
     )
 
 

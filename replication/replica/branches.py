@@ -23,7 +23,9 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from escrowmq.replication.calling.answers import Standing
+import msgspec
+
+from escrowmq.replication.calling.answers import AcrossReport, Standing
 from escrowmq.replication.calling.backoff import Backoff
 from escrowmq.replication.format import ops as build
 from escrowmq.replication.model import ResultCode, TransactionState
@@ -74,6 +76,10 @@ class Branches:
         self._failures: Counter[int] = Counter()  # of calls to a group, in a row
         self._not_before: dict[int, int] = {}  # group -> ms
         self._now_ms = 0
+
+    def with_counts(self, seen: AcrossReport) -> AcrossReport:
+        """What the replica tells of itself, with these counts."""
+        return msgspec.structs.replace(seen, **self.counts)
 
     def has_work(self) -> bool:
         """Whether a step could do anything. Cheap; any thread."""

@@ -20,6 +20,9 @@ class BranchQueue:
     def __init__(self) -> None:
         self._homes: dict[int, deque[tuple[str, str]]] = {}
 
+    def __len__(self) -> int:
+        return sum(map(len, self._homes.values()))
+
     def add(self, home: int, app: str, tx_id: str) -> None:
         """It has come due."""
         queue = self._homes.get(home)

@@ -22,6 +22,8 @@ from typing import NamedTuple
 #: branch group without a leader must not fill home's memory. Looked at when one is prepared, never when it is
 #: decided. 1,000,000 take about 300 MB.
 ACROSS_MAX = 1_000_000
+#: Decisions of each branch group among which ``oldest_ms`` looks: a tenth of a millisecond.
+OLDEST_AMONG = 1_000
 
 TxKey = tuple[str, str]  # app, tx_id
 
@@ -52,12 +54,14 @@ class AcrossGroups:
     """What all apps have of transactions over several groups whose home is here: counts, and who is to be
     told.
 
-    The decisions themselves stand with their apps (``AppTransactions.decided``).
+    The decisions themselves stand with their apps (``AppTransactions.decided``). ``branches`` is the other
+    side: open transactions whose home is another group.
     """
 
-    __slots__ = ("decided", "opened", "undone")
+    __slots__ = ("branches", "decided", "opened", "undone")
 
     def __init__(self) -> None:
+        self.branches = 0
         self.opened = 0  # open transactions that have branches
         self.decided = 0  # decisions that wait
         self.undone: dict[int, dict[TxKey, Decided]] = {}
@@ -90,6 +94,19 @@ class AcrossGroups:
                 break
             found.append(Undone(app, tx_id, decided.outcome, decided.home_index))
         return found
+
+    def oldest_ms(self) -> int:
+        """When the oldest decision that waits was made, for people; 0: none waits.
+
+        Rows lie in the order of deciding, but for those that were put behind. So up to OLDEST_AMONG of each
+        group are looked at: beyond, the answer may be later than the truth.
+        """
+        times = [
+            decided.decided_ms
+            for left in self.undone.values()
+            for decided in islice(left.values(), OLDEST_AMONG)
+        ]
+        return min(times, default=0)
 
     def put_behind(self, group: int, keys: Iterable[TxKey]) -> None:
         """Tell these after all others: the branch group could not do them now."""

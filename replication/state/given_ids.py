@@ -58,6 +58,15 @@ class GivenIds:
         self.forgotten_ms, self.turned_ms, self.age_ms = self.turned_ms, now_ms, 0
         self.old, self.young = self.young, 0
 
+    def reach_ms(self, settings: Settings, now_ms: int) -> int | None:
+        """For how long before ``now_ms`` settled ids are remembered if that is less than ``remember_ids_s``;
+        None: for as long, or nothing was forgotten. Less it is after too many ids came, or the setting was
+        raised: a transaction that is repeated under an older id runs again."""
+        if self.forgotten_ms < 0:
+            return None
+        reach_ms = max(now_ms - self.forgotten_ms, 0)
+        return reach_ms if reach_ms < settings.remember_ids_s * 1000 else None
+
     def has_room(self, settings: Settings) -> bool:
         """Whether PREPAREs of more such ids are let in."""
         remembered = self.opened + self.old + self.young

@@ -226,7 +226,7 @@ class StateMachine:
                 if problem is not None:
                     problems.append([i, *problem])
         if fresh:
-            self.transactions.opened(table, topic, len(fresh), given=given, across=bool(participants))
+            self.transactions.opened(table, topic, len(fresh), given, participants, home_group)
             self.due.schedule(app, fresh, due)
             opened.age()
         if participants:

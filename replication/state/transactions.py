@@ -107,13 +107,23 @@ class TransactionTable:
             table = self.apps[name] = AppTransactions()
         return table
 
-    def opened(self, table: AppTransactions, topic: str, count: int, *, given: bool, across: bool) -> None:
-        """So many were put among the open ones of an app."""
+    def opened(
+        self,
+        table: AppTransactions,
+        topic: str,
+        count: int,
+        given: bool,
+        participants: Sequence[int],
+        home_group: int,
+    ) -> None:
+        """So many were put among the open ones of an app, all with these fields of ``OpenTx``."""
         table.open_by_topic[topic] = table.open_by_topic.get(topic, 0) + count
         if given:
             self.given.opened += count
-        if across:
+        if participants:
             self.across.opened += count
+        elif home_group >= 0:
+            self.across.branches += count
 
     def settle(
         self, now_ms: int, table: AppTransactions, app: str, tx_ids: Sequence[str], outcome: int
@@ -126,6 +136,8 @@ class TransactionTable:
             record = table.settle(tx_id, outcome)
             if record.participants:
                 self._wait(now_ms, table, app, tx_id, record, outcome)
+            elif record.home_group >= 0:
+                self.across.branches -= 1
         return self._remembered(now_ms, table, before, given_before)
 
     def _wait(
@@ -207,6 +219,9 @@ class TransactionTable:
         """After the tables were filled from a snapshot."""
         self.across = AcrossGroups()
         self.across.opened = sum(bool(record.participants) for _, _, record in self.iterate_open())
+        self.across.branches = sum(
+            record.home_group >= 0 and not record.participants for _, _, record in self.iterate_open()
+        )
         for app, table in self.apps.items():
             for tx_id, decided in table.decided.items():
                 self.across.add(app, tx_id, decided)

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from escrowmq import Cluster, Message
+from escrowmq import Cluster, Message, TransactionState, TxStatusQuerier
 from escrowmq.cluster.cli.app import app
+from escrowmq.feedback.asking.shard_report import ShardReport
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.ray
@@ -58,6 +59,11 @@ def left_open(cluster: Cluster, topic: str, tx_id: str, app_name: str) -> None:
         tx.send(Message(topic, b"held back", partition=0))
         tx.prepare()
         tx.unknown()
+
+
+class Undecided(TxStatusQuerier):
+    def query_status(self, tx_id: str, query_id: str) -> TransactionState:
+        return TransactionState.UNKNOWN
 
 
 # ------------------------------------------------------------ topics
@@ -253,6 +259,18 @@ def test_status_shows_every_replica(cluster: Cluster) -> None:
     assert [replica["replica"] for replica in status["groups"][0]["replicas"]] == [0, 1, 2]
     shown = good("status")
     assert "leader" in shown and "follower" in shown and cluster.info.cluster_id in shown
+    assert "decisions not done" in shown and status["groups"][0]["across"]["undone"] == 0
+
+
+def test_status_shows_the_feedback_processes(cluster: Cluster, unique: Unique) -> None:
+    def told() -> list[ShardReport]:
+        return [process.report for process in cluster.status().feedback or () if process.report]
+
+    with cluster.producer(unique("app"), tx_status_querier=Undecided()):
+        wait_until(lambda: sum(report.polls_parked for report in told()) > 0, 30.0, "a parked producer")
+        assert [report.shard for report in told()] == list(range(told()[0].shards))
+        assert as_json("status")["feedback"][0]["report"]["pid"] == told()[0].pid
+        assert "feedback process" in good("status")
 
 
 def test_up_on_a_running_cluster_changes_nothing_and_refuses_another_shape(cluster: Cluster) -> None:
@@ -267,7 +285,7 @@ def test_every_command_explains_itself() -> None:
         "txn": ("list", "show", "commit", "rollback"),
         "group": ("list", "describe"),
     }
-    verbs = ("up", "down", "status", "demo", "produce", "consume")
+    verbs = ("up", "down", "status", "leftovers", "demo", "produce", "consume")
     pairs = [(noun, verb) for noun, actions in nouns.items() for verb in actions]
     for command in [(), *((name,) for name in (*verbs, *nouns)), *pairs]:
         assert "Usage" in good(*command, "--help")

@@ -1,4 +1,4 @@
-"""Administration against real broker services: topics, transactions by hand, groups, status."""
+"""Administration against real broker services: topics, transactions by hand, groups."""
 
 from __future__ import annotations
 
@@ -216,27 +216,6 @@ class TestGroups:
     def test_a_group_that_nobody_knows(self, admin, unique):
         described = admin.describe_group(unique("g"))
         assert (described.members, described.partitions) == ((), ())
-
-
-def test_status_never_waits_for_the_dead(tmp_path, admin_of):
-    brokers = Brokers(tmp_path)
-    try:
-        admin = admin_of(brokers)
-        status = admin.status()
-        assert status.healthy
-        (group,) = status.groups
-        assert group.leader == brokers.leader()
-        assert {replica.role for replica in group.replicas} == {"leader", "follower"}
-        dead = (brokers.leader() + 1) % 3
-        brokers.lose(0, dead)
-        started = time.monotonic()
-        status = admin.status(wait_s=0.3)
-        assert time.monotonic() - started < 1.0
-        assert not status.healthy
-        assert [r.replica for r in status.groups[0].replicas if not r.reachable] == [dead]
-        assert status.groups[0].replicas[dead].role == "unreachable"
-    finally:
-        brokers.close()
 
 
 def test_a_closed_admin(brokers, admin):

@@ -202,3 +202,31 @@ def test_a_replica_that_writes_a_snapshot_meanwhile_opens_and_decides_the_same()
         results.append(log.add(ops.decided_commit("a", ["9"], "producer", 0)))
     release(logs[1].state, snapshot)
     assert results == [[[0]], [[0]]]
+
+
+def reach_ms(log: Log) -> int | None:
+    """What operators are shown: for how long ids are remembered, where that is less than promised."""
+    state = log.state
+    return state.transactions.given.reach_ms(state.settings, state.now_ms)
+
+
+def test_operators_are_told_when_the_number_has_cut_the_time_short() -> None:
+    log = Log(remember_ids_s=3_600, remember_ids_max=2 * (given_ids.APP_AS_GIVEN_IDS + 10))
+    assert reach_ms(log) is None
+    log.settle("order-1")
+    log.pass_time(10 * 60_000)
+    for number in range(30):  # more than both generations hold
+        log.settle(f"flood-{number}")
+    assert log.code("order-1") is None, "it was forgotten after ten minutes"
+    short = reach_ms(log)
+    assert short is not None and short < 60_000
+    log.pass_time(HOUR_MS)
+    assert reach_ms(log) is None, "nobody comes with an id that is younger than an hour and not remembered"
+
+
+def test_they_are_told_nothing_where_time_alone_makes_ids_forgotten() -> None:
+    log = Log(remember_ids_s=600)
+    for _ in range(50):
+        log.settle(f"order-{log.index}")
+        log.pass_time(120_000)
+        assert reach_ms(log) is None

@@ -1,0 +1,27 @@
+"""What a feedback process tells operators of itself: sizes and counts, nothing that grows with its pairs."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class ShardReport(msgspec.Struct, frozen=True, kw_only=True):
+    """Feedback process ``shard`` of ``shards``.
+
+    ``apps``: whose producers polled lately. ``pairs_here``: apps and topics hosted; ``pairs_working`` of them
+    have checks on hand. ``pairs_due``: those of which a broker group has named due checks. ``polls_parked``:
+    producers that wait here to be asked; ``poll_wait_s``: for how long each stays. ``counts``: what happened
+    since the process started, by name; ``errors`` are pairs that stumbled, ``polls_refused`` and
+    ``answers_refused`` were sent away, and ``pairs_full`` had to wait for a place.
+    """
+
+    shard: int
+    shards: int
+    pid: int = 0
+    apps: int = 0
+    pairs_here: int = 0
+    pairs_working: int = 0
+    pairs_due: int = 0
+    polls_parked: int = 0
+    poll_wait_s: float = 0.0
+    counts: dict[str, int] = {}

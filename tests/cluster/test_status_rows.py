@@ -1,0 +1,61 @@
+"""What ``escrowmq status`` prints for groups and feedback processes: figures, and alarms in plain words."""
+
+from __future__ import annotations
+
+import time
+
+from escrowmq.actors.admin.types import ClusterStatus, FeedbackStatus, GroupStatus
+from escrowmq.cluster.cli.lifecycle import feedback_rows, group_rows
+from escrowmq.cluster.cli.output import duration, plain
+from escrowmq.feedback.asking.shard_report import ShardReport
+from escrowmq.replication.calling.answers import AcrossReport, GivenIdsReport
+
+
+def status(
+    across: AcrossReport | None = None,
+    ids: GivenIdsReport | None = None,
+    feedback: tuple[FeedbackStatus, ...] | None = (),
+) -> ClusterStatus:
+    return ClusterStatus("c", (GroupStatus(0, 1, 5, (), 2, across, ids),), feedback)
+
+
+def test_a_group_is_shown_with_what_it_owes_and_its_alarms() -> None:
+    across = AcrossReport(undone=4, oldest_ms=int(time.time() * 1000) - 90_000, branches=3, against_home=1)
+    (row,) = group_rows(status(across, GivenIdsReport(count=12, most=100)))
+    assert (row["format_level"], row["decisions_not_done"], row["branches_open"]) == (2, 4, 3)
+    assert row["oldest"] in ("90.0 s", "90.1 s", "90.2 s") and row["branch_against_home"] == 1
+    assert row["ids_of_applications"] == "12 of 100" and row["ids_remembered"] == "as promised"
+
+
+def test_it_says_aloud_when_ids_are_not_remembered_as_long_as_promised() -> None:
+    (row,) = group_rows(status(ids=GivenIdsReport(count=90, most=100, short_ms=3 * 3_600_000)))
+    assert row["ids_remembered"] == "ONLY 3.0 h: too many came"
+
+
+def test_a_group_of_which_nobody_answers() -> None:
+    (row,) = group_rows(status())
+    assert (row["decisions_not_done"], row["ids_remembered"], row["oldest"]) == (None, None, None)
+
+
+def test_a_feedback_process_is_shown_alive_or_not() -> None:
+    report = ShardReport(
+        shard=0, shards=2, pid=77, apps=2, pairs_here=5, polls_parked=4, counts={"polls_refused": 6}
+    )
+    alive, dead = feedback_rows(status(feedback=(FeedbackStatus(0, report), FeedbackStatus(1, None))))
+    assert (alive["alive"], alive["pairs"], alive["producers_parked"]) == (True, 5, 4)
+    assert (alive["polls_refused"], alive["errors"]) == (6, 0)
+    assert (dead["alive"], dead["pairs"]) == (False, None)
+    assert feedback_rows(status()) == []
+    (unknown,) = feedback_rows(status(feedback=None))
+    assert "not known" in unknown["feedback_process"]
+
+
+def test_as_json_the_figures_are_numbers() -> None:
+    shown = plain(status(AcrossReport(undone=4)))
+    assert shown["groups"][0]["across"]["undone"] == 4 and shown["groups"][0]["given_ids"] is None
+
+
+def test_durations_are_written_for_people() -> None:
+    assert [duration(ms) for ms in (500, 119_000, 300_000, 5 * 3_600_000, 3 * 86_400_000)] == [
+        "0.5 s", "119.0 s", "5.0 min", "5.0 h", "3.0 d",
+    ]  # fmt: skip
