@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
 from escrowmq.feedback.asking.one_pair import OnePair
 from escrowmq.feedback.asking.shard import FeedbackShard
 from escrowmq.feedback.config import FeedbackConfig
-from tests.support.clock import now
+from tests.support.clock import now, run
 from tests.support.memory_groups import BrokersDouble, GroupDouble
 
 #: What a producer says to (tx_id, query_id): a state, (state, trouble), or None: nothing.
@@ -133,6 +133,16 @@ async def world(*, groups: int = 1, seed: int = 1, **config: float) -> AsyncIter
         yield it
     finally:
         await it.end()
+
+
+def play(scene: Callable[[World], Awaitable[None]], **config: float) -> None:
+    """Play a scene in a world of its own."""
+
+    async def main() -> None:
+        async with world(**config) as it:  # type: ignore[arg-type]
+            await scene(it)
+
+    run(main())
 
 
 def always(state: str, trouble: str = "") -> Says:

@@ -10,23 +10,19 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable
+from typing import Any, cast
 
 from escrowmq.feedback.brokers import BrokerUnreachable
-from escrowmq.replication.calling.answers import (
-    DuePairs,
-    Leadership,
-    LockedChecks,
-    OpenPairs,
-    OpenTransactions,
-)
-from escrowmq.replication.calling.sharing import part_of
+from escrowmq.replication.calling.answers import DuePairs, Leadership, Reply
 from escrowmq.replication.format import ops
 from escrowmq.replication.format.codec import OpType, PrepareExtra, encode_command
-from escrowmq.replication.host.due_checks import LOCKED_ENOUGH, lock_due
+from escrowmq.replication.host.due_checks import DueChecks
+from escrowmq.replication.host.inspection import Inspection
+from escrowmq.replication.host.running import RunningReplica
 from escrowmq.replication.model import group_of
 from escrowmq.replication.replica.validation import parse_request
+from escrowmq.replication.state.machine import StateMachine
 from escrowmq.replication.state.transactions import STATE_OF
 from tests.sim.disk import SimDisk
 from tests.support.clock import now
@@ -161,110 +157,87 @@ class GroupDouble(Submitting):
 
     async def _lock_due(
         self, rid: int, app: str, topic: str, max_n: int, lease_s: float, wait_s: float, owner: str
-    ) -> tuple[Any, ...]:
-        until = now() + wait_s
-        if self.poll_places <= 0:
-            until = now()
-        self.poll_places -= 1
-        try:
-            while True:
-                refused = self._not_leader(rid)
-                if refused is not None:
-                    return refused
-                self.state.due.advance(self.now_ms())
-                rows = lock_due(self.state, app, topic, max_n, lease_s, owner, self.now_ms())
-                if rows or now() >= until:
-                    return "ok", LockedChecks.of(rows)
-                await asyncio.sleep(0.05)
-        finally:
-            self.poll_places += 1
+    ) -> Reply:
+        asked = self._due_checks(rid)
+        return await self._parked(
+            wait_s,
+            lambda: asked.lock_due(app, topic, max_n, lease_s, 0.0, owner),
+            lambda checks: bool(checks.tx_ids),
+        )
 
-    async def _due_pairs(
-        self, rid: int, term: int, seen: int, part: int, parts: int, wait_s: float
-    ) -> tuple[Any, ...]:
-        until = now() + wait_s
-        if self.poll_places <= 0:
-            until = now()
+    async def _due_pairs(self, rid: int, term: int, seen: int, part: int, parts: int, wait_s: float) -> Reply:
+        asked, at = self._due_checks(rid), DuePairs(term, seen)
+
+        def look() -> Reply:
+            nonlocal at
+            answer = asked.due_pairs(at.term, at.seen, part, parts, 0.0)
+            at = answer[1] if answer[0] == "ok" else at
+            return answer
+
+        return await self._parked(wait_s, look, lambda found: bool(found.pairs))
+
+    async def _parked(self, wait_s: float, look: Callable[[], Reply], enough: Callable[[Any], bool]) -> Reply:
+        """``look`` until there is enough, or the time is up; at once where too many calls are parked."""
+        until = now() + (wait_s if self.poll_places > 0 else 0.0)
         self.poll_places -= 1
         self.parked_calls = max(self.parked_calls, FIRST_PLACES - self.poll_places)
         try:
             while True:
-                refused = self._not_leader(rid)
-                if refused is not None:
-                    return refused
-                self.state.due.advance(self.now_ms())
-                news = self.state.due.news
-                seen = seen if term == self.term else 0
-                term = self.term
-                seen, pairs = news.after(seen, lambda pair: part_of(*pair, parts) == part)
-                if pairs or (now() >= until and seen >= news.last):
-                    return "ok", DuePairs(term, seen, pairs)
-                if seen >= news.last:
-                    await asyncio.sleep(0.05)
+                answer = look()
+                if answer[0] != "ok" or enough(answer[1]) or now() >= until:
+                    return answer
+                await asyncio.sleep(0.05)
         finally:
             self.poll_places += 1
 
-    async def _lock_pairs(
-        self, rid: int, wanted: list[tuple[str, str, int]], lease_s: float, owner: str, owned: bool
-    ) -> tuple[Any, ...]:
-        refused = self._not_leader(rid)
-        if refused is not None:
-            return refused
-        now_ms = self.now_ms()
-        found: list[LockedChecks] = []
-        for app, topic, n in wanted:
-            if sum(len(checks.tx_ids) for checks in found) >= LOCKED_ENOUGH:
-                break
-            rows = lock_due(self.state, app, topic, n, lease_s, owner, now_ms, owned=owned)
-            found.append(LockedChecks.of(rows))
-        return "ok", found
+    async def _lock_pairs(self, rid: int, *arguments: Any) -> Reply:
+        return self._due_checks(rid).lock_pairs(*arguments)
 
-    async def _open_pairs(self, rid: int, apps: list[str], part: int, parts: int) -> tuple[Any, ...]:
-        pairs = [
-            (app, topic)
-            for app in apps
-            for topic, n in self.state.transactions.app(app).open_by_topic.items()
-            if n > 0 and part_of(app, topic, parts) == part
-        ]
-        return self._not_leader(rid) or ("ok", OpenPairs(len(apps), pairs))
+    async def _open_pairs(self, rid: int, *arguments: Any) -> Reply:
+        return self._due_checks(rid).open_pairs(*arguments)
 
-    async def _release_locks(
-        self, rid: int, app: str, topic: str, tx_ids: list[str], owner: str, waits_ms: Sequence[int] = ()
-    ) -> tuple[Any, ...]:
-        self.state.due.release(app, tx_ids, owner, self.now_ms(), waits_ms)
-        return self._not_leader(rid) or ("ok", None)
+    async def _release_locks(self, rid: int, *arguments: Any) -> Reply:
+        return self._due_checks(rid).release_locks(*arguments)
 
-    async def _tx_states(self, rid: int, app: str, tx_ids: list[str]) -> tuple[Any, ...]:
-        return self._not_leader(rid) or ("ok", [self.outcome(tx_id, app) for tx_id in tx_ids])
+    async def _open_topics(self, rid: int, app: str) -> Reply:
+        return self._due_checks(rid).open_topics(app)
 
-    async def _open_topics(self, rid: int, app: str) -> tuple[Any, ...]:
-        table = self.state.transactions.app(app)
-        found = [topic for topic, n in table.open_by_topic.items() if n > 0]
-        return self._not_leader(rid) or ("ok", found)
+    async def _tx_states(self, rid: int, app: str, tx_ids: list[str]) -> Reply:
+        return self._inspection(rid).tx_states(app, tx_ids)
 
-    async def _transactions(
-        self, rid: int, state: str | None, app: str, topic: str, limit: int
-    ) -> tuple[Any, ...]:
-        opened = self.state.transactions.app(app).open.items()
-        rows = [
-            (
-                app,
-                tx,
-                r.query_id,
-                topic,
-                r.prepared_ms,
-                r.timeout_ms,
-                r.checks,
-                r.due_ms < 0,
-                1,
-                r.home_group,
-                -1,
-                "",
-            )
-            for tx, r in opened
-            if r.topic == topic
-        ]
-        return self._not_leader(rid) or ("ok", OpenTransactions.of(rows[:limit]))
+    async def _transactions(self, rid: int, *arguments: Any) -> Reply:
+        return self._inspection(rid).transactions(*arguments)
+
+    def _due_checks(self, rid: int) -> DueChecks:
+        return DueChecks(cast(RunningReplica, Asked(self, rid)))
+
+    def _inspection(self, rid: int) -> Inspection:
+        return Inspection(cast(RunningReplica, Asked(self, rid)))
+
+
+class Asked:
+    """As much of a running replica as its parts need, so that their own answers are given: it has no thread,
+    and who must wait looks again later."""
+
+    def __init__(self, group: GroupDouble, rid: int) -> None:
+        self._group, self._rid = group, rid
+        self.replica, self.node, self.checks_due = group.single.replica, group.single.node, self
+
+    def now_ms(self) -> int:
+        return self._group.now_ms()
+
+    def led(self, read: Callable[[], Any]) -> Reply:
+        return self._group._not_leader(self._rid) or ("ok", read())
+
+    def if_leading(self, read: Callable[[StateMachine], Any]) -> Reply:
+        return self.led(lambda: read(self.replica.state))
+
+    def later(self, fn: Callable[[], None]) -> None:
+        fn()
+
+    def wait_for(self, attempt: Callable[[], Reply | None], wait_s: float) -> Reply | None:
+        self.replica.state.due.advance(self.now_ms())
+        return attempt()
 
 
 class BrokersDouble:

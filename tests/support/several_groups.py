@@ -29,7 +29,7 @@ from escrowmq.actors.producer.config import ProducerConfig
 from escrowmq.actors.producer.encoder import Encoder, TxPlan
 from escrowmq.replication.calling.answers import Standing
 from escrowmq.replication.format import ops
-from escrowmq.replication.format.codec import decode_ops
+from escrowmq.replication.format.codec import PrepareExtra, decode_ops
 from escrowmq.replication.model import Message, group_of
 from escrowmq.replication.replica.branches import Branches
 from escrowmq.replication.replica.validation import level_needed, parse_request
@@ -271,3 +271,58 @@ class Client:
         across_groups.settle(self, plan.tx_id, plan.groups, commit, told.append, plan.home_index)
         self.run()
         return told[0] if told else None
+
+
+# ---------------------------------------------------------------- what several tests begin and end with
+CHECK_S = 6.0
+#: A branch follows after its group's leader was killed; and the leader's work of a few calls.
+FOLLOWS_S = 2.0
+
+
+def prepared(world: SeveralGroups, tx_id: str = "x", **options: bool) -> tuple[Client, object]:
+    client = Client(world)
+    plan = client.plan(tx_id, **options)
+    assert client.prepare(plan) == {} and world.outcomes(tx_id) == ["PREPARE"] * len(world.groups)
+    return client, plan
+
+
+def committed_at_home(world: SeveralGroups, tx_id: str = "x") -> Client:
+    """Home has decided, and the client died before it told anybody else."""
+    client = Client(world)
+    plan = client.plan(tx_id)
+    assert client.prepare(plan) == {}
+    client.dies_before = lambda gid, block: gid != 0
+    assert client.settle(plan) is None
+    assert world.outcomes(tx_id) == ["COMMITTED", *["PREPARE"] * (len(world.groups) - 1)]
+    return client
+
+
+def late_extra(index: int) -> PrepareExtra:
+    """Of a branch's PREPARE that is so late that its id may be forgotten, and is not refused as stale: its
+    client had heard of a time far ahead."""
+    return PrepareExtra(home_index=[index], heard_ms=1 << 50)
+
+
+def nothing_left(world: SeveralGroups) -> bool:
+    """No transaction is open, and home owes nobody anything."""
+    return all(
+        group.state.transactions.open_count() == 0 and group.state.transactions.across.decided == 0
+        for group in world.groups
+    )
+
+
+def committed_at_home_while_branch_is_down(world: SeveralGroups) -> None:
+    world.down = set()
+    client, plan = prepared(world)
+    world.down = {1}
+    assert client.settle(plan) == {}  # type: ignore[arg-type]
+
+
+def torn(world: SeveralGroups, tx_id: str = "x") -> bool:
+    return len(set(world.outcomes(tx_id))) > 1
+
+
+def branch(index: int, tx_id: str = "x", digest: int = 1, **more: int) -> bytes:
+    """A branch's PREPARE in group 1, without messages."""
+    extra = PrepareExtra(home_index=[index], heard_ms=1 << 50, **more)
+    return ops.prepare(APP, TOPIC, [tx_id], None, 0, 0, [digest], 0, 0, extra)

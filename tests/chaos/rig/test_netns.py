@@ -17,7 +17,6 @@ from tests.chaos.rig import netns
 from tests.chaos.rig.delays import WAITING_MAX_BYTES, Wires
 from tests.chaos.rig.netns import Network, Ports
 from tests.chaos.rig.shell import run
-from tests.support.waiting import wait_until
 
 REASON = netns.unavailable()
 needs_hosts = pytest.mark.skipif(REASON is not None, reason=f"no simulated hosts: {REASON}")
@@ -159,8 +158,7 @@ def test_what_a_killed_run_leaves_is_removed_by_the_next() -> None:
         assert crashing.stdout is not None
         left = crashing.stdout.readline().strip()
         os.kill(crashing.pid, signal.SIGKILL)
-    # `ip netns exec` is started, and not yet in the namespace: it outlives its parent and gets there.
-    (asleep,) = wait_until(lambda: netns.processes_in(left), what="a process in the namespace")
+    (asleep,) = netns.processes_in(left)
     assert left in netns.remove_stale()
     assert left not in run("ip", "netns", "list")
     deadline = time.monotonic() + 5

@@ -19,8 +19,8 @@ from escrowmq.replication.calling.answers import LockedRow
 from escrowmq.replication.errors import ConfigError
 from escrowmq.replication.format import ops
 from escrowmq.replication.model import TransactionState
-from tests.support.clock import hold_loop, run, until
-from tests.support.feedback_producers import Producer, World, always, silent, world
+from tests.support.clock import hold_loop, until
+from tests.support.feedback_producers import Producer, World, always, play, silent
 
 COMMITTED, ROLLBACK = TransactionState.COMMITTED, TransactionState.ROLLBACK
 UNKNOWN = TransactionState.UNKNOWN
@@ -57,208 +57,196 @@ class Shop:
 def test_a_slow_local_transaction_is_not_rolled_back_by_another_instance() -> None:
     """Of ten such transactions five had their row and not their message."""
 
-    async def main() -> None:
-        async with world() as w:
-            shop = Shop(w)
-            first = shop.instance("p1")
-            other = shop.instance("p2")
-            await asyncio.sleep(0.1)
-            for n in range(10):
-                shop.begin(first, f"t{n}")
-            await asyncio.sleep(10)
-            assert [shop.end(first, f"t{n}") for n in range(10)] == ["COMMITTED"] * 10
-            assert other.asked == [] and w.group.checked == {}
-            assert 10 <= first.told["running"] <= 20, "asked at 6 s and at 9 s"
+    async def scene(w: World) -> None:
+        shop = Shop(w)
+        first = shop.instance("p1")
+        other = shop.instance("p2")
+        await asyncio.sleep(0.1)
+        for n in range(10):
+            shop.begin(first, f"t{n}")
+        await asyncio.sleep(10)
+        assert [shop.end(first, f"t{n}") for n in range(10)] == ["COMMITTED"] * 10
+        assert other.asked == [] and w.group.checked == {}
+        assert 10 <= first.told["running"] <= 20, "asked at 6 s and at 9 s"
 
-    run(main())
+    play(scene)
 
 
 def test_an_owner_without_room_still_says_whether_it_runs() -> None:
-    async def main() -> None:
-        async with world() as w:
-            shop = Shop(w)
-            first, other = shop.instance("p1", room=0), shop.instance("p2")
-            await asyncio.sleep(0.1)
-            shop.begin(first, "slow", timeout_ms=500)
-            shop.begin("p1", "over", timeout_ms=500)  # left undecided
-            shop.rows.add("over")
-            await until(lambda: w.group.outcome("over") == "COMMITTED", 3)
-            assert first.told["running"] >= 1 and first.told["busy"] == 1
-            assert [tx_id for _, tx_id in other.asked] == ["over"]
-            await asyncio.sleep(5)
-            assert shop.end(first, "slow") == "COMMITTED"
+    async def scene(w: World) -> None:
+        shop = Shop(w)
+        first, other = shop.instance("p1", room=0), shop.instance("p2")
+        await asyncio.sleep(0.1)
+        shop.begin(first, "slow", timeout_ms=500)
+        shop.begin("p1", "over", timeout_ms=500)  # left undecided
+        shop.rows.add("over")
+        await until(lambda: w.group.outcome("over") == "COMMITTED", 3)
+        assert first.told["running"] >= 1 and first.told["busy"] == 1
+        assert [tx_id for _, tx_id in other.asked] == ["over"]
+        await asyncio.sleep(5)
+        assert shop.end(first, "slow") == "COMMITTED"
 
-    run(main())
+    play(scene)
 
 
 def test_a_long_local_transaction_is_asked_about_ever_more_rarely() -> None:
-    async def main() -> None:
-        async with world() as w:
-            shop = Shop(w)
-            first = shop.instance("p1")
-            shop.begin(first, "t", timeout_ms=1_000)
-            await asyncio.sleep(600)
-            assert first.told["running"] <= 10 + 600 / 30, "half of its age later, then one in 30 s"
-            assert w.group.checked == {} and shop.end(first, "t") == "COMMITTED"
+    async def scene(w: World) -> None:
+        shop = Shop(w)
+        first = shop.instance("p1")
+        shop.begin(first, "t", timeout_ms=1_000)
+        await asyncio.sleep(600)
+        assert first.told["running"] <= 10 + 600 / 30, "half of its age later, then one in 30 s"
+        assert w.group.checked == {} and shop.end(first, "t") == "COMMITTED"
 
-    run(main())
+    play(scene)
 
 
 def test_another_instance_is_asked_once_the_owner_has_said_that_it_does_not_run() -> None:
-    async def main() -> None:
-        async with world() as w:
-            w.producer("p1", always("UNKNOWN", "raised"))
-            other = w.producer("p2", always("COMMITTED"))
-            w.group.prepare("t", instance="p1")
-            await until(lambda: w.group.outcome("t") == "COMMITTED", 2)
-            assert other.times_asked("t") == 1 and w.group.checked == {}
+    async def scene(w: World) -> None:
+        w.producer("p1", always("UNKNOWN", "raised"))
+        other = w.producer("p2", always("COMMITTED"))
+        w.group.prepare("t", instance="p1")
+        await until(lambda: w.group.outcome("t") == "COMMITTED", 2)
+        assert other.times_asked("t") == 1 and w.group.checked == {}
 
-    run(main())
+    play(scene)
 
 
 def test_an_owner_whose_querier_hangs_has_said_that_it_does_not_run() -> None:
-    async def main() -> None:
-        async with world() as w:
-            w.producer("p1", silent)
-            other = w.producer("p2", always("ROLLBACK"))
-            w.group.prepare("t", instance="p1")
-            took = await until(lambda: w.group.outcome("t") == "ROLLBACK", 20)
-            assert took < w.config.answer_s + 2 and other.times_asked("t") == 1
+    async def scene(w: World) -> None:
+        w.producer("p1", silent)
+        other = w.producer("p2", always("ROLLBACK"))
+        w.group.prepare("t", instance="p1")
+        took = await until(lambda: w.group.outcome("t") == "ROLLBACK", 20)
+        assert took < w.config.answer_s + 2 and other.times_asked("t") == 1
 
-    run(main())
+    play(scene)
 
 
 @pytest.mark.parametrize("parked", [True, False], ids=["died with its poll parked", "never seen here"])
 def test_the_others_are_asked_when_the_owner_is_gone_and_not_before(parked: bool) -> None:
-    async def main() -> None:
-        async with world() as w:
-            shop = Shop(w)
-            other = shop.instance("p2")
-            if parked:
-                first = shop.instance("p1")
-                await asyncio.sleep(0.1)
-                shop.begin(first, "t", timeout_ms=1_000)
-                first.die()
-            else:
-                shop.begin("p1", "t", timeout_ms=1_000)
-            await asyncio.sleep(GONE_S - 0.5)
-            assert w.group.outcome("t") == "PREPARE" and other.asked == []
-            took = await until(lambda: w.group.outcome("t") == "ROLLBACK", 5)
-            assert took < 3 and w.group.checked == {}
-            assert w.feedback.counts["put_off"] < 10, "the leader is asked now and then"
+    async def scene(w: World) -> None:
+        shop = Shop(w)
+        other = shop.instance("p2")
+        if parked:
+            first = shop.instance("p1")
+            await asyncio.sleep(0.1)
+            shop.begin(first, "t", timeout_ms=1_000)
+            first.die()
+        else:
+            shop.begin("p1", "t", timeout_ms=1_000)
+        await asyncio.sleep(GONE_S - 0.5)
+        assert w.group.outcome("t") == "PREPARE" and other.asked == []
+        took = await until(lambda: w.group.outcome("t") == "ROLLBACK", 5)
+        assert took < 3 and w.group.checked == {}
+        assert w.feedback.counts["put_off"] < 10, "the leader is asked now and then"
 
-    run(main())
+    play(scene)
 
 
 def test_a_feedback_actor_that_was_restarted_gives_owners_time_to_find_it() -> None:
-    async def main() -> None:
-        async with world() as w:
-            shop = Shop(w)
-            first = shop.instance("p1")
-            shop.begin(first, "t", timeout_ms=30_000)
-            await asyncio.sleep(29.5)
-            first.die()
-            await w.feedback.close()
-            restarted = w.also(w.new_feedback())
-            w.producer("p2", shop.look_up, feedback=restarted)
-            await asyncio.sleep(5)  # it is due, and its owner is on its way
-            back = w.producer("p1", shop.look_up, feedback=restarted)
-            back.running.add("t")
-            await asyncio.sleep(60)
-            assert shop.end(back, "t") == "COMMITTED"
+    async def scene(w: World) -> None:
+        shop = Shop(w)
+        first = shop.instance("p1")
+        shop.begin(first, "t", timeout_ms=30_000)
+        await asyncio.sleep(29.5)
+        first.die()
+        await w.feedback.close()
+        restarted = w.also(w.new_feedback())
+        w.producer("p2", shop.look_up, feedback=restarted)
+        await asyncio.sleep(5)  # it is due, and its owner is on its way
+        back = w.producer("p1", shop.look_up, feedback=restarted)
+        back.running.add("t")
+        await asyncio.sleep(60)
+        assert shop.end(back, "t") == "COMMITTED"
 
-    run(main())
+    play(scene)
 
 
 def test_a_feedback_process_that_stood_still_has_heard_nobody_meanwhile() -> None:
     """A live owner's polls wait before a process that was stopped; its silence is the process's own."""
 
-    async def main() -> None:
-        async with world() as w:
-            shop = Shop(w)
-            other = shop.instance("p2")
-            shop.begin("p1", "t", timeout_ms=3_000)
-            await asyncio.sleep(2.8)
-            await w.feedback.poll("p1", 5, [], 0.1)  # the next one finds the process stopped
-            hold_loop(30.0)
-            await asyncio.sleep(5)
-            assert other.asked == [] and w.group.outcome("t") == "PREPARE"
-            back = shop.instance("p1")
-            back.running.add("t")
-            await asyncio.sleep(60)
-            assert shop.end(back, "t") == "COMMITTED"
+    async def scene(w: World) -> None:
+        shop = Shop(w)
+        other = shop.instance("p2")
+        shop.begin("p1", "t", timeout_ms=3_000)
+        await asyncio.sleep(2.8)
+        await w.feedback.poll("p1", 5, [], 0.1)  # the next one finds the process stopped
+        hold_loop(30.0)
+        await asyncio.sleep(5)
+        assert other.asked == [] and w.group.outcome("t") == "PREPARE"
+        back = shop.instance("p1")
+        back.running.add("t")
+        await asyncio.sleep(60)
+        assert shop.end(back, "t") == "COMMITTED"
 
-    run(main())
+    play(scene)
 
 
 def test_an_owner_that_closes_with_nothing_running_need_not_be_waited_for() -> None:
-    async def main() -> None:
-        async with world() as w:
-            shop = Shop(w)
-            first = shop.instance("p1")
-            shop.instance("p2")
-            await asyncio.sleep(0.1)
-            shop.begin("p1", "t", timeout_ms=1_000)
-            first.die()
-            w.feedback.leave("p1", True)
-            await until(lambda: w.group.outcome("t") == "ROLLBACK", 2)
+    async def scene(w: World) -> None:
+        shop = Shop(w)
+        first = shop.instance("p1")
+        shop.instance("p2")
+        await asyncio.sleep(0.1)
+        shop.begin("p1", "t", timeout_ms=1_000)
+        first.die()
+        w.feedback.leave("p1", True)
+        await until(lambda: w.group.outcome("t") == "ROLLBACK", 2)
 
-    run(main())
+    play(scene)
 
 
 def test_an_owner_that_closes_while_it_runs_is_waited_for() -> None:
-    async def main() -> None:
-        async with world() as w:
-            shop = Shop(w)
-            first = shop.instance("p1")
-            shop.instance("p2")
-            await asyncio.sleep(0.1)
-            shop.begin(first, "t", timeout_ms=1_000)
-            first.die()
-            w.feedback.leave("p1", False)
-            await asyncio.sleep(GONE_S - 1)
-            assert shop.end(first, "t") == "COMMITTED"
+    async def scene(w: World) -> None:
+        shop = Shop(w)
+        first = shop.instance("p1")
+        shop.instance("p2")
+        await asyncio.sleep(0.1)
+        shop.begin(first, "t", timeout_ms=1_000)
+        first.die()
+        w.feedback.leave("p1", False)
+        await asyncio.sleep(GONE_S - 1)
+        assert shop.end(first, "t") == "COMMITTED"
 
-    run(main())
+    play(scene)
 
 
 def test_an_owner_that_is_sent_away_is_let_in_when_checks_wait_for_it() -> None:
-    async def main() -> None:
-        async with world(polls_parked_max=3, producers_max=3) as w:
-            shop = Shop(w)
-            for n in range(3):
-                shop.instance(f"a{n}")
-            await asyncio.sleep(0.5)
-            first = shop.instance("p1")
-            shop.begin(first, "t", timeout_ms=500)
-            await until(lambda: first.told["running"] >= 1, GONE_S)
-            assert w.feedback.counts["polls_refused"] > 0
-            await asyncio.sleep(20)
-            assert shop.end(first, "t") == "COMMITTED"
+    async def scene(w: World) -> None:
+        shop = Shop(w)
+        for n in range(3):
+            shop.instance(f"a{n}")
+        await asyncio.sleep(0.5)
+        first = shop.instance("p1")
+        shop.begin(first, "t", timeout_ms=500)
+        await until(lambda: first.told["running"] >= 1, GONE_S)
+        assert w.feedback.counts["polls_refused"] > 0
+        await asyncio.sleep(20)
+        assert shop.end(first, "t") == "COMMITTED"
 
-    run(main())
+    play(scene, polls_parked_max=3, producers_max=3)
 
 
 def test_an_id_that_another_instance_took_up_is_not_rolled_back_under_it() -> None:
     """The check began under the PREPARE of an instance that died; the answer is about that one."""
 
-    async def main() -> None:
-        async with world() as w:
-            shop = Shop(w)
-            asked = w.producer("p2", silent)
-            shop.begin("p1", "t", timeout_ms=1_000)
-            await until(lambda: asked.times_asked("t") == 1, GONE_S + 5)
-            index = w.group.open("t").newest_index
-            successor = shop.instance("p3")
-            shop.begin(successor, "t")  # prepared again
-            assert w.group.open("t").instance == "p3" and w.group.open("t").newest_index > index
-            w.feedback.answer("p2", [(0, "t", "ROLLBACK", "", index)])
-            await asyncio.sleep(10)
-            assert shop.end(successor, "t") == "COMMITTED"
-            counts = w.feedback.status()["groups"][0]["counts"]
-            assert counts["prepared_again"] == 1
+    async def scene(w: World) -> None:
+        shop = Shop(w)
+        asked = w.producer("p2", silent)
+        shop.begin("p1", "t", timeout_ms=1_000)
+        await until(lambda: asked.times_asked("t") == 1, GONE_S + 5)
+        index = w.group.open("t").newest_index
+        successor = shop.instance("p3")
+        shop.begin(successor, "t")  # prepared again
+        assert w.group.open("t").instance == "p3" and w.group.open("t").newest_index > index
+        w.feedback.answer("p2", [(0, "t", "ROLLBACK", "", index)])
+        await asyncio.sleep(10)
+        assert shop.end(successor, "t") == "COMMITTED"
+        counts = w.feedback.status()["groups"][0]["counts"]
+        assert counts["prepared_again"] == 1
 
-    run(main())
+    play(scene)
 
 
 def test_an_answer_about_an_older_prepare_never_settles_a_newer_check() -> None:
@@ -374,18 +362,17 @@ def test_without_asking_the_owner_first_they_are_torn(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(CheckTable, "locked", nobodys)
 
-    async def main() -> None:
-        async with world() as w:
-            shop = Shop(w)
-            first = shop.instance("p1")
-            shop.instance("p2")
-            await asyncio.sleep(0.1)
-            for n in range(10):
-                shop.begin(first, f"t{n}")
-            await asyncio.sleep(10)
-            assert [shop.end(first, f"t{n}") for n in range(10)].count("ROLLBACK") >= 5
+    async def scene(w: World) -> None:
+        shop = Shop(w)
+        first = shop.instance("p1")
+        shop.instance("p2")
+        await asyncio.sleep(0.1)
+        for n in range(10):
+            shop.begin(first, f"t{n}")
+        await asyncio.sleep(10)
+        assert [shop.end(first, f"t{n}") for n in range(10)].count("ROLLBACK") >= 5
 
-    run(main())
+    play(scene)
 
 
 def test_an_answer_from_before_owners_were_told_rolls_nothing_back_later() -> None:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -16,82 +14,11 @@ from escrowmq.feedback.asking.checks import CheckTable
 from escrowmq.feedback.asking.shard import FeedbackShard
 from escrowmq.feedback.asking.topic_feedback import TopicFeedback
 from escrowmq.feedback.brokers import BrokerUnreachable
-from escrowmq.feedback.config import FeedbackConfig
 from escrowmq.replication.calling.answers import LockedRow
 from escrowmq.replication.calling.sharing import part_of
 from tests.support.clock import now, run, until
-from tests.support.feedback_producers import AppPort, Producer, Says, always, silent
-from tests.support.memory_groups import BrokersDouble, GroupDouble
-
-
-class Processes:
-    """Feedback processes over broker groups in memory, and producers of any app."""
-
-    def __init__(self, shards: int, groups: int, config: FeedbackConfig) -> None:
-        self.brokers, self.config = BrokersDouble(groups), config
-        self.shards = [
-            FeedbackShard(number, shards, groups, 3, self.brokers, config, random.Random(number))
-            for number in range(shards)
-        ]
-        for shard in self.shards:
-            shard.start()
-        self._all = list(self.shards)
-        self._ended: list[asyncio.Task[None]] = []
-        self.producers: list[Producer] = []
-
-    @property
-    def group(self) -> GroupDouble:
-        return self.brokers.groups[0]
-
-    def producer(self, app: str, says: Says, name: str = "p", *, room: int = 64) -> list[Producer]:
-        """One producer, with its poll at each process."""
-        made = [Producer(AppPort(shard, app), f"{app}/{name}", says, room=room) for shard in self.shards]
-        self.producers += made
-        return made
-
-    def leave(self, app: str, name: str = "p") -> None:
-        """It closes."""
-        for producer in self.producers:
-            if producer.name == f"{app}/{name}":
-                producer.die()
-        for shard in self.shards:
-            shard.leave(app, f"{app}/{name}", True)
-
-    def kill(self, number: int) -> FeedbackShard:
-        """This process dies with all it knows; another one takes its place. Its producers' polls are lost."""
-        rng, count = random.Random(100 + number), len(self.shards)
-        successor = FeedbackShard(number, count, len(self.brokers.groups), 3, self.brokers, self.config, rng)
-        gone, self.shards[number] = self.shards[number], successor
-        self._ended.append(asyncio.create_task(gone.close()))
-        self._all.append(successor)
-        successor.start()
-        return successor
-
-    def leave_open(self, app: str, topics: Sequence[str], each: int = 1, timeout_ms: int = 100) -> None:
-        for topic in topics:
-            if topic not in self.group.state.topics.topics:
-                self.group.topic(topic)
-            for n in range(each):
-                self.group.prepare(f"{topic}-{n}", app=app, topic=topic, timeout_ms=timeout_ms)
-
-    def open_ones(self, app: str) -> int:
-        return len(self.group.state.transactions.app(app).open)
-
-    async def end(self) -> None:
-        for producer in self.producers:
-            producer.die()
-        for shard in self._all:
-            await shard.close()
-
-
-@asynccontextmanager
-async def processes(shards: int = 1, groups: int = 1, **config: Any) -> AsyncIterator[Processes]:
-    it = Processes(shards, groups, FeedbackConfig(**config))
-    try:
-        yield it
-    finally:
-        await it.end()
-
+from tests.support.feedback_processes import processes
+from tests.support.feedback_producers import always, silent
 
 # -------------------------------------------------------------------- many
 
@@ -377,116 +304,6 @@ def test_answers_of_a_topic_that_wait_hold_up_no_other_topic() -> None:
     run(main())
 
 
-# -------------------------------------------------------------------- bounds say so
-
-
-def test_pairs_beyond_the_bound_wait_for_others_and_it_says_so(caplog: pytest.LogCaptureFixture) -> None:
-    async def main() -> None:
-        async with processes(pairs_max=20, idle_exit_s=2.0) as p:
-            ready = now() + 10.0
-            p.producer("shop", lambda *_: "COMMITTED" if now() > ready else None, room=500)
-            topics = [f"t{n}" for n in range(100)]
-            for first in range(0, 100, 10):
-                p.leave_open("shop", topics[first : first + 10])
-                await asyncio.sleep(0.5)
-            assert p.shards[0].counts["pairs_full"] > 0
-            assert p.shards[0].status()["pairs_here"] <= 21
-            await until(lambda: not p.open_ones("shop"), 120)
-
-    with caplog.at_level(logging.WARNING):
-        run(main())
-    assert "further ones wait" in caplog.text
-
-
-def test_pairs_that_have_nothing_to_do_make_place_at_once() -> None:
-    async def main() -> None:
-        async with processes(pairs_max=20) as p:
-            p.producer("shop", always("COMMITTED"))
-            for n in range(100):
-                p.leave_open("shop", [f"t{n}"])
-                await asyncio.sleep(0.3)
-            assert await until(lambda: not p.open_ones("shop"), 5) < 1.0
-            assert p.shards[0].status()["pairs_here"] <= 20 and p.shards[0].counts["pairs_full"] == 0
-
-    run(main())
-
-
-def test_apps_beyond_the_bound_make_place_for_others_or_are_sent_away() -> None:
-    async def main() -> None:
-        async with processes(apps_max=5) as p:
-            p.group.topic("orders")
-            for n in range(20):
-                p.producer(f"job {n}", always("COMMITTED"))
-                p.group.prepare("t1", app=f"job {n}", timeout_ms=1)
-                await until(lambda n=n: not p.open_ones(f"job {n}"), 5)
-                p.leave(f"job {n}")
-            assert p.shards[0].status()["apps"] <= 5 and p.shards[0].counts["polls_refused"] == 0
-            for n in range(7):
-                p.producer(f"stays {n}", always("COMMITTED"))
-            await asyncio.sleep(1)
-            assert p.shards[0].counts["polls_refused"] > 0
-
-    run(main())
-
-
-def test_polls_beyond_the_bound_of_the_process_take_turns(caplog: pytest.LogCaptureFixture) -> None:
-    async def main() -> None:
-        async with processes(shard_polls_max=20) as p:
-            for n in range(15):
-                p.producer("crowd", always("COMMITTED"), f"p{n}")
-            for n in range(15):
-                p.producer(f"single {n}", always("COMMITTED"))
-            p.group.topic("orders")
-            await asyncio.sleep(20)
-            (shard,) = p.shards
-            assert shard.status()["polls_parked"] <= 20 and shard.counts["polls_refused"] > 0
-            for n in range(15):
-                p.group.prepare("t1", app=f"single {n}", timeout_ms=1)
-            await until(lambda: not any(p.open_ones(f"single {n}") for n in range(15)), 30)
-
-    with caplog.at_level(logging.WARNING):
-        run(main())
-    assert "some are sent away" in caplog.text
-
-
-def test_the_largest_app_makes_room_first() -> None:
-    async def main() -> None:
-        async with processes(shard_polls_max=10) as p:
-            (shard,) = p.shards
-            big = [asyncio.create_task(shard.poll("big", f"b{n}", 1, [], 60.0)) for n in range(10)]
-            await asyncio.sleep(0.1)
-            small = [asyncio.create_task(shard.poll(f"small {n}", "s", 1, [], 60.0)) for n in range(5)]
-            await asyncio.sleep(0.1)
-            assert [task.done() for task in big] == [True] * 5 + [False] * 5, "who waited longest goes first"
-            assert all(task.result()[0] == "retry" for task in big[:5])
-            assert not any(task.done() for task in small)
-
-    run(main())
-
-
-def test_submits_of_many_topics_are_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def main() -> None:
-        async with processes(submits_at_once=4) as p:
-            under_way = most = 0
-            usual = p.group._submit
-
-            async def submit(rid: int, request: bytes) -> tuple[Any, ...]:
-                nonlocal under_way, most
-                under_way += 1
-                most = max(most, under_way)
-                await asyncio.sleep(0.01)
-                under_way -= 1
-                return await usual(rid, request)
-
-            monkeypatch.setattr(p.group, "_submit", submit)
-            p.producer("shop", always("COMMITTED"))
-            p.leave_open("shop", [f"t{n}" for n in range(200)])
-            await until(lambda: not p.open_ones("shop"), 10)
-            assert most == 4
-
-    run(main())
-
-
 # -------------------------------------------------------------------- owners
 
 
@@ -517,21 +334,6 @@ def test_an_app_that_was_forgotten_takes_no_owner_for_gone(
             p.group.prepare("slow", app="shop", timeout_ms=8_000, instance="shop/owner")
             await asyncio.sleep(12)
             assert (p.open_ones("shop"), bool(other.asked)) == (0, True) if planted else (1, False)
-
-    run(main())
-
-
-def test_a_flood_of_topics_of_an_app_without_producers_takes_no_place_of_others() -> None:
-    async def main() -> None:
-        async with processes(pairs_max=20) as p:
-            p.producer("crowd", always("COMMITTED"), room=0)
-            p.leave_open("crowd", [f"t{n}" for n in range(200)])
-            await asyncio.sleep(5)
-            status = p.shards[0].status()
-            assert status["pairs_due"] == 200 and status["pairs_here"] == 0
-            p.producer("shop", always("COMMITTED"))
-            p.leave_open("shop", ["orders"])
-            assert await until(lambda: not p.open_ones("shop"), 5) < 0.5
 
     run(main())
 

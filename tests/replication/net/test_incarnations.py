@@ -38,19 +38,29 @@ def sides(
     )
 
 
-def shake(dialer: Dialer, listener: Listener) -> None:
-    challenge = listener.receive(dialer.hello())
-    proof = dialer.receive(challenge)
+def proof_of(dialer: Dialer, listener: Listener) -> bytes:
+    """The third frame: the dialer's answer to the listener's challenge."""
+    proof = dialer.receive(listener.receive(dialer.hello()))
     assert proof is not None
-    dialer.receive(listener.receive(proof))
+    return proof
+
+
+def refused_by(listener: Listener, proof: bytes) -> bytes:
+    """The frame with which the listener refuses it."""
+    with pytest.raises(Refused) as refused:
+        listener.receive(proof)
+    return refused.value.frame
+
+
+def shake(dialer: Dialer, listener: Listener) -> None:
+    dialer.receive(listener.receive(proof_of(dialer, listener)))
 
 
 def test_each_side_learns_the_others_incarnation_before_it_is_established() -> None:
     b, a = gate("b", 3), gate("a", 5)
     dialer, listener = sides(b, a)
-    proof = dialer.receive(listener.receive(dialer.hello()))
+    proof = proof_of(dialer, listener)
     assert b.of("a") == (5, "a") and not dialer.established
-    assert proof is not None
     listener.receive(proof)
     assert a.of("b") == (3, "b")
     assert listener.about == About(3, "b")
@@ -60,15 +70,12 @@ def test_a_dialer_whose_place_was_taken_is_told_so() -> None:
     a = gate("a")
     a.admit("b", NEWER)
     dialer, listener = sides(Incarnations(GHOST), a)
-    proof = dialer.receive(listener.receive(dialer.hello()))
-    assert proof is not None
-    with pytest.raises(Refused) as refused:
-        listener.receive(proof)
+    frame = refused_by(listener, proof_of(dialer, listener))
     assert not listener.established
     with pytest.raises(ToldSuperseded) as told:
-        dialer.receive(refused.value.frame)
+        dialer.receive(frame)
     assert told.value.by == NEWER
-    assert len(refused.value.frame) < HANDSHAKE_BYTES_MAX
+    assert len(frame) < HANDSHAKE_BYTES_MAX
 
 
 def test_a_listener_whose_place_was_taken_is_told_so() -> None:
@@ -86,8 +93,7 @@ def test_another_disk_with_the_same_number_is_refused_on_both_ways() -> None:
     a = gate("a")
     a.admit("b", Incarnation(0, "another"))
     dialer, listener = sides(gate("b"), a)
-    proof = dialer.receive(listener.receive(dialer.hello()))
-    assert proof is not None
+    proof = proof_of(dialer, listener)
     with pytest.raises(Refused, match="another"):
         listener.receive(proof)
 
@@ -97,11 +103,7 @@ def test_nobody_without_the_secret_can_end_a_replica() -> None:
     a = gate("a")
     a.admit("b", NEWER)
     dialer, listener = sides(Incarnations(GHOST), a)
-    proof = dialer.receive(listener.receive(dialer.hello()))
-    assert proof is not None
-    with pytest.raises(Refused) as refused:
-        listener.receive(proof)
-    frame = refused.value.frame
+    frame = refused_by(listener, proof_of(dialer, listener))
     forged = msgspec.msgpack.encode([*msgspec.msgpack.decode(frame)[:3], bytes(32)])
     with pytest.raises(NotAuthorized, match="secret"):
         dialer.receive(forged)
@@ -117,13 +119,10 @@ def test_a_peer_that_lags_behind_cannot_end_one_that_is_newer() -> None:
     b = Incarnations(Incarnation(2, "b"))
     dialer, listener = sides(Incarnations(GHOST), gate("a"))
     listener._gate.admit("b", NEWER)
-    proof = dialer.receive(listener.receive(dialer.hello()))
-    assert proof is not None
-    with pytest.raises(Refused) as refused:
-        listener.receive(proof)
+    frame = refused_by(listener, proof_of(dialer, listener))
     dialer._gate = b
     with pytest.raises(NotAuthorized, match="secret"):
-        dialer.receive(refused.value.frame)
+        dialer.receive(frame)
 
 
 # ------------------------------------------------------------------ versions
