@@ -4,7 +4,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: test-long spark-trials controls help demo test lint simulate bench bench-spark walk load chaos fuzz spark-nodes
+.PHONY: test-long spark-trials controls help demo test lint simulate campaign bench bench-spark walk load chaos fuzz spark-nodes
 
 BIN := .venv/bin
 STAMP := .venv/.installed
@@ -19,6 +19,8 @@ JOBS ?= 2
 SEED ?= 1
 EXAMPLES ?= 20000
 TRIALS ?= 50
+FOR ?= 40m
+FILE ?= artifacts/campaign.json
 # Of files with few and long tests the longest come early in the alphabet; by number of tests they would be last.
 IN_ORDER = --dist loadfile --no-loadscope-reorder
 
@@ -42,6 +44,9 @@ lint: $(STAMP) ## ruff, mypy --strict, and the direction of imports
 
 simulate: $(STAMP) ## random schedules of faults against one broker group and several: SEEDS=<how many> SEED=<first>
 	$(BIN)/python -m tests.sim --seeds $(SEEDS) --seed $(SEED)
+
+campaign: $(STAMP) ## schedules for a time, added to what FILE has already: FOR=<40m> FILE=<totals> (ARGS=--help)
+	$(BIN)/python -m tests.sim campaign $(FILE) --for $(FOR) $(ARGS)
 
 chaos: $(STAMP) ## real processes killed, stopped, cut off: TRIALS=<how many> SEED=<n> (50: 8 minutes; ARGS=--help)
 	$(BIN)/python -m tests.chaos --fail-over --trials $(TRIALS) --seed $(SEED) $(ARGS)

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import gc
 import logging
-import multiprocessing
 import os
-import signal
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -31,11 +30,17 @@ from tests.sim.minimise import minimise as smaller
 from tests.sim.schedules import carry_out, chosen_faults, made
 from tests.sim.totals import Told, Totals, commit_hash
 from tests.sim.trace import replay
+from tests.sim.workers import Ending, Workers
 from tests.sim.workload import RawWorkload, Workload
 from tests.support.faults.progress import bar
 from tests.support.faults.replaying import command, listed
 
 CHAOS_S = 10.0
+ENDED = 130  # what a run says that was ended from outside, as shells do of Ctrl-C
+#: Seed, workload, number of groups.
+Schedule = tuple[int, str, int]
+GROUPS = ("1", "2", "3", "several", "mixed")
+OF_GROUPS = "1, 2, 3, several (2 or 3, by the seed), or mixed"
 #: What runs on the log: random bytes, which look closest at Raft, or the broker's transactions.
 WORKLOADS: dict[str, Callable[[], Workload]] = {"raw": RawWorkload, "broker": BrokerWorkload}
 
@@ -77,13 +82,13 @@ class Options:
         )
 
 
-def _one(job: tuple[int, str, int, Options]) -> Told:
-    """One schedule in a process of the pool. The collector rests meanwhile: it takes 7 % of a schedule, and
+def _one(seed: int, name: str, groups: int, options: Options) -> Told:
+    """One schedule in a process of its own. The collector rests meanwhile: it takes 7 % of a schedule, and
     what a schedule leaves behind is collected at once."""
     gc.disable()
     logging.disable()  # what clients say in a schedule is not this run's
     try:
-        return _told(*job)
+        return _told(seed, name, groups, options)
     finally:
         gc.collect()
         if gc.get_freeze_count() == 0:
@@ -106,16 +111,20 @@ def _told(seed: int, name: str, groups: int, options: Options) -> Told:
     return told
 
 
-def schedules(seeds: Iterable[int], workload: str | None, groups: str) -> list[tuple[int, str, int]]:
-    """(seed, workload, number of groups). ``mixed``: each seed with both workloads in one group, and with two
-    or three groups in turn."""
-    if groups == "mixed":
-        every = [[(n, "raw", 1), (n, "broker", 1), (n, "broker", 2 + n % 2)] for n in seeds]
-        return [job for jobs in every for job in jobs if workload in (None, job[1])]
-    if groups != "1":
-        return [(n, "broker", int(groups)) for n in seeds]
-    names = list(WORKLOADS) if workload is None else [workload]
-    return [(n, name, 1) for n in seeds for name in names]
+def schedules(seeds: Iterable[int], workload: str | None, groups: str) -> Iterator[Schedule]:
+    """``mixed``: each seed with both workloads in one group, and with two or three groups in turn;
+    ``several``: only the latter."""
+    for n in seeds:
+        several = (n, "broker", 2 + n % 2)
+        if groups == "mixed":
+            every = [(n, "raw", 1), (n, "broker", 1), several]
+            yield from (job for job in every if workload in (None, job[1]))
+        elif groups == "several":
+            yield several
+        elif groups != "1":
+            yield n, "broker", int(groups)
+        else:
+            yield from ((n, name, 1) for name in (WORKLOADS if workload is None else (workload,)))
 
 
 def main(
@@ -126,7 +135,7 @@ def main(
     chaos: Annotated[float | None, typer.Option(help="Virtual seconds of faults.", show_default="10")] = None,
     workload: Annotated[str | None, typer.Option(help="raw or broker; default: both for every seed.")] = None,
     groups: Annotated[
-        str | None, typer.Option(help="Broker groups: 1, 2, 3 or mixed; default: mixed, 1 with --workload.")
+        str | None, typer.Option(help=f"Broker groups: {OF_GROUPS}; default: mixed, 1 with --workload.")
     ] = None,
     reach: Annotated[
         list[str] | None, typer.Option(help="What several groups are not sound in yet; may be repeated.")
@@ -154,8 +163,10 @@ def main(
         raise typer.BadParameter("--net is fifo or wild")
     if workload is not None and workload not in WORKLOADS:
         raise typer.BadParameter(f"--workload is one of {', '.join(WORKLOADS)}")
-    if groups not in (None, "1", "2", "3", "mixed") or (workload == "raw" and groups not in (None, "1")):
-        raise typer.BadParameter("--groups is 1, 2, 3 or mixed; more than one only with the broker workload")
+    if groups not in (None, *GROUPS) or (workload == "raw" and groups not in (None, "1")):
+        raise typer.BadParameter(
+            f"--groups is one of {', '.join(GROUPS)}; more than one only with the broker workload"
+        )
     if unknown := set(reach or ()) - set(REACHES):
         raise typer.BadParameter(f"no reach {', '.join(unknown)}; there are {', '.join(REACHES)}")
     reached = KEPT | frozenset(reach or ())
@@ -170,29 +181,33 @@ def main(
     groups = groups or ("mixed" if workload is None else "1")
     options = Options(nodes, net, chaos or CHAOS_S, dropped, _numbers(only_faults), actions, plant, reached)
     if trace:
-        number = 1 if groups in ("1", "mixed") else int(groups)
+        number = 1 if groups in ("1", "mixed") else 2 + seed % 2 if groups == "several" else int(groups)
         raise typer.Exit(
             replay(seed, options.keywords(workload or ("raw" if number == 1 else "broker"), number))
         )
-    work = schedules(range(seed, seed + seeds), workload, groups)
-    totals = Totals(commits=[commit_hash()])
-    count = jobs or os.cpu_count() or 1
+    work = list(schedules(range(seed, seed + seeds), workload, groups))
+    totals, console = Totals(), Console()
     # A long run may be ended from outside, in the background too, and still tells what it has done.
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, _interrupted)
-    try:
-        run(work, options, keep_going, count, totals, small=minimise)
-    finally:  # also what an interrupted run has done
-        totals.show(Console())
-        if coverage_json is not None:
-            totals.dump(coverage_json)
-    raise typer.Exit(min(totals.broken, 100))
+    with Ending() as ending:
+        try:
+            with (
+                bar(console) as progress,
+                Workers(min(jobs or os.cpu_count() or 1, len(work)), ending) as workers,
+            ):
+                task = progress.add_task("simulating", total=len(work))
 
+                def shown() -> None:
+                    text = f"{totals.figures['acknowledged']:,} acknowledged"
+                    progress.update(task, advance=1, description=text)
 
-def _interrupted(number: int, frame: object) -> None:
-    for each in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(each, signal.SIG_IGN)  # a second one must not interrupt the telling
-    raise KeyboardInterrupt
+                run(
+                    work, options, workers, totals, console, keep_going=keep_going, small=minimise, told=shown
+                )
+        finally:
+            totals.show(console)
+            if coverage_json is not None:
+                totals.dump(coverage_json)
+    raise typer.Exit(min(totals.broken, 100) or (ENDED if ending.asked else 0))
 
 
 def _numbers(text: str | None) -> frozenset[int] | None:
@@ -205,37 +220,35 @@ def _numbers(text: str | None) -> frozenset[int] | None:
 
 
 def run(
-    schedules: list[tuple[int, str, int]],
+    work: Iterable[Schedule],
     options: Options,
-    keep_going: bool,
-    jobs: int,
+    workers: Workers,
     totals: Totals,
+    console: Console,
     *,
+    keep_going: bool = False,
     small: bool = False,
+    told: Callable[[], None] = lambda: None,
 ) -> None:
-    """All schedules, on ``jobs`` processes, summed up in ``totals``. ``small``: minimise the first broken."""
-    console, started = Console(), time.monotonic()
-    with (
-        multiprocessing.get_context("spawn").Pool(min(jobs, len(schedules))) as pool,
-        bar(console) as progress,
-    ):
-        task = progress.add_task("simulating", total=len(schedules))
-        work = [(*schedule, options) for schedule in schedules]
-        for told in pool.imap(_one, work, chunksize=1):
-            totals.add(told)
-            totals.wall_s = time.monotonic() - started
-            progress.update(task, advance=1, description=f"{totals.figures['acknowledged']:,} acknowledged")
-            if told.broken is None:
-                continue
-            again = options.command(told.seed, told.workload, told.groups)
-            after = f"after {told.figures.virtual_s:.2f} virtual s"
-            console.print(f"[bold red]seed {told.seed}: {told.broken}[/] ({after})")
-            console.print(f"  again: {again}   (--trace prints it message by message)")
-            if (
-                small
-                and totals.broken == 1
-                and (found := smaller(told.seed, options.keywords(told.workload, told.groups)))
-            ):
+    """All schedules, summed up in ``totals``; ``told`` is called after each. ``small``: minimise the first
+    that is broken. Ends early when the run is to end."""
+    started, before, minimised, commit = time.monotonic(), totals.wall_s, False, commit_hash()
+    totals.commits = sorted({*totals.commits, commit})
+    for each in workers.results(partial(_one, *schedule, options) for schedule in work):
+        totals.add(each)
+        totals.wall_s = before + time.monotonic() - started
+        told()
+        if each.broken is None:
+            continue
+        again = options.command(each.seed, each.workload, each.groups)
+        totals.violations.append([commit, again, each.broken])
+        after = f"after {each.figures.virtual_s:.2f} virtual s"
+        console.print(f"[bold red]seed {each.seed}: {each.broken}[/] ({after})")
+        console.print(f"  again: {again}   (--trace prints it message by message)")
+        if small and not minimised:
+            minimised = True
+            found = workers.one(partial(smaller, each.seed, options.keywords(each.workload, each.groups)))
+            if found is not None:
                 console.print(found.text(again), highlight=False)
-            if not keep_going:
-                break
+        if not keep_going:
+            break

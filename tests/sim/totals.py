@@ -67,6 +67,8 @@ class Totals:
     across: Cells = field(default_factory=Cells)
     #: "2 groups: virtual seconds" and the like.
     groups: Counter[str] = field(default_factory=Counter)
+    #: [commit, command that runs the schedule again, what was broken]
+    violations: list[list[str]] = field(default_factory=list)
 
     def add(self, told: Told) -> None:
         self.schedules += 1
@@ -113,6 +115,15 @@ class Totals:
             joined.append((workload, first, first + count - 1))
         return joined
 
+    def next_seed(self) -> int:
+        """The first that is beyond all that were run."""
+        return max((first + count for _, first, count in self.seeds), default=0)
+
+    def virtual_s(self, *, several: bool = False) -> int:
+        """Of all schedules, or of those over several groups."""
+        ends = " groups: virtual seconds" if several else ": virtual seconds"
+        return sum(n for name, n in self.groups.items() if name.endswith(ends))
+
     def text(self) -> str:
         f = self.figures
         return (
@@ -132,6 +143,11 @@ class Totals:
         for title, found in self._grids():
             console.print(found.table(title))
             console.print(found.missing())
+            for line in found.named():
+                console.print(f"[yellow]not reached: {line}")
+        for commit, again, broken in self.violations:
+            console.print(f"[bold red]broken at {commit}: {broken}[/]\n  {again}")
+        console.print(f"{self.faults.total():,} faults struck; commits {', '.join(self.commits)}")
         kinds = GROUP_KINDS if self.across else KINDS
         for line in lines(unseen(kinds, self.faults, lambda _: f"in none of {self.schedules:,} schedules")):
             console.print(f"[yellow]did not strike: {line}")
@@ -146,7 +162,10 @@ class Totals:
         data = {item.name: getattr(self, item.name) for item in fields(self)}
         for name in ("cells", "across"):
             data[name] = [[phase, kind, n] for (phase, kind), n in sorted(data[name].items())]
-        file.write_text(json.dumps(data, indent=1) + "\n")
+        data["seeds"] = [[name, first, last - first + 1] for name, first, last in self.ranges()]
+        written = file.with_name(file.name + ".new")  # what is there stays whole if this is cut short
+        written.write_text(json.dumps(data, indent=1) + "\n")
+        written.replace(file)
 
     @staticmethod
     def load(file: Path) -> Totals:
@@ -171,8 +190,13 @@ class Totals:
             *((name, f"{self.figures[name]:,}") for name in ("elections", "crashes", "repairs", "wipes")),
             *((f"history: {name}", f"{self.history[name]:,}") for name in _FROM_HISTORY),
         ]
-        grids = [found.markdown() for _, found in self._grids()]
-        return "\n\n".join([Sheet(("", ""), rows, left=2).markdown(), *grids])
+        parts = [Sheet(("", ""), rows, left=2).markdown()]
+        for _, found in self._grids():
+            parts += [
+                found.markdown(),
+                "\n".join((found.missing(), *(f"- {line}" for line in found.named()))),
+            ]
+        return "\n\n".join(parts)
 
 
 def commit_hash() -> str:

@@ -64,6 +64,13 @@ class Grid:
         """How many cells were not reached, in words."""
         return f"{len(self.empty())} of {len(self._reachable())} cells were not reached"
 
+    def named(self) -> list[str]:
+        """Cells that were not reached: each fault, with the phases that it never met."""
+        phases: dict[str, list[str]] = {}
+        for phase, kind in self.empty():
+            phases.setdefault(kind, []).append(phase)
+        return [f"{kind}: {'; '.join(phases[kind])}" for kind in self.kinds if kind in phases]
+
     def _reachable(self) -> list[tuple[str, str]]:
         every = [(phase, kind) for phase in self.phases for kind in self.kinds]
         return every if self.possible is None else [cell for cell in every if cell in self.possible]

@@ -1,0 +1,109 @@
+"""``python -m tests.sim campaign FILE``: schedules for hours, in as many runs as it takes.
+
+FILE holds the totals of all runs so far, and where the next one goes on: with the seed behind the last. It is
+written every minute and at the end, also when the run is ended from outside. A broken promise is kept in it
+with its commit and its command, and the campaign goes on.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import itertools
+import os
+import re
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from tests.sim.runner import ENDED, GROUPS, OF_GROUPS, Options, Schedule, run, schedules
+from tests.sim.totals import Totals
+from tests.sim.workers import Ending, Workers
+from tests.support.faults.progress import bar
+
+WRITE_EVERY_S = 60.0
+UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+def seconds(text: str) -> float:
+    """``90``, ``90s``, ``40m`` or ``2h``."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text)
+    if found is None:
+        raise typer.BadParameter(f"{text!r} is no duration; write 90s, 40m or 2h")
+    return float(found[1]) * UNITS_S[found[2] or "s"]
+
+
+@contextmanager
+def _alone(file: Path) -> Iterator[None]:
+    """Two campaigns that add to one file would lose what the other has run."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with file.with_name(file.name + ".lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise typer.BadParameter(f"another campaign adds to {file}; give this one its own FILE") from None
+        yield
+
+
+class _Course:
+    """How far a campaign is, and how long it goes on."""
+
+    def __init__(self, totals: Totals, file: Path, console: Console, wanted_s: float, wall_s: float) -> None:
+        self._totals, self._file, self._console = totals, file, console
+        self._wanted_s, self._until = wanted_s, time.monotonic() + wall_s
+        self._written = time.monotonic()
+        self.progress = bar(console)
+        self._task = self.progress.add_task("virtual seconds", total=int(wanted_s) or None)
+
+    def goes_on(self) -> bool:
+        done = self._wanted_s and self._totals.virtual_s() >= self._wanted_s
+        return not done and time.monotonic() < self._until
+
+    def told(self) -> None:
+        """After every schedule."""
+        totals, now = self._totals, time.monotonic()
+        several = totals.virtual_s(several=True)
+        text = f"{several:,} s in several groups" + f", {totals.broken} broken" * (totals.broken > 0)
+        self.progress.update(self._task, completed=totals.virtual_s(), description=text)
+        if now >= self._written + WRITE_EVERY_S:
+            self._written = now
+            totals.dump(self._file)
+            if not self._console.is_terminal:  # no bar is seen there
+                self._console.print(totals.text())
+
+
+def campaign(
+    file: Annotated[Path, typer.Argument(help="Totals of all runs; made by the first one.", dir_okay=False)],
+    for_: Annotated[str, typer.Option("--for", help="Wall-clock time, as 90s, 40m or 2h.")] = "40m",
+    until: Annotated[int, typer.Option(help="Virtual seconds in FILE that are enough; 0: no limit.")] = 0,
+    groups: Annotated[str, typer.Option(help=f"Broker groups: {OF_GROUPS}.")] = "mixed",
+    seed: Annotated[int | None, typer.Option(help="The first; default: behind the last in FILE.")] = None,
+    jobs: Annotated[int, typer.Option(help="Processes; 0: one per core.")] = 0,
+) -> None:
+    """Run schedules for a time, or until FILE has enough of them, and add them to FILE."""
+    if groups not in GROUPS:
+        raise typer.BadParameter(f"--groups is one of {', '.join(GROUPS)}")
+    wall_s, console = seconds(for_), Console()
+    with _alone(file), Ending() as ending:
+        totals = Totals.load(file) if file.exists() else Totals()
+        broken = totals.broken
+        course = _Course(totals, file, console, until, wall_s)
+        first = totals.next_seed() if seed is None else seed
+
+        def work() -> Iterator[Schedule]:
+            endless = schedules(itertools.count(first), None, groups)
+            return itertools.takewhile(lambda _: course.goes_on(), endless)
+
+        try:
+            with course.progress, Workers(jobs or os.cpu_count() or 1, ending) as workers:
+                run(
+                    work(), Options(), workers, totals, console, keep_going=True, small=True, told=course.told
+                )
+        finally:
+            totals.dump(file)
+            totals.show(console)
+    raise typer.Exit(min(totals.broken - broken, 100) or (ENDED if ending.asked else 0))
