@@ -7,11 +7,14 @@ log of the groups they concern; repeating one that was cut short is always safe.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from datetime import datetime
+from typing import Any, TypeVar
 
 from escrowmq.actors.admin.status import STATUS_WAIT_S, cluster_status
+from escrowmq.actors.admin.topic_altering import alter_topic
 from escrowmq.actors.admin.topic_creation import create_topic
 from escrowmq.actors.admin.transactions import TransactionAdmin
+from escrowmq.actors.admin.trimming import PartitionTrim, carry_out, plan_trim
 from escrowmq.actors.admin.types import (
     ClusterStatus,
     GroupDescription,
@@ -36,6 +39,14 @@ from escrowmq.replication.model import (
     TransactionState,
     group_of,
 )
+
+P = TypeVar("P")
+
+
+def _known(place: P | UnknownTopic) -> P:
+    if isinstance(place, UnknownTopic):
+        raise place
+    return place
 
 
 class Admin(Closing):
@@ -69,6 +80,16 @@ class Admin(Closing):
         """
         return create_topic(self._submit, self.info.groups, name, partitions, options)
 
+    def alter_topic(self, name: str, **settings: int | str | None) -> TopicInfo:
+        """Changes settings of a topic while it is used, in every broker group; returns all that are in force.
+
+        Settings: the fields of ``TopicOptions``; one that is left out, or None, stays. They count from then
+        on: retention at its next turn (ten seconds), a time-out and checks for what is prepared or checked
+        later; what is parked stays parked. Repeat it if it was cut short. Raises ConfigError, UnknownTopic,
+        NotSupported while a replica runs older software.
+        """
+        return alter_topic(self._submit, self.info.groups, name, settings)
+
     def topics(self) -> list[TopicInfo]:
         """All topics by name."""
         # A leader is asked: a follower may not know a topic that was created a moment ago.
@@ -97,6 +118,40 @@ class Admin(Closing):
         codes = [self._submit(gid, ops.delete_topic(name))[0] for gid in range(self.info.groups)]
         if not known and all(code == ResultCode.UNKNOWN_TOPIC for code in codes):
             raise UnknownTopic(name)
+
+    def plan_trim(
+        self, name: str, before: int | datetime, partition: int | None = None
+    ) -> tuple[PartitionTrim, ...]:
+        """What ``trim_topic`` would remove now; nothing is changed. See there for what it raises."""
+
+        def at_time(partitions: Sequence[int], time_ms: int) -> list[int]:
+            found = self._offsets.offsets([(name, p, time_ms) for p in partitions], self._timeout_s)
+            return [_known(offset) for offset in found]
+
+        def bounds(partitions: Sequence[int]) -> list[tuple[int, int]]:
+            found = self._offsets.bounds([(name, p) for p in partitions], self._timeout_s)
+            return [_known(found[name, p]) for p in partitions]
+
+        partitions = self._topic(name).partitions
+        return plan_trim(name, partitions, before, partition, bounds=bounds, at_time=at_time)
+
+    def trim_topic(
+        self,
+        name: str,
+        before: int | datetime | Sequence[PartitionTrim],
+        partition: int | None = None,
+    ) -> tuple[PartitionTrim, ...]:
+        """Deletes the oldest messages: those below an offset of one partition, those older than a time, or
+        what ``plan_trim`` has said; returns what it was.
+
+        They cannot be read from then on; disk follows with retention, a segment at a time. What open
+        transactions hold is not touched. Raises ConfigError, UnknownTopic, OffsetOutOfRange for an offset
+        beyond the end, and NotSupported while a leader runs older software.
+        """
+        planned = isinstance(before, Sequence)
+        plan = tuple(before) if planned else self.plan_trim(name, before, partition)  # type: ignore[arg-type]
+        carry_out(self._submit, self.info.groups, name, plan)
+        return plan
 
     def _topic(self, name: str) -> TopicInfo:
         for topic in self.topics():

@@ -70,9 +70,12 @@ def create_topic(
         if code == ResultCode.TOPIC_EXISTS:
             differs = _differences(settings if gid else stated, info)
             if gid:
+                todo = "alter it again with what it is to have, or, if its deletion was cut short, delete it"
+                if settings["partitions"] != info["partitions"]:
+                    todo = "its deletion was cut short or is under way; delete it and create it again"
                 raise TopicExists(
                     f"topic {name!r} has other settings in broker group {gid} than in group 0 ({differs}): "
-                    "its deletion was cut short or is under way; delete it and create it again"
+                    + todo
                 )
             if differs:
                 raise TopicExists(f"topic {name!r} exists with other settings: {differs}")

@@ -1,7 +1,8 @@
 """What a client knows of the topics: partitions and settings, asked of a leader once and kept.
 
 A leader is asked, since a follower may not have applied a topic that was created a moment ago. What a
-broker refuses is forgotten here, so a topic that was deleted and created anew is learnt anew. However many
+broker refuses is forgotten here, so a topic that was deleted and created anew is learnt anew. Topics are
+altered while they are used, too: who goes by a setting lets the catalog ask again now and then. However many
 want to know, one question is under way at a time: a thousand coroutines that start together would else
 ask a thousand times, and the leader of a busy group would be busy with that alone.
 """
@@ -18,6 +19,9 @@ from escrowmq.actors.client.turns import Turns
 from escrowmq.replication.errors import EscrowMQError, UnknownTopic
 from escrowmq.replication.model import TopicInfo
 
+#: Age at which a setting that may have been altered is asked for again, by those who go by it.
+FRESH_S = 60.0
+
 
 class TopicCatalog:
     """Topics by name. Thread-safe: the one dict is replaced or changed by single operations only."""
@@ -25,6 +29,7 @@ class TopicCatalog:
     def __init__(self, router: Turns, timeout_s: float = 30.0) -> None:
         self._router, self._timeout_s = router, timeout_s
         self._topics: dict[str, TopicInfo] = {}
+        self._freshened: float | None = None
         self._lock = threading.Lock()
         self._asking: list[Future[Any]] = []  # who waits for the answer that is under way
         self._next: list[Future[Any]] = []  # who came later: that answer may be older than their topic
@@ -32,6 +37,19 @@ class TopicCatalog:
     def known(self, topic: str) -> TopicInfo | None:
         """The topic as last heard of, without asking."""
         return self._topics.get(topic)
+
+    def fresh(self, topic: str, now: float) -> TopicInfo | None:
+        """As ``known``; with an answer that is older than ``FRESH_S``, a new one is asked for meanwhile."""
+        if self._freshened is None:
+            self._freshened = now
+        elif now - self._freshened >= FRESH_S:
+            self._freshened = now
+            self.ask().add_done_callback(self._take)
+        return self._topics.get(topic)
+
+    def _take(self, answered: Future[Any]) -> None:
+        if not answered.cancelled() and answered.exception() is None:  # else: again in a while
+            self.learn(answered.result())
 
     def names(self) -> KeysView[str]:
         """The topics heard of."""

@@ -165,7 +165,7 @@ class ProducerCore:
 
     def timeout_s(self, block: PrepareBlock) -> float:
         """Time to the first check of a block's transactions."""
-        known = self.catalog.known(block.home_topic)
+        known = self.catalog.fresh(block.home_topic, self.clock())
         return (block.timeout_ms or (known.transaction_timeout_ms if known else 0)) / 1000
 
     def check_open(self) -> None:

@@ -10,12 +10,11 @@ import itertools
 import json
 import time
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from escrowmq.cluster.cli.options import ConnectionOptions, Format, Shown, with_connection
+from escrowmq.cluster.cli.options import ConnectionOptions, Format, Shown, moment, with_connection
 from escrowmq.cluster.cli.output import note, text_or_base64, when
 
 if TYPE_CHECKING:
@@ -76,14 +75,13 @@ def _parse_start(text: str) -> str | int:
         return text
     if text.isdecimal():
         return int(text)
-    try:
-        date = datetime.fromisoformat(text)
-    except ValueError:
+    date = moment(text)
+    if date is None:
         raise ConfigError(
             "--from must be earliest, latest, ms since the epoch or a date like 2026-01-31T12:00Z, "
             f"not {text!r}"
-        ) from None
-    return int((date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp() * 1000)
+        )
+    return int(date.timestamp() * 1000)
 
 
 def _alone(

@@ -12,6 +12,7 @@ import functools
 import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Concatenate, ParamSpec
 
@@ -32,6 +33,15 @@ class Format(enum.StrEnum):
 
 Shown = Annotated[Format, typer.Option("--format", help="Tables for people, JSON for programs.")]
 App = Annotated[str | None, typer.Option("--app", help="App that the transaction belongs to.")]
+
+
+def moment(text: str) -> datetime | None:
+    """A date and time as people write it, UTC unless it says otherwise; None: it is none."""
+    try:
+        date = datetime.fromisoformat(text)
+    except ValueError:
+        return None
+    return date if date.tzinfo else date.replace(tzinfo=UTC)
 
 
 @dataclass(frozen=True)

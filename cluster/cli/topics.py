@@ -1,4 +1,4 @@
-"""``escrowmq topic create|list|describe|delete``."""
+"""``escrowmq topic create|alter|list|describe|trim|delete``."""
 
 from __future__ import annotations
 
@@ -7,11 +7,26 @@ from typing import Annotated, Any
 import typer
 
 from escrowmq.actors.admin.topic_creation import kept
-from escrowmq.cluster.cli.options import ConnectionOptions, Format, Shown, with_connection
+from escrowmq.cluster.cli.options import ConnectionOptions, Format, Shown, moment, with_connection
 from escrowmq.cluster.cli.output import note, plain, show_pairs, show_rows
+from escrowmq.replication.errors import ConfigError
 from escrowmq.replication.model import TopicInfo
 
-app = typer.Typer(no_args_is_help=True, help="Create, list, describe and delete topics.")
+app = typer.Typer(no_args_is_help=True, help="Create, alter, list, describe, trim and delete topics.")
+OnCheckExhausted = Annotated[
+    str | None,
+    typer.Option(
+        help="'hold': a transaction that no check resolves stays open; 'rollback': it is rolled back."
+    ),
+]
+CheckMax = Annotated[int | None, typer.Option(help="Checks before that happens.")]
+TransactionTimeout = Annotated[int | None, typer.Option(help="Time to the first check.")]
+RetentionMs = Annotated[
+    int | None, typer.Option(help="Messages older than this are deleted; -1, as for a new topic: none is.")
+]
+RetentionBytes = Annotated[
+    int | None, typer.Option(help="Bytes of a partition that are kept; -1, as for a new topic: all.")
+]
 Name = Annotated[str, typer.Argument(help="Name of the topic.", show_default=False)]
 
 
@@ -30,36 +45,54 @@ def create(
     connection: ConnectionOptions,
     name: Name,
     partitions: Annotated[int, typer.Option(help="Number of partitions; it cannot change later.")] = 1,
-    on_check_exhausted: Annotated[
-        str | None,
-        typer.Option(
-            help="'hold': a transaction that no check resolves stays open; 'rollback': it is rolled back."
-        ),
-    ] = None,
-    check_max: Annotated[int | None, typer.Option(help="Checks before that happens.")] = None,
-    transaction_timeout_ms: Annotated[int | None, typer.Option(help="Time to the first check.")] = None,
-    retention_ms: Annotated[
-        int | None, typer.Option(help="Messages older than this are deleted; -1, the default: none is.")
-    ] = None,
-    retention_bytes: Annotated[
-        int | None, typer.Option(help="Bytes of a partition that are kept; -1, the default: all.")
-    ] = None,
+    on_check_exhausted: OnCheckExhausted = None,
+    check_max: CheckMax = None,
+    transaction_timeout_ms: TransactionTimeout = None,
+    retention_ms: RetentionMs = None,
+    retention_bytes: RetentionBytes = None,
     shown: Shown = Format.table,
 ) -> None:
     """Create a topic; its messages are kept for ever unless a retention is given.
 
     Repeating it changes nothing. A setting that is not given accepts what an existing topic has.
     """
-    wanted: dict[str, int | str | None] = {
+    options: dict[str, int | str | None] = {
         "on_check_exhausted": on_check_exhausted,
         "check_max": check_max,
         "transaction_timeout_ms": transaction_timeout_ms,
         "retention_ms": retention_ms,
         "retention_bytes": retention_bytes,
     }
-    options = {key: value for key, value in wanted.items() if value is not None}
     with connection.joined() as cluster:
         topic = cluster.admin.create_topic(name, partitions, **options)
+    show_pairs(shown, topic, _settings(topic))
+
+
+@app.command()
+@with_connection
+def alter(
+    connection: ConnectionOptions,
+    name: Name,
+    on_check_exhausted: OnCheckExhausted = None,
+    check_max: CheckMax = None,
+    transaction_timeout_ms: TransactionTimeout = None,
+    retention_ms: RetentionMs = None,
+    retention_bytes: RetentionBytes = None,
+    shown: Shown = Format.table,
+) -> None:
+    """Change a topic's settings while it is used, and show all that are in force.
+
+    A setting that is not given stays. Repeat the command if it was cut short: groups may differ until then.
+    """
+    settings: dict[str, int | str | None] = {
+        "on_check_exhausted": on_check_exhausted,
+        "check_max": check_max,
+        "transaction_timeout_ms": transaction_timeout_ms,
+        "retention_ms": retention_ms,
+        "retention_bytes": retention_bytes,
+    }
+    with connection.joined() as cluster:
+        topic = cluster.admin.alter_topic(name, **settings)
     show_pairs(shown, topic, _settings(topic))
 
 
@@ -90,6 +123,37 @@ def describe(connection: ConnectionOptions, name: Name, shown: Shown = Format.ta
     if shown is Format.table:
         rows = [{**plain(p), "messages": p.end - p.start} for p in found.partitions]
         show_rows(shown, rows, ("partition", "group", "leader", "start", "end", "messages"))
+
+
+@app.command()
+@with_connection
+def trim(
+    connection: ConnectionOptions,
+    name: Name,
+    before: Annotated[
+        str,
+        typer.Option(
+            help="An offset, with --partition; or a date like 2026-01-31T12:00Z: messages before it go.",
+            show_default=False,
+        ),
+    ],
+    partition: Annotated[int | None, typer.Option(help="Only of this partition.")] = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    shown: Shown = Format.table,
+) -> None:
+    """Delete a topic's oldest messages. Says what goes, and asks."""
+    place = int(before) if before.isdecimal() else moment(before)
+    if place is None:
+        raise ConfigError(f"--before must be an offset or a date like 2026-01-31T12:00Z, not {before!r}")
+    with connection.joined() as cluster:
+        plan = cluster.admin.plan_trim(name, place, partition)
+        rows = [{**plain(trim), "messages": trim.messages} for trim in plan]
+        show_rows(shown, rows, ("partition", "start", "before", "end", "messages"))
+        count = sum(trim.messages for trim in plan)
+        if count and not yes:
+            typer.confirm(f"Delete these {count} messages of topic {name!r}?", abort=True, err=True)
+        cluster.admin.trim_topic(name, plan)
+    note(f"deleted {count} messages of topic {name!r}")
 
 
 @app.command()

@@ -26,6 +26,7 @@ _FROM_CLIENTS = frozenset(
         OpType.ALTER_TOPIC,
         OpType.DELETE_TOPIC,
         OpType.GROUP_OFFSETS,
+        OpType.TRIM,
         OpType.CHECKED,
         OpType.SETTINGS,
         OpType.TX_DONE,
@@ -135,6 +136,8 @@ def _problem(op: Op) -> str | None:
         if len(meta[2]) % 2 or not all(0 <= n <= NUMBER_MAX for n in meta[2]):
             return "GROUP_OFFSETS needs pairs of partition and offset, both 0 or more"
         return _name_problem("group", meta[0])
+    if op.type == OpType.TRIM and (len(meta[1]) % 2 or not all(0 <= n <= NUMBER_MAX for n in meta[1])):
+        return "TRIM needs pairs of partition and offset, both 0 or more"
     return None
 
 

@@ -476,6 +476,8 @@ class StateMachine:
 
     def _trim(self, index: int, op: Op) -> Result:
         topic, flat = op.meta
+        if topic not in self.topics.topics:
+            return [int(ResultCode.UNKNOWN_TOPIC)]
         it = iter(flat)
         for number, start in zip(it, it, strict=True):
             partition = self.topics.find(topic, number)

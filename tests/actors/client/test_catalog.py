@@ -8,9 +8,10 @@ from typing import Any, cast
 
 import pytest
 
-from escrowmq.actors.client.catalog import TopicCatalog
+from escrowmq.actors.client.catalog import FRESH_S, TopicCatalog
 from escrowmq.actors.client.router import Router
 from escrowmq.replication.errors import Closed, Unavailable
+from escrowmq.replication.model import TopicInfo
 
 
 class Leader:
@@ -84,3 +85,18 @@ def test_a_closed_client_says_so_to_everybody_and_to_the_next() -> None:
     assert first.result(0) == []
     assert isinstance(second.exception(0), Closed)
     assert isinstance(catalog.ask().exception(0), Closed)
+
+
+def test_who_goes_by_a_setting_has_it_asked_for_again_once_a_minute() -> None:
+    leader = Leader()
+    catalog = catalog_of(leader)
+    old, new = (TopicInfo("t", 1, "hold", 15, timeout_ms, -1, -1) for timeout_ms in (6000, 70))
+    catalog.learn([old])
+    assert catalog.fresh("t", 5.0) is old and catalog.fresh("t", 5.0 + FRESH_S / 2) is old
+    assert not leader.asked
+    assert catalog.fresh("t", 5.0 + FRESH_S) is old and catalog.fresh("t", 6.0 + FRESH_S) is old
+    assert leader.asked == 1, "nobody waits for it"
+    leader.open[0].set_exception(Unavailable("no leader", 0.1))
+    assert catalog.fresh("t", 5.0 + 2 * FRESH_S) is old and leader.asked == 2
+    leader.open[1].set_result([new])
+    assert catalog.fresh("t", 5.0 + 2 * FRESH_S) is new and catalog.fresh("gone", 0.0) is None

@@ -1,0 +1,100 @@
+"""Deleting the oldest messages of a topic by hand: what would go, and letting it go.
+
+Two steps, so that a person can look in between: the plan names an offset per partition, and what is carried
+out is the plan, not the question asked anew. It goes through TRIM, as retention does. Only what can be read
+has offsets, so what open transactions hold is never touched: it gets its offsets at commit, behind everything
+that a plan can name, and its log stays while it is open.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from escrowmq.actors.admin.topic_creation import Submit
+from escrowmq.replication.errors import (
+    ConfigError,
+    EscrowMQError,
+    InvalidMessage,
+    NotSupported,
+    OffsetOutOfRange,
+    UnknownTopic,
+)
+from escrowmq.replication.format import ops
+from escrowmq.replication.model import ResultCode, group_of
+
+#: For each partition ``(start, end)``, and the first offset at or after a time in ms.
+Bounds = Callable[[Sequence[int]], Sequence[tuple[int, int]]]
+AtTime = Callable[[Sequence[int], int], Sequence[int]]
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionTrim:
+    """Of one partition, which holds ``[start, end)``: what lies below ``before`` goes."""
+
+    partition: int
+    start: int
+    before: int
+    end: int
+
+    @property
+    def messages(self) -> int:
+        """That go."""
+        return max(self.before - self.start, 0)
+
+
+def plan_trim(
+    topic: str,
+    partitions: int,
+    before: int | datetime,
+    partition: int | None,
+    *,
+    bounds: Bounds,
+    at_time: AtTime,
+) -> tuple[PartitionTrim, ...]:
+    """What would go. ``before``: an offset, which belongs to one partition, or a time (UTC unless it says
+    otherwise).
+
+    Raises ConfigError, UnknownTopic for a partition that there is not, and OffsetOutOfRange for an offset
+    beyond the end.
+    """
+    if isinstance(before, bool) or not isinstance(before, int | datetime):
+        raise ConfigError(f"before must be an offset or a datetime, not {before!r}")
+    if partition is not None and not (type(partition) is int and 0 <= partition < partitions):
+        raise UnknownTopic(topic, partition, partitions)
+    if isinstance(before, int) and partition is None and partitions > 1:
+        raise ConfigError(
+            f"an offset is a place in one partition, and {topic!r} has {partitions}; name the partition"
+        )
+    wanted = range(partitions) if partition is None else [partition]
+    if isinstance(before, datetime):
+        moment = before if before.tzinfo else before.replace(tzinfo=UTC)
+        places = at_time(wanted, max(int(moment.timestamp() * 1000), 0))
+    else:
+        places = [before] * len(wanted)
+    plan = []
+    for number, place, (start, end) in zip(wanted, places, bounds(wanted), strict=True):
+        if not 0 <= place <= end:
+            raise OffsetOutOfRange(topic, number, place, start, end)
+        plan.append(PartitionTrim(number, start, place, end))
+    return tuple(plan)
+
+
+def carry_out(submit: Submit, groups: int, topic: str, plan: Sequence[PartitionTrim]) -> None:
+    """Trims the partitions of the plan. Safe to repeat; raises UnknownTopic if the topic has gone."""
+    by_group: dict[int, dict[int, int]] = {}
+    for trim in plan:
+        if trim.messages:
+            by_group.setdefault(group_of(topic, trim.partition, groups), {})[trim.partition] = trim.before
+    for gid, starts in by_group.items():
+        try:
+            code, _ = submit(gid, ops.trim(topic, starts))
+        except InvalidMessage as error:  # the plan is well-formed: so it is a leader that takes no TRIM yet
+            raise NotSupported(
+                f"an earlier version leads broker group {gid} and cannot trim; upgrade every replica first"
+            ) from error
+        if code == ResultCode.UNKNOWN_TOPIC:
+            raise UnknownTopic(topic)
+        if code != ResultCode.OK:
+            raise EscrowMQError(f"trimming {topic!r} was refused in group {gid}: {ResultCode(code).name}")

@@ -1,0 +1,213 @@
+"""Altering topics: what is refused, alterers that meet, alterations that are cut short.
+
+The broker groups are the replicated tables themselves, without the replicas around them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from escrowmq.actors.admin import topic_altering
+from escrowmq.actors.admin.topic_altering import alter_topic
+from escrowmq.actors.admin.topic_creation import create_topic
+from escrowmq.replication.errors import ConfigError, EscrowMQError, Overloaded, TopicExists, UnknownTopic
+from escrowmq.replication.format import ops
+from escrowmq.replication.format.codec import OpType, decode_ops
+from escrowmq.replication.host.due_checks import lock_due
+from escrowmq.replication.model import TopicInfo
+from escrowmq.replication.replica import retention
+from escrowmq.replication.state.topics import TopicTable
+from tests.support.requests import prepare
+from tests.support.single import Single
+
+Settings = dict[str, int | str | None]
+
+
+class CutShort(Exception):
+    """The alterer died."""
+
+
+def fail() -> None:
+    raise CutShort
+
+
+class Groups:
+    """The topic ``t`` of every broker group."""
+
+    def __init__(self, count: int = 3) -> None:
+        self.tables = [TopicTable(gid, count) for gid in range(count)]
+        #: What happens before the call of this number, once: another alterer comes in between, say.
+        self.before: dict[int, Callable[[], None]] = {}
+        self.calls = 0
+        self.made = create_topic(self.submit, count, "t", 4, {})
+        self.calls = 0
+
+    def submit(self, gid: int, request: bytes) -> tuple[int, Any]:
+        self.before.pop(self.calls, lambda: None)()
+        self.calls += 1
+        (op,) = decode_ops(request)
+        table = self.tables[gid]
+        code, *info = (table.alter if op.type == OpType.ALTER_TOPIC else table.create)(*op.meta)
+        return code, info[0] if info else None
+
+    def alter(self, **settings: int | str | None) -> TopicInfo:
+        return alter_topic(self.submit, len(self.tables), "t", settings)
+
+    def settings(self) -> list[TopicInfo]:
+        return [table.topics["t"].info for table in self.tables]
+
+
+def test_what_is_stated_changes_in_every_group_and_the_rest_stays() -> None:
+    groups = Groups()
+    altered = groups.alter(retention_ms=5, check_max=None)
+    assert altered == replace(groups.made, retention_ms=5)
+    assert groups.settings() == [altered] * 3
+    assert groups.alter(retention_ms=5) == altered, "repeating it changes nothing"
+    assert groups.alter() == altered
+    assert create_topic(groups.submit, 3, "t", 4, {}) == altered, "whoever states nothing takes it as it is"
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        ({"partitions": 8}, "number of partitions cannot be altered"),
+        ({"partitions": None}, "number of partitions cannot be altered"),
+        ({"retention": None}, "unknown topic setting 'retention'"),
+        ({"retention_ms": "7d"}, "must be int"),
+        ({"retention_ms": True}, "must be int"),
+        ({"on_check_exhausted": "commit"}, "'hold' or 'rollback'"),
+    ],
+)
+def test_bad_settings_are_refused_before_anything_is_sent(settings: Settings, problem: str) -> None:
+    groups = Groups()
+    with pytest.raises(ConfigError, match=problem):
+        groups.alter(**settings)
+    assert not groups.calls and groups.settings() == [groups.made] * 3
+
+
+def test_a_topic_that_there_is_not_or_not_everywhere() -> None:
+    groups = Groups()
+    with pytest.raises(UnknownTopic):
+        alter_topic(groups.submit, 3, "gone", {"check_max": 1})
+    groups.tables[2].delete("t")
+    with pytest.raises(EscrowMQError, match="group 2 does not know topic 't', which group 0 has"):
+        groups.alter(check_max=1)
+    create_topic(groups.submit, 3, "t", 4, {})
+    assert groups.settings() == [groups.alter(check_max=1)] * 3
+
+
+@pytest.mark.parametrize("call", range(4))
+def test_what_was_cut_short_is_ended_by_repeating_it_or_by_altering_nothing(call: int) -> None:
+    for again in ({"retention_ms": 5}, {}):
+        groups = Groups()
+        groups.before[call] = fail
+        with pytest.raises(CutShort):
+            groups.alter(retention_ms=5)
+        made = groups.alter(**again)  # type: ignore[arg-type]
+        assert made.retention_ms == (5 if call or again else -1)
+        assert groups.settings() == [made] * 3
+
+
+def test_creating_a_topic_whose_alteration_was_cut_short_says_so() -> None:
+    groups = Groups()
+    groups.before[1] = fail
+    with pytest.raises(CutShort):
+        groups.alter(retention_ms=5)
+    with pytest.raises(TopicExists, match=r"group 1 than in group 0 .* alter it again"):
+        create_topic(groups.submit, 3, "t", 4, {})
+
+
+def test_others_that_alter_all_the_time_end_in_an_error() -> None:
+    groups = Groups(2)
+    for call in range(100):
+        groups.before[call] = lambda n=call: groups.tables[0].alter("t", {"check_max": n + 1}) and None  # type: ignore[misc]
+    with pytest.raises(Overloaded):
+        groups.alter(retention_ms=5)
+
+
+values = st.fixed_dictionaries(
+    {}, optional={"retention_ms": st.integers(0, 3), "check_max": st.integers(1, 3)}
+)
+
+
+def meeting(
+    count: int, first: Mapping[str, int], others: list[tuple[int, Mapping[str, int]]]
+) -> tuple[Groups, list[TopicInfo]]:
+    """An alteration, into which others come, each before its n-th call."""
+    groups = Groups(count)
+    ended: list[TopicInfo] = []
+
+    def other(settings: Mapping[str, int]) -> None:
+        before, groups.before = groups.before, {}
+        ended.append(groups.alter(**settings))
+        groups.before = before
+
+    for call, settings in others:
+        groups.before[call] = lambda chosen=settings: other(chosen)  # type: ignore[misc]
+    ended.append(groups.alter(**first))
+    return groups, ended
+
+
+@given(
+    count=st.integers(1, 3), first=values, others=st.lists(st.tuples(st.integers(0, 8), values), max_size=3)
+)
+def test_alterers_that_meet_leave_the_same_in_all_groups(
+    count: int, first: Mapping[str, int], others: list[tuple[int, Mapping[str, int]]]
+) -> None:
+    groups, ended = meeting(count, first, others)
+    assert len(set(groups.settings())) == 1
+    assert groups.settings()[0] in ended
+
+
+def test_without_another_look_at_group_0_they_would_not() -> None:
+    class Blind(dict[str, Any]):
+        """Settings that look as if nobody had altered them."""
+
+        def __eq__(self, other: object) -> bool:
+            return True
+
+        __hash__ = None  # type: ignore[assignment]
+
+    def altered(*arguments: Any) -> Any:
+        return Blind(real(*arguments))
+
+    real = topic_altering._altered
+    with pytest.MonkeyPatch.context() as patch, contextlib.suppress(Overloaded):
+        patch.setattr(topic_altering, "_altered", altered)
+        groups, _ = meeting(2, {"check_max": 1}, [(1, {"check_max": 2})])
+    assert len(set(groups.settings())) == 2, "group 1 has what group 0 had before"
+
+
+def test_what_runs_already_goes_by_the_new_settings(tmp_path: Path) -> None:
+    single = Single(tmp_path)
+    single.to_highest_level()
+    single.topic()
+    single.publish("a", "b", "c")
+    single.submit(prepare(["open"], timeout_ms=10))
+    single.submit(ops.checked("app", ["open"]))
+    hour = single.now_ms + 3_600_000
+
+    def due() -> list[tuple[Any, ...]]:
+        single.state.due.advance(hour)
+        return [tuple(row) for row in lock_due(single.state, "app", "t", 9, 0.001, "me", hour)]
+
+    assert not retention.plan_trims(single.state, hour)
+    ((tx_id, *_, rolls_back),) = (row[:6] for row in due())
+    assert (tx_id, rolls_back) == ("open", False)
+    single.submit(
+        ops.alter_topic("t", {"retention_ms": 60_000, "check_max": 1, "on_check_exhausted": "rollback"})
+    )
+    assert retention.plan_trims(single.state, hour) == [ops.trim("t", {0: 3})]
+    assert not due(), "it is leased"
+    hour += 1_000
+    ((tx_id, *_, rolls_back),) = (row[:6] for row in due())
+    assert (tx_id, rolls_back) == ("open", True), "feedback rolls it back"
+    single.close()
