@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Final
 
 from escrowmq.replication.errors import CorruptLog, DataDirMismatch, UnknownVersion
-from escrowmq.replication.log.disk import RealDisk
+from escrowmq.replication.log.disk import RealDisk, raise_typed
 from escrowmq.replication.log.lock_file import take_lock
 from escrowmq.replication.log.peer_marks import DISK_ID_MAX, Incarnation, PeerMarks
 from escrowmq.replication.log.peer_marks import NAME as PEERS_FILE
@@ -49,20 +49,23 @@ class DataDir:
 
     ``incarnation`` has its number and disk id. ``fresh`` says that the directory was created now: this
     replica may have voted and acknowledged on a disk that is gone, so it must not vote before it has caught
-    up. Raises DataDirLocked, DataDirMismatch, UnknownVersion, CorruptLog.
+    up. Raises DataDirLocked, DataDirMismatch, UnknownVersion, CorruptLog, DiskFull, DiskFailed.
     """
 
     def __init__(self, path: Path, identity: Identity) -> None:
         self.path, self.identity = Path(path), identity
         self.disk = RealDisk(self.path)
-        self._lock = take_lock(
-            self.path / _LOCK,
-            0o644,
-            lambda holder: (
-                f"{self.path} is in use by process {holder}; stop that replica first, or use another "
-                "directory"
-            ),
-        )
+        try:
+            self._lock = take_lock(
+                self.path / _LOCK,
+                0o644,
+                lambda holder: (
+                    f"{self.path} is in use by process {holder}; stop that replica first, or use another "
+                    "directory"
+                ),
+            )
+        except OSError as error:
+            raise_typed(error, f"cannot lock {self.path}")
         try:
             self.fresh = not self.disk.exists(_IDENTITY)
             self.incarnation = self._create() if self.fresh else self._check()

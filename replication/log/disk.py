@@ -129,7 +129,7 @@ class RealFile:
         except FileNotFoundError:
             raise
         except OSError as error:
-            _raise(error, f"cannot open {path}")
+            raise_typed(error, f"cannot open {path}")
         self._descriptor: _Descriptor | None = _Descriptor(number)
         self._path = path
         self._size = os.fstat(number).st_size
@@ -157,14 +157,14 @@ class RealFile:
             os.ftruncate(self._held().number, self._size)
         except OSError as second:
             raise DiskFailed(f"cannot cut {self._path} back to {self._size} bytes: {second}") from error
-        _raise(error, f"cannot append to {self._path}")
+        raise_typed(error, f"cannot append to {self._path}")
 
     def write_at(self, pos: int, data: bytes) -> None:
         assert pos + len(data) <= self._size, "write_at never grows a file"
         try:
             _write_all(self._held().number, (data,), pos)
         except OSError as error:
-            _raise(error, f"cannot write to {self._path}")
+            raise_typed(error, f"cannot write to {self._path}")
 
     def read(self, pos: int, size: int) -> bytes:
         descriptor = self._held()
@@ -190,7 +190,7 @@ class RealFile:
         try:
             os.ftruncate(self._held().number, size)
         except OSError as error:
-            _raise(error, f"cannot truncate {self._path}")
+            raise_typed(error, f"cannot truncate {self._path}")
         self._size = size
         self._shrunk = True
 
@@ -208,11 +208,14 @@ class RealFile:
 
 
 class RealDisk(Disk):
-    """A directory of the file system. Creates it if missing."""
+    """A directory of the file system. Creates it if missing; raises DiskFull, DiskFailed."""
 
     def __init__(self, path: Path) -> None:
         self.path = Path(path)
-        self.path.mkdir(parents=True, exist_ok=True)
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise_typed(error, f"cannot create {self.path}")
 
     def open(self, name: str, create: bool = False) -> File:
         return RealFile(self.path / name, create)
@@ -228,7 +231,7 @@ class RealDisk(Disk):
         try:
             (self.path / name).unlink(missing_ok=True)
         except OSError as error:
-            _raise(error, f"cannot remove {self.path / name}")
+            raise_typed(error, f"cannot remove {self.path / name}")
 
     def rename(self, old: str, new: str) -> None:
         try:
@@ -236,7 +239,7 @@ class RealDisk(Disk):
         except FileNotFoundError:
             raise
         except OSError as error:
-            _raise(error, f"cannot rename {self.path / old}")
+            raise_typed(error, f"cannot rename {self.path / old}")
 
     def sync_dir(self) -> None:
         try:
@@ -286,7 +289,7 @@ def _write_all(number: int, buffers: Sequence[bytes], pos: int) -> int:
     return pos
 
 
-def _raise(error: OSError, what: str) -> NoReturn:
+def raise_typed(error: OSError, what: str) -> NoReturn:
     if error.errno in _NO_ROOM:
         raise DiskFull(f"{what}: {error.strerror}; free some space, nothing was lost") from error
     raise DiskFailed(f"{what}: {error.strerror}; restart the replica, or replace the disk") from error

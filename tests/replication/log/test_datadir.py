@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -11,7 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from escrowmq.replication.errors import CorruptLog, DataDirLocked, DataDirMismatch, DiskFailed, UnknownVersion
+from escrowmq.replication.errors import (
+    CorruptLog,
+    DataDirLocked,
+    DataDirMismatch,
+    DiskFailed,
+    DiskFull,
+    UnknownVersion,
+)
 from escrowmq.replication.log.datadir import DataDir, Identity
 from escrowmq.replication.log.disk import RealDisk
 from escrowmq.replication.log.journal import SegmentJournal
@@ -159,3 +168,23 @@ def test_the_file_of_the_peers_incarnations_is_there_before_the_id(
     with pytest.raises(CorruptLog, match="missing"):
         found.marks()
     found.close()
+
+
+@pytest.mark.parametrize(("code", "expected"), [(errno.ENOSPC, DiskFull), (errno.EIO, DiskFailed)])
+@pytest.mark.parametrize("call", ["mkdir", "open"])
+def test_a_directory_that_cannot_be_made_or_locked_is_a_typed_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, expected: type[Exception], call: str
+) -> None:
+    real = getattr(os, call)
+
+    def failing(path: Path | str, *arguments: int) -> int | None:
+        if str(path).startswith(str(tmp_path / "new")):
+            raise OSError(code, os.strerror(code))
+        answer: int | None = real(path, *arguments)
+        return answer
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, call, failing)
+        with pytest.raises(expected, match=r"cannot (create|lock) .*new"):
+            DataDir(tmp_path / "new", ME)
+    DataDir(tmp_path / "new", ME).close()
