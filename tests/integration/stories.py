@@ -1,0 +1,33 @@
+"""Running a story (``*_scenario.py``) in a process of its own: one can be connected to one Ray only."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+def told(story: str, ending: str) -> None:
+    """Run ``tests.integration.<story>`` to its good end, which says ``ending``; with a directory of its
+    own."""
+    directory = Path(tempfile.mkdtemp(prefix="emq-", dir="/tmp"))  # sockets allow no long path
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", f"tests.integration.{story}", str(directory)],
+            cwd=ROOT,
+            # A token that lies on this machine is for others.
+            env={**os.environ, "RAY_AUTH_MODE": "disabled"},
+            capture_output=True,
+            text=True,
+            timeout=280,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-8000:]
+        assert ending in done.stdout
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
