@@ -43,7 +43,7 @@ class Screen:
             overlapping = " (overlapping)" if event["overlapping"] else ""
             overlapping += f" (with {event['meanwhile']})" if event["meanwhile"] else ""
             self._say(
-                f"{plan.number}.{event['number']:<3} {event['kind']:16} {event['victim'][:24]:24} "
+                f"{plan.number}.{event['number']:<3} {event['kind']:16} {event['victim'][:48]:48} "
                 f"away {event['away_s']:5.2f} s{overlapping}"
             )
             self.progress.advance(self._task)
@@ -55,6 +55,8 @@ class Screen:
             )
         elif "text" in event:
             self._say(f"{plan.number}     {what}: {event['text'][:300]}", "yellow")
+        if what == "trial begins":
+            what = event["kind"]
         self._doing(plan, {"trial": "working", "started": "clients start"}.get(what, what))
 
     def left_out(self, reasons: dict[str, str]) -> None:
@@ -68,8 +70,9 @@ class Screen:
         self._say(f"again: {replay}", "bold")
 
     def _doing(self, plan: Round, what: str) -> None:
-        place = f"{plan.groups} groups" if plan.groups > 1 else "machines" if plan.machines else ""
-        self.progress.update(self._task, description=f"round {plan.number} {place}: {what}")
+        where = "machines" if plan.machines else "processes"
+        place = f"{plan.groups} x 3 {where}{', slow database' if plan.slow_database else ''}"
+        self.progress.update(self._task, description=f"round {plan.number} ({place}): {what}")
 
     def _say(self, text: str, style: str = "") -> None:
         self.progress.console.print(escape(text), style=style, highlight=False)
@@ -104,6 +107,12 @@ def main(
     kinds: Annotated[str, typer.Option(help="comma-separated; all if not given (see --list)")] = "",
     per_round: Annotated[int, typer.Option(help="trials per cluster, before all is checked")] = ROUND_TRIALS,
     only_round: Annotated[int | None, typer.Option(help="repeat this round of the seed alone")] = None,
+    only_trial: Annotated[
+        int | None, typer.Option(help="of that round this trial alone, on a fresh cluster", min=0)
+    ] = None,
+    groups: Annotated[
+        int | None, typer.Option(help="broker groups of every round; else 1, 2 and 3 in turn", min=1, max=3)
+    ] = None,
     keep_going: Annotated[bool, typer.Option(help="go on after a violation")] = False,
     keep: Annotated[bool, typer.Option(help="keep the directories of good rounds too")] = False,
     json_file: Annotated[Path | None, typer.Option("--json", help="write all results to this file")] = None,
@@ -132,10 +141,20 @@ def main(
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # a run into a file is watched
     console = Console()
+    if only_trial is not None and (only_round is None or only_trial >= per_round):
+        raise typer.BadParameter("--only-trial is the number of a trial of the round that --only-round names")
     options = RunOptions(
-        seed, trials, per_round, _kinds(kinds), only=only_round, keep_going=keep_going, keep=keep
+        seed,
+        trials,
+        per_round,
+        _kinds(kinds),
+        only=only_round,
+        only_trial=only_trial,
+        groups=groups,
+        keep_going=keep_going,
+        keep=keep,
     )
-    screen = Screen(console, per_round if only_round is not None else trials)
+    screen = Screen(console, sum(len(plan.faults) for plan in options.plans()))
     run = Run(options, screen, missing())
     try:
         with screen.progress:

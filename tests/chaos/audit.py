@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +13,11 @@ from escrowmq.actors.client.router import Router
 from escrowmq.actors.client.topology import ClusterInfo
 from escrowmq.actors.consumer.offsets import OffsetReader
 from escrowmq.actors.consumer.reader import PartitionReader
-from escrowmq.replication.errors import UnknownTransaction
+from escrowmq.cluster.placement import ReplicaKey
+from escrowmq.replication.errors import Unavailable, UnknownTransaction
 from escrowmq.replication.format.codec import decode_rows
 from tests.chaos.consumer import GROUP, Place
+from tests.chaos.damage import sound_entries
 from tests.chaos.database import Database
 from tests.chaos.deployment import Deployment, until
 from tests.chaos.fleet import Fleet
@@ -28,6 +30,8 @@ from tests.history.report import Report
 #: A check may have been put off a few times: 1, 2, 4, 8 s.
 RESOLVED_S = 120.0
 REST_S = 75.0
+#: Scrubbing finds what nobody reads within its period (machines.SCRUB_PERIOD_S), once all is quiet.
+MENDED_S = 90.0
 LARGE, HUGE = 30_000, 1_000_000
 
 
@@ -109,6 +113,22 @@ def _read(
             figures["messages of 30 KB and more"] += len(value) >= LARGE
             figures["messages of 1 MB"] += len(value) >= HUGE
     recorder.read(reader, *place, records, start=bounds[0], end=bounds[1])
+
+
+def wait_mended(deployment: Deployment, log_directory: Callable[[ReplicaKey], Path]) -> None:
+    """Until every entry in every replica's log is sound. Raises Stuck.
+
+    What was damaged and read has been mended; what nobody has read is found by scrubbing. Nothing is under
+    way any more, so nothing that is written now can be taken for damage.
+    """
+
+    def sound() -> bool:
+        problems = [problem for key in deployment.seats() for problem in sound_entries(log_directory(key))[1]]
+        if problems:
+            raise Unavailable(f"{len(problems)} places in logs are damaged: {problems[:3]}", 0.1)
+        return True
+
+    until("every log is sound again", sound, MENDED_S)
 
 
 def ask_outcomes(admin: Admin, recorder: Recorder, histories: Iterable[Path]) -> int:

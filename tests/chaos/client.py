@@ -20,6 +20,8 @@ from tests.history.events import Recorder
 
 #: Exit code of a client that crashes by its own plan.
 OWN_CRASH = 9
+#: Exit code of a client that met an error which no client may see, with the error in its log.
+FOUND = 4
 #: A client that has not ended so long after its input did is stuck.
 END_PATIENCE_S = 20.0
 CONNECT_S = 90.0

@@ -16,6 +16,7 @@ import ray
 from escrowmq import Cluster, EscrowMQError
 from escrowmq.actors.admin.types import GroupStatus, ReplicaStatus
 from escrowmq.actors.client.topology import SUPERVISOR, broker_name
+from escrowmq.cluster.placement import Condition, ReplicaKey, Seat
 from escrowmq.replication.calling.answers import LevelReport
 
 POLL_S = 0.05
@@ -56,6 +57,25 @@ class Deployment:
     def supervisor_pid(self) -> int | None:
         """None: Ray is bringing it back."""
         return self.pids().get(SUPERVISOR)
+
+    def seats(self) -> dict[ReplicaKey, Seat]:
+        """Where every replica lives now, as the supervisor says; it may be dead for a while. Raises Stuck."""
+        return {(one["group"], one["replica"]): _seat(one) for one in self._watched()}
+
+    def seat(self, gid: int, rid: int) -> Seat:
+        """Of one replica."""
+        return self.seats()[gid, rid]
+
+    def running(self) -> set[ReplicaKey]:
+        """Replicas that are full members, as the supervisor last saw them."""
+        wanted = Condition.RUNNING.value
+        return {(one["group"], one["replica"]) for one in self._watched() if one["condition"] == wanted}
+
+    def _watched(self) -> list[dict[str, Any]]:
+        replicas: list[dict[str, Any]] = until(
+            "the supervisor answers", lambda: self.cluster.health()["replicas"], 60.0
+        )
+        return replicas
 
     def group(self, gid: int) -> GroupStatus:
         """As its replicas see it now."""
@@ -113,6 +133,10 @@ def leading(replicas: Iterable[ReplicaStatus]) -> int | None:
     """Who leads and is ready to: the one of the latest term, since one that is cut off may not know of it."""
     ready = [replica for replica in replicas if replica.reachable and replica.details.get("ready")]
     return max(ready, key=lambda replica: replica.term).replica if ready else None
+
+
+def _seat(shown: Mapping[str, Any]) -> Seat:
+    return Seat(shown["group"], shown["replica"], shown["node"], shown["incarnation"])
 
 
 class _Number(int):

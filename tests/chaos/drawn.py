@@ -11,8 +11,8 @@ from tests.chaos.kinds import KINDS, Kind
 from tests.chaos.plan import Round
 from tests.support.faults.absence import not_drawn, unseen
 
-#: Not a fault, but what some rounds have and others not.
-TWO_GROUPS = "two broker groups"
+#: Not faults, but what some rounds have and others not: so many broker groups.
+GROUP_NAMES = {1: "one broker group", 2: "two broker groups", 3: "three broker groups"}
 
 
 def possible(kinds: Collection[Kind], missing: str | None) -> tuple[Kind, ...]:
@@ -21,11 +21,12 @@ def possible(kinds: Collection[Kind], missing: str | None) -> tuple[Kind, ...]:
 
 
 def absent(
-    seen: Collection[str], groups: int, asked: Collection[Kind], missing: str | None, trials: int
+    seen: Collection[str], groups: Collection[int], asked: Collection[Kind], missing: str | None, trials: int
 ) -> dict[str, str]:
     """What is not among the values of kinds ``seen`` in so many trials, with the reason.
 
-    ``groups``: the most broker groups that a round had. What was not asked for needs no reason.
+    ``groups``: numbers of broker groups that were wanted, and that no round had. What was not asked for needs
+    no reason.
     """
 
     def why(name: str) -> str:
@@ -35,13 +36,13 @@ def absent(
         return not_drawn(trials) + (" (rounds of odd numbers have it: take more trials)" if machines else "")
 
     reasons = unseen([kind.value for kind in Kind if kind in asked], seen, why)
-    if groups < 2 and any(not KINDS[kind].machines for kind in asked):
-        reasons[TWO_GROUPS] = f"no such round in {trials} trials (every fourth is one, from the first on)"
+    for number in sorted(groups):
+        reasons[GROUP_NAMES[number]] = f"no such round in {trials} trials (every third is one)"
     return reasons
 
 
-def planned(plans: Sequence[Round]) -> tuple[set[str], int]:
-    """(values of all kinds in those rounds, the most broker groups)."""
+def planned(plans: Sequence[Round]) -> tuple[set[str], set[int]]:
+    """(values of all kinds in those rounds, their numbers of broker groups)."""
     faults = [fault for plan in plans for fault in plan.faults]
     kinds = {one.kind.value for fault in faults for one in (fault, fault.meanwhile) if one is not None}
-    return kinds, max((plan.groups for plan in plans), default=1)
+    return kinds, {plan.groups for plan in plans}

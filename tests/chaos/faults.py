@@ -1,47 +1,32 @@
 """Inflicting faults. Each ends healed: what was stopped runs, what was cut is joined, what was full is empty.
 
-A fault is a context: entering it strikes, leaving it heals; another may strike inside it. ``struck_at`` is
-the moment of the blow on the clock of the histories; the driver's probe starts right after it.
+Here are those on the processes of brokers, of others of the cluster, and of clients; ``node_faults`` and
+``disk_faults`` have the rest.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import ray
 
 from escrowmq.actors.client.topology import SUPERVISOR, broker_name
-from tests.chaos.deployment import Deployment, gone, until
-from tests.chaos.fleet import Fleet
+from escrowmq.cluster.placement import ReplicaKey
+from tests.chaos.deployment import gone, until
+from tests.chaos.disk_faults import DiskFaults
 from tests.chaos.kinds import Kind
-from tests.chaos.machines import Machines
 from tests.chaos.plan import Fault
-
-BACK_S = 120.0
-
-
-@dataclass(slots=True)
-class Blow:
-    """What was done: the moment, and to whom. ``going_on``: of a fault that is many blows one after the
-    other, whether there are more to come."""
-
-    struck_at: int
-    victim: str
-    going_on: Callable[[], bool] | None = None
+from tests.chaos.striking import BACK_S, Blow, dice, send, timed
 
 
-class Faults:
+class Faults(DiskFaults):
     """Strikes one cluster and its clients."""
-
-    def __init__(self, deployment: Deployment, fleet: Fleet, machines: Machines | None) -> None:
-        self.deployment, self.fleet, self.machines = deployment, fleet, machines
 
     @contextlib.contextmanager
     def inflicted(self, fault: Fault) -> Iterator[Blow]:
@@ -57,103 +42,72 @@ class Faults:
     # -------------------------------------------------------------- brokers
 
     def _leader_kill(self, fault: Fault) -> Any:
-        gid = fault.group % self.deployment.info.groups
-        return self._killed([(gid, self.deployment.leader(gid))])
+        return self.killed([self.leader(fault)])
 
     def _follower_kill(self, fault: Fault) -> Any:
-        return self._killed([self._follower(fault)])
+        return self.killed([self.follower(fault)])
 
     def _brokers_kill(self, fault: Fault) -> Any:
-        return self._killed(sorted(self.deployment.broker_pids()))
+        return self.killed(sorted(self.deployment.broker_pids()))
 
     def _leader_pause(self, fault: Fault) -> Any:
-        gid = fault.group % self.deployment.info.groups
-        return self._paused((gid, self.deployment.leader(gid)), fault)
+        return self._paused(self.leader(fault), fault)
 
     def _follower_pause(self, fault: Fault) -> Any:
-        return self._paused(self._follower(fault), fault)
+        return self._paused(self.follower(fault), fault)
 
-    def _follower(self, fault: Fault) -> tuple[int, int]:
-        gid = fault.group % self.deployment.info.groups
-        leader = self.deployment.leader(gid)
-        others = [rid for rid in range(self.deployment.info.replicas) if rid != leader]
-        return gid, others[fault.target % len(others)]
-
-    @contextlib.contextmanager
-    def _killed(self, victims: list[tuple[int, int]]) -> Iterator[Blow]:
-        pids = self._pids(victims)
-        blow = Blow(time.monotonic_ns(), ", ".join(broker_name(*victim) for victim in victims))
-        for pid in pids:
-            os.kill(pid, signal.SIGKILL)
-        yield blow
-
-    def _paused(self, victim: tuple[int, int], fault: Fault) -> Any:
-        (pid,) = self._pids([victim])
-
-        def go_on() -> None:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGCONT)
-
-        return self._timed(fault, broker_name(*victim), lambda: os.kill(pid, signal.SIGSTOP), go_on)
-
-    @contextlib.contextmanager
-    def _timed(
-        self, fault: Fault, victim: str, strike: Callable[[], None], heal: Callable[[], None]
-    ) -> Iterator[Blow]:
-        """Healed after the fault's seconds, whether or not the cluster is available meanwhile."""
-        failures: list[BaseException] = []
-
-        def healing() -> None:
-            try:
-                heal()
-            except BaseException as error:
-                failures.append(error)
-
-        timer = threading.Timer(fault.seconds, healing)
-        strike()
-        blow = Blow(time.monotonic_ns(), victim)  # now it is complete: filling a disk takes a while
-        timer.start()
-        try:
-            yield blow
-        finally:
-            timer.join()
-        if failures:
-            raise failures[0]
-
-    def _pids(self, victims: list[tuple[int, int]]) -> list[int]:
-        """Of processes that run: the one before may still be coming back from the last fault."""
-
-        def found() -> list[int] | None:
-            pids = self.deployment.broker_pids()
-            if all(victim in pids and not gone(pids[victim]) for victim in victims):
-                return [pids[victim] for victim in victims]
-            if self.machines is not None:
-                self.machines.revive()  # a node may die late of an earlier cut, and its broker with it
-            return None
-
-        pids: list[int] = until(f"{victims} run", found, BACK_S)
-        return pids
+    def _paused(self, victim: ReplicaKey, fault: Fault) -> Any:
+        (pid,) = self.pids([victim])
+        return timed(
+            fault, broker_name(*victim), lambda: send(pid, signal.SIGSTOP), lambda: send(pid, signal.SIGCONT)
+        )
 
     # -------------------------------------------------------------- others of the cluster
 
     def _feedback_kill(self, fault: Fault) -> Any:
-        names = until("a feedback actor lives", self.deployment.feedback_names, BACK_S)
-        return self._actor_killed(names[fault.target % len(names)])
+        return self._actor_killed(self._feedback(fault))
+
+    def _feedback(self, fault: Fault) -> str:
+        names: list[str] = until("a feedback actor lives", self.deployment.feedback_names, BACK_S)
+        return names[fault.target % len(names)]
 
     def _supervisor_kill(self, fault: Fault) -> Any:
         return self._actor_killed(SUPERVISOR)
 
     @contextlib.contextmanager
     def _actor_killed(self, name: str) -> Iterator[Blow]:
-        pid = until(f"{name} runs", lambda: self._living(name), BACK_S)
+        pid = until(f"{name} runs", lambda: self.living(name), BACK_S)
         blow = Blow(time.monotonic_ns(), name)
-        os.kill(pid, signal.SIGKILL)
+        send(pid, signal.SIGKILL)
         yield blow
-        until(f"{name} is back", lambda: (self._living(name) or pid) != pid, BACK_S)
+        self.until_back(name, pid)
 
-    def _living(self, name: str) -> int | None:
-        pid = self.deployment.pids().get(name)
-        return None if pid is None or gone(pid) else pid
+    @contextlib.contextmanager
+    def _container_stop(self, fault: Fault) -> Iterator[Blow]:
+        """As whoever runs containers does: SIGTERM, and SIGKILL if the process is there after a while."""
+        role = dice(fault, "container").choice(["broker", "broker", "feedback", "supervisor", "producer"])
+        if role == "producer":
+            name = self._client("producer", fault)
+            pid = self.fleet.stop(name)
+        else:
+            name = {
+                "broker": lambda: broker_name(*self.leader_or_follower(fault, 0.5)),
+                "feedback": lambda: self._feedback(fault),
+                "supervisor": lambda: SUPERVISOR,
+            }[role]()
+            pid = until(f"{name} runs", lambda: self.living(name), BACK_S)
+            send(pid, signal.SIGTERM)
+        ended: list[bool] = []
+
+        def kill() -> None:
+            ended.append(gone(pid))
+            send(pid, signal.SIGKILL)
+
+        with timed(fault, f"{name}, {fault.seconds:g} s", lambda: None, kill) as blow:
+            yield blow
+        blow.victim += ": ended by itself" if ended[0] else ": SIGKILL"
+        if role != "producer":
+            self.until_back(name, pid)
 
     @contextlib.contextmanager
     def _rolling_restart(self, fault: Fault) -> Iterator[Blow]:
@@ -186,13 +140,9 @@ class Faults:
                 ray.kill(actor, no_restart=False)
                 self.deployment.wait_well(BACK_S)
         for name in [*self.deployment.feedback_names(), SUPERVISOR]:
-            before = until(f"{name} runs", lambda name=name: self._living(name), BACK_S)
+            before = until(f"{name} runs", lambda name=name: self.living(name), BACK_S)
             ray.kill(ray.get_actor(name, namespace=info.namespace), no_restart=False)
-            until(
-                f"{name} is back",
-                lambda name=name, before=before: (self._living(name) or before) != before,
-                BACK_S,
-            )
+            self.until_back(name, before)
 
     # -------------------------------------------------------------- clients
 
@@ -202,70 +152,15 @@ class Faults:
     def _consumer_kill(self, fault: Fault) -> Any:
         return self._client_killed("consumer", fault)
 
+    def _client(self, role: str, fault: Fault) -> str:
+        names = self.fleet.names(role)
+        return names[fault.target % len(names)]
+
     @contextlib.contextmanager
     def _client_killed(self, role: str, fault: Fault) -> Iterator[Blow]:
-        names = self.fleet.names(role)
-        name = names[fault.target % len(names)]
+        name = self._client(role, fault)
         self.fleet.kill(name)
         yield Blow(time.monotonic_ns(), name)
-
-    # -------------------------------------------------------------- machines
-
-    def _rig(self) -> Machines:
-        assert self.machines is not None, "a plan for machines runs on machines"
-        return self.machines
-
-    def _network(self, fault: Fault, rid: int, change: Callable[[], None]) -> Any:
-        return self._timed(fault, f"replica {rid}", change, self._rig().heal)
-
-    def _leader_cut(self, fault: Fault) -> Any:
-        leader = self.deployment.leader(0)
-        return self._network(fault, leader, lambda: self._rig().cut_off(leader))
-
-    def _follower_cut(self, fault: Fault) -> Any:
-        _, rid = self._follower(fault)
-        return self._network(fault, rid, lambda: self._rig().cut_off(rid))
-
-    def _link_cut(self, fault: Fault) -> Any:
-        leader, (_, other) = self.deployment.leader(0), self._follower(fault)
-        return self._network(fault, leader, lambda: self._rig().cut(leader, other))
-
-    def _slow_links(self, fault: Fault) -> Any:
-        leader = self.deployment.leader(0)
-        return self._network(fault, leader, lambda: self._rig().delay(leader, fault.delay_s))
-
-    def _disk_full(self, fault: Fault) -> Any:
-        (_, rid), rig = self._with_disk(fault)
-        victim = f"replica {rid} ({'leader' if fault.target % 3 else 'follower'})"
-        return self._timed(fault, victim, lambda: rig.fill_disk(rid), lambda: rig.free_disk(rid))
-
-    @contextlib.contextmanager
-    def _disk_full_restart(self, fault: Fault) -> Iterator[Blow]:
-        """The disk stays full until the process has started on it, and for the fault's seconds after that."""
-        victim, rig = self._with_disk(fault)
-        (pid,) = self._pids([victim])
-        name = broker_name(*victim)
-        rig.fill_disk(victim[1])
-        try:
-            blow = Blow(time.monotonic_ns(), name)
-            os.kill(pid, signal.SIGKILL)
-            yield blow
-            until(f"{name} is back, on a full disk", lambda: (self._living(name) or pid) != pid, BACK_S)
-            time.sleep(fault.seconds)
-        finally:
-            rig.free_disk(victim[1])
-
-    def _with_disk(self, fault: Fault) -> tuple[tuple[int, int], Machines]:
-        """Two times out of three the leader."""
-        leader = fault.target % 3 > 0
-        return (0, self.deployment.leader(0)) if leader else self._follower(fault), self._rig()
-
-    def _node_kill(self, fault: Fault) -> Any:
-        """The raylet alone, whose processes must notice by themselves, or the whole machine."""
-        rid, rig = self.deployment.leader(0), self._rig()
-        if fault.target % 2:
-            return self._timed(fault, f"raylet of replica {rid}", lambda: rig.kill_raylet(rid), rig.mend)
-        return self._timed(fault, f"node of replica {rid}", lambda: rig.kill_node(rid), rig.mend)
 
 
 def method_of(kind: Kind) -> str:

@@ -14,7 +14,7 @@ import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from tests.chaos.client import OWN_CRASH, ClientSettings
+from tests.chaos.client import FOUND, OWN_CRASH, ClientSettings
 
 MODULES = {"producer": "producer", "consumer": "consumer", "reader": "consumer"}
 START_PATIENCE_S = 120.0
@@ -58,16 +58,20 @@ class Fleet:
         """Clients of that role."""
         return sorted(name for name, client in self._clients.items() if client.settings.role == role)
 
-    def kill(self, name: str) -> int:
-        """SIGKILL; it is started again. Returns the pid that was killed."""
+    def kill(self, name: str, number: signal.Signals = signal.SIGKILL) -> int:
+        """A signal that ends it; it is started again. Returns the pid that got it."""
         client = self._clients[name]
         client.ready.wait(START_PATIENCE_S)
         with self._lock:
             popen = client.popen
             assert popen is not None
             client.killed = True
-            popen.send_signal(signal.SIGKILL)
+            popen.send_signal(number)
         return popen.pid
+
+    def stop(self, name: str) -> int:
+        """SIGTERM, after which it closes what it has and ends; as ``kill`` else."""
+        return self.kill(name, signal.SIGTERM)
 
     def rest(self) -> None:
         """All clients stop beginning new work; those that are gone come back, since checks need answers."""
@@ -146,7 +150,7 @@ class Fleet:
             client.rested.clear()
             if code == OWN_CRASH:
                 self.own_crashes += 1
-            elif not client.killed:
+            elif not client.killed or code == FOUND:
                 self.problems.append(f"client {name} ended with {code}: see {name}.log")
             self._start(client)
 

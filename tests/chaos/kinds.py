@@ -19,13 +19,19 @@ class Kind(enum.Enum):
     LEADER_PAUSE = "leader-pause"
     FOLLOWER_PAUSE = "follower-pause"
     ROLLING_RESTART = "rolling-restart"
+    CONTAINER_STOP = "container-stop"
+    TWO_DAMAGES = "two-damages"
     NODE_KILL = "node-kill"
+    NODE_REPLACED = "node-replaced"
+    GHOST = "ghost"
     LEADER_CUT = "leader-cut"
     FOLLOWER_CUT = "follower-cut"
     LINK_CUT = "link-cut"
     SLOW_LINKS = "slow-links"
     DISK_FULL = "disk-full"
     DISK_FULL_RESTART = "disk-full-restart"
+    DISK_FILLS = "disk-fills"
+    DISK_FULL_MENDING = "disk-full-mending"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +56,28 @@ KINDS: dict[Kind, About] = {
     Kind.LEADER_PAUSE: About("SIGSTOP of the leader, later SIGCONT", 3, seconds=(2.0, 10.0)),
     Kind.FOLLOWER_PAUSE: About("SIGSTOP of a follower, later SIGCONT", 2, seconds=(2.0, 10.0)),
     Kind.ROLLING_RESTART: About("broker after broker stops and starts, then feedback and supervisor", 1),
+    Kind.CONTAINER_STOP: About(
+        "SIGTERM of a broker, a feedback process, the supervisor or a producer, later SIGKILL",
+        4,
+        seconds=(0.05, 3.0),
+    ),
+    Kind.TWO_DAMAGES: About(
+        "bytes flip in the logs of two replicas of a group, at different entries, running or just killed", 3
+    ),
     Kind.NODE_KILL: About(
         "SIGKILL of the raylet, or of all processes, of the leader's node", 2, True, (2.0, 5.0)
+    ),
+    Kind.NODE_REPLACED: About(
+        "a node is killed until its replicas were built anew elsewhere, sometimes with another disk full",
+        2,
+        True,
+        (0.0, 3.0),
+    ),
+    Kind.GHOST: About(
+        "a raylet, its brokers, or both stand still until the replicas were built anew elsewhere, then go on",
+        2,
+        True,
+        (0.0, 3.0),
     ),
     Kind.LEADER_CUT: About("the leader's node is cut off from the other replicas", 3, True, (2.0, 8.0)),
     Kind.FOLLOWER_CUT: About("a follower's node is cut off from the other replicas", 2, True, (2.0, 8.0)),
@@ -66,13 +92,34 @@ KINDS: dict[Kind, About] = {
         True,
         (2.0, 4.0),
     ),
+    Kind.DISK_FILLS: About(
+        "a replica's disk is full, and has room for some KB more again and again",
+        2,
+        True,
+        (3.0, 6.0),
+    ),
+    Kind.DISK_FULL_MENDING: About(
+        "bytes flip in the log of a replica, running or just killed, whose disk is full while it mends them",
+        2,
+        True,
+        (2.0, 5.0),
+    ),
 }
 
 #: Machine faults that last, and during which another may strike: a leader killed while a link is cut.
-LASTING = (Kind.LEADER_CUT, Kind.FOLLOWER_CUT, Kind.LINK_CUT, Kind.SLOW_LINKS, Kind.DISK_FULL)
-#: What may strike meanwhile: all on processes, but a rolling restart, which waits for all to be well.
+LASTING = (
+    Kind.LEADER_CUT,
+    Kind.FOLLOWER_CUT,
+    Kind.LINK_CUT,
+    Kind.SLOW_LINKS,
+    Kind.DISK_FULL,
+    Kind.DISK_FILLS,
+)
+#: What may strike meanwhile: all on processes, but what waits for all to be well itself.
 MEANWHILE = tuple(
-    kind for kind, about in KINDS.items() if not about.machines and kind is not Kind.ROLLING_RESTART
+    kind
+    for kind, about in KINDS.items()
+    if not about.machines and kind not in (Kind.ROLLING_RESTART, Kind.TWO_DAMAGES)
 )
 
 #: Kinds after which another replica has to lead before anything can be committed.

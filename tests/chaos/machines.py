@@ -9,14 +9,27 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import escrowmq
+from tests.chaos.plan import Round
 from tests.chaos.rig import netns, shell
 from tests.chaos.rig.machine import MachineRig
+from tests.chaos.rig.nodes import HEAD as HEAD
 
 #: What a round on machines must have in its environment before Ray is imported.
 ENVIRONMENT: Mapping[str, str] = {"RAY_AUTH_MODE": "disabled"}
 OBJECT_STORE_BYTES = 256 << 20
 #: Disks that hold a round's log several times over, and can still be filled in a moment.
-DISK_BYTES, DISK_RESERVE_BYTES = 640 << 20, 32 << 20
+DISK_BYTES = 640 << 20
+#: What a leader keeps free. In every other round on machines so little that its own log, too, meets the end.
+RESERVES_BYTES = (32 << 20, 256 << 10)
+#: Segments are sealed, and snapshots and run files written, many times in a round on machines.
+SEGMENT_BYTES = 1 << 20
+#: One host without replicas: together with the head, two places to move a replica to.
+SPARES = 1
+#: So long a node must be away until its replicas are moved: more than the node of a passing fault is, mostly.
+REPLACE_AFTER_S = 6.0
+#: Everything stored is read again so often, as soon as it is quiet: what flipped and nobody read must be
+#: mended by the end of the round.
+SCRUB_PERIOD_S = 10.0
 
 
 def missing() -> str | None:
@@ -37,39 +50,59 @@ class Machines:
     def __init__(self, rig: MachineRig) -> None:
         self.rig = rig
 
-    def cut_off(self, replica: int) -> None:
-        """From the other replicas; clients and Ray reach it."""
-        self.rig.cut_off(replica)
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """All that replicas are moved among, but the head."""
+        return self.rig.hosts
 
-    def cut(self, a: int, b: int) -> None:
-        """The link between two replicas."""
-        self.rig.cut(a, b)
+    def cut_off(self, host: str) -> None:
+        """From the other hosts; clients and Ray reach it."""
+        self.rig.cut_off(host)
 
-    def delay(self, replica: int, seconds: float) -> None:
-        """From a replica to all others, and as long again back: a round trip takes twice that."""
-        for other in self.rig.replicas:
-            if other != replica:
-                self.rig.delay(replica, other, seconds)
+    def cut(self, a: str, b: str) -> None:
+        """The link between two hosts."""
+        self.rig.cut(a, b, raft_only=HEAD in (a, b))
+
+    def slow_down(self, host: str, seconds: float) -> None:
+        """To all others, and as long again back: a round trip takes twice that."""
+        self.rig.slow_down(host, seconds)
 
     def heal(self) -> None:
         """The network."""
         self.rig.heal()
 
-    def fill_disk(self, replica: int) -> None:
-        self.rig.fill_disk(replica)
+    def fill_disk(self, host: str, leave: int = 0) -> None:
+        self.rig.fill_disk(host, leave)
 
-    def free_disk(self, replica: int) -> None:
-        self.rig.free_disk(replica)
+    def give_back(self, host: str, size: int) -> None:
+        self.rig.give_back(host, size)
 
-    def kill_raylet(self, replica: int) -> None:
+    def free_disk(self, host: str) -> None:
+        self.rig.free_disk(host)
+
+    def data_path(self, host: str) -> Path:
+        """Its data directory, as this process reaches it."""
+        return self.rig.data_path(host)
+
+    def raylet(self, host: str) -> int:
+        """Pid of the host's raylet; one that died late of an earlier fault is started again."""
+        if self.rig.ray.raylet(host) is None:
+            self.rig.revive()
+        pid = self.rig.ray.raylet(host)
+        assert pid is not None, f"node {host} does not run"
+        return pid
+
+    def processes(self, host: str) -> list[int]:
+        """Everything that runs there."""
+        return self.rig.network.processes(host)
+
+    def kill_raylet(self, host: str) -> None:
         """SIGKILL of the raylet alone; what it had started notices by itself."""
-        pid = self.rig.ray.raylet(self.rig.host(replica))
-        assert pid is not None, f"the node of replica {replica} does not run"
-        os.kill(pid, signal.SIGKILL)
+        os.kill(self.raylet(host), signal.SIGKILL)
 
-    def kill_node(self, replica: int) -> None:
+    def kill_node(self, host: str) -> None:
         """SIGKILL of everything on the machine."""
-        self.rig.kill_node(replica)
+        self.rig.kill_node(host)
 
     def mend(self) -> None:
         """Everything runs and is joined again. To be repeated until the cluster is well."""
@@ -86,19 +119,36 @@ class Machines:
 
 @contextlib.contextmanager
 def embedded(directory: Path, groups: int) -> Iterator[tuple[escrowmq.Cluster, None]]:
-    """Broker groups of three replicas on this machine, all settings of brokers at their defaults."""
+    """Broker groups of three replicas on this machine, all settings of brokers at their defaults but
+    scrubbing."""
     # Ray's Unix sockets allow no long path, so its own directory lies beside the others.
     ray = {"num_cpus": 8, "temp_dir": directory / "ray", "object_store_bytes": OBJECT_STORE_BYTES}
-    data = directory / "data"
-    with escrowmq.start_local(groups=groups, replicas=3, data_dir=data, ray=ray) as cluster:
+    broker = {"scrub_period_s": SCRUB_PERIOD_S}
+    with escrowmq.start_local(
+        groups=groups, replicas=3, data_dir=data_dir(directory), ray=ray, broker=broker
+    ) as cluster:
         yield cluster, None
 
 
+def data_dir(directory: Path) -> Path:
+    """Of an embedded cluster."""
+    return directory / "data"
+
+
 @contextlib.contextmanager
-def on_machines(directory: Path, seed: int) -> Iterator[tuple[escrowmq.Cluster, Machines]]:
-    """One broker group, each replica on a machine of its own."""
-    config = {"broker": {"disk_reserve_bytes": DISK_RESERVE_BYTES}}
-    with MachineRig(disk_bytes=DISK_BYTES, config=config, seed=seed) as rig:
+def on_machines(directory: Path, plan: Round) -> Iterator[tuple[escrowmq.Cluster, Machines]]:
+    """Broker groups, the replicas of each on machines of their own."""
+    config = {
+        "broker": {
+            "disk_reserve_bytes": RESERVES_BYTES[plan.number // 2 % len(RESERVES_BYTES)],
+            "segment_bytes": SEGMENT_BYTES,
+            "scrub_period_s": SCRUB_PERIOD_S,
+        },
+        "supervisor": {"replace_after_s": REPLACE_AFTER_S},
+    }
+    with MachineRig(
+        groups=plan.groups, spares=SPARES, disk_bytes=DISK_BYTES, config=config, seed=plan.seed
+    ) as rig:
         rig.enter()
         machines = Machines(rig)
         try:

@@ -13,6 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from tests.chaos.plan import GROUPS
+
 #: What a fail-over may take from the SIGKILL of the leader to the next acknowledged commit, p95, and how many
 #: it takes to speak of a p95.
 FAIL_OVER_S, FAIL_OVER_SAMPLES = 1.0, 20
@@ -34,6 +36,7 @@ class Row:
 
     kind: str
     trials: int
+    by_groups: tuple[int, ...]  # trials in clusters of one, two and three broker groups
     overlapping: int
     away_p50: float | None
     away_p95: float | None
@@ -55,6 +58,7 @@ def _row(kind: str, trials: Sequence[Mapping[str, Any]]) -> Row:
     return Row(
         kind,
         len(trials),
+        tuple(sum(trial["groups"] == groups for trial in trials) for groups in GROUPS),
         len(trials) - len(alone),
         percentile(away, 0.5),
         percentile(away, 0.95),
@@ -62,6 +66,40 @@ def _row(kind: str, trials: Sequence[Mapping[str, Any]]) -> Row:
         percentile(well, 0.5),
         max(well, default=None),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """Clusters of so many broker groups: rounds that were judged, and what was in them."""
+
+    groups: int
+    rounds: int
+    on_machines: int
+    slow_database: int
+    trials: int
+    transactions: int
+    records_read: int
+    damaged: int
+
+
+def clusters(results: Results) -> list[Cluster]:
+    """One for each number of broker groups that there was."""
+    found = []
+    for groups in sorted({judged["groups"] for judged in results.judged}):
+        judged = [one for one in results.judged if one["groups"] == groups]
+        found.append(
+            Cluster(
+                groups,
+                len(judged),
+                sum(one["machines"] for one in judged),
+                sum(one["slow_database"] for one in judged),
+                sum(trial["groups"] == groups for trial in results.trials),
+                sum(one["counts"].get("transactions", 0) for one in judged),
+                sum(one["counts"].get("records read", 0) for one in judged),
+                sum(one["figures"].get("entries damaged", 0) for one in judged),
+            )
+        )
+    return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,13 +18,15 @@ from tests.support.faults.dealing import deal, pick
 #: Trials on one cluster before everything is read and checked, and a fresh one is started.
 ROUND_TRIALS = 25
 #: Rounds of odd numbers run on machines of their own, where the network can be cut: the second round of a run
-#: already, so that two rounds have had every kind. Every so many, from the first on, have two broker groups,
-#: so that transactions span them.
+#: already, so that two rounds have had every kind.
 MACHINES_EVERY = 2
-TWO_GROUPS_EVERY = 4
-#: Every so many, from the second on, two instances share a slow database and have no fence: on machines of
-#: their own and without, with one group and with two.
-SLOW_DATABASE_EVERY = 3
+#: Rounds have so many broker groups in turn; the seed says in which order. Six rounds have had all of them,
+#: on machines and without.
+GROUPS = (1, 2, 3)
+#: In two rounds of four, the second and the third, two instances share a slow database and have no fence:
+#: within twelve rounds with every number of groups, on machines and without.
+SLOW_DATABASE = (1, 2)
+SLOW_DATABASE_EVERY = 4
 #: Share of lasting machine faults during which another one strikes, on a process.
 MEANWHILE_SHARE = 0.4
 #: Share of faults that strike before the cluster has recovered from the one before.
@@ -65,24 +67,50 @@ class Round:
     slow_database: bool = False
 
 
-def rounds(seed: int, trials: int, per_round: int, kinds: Collection[Kind]) -> list[Round]:
-    """The whole run. ``kinds``: those to draw from."""
+def rounds(
+    seed: int, trials: int, per_round: int, kinds: Collection[Kind], groups: int | None = None
+) -> list[Round]:
+    """The whole run. ``kinds``: those to draw from. ``groups``: broker groups of every round; None: in
+    turn."""
     count = -(-trials // per_round)
     sizes = [min(per_round, trials - number * per_round) for number in range(count)]
-    return [plan_round(seed, number, size, kinds) for number, size in enumerate(sizes)]
+    return [plan_round(seed, number, size, kinds, groups) for number, size in enumerate(sizes)]
 
 
-def plan_round(seed: int, number: int, size: int, kinds: Collection[Kind]) -> Round:
+def groups_of(seed: int, number: int) -> int:
+    """Broker groups of a round."""
+    order = random.Random(f"{seed}/groups").sample(GROUPS, len(GROUPS))
+    return order[number % len(order)]
+
+
+def plan_round(
+    seed: int, number: int, size: int, kinds: Collection[Kind], groups: int | None = None
+) -> Round:
     """Round ``number`` of the run with that seed."""
     drawn = [kind for kind in Kind if kind in kinds]
     ordinary = [kind for kind in drawn if not KINDS[kind].machines]
     machines = len(ordinary) < len(drawn) and (not ordinary or number % MACHINES_EVERY == MACHINES_EVERY - 1)
-    groups = 2 if not machines and number % TWO_GROUPS_EVERY == 0 else 1
     rng = random.Random(f"{seed}/{number}")
     dealt = list(islice(deal(rng, cards(drawn if machines else ordinary)), size))
     second = [kind for kind in MEANWHILE if kind in ordinary]
     faults = tuple(_fault(rng, n, kind, second) for n, kind in enumerate(dealt))
-    return Round(seed, number, machines, groups, faults, number % SLOW_DATABASE_EVERY == 1)
+    return Round(
+        seed,
+        number,
+        machines,
+        groups or groups_of(seed, number),
+        faults,
+        number % SLOW_DATABASE_EVERY in SLOW_DATABASE,
+    )
+
+
+def only(plan: Round, trial: int | None) -> Round:
+    """That trial of a round alone, on a cluster of its own; None: the whole round. Raises ValueError."""
+    if trial is None:
+        return plan
+    if not 0 <= trial < len(plan.faults):
+        raise ValueError(f"round {plan.number} has trials 0 to {len(plan.faults) - 1}, and no {trial}")
+    return replace(plan, faults=(plan.faults[trial],))
 
 
 def cards(kinds: Collection[Kind]) -> dict[Kind, int]:

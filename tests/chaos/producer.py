@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from escrowmq import EscrowMQError, Message, Producer, Transaction, TransactionState, TxStatusQuerier
-from tests.chaos.client import ClientSettings, Parent, connected, crash, say_ready, say_rested
+from tests.chaos.client import FOUND, ClientSettings, Parent, connected, crash, say_ready, say_rested
 from tests.chaos.database import Database, FenceTaken, Refused
 from tests.chaos.messages import compose, sizes
 from tests.chaos.recording import Recorded
@@ -293,7 +293,7 @@ def _work(shop: Shop, number: int) -> None:
     except BaseException:
         traceback.print_exc()
         sys.stderr.flush()
-        os._exit(4)
+        os._exit(FOUND)
 
 
 if __name__ == "__main__":

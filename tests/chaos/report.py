@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
+from dataclasses import astuple
 from pathlib import Path
 
 from rich.console import Console
 from rich.markup import escape
 
-from tests.chaos.measure import Results, Row, fail_over, rows
+from tests.chaos.measure import Results, Row, clusters, fail_over, rows
 from tests.support.faults.absence import lines
 from tests.support.faults.tables import Sheet
 
-HEADINGS = ("fault", "trials", "overlap", "away p50", "p95", "max", "well p50", "max")
+HEADINGS = ("fault", "trials", "groups 1, 2, 3", "overlap", "away p50", "p95", "max", "well p50", "max")
 NOTE = (
     "Away: seconds from the fault to the acknowledgement of a transaction that a client began right after; "
     "of rolling-restart, the longest time between two acknowledgements in a row while it goes on. Well: "
@@ -25,6 +26,7 @@ def show(results: Results, console: Console) -> None:
     """The tables."""
     console.print(faults(results).table(f"{len(results.trials)} trials, seed {results.seed}"))
     console.print(NOTE, style="dim")
+    console.print(by_groups(results).table())
     console.print(operations(results).table())
     console.print(", ".join(f"{count:,} {what}" for what, count in results.figures().items()))
     if results.together():
@@ -42,6 +44,15 @@ def show(results: Results, console: Console) -> None:
 def faults(results: Results) -> Sheet:
     """Kinds of faults: how often, and how long the cluster was away."""
     return Sheet(HEADINGS, [cells(row) for row in rows(results.trials)])
+
+
+def by_groups(results: Results) -> Sheet:
+    """Clusters of one, two and three broker groups: what was in them."""
+    headings = ("broker groups", "rounds", "on machines", "slow database", "trials")
+    return Sheet(
+        (*headings, "transactions", "records read", "entries damaged"),
+        [[f"{cell:,}" for cell in astuple(cluster)] for cluster in clusters(results)],
+    )
 
 
 def operations(results: Results) -> Sheet:
@@ -65,6 +76,7 @@ def cells(row: Row) -> list[str]:
     return [
         row.kind,
         str(row.trials),
+        ", ".join(map(str, row.by_groups)),
         str(row.overlapping),
         *("-" if time is None else f"{time:.2f}" for time in times),
     ]
@@ -79,6 +91,8 @@ def markdown(results: Results) -> str:
         faults(results).markdown(),
         "",
         NOTE,
+        "",
+        by_groups(results).markdown(),
         "",
         operations(results).markdown(),
     ]

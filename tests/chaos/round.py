@@ -25,8 +25,8 @@ from tests.chaos.deployment import Deployment, Stuck, until
 from tests.chaos.faults import Faults
 from tests.chaos.fleet import Fleet
 from tests.chaos.kinds import kind_of
-from tests.chaos.machines import Machines, embedded, on_machines
-from tests.chaos.plan import Fault, Round, plan_round
+from tests.chaos.machines import Machines, data_dir, embedded, on_machines
+from tests.chaos.plan import Fault, Round, only, plan_round
 from tests.chaos.probe import TOPIC, Operator, Probe
 from tests.chaos.recording import Recorded
 from tests.history.events import Recorder
@@ -40,13 +40,16 @@ WELL_S = 120.0
 
 @dataclass(frozen=True, slots=True)
 class RoundSettings:
-    """What a round's process is told; travels as JSON. ``size``: number of trials."""
+    """What a round's process is told; travels as JSON. ``size``: number of trials. ``groups``: broker groups;
+    None: as the seed says. ``only_trial``: that one alone, of a round of that size."""
 
     seed: int
     number: int
     size: int
     kinds: list[str]
     directory: str
+    groups: int | None = None
+    only_trial: int | None = None
     producers: int = 3
     consumers: int = 2
     crashes: float = 0.004
@@ -58,7 +61,8 @@ class RoundSettings:
 
     def plan(self) -> Round:
         """The faults."""
-        return plan_round(self.seed, self.number, self.size, [kind_of(name) for name in self.kinds])
+        kinds = [kind_of(name) for name in self.kinds]
+        return only(plan_round(self.seed, self.number, self.size, kinds, self.groups), self.only_trial)
 
 
 class Told:
@@ -90,7 +94,7 @@ class Trials:
         self.recorded = Recorded(self.recorder)
         self.topics = {**TOPICS, TOPIC: cluster.info.groups}
         self.fleet = Fleet()
-        self.faults = Faults(self.deployment, self.fleet, machines)
+        self.faults = Faults(self.deployment, self.fleet, machines, data_dir(self.directory))
         self.machines = machines
         self.well = True
 
@@ -119,6 +123,9 @@ class Trials:
             figures = audit.read_everything(self.deployment, self.recorder, places(self.topics))
             asked = audit.ask_outcomes(cluster.admin, self.recorder, sorted(self.directory.glob("*.jsonl")))
             figures["transactions asked for in the end"] = asked
+            if self.faults.damaged:
+                figures["entries damaged"] = len(self.faults.damaged)
+                audit.wait_mended(self.deployment, self.faults.log_directory)
         return self._judge(dict(figures), operator)
 
     def _add_clients(self) -> None:
@@ -161,9 +168,11 @@ class Trials:
         fields: dict[str, Any] = {
             "number": fault.number,
             "kind": fault.kind.value,
+            "groups": self.plan.groups,
             "overlapping": overlapping,
             "meanwhile": None if fault.meanwhile is None else fault.meanwhile.kind.value,
         }
+        self.tell("trial begins", number=fault.number, kind=fault.kind.value)
         if overlapping and self.machines is not None:
             self.machines.revive()  # nodes may have died late; nothing else is mended between these two
         time.sleep(fault.before_s)
@@ -176,7 +185,7 @@ class Trials:
                 if blow.going_on is None
                 else probe.longest_gap(gid, blow.struck_at, blow.going_on)
             )
-        fields["lasted_s"] = time.monotonic() - began
+        fields |= {"victim": blow.victim, "lasted_s": time.monotonic() - began}
         self.well = not fault.overlaps
         if self.well:
             self._wait_well()
@@ -202,6 +211,9 @@ class Trials:
         problems = [str(anomaly) for anomaly in report.anomalies] + missed + self.fleet.problems
         self.tell(
             "judged",
+            groups=self.plan.groups,
+            machines=self.plan.machines,
+            slow_database=self.plan.slow_database,
             violations=problems,
             found=dict(report.found),
             operations={kind: dict(row) for kind, row in report.operations.items()},
@@ -228,7 +240,7 @@ def bucketed(moments: list[int], width_ns: int = 200_000_000) -> dict[str, Any]:
 def running(settings: RoundSettings, plan: Round) -> Any:
     """The cluster, and the machines it runs on if it runs on machines of its own."""
     directory = Path(settings.directory)
-    return on_machines(directory, plan.seed) if plan.machines else embedded(directory, plan.groups)
+    return on_machines(directory, plan) if plan.machines else embedded(directory, plan.groups)
 
 
 def main() -> int:

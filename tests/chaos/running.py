@@ -26,7 +26,7 @@ from tests.chaos.drawn import absent, planned, possible
 from tests.chaos.kinds import Kind
 from tests.chaos.machines import ENVIRONMENT, remove_leftovers
 from tests.chaos.measure import Results
-from tests.chaos.plan import Round, plan_round, rounds
+from tests.chaos.plan import GROUPS, Round, only, plan_round, rounds
 from tests.chaos.round import RoundSettings
 from tests.support.faults.replaying import command, listed
 
@@ -55,13 +55,16 @@ class Watcher(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
-    """What a run is to do. ``only``: that round alone, instead of all."""
+    """What a run is to do. ``only``: that round alone, instead of all; ``only_trial``: that trial of it
+    alone. ``groups``: broker groups of every round; None: one, two and three in turn."""
 
     seed: int
     trials: int
     per_round: int
     kinds: tuple[Kind, ...]
     only: int | None = None
+    only_trial: int | None = None
+    groups: int | None = None
     keep_going: bool = False
     keep: bool = False
     overrides: dict[str, Any] = field(default_factory=dict)
@@ -69,13 +72,26 @@ class RunOptions:
     def plans(self) -> list[Round]:
         """The rounds."""
         if self.only is not None:
-            return [plan_round(self.seed, self.only, self.per_round, self.kinds)]
-        return rounds(self.seed, self.trials, self.per_round, self.kinds)
+            plan = plan_round(self.seed, self.only, self.per_round, self.kinds, self.groups)
+            return [only(plan, self.only_trial)]
+        return rounds(self.seed, self.trials, self.per_round, self.kinds, self.groups)
 
-    def replay(self, number: int, size: int) -> str:
-        """The command that repeats a round."""
+    def size(self, plan: Round) -> int:
+        """Trials of the whole round, of which ``plan`` may be one."""
+        return len(plan.faults) if self.only_trial is None else self.per_round
+
+    def replay(self, number: int, size: int, trial: int | None = None) -> str:
+        """The command that repeats a round, or one trial of it on a fresh cluster."""
         some = None if set(self.kinds) == set(Kind) else listed(kind.value for kind in self.kinds)
-        return command("tests.chaos", seed=self.seed, only_round=number, per_round=size, kinds=some)
+        return command(
+            "tests.chaos",
+            seed=self.seed,
+            only_round=number,
+            per_round=size,
+            only_trial=self.only_trial if trial is None else trial,
+            groups=self.groups,
+            kinds=some,
+        )
 
 
 class Run:
@@ -92,15 +108,15 @@ class Run:
         """All rounds, or until one fails; whether none did. Leaves no process behind, however it ends."""
         start = time.monotonic()
         if not self.options.kinds:
-            self._leave_out(set(), 1, 0)
+            self._leave_out(set(), set(), 0)
             raise NothingPossible(self.machines_missing)
         plans = self.options.plans()
         self._leave_out(*planned(plans), sum(len(plan.faults) for plan in plans))
         self.watcher.left_out(self.results.left_out)
-        groups = 1
+        groups: set[int] = set()
         try:
             for plan in plans:
-                groups = max(groups, plan.groups)
+                groups.add(plan.groups)
                 if not self._round(plan) and not self.options.keep_going:
                     break
         finally:
@@ -111,8 +127,10 @@ class Run:
             self._leave_out(seen, groups, len(trials))
         return not self.results.violations
 
-    def _leave_out(self, seen: set[str], groups: int, trials: int) -> None:
-        self.results.left_out = absent(seen, groups, self.asked, self.machines_missing, trials)
+    def _leave_out(self, seen: set[str], groups: set[int], trials: int) -> None:
+        wanted = {self.options.groups} if self.options.groups else set(GROUPS)
+        missing = wanted - groups
+        self.results.left_out = absent(seen, missing, self.asked, self.machines_missing, trials)
 
     def _round(self, plan: Round) -> bool:
         for _ in range(STARTS - 1):
@@ -144,7 +162,7 @@ class Run:
                 shutil.rmtree(directory, ignore_errors=True)
         if problems:
             self.results.violations += [{"round": plan.number, "text": text} for text in problems]
-            replay = self.options.replay(plan.number, len(plan.faults))
+            replay = self.options.replay(plan.number, self.options.size(plan))
             self.watcher.failed(plan, directory, problems, replay)
         return not problems
 
@@ -153,30 +171,39 @@ class Run:
         settings = RoundSettings(
             seed=plan.seed,
             number=plan.number,
-            size=len(plan.faults),
+            size=self.options.size(plan),
+            groups=self.options.groups,
+            only_trial=self.options.only_trial,
             kinds=[kind.value for kind in self.options.kinds],
             directory=str(directory),
             **self.options.overrides,
         )
         problems: list[str] = []
         seen: set[str] = set()
+        doing = "before the first trial"
         with self._process(settings, directory) as (popen, late):
             assert popen.stdout is not None
             for line in popen.stdout:
                 event: dict[str, Any] = json.loads(line)
                 event["round"] = plan.number
                 seen.add(event["event"])
-                if event["event"] == "trial":
+                if event["event"] == "trial begins":
+                    doing = f"in trial {event['number']} ({event['kind']})"
+                elif event["event"] == "trial":
+                    event["replay"] = self.options.replay(
+                        plan.number, self.options.size(plan), event["number"]
+                    )
                     self.results.trials.append(event)
+                    doing = f"after trial {event['number']} ({event['kind']})"
                 elif event["event"] == "judged":
                     self.results.judged.append(event)
                     problems += event["violations"]
                 elif event["event"] in ("violation", "broken"):
-                    problems.append(event["text"])
+                    problems.append(f"{doing}: {event['text']}")
                 self.watcher.told(plan, event)
             code = popen.wait()
         if late.is_set():
-            problems.append("the round did not end in time")
+            problems.append(f"the round did not end in time; it was {doing}")
         elif "judged" not in seen and not problems:
             problems.append(f"the round's process ended with {code}")
         if "started" not in seen:

@@ -28,6 +28,7 @@ def trial(
         "kind": kind,
         "round": 0,
         "number": 0,
+        "groups": 2,
         "overlapping": overlapping,
         "away_s": away_s,
         "well_after_s": well_s,
@@ -39,6 +40,9 @@ def trial(
 def judged() -> dict[str, Any]:
     return {
         "round": 0,
+        "groups": 2,
+        "machines": True,
+        "slow_database": False,
         "operations": {"decide": {"invoke": 10, "ok": 9, "unknown": 1}},
         "counts": {"transactions": 10, "records read": 30},
         "figures": {"messages": 12},
@@ -72,7 +76,7 @@ def test_overlapping_trials_count_but_their_times_do_not() -> None:
         trial("leader-kill", 9.0, overlapping=True),
     ]
     (row,) = rows([*trials])
-    assert (row.trials, row.overlapping) == (3, 1)
+    assert (row.trials, row.by_groups, row.overlapping) == (3, (0, 3, 0), 1)
     assert (row.away_p50, row.away_p95, row.away_max, row.well_max) == (0.5, 0.7, 0.7, 3.0)
 
 
@@ -142,6 +146,7 @@ def test_reports_name_every_kind_and_what_was_left_out_and_why(tmp_path: Path) -
     report.write(results, tmp_path / "r.json", tmp_path / "r.md")
     text = (tmp_path / "r.md").read_text()
     assert "leader-kill" in text and "brokers-kill" in text and "1 violations" in text
+    assert "| leader-kill | 1 | 0, 1, 0 |" in text and "| 2 | 1 | 1 | 0 | 2 | 10 | 30 | 0 |" in text
     assert "Not inflicted: leader-cut, disk-full: not possible on this machine: no root." in text
     assert "2 crashes of clients by their own plan" in text and "| decide | 10 | 9 | 0 | 1 |" in text
     loaded = json.loads((tmp_path / "r.json").read_text())

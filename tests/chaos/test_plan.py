@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from dataclasses import replace
 from itertools import islice
 
 import pytest
 
 from tests.chaos.faults import Faults, method_of
 from tests.chaos.kinds import KINDS, LASTING, MEANWHILE, Kind, kind_of
-from tests.chaos.plan import MEANWHILE_SHARE, OVERLAP_SHARE, cards, plan_round, rounds
+from tests.chaos.plan import (
+    GROUPS,
+    MEANWHILE_SHARE,
+    OVERLAP_SHARE,
+    cards,
+    groups_of,
+    only,
+    plan_round,
+    rounds,
+)
 from tests.support.faults.dealing import deal
 
 ALL = tuple(Kind)
@@ -82,9 +92,29 @@ def test_parameters_are_within_what_is_said_of_the_kind() -> None:
     assert abs(overlapping - OVERLAP_SHARE) < 0.06
 
 
-def test_some_rounds_have_two_broker_groups() -> None:
-    assert {plan.groups for plan in rounds(1, 300, 25, ALL)} == {1, 2}
-    assert all(plan.groups == 1 for plan in rounds(1, 300, 25, ALL) if plan.machines)
+@pytest.mark.parametrize("seed", range(1, 20))
+def test_rounds_have_one_two_and_three_groups_on_machines_and_without(seed: int) -> None:
+    planned = rounds(seed, 300, 25, ALL)
+    for groups in GROUPS:
+        of_them = [plan for plan in planned if plan.groups == groups]
+        assert len(of_them) == 4
+        assert [plan.machines for plan in of_them].count(True) == 2
+        slow = [plan for plan in of_them if plan.slow_database]
+        assert {plan.machines for plan in slow} == {True, False}, "two instances with a slow database"
+    assert {plan.groups for plan in rounds(seed, 300, 25, ALL, groups=2)} == {2}
+    assert [replace(plan, groups=2) for plan in planned] == rounds(seed, 300, 25, ALL, groups=2)
+
+
+def test_the_seed_says_how_many_groups_the_first_round_has() -> None:
+    assert {groups_of(seed, 0) for seed in range(20)} == set(GROUPS)
+
+
+def test_a_trial_can_be_repeated_alone() -> None:
+    plan = plan_round(3, 1, 25, ALL)
+    assert only(plan, None) is plan
+    assert only(plan, 7) == replace(plan, faults=(plan.faults[7],))
+    with pytest.raises(ValueError, match="0 to 24"):
+        only(plan, 25)
 
 
 def test_every_kind_can_be_named_and_inflicted() -> None:

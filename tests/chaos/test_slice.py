@@ -23,9 +23,10 @@ from tests.chaos.running import Run, RunOptions
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(500)]
 
-#: Every kind on processes. Each round's seed is one with short pauses, and with the second fault below.
+#: Every kind on processes. Each round's seed is one with short pauses, two broker groups, a slow database
+#: without a fence, and the second fault below.
 ON_PROCESSES = tuple(kind for kind in Kind if not KINDS[kind].machines)
-PROCESSES_SEED, PROCESSES_ROUND = 10, 2
+PROCESSES_SEED, PROCESSES_ROUND = 342, 2
 ON_MACHINES = (Kind.LEADER_CUT, Kind.DISK_FULL_RESTART, Kind.LEADER_KILL)
 MACHINES_SEED, MACHINES_ROUND = 5645, 1
 #: Of a commit after a fail-over, on a machine that may be busy with anything; figures are measured elsewhere.
@@ -87,7 +88,7 @@ def test_promises_hold_on_machines_that_are_cut_off_and_whose_disks_are_full() -
     if (reason := missing()) is not None:
         pytest.skip(f"no machines here: {reason}")
     planned = plan_round(MACHINES_SEED, MACHINES_ROUND, len(ON_MACHINES), ON_MACHINES)
-    assert planned.machines
+    assert planned.machines and planned.groups == 2 and planned.slow_database
     results = ran(MACHINES_SEED, MACHINES_ROUND, ON_MACHINES, producers=2, consumers=1).results
     assert results.together() == {"leader-kill during leader-cut": 1}
     assert results.operations()["decide"]["ok"] > 50 and results.figures()["records read"] > 100

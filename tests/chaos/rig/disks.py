@@ -1,6 +1,6 @@
 """Disks of simulated hosts: a real ext4 each, in a file of its own, to fill, to fail, or to cut off.
 
-- ``fill``: a ballast file takes all space (ENOSPC), ``free`` removes it.
+- ``fill``: a ballast file takes all space (ENOSPC), ``give_back`` cuts it a little, ``free`` removes it.
 - ``fail``: the file system stops as if the disk had gone: every write, fsync and open ends in EIO, and what
   was not synced is lost. ``replace`` brings it back from its journal, as after a power cut.
 - ``exhaust`` (thin disks only): the storage below has no room for blocks that were never written. Writes
@@ -80,6 +80,11 @@ class Disk:
         if leave:
             os.truncate(self._ballast, max(0, self._ballast.stat().st_size - leave))
         return taken - leave
+
+    def give_back(self, size: int) -> None:
+        """So many bytes of what ``fill`` took; whoever waits for room soon meets the end of it again."""
+        if self._ballast.exists():
+            os.truncate(self._ballast, max(0, self._ballast.stat().st_size - size))
 
     def free(self) -> None:
         """Give the space back."""

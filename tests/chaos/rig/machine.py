@@ -1,7 +1,8 @@
 """The rig as a whole: hosts, disks, Ray and EscrowMQ on them, and everything that can be done to them.
 
-A replica is named by its number, and so is its host: replica 1 lives on host ``n1`` with a disk of its own.
-``HEAD`` is the host of Ray's control store and of the clients. Use it so::
+At the start replica 1 of every group lives on host ``n1``, with a disk of its own; ``spares`` are hosts
+without a replica, for the supervisor to move one to. ``HEAD`` is the host of Ray's control store and of the
+clients; it has no small disk, and is not killed. Use it so::
 
     with MachineRig() as rig:
         rig.enter()                                    # this thread is on the head now
@@ -38,6 +39,8 @@ class MachineRig:
         self,
         replicas: int = 3,
         *,
+        groups: int = 1,
+        spares: int = 0,
         disk_bytes: int = 256 * MIB,
         thin: tuple[int, ...] = (),
         config: dict[str, Any] | None = None,
@@ -47,21 +50,23 @@ class MachineRig:
         netns.remove_stale()  # first: the processes hold the mounts
         remove_stale_directories()
         self.replicas = range(replicas)
-        self.disks: dict[int, Disk] = {}
+        #: All hosts but the head, each of which has a disk.
+        self.hosts = tuple(self.host(number) for number in range(replicas + spares))
+        self.disks: dict[str, Disk] = {}
         self._network: Network | None = None
         self.directory = own_directory()
         try:
             share_mounts(self.directory)
-            for replica in self.replicas:
-                place = self.directory / "disks" / self.host(replica)
-                self.disks[replica] = Disk(place, disk_bytes, thin=replica in thin)
-            self._network = Network((HEAD, *map(self.host, self.replicas)), seed)
-            places = {self.host(replica): disk.path for replica, disk in self.disks.items()}
+            on_thin = [self.host(replica) for replica in thin]
+            for host in self.hosts:
+                self.disks[host] = Disk(self.directory / "disks" / host, disk_bytes, thin=host in on_thin)
+            self._network = Network((HEAD, *self.hosts), seed)
+            places = {host: disk.path for host, disk in self.disks.items()}
             self.ray = RayNodes(self.network, self.directory, places)
             self.ray.start_all()
             path = self.directory / "escrowmq.yaml"
             path.write_text(json.dumps(config or {}))
-            self.ray.up(path)
+            self.ray.up(path, [self.host(replica) for replica in self.replicas], groups)
         except BaseException:
             self.close()
             raise
@@ -124,15 +129,23 @@ class MachineRig:
         ports = RAFT_LINKS if raft_only else None
         self.network.cut(self.host(a), self.host(b), one_way=one_way, ports=ports)
 
-    def cut_off(self, replica: int, *, raft_only: bool = False) -> None:
-        """Cut a replica from the other replicas; clients and Ray reach it, and it reaches them."""
-        for other in self.replicas:
-            if other != replica:
-                self.cut(replica, other, raft_only=raft_only)
+    def cut_off(self, place: Place, *, raft_only: bool = False) -> None:
+        """Cut a host from the others, but for Ray and the clients on its head, which reach it."""
+        for other in self._others(place):
+            self.cut(place, other, raft_only=raft_only or HEAD in (other, place))
 
-    def isolate(self, replica: int) -> None:
-        """Cut a replica's host from everything, also from Ray, which takes the node for dead in 1 to 3 s."""
-        self.network.isolate(self.host(replica))
+    def _others(self, place: Place) -> list[str]:
+        """Every host on which a replica may be, but this one."""
+        return [host for host in (*self.hosts, HEAD) if host != self.host(place)]
+
+    def slow_down(self, place: Place, seconds: float) -> None:
+        """Links of a host to the others are late; clients and Ray on its head reach it as ever."""
+        for other in self._others(place):
+            self.delay(place, other, seconds, raft_only=HEAD in (other, place))
+
+    def isolate(self, place: Place) -> None:
+        """Cut a host from everything, also from Ray, which takes the node for dead in 1 to 3 s."""
+        self.network.isolate(self.host(place))
 
     def delay(
         self,
@@ -157,57 +170,66 @@ class MachineRig:
 
     # ------------------------------------------------------------ disks
 
-    def fill_disk(self, replica: int, leave: int = 0) -> None:
+    def fill_disk(self, place: Place, leave: int = 0) -> None:
         """No space is left (ENOSPC), or just so many bytes."""
-        self.disks[replica].fill(leave)
+        self.disks[self.host(place)].fill(leave)
 
-    def free_disk(self, replica: int) -> None:
+    def give_back(self, place: Place, size: int) -> None:
+        """A full disk has room for so many bytes more."""
+        self.disks[self.host(place)].give_back(size)
+
+    def free_disk(self, place: Place) -> None:
         """There is space again."""
-        self.disks[replica].free()
+        self.disks[self.host(place)].free()
 
-    def fail_disk(self, replica: int) -> None:
+    def fail_disk(self, place: Place) -> None:
         """Every access ends in EIO and unsynced data are lost, until ``replace_disk``."""
-        self.disks[replica].fail()
+        self.disks[self.host(place)].fail()
 
-    def exhaust_disk(self, replica: int) -> None:
+    def exhaust_disk(self, place: Place) -> None:
         """Writes succeed, the fsync after them fails, until ``replace_disk``. For ``thin`` replicas."""
-        self.disks[replica].exhaust()
+        self.disks[self.host(place)].exhaust()
 
-    def replace_disk(self, replica: int) -> None:
+    def replace_disk(self, place: Place) -> None:
         """Mount a failed disk anew, with what was synced; the node, if it runs, loses power meanwhile."""
-        running = self.ray.raylet(self.host(replica)) is not None
-        self.kill_node(replica)
-        self.disks[replica].replace()
+        running = self.ray.raylet(self.host(place)) is not None
+        self.kill_node(place)
+        self.disks[self.host(place)].replace()
         if running:
-            self.start_node(replica)
+            self.start_node(place)
+
+    def data_path(self, place: Place) -> Path:
+        """The data directory of a host, as this process reaches it."""
+        host = self.host(place)
+        return self.ray.data_dir if host == HEAD else self.disks[host].path
 
     # ------------------------------------------------------------ nodes
 
-    def kill_node(self, replica: int) -> None:
-        """SIGKILL everything on a host: its raylet, its broker, and what else runs there."""
-        self.network.kill(self.host(replica))
+    def kill_node(self, place: Place) -> None:
+        """SIGKILL everything on a host: its raylet, its brokers, and what else runs there."""
+        self.network.kill(self.host(place))
 
-    def start_node(self, replica: int) -> None:
-        """``ray start`` on a host whose processes are gone; the supervisor starts the replica."""
-        if self.ray.raylet(self.host(replica)) is not None:
-            raise RigError(f"node {replica} runs already")
-        self.ray.start(self.host(replica))
+    def start_node(self, place: Place) -> None:
+        """``ray start`` on a host whose processes are gone; the supervisor starts its replicas."""
+        if self.ray.raylet(self.host(place)) is not None:
+            raise RigError(f"node {place} runs already")
+        self.ray.start(self.host(place))
 
     def mend(self) -> None:
         """Undo every fault. To be repeated while the cluster is not well: nodes die late of earlier cuts."""
         self.heal()
-        for replica, disk in self.disks.items():
+        for host, disk in self.disks.items():
             disk.free()
             if disk.failed:
-                self.replace_disk(replica)
+                self.replace_disk(host)
         self.revive()
 
     def revive(self) -> None:
         """Start the nodes that died. What is cut or full stays so."""
-        for replica in self.replicas:
-            if self.ray.raylet(self.host(replica)) is None:
-                self.kill_node(replica)
-                self.start_node(replica)
+        for host in self.hosts:
+            if self.ray.raylet(host) is None:
+                self.kill_node(host)
+                self.start_node(host)
 
 
 def wait_until(what: str, condition: Any, patience_s: float = 60.0) -> Any:

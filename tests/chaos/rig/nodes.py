@@ -1,9 +1,10 @@
 """A Ray cluster whose nodes are simulated hosts, and EscrowMQ on it, started as users start it.
 
-One host has Ray's control store, the supervisor and the clients, and no replica: Ray does not survive its
-loss, so nothing is to be learned from it. Every other host is a Ray node with one replica. All of Ray's own
-ports are below the range that the kernel gives out, so that traffic with both ends in that range is that of
-the Raft links.
+One host has Ray's control store, the supervisor and the clients, and no replica at first: Ray does not
+survive its loss, so nothing is to be learned from it. Every other host is a Ray node, with a replica of each
+group or, as a spare, without. The supervisor may move a replica to any of them, also to the head. All of
+Ray's own ports are below the range that the kernel gives out, so that traffic with both ends in that range is
+that of the Raft links.
 """
 
 from __future__ import annotations
@@ -17,8 +18,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from escrowmq.cluster.cluster_dir import ClusterDir
 from escrowmq.cluster.embedded_ray import system_config
-from escrowmq.cluster.settings import RaySettings
+from escrowmq.cluster.placement import Node, found_seats
+from escrowmq.cluster.settings import ClusterSettings, RaySettings
 from tests.chaos.rig.netns import GIVEN_PORTS, Network
 from tests.chaos.rig.shell import RigError
 
@@ -104,11 +107,19 @@ class RayNodes:
         command = [sys.executable, "-c", code, *arguments, "--address", self.address, "--format", "json"]
         return json.loads(self._on(HEAD, command))
 
-    def up(self, config: Path | None = None) -> dict[str, Any]:
-        """``escrowmq up`` with one replica on each host but the head."""
-        replicas = len(self.network.hosts) - 1
-        arguments = ["up", "--data-dir", str(self.data_dir), "--replicas", str(replicas)]
-        arguments += ["--nodes-min", str(replicas + 1)]
+    def up(self, config: Path | None, hosts: Sequence[str], groups: int) -> dict[str, Any]:
+        """``escrowmq up`` with a replica of every group on each of these hosts.
+
+        Their seats are chosen before: the supervisor would spread several groups over the head and spares
+        too.
+        """
+        shape = ClusterSettings(groups=groups, replicas=len(hosts))
+        directory = ClusterDir(self.data_dir, shape, None)
+        seats = found_seats(groups, len(hosts), [Node(host, "", "") for host in hosts])
+        directory.keep(directory.record.with_seats(seats))
+        directory.close()
+        arguments = ["up", "--data-dir", str(self.data_dir), "--replicas", str(len(hosts))]
+        arguments += ["--groups", str(groups), "--nodes-min", str(len(self.network.hosts))]
         if config is not None:
             arguments += ["--config", str(config)]
         answer: dict[str, Any] = self.escrowmq(*arguments)

@@ -1,0 +1,111 @@
+"""Bytes that flip in the log files of replicas, such that every entry keeps a sound copy; and whether all
+logs are sound again in the end.
+
+An entry is hit on one replica only, once in a round, and only if every replica of its group has it sound, at
+a place behind which a later sync has written: what comes last in a log cannot be told from a torn write
+(docs/log-format.md). Reads the files as they are while replicas write them.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from escrowmq.replication.format.entry import HEADER_SIZE, MAGIC, read_entry
+from escrowmq.replication.format.segment_format import FILE_HEADER_SIZE, first_of_name
+
+#: So many entries each replica must have that may be hit.
+ENTRIES_MIN = 30
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A sound entry in a file. ``batch``: the first entry that the sync of this one was to cover."""
+
+    file: Path
+    start: int
+    size: int  # with its header
+    batch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Flip:
+    """One byte of an entry that is to change."""
+
+    replica: int
+    index: int
+    file: Path
+    at: int
+    mask: int
+
+
+def sound_entries(directory: Path) -> tuple[dict[int, Place], list[str]]:
+    """The sound entries of a log by index, and where there are others: not counting the end of the newest
+    file, where a write may be under way."""
+    found: dict[int, Place] = {}
+    problems: list[str] = []
+    files = sorted(file for file in directory.glob("*.log") if first_of_name(file.name) is not None)
+    for file in files:
+        try:
+            data = file.read_bytes()
+        except FileNotFoundError:  # retention, or a copied log in its place
+            continue
+        at: int | None = FILE_HEADER_SIZE
+        while at is not None and at < len(data):
+            entry = read_entry(memoryview(data), at)
+            if entry is not None:
+                size = HEADER_SIZE + entry.size
+                found[entry.index] = Place(file, at, size, entry.batch_first)
+                at += size
+                continue
+            behind = _next_sound(data, at + 1)
+            if behind is not None or file != files[-1]:
+                problems.append(f"{file} at byte {at} of {len(data)}: no sound entry")
+            at = behind
+    return found, problems
+
+
+def _next_sound(data: bytes, at: int) -> int | None:
+    """Where the next sound entry begins."""
+    while (at := data.find(MAGIC, at)) >= 0:
+        if read_entry(memoryview(data), at) is not None:
+            return at
+        at += 1
+    return None
+
+
+def places_to_damage(
+    directories: Mapping[int, Path], counts: Mapping[int, int], used: Collection[int], rng: random.Random
+) -> list[Flip] | None:
+    """``counts``: how many entries of which replica; no two of the same entry. None: there are too few
+    yet."""
+    logs = {rid: sound_entries(directory)[0] for rid, directory in directories.items()}
+    if not all(logs.values()):
+        return None
+    # Everything before the newest batch of the replica that is furthest behind.
+    end = min(max(place.batch for place in log.values()) for log in logs.values())
+    common = set.intersection(*(set(log) for log in logs.values()))
+    candidates = sorted(index for index in common if index < end and index not in used)
+    if len(candidates) < ENTRIES_MIN:
+        return None
+    chosen = rng.sample(candidates, sum(counts.values()))
+    flips = []
+    for rid, count in sorted(counts.items()):
+        for index in (chosen.pop() for _ in range(count)):
+            place = logs[rid][index]
+            at = place.start + rng.randrange(place.size)
+            flips.append(Flip(rid, index, place.file, at, rng.randint(1, 255)))
+    return flips
+
+
+def flip(one: Flip) -> None:
+    """Change the byte, as a disk does: nobody is told."""
+    number = os.open(one.file, os.O_RDWR)
+    try:
+        (byte,) = os.pread(number, 1, one.at)
+        os.pwrite(number, bytes([byte ^ one.mask]), one.at)
+    finally:
+        os.close(number)
