@@ -106,7 +106,7 @@ class DiskFaults(NodeFaults):
     @contextlib.contextmanager
     def _flipped(self, fault: Fault, victims: list[ReplicaKey], killed: list[ReplicaKey]) -> Iterator[Blow]:
         flips = until("there are entries to damage", lambda: self._chosen(fault, victims), BACK_S)
-        pids = self.pids(killed)
+        pids = self.pids(killed) if killed else []
         for pid in pids:
             send(pid, signal.SIGKILL)
         until("the killed have ended", lambda: all(map(gone, pids)), BACK_S)

@@ -128,8 +128,8 @@ class Run:
         return not self.results.violations
 
     def _leave_out(self, seen: set[str], groups: set[int], trials: int) -> None:
-        wanted = {self.options.groups} if self.options.groups else set(GROUPS)
-        missing = wanted - groups
+        alone = self.options.groups is not None or self.options.only is not None
+        missing = set() if alone else set(GROUPS) - groups
         self.results.left_out = absent(seen, missing, self.asked, self.machines_missing, trials)
 
     def _round(self, plan: Round) -> bool:
