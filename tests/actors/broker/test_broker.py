@@ -20,6 +20,7 @@ from escrowmq.replication.host.hosting import ReplicaHost
 from escrowmq.replication.host.repair import NoPeers
 from escrowmq.replication.host.replica_setup import ReplicaSetup
 from escrowmq.replication.log.datadir import Identity
+from escrowmq.replication.state.machine import LEVEL_MAX
 from tests.support.waiting import wait_until
 
 
@@ -98,7 +99,7 @@ def test_while_it_is_opened_calls_for_a_leader_are_answered_as_by_a_follower(
         assert getattr(broker, method)(*arguments) == ("not_leader", None, 0), method
     assert broker.whoami() == (False, None, 0)
     assert broker.founded() is False
-    assert broker.levels() == (2, 0), "it holds the level back until it has read its log"
+    assert broker.levels() == (LEVEL_MAX, 0), "it holds the level back until it has read its log"
 
 
 def test_while_it_is_opened_other_calls_are_told_to_come_back(start: Callable[[int], Broker]) -> None:
