@@ -64,6 +64,9 @@ def prepare_problem(tx_id: str, code: int, info: Any) -> EscrowMQError | Transac
     if code == ResultCode.STALE:
         text = f"transaction {tx_id!r} took so long to prepare that it may be settled; send it anew"
         return Unavailable(text, LIMIT_RETRY_AFTER_S)
+    if code == ResultCode.MALFORMED:  # home took it at level 1, and a branch's group is at level 3 by now
+        text = f"transaction {tx_id!r} was begun while the cluster took a new format level, and rolled back"
+        return Unavailable(text, LIMIT_RETRY_AFTER_S)
     return InvalidMessage(f"transaction {tx_id!r} was refused: {ResultCode(code).name} {info!r}")
 
 

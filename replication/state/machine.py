@@ -23,7 +23,7 @@ from escrowmq.replication.state.decided import ACROSS_MAX
 from escrowmq.replication.state.dedup import TwoGenerations
 from escrowmq.replication.state.due_queue import DueQueue, next_due_ms
 from escrowmq.replication.state.open_table import OpenTx
-from escrowmq.replication.state.preparing import collect_refs, is_overtaken
+from escrowmq.replication.state.preparing import collect_refs, refusal_of_repeated, untracked_branch
 from escrowmq.replication.state.settings import Settings
 from escrowmq.replication.state.topics import Partition, TopicTable
 from escrowmq.replication.state.transactions import (
@@ -170,7 +170,7 @@ class StateMachine:
         if known is None:
             return [int(ResultCode.UNKNOWN_TOPIC), [topic]]
         participants = tuple(extra.participants) if extra.participants else ()
-        refusal = None if extra is NO_EXTRA else self._refusal_of_new(extra, len(tx_ids))
+        refusal = self._refusal_of_new(home_group, extra, len(tx_ids))
         table = self.transactions.app(app)
         now, timeout = self.now_ms, timeout_ms or known.info.transaction_timeout_ms
         due = now + timeout
@@ -233,9 +233,12 @@ class StateMachine:
             return with_home_indexes(table, tx_ids, problems, index, all_fresh=len(fresh) == len(tx_ids))
         return [int(ResultCode.PARTIAL), problems] if problems else OK
 
-    def _refusal_of_new(self, extra: PrepareExtra, count: int) -> Result | None:
+    def _refusal_of_new(self, home_group: int, extra: PrepareExtra, count: int) -> Result | None:
         """Why nothing new is opened by this PREPARE, or None. To be asked before a table is looked up: it may
         forget ids, and with them whole apps, whose tables nobody would find any more."""
+        refusal = untracked_branch(self.level, home_group, extra)
+        if refusal is not None or extra is NO_EXTRA:
+            return refusal
         if extra.heard_ms <= self.forgotten_ms != -1:
             return [int(ResultCode.STALE), None]
         if extra.given:
@@ -280,8 +283,8 @@ class StateMachine:
         if part > len(record.digests) or (again and record.digests[part] != digest):
             return [int(ResultCode.TX_CONFLICT), "PREPARE"]
         if self.level > 1:
-            if is_overtaken(record, extra):
-                return [int(ResultCode.STALE), None]
+            if (problem := refusal_of_repeated(self.level, record, extra)) is not None:
+                return problem
             record = record._replace(newest_index=index, instance=extra.instance)
         if not again:
             record = record._replace(digests=(*record.digests, digest), refs=(*record.refs, *refs))

@@ -5,18 +5,37 @@ from __future__ import annotations
 from itertools import chain
 
 from escrowmq.replication.format.codec import NO_EXTRA, Op, PrepareExtra
+from escrowmq.replication.model import ResultCode
 from escrowmq.replication.state.open_table import OpenTx
+
+UNTRACKED = "a transaction over several broker groups needs a producer that knows format level 2: upgrade it"
+
+
+def untracked_branch(level: int, home_group: int, extra: PrepareExtra) -> list[object] | None:
+    """Why this PREPARE opens no branch, or None. From level 3 on home tracks every branch: without a home
+    index its leader could not tell a late copy from a branch that it owes a decision."""
+    if level > 2 and home_group >= 0 and not extra.home_index:
+        return [int(ResultCode.MALFORMED), UNTRACKED]
+    return None
+
+
+def refusal_of_repeated(level: int, record: OpenTx, extra: PrepareExtra) -> list[object] | None:
+    """Why a PREPARE does not take an open transaction over, or None: it is a late copy, or may be one.
+
+    One of version 1 does not tell when it was sent. From level 3 on it takes nothing from a known owner: that
+    one may be running its local transaction, and would be asked no more.
+    """
+    if extra is NO_EXTRA:
+        return [int(ResultCode.TX_CONFLICT), "PREPARE"] if level > 2 and record.instance else None
+    return [int(ResultCode.STALE), None] if is_overtaken(record, extra) else None
 
 
 def is_overtaken(record: OpenTx, extra: PrepareExtra) -> bool:
-    """Whether a PREPARE may have been sent before another instance's that this transaction is open under: its
-    sender had heard of nothing later. One that is still there comes again with what it has heard since. (Of a
-    branch, nobody asks the owner; PREPAREs of version 1 tell nothing.)"""
+    """Whether a PREPARE of version 2 may have been sent before another instance's that this transaction is
+    open under: its sender had heard of nothing later. One that is still there comes again with what it has
+    heard since. (Of a branch, nobody asks the owner.)"""
     return (
-        record.instance != extra.instance
-        and record.home_group < 0
-        and extra is not NO_EXTRA
-        and extra.heard_ms <= record.prepared_ms
+        record.instance != extra.instance and record.home_group < 0 and extra.heard_ms <= record.prepared_ms
     )
 
 

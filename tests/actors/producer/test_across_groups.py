@@ -11,7 +11,10 @@ from escrowmq.actors.producer.across_groups import PASSING, prepare
 from escrowmq.actors.producer.blocks import Block, DecisionBlock, Outcome, PrepareBlock
 from escrowmq.actors.producer.config import ProducerConfig
 from escrowmq.actors.producer.encoder import Encoder, TxPlan
+from escrowmq.actors.producer.results import prepare_problem
+from escrowmq.replication.errors import Unavailable
 from escrowmq.replication.model import Message, ResultCode, group_of
+from escrowmq.replication.state import preparing
 
 NO_LEADER = Failure(FailureKind.UNAVAILABLE, "no leader")
 
@@ -142,3 +145,9 @@ def test_a_generated_id_is_rolled_back_for_a_refusal_that_passes() -> None:
     prepare(groups, plan(False), told.append)
     groups.deliver()
     assert told == [{0: (ResultCode.TOO_MANY_OPEN, 7)}] and groups.open[home] == set()
+
+
+def test_a_branch_that_meets_a_group_which_has_gone_up_a_level_meanwhile_can_be_tried_again() -> None:
+    """Home took the transaction at level 1. Nothing is wrong with it, so it is no InvalidMessage."""
+    problem = prepare_problem("x", ResultCode.MALFORMED, preparing.UNTRACKED)
+    assert isinstance(problem, Unavailable) and problem.retry_after_s > 0
