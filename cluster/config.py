@@ -105,6 +105,31 @@ def load_config(
     return override(config, overrides or {})
 
 
+def stated(
+    file: Path | str | None = None, overrides: Mapping[str, Mapping[str, Any]] | None = None
+) -> frozenset[str]:
+    """Paths of the settings that somebody has given, told as to ``load_config``; the others are defaults.
+
+    Of sources that ``load_config`` has accepted.
+    """
+    named = file if file is not None else os.environ.get(FILE_VARIABLE)
+    given = [_read_yaml(Path(named)) if named else {}, overrides or {}]
+    variables = {name.upper() for name in os.environ}
+    return frozenset(
+        leaf.path
+        for leaf in all_leaves()
+        if variable_of(leaf.path) in variables or any(_holds(tree, leaf.path) for tree in given)
+    )
+
+
+def _holds(tree: Any, path: str) -> bool:
+    for name in path.split("."):
+        if not isinstance(tree, Mapping) or tree.get(name) is None:
+            return False
+        tree = tree[name]
+    return True
+
+
 def override(config: Config, changes: Mapping[str, Mapping[str, Any]]) -> Config:
     """A copy with ``{section: {key: value}}`` put in; None values are left out."""
     _refuse_unknown_keys(changes, "arguments")

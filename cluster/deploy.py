@@ -1,11 +1,14 @@
 """Bringing a cluster up on a Ray cluster that runs already: what ``escrowmq up`` does.
 
 The supervisor sits on Ray's head node, with which it shares its fate anyway. Doing it again is
-harmless: a cluster of that shape which runs already is left as it is.
+harmless: a cluster that runs already is left as it is. If it has other settings, the caller is told what
+differs: settings that silently do not count are found in production.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -14,35 +17,39 @@ import ray
 from escrowmq.actors.client.topology import SUPERVISOR, ClusterInfo
 from escrowmq.cluster.address import AUTO, find_address, join_ray
 from escrowmq.cluster.config import Config
+from escrowmq.cluster.differences import AS_FOUNDED, differences
 from escrowmq.cluster.launch import ANSWER_TIMEOUT_S, cluster_info, launch, require_ready, typed_errors
 from escrowmq.cluster.secret import given_secret
-from escrowmq.cluster.supervisor import SupervisorPlan
-from escrowmq.replication.errors import ClusterNotFound, ConfigError
+from escrowmq.cluster.supervisor import SupervisorPlan, settings_in
+from escrowmq.replication.errors import ClusterNotFound, SettingsDiffer, Unavailable
 
 DATA_DIR = Path("/var/lib/escrowmq")
 #: The resource that Ray gives to the head node and to no other.
 _HEAD = "node:__internal_head__"
 
 
-def deploy(settings: Config, address: str = AUTO, *, wait: bool = True, adopt: bool = False) -> ClusterInfo:
+def deploy(
+    settings: Config,
+    address: str = AUTO,
+    *,
+    wait: bool = True,
+    adopt: bool = False,
+    stated: Collection[str] | None = None,
+) -> ClusterInfo:
     """Start the cluster that ``settings`` describe, unless it runs; with ``wait``, until it is ready.
 
+    ``stated``: paths of those that are no defaults (None: all). What the founding fixes is, where it was not
+    stated, as the running cluster has it.
+
     Joins Ray, and leaves this process connected. A cluster that is not ready in time goes on starting;
-    Unavailable says what is missing. Raises ClusterNotFound, ConfigError, NotAuthorized, and the errors
-    of the data directories, after which nothing is left running.
+    Unavailable says what is missing. Raises SettingsDiffer if one runs with other settings, which goes on;
+    and ClusterNotFound, ConfigError, NotAuthorized, and the errors of the data directories, after which
+    nothing is left running.
     """
     where = find_address(settings.ray.address if address == AUTO else address)
     secret = given_secret(settings.security)
     join_ray(where, settings.cluster.namespace)
     wait_s = settings.supervisor.start_timeout_s if wait else 0.0
-    running = _running(settings)
-    if running is not None:
-        if wait:
-            with typed_errors():
-                require_ready(
-                    ray.get(running.wait_ready.remote(wait_s), timeout=wait_s + ANSWER_TIMEOUT_S), wait_s
-                )
-        return cluster_info(running)
     plan = SupervisorPlan(
         shape=settings.cluster,
         data_dir=(settings.storage.data_dir or DATA_DIR).absolute(),
@@ -52,23 +59,56 @@ def deploy(settings: Config, address: str = AUTO, *, wait: bool = True, adopt: b
         tls=settings.security.tls_files(),
         adopt=adopt,
     )
+    running = _running(plan, stated)
+    if running is not None:
+        if wait:
+            with typed_errors():
+                require_ready(
+                    ray.get(running.wait_ready.remote(wait_s), timeout=wait_s + ANSWER_TIMEOUT_S), wait_s
+                )
+        return cluster_info(running)
     return launch(plan, head_node_id(), wait_s=wait_s, keep_if_late=True)
 
 
-def _running(settings: Config) -> Any:
-    """The supervisor of a cluster that runs already, if its shape is the one asked for."""
-    shape = settings.cluster
+def _running(plan: SupervisorPlan, stated: Collection[str] | None) -> Any:
+    """The supervisor of a cluster that runs already; None: there is none. Raises SettingsDiffer."""
+    namespace = plan.shape.namespace
     try:
-        handle = ray.get_actor(SUPERVISOR, namespace=shape.namespace)
+        handle = ray.get_actor(SUPERVISOR, namespace=namespace)
     except ValueError:
         return None
     info = cluster_info(handle)
-    if (info.groups, info.replicas) != (shape.groups, shape.replicas):
-        raise ConfigError(
-            f"namespace {shape.namespace!r} has a running cluster of {info.groups} groups of {info.replicas} "
-            f"replicas, not {shape.groups} of {shape.replicas}; give another namespace, or the numbers it has"
+    wanted = settings_in(plan)
+    for path in () if stated is None else AS_FOUNDED - set(stated):
+        section, _, name = path.partition(".")
+        del wanted[section][name]
+    if plan.secret is not None:
+        wanted["security"]["secret"] = plan.secret.fingerprint(info.cluster_id)
+    found = differences(_settings_of(handle, info), wanted)
+    if found:
+        raise SettingsDiffer(
+            f"a cluster with other settings runs in namespace {namespace!r} and goes on as it is: "
+            f"{', '.join(map(str, found))}; give the settings it has, or change them as it says in brackets",
+            [asdict(difference) for difference in found],
         )
     return handle
+
+
+def _settings_of(handle: Any, info: ClusterInfo) -> dict[str, dict[str, Any]]:
+    """With which the cluster runs. A supervisor of an earlier version tells its shape and its directory.
+
+    Raises Unavailable."""
+    shape = {"namespace": info.namespace, "groups": info.groups, "replicas": info.replicas}
+    try:
+        if not hasattr(handle, "settings"):
+            health = ray.get(handle.health.remote(), timeout=ANSWER_TIMEOUT_S)
+            return {"cluster": shape, "storage": {"data_dir": health["data_dir"]}}
+        with typed_errors():
+            told: dict[str, Any] = ray.get(handle.settings.remote(), timeout=ANSWER_TIMEOUT_S)
+    except (ray.exceptions.RayError, ray.exceptions.GetTimeoutError) as error:
+        raise Unavailable(f"the supervisor does not answer: {error}", 1.0) from error
+    security = {**told["security"], "secret": told.pop("secret_fingerprint")}
+    return {**told, "cluster": shape, "security": security}
 
 
 def head_node_id() -> str:

@@ -18,6 +18,7 @@ import ray
 from escrowmq.actors.client.topology import SUPERVISOR, ClusterInfo
 from escrowmq.cluster.supervisor import SupervisorPlan, create_supervisor
 from escrowmq.replication import errors
+from escrowmq.replication.carried_settings import from_names
 from escrowmq.replication.errors import ClusterNotFound, ConfigError, EscrowMQError, Unavailable
 
 log = logging.getLogger(__name__)
@@ -57,7 +58,7 @@ def launch(plan: SupervisorPlan, node_id: str, *, wait_s: float, keep_if_late: b
     late: dict[str, Any] | None = None
     try:
         with typed_errors():
-            info = ClusterInfo(**ray.get(handle.open.remote(), timeout=OPEN_TIMEOUT_S))
+            info = from_names(ClusterInfo, ray.get(handle.open.remote(), timeout=OPEN_TIMEOUT_S))
             if wait_s > 0:
                 health = ray.get(handle.wait_ready.remote(wait_s), timeout=wait_s + ANSWER_TIMEOUT_S)
                 if keep_if_late and not health["refusal"]:
@@ -123,7 +124,7 @@ def cluster_info(handle: Any, timeout_s: float = ANSWER_TIMEOUT_S) -> ClusterInf
     while True:
         try:
             left = max(deadline - time.monotonic(), 0.1)
-            return ClusterInfo(**ray.get(handle.info.remote(), timeout=left))
+            return from_names(ClusterInfo, ray.get(handle.info.remote(), timeout=left))
         except (ray.exceptions.RayError, ray.exceptions.GetTimeoutError) as error:
             if time.monotonic() >= deadline:
                 raise Unavailable(f"the supervisor does not answer: {error}", 1.0) from error

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from pydantic import SecretStr
 
+from escrowmq.replication.carried_settings import by_name
 from escrowmq.replication.errors import ConfigError
 from escrowmq.replication.net.tls import TlsFiles
 from escrowmq.replication.setting_checks import check_all_positive, check_positive
@@ -27,6 +28,7 @@ def _default_cpus() -> int:
     return max(os.cpu_count() or 1, 8)
 
 
+@by_name("namespace", "groups", "replicas")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterSettings:
     """The shape of the cluster. Fixed when it is founded: partitions are spread by these numbers."""
@@ -54,6 +56,7 @@ class ClusterSettings:
             )
 
 
+@by_name()
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StorageSettings:
     """Where replicas keep their data."""
@@ -63,6 +66,7 @@ class StorageSettings:
     data_dir: Path | None = None
 
 
+@by_name()
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SecuritySettings:
     """How replicas know each other: a secret, and certificates if wanted. Clients are let in by Ray."""
@@ -109,6 +113,7 @@ class SecuritySettings:
         return TlsFiles(cert, key, ca)
 
 
+@by_name()
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RaySettings:
     """The Ray cluster: which to join, and how an embedded one is started."""
@@ -138,6 +143,15 @@ class RaySettings:
         )
 
 
+@by_name(
+    "nodes_min",
+    "check_every_s",
+    "start_timeout_s",
+    "replace_after_s",
+    "retry_min_s",
+    "retry_max_s",
+    "stop_timeout_s",
+)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SupervisorSettings:
     """How replicas are watched and restarted."""

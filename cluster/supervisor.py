@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import ray
 
 from escrowmq.actors.broker.broker import Broker  # noqa: F401  (so that a worker has it imported when brokers start)
@@ -29,6 +30,7 @@ from escrowmq.cluster.survey import adopted, refuse_existing, survey
 from escrowmq.cluster.watch import StartFailure, Track, Watch, live_nodes
 from escrowmq.replication.calling.backoff import Backoff
 from escrowmq.replication.calling.patience import Patience, patiently
+from escrowmq.replication.carried_settings import by_name, from_names, names_of, passed_over, unpack_names
 from escrowmq.replication.errors import DataDirLocked, EscrowMQError, Unavailable
 from escrowmq.replication.net.tls import TlsFiles
 
@@ -43,6 +45,7 @@ LOCK_RETRY = Backoff(first_s=0.1, longest_s=0.1)
 _REFUSALS = ("DataDirMismatch", "UnknownVersion", "ConfigError", "NotAuthorized")
 
 
+@by_name("shape", "data_dir", "secret", "broker", "settings", "here_only", "adopt", "tls")
 @dataclass(frozen=True, slots=True)
 class SupervisorPlan:
     """What the supervisor is to run. ``here_only``: all replicas on its own node, on the loopback."""
@@ -56,12 +59,44 @@ class SupervisorPlan:
     adopt: bool = False
     tls: TlsFiles | None = None
 
+    def packed(self) -> bytes:
+        """As it is sent to the supervisor."""
+        names = names_of(replace(self, secret=None))
+        secret = None if self.secret is None else self.secret.reveal()
+        return msgspec.msgpack.encode({**names, "secret": secret})
+
+
+def unpacked(plan: SupervisorPlan | bytes) -> SupervisorPlan:
+    """Inverse of ``packed``. A plan itself passes: Ray starts a supervisor again with what it was given."""
+    if not isinstance(plan, bytes):
+        return plan
+    names = unpack_names(plan)
+    if unknown := passed_over(SupervisorPlan, names):
+        log.warning("a plan of a newer version: %s are passed over", ", ".join(unknown))
+    return from_names(SupervisorPlan, names)
+
+
+def settings_in(plan: SupervisorPlan) -> dict[str, dict[str, Any]]:
+    """What a cluster is run with, by section and name of the configuration, to be compared; no secret."""
+    tls = plan.tls
+    return {
+        "cluster": names_of(plan.shape),
+        "storage": {"data_dir": str(plan.data_dir)},
+        "security": {
+            "tls_cert_file": None if tls is None else str(tls.cert),
+            "tls_key_file": None if tls is None else str(tls.key),
+            "tls_ca_file": None if tls is None else str(tls.ca),
+        },
+        "supervisor": names_of(plan.settings),
+        "broker": names_of(plan.broker),
+    }
+
 
 class Supervisor:
     """See the module's text. It begins when it is built; ``open()`` says whether it could."""
 
-    def __init__(self, plan: SupervisorPlan) -> None:
-        self._plan = plan
+    def __init__(self, plan: SupervisorPlan | bytes) -> None:
+        self._plan = unpacked(plan)
         self._here = ray.get_runtime_context().get_node_id()
         self._lock = threading.Lock()
         self._news = threading.Condition(self._lock)
@@ -99,6 +134,13 @@ class Supervisor:
             "groups": record.groups,
             "replicas": record.replicas,
         }
+
+    def settings(self) -> dict[str, Any]:
+        """What the cluster is run with (``settings_in``), and by what its secret is recognised. Raises
+        Unavailable."""
+        if self._dir is None:
+            raise Unavailable("the supervisor is starting", 0.5)
+        return {**settings_in(self._plan), "secret_fingerprint": self._dir.record.secret_fingerprint}
 
     def health(self) -> dict[str, Any]:
         """Nodes and replicas as last seen, and what stands in the way, if anything."""
@@ -321,5 +363,5 @@ def create_supervisor(plan: SupervisorPlan, node_id: str) -> Any:
             num_cpus=0,
             scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False),
         )
-        .remote(plan)
+        .remote(plan.packed())
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from escrowmq.replication.carried_settings import by_name
 from escrowmq.replication.errors import ConfigError
 from escrowmq.replication.setting_checks import check_all_positive
 
@@ -11,6 +12,7 @@ from escrowmq.replication.setting_checks import check_all_positive
 SHARDS_MAX = 64
 
 
+@by_name()
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaderTiming:
     """How a group's leader is found and followed."""
@@ -33,6 +35,7 @@ class LeaderTiming:
 SENT_AWAY_JITTER = 1.5
 
 
+@by_name()
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FeedbackConfig:
     """Feedback: one unit for each app and topic, all of them hosted in a few processes."""
@@ -129,6 +132,7 @@ class FeedbackConfig:
         return SENT_AWAY_JITTER * max(self.poll_wait_max_s, self.poll_wait_s) / self.poll_wait_s
 
 
+@by_name()
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswererConfig:
     """The producer's side."""

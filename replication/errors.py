@@ -6,6 +6,7 @@ Every error crosses process borders (Ray pickles it), so all constructor argumen
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 
@@ -235,6 +236,18 @@ class NotAuthorized(EscrowMQError):
 
 class ConfigError(EscrowMQError, ValueError):
     """A configuration value is unknown or out of range; the text names it and says what is allowed."""
+
+
+class SettingsDiffer(ConfigError):
+    """The cluster runs with other settings than those asked for. ``differences``: a map for each of them,
+    with ``path``, ``running``, ``wanted`` and ``how`` it is changed."""
+
+    def __init__(self, message: str, differences: Sequence[Mapping[str, Any]] = ()) -> None:
+        super().__init__(message, differences)
+        self.message, self.differences = message, differences
+
+    def __str__(self) -> str:
+        return self.message
 
 
 class ClusterNotFound(EscrowMQError):

@@ -36,6 +36,7 @@ from escrowmq.replication.calling.answers import (
     ReplicaReport,
     Reply,
 )
+from escrowmq.replication.carried_settings import pack_settings, unpack_settings
 from escrowmq.replication.errors import Closed, Superseded
 from escrowmq.replication.host.hosting import ReplicaHost
 from escrowmq.replication.host.inspection import status_without_replica
@@ -58,28 +59,31 @@ class Broker:
 
     def __init__(
         self,
-        info: ClusterInfo,
+        info: ClusterInfo | bytes,
         gid: int,
         rid: int,
-        config: BrokerConfig,
+        config: BrokerConfig | bytes,
         data_dir: str,
         listen_host: str,
         secret: bytes,
-        tls: TlsFiles | None = None,
+        tls: TlsFiles | bytes | None = None,
         incarnation: int = 0,
         founded: bool = False,
     ) -> None:
-        """``data_dir`` is this replica's own. ``incarnation``: how often it was replaced before. ``founded``:
-        the group has once had a leader. Raises DataDirLocked, DataDirMismatch, UnknownVersion."""
+        """``info``, ``config``, ``tls``: as bytes (``pack_settings``), or as supervisors of earlier versions
+        gave them, which Ray keeps. ``data_dir`` is this replica's own. ``incarnation``: how often it was
+        replaced before. ``founded``: the group has once had a leader. Raises DataDirLocked, DataDirMismatch,
+        UnknownVersion."""
         # The tables are long-lived tuples without cycles: rare collections, or a full one would stop the
         # replica for as long as an election takes once a million transactions are open.
         gc.set_threshold(200_000, 50, 1_000)
+        self._gid, self._rid = gid, rid
+        self._info = info = unpack_settings(ClusterInfo, info, self._report)
         peers = RayPeers(info, gid)
-        self._info, self._gid, self._rid = info, gid, rid
         self._branches: BranchWork | None = None
         self._host = ReplicaHost(
             ReplicaSetup(
-                config=config,
+                config=unpack_settings(BrokerConfig, config, self._report),
                 identity=Identity(info.cluster_id, gid, rid, incarnation),
                 groups=info.groups,
                 replicas=info.replicas,
@@ -92,7 +96,7 @@ class Broker:
                 # A process that Ray has started again was told what was so when it was made.
                 founded=lambda: founded or peers.group_founded(),
                 report=self._report,
-                tls=tls,
+                tls=None if tls is None else unpack_settings(TlsFiles, tls, self._report),
             )
         )
         self._peers = peers
@@ -387,4 +391,7 @@ def start_broker(
     }
     remote: Any = ray.remote  # its type stubs know no concurrency_groups
     actor = remote(concurrency_groups=groups)(Broker).options(**settings)
-    return actor.remote(info, gid, rid, config, data_dir, listen_host, secret, tls, incarnation, founded)
+    return actor.remote(
+        *(pack_settings(info), gid, rid, pack_settings(config), data_dir, listen_host, secret),
+        *(None if tls is None else pack_settings(tls), incarnation, founded),
+    )

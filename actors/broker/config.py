@@ -7,12 +7,30 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from escrowmq.replication.carried_settings import by_name
 from escrowmq.replication.errors import ConfigError
 from escrowmq.replication.setting_checks import check_not_negative, check_positive
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 
 
+@by_name(
+    "segment_bytes",
+    "queue_bytes",
+    "request_bytes_max",
+    "open_transactions_max",
+    "copy_bytes_max",
+    "election_min_s",
+    "election_max_s",
+    "heartbeat_s",
+    "disk_reserve_bytes",
+    "scrub_period_s",
+    "scrub_bytes_per_s",
+    "produce_threads",
+    "fetch_threads",
+    "control_threads",
+    "feedback_threads",
+)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerConfig:
     """Limits and timings of one replica. All replicas of a group should have the same."""

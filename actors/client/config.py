@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from escrowmq.replication.carried_settings import by_name
 from escrowmq.replication.setting_checks import check_positive
 
 
+@by_name()
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChannelConfig:
     """How clients talk to a broker group."""

@@ -9,10 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from escrowmq.feedback.names import SUPERVISOR, broker_name, feedback_name
+from escrowmq.replication.carried_settings import by_name
 
 __all__ = ["SUPERVISOR", "ClusterInfo", "broker_name", "feedback_name"]
 
 
+@by_name("cluster_id", "namespace", "groups", "replicas")
 @dataclass(frozen=True, slots=True)
 class ClusterInfo:
     """A cluster: ``groups`` broker groups of ``replicas`` replicas each, in one Ray namespace."""

@@ -8,12 +8,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from escrowmq.actors.client.config import ChannelConfig
+from escrowmq.replication.carried_settings import by_name
 from escrowmq.replication.errors import ConfigError
 from escrowmq.replication.setting_checks import check_not_negative, check_positive
 
 MIB = 1 << 20
 
 
+@by_name()
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsumerConfig:
     """How a consumer fetches and keeps its membership."""

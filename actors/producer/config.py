@@ -8,12 +8,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from escrowmq.actors.client.config import ChannelConfig
+from escrowmq.replication.carried_settings import by_name
 from escrowmq.replication.errors import ConfigError
 from escrowmq.replication.setting_checks import check_not_negative, check_positive
 
 KIB, MIB = 1 << 10, 1 << 20
 
 
+@by_name()
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProducerConfig:
     """How a producer batches, waits and gives up."""

@@ -35,20 +35,21 @@ def up(
     ] = False,
     shown: Shown = Format.table,
 ) -> None:
-    """Start EscrowMQ on a running Ray cluster. If it runs already, nothing is changed."""
-    from escrowmq.cluster.config import load_config
+    """Start EscrowMQ on a running Ray cluster. If it runs already, nothing is changed.
+
+    If it runs with other settings, says which differ and how each is changed, and fails.
+    """
+    from escrowmq.cluster.config import load_config, stated
     from escrowmq.cluster.deploy import deploy
 
-    settings = load_config(
-        connection.config,
-        {
-            "cluster": {"groups": groups, "replicas": replicas, "namespace": connection.namespace},
-            "storage": {"data_dir": data_dir},
-            "supervisor": {"nodes_min": nodes_min},
-        },
-    )
+    given: dict[str, dict[str, Any]] = {
+        "cluster": {"groups": groups, "replicas": replicas, "namespace": connection.namespace},
+        "storage": {"data_dir": data_dir},
+        "supervisor": {"nodes_min": nodes_min},
+    }
+    settings, known = load_config(connection.config, given), stated(connection.config, given)
     with Console(file=sys.stderr).status("starting brokers"):
-        info = deploy(settings, connection.address, wait=wait, adopt=adopt)
+        info = deploy(settings, connection.address, wait=wait, adopt=adopt, stated=known)
     pairs = {"cluster_id": info.cluster_id, "namespace": info.namespace}
     show_pairs(shown, info, {**pairs, "groups": info.groups, "replicas": info.replicas})
     if not wait:

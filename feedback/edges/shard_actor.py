@@ -7,10 +7,10 @@ was started with, so that all producers agree: the owner of a transaction must p
 
 from __future__ import annotations
 
+import logging
 import os
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, fields
 from typing import Any
 
 import msgspec
@@ -19,9 +19,12 @@ import ray
 from escrowmq.feedback.asking.shard import FeedbackShard
 from escrowmq.feedback.asking.shard_report import ShardReport
 from escrowmq.feedback.asking.topic_feedback import Place
-from escrowmq.feedback.config import FeedbackConfig, LeaderTiming
+from escrowmq.feedback.config import FeedbackConfig
 from escrowmq.feedback.edges.ray_calls import RayBrokers
 from escrowmq.feedback.names import ClusterShape, shard_name
+from escrowmq.replication.carried_settings import from_names, names_of, passed_over
+
+log = logging.getLogger(__name__)
 
 #: Calls beside the parked polls: those that wake them must always find a place.
 CALLS_BESIDE_POLLS = 500
@@ -40,7 +43,12 @@ class FeedbackShardActor:
         settings: Mapping[str, Any],
     ) -> None:
         self._index, self._shards, self._namespace = index, shards, namespace
-        self._groups, self._replicas, self._config = groups, replicas, config_of(settings)
+        self._groups, self._replicas = groups, replicas
+        self._config = from_names(FeedbackConfig, settings)
+        for name in passed_over(FeedbackConfig, settings):
+            log.warning(
+                "a producer of a newer version started this process: its setting %r is passed over", name
+            )
         self._core: FeedbackShard | None = None
 
     def _shard(self) -> FeedbackShard:
@@ -103,12 +111,5 @@ def start_shard(index: int, shards: int, info: ClusterShape, config: FeedbackCon
         max_concurrency=config.shard_polls_max * 2 + CALLS_BESIDE_POLLS,
         num_cpus=0,
     )
-    return remote.remote(index, shards, info.namespace, info.groups, info.replicas, asdict(config))
-
-
-def config_of(settings: Mapping[str, Any]) -> FeedbackConfig:
-    """Settings by name, as they travel: those that this version does not know are left out."""
-    known = {field.name: settings[field.name] for field in fields(FeedbackConfig) if field.name in settings}
-    timing = known.pop("leader", {})
-    names = {field.name for field in fields(LeaderTiming)}
-    return FeedbackConfig(**known, leader=LeaderTiming(**{k: v for k, v in timing.items() if k in names}))
+    # The map itself, which Ray packs as msgpack: processes of the version before this one take no bytes.
+    return remote.remote(index, shards, info.namespace, info.groups, info.replicas, names_of(config))

@@ -16,12 +16,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from escrowmq.replication.carried_settings import by_name
 from escrowmq.replication.errors import ConfigError, NotAuthorized, WireError
 
 #: One TLS record holds at most this much, and OpenSSL takes one at a time.
 _RECORD_BYTES = 16 << 10
 
 
+@by_name("cert", "key", "ca")
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
     """Where a replica finds its certificate (with what leads to the authority), its key, the authority."""

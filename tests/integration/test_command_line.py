@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -94,6 +95,33 @@ def test_a_topic_says_how_long_its_messages_are_kept(unique: Unique) -> None:
     assert "for ever" in good("topic", "describe", always)
     conflict = run("topic", "create", week, "--retention-ms", "-1")
     assert conflict.exit_code == 5 and "retention_ms is 604800000, not -1" in conflict.stderr
+
+
+def test_a_topic_is_altered_while_it_is_used(topic: str) -> None:
+    wait_until(lambda: run("topic", "alter", topic).exit_code == 0, 20.0, "level 3")
+    altered = as_json("topic", "alter", topic, "--retention-ms", "3600000", "--check-max", "2")
+    assert (altered["retention_ms"], altered["check_max"]) == (3_600_000, 2)
+    assert "deleted after 1 hour" in good("topic", "describe", topic)
+    assert "for ever" in good("topic", "alter", topic, "--retention-ms", "-1")
+    assert as_json("topic", "describe", topic)["info"]["check_max"] == 2
+    assert run("topic", "alter", topic, "--check-max", "0").exit_code == 2
+    assert run("topic", "alter", "no-such-topic").exit_code == 4
+
+
+def test_a_topics_oldest_messages_are_deleted_by_hand(topic: str) -> None:
+    good("produce", topic, *map(str, range(6)), "--partition", "1")
+    asked = run("topic", "trim", topic, "--before", "4", "--partition", "1", stdin="n\n")
+    assert asked.exit_code == 1 and "Delete these 4 messages" in asked.stderr
+    assert len(lines_of("consume", topic)) == 6
+    (said,) = as_json("topic", "trim", topic, "--before", "4", "--partition", "1", "--yes")
+    assert (said["start"], said["before"], said["end"], said["messages"]) == (0, 4, 6, 4)
+    assert [record["value"] for record in lines_of("consume", topic)] == ["4", "5"]
+    assert (
+        sum(said["messages"] for said in as_json("topic", "trim", topic, "--before", "2099-01-01", "-y")) == 2
+    )
+    assert lines_of("consume", topic) == []
+    for wrong in (("--before", "4"), ("--before", "soon"), ("--before", "7", "--partition", "1")):
+        assert run("topic", "trim", topic, *wrong, "--yes").exit_code in (1, 2)
 
 
 def test_errors_are_one_line_and_a_hint_with_an_exit_code_of_their_own(topic: str, unique: Unique) -> None:
@@ -273,15 +301,39 @@ def test_status_shows_the_feedback_processes(cluster: Cluster, unique: Unique) -
         assert "feedback process" in good("status")
 
 
-def test_up_on_a_running_cluster_changes_nothing_and_refuses_another_shape(cluster: Cluster) -> None:
+def test_up_on_a_running_cluster_changes_nothing_and_says_what_differs(cluster: Cluster) -> None:
     assert as_json("up")["cluster_id"] == cluster.info.cluster_id
     refused = run("up", "--replicas", "5")
-    assert refused.exit_code == 2 and "has a running cluster of 1 groups of 3 replicas" in refused.stderr
+    assert refused.exit_code == 2
+    assert "goes on as it is: cluster.replicas is 3, not 5 (fixed when" in refused.stderr
+
+
+def test_up_again_with_the_same_settings_and_with_others(
+    ray_local: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ESCROWMQ_BROKER__SEGMENT_BYTES", str(1 << 20))
+    own = ("--namespace", f"up-{uuid.uuid4().hex[:8]}")
+    same = ("up", *own, "--groups", "2", "--replicas", "1", "--data-dir", str(tmp_path / "data"))
+    try:
+        first = as_json(*same)
+        assert first["groups"] == 2
+        assert as_json(*same) == first, "the same again"
+        assert as_json("up", *own) == first, "nothing is said of what its founding has fixed"
+        monkeypatch.setenv("ESCROWMQ_BROKER__SEGMENT_BYTES", str(2 << 20))
+        refused = run(*same[:-1], str(tmp_path / "other"), "--nodes-min", "1")
+        assert refused.exit_code == 2
+        told = refused.stderr.splitlines()[0]
+        assert f"storage.data_dir is {tmp_path / 'data'}, not {tmp_path / 'other'} (" in told
+        assert "broker.segment_bytes is 1048576, not 2097152 ('escrowmq down', then" in told
+        assert told.count(", not ") == 2, "and nothing else"
+        assert not (tmp_path / "other").exists()
+    finally:
+        good("down", *own)
 
 
 def test_every_command_explains_itself() -> None:
     nouns = {
-        "topic": ("create", "list", "describe", "delete"),
+        "topic": ("create", "alter", "list", "describe", "trim", "delete"),
         "txn": ("list", "show", "commit", "rollback"),
         "group": ("list", "describe"),
     }

@@ -1,0 +1,113 @@
+"""Settings on their way between processes: by name and with a version, never by position.
+
+A frozen dataclass with slots is pickled as the list of its values. Read by a version that has put a field in,
+every value after it is taken for its neighbour's, without an error. So settings are sent as msgpack
+``{"version": n, name: value, ...}``, and whoever pickles one all the same (Ray, for an application's own
+calls; Spark) gets such a map too: see ``by_name``.
+
+Versions meet in both directions. A name that is missing has the receiver's default: an older sender does not
+know it. A name that the receiver does not know is passed over, as is right for limits and timings: it goes on
+as its version does. Where that would be wrong, a new field comes with a higher ``VERSION``, which older
+software refuses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import fields, is_dataclass
+from pathlib import PurePath
+from typing import Any, TypeVar, cast
+
+import msgspec
+
+from escrowmq.replication.errors import ConfigError, UnknownVersion
+
+VERSION = 1
+_VERSION_NAME = "version"
+
+T = TypeVar("T")
+
+
+def names_of(settings: Any) -> dict[str, Any]:
+    """The map: plain values by name, settings inside of settings as maps too."""
+    return {_VERSION_NAME: VERSION, **_plain(settings)}
+
+
+def from_names(kind: type[T], names: Mapping[str, Any]) -> T:
+    """Settings of this kind from such a map; one without a version is of the time before there was one.
+
+    Raises UnknownVersion, and ConfigError for values that make no sense here.
+    """
+    version = names.get(_VERSION_NAME, VERSION)
+    if type(version) is not int or version > VERSION:
+        raise UnknownVersion(
+            f"{kind.__name__} of version {version}; this software reads up to {VERSION}: upgrade it"
+        )
+    try:
+        return msgspec.convert({n: _plain(v) for n, v in names.items()}, kind, dec_hook=_as)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{kind.__name__} from another process: {error}") from error
+
+
+def passed_over(kind: type[Any], names: Mapping[str, Any]) -> list[str]:
+    """Names in the map that this version does not know."""
+    assert is_dataclass(kind)
+    return sorted(names.keys() - {item.name for item in fields(kind)} - {_VERSION_NAME})
+
+
+def pack_settings(settings: Any) -> bytes:
+    """The map as msgpack."""
+    return msgspec.msgpack.encode(names_of(settings))
+
+
+def unpack_names(data: bytes) -> dict[str, Any]:
+    """The map in such bytes. Raises ConfigError for any others."""
+    try:
+        return msgspec.msgpack.decode(data, type=dict[str, Any])
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ConfigError(f"these bytes are no settings: {error}") from error
+
+
+def unpack_settings(kind: type[T], data: bytes | T, report: Callable[[str], None] = lambda text: None) -> T:
+    """Inverse of ``pack_settings``. Settings themselves pass: Ray starts an actor again with the arguments
+    that an earlier version made it with. ``report`` is told of names that are passed over."""
+    if not isinstance(data, bytes):
+        return data
+    names = unpack_names(data)
+    if unknown := passed_over(kind, names):
+        report(f"settings of a newer version are passed over: {', '.join(unknown)} of {kind.__name__}")
+    return from_names(kind, names)
+
+
+def by_name(*earlier: str) -> Callable[[type[T]], type[T]]:
+    """A dataclass that is pickled as the map. ``earlier``: its fields in the order of the last version that
+    pickled values by position, where such pickles may still be met; this list never changes."""
+
+    def decorate(kind: type[T]) -> type[T]:
+        def take(self: Any, state: Any) -> None:
+            if isinstance(state, list):
+                if len(state) != len(earlier):
+                    raise UnknownVersion(
+                        f"{kind.__name__} was pickled by a version that is too old: start anew"
+                    )
+                state = dict(zip(earlier, state, strict=True))
+            made = from_names(kind, state)
+            for item in fields(cast(Any, kind)):
+                object.__setattr__(self, item.name, getattr(made, item.name))
+
+        kind.__getstate__ = names_of  # type: ignore[method-assign,assignment]
+        kind.__setstate__ = take  # type: ignore[attr-defined]
+        return kind
+
+    return decorate
+
+
+def _plain(value: Any) -> Any:
+    if is_dataclass(value) and not isinstance(value, type):
+        return {item.name: _plain(getattr(value, item.name)) for item in fields(value)}
+    return str(value) if isinstance(value, PurePath) else value
+
+
+def _as(kind: type[Any], value: Any) -> Any:
+    """What msgpack has no type for: paths, secrets; and, in pickles only, what passes as it is."""
+    return value if isinstance(value, kind) else kind(value)
