@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from escrowmq.cluster.placement import ReplicaKey, Seat
 from tests.chaos.deployment import Deployment, gone, until
-from tests.chaos.machines import HEAD
+from tests.chaos.machines import HEAD, REPLACE_AFTER_S
 from tests.chaos.plan import Fault
 from tests.chaos.striking import Blow, Striking, dice, send, timed
 
 #: Until the supervisor has built anew what was on a node that stays away: its patience, and copying the log.
 REPLACED_S = 120.0
+#: So long a disk is full beside it: until the supervisor has moved the replicas, and they have met their
+#: peers.
+FULL_S = REPLACE_AFTER_S + 6.0
 #: Until a process that was replaced has met one of its peers, and has ended.
 REFUSED_S = 60.0
 
@@ -68,7 +72,8 @@ class NodeFaults(Striking):
     @contextlib.contextmanager
     def _node_replaced(self, fault: Fault) -> Iterator[Blow]:
         """Sometimes a disk is full meanwhile: of a peer, which has to note the successor, or of the machine
-        that the successor comes to, until it has tried."""
+        that the successor comes to, until it has tried. With a peer's the group has no majority that can
+        write."""
         rig, rng = self.rig(), dice(fault, "replaced")
         host = self.host(self.on_a_machine(self.leader_or_follower(fault, 0.5)))
         others = [other for other in rig.hosts if other != host]
@@ -76,20 +81,19 @@ class NodeFaults(Striking):
         before = on_host(self.deployment, host)
         if full is not None:
             rig.fill_disk(full, leave=rng.choice([0, 64 << 10, 1 << 20]))
+        room = threading.Timer(FULL_S, rig.free_disk, [full]) if full is not None else None
         blow = Blow(time.monotonic_ns(), f"node {host}" + (f", disk of {full} full" if full else ""))
         rig.kill_node(host)
+        if room is not None:
+            room.start()
         try:
             yield blow
             until(f"what was on {host} has another place", lambda: moved(self.deployment, before), REPLACED_S)
             time.sleep(fault.seconds)
         finally:
-            if full is not None:
-                rig.free_disk(full)
-        until(
-            f"what was on {host} is built anew",
-            lambda: moved(self.deployment, before, whole=True),
-            REPLACED_S,
-        )
+            if room is not None:
+                room.join()
+        until(f"{host} is replaced", lambda: moved(self.deployment, before, whole=True), REPLACED_S)
 
     @contextlib.contextmanager
     def _ghost(self, fault: Fault) -> Iterator[Blow]:
