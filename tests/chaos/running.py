@@ -180,7 +180,7 @@ class Run:
         )
         problems: list[str] = []
         seen: set[str] = set()
-        doing = "before the first trial"
+        doing, replay, alone = "before the first trial", "", ""
         with self._process(settings, directory) as (popen, late):
             assert popen.stdout is not None
             for line in popen.stdout:
@@ -189,17 +189,17 @@ class Run:
                 seen.add(event["event"])
                 if event["event"] == "trial begins":
                     doing = f"in trial {event['number']} ({event['kind']})"
+                    replay = self.options.replay(plan.number, self.options.size(plan), event["number"])
+                    alone = f"; that trial alone: {replay}"
                 elif event["event"] == "trial":
-                    event["replay"] = self.options.replay(
-                        plan.number, self.options.size(plan), event["number"]
-                    )
+                    event["replay"] = replay
                     self.results.trials.append(event)
-                    doing = f"after trial {event['number']} ({event['kind']})"
+                    doing, alone = f"after trial {event['number']} ({event['kind']})", ""
                 elif event["event"] == "judged":
                     self.results.judged.append(event)
                     problems += event["violations"]
                 elif event["event"] in ("violation", "broken"):
-                    problems.append(f"{doing}: {event['text']}")
+                    problems.append(f"{doing}: {event['text']}{alone}")
                 self.watcher.told(plan, event)
             code = popen.wait()
         if late.is_set():
