@@ -154,13 +154,13 @@ class GroupService:
 
     def _led(self, do: Callable[[GroupCoordinator, float], T]) -> Reply:
         """Runs ``do`` under the lock if this replica leads: ``("ok", what it returns)``."""
-        ready, leader, term = self._leadership()
-        if not ready:
-            return "not_leader", leader, term
+        leadership = self._leadership()
+        if not leadership.ready:
+            return leadership.refusal()
         with self._lock:
             now = self._clock()
-            if not self._coordinator.lead(term, now):
-                return "not_leader", None, term
+            if not self._coordinator.lead(leadership.term, now):
+                return leadership._replace(leader=None).refusal()
             return "ok", do(self._coordinator, now)
 
 

@@ -31,6 +31,10 @@ class Leadership(NamedTuple):
     leader: int | None
     term: int
 
+    def refusal(self) -> Reply:
+        """The answer to a call that only a leader does, from one that does not lead: nothing was done."""
+        return "not_leader", self.leader, self.term
+
 
 class LevelReport(NamedTuple):
     """Format levels: the highest that a replica's software knows, and the one that its state has reached."""

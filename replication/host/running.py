@@ -56,7 +56,7 @@ from escrowmq.replication.replica.replica import Limits, Replica
 from escrowmq.replication.state.machine import LEVEL_MAX, StateMachine
 
 #: The answer of a replica that does not run yet, or no longer: nothing was done, another one may lead.
-NOT_RUNNING: Reply = ("not_leader", None, 0)
+NOT_RUNNING: Reply = Leadership(False, None, 0).refusal()
 TIMER_S = 0.1
 #: Longest wait at the end for a checkpoint that is being written.
 CHECKPOINT_WAIT_S = 10.0

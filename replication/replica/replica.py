@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from escrowmq.replication.calling.answers import LevelReport, Reply
+from escrowmq.replication.calling.answers import Leadership, LevelReport, Reply
 from escrowmq.replication.errors import Overloaded
 from escrowmq.replication.format import ops as build
 from escrowmq.replication.format.codec import Op, decode_ops
@@ -135,7 +135,8 @@ class Replica:
         """The status that sends a client elsewhere."""
         assert self._raft is not None
         leader = None if self._raft.is_leader else self._raft.leader_id
-        return ("not_leader", None if leader is None else self._number_of(leader), self._raft.term)
+        number = None if leader is None else self._number_of(leader)
+        return Leadership(False, number, self._raft.term).refusal()
 
     def group_ms(self, now_ms: int) -> int:
         """The group's time: never behind its entries, and never standing still.

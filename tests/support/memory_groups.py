@@ -138,7 +138,7 @@ class GroupDouble(Submitting):
         return reply
 
     def _not_leader(self, rid: int) -> tuple[Any, ...] | None:
-        return None if rid == self.leader else ("not_leader", self.leader, self.term)
+        return None if rid == self.leader else Leadership(False, self.leader, self.term).refusal()
 
     async def _whoami(self, rid: int) -> Leadership:
         return Leadership(rid == self.leader, self.leader, self.term)
