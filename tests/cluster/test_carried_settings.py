@@ -3,6 +3,7 @@ taken for something else."""
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import pickle
 import typing
@@ -13,6 +14,8 @@ from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from pydantic import SecretStr
 
 from escrowmq.actors.broker.config import BrokerConfig
@@ -206,3 +209,22 @@ def test_bytes_that_are_no_settings_are_refused() -> None:
     for data in (b"", b"\xc1", b"\x01", pickle.dumps(INFO)):
         with pytest.raises(ConfigError, match="no settings"):
             unpack_settings(ClusterInfo, data)
+
+
+anything = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats() | st.text() | st.binary(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=6,
+)
+names = st.sampled_from(
+    ["version", "heartbeat_s", "segment_bytes", "leader", "shards", "groups", "secret", "x"]
+)
+
+
+@given(
+    kind=st.sampled_from([BrokerConfig, FeedbackConfig, ClusterInfo, SupervisorPlan, TlsFiles]),
+    sent=st.binary(max_size=60) | st.dictionaries(names, anything).map(msgspec.msgpack.encode),
+)
+def test_whatever_comes_is_taken_or_refused_with_an_error_of_ours(kind: type[Any], sent: bytes) -> None:
+    with contextlib.suppress(ConfigError, UnknownVersion):
+        assert isinstance(unpack_settings(kind, sent), kind)

@@ -5,11 +5,14 @@ from __future__ import annotations
 import pickle
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from escrowmq.actors.broker.config import BrokerConfig
+from escrowmq.actors.client.topology import ClusterInfo
+from escrowmq.cluster import deploy
 from escrowmq.cluster.cli.failing import USAGE, exit_code, explain
 from escrowmq.cluster.config import all_leaves, stated
 from escrowmq.cluster.differences import Difference, differences, how_to_change
@@ -104,3 +107,23 @@ def test_what_was_stated_is_told_from_defaults(tmp_path: Path, monkeypatch: pyte
     assert stated() == {"feedback.leader.search_every_s"}
     monkeypatch.setenv("ESCROWMQ_CONFIG", str(file))
     assert "broker.heartbeat_s" in stated()
+
+
+class Answers:
+    """Stands for a supervisor's handle: a method for each answer, none for what its version does not know."""
+
+    def __init__(self, **answers: Any) -> None:
+        for name, answer in answers.items():
+            setattr(self, name, SimpleNamespace(remote=lambda told=answer: told))
+
+
+def test_an_earlier_supervisor_tells_its_shape_and_its_directory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deploy.ray, "get", lambda told, timeout: told)
+    info = ClusterInfo("c", "escrowmq", 2, 3)
+    earlier = deploy._settings_of(Answers(health={"data_dir": "/data"}), info)
+    assert differences(earlier, settings_in(PLAN)) == []
+    wanted = settings_in(replace(PLAN, data_dir=Path("/other"), broker=BrokerConfig(heartbeat_s=0.06)))
+    assert [found.path for found in differences(earlier, wanted)] == ["storage.data_dir"]
+    told = {**settings_in(PLAN), "secret_fingerprint": "abc"}
+    known = deploy._settings_of(Answers(health={}, settings=told), info)
+    assert known["security"]["secret"] == "abc" and differences(known, wanted)[-1].path.startswith("broker.")
