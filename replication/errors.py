@@ -230,6 +230,10 @@ class Superseded(EscrowMQError):
         )
 
 
+class ChangeRefused(EscrowMQError):
+    """The group does not take this step of a change of its members, now or ever; the text says why."""
+
+
 class NotAuthorized(EscrowMQError):
     """Wrong or missing cluster secret."""
 

@@ -15,6 +15,7 @@ from typing import Final
 from google_crc32c import extend, value
 
 from escrowmq.replication.errors import CorruptLog, UnknownVersion
+from escrowmq.replication.format.codec import MEMBERSHIP
 
 MAGIC: Final = b"EMQ1"
 VERSION: Final = 1
@@ -92,6 +93,8 @@ class Scan:
     terms: list[tuple[int, int]] = field(default_factory=list)  # (first index, term), one per change
     #: Why the scan stopped before the end of the data, or None.
     problem: str | None = None
+    #: Entries that hold the group's members (format/membership.py): (index, command).
+    members: list[tuple[int, bytes]] = field(default_factory=list)
 
     @property
     def end(self) -> int:
@@ -120,6 +123,8 @@ def scan(data: memoryview, start: int, first: int) -> Scan:
         if header.term != term:
             term = header.term
             result.terms.append((index, term))
+        if header.size and data[at + HEADER_SIZE] == MEMBERSHIP:
+            result.members.append((index, bytes(data[at + HEADER_SIZE : at + HEADER_SIZE + header.size])))
         at += HEADER_SIZE + header.size
         index += 1
         positions.append(at)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import struct
 import sys
 from array import array
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Final
 
@@ -24,9 +25,12 @@ FILE_VERSION: Final = 1
 FILE_HEADER: Final = struct.Struct("<4sB3xQ12xI")
 FILE_HEADER_SIZE: Final = FILE_HEADER.size
 FILE_MAGIC: Final = b"EMQS"
-#: magic "EMQP", version, 3 reserved, first index, entries, term runs, CRC32C of everything else.
+#: magic "EMQP", version, 3 reserved, first index, entries, term runs, CRC32C of everything else. A sidecar of
+#: a segment that holds configurations of the group is of version 2, and has them behind all else.
 SIDECAR_HEADER: Final = struct.Struct("<4sB3xQIII")
 SIDECAR_MAGIC: Final = b"EMQP"
+SIDECAR_WITH_MEMBERS: Final = 2
+_MEMBERS: Final = struct.Struct("<QI")  # index, bytes of the command
 
 
 def log_name(first: int) -> str:
@@ -70,28 +74,54 @@ def file_header_is_sound(data: memoryview, first: int, name: str) -> bool:
     return True
 
 
-def encode_sidecar(first: int, positions: array[int], terms: list[tuple[int, int]]) -> bytes:
+def encode_sidecar(
+    first: int,
+    positions: array[int],
+    terms: list[tuple[int, int]],
+    members: Sequence[tuple[int, bytes]] = (),
+) -> bytes:
+    """``members``: the commands of entries that hold the group's members, with their indexes."""
     body = positions.tobytes() + array("Q", [n for run in terms for n in run]).tobytes()
-    fields = (SIDECAR_MAGIC, FILE_VERSION, first, len(positions) - 1, len(terms))
+    body += b"".join(_MEMBERS.pack(index, len(command)) + command for index, command in members)
+    version = SIDECAR_WITH_MEMBERS if members else FILE_VERSION
+    fields = (SIDECAR_MAGIC, version, first, len(positions) - 1, len(terms))
     crc = value(SIDECAR_HEADER.pack(*fields, 0)[:-4] + body)
     return SIDECAR_HEADER.pack(*fields, crc) + body
 
 
 def decode_sidecar(data: bytes, first: int) -> Scan | None:
-    """Positions and terms, or None if the sidecar is damaged, of another version or another segment."""
+    """What a scan would find, or None if the sidecar is damaged, of another version or another segment."""
     head = SIDECAR_HEADER.size
     if len(data) < head:
         return None
     magic, version, found, entries, runs, crc = SIDECAR_HEADER.unpack_from(data)
     border = head + 4 * (entries + 1)
-    if (magic, version, found) != (SIDECAR_MAGIC, FILE_VERSION, first) or len(data) != border + 16 * runs:
+    end = border + 16 * runs
+    if (magic, found) != (SIDECAR_MAGIC, first) or len(data) < end:
+        return None
+    if version not in (FILE_VERSION, SIDECAR_WITH_MEMBERS) or (version == FILE_VERSION and len(data) != end):
         return None
     if value(data[: head - 4] + data[head:]) != crc:
         return None
     positions, flat = array("I"), array("Q")
     positions.frombytes(data[head:border])
-    flat.frombytes(data[border:])
+    flat.frombytes(data[border:end])
     terms = list(zip(flat[::2], flat[1::2], strict=True))
     if any(a[0] >= b[0] or a[1] >= b[1] for a, b in pairwise(terms)):
         return None
-    return Scan(positions, terms)
+    members = _decode_members(data, end, first, first + entries - 1)
+    return None if members is None else Scan(positions, terms, members=members)
+
+
+def _decode_members(data: bytes, at: int, first: int, last: int) -> list[tuple[int, bytes]] | None:
+    members = list[tuple[int, bytes]]()
+    while at < len(data):
+        if at + _MEMBERS.size > len(data):
+            return None
+        index, size = _MEMBERS.unpack_from(data, at)
+        at += _MEMBERS.size
+        if at + size > len(data) or not first <= index <= last:
+            return None
+        members.append((index, data[at : at + size]))
+        at += size
+    return members

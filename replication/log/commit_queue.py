@@ -7,12 +7,10 @@ sync covers. Belongs to the loop thread.
 
 from __future__ import annotations
 
-from array import array
-
 from escrowmq.replication.log.disk import Disk
 from escrowmq.replication.log.holes import Hole
 from escrowmq.replication.log.segment import Segment
-from escrowmq.replication.log.syncjob import Mend, SyncJob, Write
+from escrowmq.replication.log.syncjob import Mend, Seal, SyncJob, Write
 
 
 class CommitQueue:
@@ -44,12 +42,12 @@ class CommitQueue:
         self.buffers = write.buffers
         return write.buffers
 
-    def seal(self, segment: Segment, positions: array[int], terms: list[tuple[int, int]], index: int) -> None:
+    def seal(self, segment: Segment, seal: Seal, index: int) -> None:
         """``segment`` is full; the next entry, ``index``, begins another."""
         if self.buffers is None:
             self.start_write(segment, index)
         assert self._writes[-1].segment is segment
-        self._writes[-1].seal = (positions, terms)
+        self._writes[-1].seal = seal
         self.buffers = None
         self.batch_first = index  # a job syncs a segment before it creates the next one
 

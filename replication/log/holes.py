@@ -111,6 +111,7 @@ def scan_past(data: memoryview, first: int, last: int | None) -> tuple[Scan, lis
             raise CorruptLog(f"byte {at}: entry {index} has a lower term than an entry before it")
         whole.terms += [run for run in part.terms if not whole.terms or run[1] != whole.terms[-1][1]]
         whole.positions.extend(part.positions[1:])
+        whole.members += part.members
         bad_at, bad = part.end, index + len(part.positions) - 1
         if part.problem is None or (last is None and is_torn(data, bad_at, bad)):
             whole.problem = part.problem

@@ -18,6 +18,7 @@ from typing import overload
 from pysyncobj.journal import Journal
 
 from escrowmq.replication.errors import CorruptLog, OffsetGone
+from escrowmq.replication.format.codec import MEMBERSHIP
 from escrowmq.replication.format.entry import HEADER_SIZE, UNSYNCED_MAX, encode_header
 from escrowmq.replication.format.segment_format import FILE_HEADER_SIZE, encode_file_header, sidecar_name
 from escrowmq.replication.log.commit_queue import CommitQueue
@@ -26,12 +27,15 @@ from escrowmq.replication.log.entry_cache import EntryCache
 from escrowmq.replication.log.holes import Hole, KnownHoles, StoredEntry, as_stored, fitting
 from escrowmq.replication.log.install import finish_install
 from escrowmq.replication.log.journal_view import Entry, EntryRange
+from escrowmq.replication.log.member_history import MemberHistory
 from escrowmq.replication.log.recovery import recover, segment_firsts
 from escrowmq.replication.log.segment import OpenSegment, Segment, SegmentInfo, SegmentReader, SegmentTable
 from escrowmq.replication.log.sidecar import sidecar_is_sound, write_sidecar
-from escrowmq.replication.log.syncjob import Mend, SyncJob
+from escrowmq.replication.log.syncjob import Mend, Seal, SyncJob
 from escrowmq.replication.log.terms import TermRuns
 from escrowmq.replication.log.vote import VoteFile
+
+_MEMBERSHIP = bytes((MEMBERSHIP,))
 
 
 class SegmentJournal(Journal):  # type: ignore[misc]  # pysyncobj has no types
@@ -40,6 +44,8 @@ class SegmentJournal(Journal):  # type: ignore[misc]  # pysyncobj has no types
     ``first_index``, ``last_index``, ``last_term``: of what is held, queued entries included (empty:
     first_index == last_index + 1). ``durable_index``: up to here the log survives a power cut.
     ``generation`` changes whenever entries are cut off. ``holes``: damaged entries that were met.
+    ``members``: which configuration of the group holds at which entry; that of a damaged entry is not among
+    them until it is mended.
     """
 
     def __init__(
@@ -62,6 +68,7 @@ class SegmentJournal(Journal):  # type: ignore[misc]  # pysyncobj has no types
         self._reader = SegmentReader(disk, open_segments, self.holes.note, mendable=mendable)
         self._table = SegmentTable([s.first for s in log.segments], log.segments)
         self._terms: TermRuns = log.terms
+        self.members: MemberHistory = log.members
         self.first_index = log.segments[0].first if log.segments else 1
         self.last_index = self.durable_index = log.segments[-1].last if log.segments else 0
         self.last_term = self._terms.at(self.last_index) if len(self) else 0
@@ -85,6 +92,8 @@ class SegmentJournal(Journal):  # type: ignore[misc]  # pysyncobj has no types
         assert index == self.last_index + 1, f"entry {index} does not follow entry {self.last_index}"
         if term != self.last_term or index == self.first_index:
             self._terms.append(index, term)
+        if command[:1] == _MEMBERSHIP:
+            self.members.note(index, command)
         queue = self._queue
         unsynced = index - queue.batch_first
         header = encode_header(command, index, term, unsynced if unsynced < UNSYNCED_MAX else UNSYNCED_MAX)
@@ -112,7 +121,8 @@ class SegmentJournal(Journal):  # type: ignore[misc]  # pysyncobj has no types
             full = segments[-1]
             full.last = index - 1
             terms = self._terms.between(full.first, full.last)
-            self._queue.seal(full, self._positions, terms, index)
+            members = self.members.between(full.first, full.last)
+            self._queue.seal(full, Seal(self._positions, terms, members), index)
         segment = Segment(index, index, 0, sealed=False)
         segment.opened = OpenSegment(None, array("I", (FILE_HEADER_SIZE,)))
         self._table = SegmentTable([*self._table.firsts, index], [*segments, segment])
@@ -177,6 +187,7 @@ class SegmentJournal(Journal):  # type: ignore[misc]  # pysyncobj has no types
         self._cache.cut_after(keep, self.last_index)
         self._table = _cut_files(self._disk, self._reader, self._table, keep)
         self._terms.cut_after(keep)
+        self.members.cut_after(keep)
         self.holes.keep_within(self.first_index, keep)
         self.durable_index = min(self.durable_index, keep)
         self.last_index = keep
@@ -209,6 +220,7 @@ class SegmentJournal(Journal):  # type: ignore[misc]  # pysyncobj has no types
                 segment.opened = None  # its file closes with its last reader
             self._cache.cut_before(self.first_index)
             self._terms.cut_before(self.first_index)
+            self.members.cut_before(self.first_index)
             self.holes.keep_within(self.first_index, self.last_index)
         return self.first_index
 
@@ -334,7 +346,8 @@ class SegmentJournal(Journal):  # type: ignore[misc]  # pysyncobj has no types
         self._queue.mend(Mend(hole, None, encode_file_header(segment.first)))
         if segment.sealed and not sidecar_is_sound(self._disk, segment.first, segment.last):
             terms = self._terms.between(segment.first, segment.last)
-            write_sidecar(self._disk, segment.first, self._reader.open(segment).positions, terms)
+            members = self.members.between(segment.first, segment.last)
+            write_sidecar(self._disk, segment.first, self._reader.open(segment).positions, terms, members)
         return True
 
     def stored_bytes(self) -> int:
@@ -366,6 +379,8 @@ class SegmentJournal(Journal):  # type: ignore[misc]  # pysyncobj has no types
         newest = segment is self._table.segments[-1] or not segment.sealed
         assert segment.opened is not None or not newest
         file = segment.opened.file if newest and segment.opened is not None else None
+        if entry.command[:1] == _MEMBERSHIP:
+            self.members.note(entry.index, entry.command)
         self._queue.mend(Mend(hole, file, as_stored([entry])))
         return True
 

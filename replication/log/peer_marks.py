@@ -15,7 +15,7 @@ refuse: such a replica begins as a learner, which collects the marks of all othe
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
 import msgspec
@@ -98,6 +98,14 @@ class Incarnations:
             self._keep(changed)
             self._known = changed
         return list(raised)
+
+    def forget(self, peers: Sequence[str]) -> None:
+        """They have left the group for good, and are refused by their ids: what is kept of each stays
+        bounded. Durable on return."""
+        if any(peer in self._known for peer in peers):
+            left = {peer: mark for peer, mark in self._known.items() if peer not in peers}
+            self._keep(left)
+            self._known = left
 
     def _keep(self, known: dict[str, Incarnation]) -> None:
         """Make it durable. Raises the disk's errors."""

@@ -26,6 +26,7 @@ from escrowmq.replication.format.segment_format import (
 )
 from escrowmq.replication.log.disk import Disk, File
 from escrowmq.replication.log.holes import Hole, scan_past, term_within
+from escrowmq.replication.log.member_history import MemberHistory
 from escrowmq.replication.log.segment import OpenSegment, Segment
 from escrowmq.replication.log.sidecar import load_past_holes, load_sealed
 from escrowmq.replication.log.terms import TermRuns
@@ -38,6 +39,7 @@ class RecoveredLog:
 
     segments: list[Segment] = field(default_factory=list)
     terms: TermRuns = field(default_factory=TermRuns)
+    members: MemberHistory = field(default_factory=MemberHistory)
     holes: list[Hole] = field(default_factory=list)
 
 
@@ -150,6 +152,8 @@ def _add(log: RecoveredLog, first: int, found: Scan) -> Segment:
             )
     for index, term in found.terms:
         log.terms.append(index, term)
+    for index, command in found.members:
+        log.members.note(index, command)
     segment = Segment(first, first + len(found.positions) - 2, found.end, sealed=False)
     log.segments.append(segment)
     return segment

@@ -9,6 +9,7 @@ With a good sidecar a damaged entry costs nothing but itself: its place, its len
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
 
 from escrowmq.replication.errors import CorruptLog, DiskFull, UnknownVersion
 from escrowmq.replication.format.entry import Scan, read_entry, scan
@@ -24,13 +25,22 @@ from escrowmq.replication.log.disk import Disk, File
 from escrowmq.replication.log.holes import Hole, check_placed, scan_past
 
 
-def write_sidecar(disk: Disk, first: int, positions: array[int], terms: list[tuple[int, int]]) -> None:
-    """Not synced: losing it costs a scan. A full disk is no reason to fail, the next restart scans."""
+def write_sidecar(
+    disk: Disk,
+    first: int,
+    positions: array[int],
+    terms: list[tuple[int, int]],
+    members: Sequence[tuple[int, bytes]],
+) -> None:
+    """Not synced: losing it costs a scan. A full disk is no reason to fail, the next restart scans.
+
+    ``members``: the segment's entries that hold the group's members, which a start must know of.
+    """
     name = sidecar_name(first)
     try:
         disk.remove(name)
         file = disk.open(name, create=True)
-        file.append((encode_sidecar(first, positions, terms),))
+        file.append((encode_sidecar(first, positions, terms, members),))
         file.close()
     except DiskFull:
         disk.remove(name)
@@ -54,7 +64,7 @@ def load_sealed(disk: Disk, first: int, file: File) -> Scan:
         raise type(error)(f"{name}: {error}") from error
     if found.problem is not None:
         raise CorruptLog(f"{name}: {found.problem} of {len(data)}; repair this replica from a peer")
-    write_sidecar(disk, first, found.positions, found.terms)
+    write_sidecar(disk, first, found.positions, found.terms, found.members)
     return found
 
 
@@ -73,7 +83,7 @@ def load_past_holes(disk: Disk, first: int, last: int, file: File) -> tuple[Scan
             f"{log_name(first)} has a damaged file header at byte 0; repair this replica from a peer"
         )
     if not holes:
-        write_sidecar(disk, first, found.positions, found.terms)
+        write_sidecar(disk, first, found.positions, found.terms, found.members)
     return found, holes
 
 

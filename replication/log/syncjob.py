@@ -12,7 +12,7 @@ import threading
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 from escrowmq.replication.errors import DiskFull
 from escrowmq.replication.format.segment_format import encode_file_header, log_name, sidecar_name
@@ -25,6 +25,14 @@ from escrowmq.replication.log.sidecar import write_sidecar
 _ENTRIES_PER_APPEND: Final = 512
 
 
+class Seal(NamedTuple):
+    """What a sealed segment's sidecar says: see ``write_sidecar``."""
+
+    positions: array[int]
+    terms: list[tuple[int, int]]
+    members: list[tuple[int, bytes]]
+
+
 @dataclass(slots=True)
 class Write:
     """Queued entries of one segment: header, command, header, command, ..."""
@@ -33,8 +41,8 @@ class Write:
     opened: OpenSegment
     first: int  # index of the first entry in ``buffers``; grows as they are written
     buffers: list[bytes] = field(default_factory=list)
-    #: Set when the segment is full: its positions and term runs, for the sidecar.
-    seal: tuple[array[int], list[tuple[int, int]]] | None = None
+    #: Set when the segment is full: its positions, term runs and members, for the sidecar.
+    seal: Seal | None = None
 
 
 @dataclass(slots=True)
@@ -124,8 +132,7 @@ class SyncJob:
                 self.durable = max(self.durable, write.first - 1)
                 segment.durable_size = file.size()
         if write.seal is not None:
-            positions, terms = write.seal
-            write_sidecar(self._disk, segment.first, positions, terms)
+            write_sidecar(self._disk, segment.first, *write.seal)
             self.sealed.append(segment)
 
     def _create(self, segment: Segment) -> File:

@@ -81,6 +81,8 @@ class Replica:
         self._own: deque[ComposedEntry] = deque()  # proposed by this replica, not yet applied
         self._in_flight = 0
         self._next_retention_ms = self._dropped_to = 0
+        if state.members is not None:
+            journal.members.begin(*state.members)
         self._clock_ms: int | None = None  # this machine's, when it was last looked at
         self._group_ms = self._half_ms = 0
 
@@ -99,6 +101,7 @@ class Replica:
         else:
             results = self.state.apply(index, command)
         if self.checkpoints.due(index):
+            self.state.members = self.journal.members.said(index)
             job = self.checkpoints.begin(self.state, term)
             self._start_job(job, lambda: self._checkpoint_done(job))
         self._drop_segments()

@@ -23,6 +23,7 @@ from google_crc32c import value as crc32c
 
 from escrowmq.replication.errors import CorruptLog, UnknownVersion
 from escrowmq.replication.format.codec import pack, unpack
+from escrowmq.replication.format.membership import decode_members
 from escrowmq.replication.model import TopicInfo
 from escrowmq.replication.state.decided import Decided
 from escrowmq.replication.state.index import Columns, PartitionIndex
@@ -94,6 +95,8 @@ def capture(state: StateMachine, term: int, run_files: Iterable[str]) -> Snapsho
         meta["forgotten_ms"], meta["turned_ms"] = state.forgotten_ms, state.turned_ms
         given = state.transactions.given
         meta["given"] = [given.turned_ms, given.forgotten_ms, given.age_ms]
+    if state.members is not None:
+        meta["members"] = list(state.members)
     apps = state.transactions.apps.items()
     return Snapshot(
         state.applied_index,
@@ -269,6 +272,10 @@ def _restore_meta(state: StateMachine, name: str, meta: dict[str, Any]) -> None:
         it = iter(flat)
         state.group_offsets.setdefault(group, {})[topic_name] = dict(zip(it, it, strict=True))
     state.transactions.audit = [tuple(item) for item in meta["audit"]]
+    if "members" in meta:
+        index, command = meta["members"]
+        decode_members(command)  # refused here, and not when the replica has begun
+        state.members = int(index), command
     if "level" in meta:
         if meta["level"] > LEVEL_MAX:
             text = f"{name}: format level {meta['level']}; this software knows up to {LEVEL_MAX}: upgrade it"

@@ -1,0 +1,170 @@
+"""How a group changes its members: which step may be taken, and which one comes next. Pure.
+
+One entry changes one thing: a learner comes or goes, a learner becomes a voter, or a voter goes. So any two
+configurations that follow each other differ by one voter at most, and each majority of the one has a member
+in common with each majority of the other (Raft thesis, section 4.1). That alone is not enough:
+
+* the change before is applied, so that three configurations are never in force at once;
+* an entry of the leader's own term is applied: before that, a deposed leader's change may still be
+  committed beside the new one (the defect that the thesis had, mended in 2015);
+* a learner becomes a voter when its disk has twice reached what the leader had when it began to wait. An
+  empty voter counts in the majority at once, and the group could stand still until it is filled;
+* a leader does not remove itself: it hands over first. So whoever leads counts itself rightly;
+* no number is ever used again. What a removed replica promised, and what was acknowledged in its name, could
+  be taken for its namesake's.
+
+To replace a replica is three steps: another one comes as a learner, becomes a voter, and the old one goes.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from escrowmq.replication.format.membership import (
+    LEARNERS_MAX,
+    VOTERS_MAX,
+    Members,
+    id_number,
+    in_order,
+)
+
+#: How often a learner must have reached the leader's last index before it votes.
+ROUNDS: Final = 2
+
+
+class Act(enum.Enum):
+    """What a step does. The last three change nothing in the log."""
+
+    ADD = "add as learner"
+    PROMOTE = "make a voter"
+    REMOVE = "remove"
+    DROP = "drop the learner"
+    HAND_OVER = "hand over"
+    WAIT = "wait for"
+    DONE = "done"
+
+
+class Step(NamedTuple):
+    """``replica``: whom it is about."""
+
+    act: Act
+    replica: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.act.value} {self.replica}".rstrip()
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """A change as an operator or the supervisor wants it: who is to vote that does not, and who is to go.
+
+    ``id``: the same for every attempt; the configurations that it leads to bear it.
+    """
+
+    id: str
+    add: tuple[str, ...] = ()
+    remove: tuple[str, ...] = ()
+
+
+def next_step(members: Members, goal: Goal, leader: str, caught_up: Callable[[str], bool]) -> Step:
+    """What the leader has to do now. Whoever is to come comes first, so that the group is never smaller than
+    before and after; one that was retired meanwhile is not waited for.
+    """
+    for replica in goal.add:
+        if replica in members.voters or members.retired(replica):
+            continue
+        if replica not in members.learners:
+            return Step(Act.ADD, replica)
+        return Step(Act.PROMOTE if caught_up(replica) else Act.WAIT, replica)
+    for replica in goal.remove:
+        if replica in members.learners:
+            return Step(Act.DROP, replica)
+        if replica in members.voters and replica != leader:
+            return Step(Act.REMOVE, replica)
+    if leader in goal.remove and len(members.voters) > 1:  # the others that go are gone by now
+        return Step(Act.HAND_OVER)
+    return Step(Act.DONE)
+
+
+def refusal(members: Members, step: Step, leader: str) -> str | None:
+    """Why ``step`` cannot follow on ``members``, whatever the log holds; None: it can."""
+    act, replica = step
+    if act is Act.ADD:
+        if not is_new(members, replica):
+            return f"{replica} was a member before, or its number was passed over; take {members.highest + 1}"
+        if len(members.learners) >= LEARNERS_MAX:
+            return f"there are {LEARNERS_MAX} learners already"
+    elif act is Act.PROMOTE:
+        if replica not in members.learners:
+            return f"{replica} is no learner"
+        if len(members.voters) >= VOTERS_MAX:
+            return f"there are {VOTERS_MAX} voters already"
+    elif act is Act.REMOVE:
+        if replica not in members.voters:
+            return f"{replica} is no voter"
+        if replica == leader:
+            return f"{replica} leads; it hands over first"
+    elif act is Act.DROP:
+        if replica not in members.learners:
+            return f"{replica} is no learner"
+    else:
+        return f"{step} is no change"
+    return None
+
+
+def is_new(members: Members, replica: str) -> bool:
+    """Whether nobody ever had this id, as far as the log can tell."""
+    return id_number(replica) > members.highest
+
+
+def after(members: Members, step: Step, change_id: str) -> Members:
+    """The configuration that ``step`` leads to; ``refusal`` said nothing against it."""
+    act, replica = step
+    voters, learners = set(members.voters), set(members.learners) - {replica}
+    if act is Act.ADD:
+        learners.add(replica)
+    elif act is Act.PROMOTE:
+        voters.add(replica)
+    elif act is Act.REMOVE:
+        voters.discard(replica)
+    highest = max(members.highest, id_number(replica))
+    return Members(members.version + 1, in_order(voters), in_order(learners), change_id, highest)
+
+
+class Rounds:
+    """How often one learner has reached what the leader's log held when it was last looked at."""
+
+    def __init__(self, last_index: int) -> None:
+        self.done, self._target = 0, last_index
+
+    def look(self, match: int, last_index: int) -> None:
+        """``match``: up to where the learner's disk holds the leader's log."""
+        if match >= self._target:
+            self.done, self._target = self.done + 1, last_index
+
+
+class Circle:
+    """Who counts for one replica now: shared by the parts of its node, changed by the node alone.
+
+    ``voters``, ``learners`` and ``peers`` (both) are the others; ``votes``: whether this one is a voter.
+    ``may_vote``: the others that vote in the configuration in force, or in one that comes back if those in
+    the log's tail are cut off.
+    """
+
+    __slots__ = ("id", "learners", "may_vote", "members", "peers", "voters", "votes")
+
+    def __init__(self, self_id: str, possible: Sequence[Members]) -> None:
+        self.id = self_id
+        self.follow(possible)
+
+    def follow(self, possible: Sequence[Members]) -> None:
+        """Count by the last of these from now on. Before it: those that are not known to be out of force."""
+        self.members = members = possible[-1]
+        self.may_vote = {replica for one in possible for replica in one.voters} - {self.id}
+        self.votes = self.id in members.voters
+        self.voters = tuple(replica for replica in members.voters if replica != self.id)
+        self.learners = tuple(replica for replica in members.learners if replica != self.id)
+        self.peers = self.voters + self.learners
