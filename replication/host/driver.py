@@ -281,6 +281,10 @@ class Driver:
         """Close the link to ``peer`` if its place was taken since that came up. In the loop's thread."""
         self._transport.drop_superseded(peer)
 
+    def follow(self, peers: frozenset[str]) -> None:
+        """Keep links with these. In the loop's thread."""
+        self._transport.follow(peers)
+
     def peer_moved(self, peer: str, incarnation: Incarnation) -> None:
         """``peer`` lives elsewhere now, as ``incarnation``: note it, durable on return, and close a link to
         an earlier one. Any thread; raises Closed, TimeoutError."""

@@ -284,6 +284,7 @@ class RunningReplica:
             no_vote_until_caught_up=self._learner,
             marks=self._peer_marks,
             drop_link=lambda peer: self.driver.drop_link(peer),
+            on_peers=lambda peers: self.driver.follow(peers),
         )
         self.replica.attach(node)
         return node

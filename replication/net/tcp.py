@@ -1,10 +1,10 @@
 """Links between replicas over TCP: one authenticated connection per pair, frames in, frames out.
 
-The replica with the greater id dials, the other listens, so that a pair never holds two
-connections for long; a newer one replaces an older one, and what the older still had to say is
-dropped before the newer says anything. Bounds: one frame (``wire.FRAME_BYTES_MAX``), strangers at
-a time, seconds for a handshake, bytes waiting to be written. Nobody is believed before the
-handshake, and a frame that is not a message closes its connection.
+The replica with the greater id dials (by its number: who came later dials who was there, and may not have
+heard of it), the other listens, so that a pair never holds two connections for long; a newer one replaces
+an older one, and what the older still had to say is dropped before the newer says anything. Bounds: one
+frame (``wire.FRAME_BYTES_MAX``), strangers at a time, seconds for a handshake, bytes waiting to be written.
+Nobody is believed before the handshake, and a frame that is not a message closes its connection.
 
 Runs in one event loop and calls back in it; resolving an address may block and is done elsewhere.
 """
@@ -23,6 +23,7 @@ from typing import Protocol
 from escrowmq.replication.calling.backoff import Backoff
 from escrowmq.replication.errors import NotAuthorized
 from escrowmq.replication.format import wire
+from escrowmq.replication.format.membership import in_order
 from escrowmq.replication.log.peer_marks import Incarnation
 from escrowmq.replication.net.connection import Connection
 from escrowmq.replication.net.handshake import NONCE_BYTES, About, Dialer, Gate, Listener, PeerIdentity
@@ -103,7 +104,7 @@ class TcpTransport:
         self._strangers: dict[Connection, None] = {}  # in the order of their arrival
         self._dials: set[Connection] = set()  # not established yet
         self._server: asyncio.Server | None = None
-        self._dialers: list[asyncio.Task[None]] = []
+        self._dialers: dict[str, asyncio.Task[None]] = {}
         self._closing = False
 
     async def start(self, host: str, port: int) -> tuple[str, int]:
@@ -111,20 +112,39 @@ class TcpTransport:
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(self._listening, host, port, backlog=128)
         bound = self._server.sockets[0].getsockname()
-        self._dialers = [
-            loop.create_task(self._keep_dialing(p)) for p in sorted(self._peers) if self._me.replica > p
-        ]
+        self._dial_all()
         return str(bound[0]), int(bound[1])
+
+    def follow(self, peers: frozenset[str]) -> None:
+        """The group's members changed: from now on only these are talked to. In the loop's thread."""
+        gone, self._peers = self._peers - peers, peers
+        for peer in in_order(gone):
+            task = self._dialers.pop(peer, None)
+            if task is not None:
+                task.cancel()
+            for connection in [self._links.get(peer), *[d for d in self._dials if d.dials(peer)]]:
+                if connection is not None:
+                    connection.abort()
+            self._speaks_old.discard(peer)
+        if self._server is not None and not self._closing:
+            self._dial_all()
+
+    def _dial_all(self) -> None:
+        loop, me = asyncio.get_running_loop(), self._me.replica
+        for peer in in_order(self._peers):
+            if peer not in self._dialers and in_order((me, peer))[1] == me:
+                self._dialers[peer] = loop.create_task(self._keep_dialing(peer))
 
     async def stop(self) -> None:
         self._closing = True
-        for task in self._dialers:
+        dialers = list(self._dialers.values())
+        for task in dialers:
             task.cancel()
         if self._server is not None:
             self._server.close()
         for connection in [*self._links.values(), *self._strangers, *self._dials]:
             connection.abort()
-        await asyncio.gather(*self._dialers, return_exceptions=True)
+        await asyncio.gather(*dialers, return_exceptions=True)
 
     # -------------------------------------------------------------- PeerLink
     def send(self, peer: str, message: wire.RaftMessage) -> bool:
@@ -190,7 +210,10 @@ class TcpTransport:
 
     def established(self, connection: Connection, peer: str) -> None:
         """A handshake has come to its good end. A dialler has let the peer in a round trip before; its place
-        may have been taken since."""
+        may have been taken since, or it may have been removed from the group."""
+        if peer not in self._peers:
+            connection.abort()
+            return
         mark = self._gate.refuses(peer, connection.incarnation)
         if mark is not None:
             connection.dismiss(mark)

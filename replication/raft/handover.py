@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from escrowmq.replication.format.wire import RaftMessage
+from escrowmq.replication.raft.members import Circle
 from escrowmq.replication.raft.pysync import LEADER, Core
 from escrowmq.replication.raft.replicator import Replicator
 from escrowmq.replication.raft.types import Log, RaftConfig
@@ -30,11 +31,12 @@ class Handover:
         journal: Log,
         replicator: Replicator,
         connected: set[str],
+        circle: Circle,
         config: RaftConfig,
         send: Callable[[str, RaftMessage], bool],
     ) -> None:
         self._core, self._journal, self._replicator = core, journal, replicator
-        self._connected, self._config, self._send = connected, config, send
+        self._connected, self._circle, self._config, self._send = connected, circle, config, send
         self._durable, self._durable_since = 0, 0.0
         self._damaged_since: float | None = None
         self._damage_pause_s = config.damage_stall_s
@@ -60,12 +62,17 @@ class Handover:
         self._watch_damage(now)
         if self._deadline is None:
             return
-        if now >= self._deadline or not self._connected:
+        able = self._able()
+        if now >= self._deadline or not able:
             self.end()
             return
-        best = self._replicator.most_advanced(self._connected if self._to is None else {self._to})
+        best = self._replicator.most_advanced(able if self._to is None else {self._to} & able)
         if best is not None and best[1] == self._journal.last_index:
             self._send(best[0], {"type": "timeout_now", "term": self._core.term()})
+
+    def _able(self) -> set[str]:
+        """Who could lead: voters that are connected."""
+        return self._connected.intersection(self._circle.voters)
 
     def _watch_disk(self, now: float) -> None:
         durable = self._journal.durable_index
@@ -82,9 +89,9 @@ class Handover:
         elif self._damaged_since is None:
             self._damaged_since = now
         elif now - self._damaged_since >= self._damage_pause_s and self._deadline is None:
-            left = self._connected.difference(self._asked)
+            left = self._able().difference(self._asked)
             if not left:
-                self._asked, left = [], set(self._connected)
+                self._asked, left = [], self._able()
             best = self._replicator.most_advanced(left)
             if best is not None:
                 self._asked.append(best[0])

@@ -9,8 +9,11 @@ thread. What the node promises its caller:
 * every proposal ends: applied, surely not logged, or unknown (``proposals``);
 * entries are applied exactly once per start, in order, in chunks per tick.
 
-It never forwards a proposal, never changes the membership, and never takes a snapshot: those parts
-of pysyncobj are closed in ``pysync``.
+It counts by the configuration of members that is the newest in its log, committed or not (members.py), and
+takes one over the moment its entry is appended or cut off.
+
+It never forwards a proposal and never takes a snapshot, nor does it change members in pysyncobj's own way:
+those parts of it are closed in ``pysync``.
 """
 
 from __future__ import annotations
@@ -19,11 +22,23 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from escrowmq.replication.errors import ApplyFailed, CorruptLog, DamagedEntry, DiskFull, Superseded
+from escrowmq.replication.errors import (
+    ApplyFailed,
+    ChangeRefused,
+    CorruptLog,
+    DamagedEntry,
+    DiskFull,
+    SafetyViolation,
+    Superseded,
+)
+from escrowmq.replication.format.codec import MEMBERSHIP
+from escrowmq.replication.format.membership import NOBODY, Members, encode_members, founding, in_order
 from escrowmq.replication.format.wire import RaftMessage
 from escrowmq.replication.log.peer_marks import Incarnation, Incarnations
+from escrowmq.replication.raft.changing import MemberChanges
 from escrowmq.replication.raft.guards import FollowerGuard, VoteGuard, sound_index
 from escrowmq.replication.raft.handover import Handover
+from escrowmq.replication.raft.members import Circle, Step, after
 from escrowmq.replication.raft.prevote import PreVote
 from escrowmq.replication.raft.progress import quorum_index
 from escrowmq.replication.raft.proposals import COMMAND_BYTES_MAX, OnProposed, Proposals
@@ -65,47 +80,64 @@ class RaftNode:
         no_vote_until_caught_up: bool = False,
         marks: Incarnations | None = None,
         drop_link: Callable[[str], None] = lambda peer: None,
+        joining: bool = False,
+        on_peers: Callable[[frozenset[str]], None] = lambda peers: None,
     ) -> None:
-        """``applied_index``: where the recovered state stands. ``no_vote_until_caught_up``: the disk was
-        lost; see ``rejoin``, and remember it on disk until ``rejoining`` is False. ``marks``: the
-        incarnations of the peers (None: kept in memory). ``drop_link(peer)``: close the link to a process
-        whose place was taken. Raises CorruptLog if state and log do not fit together."""
-        self.id, self.peers = self_id, tuple(p for p in peers if p != self_id)
+        """``peers``: the others of the group's beginning; if this replica came later (``joining``), those who
+        may tell it of the group. ``on_peers``: is told with whom to keep links, whenever that is another set
+        than before (at first: than ``peers``). ``applied_index``: where the recovered state stands.
+        ``no_vote_until_caught_up``: the disk was lost; see ``rejoin``, and remember it on disk until
+        ``rejoining`` is False. ``marks``: the incarnations of the peers (None: kept in memory).
+        ``drop_link(peer)``: close the link to a process whose place was taken. Raises CorruptLog if state and
+        log do not fit together."""
+        self.id, self._told = self_id, {p for p in peers if p != self_id}
         self.config = config or RaftConfig()
-        self._journal, self._link, self._apply = journal, link, apply
-        self._clock = clock
+        self._journal, self._apply, self._clock = journal, apply, clock
+        self._link, self._on_peers = link, on_peers
         applied_index = max(1, applied_index)  # entry 1 is pysyncobj's own, no command
         check_fit(journal, applied_index)
+        journal.members.begin(0, NOBODY if joining else founding([self_id, *self._told]))
+        self._member_edits = journal.members.edits
+        self._circle = Circle(self_id, journal.members.since(applied_index))
         self._guard, self._votes = FollowerGuard(journal), VoteGuard()
-        self._connected: set[str] = set()
+        self._linked: dict[str, bool] = {}  # peers whose link is up: whether they know our incarnation
+        self._connected: set[str] = set()  # those of them that are heard
         self._proposals = Proposals(self.config)
-        self._closed = False
+        self._closed = self.disk_full = False  # the latter is set by the caller while its syncs find no room
         self.too_far_behind = False  # the leader's log starts after ours ends: copy a checkpoint from a peer
-        self.disk_full = False  # set by the caller while its syncs find no room
+        voters = self._circle.voters
         self._core = Core(
-            self_id, self.peers, journal, self, self.config, clock=clock, rng=rng, applied_index=applied_index
+            self_id, voters, journal, self, self.config, clock=clock, rng=rng, applied_index=applied_index
         )
         self._replicator = Replicator(
-            self.peers, self._core, journal, link, self._connected, clock, self.config
+            self._circle, self._core, journal, link, self._connected, clock, self.config
         )
         self._handover = Handover(
-            self._core, journal, self._replicator, self._connected, self.config, self.send
+            self._core, journal, self._replicator, self._connected, self._circle, self.config, self.send
         )
+        self._changes = MemberChanges(self._circle, self._core, journal)
         self.marks = Incarnations() if marks is None else marks
-        self._prevote = PreVote(self.peers, self._core, journal, self.send, clock, self.config.election_min_s)
+        quiet_s = self.config.election_min_s
+        self._prevote = PreVote(self._circle, self._core, journal, self.send, clock, quiet_s)
         self._rejoin = Rejoin(
-            no_vote_until_caught_up,
+            no_vote_until_caught_up and (joining or bool(self._circle.may_vote)),
             rng.getrandbits(63),
-            self.peers,
+            self._circle,
             self._core,
             journal,
             self.send,
-            self._replicator.forget_match,
+            self._forget_match,
             self_id=self_id,
             marks=self.marks,
             drop=drop_link,
         )
-        self._handlers: dict[str, Callable[[str, RaftMessage], object]] = {
+        self._handlers = self._all_handlers()
+        self._known = self._who_is_heard()
+        if self._known != self._told:
+            self._on_peers(frozenset(self._known))
+
+    def _all_handlers(self) -> dict[str, Callable[[str, RaftMessage], object]]:
+        return {
             "append_entries": self._on_append,
             "next_node_idx": self._replicator.answered,
             "request_vote": self._core.receive,
@@ -132,6 +164,16 @@ class RaftNode:
             return False
         noop = core.noop_index()
         return noop is not None and core.applied_index() >= noop
+
+    @property
+    def members(self) -> Members:
+        """The configuration in force."""
+        return self._circle.members
+
+    @property
+    def peers(self) -> tuple[str, ...]:
+        """The other members."""
+        return self._circle.peers
 
     @property
     def leader_id(self) -> str | None:
@@ -190,6 +232,32 @@ class RaftNode:
         index = self._core.append(command)
         self._proposals.add(index, self._core.term(), len(command), self._clock(), done)
 
+    def change_members(self, step: Step, change_id: str, done: OnProposed) -> None:
+        """Take one step of a change of members, if leader and if the rules allow it now (members.py).
+
+        ``done`` as for ``propose``; a refusal is ChangeRefused. In force from here on, applied later.
+        """
+        if self._closed or self._core.role() != LEADER or self._handover.under_way:
+            done(None, False)
+            return
+        why = self._changes.refusal(step)
+        command = encode_members(after(self.members, step, change_id)) if why is None else b""
+        refusal = (
+            ChangeRefused(f"{step}: {why}") if why is not None else self._proposals.refusal(len(command))
+        )
+        if self.disk_full:
+            refusal = DiskFull("the leader's disk is full; free some space, nothing is lost")
+        if refusal is not None:
+            done(refusal, False)
+            return
+        index = self._core.append(command)
+        self._proposals.add(index, self._core.term(), len(command), self._clock(), done)
+        self._follow_members()
+
+    def caught_up(self, learner: str) -> bool:
+        """As leader: whether this learner may become a voter."""
+        return self._changes.caught_up(learner)
+
     def transfer_leadership(self, to: str | None = None) -> None:
         """Hand over to ``to`` (default: the most advanced peer), as soon as it holds the whole log.
 
@@ -214,12 +282,16 @@ class RaftNode:
             return
         now = self._clock()
         self._rejoin.tick(now)
-        if not self.can_apply:
+        if not self.can_apply or not self._circle.votes:
             self._core.postpone_election()
+        elif self._circle.learners and self._core.role() == LEADER:
+            self._changes.watch()
         self._prevote.tick(now, self._connected)
         # K: of its own log, too, only what its fdatasync covered is counted and applied.
         sound = sound_index(self._journal, self._core.commit_index())
         self._core.tick(self._commit_cap(sound), sound)
+        if self._member_edits != self._journal.members.edits:
+            self._follow_members()  # what was damaged is mended
         self.flush()
         self._handover.tick(now)
         self._proposals.expire(now)
@@ -242,18 +314,19 @@ class RaftNode:
 
     def deliver(self, peer: str, message: RaftMessage) -> None:
         """A message from ``peer``, decoded. Unknown types and senders are ignored."""
-        if self._closed or peer not in self.peers:
+        if self._closed or peer not in self._known:
             return
         kind = message["type"]
         handler = self._handlers.get(kind)
         if handler is None or (self._rejoin.active and kind in NOT_FOR_LEARNERS):
             return
-        if kind != "timeout_now" or self.can_apply:
+        if kind != "timeout_now" or (self.can_apply and self._circle.votes):
             handler(peer, message)
 
     def connected(self, peer: str, *, knows_us: bool = False) -> None:
         """The link to ``peer`` is up. ``knows_us``: it keeps incarnations, ours among them."""
-        if peer not in self.peers:
+        self._linked[peer] = knows_us
+        if peer not in self._known:
             return
         self._connected.add(peer)
         self._rejoin.connected(peer, knows_us=knows_us)
@@ -261,6 +334,7 @@ class RaftNode:
         self._replicator.connected(peer)
 
     def disconnected(self, peer: str) -> None:
+        self._linked.pop(peer, None)
         if peer in self._connected:
             if peer == self._core.leader_id():
                 self._prevote.leader_lost()
@@ -283,6 +357,8 @@ class RaftNode:
         heartbeat = not message.get("entries")
         proved = guard.admit(message, core.commit_index())
         answer = core.receive(peer, message)
+        if self._member_edits != self._journal.members.edits:
+            self._follow_members()
         if proved is not None:
             self.too_far_behind = False
             self._rejoin.proved(message["term"], proved)
@@ -297,12 +373,14 @@ class RaftNode:
                 self.send(peer, answer)
 
     def _on_vote(self, peer: str, message: RaftMessage) -> None:
+        if peer not in self._circle.voters:
+            return
         if message["term"] == self._core.term() and self._votes.admit(peer, message["term"]):
             self._core.receive(peer, message)
 
     def _on_stale_term(self, peer: str, message: RaftMessage) -> None:
         """A peer is in a later term than our messages: a leader (or candidate) of an old term gives way."""
-        if message["term"] > self._core.term():
+        if message["term"] > self._core.term() and (peer in self._circle.peers or not self._circle.votes):
             self._core.step_down(message["term"])
 
     def _on_superseded(self, peer: str, message: RaftMessage) -> None:
@@ -332,11 +410,17 @@ class RaftNode:
             self._closed = True
             raise ApplyFailed(f"entry {index} of term {term} could not be applied: {error!r}") from error
         self._proposals.applied(index, term, result)
+        if command[0] == MEMBERSHIP:
+            self._follow_members()
         return True
 
     def role_changed(self, before: int, after: int) -> None:
         if after == LEADER:
+            if not self._circle.votes:
+                raise SafetyViolation(f"{self.id} was elected, and is no voter of its group")
             self.too_far_behind = False
+            self._core.forget_matches()
+            self._changes.begin()
             self._replicator.begin()
         elif before == LEADER:
             self._handover.end()
@@ -347,4 +431,53 @@ class RaftNode:
         """The highest index that a majority holds durably, ``own`` being ours; 0 unless we lead."""
         if self._core.role() != LEADER:
             return 0
-        return quorum_index(own, [self._core.match_index(peer) for peer in self.peers])
+        return quorum_index(own, [self._core.match_index(peer) for peer in self._circle.voters])
+
+    def _forget_match(self, peer: str) -> None:
+        self._replicator.forget_match(peer)
+        self._changes.forget(peer)
+
+    # -------------------------------------------------------------- members
+    def told_of(self, peer: str) -> None:
+        """Somebody who may know says that ``peer`` belongs to the group: hear what it has to say."""
+        self._told.add(peer)
+        self._hear()
+
+    def _follow_members(self) -> None:
+        """The configuration in force may have changed: an entry was appended, cut off, or applied."""
+        history, before = self._journal.members, self._circle.members
+        self._member_edits = history.edits
+        self._circle.follow(history.since(self._core.applied_index()))
+        if self._circle.members != before:
+            self._core.follow(self._circle.voters, {*self._who_is_heard(), *self._circle.peers})
+            self._replicator.follow()
+        self._hear()
+
+    def _who_is_heard(self) -> set[str]:
+        """Who belongs to the group in any configuration that may be in force, and whom we were told of; none
+        that the applied one has retired."""
+        possible = self._journal.members.since(self._core.applied_index())
+        named = self._told.union(*[members.all for members in possible])
+        return {peer for peer in named if peer != self.id and not possible[0].retired(peer)}
+
+    def _retired(self, peer: str) -> bool:
+        """Whether it was a member and surely is none any more."""
+        members = self._journal.members.at(self._core.applied_index())
+        return members is not None and members.retired(peer)
+
+    def _hear(self) -> None:
+        """Take over links that were up before we knew who that is, and let go of those who are gone."""
+        before, self._known = self._known, self._who_is_heard()
+        for peer in in_order(self._known - before):
+            if peer in self._linked:
+                self.connected(peer, knows_us=self._linked[peer])
+        for peer in in_order(before - self._known):
+            linked = self._linked.get(peer)
+            self.disconnected(peer)
+            if linked is not None:  # it may be heard again
+                self._linked[peer] = linked
+            self._rejoin.forget(peer)
+        self.marks.forget([peer for peer in before - self._known if self._retired(peer)])
+        self._told &= self._known
+        if self._known != before:
+            self._on_peers(frozenset(self._known))

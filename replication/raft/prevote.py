@@ -9,9 +9,10 @@ recorded: safety stays with the real vote.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from escrowmq.replication.format.wire import RaftMessage
+from escrowmq.replication.raft.members import Circle
 from escrowmq.replication.raft.pysync import LEADER, Core
 from escrowmq.replication.raft.types import Clock, Log
 
@@ -21,14 +22,14 @@ class PreVote:
 
     def __init__(
         self,
-        peers: Sequence[str],
+        circle: Circle,
         core: Core,
         journal: Log,
         send: Callable[[str, RaftMessage], bool],
         clock: Clock,
         quiet_s: float,
     ) -> None:
-        self._peers, self._core, self._journal, self._send, self._clock = peers, core, journal, send, clock
+        self._circle, self._core, self._journal, self._send, self._clock = circle, core, journal, send, clock
         self._quiet_s = quiet_s  # a leader heard from more recently than this is taken to be alive
         self._leader_seen_at = float("-inf")
         self._agreed: set[str] = set()
@@ -50,16 +51,21 @@ class PreVote:
         self._core.hasten_election()
 
     def tick(self, now: float, connected: set[str]) -> None:
-        """Turn a due election into a question first."""
-        core = self._core
-        if not core.election_due() or not connected or core.transfer_requested():
+        """Turn a due election into a question first. Who is no voter (yet, or any more) does not campaign."""
+        core, circle = self._core, self._circle
+        if not core.election_due() or core.transfer_requested():
+            return
+        if not circle.votes:
+            core.postpone_election()
+            return
+        if connected.isdisjoint(circle.voters):
             return
         if self._asked_term == core.term() + 1 and self._majority():
             self._asked_term = None
             return  # the core may campaign in this very tick
         core.postpone_election()
         self._asked_term, self._agreed = core.term() + 1, set()
-        for peer in self._peers:
+        for peer in circle.voters:
             self._send(
                 peer,
                 {
@@ -82,10 +88,10 @@ class PreVote:
             self._send(peer, {"type": "pre_vote_granted", "term": message["term"]})
 
     def granted(self, peer: str, message: RaftMessage) -> None:
-        if message["term"] == self._asked_term == self._core.term() + 1:
+        if message["term"] == self._asked_term == self._core.term() + 1 and peer in self._circle.voters:
             self._agreed.add(peer)
             if self._majority():
                 self._core.campaign_at_next_tick()
 
     def _majority(self) -> bool:
-        return (len(self._agreed) + 1) * 2 > len(self._peers) + 1
+        return (len(self._agreed) + 1) * 2 > len(self._circle.voters) + 1

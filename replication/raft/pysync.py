@@ -19,7 +19,7 @@ from __future__ import annotations
 import random
 import threading
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -51,9 +51,9 @@ PRIVATE_METHODS = [
     "sendNextNodeIdx", "setCurrentTerm", "setState", "tryLogCompaction",
 ]  # fmt: skip
 PRIVATE_ATTRIBUTES = [
-    "lastResponseTime", "newAppendEntriesTime", "noopIDx", "raftCommitIndex", "raftCurrentTerm",
-    "raftElectionDeadline", "raftLastApplied", "raftLeader", "raftMatchIndex", "raftState",
-    "transferInProgress",
+    "connectedNodes", "lastResponseTime", "newAppendEntriesTime", "noopIDx", "otherNodes", "raftCommitIndex",
+    "raftCurrentTerm", "raftElectionDeadline", "raftLastApplied", "raftLeader", "raftMatchIndex",
+    "raftNextIndex", "raftState", "transferInProgress",
 ]  # fmt: skip
 
 
@@ -169,7 +169,7 @@ class Core(SyncObj):  # type: ignore[misc]
     def __init__(
         self,
         self_id: str,
-        peers: Sequence[str],
+        voters: Sequence[str],
         journal: Log,
         owner: CoreOwner,
         config: RaftConfig,
@@ -178,10 +178,13 @@ class Core(SyncObj):  # type: ignore[misc]
         rng: random.Random,
         applied_index: int,
     ) -> None:
+        """``voters``: the others that count towards a majority; see ``follow``."""
         self._owner, self._config, self._journal, self._clock, self._rng = owner, config, journal, clock, rng
         self._apply_limit = 0
         self._answer: RaftMessage | None = None
-        self._peer_nodes = {peer: PeerNode(peer) for peer in peers}
+        self._linked: set[str] = set()
+        self._peer_nodes: dict[str, PeerNode] = {}
+        peer_nodes, votes = [self._node(peer) for peer in voters], _VotesOut(owner.send)
         conf = SyncObjConf(
             autoTick=False,
             appendEntriesUseBatch=True,  # False sends once per command, and needs the leaking pipe notifier
@@ -198,7 +201,6 @@ class Core(SyncObj):  # type: ignore[misc]
             journalFile=journal,
             onStateChanged=owner.role_changed,
         )
-        peer_nodes, votes = list(self._peer_nodes.values()), _VotesOut(owner.send)
         with thread_clock(clock):
             super().__init__(PeerNode(self_id), peer_nodes, conf, nodeClass=PeerNode, transport=votes)
         self._poller = _NoPoll()
@@ -226,23 +228,54 @@ class Core(SyncObj):  # type: ignore[misc]
         before, _thread_clock.read = _thread_clock.read, self._clock
         self._answer = None
         try:
-            self._SyncObj__onMessageReceived(self._peer_nodes[peer], message)
+            self._SyncObj__onMessageReceived(self._node(peer), message)
         finally:
             _thread_clock.read = before
         return self._answer
 
     def heard(self, peer: str, match: int) -> None:
         """As leader: ``peer`` is alive, and its log is ours up to ``match`` (0: nothing new is known)."""
-        node = self._peer_nodes[peer]
+        node = self._node(peer)
         self._SyncObj__lastResponseTime[node] = self._clock()
         if match > dict.get(self._match, node, 0):
             self._match[node] = match
 
     def connected(self, peer: str) -> None:
-        self._SyncObj__onNodeConnected(self._peer_nodes[peer])
+        self._linked.add(peer)
+        node = self._node(peer)
+        if node in self._SyncObj__otherNodes:  # a learner's link is no reason to campaign
+            self._SyncObj__onNodeConnected(node)
 
     def disconnected(self, peer: str) -> None:
-        self._SyncObj__onNodeDisconnected(self._peer_nodes[peer])
+        self._linked.discard(peer)
+        if peer in self._peer_nodes:
+            self._SyncObj__onNodeDisconnected(self._node(peer))
+
+    def follow(self, voters: Sequence[str], known: Collection[str]) -> None:
+        """Count by these others from now on. What is known of the logs of ``known`` stays; a voter that comes
+        is taken to have been heard just now, as at the beginning of a leadership. Stock's own way there
+        (entries with pickled nodes, behind a guard that never holds) stays closed."""
+        before: set[Node] = self._SyncObj__otherNodes  # type: ignore[has-type]
+        nodes = {self._node(peer) for peer in voters}
+        self._SyncObj__otherNodes = nodes
+        self._SyncObj__connectedNodes = {node for node in nodes if node.id in self._linked}
+        for node in nodes - before:
+            self._match.setdefault(node, 0)
+            self._SyncObj__lastResponseTime[node] = self._clock()
+        for peer in [peer for peer in self._peer_nodes if peer not in known]:
+            node = self._peer_nodes.pop(peer)
+            for table in (self._match, self._SyncObj__lastResponseTime, self._SyncObj__raftNextIndex):
+                table.pop(node, None)
+
+    def forget_matches(self) -> None:
+        """A leadership begins: stock forgets what it knew of the voters, and knows no learners."""
+        self._match.clear()
+
+    def _node(self, peer: str) -> PeerNode:
+        node = self._peer_nodes.get(peer)
+        if node is None:
+            node = self._peer_nodes[peer] = PeerNode(peer)
+        return node
 
     def append(self, command: bytes) -> int:
         """Append a command of the current term (leader only); its index."""
@@ -296,10 +329,10 @@ class Core(SyncObj):  # type: ignore[misc]
         return index
 
     def match_index(self, peer: str) -> int:
-        return dict.get(self._match, self._peer_nodes[peer], 0)
+        return dict.get(self._match, self._node(peer), 0)
 
     def forget_match(self, peer: str) -> None:
-        self._match[self._peer_nodes[peer]] = 0
+        self._match[self._node(peer)] = 0
 
     def election_due(self) -> bool:
         return bool(

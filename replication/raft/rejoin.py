@@ -4,11 +4,15 @@ It may have voted in terms, and acknowledged entries, that it no longer knows. S
 learner: it follows and stores, but neither votes nor campaigns, and its acknowledgements steer the
 leader's sending without counting towards a majority. It is a full member again when
 
-* every other member has told it its term since it started (whatever it had promised before, it had
+* every other voter has told it its term since it started (whatever it had promised before, it had
   promised to one of them, in a term that this one knows by now), and none of these terms is above
   that of the leader it follows; and
 * its disk holds everything that this leader had in its log when it said so: all that can have been
   committed with the lost replica's help is in there.
+
+Who votes in a configuration that may come back, because the one in force is not known to be committed, is
+asked too: it may stand for election with a vote that was promised to it, and win. Once the change is
+committed it cannot any more, since a majority has a log that is ahead of its own.
 
 Asking *all* others, not a majority, is what makes it safe (cf. Michael et al., Recovering Shared Objects
 Without Stable Storage, 2017). Each of them has, before it answered, put this learner's incarnation on its
@@ -31,8 +35,10 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from escrowmq.replication.errors import Superseded
+from escrowmq.replication.format.membership import in_order
 from escrowmq.replication.format.wire import RaftMessage
 from escrowmq.replication.log.peer_marks import Incarnation, Incarnations
+from escrowmq.replication.raft.members import Circle
 from escrowmq.replication.raft.pysync import LEADER, Core
 from escrowmq.replication.raft.types import Log
 
@@ -53,7 +59,7 @@ class Rejoin:
         self,
         active: bool,
         nonce: int,
-        peers: Sequence[str],
+        circle: Circle,
         core: Core,
         journal: Log,
         send: Callable[[str, RaftMessage], bool],
@@ -67,8 +73,8 @@ class Rejoin:
         ``forget_match(peer)``: as leader, count no longer what that peer acknowledged before.
         ``marks``: the newest incarnations of the peers. ``drop(peer)``: close the link to an older one.
         """
-        self.active = active and bool(peers)
-        self._nonce, self._peers, self._core, self._journal, self._send = nonce, peers, core, journal, send
+        self.active = active
+        self._nonce, self._circle, self._core, self._journal, self._send = nonce, circle, core, journal, send
         self._forget_match = forget_match
         self._self_id, self._marks, self._drop = self_id, marks, drop
         #: Peer -> its incarnation that the link leads to, as of when that came up; None: of an earlier
@@ -100,7 +106,7 @@ class Rejoin:
         if now >= self._ask_at:
             self._ask_at = now + ASK_EVERY_S
             leader = self._core.leader_id()
-            for peer in self._peers:
+            for peer in in_order(self._circle.may_vote):
                 if not self._answered(peer) or (peer == leader and not self._target_is_current()):
                     self._ask(peer)
 
@@ -146,12 +152,17 @@ class Rejoin:
         if message["last_index"]:
             self._target = (peer, message["term"], message["last_index"])
 
+    def forget(self, peer: str) -> None:
+        """It is no member any more."""
+        for table in (self._links, self._learners, self._answers):
+            table.pop(peer, None)
+
     def _learn(self, marks: Sequence[tuple[str, int, str]]) -> None:
         """Take over what an answer says of the peers' incarnations, and talk to none below them."""
         for peer, number, disk_id in marks:
             if peer == self._self_id and Incarnation(number, disk_id).supersedes(self._marks.own):
                 raise Superseded(f"replica {self._self_id}", number)
-        for peer in self._marks.learn(mark for mark in marks if mark[0] in self._peers):
+        for peer in self._marks.learn(mark for mark in marks if mark[0] in self._circle.peers):
             if self._target is not None and self._target[0] == peer:
                 self._target = None
             self._drop(peer)
@@ -166,9 +177,9 @@ class Rejoin:
         return target is not None and target[:2] == (self._core.leader_id(), self._core.term())
 
     def _complete(self) -> bool:
-        if not all(map(self._answered, self._peers)) or not self._target_is_current():
+        if not all(map(self._answered, self._circle.may_vote)) or not self._target_is_current():
             return False
         assert self._target is not None
         _, term, last = self._target
         held = self._proved[0] == term and min(self._proved[1], self._journal.durable_index) >= last
-        return held and max(answer.term for answer in self._answers.values()) <= term
+        return held and max((self._answers[peer].term for peer in self._circle.may_vote), default=0) <= term

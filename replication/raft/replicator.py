@@ -12,17 +12,18 @@ from collections.abc import Sequence
 
 from escrowmq.replication.errors import DamagedEntry
 from escrowmq.replication.format.wire import RaftMessage
+from escrowmq.replication.raft.members import Circle
 from escrowmq.replication.raft.progress import PeerProgress
-from escrowmq.replication.raft.pysync import Core
+from escrowmq.replication.raft.pysync import LEADER, Core
 from escrowmq.replication.raft.types import Clock, Log, PeerLink, PeerStatus, RaftConfig
 
 
 class Replicator:
-    """Sends for one leader, to the peers of ``connected``, which the node keeps."""
+    """Sends for one leader, to the members of ``circle`` that are in ``connected``; the node keeps both."""
 
     def __init__(
         self,
-        peers: Sequence[str],
+        circle: Circle,
         core: Core,
         journal: Log,
         link: PeerLink,
@@ -30,7 +31,7 @@ class Replicator:
         clock: Clock,
         config: RaftConfig,
     ) -> None:
-        self._peers, self._core, self._journal, self._link = peers, core, journal, link
+        self._circle, self._core, self._journal, self._link = circle, core, journal, link
         self._connected, self._clock, self._config = connected, clock, config
         self._progress: dict[str, PeerProgress] = {}
         self._seq = 0  # of AppendEntries, so that a refusal can be told from one of an older message
@@ -41,11 +42,19 @@ class Replicator:
     def begin(self) -> None:
         """Leadership begins; the entry that opens the term is not in the log yet."""
         next_index = self._journal.last_index + 1
-        self._progress = {peer: PeerProgress(next_index) for peer in self._peers}
+        self._progress = {peer: PeerProgress(next_index) for peer in self._circle.peers}
         self._sent_last, self._sent_commit, self._notify_at = next_index - 1, 0, None
 
     def end(self) -> None:
         self._progress, self._notify_at = {}, None
+
+    def follow(self) -> None:
+        """The group's members changed: who comes is probed from the end, who goes gets nothing more."""
+        if self._progress or self._core.role() == LEADER:
+            known, next_index = self._progress, self._journal.last_index + 1
+            self._progress = {
+                peer: known.get(peer) or PeerProgress(next_index) for peer in self._circle.peers
+            }
 
     def status(self) -> list[PeerStatus]:
         first = self._journal.first_index
@@ -69,14 +78,14 @@ class Replicator:
     # -------------------------------------------------------------- when to send
     def broadcast(self) -> None:
         """A heartbeat to everybody, with entries where there are some."""
-        for peer in self._peers:
+        for peer in self._circle.peers:
             self._replicate(peer, heartbeat=True)
         self._note_sent()
 
     def flush(self) -> None:
         """New entries go out at once; a new commit index alone waits a moment for entries to ride on."""
         if self._journal.last_index > self._sent_last:
-            for peer in self._peers:
+            for peer in self._circle.peers:
                 self._replicate(peer)
             self._note_sent()
         elif self._core.commit_index() > self._sent_commit:

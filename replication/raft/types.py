@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from escrowmq.replication.format.wire import RaftMessage
+from escrowmq.replication.log.member_history import MemberHistory
 
 Clock = Callable[[], float]
 
@@ -42,6 +43,10 @@ class Log(Protocol):
 
     It must be a pysyncobj ``Journal`` too, which the core reads and appends to.
     """
+
+    @property
+    def members(self) -> MemberHistory:
+        """Which configuration of the group holds at which entry."""
 
     @property
     def first_index(self) -> int: ...

@@ -71,7 +71,7 @@ class StateMachine:
         self.applied_index = 0
         self.now_ms = 0
         self.first_index = 1  # what retention has left
-        self.members: tuple[int, bytes] | None = None  # of a snapshot: entry that says them, for the log behind
+        self.members: tuple[int, bytes] | None = None  # in snapshots: entry that says them
         self._pending_refs: list[tuple[int, int, int, int, int]] = []
         self._handlers: dict[int, Callable[[int, Op], Result | None]] = {
             OpType.MESSAGE: self._message,

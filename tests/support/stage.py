@@ -208,6 +208,7 @@ class OurMember:
         disk: SimDisk | None = None,
         segment_bytes: int = 64 << 20,
         learner: bool = False,
+        joining: bool = False,
     ) -> None:
         self.name, self._stage = name, stage
         self.applied: list[bytes] = []
@@ -224,6 +225,7 @@ class OurMember:
             rng=random.Random(name),
             config=config,
             no_vote_until_caught_up=learner,
+            joining=joining,
         )
 
     def _apply(self, index: int, term: int, command: bytes) -> bytes:
