@@ -6,12 +6,21 @@ from tests.controls import (
     disk_faults,
     feedback_faults,
     ghost_faults,
+    member_faults,
     mending_faults,
     raft_faults,
     state_faults,
 )
 from tests.controls.planting import PLANTED, Planted
 
-MODULES = (raft_faults, ghost_faults, disk_faults, mending_faults, state_faults, feedback_faults)
+MODULES = (
+    raft_faults,
+    member_faults,
+    ghost_faults,
+    disk_faults,
+    mending_faults,
+    state_faults,
+    feedback_faults,
+)
 
 __all__ = ["MODULES", "PLANTED", "Planted"]

@@ -1,13 +1,14 @@
 """What must hold at every moment of a simulation, whatever the world does.
 
 * A replica's term never falls and it votes once per term, whatever it goes through in between.
-* One leader per term (Election Safety), and a majority voted for it.
+* One leader per term (Election Safety), and a majority of the voters that its log names voted for it.
 * A leader's log holds every entry acknowledged in an earlier term (Leader Completeness).
 * An index is applied with one term and one command, everywhere and for ever (State Machine Safety),
   and the state after it has one hash.
 * A leader commits only up to an entry of its own term (Raft, section 5.4.2), and what it takes a follower
   to hold, that follower's disk holds.
-* What is acknowledged is durable on a majority at that moment.
+* What is acknowledged is durable on a majority of the leader's voters at that moment.
+* A voter that came holds, when it begins to count, all that the leader had when it was told to come.
 * A replica's commit index never falls, and what it applied its own disk holds.
 * A replica that knows of a damaged entry which it is still to apply does not stand for election.
 * In the end a group has a leader, above all if each entry has a majority of sound copies.
@@ -19,7 +20,9 @@ import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
+from escrowmq.replication.format.membership import Members
 from escrowmq.replication.log.journal import SegmentJournal
+from escrowmq.replication.log.member_history import MemberHistory
 from escrowmq.replication.raft.node import RaftNode
 from tests.sim.world import Violation
 
@@ -47,11 +50,11 @@ class Checker:
 
     blind: frozenset[str] = frozenset()
 
-    def __init__(self, size: int) -> None:
+    def __init__(self) -> None:
         self.elections = 0
         self.acknowledged: dict[int, int] = {}  # index -> term of the entry
-        self._majority = size // 2 + 1
         self._leaders: dict[int, str] = {}
+        self._leading_terms: dict[int, Observed] = {}
         self._votes: dict[int, dict[str, str]] = {}  # term -> voter -> candidate
         self._ballots: dict[str, tuple[int, str | None]] = {}  # replica -> its latest term and vote
         self._replicas: dict[str, Observed] = {}
@@ -59,6 +62,7 @@ class Checker:
         self._digests: dict[int, bytes] = {}
         #: (leader, peer) -> what was last found true: match, the leader's term, the peer's process and log
         self._matched: dict[tuple[str, str], tuple[int, int, int, int]] = {}
+        self._members: dict[str, Members] = {}  # of each leader, at its last step
         self._seen: dict[str, tuple[int, int, int]] = {}  # replica -> incarnation, term led, commit index
         self._unfit: dict[str, int] = {}  # replica -> its process that cannot apply its log
 
@@ -87,12 +91,23 @@ class Checker:
     def acknowledge(self, replicas: Iterable[Observed], index: int, term: int) -> None:
         if self.acknowledged.setdefault(index, term) != term:
             self._broken("acknowledged-twice", f"two different entries were acknowledged at {index}")
+        voters = self._voters(term)
         # Of one that is down, or whose disk was lost after it acknowledged, nothing can be said here.
-        holders = sum(not r.up or r.learner or _holds_durably(r.journal, index, term) for r in replicas)
-        if holders < self._majority:
+        holders = sum(
+            not r.up or r.learner or _holds_durably(r.journal, index, term)
+            for r in replicas
+            if r.name in voters
+        )
+        if 2 * holders <= len(voters):
             self._broken(
                 "early-ack", f"entry {index} was acknowledged while only {holders} replicas hold it durably"
             )
+
+    def _voters(self, term: int) -> tuple[str, ...]:
+        """Who counts for the leader of ``term``, as its log says; of a term that nobody led, of the last."""
+        leader = self._leading_terms.get(term) or self._leading_terms[max(self._leading_terms)]
+        members: Members = leader.node.members
+        return members.voters
 
     def look(self, replica: Observed) -> None:
         """After every step of ``replica``."""
@@ -108,6 +123,8 @@ class Checker:
                 )
             if leads == seen[1] != 0:
                 self._leading(replica, commit if commit > seen[2] else 0)
+                if node.members is not self._members[name]:
+                    self._changed(replica)
             if leads and leads != seen[1]:
                 self._elected(replica, leads)
         elif leads:
@@ -128,6 +145,7 @@ class Checker:
         if not node.is_leader:
             return
         leads = self._leaders.setdefault(node.term, name)
+        self._leading_terms.setdefault(node.term, ghost)
         if leads not in (name, ghost.name):
             self._broken(
                 "two-leaders", f"{leads} and the predecessor of {ghost.name} both lead term {node.term}"
@@ -185,12 +203,33 @@ class Checker:
                 )
             self._matched[replica.name, peer] = claim
 
+    def _changed(self, replica: Observed) -> None:
+        """A leader's configuration is another one than at its last step."""
+        members, history = replica.node.members, replica.journal.members
+        before, self._members[replica.name] = self._members[replica.name], members
+        for name in set(members.voters) - set(before.voters):
+            other, since = self._replicas.get(name), _learner_since(history, name)
+            term = replica.journal.term_at(since)
+            if other is None or not other.up or other.learner or term is None:
+                continue
+            if not _holds_durably(other.journal, since, term):
+                self._broken(
+                    "early-promotion",
+                    f"{replica.name} makes {name} a voter, whose disk does not even hold entry {since}, "
+                    "which made it a learner",
+                )
+
     def _elected(self, replica: Observed, term: int) -> None:
         self.elections += 1
         if self._leaders.setdefault(term, replica.name) != replica.name:
             self._broken("two-leaders", f"{self._leaders[term]} and {replica.name} both lead term {term}")
-        votes = sum(candidate == replica.name for candidate in self._votes.get(term, {}).values())
-        if votes < self._majority:
+        self._leading_terms[term] = replica
+        self._members[replica.name] = replica.node.members
+        voters, given = replica.node.members.voters, self._votes.get(term, {})
+        votes = sum(
+            candidate == replica.name for name, candidate in given.items() if name.rstrip("~") in voters
+        )
+        if 2 * votes <= len(voters):
             self._broken("no-majority", f"{replica.name} leads term {term} by {votes} votes")
         journal = replica.journal
         for index, entry_term in self.acknowledged.items():
@@ -242,3 +281,14 @@ class Checker:
 
 def _holds_durably(journal: SegmentJournal, index: int, term: int) -> bool:
     return index < journal.first_index or (index <= journal.durable_index and journal.term_at(index) == term)
+
+
+def _learner_since(history: MemberHistory, name: str) -> int:
+    """The entry that made ``name``, a voter since the newest one, a learner."""
+    since = history.newest_index
+    while since:
+        index, members = history.dated(since - 1)
+        if index >= since or members is None or name not in members.learners:
+            break
+        since = index
+    return since

@@ -48,7 +48,11 @@ WEIGHTS: dict[str, int] = {
 GHOST = "ghost"
 GHOSTS = {"per_schedule": (0, 0, 1, 2)}
 GHOST_NUMBERS = 1000  # their names in ``--only-faults`` begin here, however many others there are
-KINDS = (*WEIGHTS, GHOST)
+#: Somebody changes the members of the group. Drawn from a stream of its own, as ghosts are.
+CHANGE = "change-members"
+CHANGES = {"per_schedule": (0,)}
+CHANGE_NUMBERS = 100_000
+KINDS = (*WEIGHTS, GHOST, CHANGE)
 
 #: Beside those, where there are several groups: what a whole group meets, or all of them at once.
 GROUP_WEIGHTS: dict[str, int] = {
@@ -85,7 +89,7 @@ def draw_faults(seed: int, chaos_s: float, groups: int = 1) -> list[Fault]:
     while at < chaos_s:
         faults.append(Fault(len(faults), at, pick(rng, WEIGHTS), rng.getrandbits(32)))
         at += rng.expovariate(1 / MEAN_PAUSE_S)
-    return faults + draw_ghosts(seed, chaos_s)
+    return faults + draw_ghosts(seed, chaos_s) + draw_changes(seed, chaos_s)
 
 
 def _draw_group_faults(seed: int, chaos_s: float, groups: int) -> list[Fault]:
@@ -98,7 +102,8 @@ def _draw_group_faults(seed: int, chaos_s: float, groups: int) -> list[Fault]:
         gid = EVERY if rng.random() < EVERY_SHARE else rng.randrange(groups)
         faults.append(Fault(len(faults), at, pick(rng, weights), rng.getrandbits(32), gid))
         at += rng.expovariate(groups / (2 * MEAN_PAUSE_S))
-    return faults + [ghost for gid in range(groups) for ghost in draw_ghosts(seed, chaos_s, gid)]
+    own = [f for gid in range(groups) for f in draw_ghosts(seed, chaos_s, gid)]
+    return faults + own + [f for gid in range(groups) for f in draw_changes(seed, chaos_s, gid)]
 
 
 def draw_ghosts(seed: int, chaos_s: float, gid: int = 0) -> list[Fault]:
@@ -109,3 +114,13 @@ def draw_ghosts(seed: int, chaos_s: float, gid: int = 0) -> list[Fault]:
     kept = drawn[: rng.choice(GHOSTS["per_schedule"])]
     first = GHOST_NUMBERS * (gid + 1)
     return [Fault(first + n, at, GHOST, chance, gid) for n, (at, chance) in enumerate(kept) if at < chaos_s]
+
+
+def draw_changes(seed: int, chaos_s: float, gid: int = 0) -> list[Fault]:
+    """Of the first seconds of the chaos, as ghosts."""
+    rng = random.Random(f"changes-{seed}-{gid}")
+    most = max(CHANGES["per_schedule"])
+    drawn = [(FIRST_FAULT_S + 5.0 * rng.random(), rng.getrandbits(32)) for _ in range(most)]
+    kept = drawn[: rng.choice(CHANGES["per_schedule"])]
+    first = CHANGE_NUMBERS * (gid + 1)
+    return [Fault(first + n, at, CHANGE, chance, gid) for n, (at, chance) in enumerate(kept) if at < chaos_s]

@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from tests.sim.damage import flip_in_log, flip_in_state, flip_in_vote, others_have_all
-from tests.sim.faultplan import Fault
+from tests.sim.faultplan import CHANGE, Fault
 from tests.sim.moments import AMBUSHES
 from tests.sim.supervisor import GHOST
 
@@ -56,6 +56,7 @@ class Faults:
             "retention": lambda rng: self._ask_all(rng, lambda app: app.want_retention()),
             "empty-disk": self._lose_disk,
             GHOST: simulation.supervisor.lose_sight,
+            CHANGE: simulation.operators.begin,
         }
         self._kinds.update({moment: partial(simulation.moments.lay, moment) for moment in AMBUSHES})
 
@@ -212,7 +213,7 @@ class Faults:
     def _minority_with(self, victim: SimReplica) -> bool:
         """Whether no majority would have lost what it knew, or its state, if ``victim`` had too."""
         lost = sum(r.learner or r.spoilt or r is victim for r in self._sim.replicas)
-        return 2 * lost < len(self._sim.replicas)
+        return 2 * lost < len(self._sim.replicas) and self._sim.leaves_a_majority(victim)
 
     # -------------------------------------------------------------- network
     def _storm(self, rng: random.Random) -> str:
@@ -221,12 +222,16 @@ class Faults:
         return "network"
 
     def _cut(self, rng: random.Random) -> str:
+        if len(self._sim.names) < 2:  # members change
+            return ""
         a, b = rng.sample(self._sim.names, 2)
         return f"{a}-{b}" if self._sim.network.cut(a, b) else ""
 
     def _partition(self, rng: random.Random) -> str:
         """One replica from all others, a minority from the majority, or one direction of one link."""
         names, one = self._sim.names, self._victim(rng).name
+        if len(names) < 2:
+            return ""
         kind = rng.random()
         links: list[Link]
         if kind < 0.4:

@@ -76,7 +76,14 @@ def check_rebuilt(simulation: Simulation, replica: SimReplica, moment: str = "")
             assert term is not None
             command = command if command[0] == 0 else b""
             app.apply(index, term, command)
-            simulation.checker.applied(replica, index, term, command, app.digest())
+            shown = command or journal.members.command(index) or b""
+            simulation.checker.applied(replica, index, term, shown, app.digest())
+        if journal.members.said(last) != replica.journal.members.said(last):
+            raise Violation(
+                f"{replica.name} would restart with {journal.members.said(last)}, and has applied "
+                f"{replica.journal.members.said(last)}",
+                "restart-differs",
+            )
         simulation.checker.rebuilt(replica, replica.app.digest(force=True), app.digest(force=True))
     except CorruptLog:
         if not replica.flipped and not replica.spoilt:  # else the next start would find it, and repair it

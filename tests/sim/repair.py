@@ -66,7 +66,7 @@ class SimPeers:
 
     def entries(self, peer: str, first: int, last: int) -> bytes | None:
         source = self.named(peer)
-        if not self._sim.network.reaches(self._replica.address, source.address):
+        if source is None or not self._sim.network.reaches(self._replica.address, source.address):
             return None
         try:
             if source.opening:
@@ -76,12 +76,14 @@ class SimPeers:
         except DiskFailed:
             return None
 
-    def named(self, peer: str) -> SimReplica:
-        """Whoever has the name now: it may have been replaced since."""
-        return next(r for r in self._sim.replicas if r.name == peer)
+    def named(self, peer: str) -> SimReplica | None:
+        """Whoever has the name now: it may have been replaced since; None: it is no member any more."""
+        return next((r for r in self._sim.replicas if r.name == peer), None)
 
     def _reached(self, peer: str) -> SimReplica | None:
         source = self.named(peer)
+        if source is None:
+            return None
         there = source.up and self._sim.world.now >= source.paused_until
         return source if there and self._sim.network.reaches(self._replica.address, source.address) else None
 

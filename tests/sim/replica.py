@@ -50,10 +50,10 @@ T = TypeVar("T")
 class SimReplica:
     """A machine with a disk, on which a process starts, runs, and dies."""
 
-    def __init__(self, simulation: Simulation, name: str, number: int = 0) -> None:
+    def __init__(self, simulation: Simulation, name: str, number: int = 0, address: str = "") -> None:
         """``number``: how often the replica was replaced before. Its address is its name the first time."""
         self.name, self.up, self.incarnation = name, False, number * LIVES
-        self.address = name if number == 0 else f"{name}#{number}"
+        self.address = address or (name if number == 0 else f"{name}#{number}")
         self._sim, self._world = simulation, simulation.world
         stream = simulation.world.stream
         self.rng, self._sync_rng, self._fail_rng = (
@@ -66,6 +66,7 @@ class SimReplica:
         self.meta = SimDisk(stream(f"meta-{self.address}"))
         self.own = Incarnation(number, self.address)
         self.marks = PeerMarks(self.meta, self.own)
+        self.joining = False  # came after the group's beginning
         self.superseded = False  # and says so for ever (a file, in the broker)
         self.learner = False  # lost its disk, and is not a full member yet (a file, in the broker)
         self.wants_copy = ""  # of the leader's files, BEHIND or DAMAGED (a file, in the broker)
@@ -187,7 +188,7 @@ class SimReplica:
         )
         self.node = RaftNode(
             self.name,
-            [name for name in sim.names if name != self.name],
+            [name for name in (sim.names if self.joining else sim.founders) if name != self.name],
             self.journal,
             self,
             self._apply,
@@ -198,9 +199,11 @@ class SimReplica:
             no_vote_until_caught_up=self.learner,
             marks=self.marks,
             drop_link=self.drop_link,
+            joining=self.joining,
         )
         self.app.attach(self.node)
-        self._mender = Mender(self.journal, self.node.peers, SimPeers(sim, self), self._in_loop, sim.happened)
+        others = [name for name in sim.names if name != self.name]
+        self._mender = Mender(self.journal, others, SimPeers(sim, self), self._in_loop, sim.happened)
         self._mending = False
         self._scrubber = self._make_scrubber()
         self.later(SCRUB_STEP_S, self._scrub)
@@ -242,6 +245,16 @@ class SimReplica:
         self.spoilt, self.scrubbed = False, ""
         self._sim.network.silence(self.name)
         self._sim.happened(f"{self.name} loses its disk")
+
+    @property
+    def members_change(self) -> bool:
+        """Whether anybody ever wanted to change the members of this group."""
+        return self._sim.operators.begun > 0
+
+    @property
+    def hosts(self) -> int:
+        """Processes that ever were on the network."""
+        return len(self._sim.network.hosts)
 
     def clock(self) -> float:
         """Monotonic; it may jump ahead, never back."""
@@ -400,7 +413,8 @@ class SimReplica:
     def _apply(self, index: int, term: int, command: bytes) -> Any:
         self._effect()
         result = self.app.apply(index, term, command)
-        self._sim.checker.applied(self, index, term, command, self.app.digest())
+        shown = command or self.journal.members.command(index) or b""
+        self._sim.checker.applied(self, index, term, shown, self.app.digest())
         return result
 
     # -------------------------------------------------------------- disk
@@ -439,7 +453,12 @@ class SimReplica:
         return self._sim.plan.room == 1.0 or self.rng.random() < self._sim.plan.room
 
     def link_up(self, peer: str) -> None:
-        self.later(0, lambda: self.node.connected(peer, knows_us=True))
+        self.later(0, lambda: self._connected(peer))
+
+    def _connected(self, peer: str) -> None:
+        if peer not in self._sim.founders:
+            self.node.told_of(peer)  # whoever let the link come up knew the list of members
+        self.node.connected(peer, knows_us=True)
 
     def link_down(self, peer: str) -> None:
         self.later(0, lambda: self.node.disconnected(peer))

@@ -20,6 +20,7 @@ from tests.sim.damage import a_majority_holds, mendable_entries
 from tests.sim.faultplan import Fault, draw_faults
 from tests.sim.faults import Faults
 from tests.sim.meeting import meet
+from tests.sim.members import Operators
 from tests.sim.moments import Moments
 from tests.sim.network import SimNetwork, Weather
 from tests.sim.rebuild import check_now_and_then, check_rebuilt
@@ -116,7 +117,8 @@ class Simulation:
         self.fault_log: list[tuple[float, str, str]] = []
         self.actions = 0
         self.names = [f"{self.prefix}r{n}" for n in range(self.plan.size)]
-        self.checker, self.moments = Checker(self.plan.size), Moments(self)
+        self.founders = tuple(self.names)
+        self.checker, self.moments = Checker(), Moments(self)
         self.network = SimNetwork(self.world, self.plan.weather)
         self.replicas = [SimReplica(self, name) for name in self.names]
         self.network.hosts.update((r.name, r) for r in self.replicas)
@@ -124,6 +126,9 @@ class Simulation:
         #: Processes whose replica was replaced, and which may live on.
         self.ghosts: list[SimReplica] = []
         self.supervisor = Supervisor(self)
+        self.operators = Operators(self)
+        #: Replicas that were removed from the group; their processes may live on.
+        self.retired: list[SimReplica] = []
         self.crashes = self.repairs = self.disk_failures = self.damage_found = self.wipes = 0
         self.down_until = 0.0  # no replica starts before
         self.mended = 0
@@ -203,7 +208,7 @@ class Simulation:
             missing.append(f"the replicas have applied differently far: {positions}")
         if len(self.checker.acknowledged) <= before:
             missing.append("nothing was acknowledged")
-        return missing
+        return missing + self.operators.missing()
 
     def figures(self) -> Figures:
         return Figures(
@@ -239,7 +244,7 @@ class Simulation:
         """The faults are over: the network is whole, disks have room, every replica starts."""
         self.down_until = 0.0
         self.network.heal()
-        for replica in (*self.replicas, *self.ghosts):
+        for replica in (*self.replicas, *self.ghosts, *self.retired):
             replica.disk.capacity = None
             replica.start()
 
@@ -249,15 +254,44 @@ class Simulation:
         assert isinstance(host, SimReplica)
         return host
 
+    def add(self, replica: SimReplica, again: bool = False) -> None:
+        """One that is to become a member; ``again``: another one has borne its name."""
+        if again:
+            self.network.add(replica.address, replica)
+        else:
+            self.network.hosts[replica.address] = replica
+        self.replicas.append(replica)
+        self.names.append(replica.name)
+
+    def leaves_a_majority(self, victim: SimReplica) -> bool:
+        """Whether each configuration that somebody may count by has a majority that knows what it promised,
+        also if ``victim`` forgets it. Where members never change others look that it is so."""
+        if not self.operators.begun:
+            return True
+        lost = {r.name for r in self.replicas if r.learner or r.spoilt or r is victim}
+        counting = [r for r in (*self.replicas, *self.retired) if r.incarnation % LIVES]
+        return all(
+            2 * len(lost.intersection(members.voters)) < len(members.voters)
+            for replica in counting
+            for members in replica.journal.members.since(replica.node.applied_index)
+            if members.voters
+        )
+
+    def retire(self, replica: SimReplica) -> None:
+        """One that is none any more."""
+        self.replicas.remove(replica)
+        self.names.remove(replica.name)
+        self.retired.append(replica)
+
     def leaders(self) -> Sequence[tuple[RaftNode, Application]]:
         return [
             (r.node, r.app)
-            for r in (*self.replicas, *self.ghosts)
+            for r in (*self.replicas, *self.ghosts, *self.retired)
             if r.up and r.node.is_leader and self.world.now >= r.paused_until
         ]
 
     def acknowledged(self, index: int, term: int, command: bytes) -> None:
-        self.checker.acknowledge(self.replicas, index, term)
+        self.checker.acknowledge([*self.replicas, *self.retired], index, term)
 
     def sync_latency_s(self, rng: random.Random) -> float:
         if self.calm:

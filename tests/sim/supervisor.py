@@ -72,6 +72,8 @@ class Supervisor:
     def _may_lose(self, victim: SimReplica) -> bool:
         """Whether of what is damaged, which the supervisor does not see, enough is left: see damage.py."""
         replicas = self._sim.replicas
+        if not self._sim.leaves_a_majority(victim):
+            return False
         if any(r.spoilt for r in replicas):
             lost = sum(r.learner or r.spoilt or r is victim for r in replicas)
             if 2 * lost >= len(replicas):
@@ -116,6 +118,7 @@ class Supervisor:
         sim = self._sim
         successor = type(ghost)(sim, ghost.name, number)
         successor.learner, successor.wants_copy = True, DAMAGED
+        successor.joining = ghost.joining
         sim.replicas[sim.replicas.index(ghost)] = successor
         sim.ghosts.append(ghost)
         sim.network.add(successor.address, successor)

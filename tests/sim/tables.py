@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from escrowmq.replication.format.membership import LEARNERS_MAX, VOTERS_MAX
 from escrowmq.replication.log.holes import HOLES_MAX
 from escrowmq.replication.raft.proposals import COMMAND_BYTES_MAX
 from escrowmq.replication.state.transactions import AUDIT_KEPT
@@ -36,7 +37,14 @@ Most = Callable[[Counter[str], "SimReplica", Any], int]
 
 
 def _peers(found: Counter[str], replica: SimReplica, broker: Any) -> int:
-    return len(replica.node.peers) + 1
+    """Of members that are gone nothing stays, except votes of this term and the like."""
+    most = VOTERS_MAX + LEARNERS_MAX if replica.members_change else 0
+    return max(len(replica.node._known) + 1, most)
+
+
+def _links(found: Counter[str], replica: SimReplica, broker: Any) -> int:
+    """The network lets everybody in; a broker's transport only whom the node wants."""
+    return replica.hosts
 
 
 def _entries(found: Counter[str], replica: SimReplica, broker: Any) -> int:
@@ -194,16 +202,24 @@ BOUNDS: dict[str, int | Most] = {
     "Core._SyncObj__raftMatchIndex": _peers,
     "Core._SyncObj__raftNextIndex": _peers,
     "Core._SyncObj__readonlyNodes": 0,
+    "Circle.may_vote": _peers,
+    "Core._linked": _peers,
     "FollowerGuard._held": _peers,
     "FollowerGuard._held[]": lambda found, replica, broker: 20 * found["FollowerGuard._held"],
     "Handover._asked": _peers,
     "Handover._connected": _peers,
+    "MemberChanges._rounds": LEARNERS_MAX,
+    "MemberHistory._commands": FILES,
+    "MemberHistory._indexes": FILES,
     "PeerProgress._flights": COMMAND_BYTES_MAX,
     "PreVote._agreed": _peers,
     "Proposals._sizes": _entries,
     "Proposals._waiting": _entries,
     "RaftNode._connected": _peers,
     "RaftNode._handlers": OF_THE_PROGRAM,
+    "RaftNode._known": _peers,
+    "RaftNode._linked": _links,
+    "RaftNode._told": _peers,
     "PeerMarks._known": _peers,
     "Rejoin._answers": _peers,
     "Rejoin._learners": _peers,

@@ -12,9 +12,10 @@ from collections.abc import Callable
 
 import pytest
 
+from escrowmq.replication.format.membership import Members
 from tests.sim import checks
 from tests.sim.world import Violation
-from tests.support.seen_group import SeenGroup
+from tests.support.seen_group import SeenGroup, SeenReplica
 
 Story = Callable[[SeenGroup], Callable[[], None]]
 #: kind -> stories: the sound part is told at once, and the bad step is what it returns.
@@ -71,6 +72,15 @@ def one_leads_that_lacks_an_acknowledged_entry(group: SeenGroup) -> Callable[[],
     group.replicate(1, group.a, group.b)
     group.acknowledge(2, 1)
     return lambda: group.elect(group.c, 2, group.c, group.b)
+
+
+@breaks("early-promotion")
+def a_voter_counts_whose_disk_is_empty(group: SeenGroup) -> Callable[[], None]:
+    group.led_by_a()
+    newcomer = SeenReplica("r3")
+    group.checker.look(newcomer)
+    group.change(group.a, Members(2, ("a", "b", "c"), ("r3",), "x", 3))
+    return lambda: group.change(group.a, Members(3, ("a", "b", "c", "r3"), (), "x", 3))
 
 
 # ------------------------------------------------------------------ replication

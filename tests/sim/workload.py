@@ -107,6 +107,9 @@ class RawApplication:
         if context.disk.exists(CHECKPOINT):
             saved = json.loads(context.disk.read_all(CHECKPOINT))
             self.applied_index, self._chain = saved["applied"], bytes.fromhex(saved["chain"])
+            if saved.get("members"):
+                index, command = saved["members"]
+                context.journal.members.begin(index, bytes.fromhex(command))
         if retain:
             self._schedule()
 
@@ -138,7 +141,10 @@ class RawApplication:
         self._context.later(0.3 + 2 * self._context.rng.random(), self._checkpoint)
 
     def _checkpoint(self, again: bool = True) -> None:
-        context, saved = self._context, {"applied": self.applied_index, "chain": self._chain.hex()}
+        context = self._context
+        saved: dict[str, Any] = {"applied": self.applied_index, "chain": self._chain.hex()}
+        if (said := context.journal.members.said(self.applied_index)) is not None:
+            saved["members"] = [said[0], said[1].hex()]
         try:
             context.disk.write_atomic(CHECKPOINT, [json.dumps(saved).encode()])
         except DiskFull:

@@ -8,7 +8,11 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+from escrowmq.replication.format.membership import Members, encode_members
+from escrowmq.replication.log.member_history import MemberHistory
 from tests.sim.checks import Checker
+
+BEGINNING = Members(1, ("a", "b", "c"))
 
 
 class SeenLog:
@@ -19,6 +23,8 @@ class SeenLog:
         self.terms = {1: 0}
         self.ballot: tuple[int, str | None] = (0, None)
         self.damaged: set[int] = set()
+        self.members = MemberHistory()
+        self.members.begin(0, BEGINNING)
 
     @property
     def last_index(self) -> int:
@@ -56,6 +62,7 @@ class SeenReplica:
         self.node: Any = SimpleNamespace(
             term=0, is_leader=False, ready=False, rejoining=False, commit_index=1, applied_index=1
         )
+        self.node.members = BEGINNING
         self.node._replicator = SimpleNamespace(_progress={})
 
 
@@ -63,7 +70,7 @@ class SeenGroup:
     """Three replicas and their checker."""
 
     def __init__(self) -> None:
-        self.checker: Any = Checker(3)
+        self.checker: Any = Checker()
         self.replicas = [SeenReplica(name) for name in ("a", "b", "c")]
         self.a, self.b, self.c = self.replicas
         self.look()
@@ -89,6 +96,13 @@ class SeenGroup:
         for replica in replicas:
             replica.journal.append(term)
         self.look()
+
+    def change(self, leader: SeenReplica, members: Members) -> None:
+        """``leader`` appends a configuration, and counts by it."""
+        leader.journal.append(leader.node.term)
+        leader.journal.members.note(leader.journal.last_index, encode_members(members))
+        leader.node.members = members
+        self.checker.look(leader)
 
     def acknowledge(self, index: int, term: int) -> None:
         self.checker.acknowledge(self.replicas, index, term)

@@ -1,0 +1,95 @@
+"""Planted faults in how a group changes its members.
+
+That a leader first applies an entry of its own term matters in a schedule that chance does not find: it is
+shown by hand, in tests/replication/raft/test_changes_of_members.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from escrowmq.replication.format.membership import Members
+from escrowmq.replication.raft import members as rules
+from escrowmq.replication.raft.changing import MemberChanges
+from escrowmq.replication.raft.members import Circle
+from escrowmq.replication.raft.node import RaftNode
+from tests.controls.planting import plant
+from tests.controls.raft_faults import LOST, STUCK, VOTES
+from tests.sim import faultplan
+
+#: A group that counts wrongly elects two, loses what was promised, or waits for who is not there.
+SURE = (*VOTES, *LOST)
+WRONG = (*SURE, *STUCK, "not-converged")
+#: Whoever counts wrongly may wait for ever, too. That proves less than what it may promise and not keep.
+LATE = (*STUCK, "not-converged", "stuck-learner", "early-promotion")
+
+
+def many_changes(patch: pytest.MonkeyPatch) -> None:
+    """Every schedule has several changes of members, two of them at once now and then."""
+    patch.setitem(faultplan.CHANGES, "per_schedule", (4, 6))
+
+
+@plant(
+    "two-changes-at-once",
+    *SURE,
+    workload="raw",
+    conditions=many_changes,
+    passing_over=LATE,
+    within=80,
+    start=28,
+)
+def two_changes_at_once(patch: pytest.MonkeyPatch) -> None:
+    """A leader changes members again before the change before is applied."""
+    patch.setattr(MemberChanges, "last_change_applied", lambda self: True)
+
+
+@plant(
+    "members-taken-at-apply",
+    *SURE,
+    workload="raw",
+    conditions=many_changes,
+    passing_over=LATE,
+    within=80,
+    start=4,
+)
+def members_taken_at_apply(patch: pytest.MonkeyPatch) -> None:
+    """A configuration counts from when it is applied, not from when it is in the log."""
+    follow = Circle.follow
+    patch.setattr(Circle, "follow", lambda self, possible: follow(self, possible[:1]))
+
+
+@plant("learner-promoted-early", "early-promotion", *WRONG, workload="raw", conditions=many_changes)
+def learner_promoted_early(patch: pytest.MonkeyPatch) -> None:
+    """A learner becomes a voter at once, with an empty disk."""
+    patch.setattr(MemberChanges, "caught_up", lambda self, replica: True)
+
+
+@plant("member-id-used-again", *WRONG, workload="raw", conditions=many_changes)
+def member_id_used_again(patch: pytest.MonkeyPatch) -> None:
+    """A replica that was removed is added again under its old id, on another disk."""
+    patch.setattr(rules, "is_new", lambda members, replica: True)
+    patch.setattr(Members, "retired", lambda self, replica: False)
+
+
+@plant(
+    "tail-ignored-at-start",
+    *SURE,
+    workload="raw",
+    conditions=many_changes,
+    passing_over=LATE,
+    within=80,
+    start=14,
+)
+def tail_ignored_at_start(patch: pytest.MonkeyPatch) -> None:
+    """A start counts by what is applied, whatever its log says behind that."""
+    begin = RaftNode.__init__
+
+    def ignorant(self: RaftNode, *args: object, **named: object) -> None:
+        begin(self, *args, **named)  # type: ignore[arg-type]
+        applied: Sequence[Members] = self._journal.members.since(self.applied_index)[:1]
+        self._circle.follow(applied)
+        self._core.follow(self._circle.voters, {*self._known, *self._circle.peers})
+
+    patch.setattr(RaftNode, "__init__", ignorant)

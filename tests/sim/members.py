@@ -1,0 +1,151 @@
+"""Operators who change the members of a simulated group, through whoever leads: the product's own
+``next_step``, again and again until the change is done.
+
+They are careless: two may be at it at once, each asks any replica that believes to lead, and now and then one
+asks for a replica to come back that was removed. What they may not do, the leader refuses.
+
+A replica that comes has an empty disk and an id that nobody had. One that goes lives on for a while, since
+nothing tells its process; it stays under the checker's eyes to the end.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from escrowmq.replication.errors import ChangeRefused
+from escrowmq.replication.format.membership import Members, in_order
+from escrowmq.replication.raft.members import Act, Goal, Step, next_step
+from tests.sim.damage import others_have_all
+
+if TYPE_CHECKING:
+    from tests.sim.replica import SimReplica
+    from tests.sim.simulation import Simulation
+
+ASK_EVERY_S = 0.08
+#: More than that many operators do not meet.
+AT_ONCE = 2
+#: Voters that the changes lead to; more in one step of seven than a schedule has time for.
+MOST, LEAST = 5, 1
+LIVES_ON_S = 1.5
+
+
+@dataclass(slots=True)
+class Change:
+    """One operator's. ``steps``: what was appended for it."""
+
+    goal: Goal
+    steps: int = 0
+    refused: int = 0
+    created: set[str] = field(default_factory=set)
+
+
+class Operators:
+    """Does nothing before the first fault of its kind."""
+
+    def __init__(self, simulation: Simulation) -> None:
+        self._sim = simulation
+        self._rng = simulation.world.stream(f"operators{simulation.prefix}")
+        self.under_way: list[Change] = []
+        self.done: list[Change] = []
+        self.wanted = set(simulation.names)  # voters once everything is done
+        self._next = len(simulation.names)
+        self.begun = 0
+        self._removed: list[str] = []
+        self._asking = False
+
+    # -------------------------------------------------------------- the fault
+    def begin(self, rng: random.Random) -> str:
+        """Somebody wants other members."""
+        if len(self.under_way) >= AT_ONCE:
+            return ""
+        add, remove = list[str](), list[str]()
+        kind = rng.choice(("grow", "shrink", "replace", "replace"))
+        if kind != "shrink" and (len(self.wanted) < MOST or kind == "replace"):
+            add.append(f"{self._sim.prefix}r{self._next}")
+            self._next += 1
+        if kind != "grow" and len(self.wanted) > LEAST:
+            remove.append(rng.choice(in_order(self.wanted)))
+        if self._removed and rng.random() < 0.2:
+            add.append(rng.choice(self._removed))
+        if not add and not remove:
+            return ""
+        self.wanted = self.wanted - set(remove) | {name for name in add if name not in self._removed}
+        self.begun += 1
+        self.under_way.append(Change(Goal(f"change-{self.begun}", tuple(add), tuple(remove))))
+        if not self._asking:
+            self._asking = True
+            self._ask_soon()
+        return f"{kind} +{','.join(add)} -{','.join(remove)}"
+
+    # -------------------------------------------------------------- the operators
+    def _ask_soon(self) -> None:
+        self._sim.world.later(ASK_EVERY_S * (0.2 + self._rng.random()), self._ask)
+
+    def _ask(self) -> None:
+        self._ask_soon()
+        sim = self._sim
+        leaders = [r for r in sim.replicas if r.up and r.node.is_leader and sim.world.now >= r.paused_until]
+        for change in list(self.under_way):
+            if leaders:
+                self._ask_leader(change, self._rng.choice(leaders))
+
+    def _ask_leader(self, change: Change, leader: SimReplica) -> None:
+        node = leader.node
+        step = next_step(node.members, change.goal, leader.name, node.caught_up)
+        if step.act is Act.DONE:
+            if node.ready and node.applied_index >= leader.journal.members.newest_index:
+                self._finish(change, node.members)
+        elif step.act is Act.HAND_OVER:
+            node.transfer_leadership()
+        elif step.act is not Act.WAIT:
+            if step.act is Act.ADD and step.replica not in change.created:
+                change.created.add(step.replica)
+                self._create(step.replica)
+            leader.guarded(lambda: node.change_members(step, change.goal.id, self._answer(change, step)))
+        leader.kick()
+
+    def _answer(self, change: Change, step: Step) -> Any:
+        def done(result: Any, applied: bool | None) -> None:
+            change.steps += applied is True
+            change.refused += isinstance(result, ChangeRefused)
+            if applied:
+                self._sim.happened(f"{change.goal.id}: {step} is applied")
+
+        return done
+
+    def _create(self, name: str) -> None:
+        sim = self._sim
+        again = name in sim.network.hosts  # which the product does not let happen
+        newcomer = type(sim.replicas[0])(sim, name, address=f"{name}+" if again else name)
+        newcomer.joining = True
+        sim.add(newcomer, again)
+        sim.world.later(0.01, newcomer.start)
+
+    def _finish(self, change: Change, members: Members) -> None:
+        self.under_way.remove(change)
+        self.done.append(change)
+        for name in change.goal.remove:
+            gone = next((r for r in self._sim.replicas if r.name == name), None)
+            if gone is not None and members.retired(name):
+                self._removed.append(name)
+                self._sim.retire(gone)
+                self._sim.world.later(LIVES_ON_S * self._rng.random(), self._end, gone)
+
+    def _end(self, gone: SimReplica) -> None:
+        """Its node is given back. The only sound copy of what is damaged elsewhere goes on instead."""
+        if others_have_all(self._sim, gone):
+            gone.superseded = True
+            gone.crash(power=False)
+
+    # -------------------------------------------------------------- at the end
+    def missing(self) -> list[str]:
+        """What is not done yet, and who is left over."""
+        missing = [f"{change.goal} is not done" for change in self.under_way]
+        if not missing and self.begun:
+            names = {replica.name for replica in self._sim.replicas}
+            for replica in self._sim.replicas:
+                if replica.up and set(replica.node.members.voters) != names:
+                    missing.append(f"{replica.name} counts by {replica.node.members}, and there are {names}")
+        return missing

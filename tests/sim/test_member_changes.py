@@ -1,0 +1,35 @@
+"""Members change in simulated groups, beside every other fault, and the plans of old seeds stay."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.controls.member_faults import many_changes
+from tests.sim.faultplan import CHANGE, draw_faults
+from tests.sim.simulation import Plan, Simulation
+
+
+@pytest.mark.parametrize("first", [0, 1000])
+def test_groups_change_their_members_under_every_other_fault(
+    monkeypatch: pytest.MonkeyPatch, first: int
+) -> None:
+    many_changes(monkeypatch)
+    done = refused = 0
+    for seed in range(first, first + 8):
+        simulation = Simulation(seed, Plan.of(seed))
+        simulation.run()
+        assert not simulation.operators.under_way
+        done += sum(change.steps for change in simulation.operators.done)
+        refused += sum(change.refused for change in simulation.operators.done)
+    assert done > 24, "the fault misses"
+    assert refused > 10, "nobody asks for what is not allowed"
+
+
+def test_changes_are_drawn_beside_what_a_seed_always_drew(monkeypatch: pytest.MonkeyPatch) -> None:
+    for seed in range(20):
+        before = draw_faults(seed, 10.0)
+        with monkeypatch.context() as patch:
+            many_changes(patch)
+            drawn = draw_faults(seed, 10.0)
+        assert [fault for fault in drawn if fault.kind != CHANGE] == before
+        assert len(drawn) - len(before) in (4, 6)
