@@ -15,6 +15,7 @@ import socket
 import ray
 
 from escrowmq.cluster.embedded_ray import quiet_ray
+from escrowmq.cluster.head import HOW_TO
 from escrowmq.replication.errors import ClusterNotFound, ConfigError, NotAuthorized
 
 AUTO = "auto"
@@ -89,7 +90,8 @@ def check_reachable(address: str) -> None:
     except OSError as error:
         why = error.strerror or error
         raise ClusterNotFound(
-            f"no Ray cluster at {address!r} ({why}); {_HOW_TO_START}, or correct the address"
+            f"no Ray cluster at {address!r} ({why}); {_HOW_TO_START}, or correct the address; if it ran "
+            f"until now, its head node was lost: {HOW_TO}"
         ) from error
 
 

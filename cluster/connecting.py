@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import ray
 
-from escrowmq.cluster.address import AUTO, find_address, join_ray
+from escrowmq.actors.client.head_patience import reconnect_s
+from escrowmq.cluster.address import AUTO, check_reachable, find_address, join_ray
 from escrowmq.cluster.config import Config, load_config
+from escrowmq.cluster.discovery import discover
 from escrowmq.cluster.embedded_ray import quiet_ray
 from escrowmq.cluster.handle import Cluster
-from escrowmq.cluster.launch import cluster_info, find_supervisor
+from escrowmq.cluster.head_watch import HeadWatch
+from escrowmq.replication.errors import ClusterNotFound
 
 
 def connect(
@@ -19,7 +23,8 @@ def connect(
     """The cluster in ``namespace`` ("escrowmq") of the Ray cluster at ``address`` (host:port).
 
     "auto": the Ray that this process is connected to, else RAY_ADDRESS, else the only one on this
-    machine. Answers within seconds, also where nothing listens. Raises ClusterNotFound, NotAuthorized,
+    machine. Answers within seconds, also where nothing listens; through a broker, while the supervisor is
+    away. Raises ClusterNotFound, NotAuthorized,
     ConfigError, Unavailable; a connection made here is then undone.
     """
     settings = config if isinstance(config, Config) else load_config(config)
@@ -27,13 +32,23 @@ def connect(
     space = namespace or settings.cluster.namespace
     joined = join_ray(wanted, space)
 
+    def head_is_there() -> bool:
+        try:
+            check_reachable(wanted)
+        except ClusterNotFound:
+            return False
+        return True
+
+    watch = HeadWatch(wanted, reconnect_s(os.environ), head_is_there)
+
     def disconnect() -> None:
+        watch.close()
         if joined and ray.is_initialized():
             with quiet_ray():
                 ray.shutdown()
 
     try:
-        info = cluster_info(find_supervisor(space, wanted))
+        info = discover(space, wanted)
     except BaseException:
         disconnect()
         raise

@@ -18,14 +18,13 @@ from escrowmq.actors.client.topology import SUPERVISOR, ClusterInfo
 from escrowmq.cluster.address import AUTO, find_address, join_ray
 from escrowmq.cluster.config import Config
 from escrowmq.cluster.differences import AS_FOUNDED, differences
+from escrowmq.cluster.head import HEAD_RESOURCE
 from escrowmq.cluster.launch import ANSWER_TIMEOUT_S, cluster_info, launch, require_ready, typed_errors
 from escrowmq.cluster.secret import given_secret
 from escrowmq.cluster.supervisor import SupervisorPlan, settings_in
 from escrowmq.replication.errors import ClusterNotFound, SettingsDiffer, Unavailable
 
 DATA_DIR = Path("/var/lib/escrowmq")
-#: The resource that Ray gives to the head node and to no other.
-_HEAD = "node:__internal_head__"
 
 
 def deploy(
@@ -67,7 +66,8 @@ def deploy(
                     ray.get(running.wait_ready.remote(wait_s), timeout=wait_s + ANSWER_TIMEOUT_S), wait_s
                 )
         return cluster_info(running)
-    return launch(plan, head_node_id(), wait_s=wait_s, keep_if_late=True)
+    check_head()
+    return launch(plan, None, wait_s=wait_s, keep_if_late=True)
 
 
 def _running(plan: SupervisorPlan, stated: Collection[str] | None) -> Any:
@@ -111,9 +111,9 @@ def _settings_of(handle: Any, info: ClusterInfo) -> dict[str, dict[str, Any]]:
     return {**told, "cluster": shape, "security": security}
 
 
-def head_node_id() -> str:
-    """Ray's id of the head node."""
+def check_head() -> None:
+    """Raise ClusterNotFound unless Ray has a live head node: the supervisor would wait for one for ever."""
     for entry in ray.nodes():  # type: ignore[no-untyped-call]
-        if entry["Alive"] and _HEAD in entry["Resources"]:
-            return str(entry["NodeID"])
+        if entry["Alive"] and HEAD_RESOURCE in entry["Resources"]:
+            return
     raise ClusterNotFound("this Ray cluster has no live head node; start it with 'ray start --head'")

@@ -24,6 +24,7 @@ from escrowmq.actors.consumer.consumer import Consumer
 from escrowmq.actors.producer.config import ProducerConfig
 from escrowmq.actors.producer.producer import Producer
 from escrowmq.cluster.config import Config, change_section
+from escrowmq.cluster.discovery import reconnect_waits, within
 from escrowmq.cluster.launch import ANSWER_TIMEOUT_S, find_supervisor
 from escrowmq.feedback.states import TxStatusQuerier
 from escrowmq.replication.errors import Closed, Unavailable
@@ -101,12 +102,25 @@ class Cluster(Closing):
     def health(self) -> dict[str, Any]:
         """Nodes and replicas as the supervisor sees them. Raises ClusterNotFound, Unavailable."""
         self._open_info()
-        handle = find_supervisor(self.info.namespace, self.address)
-        try:
+
+        def ask() -> dict[str, Any]:
+            handle = find_supervisor(self.info.namespace, self.address)
             health: dict[str, Any] = ray.get(handle.health.remote(), timeout=ANSWER_TIMEOUT_S)
+            return health
+
+        try:
+            return within(ANSWER_TIMEOUT_S + 1.0, self.address, ask)
         except (ray.exceptions.RayError, ray.exceptions.GetTimeoutError) as error:
             raise Unavailable(f"the supervisor does not answer: {error}", 1.0) from error
-        return health
+
+    def head_waits(self, health: dict[str, Any]) -> dict[str, float]:
+        """Node -> how many seconds its processes wait for Ray's lost head. Raises Unavailable.
+
+        ``health``: as :meth:`health` answers.
+        """
+        nodes = {(entry["group"], entry["replica"]): entry["node"] for entry in health["replicas"]}
+        found = reconnect_waits(self._open_info(), self.address)
+        return {nodes[replica]: wait for replica, wait in found.items() if replica in nodes}
 
     def leftovers(self, remove: bool = False) -> list[dict[str, Any]]:
         """Directories of replicas that were replaced: the fields of ``Leftover`` in cluster/leftovers.py.

@@ -40,8 +40,10 @@ def typed_errors() -> Iterator[None]:
         raise
 
 
-def launch(plan: SupervisorPlan, node_id: str, *, wait_s: float, keep_if_late: bool = False) -> ClusterInfo:
-    """Create the supervisor on a node and wait until every group is led.
+def launch(
+    plan: SupervisorPlan, node_id: str | None, *, wait_s: float, keep_if_late: bool = False
+) -> ClusterInfo:
+    """Create the supervisor on a node (None: the head) and wait until every group is led.
 
     Raises ConfigError if the namespace has a cluster, the typed errors of its data directory, and
     Unavailable if it is not ready in time. Nothing is left running then, but with ``keep_if_late`` a

@@ -166,9 +166,9 @@ class SupervisorSettings:
     #: up` give up. A cold machine needs 5 s; recovery after a power cut can take longer.
     start_timeout_s: float = 60.0
     #: A replica whose node stays away this long is built anew on another node, from its peers. Ten
-    #: minutes outlast a reboot: copying a large log for nothing would cost more than waiting. Keep it well
-    #: above the minute after which a node that is merely cut off ends its own processes: the old replica
-    #: must be gone before a new one takes its number.
+    #: minutes outlast a reboot: copying a large log for nothing would cost more than waiting. A node that is
+    #: merely cut off from Ray's head keeps its processes for as long as they wait for the head (ten minutes,
+    #: too, as ray_cluster.yaml starts Ray); peers refuse the old replica once it is replaced.
     replace_after_s: float = 600.0
     #: First pause before a replica that failed to start is tried again; doubled each time ...
     retry_min_s: float = 1.0

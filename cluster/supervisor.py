@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import threading
 import time
 from dataclasses import asdict, dataclass, replace
@@ -22,6 +23,7 @@ from escrowmq.actors.broker.broker import Broker  # noqa: F401  (so that a worke
 from escrowmq.actors.broker.config import BrokerConfig
 from escrowmq.actors.client.topology import SUPERVISOR, ClusterInfo
 from escrowmq.cluster.cluster_dir import ClusterDir
+from escrowmq.cluster.head import HEAD_RESOURCE, HEAD_SHARE, head_of
 from escrowmq.cluster.leftovers import leftovers, remove_all
 from escrowmq.cluster.placement import Condition, Node, ReplicaKey, decide, found_seats
 from escrowmq.cluster.secret import Secret
@@ -303,6 +305,8 @@ class Supervisor:
             "data_dir": str(self._plan.data_dir),
             "replicas": replicas,
             "refusal": self._refusal(),
+            # An embedded Ray ends with the program that started it: there is no head to lose.
+            "head": None if self._plan.here_only else asdict(head_of(os.environ)),
             "problem": None if self._problem is None else asdict(self._problem),
         }
 
@@ -347,10 +351,20 @@ def _open_dir(plan: SupervisorPlan) -> ClusterDir:
     )
 
 
-def create_supervisor(plan: SupervisorPlan, node_id: str) -> Any:
-    """The named, detached actor on the given node; its handle. Raises ValueError if the name is taken."""
+def create_supervisor(plan: SupervisorPlan, node_id: str | None) -> Any:
+    """The named, detached actor; its handle. Raises ValueError if the name is taken.
+
+    ``node_id`` None: on the head node, whichever that is. It is bound to the head's resource and not to a
+    node id, since a head that is lost and comes back has another id: bound to the old one it would never be
+    started again.
+    """
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+    place: dict[str, Any] = (
+        {"resources": {HEAD_RESOURCE: HEAD_SHARE}}
+        if node_id is None
+        else {"scheduling_strategy": NodeAffinitySchedulingStrategy(node_id, soft=False)}
+    )
     return (
         ray.remote(Supervisor)
         .options(
@@ -361,7 +375,7 @@ def create_supervisor(plan: SupervisorPlan, node_id: str) -> Any:
             max_task_retries=0,
             max_concurrency=16,
             num_cpus=0,
-            scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False),
+            **place,
         )
         .remote(plan.packed())
     )

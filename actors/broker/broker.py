@@ -16,6 +16,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from escrowmq.actors.broker.branch_work import BranchWork
 from escrowmq.actors.broker.config import BrokerConfig
 from escrowmq.actors.broker.parts import Parts
 from escrowmq.actors.broker.peers import RayPeers
+from escrowmq.actors.client.head_patience import reconnect_s
 from escrowmq.actors.client.topology import ClusterInfo, broker_name
 from escrowmq.replication.calling.answers import (
     EarlierChecks,
@@ -268,6 +270,12 @@ class Broker:
             superseded_by=self._superseded_by,
             across=across,
         )
+
+    @ray.method(concurrency_group="peer")
+    def about(self) -> dict[str, Any]:
+        """The fields of ClusterInfo, for clients that begin while the supervisor is away; ``reconnect_s``:
+        so long the processes of this node wait for Ray's lost head. Answered from the first moment on."""
+        return {**asdict(self._info), "reconnect_s": reconnect_s(os.environ)}
 
     # -------------------------------------------------------------- consumer groups
 

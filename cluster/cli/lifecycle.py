@@ -54,6 +54,23 @@ def up(
     show_pairs(shown, info, {**pairs, "groups": info.groups, "replicas": info.replicas})
     if not wait:
         note("starting in the background; see escrowmq status")
+    elif problem := _head_problem(connection):
+        note(f"head: {problem}")
+
+
+def _head_problem(connection: ConnectionOptions) -> str | None:
+    """What the loss of Ray's head would do to a cluster of several nodes; on one node it is no other loss."""
+    from escrowmq.cluster.head import Head, head_problem
+    from escrowmq.replication.errors import Unavailable
+
+    with connection.joined() as cluster:
+        try:
+            health = cluster.health()
+            if not health.get("head") or len(health["nodes"]) < 2:
+                return None
+            return head_problem(Head(**health["head"]), cluster.head_waits(health))
+        except Unavailable:  # the cluster has answered a moment ago: no reason to fail
+            return None
 
 
 @with_connection
@@ -69,14 +86,29 @@ def down(connection: ConnectionOptions) -> None:
 @with_connection
 def status(connection: ConnectionOptions, shown: Shown = Format.table) -> None:
     """Replicas, broker groups and feedback processes. Exit code 1 unless all replicas are well."""
+    from escrowmq.cluster.head import Head, head_in_words
+    from escrowmq.replication.errors import ClusterNotFound, Unavailable
+
+    health: dict[str, Any] = {"nodes": [], "replicas": []}
+    away = head = None
     with connection.joined() as cluster:
-        found, health = cluster.status(), cluster.health()
+        found = cluster.status()
+        try:
+            health = cluster.health()
+            if health.get("head"):  # an embedded cluster's supervisor knows none
+                head = head_in_words(Head(**health["head"]), cluster.head_waits(health))
+        except (ClusterNotFound, Unavailable) as error:  # lost with Ray's head; the replicas have answered
+            away = str(error)
         where = cluster.address
     if shown is Format.json:
-        show_json({**plain(found), "healthy": found.healthy, "address": where, "supervisor": health})
+        told = {**health, "away": away, "head_in_words": head}
+        show_json({**plain(found), "healthy": found.healthy, "address": where, "supervisor": told})
     else:
-        pairs = {"cluster_id": found.cluster_id, "address": where, "namespace": cluster.info.namespace}
-        show_pairs(shown, found, {**pairs, "healthy": found.healthy, "nodes": len(health["nodes"])})
+        pairs: dict[str, Any] = {"cluster_id": found.cluster_id, "address": where}
+        pairs |= {"namespace": cluster.info.namespace}
+        pairs |= {"healthy": found.healthy, "nodes": len(health["nodes"])}
+        pairs |= {"head": head} if head else {}
+        show_pairs(shown, found, pairs | ({"supervisor": away} if away else {}))
         seats = {(r["group"], r["replica"]): r for r in health["replicas"]}
         rows = [
             _replica(replica, seats.get((replica.group, replica.replica), {}))
@@ -86,7 +118,7 @@ def status(connection: ConnectionOptions, shown: Shown = Format.table) -> None:
         show_rows(shown, rows, list(rows[0]))
         for lines in (group_rows(found), feedback_rows(found)):
             show_rows(shown, lines, list(lines[0]) if lines else [], empty=NO_FEEDBACK)
-    if not found.healthy:
+    if away or not found.healthy:
         raise typer.Exit(FAILED)
 
 

@@ -12,16 +12,16 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 
 
-def told(story: str, ending: str) -> None:
+def told(story: str, ending: str, *more: str, **variables: str) -> None:
     """Run ``tests.integration.<story>`` to its good end, which says ``ending``; with a directory of its
-    own."""
+    own, ``more`` arguments, and environment variables."""
     directory = Path(tempfile.mkdtemp(prefix="emq-", dir="/tmp"))  # sockets allow no long path
     try:
         done = subprocess.run(
-            [sys.executable, "-m", f"tests.integration.{story}", str(directory)],
+            [sys.executable, "-m", f"tests.integration.{story}", str(directory), *more],
             cwd=ROOT,
             # A token that lies on this machine is for others.
-            env={**os.environ, "RAY_AUTH_MODE": "disabled"},
+            env={**os.environ, "RAY_AUTH_MODE": "disabled", **variables},
             capture_output=True,
             text=True,
             timeout=280,

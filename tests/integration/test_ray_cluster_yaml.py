@@ -7,9 +7,7 @@ import json
 import os
 import shlex
 import shutil
-import socket
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -20,27 +18,24 @@ import jsonschema
 import psutil
 import pytest
 import ray
-import yaml
 from ray.autoscaler._private.util import prepare_config, validate_config
 
+from escrowmq.actors.client.head_patience import reconnect_s
 from escrowmq.cluster.embedded_ray import system_config
+from escrowmq.cluster.head import head_of, head_problem
 from escrowmq.cluster.settings import RaySettings
-
-FILE = Path(__file__).parents[2] / "ray_cluster.yaml"
-BIN = Path(sys.executable).parent
+from tests.support.ray_nodes import BIN, FILE, cluster_file, free_port, ray_start
 
 
 @pytest.fixture(scope="module")
 def content() -> dict[str, Any]:
-    loaded: dict[str, Any] = yaml.safe_load(FILE.read_text())
-    return loaded
+    return cluster_file()
 
 
 def head_commands(content: dict[str, Any]) -> tuple[list[str], list[str]]:
     """(arguments of ``ray start``, arguments of ``escrowmq up``) of the head node."""
     _, start, up = content["head_start_ray_commands"]
-    words = shlex.split(start)
-    return words[words.index("ray") + 1 :], shlex.split(up)[2:]
+    return ray_start(start)[1], shlex.split(up)[2:]
 
 
 def test_it_fits_rays_own_schema(content: dict[str, Any]) -> None:
@@ -59,6 +54,16 @@ def test_its_ray_has_the_settings_of_the_embedded_one(content: dict[str, Any]) -
     start, _ = head_commands(content)
     (given,) = [word.partition("=")[2] for word in start if word.startswith("--system-config=")]
     assert json.loads(given) == system_config(RaySettings())
+
+
+def test_its_nodes_all_wait_for_a_lost_head_which_keeps_its_tables(content: dict[str, Any]) -> None:
+    head, _ = ray_start(content["head_start_ray_commands"][1])
+    worker, _ = ray_start(content["worker_start_ray_commands"][1])
+    assert head_problem(head_of(head), {"worker": reconnect_s(worker)}) is None
+    (made,) = [line for line in content["setup_commands"] if "install -d" in line]
+    directory = Path(made.rpartition(" ")[2])
+    assert "-m 700" in made and directory in Path(head["RAY_gcs_storage_path"]).parents, "it holds the secret"
+    assert head["RAY_AUTH_MODE"] == worker["RAY_AUTH_MODE"] == "token"
 
 
 def test_every_line_is_explained() -> None:
@@ -100,14 +105,14 @@ def test_its_start_commands_start_ray_and_escrowmq(content: dict[str, Any]) -> N
     """The commands as they stand, but for what must differ on a test machine: port, directories, nodes."""
     start, up = head_commands(content)
     directory = Path(tempfile.mkdtemp(prefix="emq-", dir="/tmp"))
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     address = f"127.0.0.1:{port}"
     replaced = [w for w in start if not w.startswith(("--port", "--autoscaling-config"))]
     more = [f"--port={port}", f"--temp-dir={directory / 'ray'}", "--include-dashboard=false", "--num-cpus=1"]
     up = [address if word == "127.0.0.1:6379" else word for word in up]
     up[up.index("--nodes-min") + 1] = "1"
-    environment = {**os.environ, "RAY_AUTH_MODE": "token"}
+    variables, _ = ray_start(content["head_start_ray_commands"][1])
+    environment = {**os.environ, **variables, "RAY_gcs_storage_path": str(directory / "gcs")}
 
     def escrowmq(*arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(

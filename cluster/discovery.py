@@ -1,0 +1,167 @@
+"""Learning a cluster's shape from whoever answers: its supervisor, or any broker while that is away.
+
+The supervisor is lost with Ray's head node and comes back with it; brokers elsewhere work on meanwhile, and a
+program that starts then must find them. Ray's own look-ups wait up to a minute for a lost head, so they are
+made in a thread that nobody waits for longer than he wanted to.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import ray
+
+from escrowmq.actors.client.topology import ClusterInfo, broker_name
+from escrowmq.cluster.head import HOW_TO
+from escrowmq.cluster.launch import ANSWER_TIMEOUT_S, find_supervisor, named_actors
+from escrowmq.replication.errors import ClusterNotFound, Unavailable
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+#: The supervisor answers in milliseconds. When it has not by now, the brokers are asked, too.
+SUPERVISOR_FIRST_S = 1.0
+ASK_AGAIN_S = 0.2
+_SHAPE = ("cluster_id", "namespace", "groups", "replicas")
+#: Clusters that this process has known, by (address, namespace): their brokers' names need no look-up.
+_known: dict[tuple[str, str], ClusterInfo] = {}
+
+
+def discover(namespace: str, address: str, wait_s: float = ANSWER_TIMEOUT_S) -> ClusterInfo:
+    """The cluster in ``namespace`` of the Ray at ``address``, which this process is connected to.
+
+    Raises ClusterNotFound if there is none, Unavailable if nobody has answered after ``wait_s``.
+    """
+    deadline = time.monotonic() + wait_s
+    known = _known.get((address, namespace))
+    info = within(wait_s + 1.0, address, lambda: _discover(namespace, address, known, deadline))
+    _known[address, namespace] = info
+    return info
+
+
+def within(wait_s: float, address: str, ask: Callable[[], T]) -> T:
+    """What ``ask`` returns or raises, in a thread of its own. Raises Unavailable when that takes longer."""
+    answers: queue.SimpleQueue[tuple[T | None, BaseException | None]] = queue.SimpleQueue()
+
+    def run() -> None:
+        try:
+            answers.put((ask(), None))
+        except BaseException as error:
+            answers.put((None, error))
+
+    threading.Thread(target=run, name="escrowmq-discovery", daemon=True).start()
+    try:
+        answer, error = answers.get(timeout=wait_s)
+    except queue.Empty:
+        raise Unavailable(
+            f"Ray's head at {address} does not answer, for {wait_s:g} s now: it was lost, or cannot be "
+            f"reached from here; {HOW_TO}",
+            5.0,
+        ) from None
+    if error is not None:
+        raise error
+    return answer  # type: ignore[return-value]  # of its type where there is no error
+
+
+def _discover(namespace: str, address: str, known: ClusterInfo | None, deadline: float) -> ClusterInfo:
+    first: ClusterNotFound | None = None
+    try:
+        supervisor = find_supervisor(namespace, address)
+    except ClusterNotFound as error:
+        first, supervisor = error, None
+    else:
+        patience = min(time.monotonic() + SUPERVISOR_FIRST_S, deadline)
+        info = _first_answer([supervisor.info.remote()], patience)
+        if info is not None:
+            return info
+    brokers = _brokers(namespace, known)
+    if first is not None and not brokers:
+        raise first
+    while True:
+        calls = [call for broker in brokers if (call := _asked(broker)) is not None]
+        if supervisor is not None:
+            calls.append(supervisor.info.remote())
+        info = _first_answer(calls, min(time.monotonic() + SUPERVISOR_FIRST_S, deadline))
+        if info is not None:
+            log.info("the supervisor is away; a broker has answered")
+            return info
+        if time.monotonic() >= deadline:
+            raise Unavailable(
+                f"neither the supervisor nor a broker in namespace {namespace!r} at {address} answers; if "
+                f"Ray's head node was lost, {HOW_TO}",
+                1.0,
+            )
+        time.sleep(ASK_AGAIN_S)
+
+
+def _brokers(namespace: str, known: ClusterInfo | None) -> list[Any]:
+    """Handles of brokers. Of a known cluster Ray has most of them here, and needs no head to find them."""
+    if known is not None:
+        names = [broker_name(gid, rid) for gid in range(known.groups) for rid in range(known.replicas)]
+    else:
+        names = [
+            entry["name"]
+            for entry in named_actors()
+            if entry["namespace"] == namespace and entry["name"].startswith("broker-")
+        ]
+    found = []
+    for name in names:
+        try:
+            found.append(ray.get_actor(name, namespace=namespace))
+        except ValueError:  # gone meanwhile
+            continue
+    return found
+
+
+def _asked(broker: Any) -> Any | None:
+    try:
+        return broker.about.remote()
+    except AttributeError:  # of an earlier version, which has no such call
+        return None
+
+
+def _first_answer(calls: Sequence[Any], deadline: float) -> ClusterInfo | None:
+    """The first good answer until then."""
+    left = list(calls)
+    while left and (seconds := deadline - time.monotonic()) > 0:
+        done, left = ray.wait(left, num_returns=1, timeout=seconds)
+        for call in done:
+            try:
+                answer: dict[str, Any] = ray.get(call)
+            except (ray.exceptions.RayError, Unavailable) as error:  # dead, restarting, or starting
+                log.debug("no answer: %s", error)
+                continue
+            return ClusterInfo(**{name: answer[name] for name in _SHAPE})
+    return None
+
+
+def reconnect_waits(
+    info: ClusterInfo, address: str, wait_s: float = SUPERVISOR_FIRST_S
+) -> dict[tuple[int, int], float]:
+    """(group, replica) -> how many seconds the processes of its node wait for Ray's head; of who answers."""
+
+    def ask() -> dict[tuple[int, int], float]:
+        calls: dict[Any, tuple[int, int]] = {}
+        for gid in range(info.groups):
+            for rid in range(info.replicas):
+                try:
+                    call = _asked(ray.get_actor(broker_name(gid, rid), namespace=info.namespace))
+                except ValueError:
+                    continue
+                if call is not None:
+                    calls[call] = gid, rid
+        done, _ = ray.wait(list(calls), num_returns=len(calls), timeout=wait_s) if calls else ([], [])
+        found = {}
+        for call in done:
+            try:
+                found[calls[call]] = float(ray.get(call)["reconnect_s"])
+            except ray.exceptions.RayError:
+                continue
+        return found
+
+    return within(wait_s + 2.0, address, ask)
