@@ -216,6 +216,11 @@ class Core(SyncObj):  # type: ignore[misc]
         ``commit_cap``: the highest index that a quorum holds durably; ``apply_limit``: that may be applied.
         """
         before, _thread_clock.read = _thread_clock.read, self._clock
+        # A leader commits by entries of its own term. Where the cap is of an older one, stock would look at
+        # every entry up to it, in every tick until the leader's first entry is held by a majority.
+        term = self._journal.term_at(commit_cap)
+        if term is not None and term < self._SyncObj__raftCurrentTerm:
+            commit_cap = 0
         self._match.cap, self._apply_limit = commit_cap, apply_limit
         try:
             self._onTick(0)

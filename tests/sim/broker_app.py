@@ -36,6 +36,10 @@ class _Telling:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._raft, name)
 
+    @property
+    def ready(self) -> bool:  # asked in every tick, where __getattr__ would show
+        return self._raft.ready
+
     def propose(self, command: bytes, done: Callable[[Any, bool | None], None]) -> None:
         term = self._raft.term
 
@@ -96,6 +100,9 @@ class BrokerApplication:
             self._next_timer_s = clock_s + TIMER_S
             self.replica.on_timer(now_ms)
         self.replica.pump(now_ms)
+
+    def timer_s(self) -> float:
+        return self._next_timer_s
 
     def _start_job(self, job: CheckpointJob, done: Callable[[], None]) -> None:
         def write() -> None:

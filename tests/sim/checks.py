@@ -26,6 +26,8 @@ from escrowmq.replication.log.member_history import MemberHistory
 from escrowmq.replication.raft.node import RaftNode
 from tests.sim.world import Violation
 
+NO_BALLOT: tuple[int, str | None] = (0, None)
+
 
 class Observed(Protocol):
     """A replica as the checker sees it."""
@@ -113,7 +115,10 @@ class Checker:
         """After every step of ``replica``."""
         node, name = replica.node, replica.name
         self._replicas[name] = replica
-        self._voted(replica)
+        journal = replica.journal
+        ballot = (journal.getCurrentTerm(), journal.getVotedForNodeId())
+        if replica.learner or self._ballots.get(name, NO_BALLOT) != ballot:
+            self._voted(replica)
         commit, leads = node.commit_index, node.term if node.is_leader else 0
         seen = self._seen.get(name)
         if seen is not None and seen[0] == replica.incarnation:
@@ -158,7 +163,7 @@ class Checker:
             return
         journal = replica.journal
         ballot = term, candidate = journal.getCurrentTerm(), journal.getVotedForNodeId()
-        known, before = self._ballots.get(replica.name, (0, None))
+        known, before = self._ballots.get(replica.name, NO_BALLOT)
         if ballot == (known, before):
             return
         if term < known:

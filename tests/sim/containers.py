@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 PRODUCT = "escrowmq."
 CONTAINERS = (dict, list, set, deque)
+PLAIN = frozenset((int, str, bytes, float, tuple))  # what holds nothing that is looked into
 
 
 def sizes(*roots: Any) -> Counter[str]:
@@ -35,7 +37,10 @@ def _look(path: str, value: Any, found: Counter[str]) -> list[Any]:
         found[path] += len(value)
         inside: list[Any] = []
         for item in value.values() if isinstance(value, dict) else value:
-            if isinstance(value, dict) and type(item) in (*CONTAINERS, int) and not item:
+            kind = type(item)
+            if kind in PLAIN and item:
+                continue
+            if isinstance(value, dict) and kind in (*CONTAINERS, int) and not item:
                 found[f"{path} idle"] += 1
             if isinstance(item, CONTAINERS):
                 inside += _look(f"{path}[]", item, found)
@@ -52,8 +57,16 @@ def _is_ours(value: Any) -> bool:
 
 def _attributes(owner: Any) -> Iterator[tuple[str, Any]]:
     yield from getattr(owner, "__dict__", {}).items()
-    for kind in type(owner).__mro__:
-        slots = kind.__dict__.get("__slots__", ())
-        for name in (slots,) if isinstance(slots, str) else slots:
-            if name not in ("__dict__", "__weakref__") and hasattr(owner, name):
-                yield name, getattr(owner, name)
+    for name in _slots(type(owner)):
+        if hasattr(owner, name):
+            yield name, getattr(owner, name)
+
+
+@cache
+def _slots(kind: type) -> tuple[str, ...]:
+    """Names of the slots of a class and of those it derives from."""
+    names: list[str] = []
+    for each in kind.__mro__:
+        slots = each.__dict__.get("__slots__", ())
+        names += (slots,) if isinstance(slots, str) else slots
+    return tuple(name for name in names if name not in ("__dict__", "__weakref__"))

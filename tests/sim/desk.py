@@ -8,9 +8,10 @@ the log twice, and an answer can come for an attempt that was given up.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from escrowmq.replication.format.codec import Op
 from escrowmq.replication.replica.validation import parse_request
 from tests.sim.broker_app import BrokerApplication
 from tests.sim.replica import SimReplica
@@ -82,6 +83,7 @@ class Call:
         self._alive, self._once = alive, once
         self._over = False
         self._number = 0
+        self._ops: Sequence[Op] | None = None
 
     def end(self) -> None:
         """Nobody wants the answer any more."""
@@ -112,7 +114,10 @@ class Call:
                     desk.later(0.0005, self._answered, status)
 
             request = self._request
-            replica.guarded(lambda: app.replica.submit(request, parse_request(request), done))
+            if self._ops is None or replica.node.ready:  # one that does not lead looks at none of them
+                self._ops = parse_request(request)
+            ops = self._ops
+            replica.guarded(lambda: app.replica.submit(request, ops, done))
             if replica.up:
                 replica.kick()
         if self._once:

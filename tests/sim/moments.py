@@ -36,6 +36,11 @@ class Moments:
         #: replica -> incarnation, (term, vote), whether it leads, generation of its log
         self._seen: dict[str, tuple[int, tuple[int, str | None], bool, int]] = {}
 
+    @property
+    def waiting(self) -> bool:
+        """Whether an ambush is laid: then every step is looked at."""
+        return bool(self._armed)
+
     def lay(self, moment: str, rng: random.Random) -> str:
         """Wait for ``moment``, and strike the next few times it comes."""
         ambush = _Ambush(moment, rng.choice((1, 2, 4)), rng)

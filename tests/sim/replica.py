@@ -22,6 +22,7 @@ from escrowmq.replication.log.recovery import segment_firsts
 from escrowmq.replication.log.syncjob import SyncJob
 from escrowmq.replication.net.handshake import ToldSuperseded
 from escrowmq.replication.raft.node import RaftNode
+from escrowmq.replication.raft.pysync import FOLLOWER
 from tests.sim.bounds import RECOUNT_EVERY, check_bounds
 from tests.sim.broker_app import BrokerApplication
 from tests.sim.disk import PowerCut, SimDisk
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 TICK_S = 0.02
 SCRUB_PERIOD_S, SCRUB_STEP_S, SCRUB_PIECE_BYTES = 2.0, 0.01, 1000
 MEND_S = 0.1  # from damage that is met, or could not be mended, to the next try
+IDLE_TICKS_MAX = 4  # regular ones that may be left out
 STEP_S = 0.0002  # from an event to the tick it causes
 DISK_FULL_RETRY_S = 0.2
 START_RETRY_S = 0.2
@@ -73,12 +75,13 @@ class SimReplica:
         self.scrubbed = ""  # how far it has been (a file, in the broker)
         self.opening = False  # the process is there, and waits for what it needs from peers
         self._just_mended = self._in_vain = False  # its log; and it could not start all the same
-        self._copy_tries = self._ticks = 0
+        self._copy_tries = self._ticks = self._idle_ticks = 0
         self.flipped = False  # bits of its log were flipped, and not everything has been replaced since
         self.spoilt = False  # so were bits of its vote or of its state: it may have to learn, or to copy
         self.clock_ahead_s = self.wall_ahead_s = 0.0  # jumps of the monotonic and of the wall clock
         self._effects_left: int | None = None  # until the power goes in the middle of something
         self._effects_power = self._working = False
+        self._quiet = False  # the last tick left nothing to do, and nothing has happened since
         self.disk_hangs_s = 0.0  # the next sync takes so much longer
         self.paused_until = 0.0
         self._put_off: list[tuple[int, Callable[[], None]]] = []  # what a paused process will find
@@ -175,7 +178,7 @@ class SimReplica:
         sim = self._sim
         self.up, self.incarnation, self.paused_until = True, self.incarnation + 1, 0.0
         self._effects_left = None
-        self._tick_queued = self._wake_queued = False
+        self._tick_queued = self._wake_queued = self._quiet = False
         self._job: SyncJob | None = None
         self._inbox.clear()
         self._put_off.clear()
@@ -210,7 +213,7 @@ class SimReplica:
         self.opening = self._just_mended = self._in_vain = False
         sim.happened(f"{self.address} starts with log {self.journal.first_index}..{self.journal.last_index}")
         sim.network.host_up(self.address)
-        self.later(self.rng.random() * TICK_S, self._regular_tick)
+        self._world.later(self.rng.random() * TICK_S, self._regular_tick, self.incarnation)
         self._begin_sync()
 
     def crash(self, power: bool) -> None:
@@ -289,7 +292,7 @@ class SimReplica:
     def guarded(self, fn: Callable[[], T]) -> T | None:
         """Run ``fn`` as this process: what must end it does so, and then the answer is None."""
         try:
-            self._working = True
+            self._working, self._quiet = True, False
             return fn()
         except PowerCut:
             self._sim.crash(self, self._effects_power, self._fail_rng)
@@ -327,14 +330,41 @@ class SimReplica:
     def kick(self) -> None:
         if not self._tick_queued:
             self._tick_queued = True
-            self.later(STEP_S, self._tick)
+            self._world.later(STEP_S, self._kicked, self.incarnation)
 
-    def _regular_tick(self) -> None:
-        self.later(TICK_S, self._regular_tick)
+    def _kicked(self, incarnation: int) -> None:
+        """The tick that was asked for, unless it would do nothing: to this follower nothing has happened
+        since the last one, and nothing is due. Of regular ticks some are never left out, so that work which
+        somebody adds to a tick is done, late, also if it is not named here."""
+        if (
+            self._quiet
+            and incarnation == self.incarnation
+            and self.up
+            and self._world.now >= self.paused_until
+            and not self._put_off
+            and not self.journal.holes
+            and not self._sim.moments.waiting
+            and self.clock() < min(self.node._core._SyncObj__raftElectionDeadline, self.app.timer_s())
+        ):
+            self._tick_queued = False
+        else:
+            self._if_alive(incarnation, self._tick)
+
+    def _regular_tick(self, incarnation: int) -> None:
+        if incarnation != self.incarnation or not self.up:
+            return
+        if self._world.now < self.paused_until or self._put_off:
+            self._if_alive(incarnation, lambda: self._regular_tick(incarnation))
+            return
+        self._world.later(TICK_S, self._regular_tick, incarnation)
+        self._idle_ticks += 1
+        if self._idle_ticks >= IDLE_TICKS_MAX:
+            self._quiet = False
         self.kick()
 
     def _tick(self) -> None:
         self._tick_queued = False
+        self._idle_ticks = 0
         node = self.node
         node.tick()
         self.app.after_tick(self.wall_clock())
@@ -355,11 +385,16 @@ class SimReplica:
         if self.journal.holes and not self._mending:
             self._mending = True
             self.later(MEND_S, self._mend)
-        waits_for = node.applied_index + 1
-        lost = self.journal.damaged_after(waits_for - 1) == waits_for and self._mender.lacks(waits_for)
-        if node.too_far_behind or (lost and node.leader_id not in (None, self.name)):
+        if node.too_far_behind or (self.journal.holes and self._lost_next()):
             self.wants_copy, self._copy_tries = BEHIND, 0
             self._sim.crash(self, False, self._fail_rng)
+        self._quiet = not self._tick_queued and node._core.role() == FOLLOWER and not node.rejoining
+
+    def _lost_next(self) -> bool:
+        """Whether no replica has the entry that is to be applied next, and another one leads."""
+        node, waits_for = self.node, self.node.applied_index + 1
+        lost = self.journal.damaged_after(waits_for - 1) == waits_for and self._mender.lacks(waits_for)
+        return lost and node.leader_id not in (None, self.name)
 
     def _mend(self) -> None:
         """What the thread of ``upkeep.py`` does; a real one waits longer where nothing could be done."""

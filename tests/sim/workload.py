@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import random
 import struct
 from collections.abc import Callable, Sequence
@@ -50,6 +51,9 @@ class Application(Protocol):
     def attach(self, raft: RaftNode) -> None: ...
     def apply(self, index: int, term: int, command: bytes) -> Any: ...
     def after_tick(self, now_s: float) -> None: ...
+    def timer_s(self) -> float:
+        """When, by the replica's clock, ``after_tick`` has something to do that nothing asked for."""
+
     def digest(self, force: bool = False) -> bytes | None:
         """Hash of the state after the last applied entry; None where that would cost too much now, which
         it never does with ``force``."""
@@ -115,6 +119,9 @@ class RawApplication:
 
     def attach(self, raft: RaftNode) -> None: ...
     def after_tick(self, now_s: float) -> None: ...
+
+    def timer_s(self) -> float:
+        return math.inf
 
     def apply(self, index: int, term: int, command: bytes) -> int:
         assert index == self.applied_index + 1, (index, self.applied_index)

@@ -236,3 +236,28 @@ def test_o_stock_leads_on_for_half_a_minute_without_a_majority() -> None:
 
 def test_o_ours_steps_down_within_two_seconds() -> None:
     assert seconds_until_it_steps_down(our_group()) < 2
+
+
+# ------------------------------------------------------------------ what a tick looks at
+def test_a_leader_whose_first_entry_waits_does_not_look_at_the_log_before_it() -> None:
+    """Stock looked at every entry of older terms behind the commit index, in every tick: after a start, at
+    the whole log since the snapshot, in the thread that sends heartbeats."""
+    stage = our_group()
+    for member in stage.members.values():
+        member.journal.setCurrentTerm(1, None)
+        for index in range(member.last_index() + 1, 400):
+            member.journal.add(b"\0old", index, 1)
+        member.journal.sync()
+        member.raft._core._SyncObj__raftCurrentTerm = 1
+    for name in ("r1", "r2"):
+        stage.members[name].disk_stalls = True
+    leader = stage.elect("r0")
+    looked: list[int] = []
+    core, entries = leader.raft._core, leader.raft._core._SyncObj__getEntries
+    core._SyncObj__getEntries = lambda index, *rest: looked.append(index) or entries(index, *rest)
+    stage.run(0.5)
+    assert [core.match_index(peer) for peer in ("r1", "r2")] == [399, 399] and core.commit_index() < 399
+    assert not looked
+    stage.members["r1"].disk_stalls = False
+    stage.run(0.5)
+    assert core.commit_index() == leader.last_index() == 400
