@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tests.controls import (
+    branch_faults,
     disk_faults,
     feedback_faults,
     ghost_faults,
@@ -20,6 +21,7 @@ MODULES = (
     disk_faults,
     mending_faults,
     state_faults,
+    branch_faults,
     feedback_faults,
 )
 

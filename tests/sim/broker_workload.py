@@ -18,6 +18,7 @@ from escrowmq.replication.format import ops
 from escrowmq.replication.model import ResultCode
 from escrowmq.replication.state.machine import LEVEL_MAX
 from tests.history.report import Report
+from tests.sim.acting import Acting
 from tests.sim.broker_app import BrokerApplication
 from tests.sim.checkers import Feedback
 from tests.sim.consumers import Consumer, read_finally
@@ -37,7 +38,7 @@ TAKEN_UP, TAKEN_UP_S = 0.7, 5.0  # of what a dead producer left behind under ids
 READS = 5  # of everything, in the end: each may find the damage of one replica
 
 
-class BrokerWorkload:
+class BrokerWorkload(Acting):
     """Clients of one broker group."""
 
     def __init__(self) -> None:
@@ -99,9 +100,7 @@ class BrokerWorkload:
         if cluster.calm:
             self._send()
             return
-        acts = (self._transact, self._send, self._poll, self._cut, self._commit_offsets, self._trouble)
-        for act in self._rng.choices(acts, (8, 5, 6, 2, 1, 1), k=self._rng.choice((1, 1, 2, 4))):
-            act()
+        self.act_at_random()
 
     def _go_up(self) -> None:
         """The leader has heard that all replicas know all format levels: early, in the middle of things, or
@@ -128,15 +127,6 @@ class BrokerWorkload:
     def _send(self) -> None:
         self._numbers += 1
         self._rng.choice(self._working).send(self._numbers)
-
-    def _poll(self) -> None:
-        self._rng.choice(self.consumers).poll()
-
-    def _cut(self) -> None:
-        self._rng.choice(self.consumers).cut()
-
-    def _commit_offsets(self) -> None:
-        self._rng.choice(self.consumers).commit_offsets()
 
     def _trouble(self) -> None:
         """A producer or a feedback actor dies, or an operator decides something that is open."""

@@ -10,6 +10,7 @@ import sys
 
 import pytest
 
+from tests.sim.repeated import check_the_same_everywhere
 from tests.sim.schedules import run_seed
 
 CHUNK = 20
@@ -39,22 +40,7 @@ def test_without_a_guard_something_breaks_soon(guard: str) -> None:
 
 @pytest.mark.parametrize("workload", ["RawWorkload", "BrokerWorkload"])
 def test_a_seed_is_the_same_schedule_in_every_process(workload: str) -> None:
-    """String hashes differ from process to process; what happens must not."""
-    code = "from tests.sim.schedules import run_seed; from tests.sim.workload import RawWorkload; "
-    code += "from tests.sim.broker_workload import BrokerWorkload; "
-    code += f"print(run_seed(410016, workload={workload}, trace=True)[0].trace)"
-    traces = {
-        subprocess.run(
-            [sys.executable, "-c", code],
-            env={"PYTHONHASHSEED": hash_seed, "PYTHONPATH": ":".join(sys.path)},
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
-        for hash_seed in ("1", "2")
-    }
-    assert len(traces) == 1
-    assert len(traces.pop().strip()) == 40
+    check_the_same_everywhere(f"410016, workload={workload}")
 
 
 def test_a_broken_seed_comes_with_the_command_that_replays_it() -> None:

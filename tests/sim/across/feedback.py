@@ -9,31 +9,28 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 from escrowmq.feedback.answering.query_pool import QueryPool
 from escrowmq.feedback.answering.shard_link import AskedCheck, FeedbackLost, Place, Respondent, ShardLink
 from escrowmq.feedback.asking.shard import FeedbackShard
 from escrowmq.feedback.brokers import BrokerUnreachable
-from escrowmq.feedback.config import AnswererConfig, FeedbackConfig
+from escrowmq.feedback.config import AnswererConfig
 from escrowmq.feedback.policy import Trouble
 from escrowmq.replication.model import TransactionState
-from tests.sim.checkers import DELAYS_S, ROOM, STATES
+from tests.sim.checkers import CONFIG, DELAYS_S, ROOM, STATES
 from tests.sim.world import Violation
 
 if TYPE_CHECKING:
     from tests.sim.across.producers import AcrossProducer
     from tests.sim.across.workload import AcrossWorkload
 
-#: Everything is shorter than in production, as the transactions are.
-ASKING = FeedbackConfig(
+#: As with one group, and what only the real processes have.
+ASKING = replace(
+    CONFIG,
     lock_wait_s=0.5,
-    lock_lease_s=0.9,
-    lock_batch=8,
-    confirm_s=0.4,
     answer_s=1.5,
-    silent_s=0.8,
-    owner_gone_s=1.6,
     poll_wait_s=0.5,
     poll_wait_max_s=0.5,
     settle_keep_s=4.0,

@@ -5,8 +5,6 @@ More of them: ``make simulate SEEDS=1000``, or ``python -m tests.sim --groups 3`
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections import Counter
 
 import pytest
@@ -15,6 +13,7 @@ from tests.sim.across.scene import Scene
 from tests.sim.across.simulation import ManyGroups
 from tests.sim.coverage import AcrossPhase, Phase
 from tests.sim.faultplan import EVERY, GROUP_KINDS, GROUP_WEIGHTS, draw_faults
+from tests.sim.repeated import check_the_same_everywhere
 from tests.sim.runner import schedules
 from tests.sim.world import Violation
 from tests.support.faults.tables import Cells
@@ -53,20 +52,7 @@ def test_promises_hold_over_several_groups_and_every_phase_is_reached() -> None:
 
 def test_a_seed_is_the_same_schedule_in_every_process() -> None:
     """Also the coroutines of feedback, whose tasks stand in sets."""
-    code = "from tests.sim.schedules import run_seed; "
-    code += "print(run_seed(3, groups=2, chaos_s=3.0, trace=True)[0].trace)"
-    traces = {
-        subprocess.run(
-            [sys.executable, "-c", code],
-            env={"PYTHONHASHSEED": hash_seed, "PYTHONPATH": ":".join(sys.path)},
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
-        for hash_seed in ("1", "2")
-    }
-    assert len(traces) == 1
-    assert len(traces.pop().strip()) == 40
+    check_the_same_everywhere("3, groups=2, chaos_s=3.0")
 
 
 def test_a_plan_names_the_groups_that_it_strikes() -> None:

@@ -11,10 +11,6 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from escrowmq.actors.admin.topic_creation import topic_settings
-from escrowmq.actors.client.config import ChannelConfig
-from escrowmq.actors.client.topology import ClusterInfo
-from escrowmq.replication.calling.answers import Standing
-from escrowmq.replication.errors import NotSupported
 from escrowmq.replication.format import ops
 from escrowmq.replication.model import ResultCode
 from escrowmq.replication.raft.node import RaftNode
@@ -24,10 +20,11 @@ from tests.sim.across.branching import SimBranches
 from tests.sim.across.feedback import ASKING, FeedbackProcess, Links
 from tests.sim.across.ledger import AcrossLedger, AcrossTx
 from tests.sim.across.loop import WorldLoop
+from tests.sim.across.operator import Operator
 from tests.sim.across.producers import AcrossProducer
 from tests.sim.across.scene import Scene
-from tests.sim.across.turns import WorldTurns
 from tests.sim.across.wire import Wire
+from tests.sim.acting import Acting
 from tests.sim.broker_app import BrokerApplication
 from tests.sim.consumers import Consumer, read_finally
 from tests.sim.coverage import Phase, cells
@@ -44,7 +41,6 @@ RESOLVE_S = 60.0  # after the calm, for the last check
 STEP_S = 0.5
 LEVEL_STEP_S = 0.05
 READS = 5
-OPERATOR = "operator:simulated"
 
 
 class _OneOfMany(BrokerApplication):
@@ -82,7 +78,7 @@ class GroupWorkload:
     def check_end(self, applications: Sequence[Application]) -> None: ...
 
 
-class AcrossWorkload:
+class AcrossWorkload(Acting):
     """Everybody who calls brokers."""
 
     def __init__(self, scene: Scene) -> None:
@@ -100,10 +96,8 @@ class AcrossWorkload:
         self.desks = [Desk(part) for part in many.parts]
         self.producers: list[AcrossProducer] = []
         self._links: dict[str, Links] = {}
-        info = ClusterInfo("sim", "sim", self.scene.groups, self.scene.size)
-        operator_rng = many.world.stream("operator")
-        self.operator = WorldTurns(many.world, self.wire, info, ChannelConfig(), operator_rng)
-        self._topics = self._operating = 0
+        self.operator = Operator(self)
+        self._topics = 0
         self.processes: list[FeedbackProcess] = []
         keep = self._rng.choice(({}, {}, {"retention_ms": 3_000}, {"retention_bytes": 2_000}))
         for desk, (name, partitions) in itertools.product(self.desks, self.scene.topics.items()):
@@ -204,9 +198,7 @@ class AcrossWorkload:
             self._rng.choice(self.producers).send()
             self._touch_every_group()
             return
-        acts = (self._transact, self._send, self._poll, self._cut, self._commit_offsets, self._trouble)
-        for act in self._rng.choices(acts, (8, 5, 6, 2, 1, 1), k=self._rng.choice((1, 1, 2, 4))):
-            act()
+        self.act_at_random()
 
     def bury(self, producer: AcrossProducer) -> None:
         """Nothing of a dead producer's process goes on."""
@@ -225,15 +217,6 @@ class AcrossWorkload:
     def _send(self) -> None:
         self._rng.choice(self.producers).send()
 
-    def _poll(self) -> None:
-        self._rng.choice(self.consumers).poll()
-
-    def _cut(self) -> None:
-        self._rng.choice(self.consumers).cut()
-
-    def _commit_offsets(self) -> None:
-        self._rng.choice(self.consumers).commit_offsets()
-
     def _trouble(self) -> None:
         """A producer or a feedback process dies, or an operator decides something that is open."""
         chance = self._rng.random()
@@ -242,7 +225,7 @@ class AcrossWorkload:
         elif chance < 0.5:
             self._rng.choice(self.processes).restart()
         elif opened := [tx for tx in self._open_at_home() if tx.whole]:
-            self._operate(self._rng.choice(opened), self._rng.choice(("COMMITTED", "ROLLBACK")))
+            self.operator.decide(self._rng.choice(opened), self._rng.choice(("COMMITTED", "ROLLBACK")))
 
     def _open_at_home(self) -> list[AcrossTx]:
         """What operators see open, as far as a leader can be asked."""
@@ -257,72 +240,6 @@ class AcrossWorkload:
         apps = app.replica.state.transactions.apps
         return [self.ledger.of(name, tx_id) for name, table in apps.items() for tx_id in table.open]
 
-    def _operate(self, tx: AcrossTx, outcome: str) -> None:
-        """An operator decides at the home group; branches follow as they do."""
-        if outcome == "COMMITTED":
-            self._look(tx, [tx.home], lambda index: self._operate_under(tx, outcome, index))
-        else:
-            self._operate_under(tx, outcome, None)
-
-    def _look(
-        self, tx: AcrossTx, groups: list[int], then: Callable[[int | None], None], index: int = -1
-    ) -> None:
-        """As the admin does before a COMMIT: in every group, through its log. Ends where something lacks."""
-        gid, *others = groups
-        self._operating += 1
-
-        def told(future: Any) -> None:
-            self._operating -= 1
-            if (error := future.exception()) is not None:
-                if isinstance(error, NotSupported):  # before format level 2
-                    then(None)
-                return
-            (result,) = future.result()
-            row = Standing(*result[1][0])
-            if row.state == "PREPARE" and not row.whole:
-                return
-            if index < 0 and (row.state != "PREPARE" or not row.groups):
-                then(None)
-            elif row.whole:
-                left = list(row.groups) if index < 0 else others
-                place = row.home_index if index < 0 else index
-                if left:
-                    self._look(tx, left, then, place)
-                else:
-                    then(place)
-
-        request = ops.inquire(tx.app, [tx.tx], [index])
-        asked = self.operator.submit(gid, request, timeout_s=self.scene.delivery_timeout_s)
-        asked.add_done_callback(told)
-
-    def _operate_under(self, tx: AcrossTx, outcome: str, index: int | None) -> None:
-        recorder = self.ledger.recorder
-        op = recorder.invoke("decide", app=tx.app, tx=tx.tx, outcome=outcome, by="operator")
-        tx.asked = True
-        if index is not None:
-            request = ops.commit_branches(tx.app, [tx.tx], OPERATOR, [index])
-        else:
-            request = (ops.commit if outcome == "COMMITTED" else ops.rollback)(tx.app, [tx.tx], OPERATOR)
-        self._operating += 1
-
-        def told(future: Any) -> None:
-            self._operating -= 1
-            if future.exception() is not None:
-                recorder.unknown(op, "no answer in time")
-                return
-            (result,) = future.result()
-            problem = result[1][0] if result[0] == ResultCode.PARTIAL else [0, ResultCode.OK, None]
-            if problem[1] in (ResultCode.OK, ResultCode.DUPLICATE):
-                recorder.ok(op, outcome=outcome)
-            elif problem[1] == ResultCode.TX_CONFLICT:
-                recorder.ok(op, outcome=problem[2])
-            else:
-                recorder.unknown(op, f"answered {problem}")
-
-        self.operator.submit(tx.home, request, timeout_s=self.scene.delivery_timeout_s).add_done_callback(
-            told
-        )
-
     # -------------------------------------------------------------- the end
 
     def check_end(self) -> None:
@@ -332,7 +249,7 @@ class AcrossWorkload:
         self._resolve("shop")
         self._mute_stay_open()
         for tx in self._open_at_home():
-            self._operate(tx, self._rng.choice(("COMMITTED", "ROLLBACK")) if tx.whole else "ROLLBACK")
+            self.operator.decide(tx, self._rng.choice(("COMMITTED", "ROLLBACK")) if tx.whole else "ROLLBACK")
         self._resolve(None)
         self.many.judging = True
         for process in self.processes:
@@ -376,7 +293,7 @@ class AcrossWorkload:
     def _waiting(self) -> int:
         alive = [producer for producer in self.producers if producer.alive]
         own = sum(len(producer.preparing) + len(producer.deciding) for producer in alive)
-        return own + self._operating + sum(desk.waiting for desk in self.desks)
+        return own + self.operator.waiting + sum(desk.waiting for desk in self.desks)
 
     def _mute_stay_open(self) -> None:
         """Nobody answers for this app: what no producer and no operator decided must be open at home."""

@@ -1,0 +1,25 @@
+"""Whether a schedule is the same in every process: string hashes differ there, what happens must not."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+
+def check_the_same_everywhere(schedule: str) -> None:
+    """``schedule``: arguments of ``run_seed``, as text."""
+    code = "from tests.sim.schedules import run_seed; from tests.sim.workload import RawWorkload; "
+    code += "from tests.sim.broker_workload import BrokerWorkload; "
+    code += f"print(run_seed({schedule}, trace=True)[0].trace)"
+    traces = {
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env={"PYTHONHASHSEED": hash_seed, "PYTHONPATH": ":".join(sys.path)},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for hash_seed in ("1", "2")
+    }
+    assert len(traces) == 1
+    assert len(traces.pop().strip()) == 40
