@@ -177,7 +177,12 @@ class _Opening:
 
     def _recover(self) -> Recovered:
         setup, segment_bytes = self._setup, self._setup.config.segment_bytes
-        checkpoints = Checkpoints(self._disk, setup.report, segment_bytes=segment_bytes)
+        checkpoints = Checkpoints(
+            self._disk,
+            setup.report,
+            segment_bytes=segment_bytes,
+            delay_bytes=segment_bytes * (setup.identity.replica % setup.replicas) // setup.replicas,
+        )
         journal = SegmentJournal(
             self._disk,
             segment_bytes=segment_bytes,

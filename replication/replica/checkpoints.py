@@ -2,20 +2,24 @@
 
 A checkpoint is a snapshot file ``<index>.snap`` plus the run files that it names. Two snapshots are
 kept, so that one that turns out to be damaged costs a longer redo and not the replica. Writing happens
-in whatever thread the caller lends (``CheckpointJob.run``); everything else in the applying thread.
+in whatever thread the caller lends (``CheckpointJob.run``); everything else in the applying thread, and what
+visits partitions there in slices (``step``): first the state is captured, and when it is written, the mapped
+runs take the place of those on the heap.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 
 from escrowmq.replication.errors import CorruptLog, DiskFull, ReadFailed, UnknownVersion
 from escrowmq.replication.log.disk import Disk
 from escrowmq.replication.state import snapshot as snapshots
-from escrowmq.replication.state.index import Columns
+from escrowmq.replication.state.capture import Capture, release
 from escrowmq.replication.state.machine import StateMachine
-from escrowmq.replication.state.runs_file import encode_runs, map_runs
+from escrowmq.replication.state.run_table import RunTable
+from escrowmq.replication.state.runs_file import encode_runs, map_tables
 
 SNAPSHOTS_KEPT = 2
 #: A snapshot is taken at a segment roll once the log has grown by this many times the last snapshot's
@@ -33,12 +37,14 @@ class CheckpointJob:
     run_file: str | None
     error: DiskFull | None = field(default=None)
     snapshot_bytes: int = 0
+    mapped: dict[int, RunTable] = field(default_factory=dict)
 
     def run(self) -> None:
         """Write the run file, then the snapshot that names it; each appears whole or not at all."""
         try:
             if self.run_file is not None:
                 self.disk.write_atomic(self.run_file, encode_runs(self.snapshot.tables))
+                self.mapped = map_tables(self.run_file, self.disk.mmap(self.run_file))
             self.disk.write_atomic(snapshot_name(self.snapshot.index), self._counted())
         except DiskFull as error:  # the log still has everything, the next roll tries again
             self.error = error
@@ -53,73 +59,115 @@ class Checkpoints:
     """The checkpoints of one replica."""
 
     def __init__(
-        self, disk: Disk, report: Callable[[str], None] = lambda text: None, *, segment_bytes: int = 1 << 40
+        self,
+        disk: Disk,
+        report: Callable[[str], None] = lambda text: None,
+        *,
+        segment_bytes: int = 1 << 40,
+        delay_bytes: int = 0,
     ) -> None:
-        """``segment_bytes``: by how much the log grows from roll to roll."""
-        self._segment_bytes = segment_bytes
+        """``segment_bytes``: by how much the log grows from roll to roll. ``delay_bytes``: how far behind the
+        roll a checkpoint is taken, so that the replicas of a group do not take theirs at the same time."""
+        self._segment_bytes, self._delay_bytes = segment_bytes, delay_bytes
         self._rolls = self._last_bytes = 0
         self._disk = disk
         self._report = report
         self._run_files: list[str] = []
-        self._ends: dict[str, dict[int, int]] = {}  # run file -> slot -> end offset of its runs
+        self._ends: dict[str, list[tuple[int, int]]] = {}  # run file -> slot, end offset of its runs there
         self._named: dict[int, list[str]] = {}  # snapshot -> run files it needs
+        self._capture: Capture | None = None
         self._running: CheckpointJob | None = None
+        self._swaps: Iterator[None] | None = None  # what is left to do for one that was written
         self._wanted_at: int | None = None
+        self._wait_bytes = 0
         self.indexes: list[int] = []  # of good snapshots, oldest first
 
     def want(self, index: int) -> None:
         """A segment was rolled: take a checkpoint once ``index`` is applied, if it is worth it by now."""
         self._rolls += 1
         if self._rolls * self._segment_bytes >= LOG_PER_SNAPSHOT * self._last_bytes:
-            self._wanted_at = index
+            self._wanted_at, self._wait_bytes = index, self._delay_bytes
 
-    def due(self, applied_index: int) -> bool:
-        """Whether to call ``begin`` now."""
-        return self._wanted_at is not None and applied_index >= self._wanted_at and self._running is None
+    def due(self, applied_index: int, size: int = 0) -> bool:
+        """Whether to call ``begin`` now, after entry ``applied_index`` of ``size`` bytes."""
+        if self._wanted_at is None or applied_index < self._wanted_at:
+            return False
+        self._wait_bytes -= size
+        return self._wait_bytes <= 0 and not self._under_way()
 
-    def begin(self, state: StateMachine, term: int) -> CheckpointJob:
-        """Copy the state; the caller has the job run in any thread and then calls ``finish``."""
-        assert self._running is None
-        self._wanted_at, self._rolls = None, 0
+    def _under_way(self) -> bool:
+        return self.busy or self._running is not None
+
+    @property
+    def busy(self) -> bool:
+        """Whether ``step`` has anything to do."""
+        return self._capture is not None or self._swaps is not None
+
+    def begin(self, state: StateMachine, term: int) -> None:
+        """Begin a checkpoint of the state as it is now. ``step`` then brings the job to be run in any thread,
+        after which the caller calls ``written`` and ``step`` again."""
+        assert not self._under_way()
+        self._wanted_at, self._wait_bytes, self._rolls = None, 0, 0
         self._run_files = [name for name in self._run_files if self._is_live(state, name)]
-        copy = snapshots.capture(state, term, self._run_files)
+        self._capture = Capture(state, term, self._run_files)
+
+    def step(self, state: StateMachine, visits: int) -> CheckpointJob | None:
+        """Visit so many further partitions; the job, once the state is captured."""
+        if self._swaps is not None:
+            for _ in islice(self._swaps, visits):
+                pass
+        if self._capture is None or not self._capture.step(visits):
+            return None
+        copy, self._capture = self._capture.snapshot, None
         name = None
         if copy.tables:
             name = f"{copy.index:016x}.runs"
             self._run_files.append(name)
-            self._note_ends(name, copy.tables)
             copy.meta["run_files"].append(name)
         self._running = CheckpointJob(self._disk, copy, name)
         return self._running
 
-    def _note_ends(self, name: str, tables: dict[int, Columns]) -> None:
-        self._ends[name] = {slot: columns[0][-1] + columns[4][-1] for slot, columns in tables.items()}
+    def _note_ends(self, name: str, tables: dict[int, RunTable]) -> None:
+        self._ends[name] = [(slot, table.end) for slot, table in tables.items()]
 
     def _is_live(self, state: StateMachine, name: str) -> bool:
         """Whether any partition still reads runs of this file (retention moves starts past them)."""
-        slots = state.topics.slots
-        return any(slot in slots and slots[slot].index.start < end for slot, end in self._ends[name].items())
+        slots, ends = state.topics.slots, self._ends[name]
+        while ends:
+            slot, end = ends[-1]
+            if slot in slots and slots[slot].index.start < end:
+                return True
+            ends.pop()  # gone for good: it is not looked at again
+        return False
 
-    def finish(self, state: StateMachine, job: CheckpointJob) -> None:
-        """Swap heap runs for the mapped file, forget what is superseded."""
+    def written(self, state: StateMachine, job: CheckpointJob) -> None:
+        """The job has run: swap heap runs for the mapped file with the next steps, then forget what is
+        superseded."""
         assert job is self._running
-        self._running = None
-        snapshots.release(state, job.snapshot)
+        self._swaps = self._swap(state, job)
+
+    def _swap(self, state: StateMachine, job: CheckpointJob) -> Iterator[None]:
+        release(state, job.snapshot)
         if job.error is not None:
             self._report(f"checkpoint at {job.snapshot.index} not written: {job.error}")
-            if job.run_file is not None and not self._disk.exists(job.run_file):
-                # Its runs stay on the heap as sealed tables; write them with the next one.
-                self._run_files.remove(job.run_file)
-                for slot, columns in job.snapshot.tables.items():
-                    if slot in state.topics.slots:
-                        state.topics.slots[slot].index.unseal(columns)
-            return
-        if job.run_file is not None:
-            snapshots.adopt_runs(state, map_runs(job.run_file, self._disk.mmap(job.run_file)))
-        self._last_bytes = job.snapshot_bytes
-        self.indexes.append(job.snapshot.index)
-        self._named[job.snapshot.index] = list(job.snapshot.meta["run_files"])
-        self._clean()
+        if job.run_file is not None and not job.mapped:
+            # Its runs stay on the heap as sealed tables; write them with the next one.
+            self._run_files.remove(job.run_file)
+            for slot, columns in job.snapshot.tables.items():
+                if slot in state.topics.slots:
+                    state.topics.slots[slot].index.unseal(columns)
+                yield
+        elif job.run_file is not None:
+            self._note_ends(job.run_file, job.mapped)
+            for slot, table in job.mapped.items():
+                snapshots.adopt(state, slot, table)
+                yield
+        if job.error is None:
+            self._last_bytes = job.snapshot_bytes
+            self.indexes.append(job.snapshot.index)
+            self._named[job.snapshot.index] = list(job.snapshot.meta["run_files"])
+            self._clean()
+        self._swaps = self._running = None
 
     def _clean(self) -> None:
         """Remove superseded snapshots, and run files that no kept snapshot names."""
@@ -141,7 +189,7 @@ class Checkpoints:
             self.indexes.remove(index)
         self._named.pop(index, None)
         self._disk.remove(name)
-        self._wanted_at = 0
+        self._wanted_at = self._wait_bytes = 0
 
     def oldest_needed_index(self) -> int | None:
         """Log entries after this one are needed to recover from the older of the kept snapshots."""
@@ -168,7 +216,7 @@ class Checkpoints:
                 for run_file in run_files:
                     if not self._disk.exists(run_file):
                         raise CorruptLog(f"{run_file} is missing")
-                    tables = map_runs(run_file, self._disk.mmap(run_file))
+                    tables = map_tables(run_file, self._disk.mmap(run_file))
                     self._note_ends(run_file, tables)
                     snapshots.adopt_runs(state, tables)
             except snapshots.NewerLevel:

@@ -35,6 +35,12 @@ class Limits:
     entries_in_flight: int = 4  # more adds latency, not throughput: what waits goes into bigger entries
     copy_bytes: int = 0  # messages of at most this many bytes are copied at commit even within the segment
     retention_interval_ms: int = 10_000
+    #: A new leader has more urgent things to do, and another one may have looked a moment ago.
+    retention_pause_ms: int = 5_000
+    #: Partitions that are visited at a time, for retention or a snapshot: a millisecond of the thread that
+    #: sends heartbeats. Between two such slices of a snapshot it has ``slice_pause_ms`` for everything else.
+    slice_visits: int = 256
+    slice_pause_ms: int = 10
 
 
 class Raft(Protocol):
@@ -80,7 +86,9 @@ class Replica:
         self._raft: Raft | None = None
         self._own: deque[ComposedEntry] = deque()  # proposed by this replica, not yet applied
         self._in_flight = 0
-        self._next_retention_ms = self._dropped_to = 0
+        self._next_retention_ms = self._next_slice_ms = self._dropped_to = 0
+        self._retention: retention.RetentionRound | None = None
+        self._leads = False
         if state.members is not None:
             journal.members.begin(*state.members)
         self._clock_ms: int | None = None  # this machine's, when it was last looked at
@@ -100,10 +108,10 @@ class Replica:
             results = self.state.apply_ops(index, entry.now_ms, entry.ops)
         else:
             results = self.state.apply(index, command)
-        if self.checkpoints.due(index):
+        if self.checkpoints.due(index, len(command)):
             self.state.members = self.journal.members.said(index)
-            job = self.checkpoints.begin(self.state, term)
-            self._start_job(job, lambda: self._checkpoint_done(job))
+            self.checkpoints.begin(self.state, term)
+            self._checkpoint_slice()
         self._drop_segments()
         return results
 
@@ -115,8 +123,14 @@ class Replica:
             self._dropped_to = bound
             self.journal.drop_before(bound)
 
-    def _checkpoint_done(self, job: CheckpointJob) -> None:
-        self.checkpoints.finish(self.state, job)
+    def _checkpoint_slice(self) -> None:
+        job = self.checkpoints.step(self.state, self.limits.slice_visits)
+        if job is not None:
+            self._start_job(job, lambda: self._checkpoint_written(job))
+
+    def _checkpoint_written(self, job: CheckpointJob) -> None:
+        self.checkpoints.written(self.state, job)
+        self._checkpoint_slice()
 
     # -------------------------------------------------------------- requests
 
@@ -165,11 +179,18 @@ class Replica:
         now_ms = self.group_ms(now_ms)
         raft = self._raft
         assert raft is not None
+        if self.checkpoints.busy and now_ms >= self._next_slice_ms:
+            self._next_slice_ms = now_ms + self.limits.slice_pause_ms
+            self._checkpoint_slice()
         if not raft.ready:
+            self._leads = False
             self.admission.forget_decisions()
             if self.admission.waiting():
                 self.admission.fail_all(self.not_leader())
             return
+        if not self._leads:
+            self._leads, self._retention = True, None
+            self._next_retention_ms = now_ms + self.limits.retention_pause_ms
         while self._in_flight < self.limits.entries_in_flight:
             entry = self.admission.compose(now_ms)
             if entry is None:
@@ -220,15 +241,24 @@ class Replica:
             return
         if self.state.due.advance(now_ms):
             self._on_due()
-        if now_ms >= self._next_retention_ms:
-            self._next_retention_ms = now_ms + self.limits.retention_interval_ms
+        if self._leads:
             self._retain(now_ms)
 
     def _retain(self, now_ms: int) -> None:
-        frames = retention.plan_trims(self.state, now_ms)
-        first = retention.first_needed_index(self.state, self.checkpoints.oldest_needed_index())
-        if self.journal.segment_start(first) > self.journal.first_index:
-            frames.append(build.retain(first))
+        """A slice of the round under way, or of the next one if that is due."""
+        if self._retention is None:
+            if now_ms < self._next_retention_ms:
+                return
+            self._next_retention_ms = now_ms + self.limits.retention_interval_ms
+            snapshot = self.checkpoints.oldest_needed_index()
+            self._retention = retention.RetentionRound(self.state, now_ms, snapshot)
+        look = self._retention
+        frames = look.step(self.limits.slice_visits)
+        if look.done:
+            self._retention = None
+            first = look.first_needed_index
+            if self.journal.segment_start(first) > self.journal.first_index:
+                frames.append(build.retain(first))
         for frame in frames:
             self.admission.offer(Submission(frame, decode_ops(frame), lambda status: None))
 

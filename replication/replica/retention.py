@@ -3,43 +3,82 @@
 Two steps. TRIM moves the start of partitions by the topic's ``retention_ms`` and ``retention_bytes``.
 RETAIN then names the first log entry that anything still needs: live messages, open transactions, the
 older of the two kept snapshots. Segments wholly before it are dropped.
+
+Both come of one look at all partitions, which goes on in slices while entries are applied: the thread that
+does it also sends heartbeats. What is applied meanwhile needs no entry before those that were needed when the
+look began: it refers to transactions that were open then, or to itself.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from escrowmq.replication.format import ops
+from escrowmq.replication.model import TopicInfo
+from escrowmq.replication.state.index import PartitionIndex
 from escrowmq.replication.state.machine import StateMachine
+from escrowmq.replication.state.topics import Topic
+
+#: What summing up a block of runs costs, in visits to a partition.
+VISITS_PER_BLOCK = 8
 
 
-def plan_trims(state: StateMachine, now_ms: int) -> list[bytes]:
-    """TRIM operations for all topics whose policy lets something go now."""
-    frames: list[bytes] = []
-    for name, topic in state.topics.topics.items():
-        starts: dict[int, int] = {}
-        for number, partition in topic.partitions.items():
-            index = partition.index
-            start = index.start
-            if topic.info.retention_ms >= 0:
-                start = max(start, index.offset_at_time(now_ms - topic.info.retention_ms))
-            if topic.info.retention_bytes >= 0:
-                start = max(start, index.start_for_bytes(topic.info.retention_bytes))
-            if start > index.start:
-                starts[number] = start
-        if starts:
-            frames.append(ops.trim(name, starts))
-    return frames
+class RetentionRound:
+    """One look at all partitions. Only in the applying thread, of a leader."""
+
+    def __init__(self, state: StateMachine, now_ms: int, snapshot_index: int | None) -> None:
+        """``snapshot_index``: recovery redoes what follows it; None: without two snapshots nothing may go."""
+        self._state, self._now_ms = state, now_ms
+        self._frames: list[bytes] = []
+        self._needed = state.first_index
+        if snapshot_index is not None:
+            oldest_open = state.transactions.oldest_index()
+            self._needed = snapshot_index if oldest_open is None else min(snapshot_index, oldest_open)
+        self._visits = self._visit(list(state.topics.topics.values()))
+        self.done = False
+
+    @property
+    def first_needed_index(self) -> int:
+        """First log entry that must be kept, once the round is done."""
+        return self._needed
+
+    def step(self, visits: int) -> list[bytes]:
+        """Go on for about as long as so many visits to partitions take; the TRIM operations found."""
+        while visits > 0 and not self.done:
+            cost = next(self._visits, None)
+            if cost is None:
+                self.done = True
+            else:
+                visits -= cost
+        frames, self._frames = self._frames, []
+        return frames
+
+    def _visit(self, topics: list[Topic]) -> Iterator[int]:
+        known = self._state.topics.topics
+        for topic in topics:
+            info, starts = topic.info, dict[int, int]()
+            for number, partition in topic.partitions.items():
+                index = partition.index
+                while index.sum_up(1):
+                    yield VISITS_PER_BLOCK
+                start = index.start
+                wanted = _wanted_start(index, start, info, self._now_ms)
+                if wanted > start:
+                    starts[number] = wanted
+                oldest = index.oldest_log_index()
+                if oldest is not None and oldest < self._needed:
+                    self._needed = oldest
+                yield 1
+            if starts and known.get(info.name) is topic:  # not one that was created again meanwhile
+                self._frames.append(ops.trim(info.name, starts))
 
 
-def first_needed_index(state: StateMachine, snapshot_index: int | None) -> int:
-    """First log entry that must be kept. ``snapshot_index``: recovery redoes what follows it."""
-    if snapshot_index is None:
-        return state.first_index  # without two snapshots nothing may go
-    needed = snapshot_index
-    oldest_open = state.transactions.oldest_index()
-    if oldest_open is not None:
-        needed = min(needed, oldest_open)
-    for partition in state.topics.slots.values():
-        oldest = partition.index.oldest_log_index()
-        if oldest is not None:
-            needed = min(needed, oldest)
-    return needed
+def _wanted_start(index: PartitionIndex, start: int, info: TopicInfo, now_ms: int) -> int:
+    """Where a partition that begins at ``start`` should begin now."""
+    if start == index.end:
+        return start
+    if info.retention_ms >= 0:
+        start = max(start, index.offset_at_time(now_ms - info.retention_ms))
+    if info.retention_bytes >= 0:
+        start = max(start, index.start_for_bytes(info.retention_bytes))
+    return start

@@ -7,23 +7,36 @@ never an object per message. Runs of sealed segments live in memory-mapped files
 only those of the segment being written are on the heap.
 
 Offsets are assigned when an entry is applied, so at commit: an open transaction leaves no hole.
-One thread appends; any number of threads read.
+One thread appends; any number of threads read. Nothing here but reading takes longer the more runs there
+are (see run_table.py), and nothing has to be done in all partitions at once (see cuts.py).
 """
 
 from __future__ import annotations
 
 import threading
 from array import array
-from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
 from itertools import accumulate
 from typing import NamedTuple
 
-#: Columns of a run table: first offset, log index, byte position in the command, bytes, messages,
-#: timestamp in ms.
-COLUMNS = 6
-BASE, INDEX, POS, SIZE, COUNT, TIME = range(COLUMNS)
-Columns = tuple[Sequence[int], ...]
+from escrowmq.replication.state.cuts import Cuts
+from escrowmq.replication.state.run_table import (
+    BASE,
+    BLOCK,
+    COLUMNS,
+    SIZE,
+    TIME,
+    Columns,
+    RunTable,
+    empty_columns,
+)
+
+__all__ = ["COLUMNS", "Columns", "PartitionIndex", "Run"]
+
+#: The table of a partition without active runs, the same one for all: six arrays are half a kilobyte.
+_NONE = RunTable(empty_columns())
+_NO_LOW = 1 << 64
 
 
 class Run(NamedTuple):
@@ -37,48 +50,94 @@ class Run(NamedTuple):
     time_ms: int
 
 
+class AtCut(NamedTuple):
+    """A partition as it was at a cut; ``runs`` are those since the cut before."""
+
+    start: int
+    end: int
+    last_time_ms: int
+    runs: Columns | None
+
+
 class PartitionIndex:
     """Offsets ``[start, end)`` of one partition. ``end`` is the next offset to be assigned."""
 
-    __slots__ = ("_active", "_lock", "_sealed", "_sealed_bases", "end", "last_time_ms", "start")
+    __slots__ = (
+        "_active",
+        "_at_cut",
+        "_bases",
+        "_cut",
+        "_cuts",
+        "_floor",
+        "_lock",
+        "_low",
+        "_lows",
+        "_sealed",
+        "_sizes",
+        "_start",
+        "end",
+        "last_time_ms",
+    )
 
-    def __init__(self, start: int = 0, end: int = 0, last_time_ms: int = 0) -> None:
-        self.start, self.end, self.last_time_ms = start, end, last_time_ms
-        self._active: tuple[array[int], ...] = _empty()
-        self._sealed: list[Columns] = []
-        self._sealed_bases: list[int] = []  # first offset of each sealed table, for bisect
+    def __init__(self, start: int = 0, end: int = 0, last_time_ms: int = 0, cuts: Cuts | None = None) -> None:
+        """``cuts``: those of its state (None: it is by itself)."""
+        self._start, self.end, self.last_time_ms = start, end, last_time_ms
+        self._cuts = Cuts() if cuts is None else cuts
+        self._cut, self._floor = self._cuts.number, self._cuts.floor
+        self._at_cut: AtCut | None = None
+        self._active, self._low = _NONE, _NO_LOW  # runs since the last cut, and their lowest log index
+        self._sealed: list[RunTable] = []
+        #: Of each sealed table: first offset, lowest log index, bytes. 0: not known yet (see ``_know``).
+        self._bases, self._lows, self._sizes = array("Q"), array("Q"), array("Q")
         self._lock = threading.Lock()
+
+    @property
+    def start(self) -> int:
+        """The first offset that is there."""
+        if self._floor < self._cuts.floor:
+            self._let_go()
+        return self._start
 
     def append(self, index: int, pos: int, size: int, count: int, time_ms: int) -> int:
         """Assign the next ``count`` offsets to messages at a place in the log; returns the first of them."""
+        if self._cut != self._cuts.number:
+            self._cut_off()
         base = self.end
-        active = self._active
+        bases, indexes, positions, sizes, counts, times = self._active.columns
         with self._lock:
-            if (
-                active[INDEX]
-                and active[INDEX][-1] == index
-                and active[POS][-1] + active[SIZE][-1] == pos
-                and active[TIME][-1] == time_ms
-            ):
-                active[SIZE][-1] += size
-                active[COUNT][-1] += count
+            if indexes and indexes[-1] == index and positions[-1] + sizes[-1] == pos and times[-1] == time_ms:
+                sizes[-1] += size
+                counts[-1] += count
             else:
-                for column, value in zip(active, (base, index, pos, size, count, time_ms), strict=True):
-                    column.append(value)
+                if index < self._low:
+                    self._low = index
+                    if self._active is _NONE:
+                        self._active = RunTable(empty_columns())
+                        bases, indexes, positions, sizes, counts, times = self._active.columns
+                bases.append(base)  # one by one: a loop over the columns costs half as much again
+                indexes.append(index)
+                positions.append(pos)
+                sizes.append(size)
+                counts.append(count)
+                times.append(time_ms)
             self.last_time_ms = time_ms
             self.end = base + count
         return base
+
+    # -------------------------------------------------------------- reading
 
     def runs_from(self, offset: int, limit: int = 256, max_bytes: int | None = None) -> list[Run]:
         """Runs from the one that holds ``offset`` on, in order of offsets: at most ``limit``, and none behind
         the first with which they are more than ``max_bytes``.
         """
+        start = self.start
         with self._lock:
-            if not self.start <= offset < self.end:
+            if not max(start, self._start) <= offset < self.end:
                 return []
             runs: list[Run] = []
             left = max_bytes
-            for columns in self._tables_from(offset):
+            for table in self._tables_from(offset):
+                columns = table.columns
                 at = max(bisect_right(columns[BASE], offset) - 1, 0)
                 stop = min(len(columns[BASE]), at + limit - len(runs))
                 if left is not None:
@@ -90,12 +149,11 @@ class PartitionIndex:
                     break
             return runs
 
-    def _tables_from(self, offset: int) -> Iterator[Columns]:
-        first = max(bisect_right(self._sealed_bases, offset) - 1, 0)
-        for columns in self._sealed[first:]:
-            if columns[BASE][-1] + columns[COUNT][-1] > offset:
-                yield columns
-        if self._active[BASE]:
+    def _tables_from(self, offset: int) -> Iterator[RunTable]:
+        for at in range(max(bisect_right(self._bases, offset) - 1, 0), len(self._sealed)):
+            if self._sealed[at].end > offset:
+                yield self._sealed[at]
+        if len(self._active):
             yield self._active
 
     def span(self, start: int, end: int, max_bytes: int) -> tuple[int, int]:
@@ -120,24 +178,51 @@ class PartitionIndex:
 
     def offset_at_time(self, time_ms: int) -> int:
         """First offset whose timestamp is at or after ``time_ms``; ``end`` if there is none."""
+        start = self.start
         with self._lock:
-            for columns in (*self._sealed, self._active):
-                times = columns[TIME]
-                if len(times) and times[-1] >= time_ms:
-                    at = _bisect_left(times, time_ms)
-                    return max(columns[BASE][at], self.start)
-            return self.end
+            # Times rise with the offsets, from table to table too.
+            at = bisect_left(self._sealed, time_ms, key=lambda table: table.columns[TIME][-1])
+            columns = (self._sealed[at] if at < len(self._sealed) else self._active).columns
+            row = bisect_left(columns[TIME], time_ms)
+            return max(columns[BASE][row], start) if row < len(columns[BASE]) else self.end
+
+    # -------------------------------------------------------------- sealed tables
+
+    def at_cut(self) -> AtCut:
+        """As it was at the last cut, once for each cut. In the applying thread."""
+        if self._cut != self._cuts.number:
+            self._cut_off()
+        found, self._at_cut = self._at_cut, None
+        assert found is not None, "a partition that came after the cut, or a second question"
+        return found
+
+    def _cut_off(self) -> None:
+        with self._lock:
+            self._cut_off_locked()
+
+    def _cut_off_locked(self) -> None:
+        """Keep what the partition was at the cut: it is about to change, or the snapshot has come to it."""
+        if self._cut == self._cuts.number:  # another thread was faster
+            return
+        self._forget(self._cuts.floor_at_cut)
+        self._at_cut = AtCut(self._start, self.end, self.last_time_ms, self._seal_locked())
+        self._cut = self._cuts.number
 
     def seal(self) -> Columns | None:
         """Take the active runs out, to be written to a file; the caller gives them back with ``adopt``."""
         with self._lock:
-            if not self._active[BASE]:
-                return None
-            columns: Columns = self._active
-            self._active = _empty()
-            self._sealed.append(columns)
-            self._sealed_bases.append(columns[BASE][0])
-            return columns
+            return self._seal_locked()
+
+    def _seal_locked(self) -> Columns | None:
+        table = self._active
+        if table is _NONE:
+            return None
+        self._sealed.append(table)
+        self._bases.append(table.base)
+        self._lows.append(self._low)
+        self._sizes.append(0)
+        self._active, self._low = _NONE, _NO_LOW
+        return table.columns
 
     def unseal(self, columns: Columns) -> None:
         """Undo ``seal`` (the file could not be written): the table goes back in front of the active runs.
@@ -145,82 +230,140 @@ class PartitionIndex:
         Unless retention has dropped all of it in the meantime.
         """
         with self._lock:
-            if columns[BASE][0] not in self._sealed_bases:
+            at = bisect_left(self._bases, columns[BASE][0])
+            if at == len(self._bases) or self._bases[at] != columns[BASE][0]:
                 return
-            at = self._sealed_bases.index(columns[BASE][0])
-            del self._sealed[at], self._sealed_bases[at]
+            self._low = min(self._low, self._lows[at])
+            self._drop(at, at + 1)
             joined = tuple(array("Q", column) for column in columns)
-            for column, newer in zip(joined, self._active, strict=True):
+            for column, newer in zip(joined, self._active.columns, strict=True):
                 column.extend(newer)
-            self._active = joined
+            self._active = RunTable(joined)
 
-    def adopt(self, columns: Columns) -> None:
+    def adopt(self, columns: Columns | RunTable) -> None:
         """Put a sealed table (memory-mapped) in place: instead of the one on the heap, or at recovery."""
-        base = columns[BASE][0]
+        table = columns if isinstance(columns, RunTable) else RunTable(columns)
+        base = table.base
         with self._lock:
-            at = bisect_right(self._sealed_bases, base) - 1
-            if at >= 0 and self._sealed_bases[at] == base:
-                self._sealed[at] = columns
+            at = bisect_left(self._bases, base)
+            if at < len(self._bases) and self._bases[at] == base:
+                self._sealed[at] = table
             else:
-                self._sealed.insert(at + 1, columns)
-                self._sealed_bases.insert(at + 1, base)
+                self._sealed.insert(at, table)
+                self._bases.insert(at, base)
+                self._lows.insert(at, 0)
+                self._sizes.insert(at, 0)
+            self._know(at)
+
+    def _know(self, at: int) -> None:
+        """Have the sums of a sealed table: they do not change any more."""
+        self._lows[at] = self._lows[at] or self._sealed[at].lowest_from(0)
+        self._sizes[at] = self._sizes[at] or self._sealed[at].size()
+
+    def _drop(self, first: int, end: int) -> None:
+        for tables in (self._sealed, self._bases, self._lows, self._sizes):
+            del tables[first:end]
+
+    # -------------------------------------------------------------- retention
 
     def trim(self, start: int) -> None:
         """Retention by time or size: offsets below ``start`` are gone."""
+        self._let_go()
         with self._lock:
-            self.start = min(max(self.start, start), self.end)
-            dropped = 0
-            for columns in self._sealed:
-                if columns[BASE][-1] + columns[COUNT][-1] > self.start:
-                    break
-                dropped += 1
-            del self._sealed[:dropped], self._sealed_bases[:dropped]
+            self._cut_off_locked()
+            self._begin_at(start)
+
+    def _let_go(self) -> None:
+        """Take notice of what RETAIN let go. Any thread."""
+        cuts = self._cuts
+        floor = cuts.floor  # before the number: see Cuts
+        with self._lock:
+            if floor > cuts.floor_at_cut:
+                self._cut_off_locked()
+            self._forget(floor)
+
+    def _forget(self, log_index: int) -> None:
+        """Everything up to the last run that lies in an entry before ``log_index`` is gone.
+
+        What is appended later never lies there: RETAIN stays below all that is open or still to come.
+        """
+        if log_index <= self._floor:
+            return
+        self._floor = log_index
+        below = [at for at, low in enumerate(self._lows) if low < log_index]
+        keep = self._active.end_of_below(log_index) if self._low < log_index else None
+        if keep is None and below:
+            keep = self._sealed[below[-1]].end_of_below(log_index)
+        if keep is not None:
+            self._begin_at(keep)
+
+    def _begin_at(self, start: int) -> None:
+        self._start = start = min(max(self._start, start), self.end)
+        dropped = 0
+        for table in self._sealed:
+            if table.end > start:
+                break
+            dropped += 1
+        if dropped:
+            self._drop(0, dropped)
 
     def forget_before(self, log_index: int) -> None:
         """Retention: everything up to the last run that lies in an entry before ``log_index`` is gone."""
-        keep = self.start
-        for columns in (*self._sealed, self._active):
-            for i in range(len(columns[BASE]) - 1, -1, -1):
-                if columns[INDEX][i] < log_index:
-                    keep = max(keep, columns[BASE][i] + columns[COUNT][i])
+        with self._lock:
+            self._forget(log_index)
+
+    def sum_up(self, blocks: int) -> int:
+        """Sum up to ``blocks`` blocks of runs, without which the next two take longer; how many it did."""
+        if len(self._active) <= BLOCK and (not self._sizes or self._sizes[-1]):
+            return 0  # mostly
+        with self._lock:
+            left = blocks - self._active.sum_up(blocks)
+            for at in range(len(self._lows) - 1, -1, -1):
+                if not left or self._sizes[at]:  # those before it came from a file
                     break
-        self.trim(keep)
+                left -= self._sealed[at].sum_up(left)
+            return blocks - left
 
     def oldest_log_index(self) -> int | None:
         """Lowest log index that a live run points to: the segment that holds it is still needed."""
+        start = self.start
         with self._lock:
-            oldest: int | None = None
-            for columns in (*self._sealed, self._active):
-                bases = columns[BASE]
-                first = max(bisect_right(bases, self.start) - 1, 0)
-                if first < len(bases) and bases[-1] + columns[COUNT][-1] > self.start:
-                    lowest = min(columns[INDEX][first:])
-                    oldest = lowest if oldest is None else min(oldest, lowest)
-            return oldest
+            if start == self.end:
+                return None
+            lows = self._lows
+            if not lows:
+                return self._lowest(self._active, self._low, start)
+            lowest = self._lowest(self._sealed[0], lows[0], start)
+            if len(lows) > 1:  # all but the first one are live as a whole
+                lowest = min(lowest, min(lows[1:]))
+            return min(lowest, self._lowest(self._active, self._low, start))
+
+    @staticmethod
+    def _lowest(table: RunTable, low: int, start: int) -> int:
+        """Of the runs in the table from ``start`` on; ``low`` is that of all of them."""
+        bases = table.columns[BASE]
+        row = bisect_right(bases, start) - 1
+        if row <= 0 or not bases:
+            return low
+        return table.lowest_from(row) if table.end > start else _NO_LOW
 
     def start_for_bytes(self, limit: int) -> int:
         """The lowest offset such that what follows holds at most ``limit`` bytes (whole runs)."""
+        start = self.start
         with self._lock:
-            total, keep = 0, self.end
-            for columns in reversed((*self._sealed, self._active)):
-                for i in range(len(columns[BASE]) - 1, -1, -1):
-                    total += columns[SIZE][i]
-                    if total > limit:
-                        return max(keep, self.start)
-                    keep = columns[BASE][i]
-            return self.start
-
-
-def _empty() -> tuple[array[int], ...]:
-    return tuple(array("Q") for _ in range(COLUMNS))
-
-
-def _bisect_left(column: Sequence[int], value: int) -> int:
-    low, high = 0, len(column)
-    while low < high:
-        middle = (low + high) // 2
-        if column[middle] < value:
-            low = middle + 1
-        else:
-            high = middle
-    return low
+            if 0 in self._sizes:  # of what was sealed for the snapshot under way
+                for at in range(len(self._sizes)):
+                    self._know(at)
+            keep, at, table = self.end, len(self._sealed), self._active
+            while True:
+                row, size = table.fitting(limit)
+                if row:
+                    return max(table.columns[BASE][row] if row < len(table) else keep, start)
+                limit, keep = limit - size, table.base if len(table) else keep
+                while at and self._sizes[at - 1] <= limit:
+                    at -= 1
+                    limit, keep = limit - self._sizes[at], self._bases[at]
+                if not at:
+                    return start
+                at -= 1
+                table = self._sealed[at]

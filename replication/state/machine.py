@@ -11,7 +11,6 @@ Work per entry is small tables and runs of partition indexes; bodies are never t
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -22,6 +21,7 @@ from escrowmq.replication.state.branch_identity import another, standing, with_h
 from escrowmq.replication.state.decided import ACROSS_MAX
 from escrowmq.replication.state.dedup import TwoGenerations
 from escrowmq.replication.state.due_queue import DueQueue, next_due_ms
+from escrowmq.replication.state.group_offsets import GroupOffsets
 from escrowmq.replication.state.open_table import OpenTx
 from escrowmq.replication.state.preparing import collect_refs, refusal_of_repeated, untracked_branch
 from escrowmq.replication.state.settings import Settings
@@ -64,7 +64,7 @@ class StateMachine:
         self.producers: TwoGenerations[tuple[str, int], tuple[int, int, tuple[tuple[int, int, int], ...]]] = (
             TwoGenerations(self.settings.producers_generation)
         )
-        self.group_offsets: OrderedDict[str, dict[str, dict[int, int]]] = OrderedDict()
+        self.group_offsets = GroupOffsets()
         #: Held while a commit's messages become readable, and by readers while they look where partitions
         #: end: so a call that asks for several partitions sees all of a transaction or nothing.
         self.cut = threading.Lock()
@@ -442,21 +442,15 @@ class StateMachine:
         if topic is not None:
             dead = {p.slot for p in topic.partitions.values()}
             self.producers.discard_where(lambda key: key[1] in dead)
-            for group, offsets in list(self.group_offsets.items()):
-                offsets.pop(name, None)
-                if not offsets:
-                    del self.group_offsets[group]
+            self.group_offsets.drop_topic(name)
         return self.topics.delete(name)
 
     def _group_offsets(self, index: int, op: Op) -> Result:
         group, topic, flat = op.meta
         if topic not in self.topics.topics:
             return [int(ResultCode.UNKNOWN_TOPIC), [topic]]
-        it = iter(flat)
-        self.group_offsets.setdefault(group, {}).setdefault(topic, {}).update(zip(it, it, strict=True))
-        self.group_offsets.move_to_end(group)  # in one step: other threads look groups up meanwhile
-        if len(self.group_offsets) > self.settings.groups_kept:
-            self.group_offsets.popitem(last=False)
+        self.group_offsets.commit(group, topic, flat)
+        self.group_offsets.keep(self.settings.groups_kept)
         return OK
 
     def _raise_level(self, index: int, op: Op) -> Result:
@@ -475,8 +469,7 @@ class StateMachine:
         self.settings = settings
         self.transactions.settings = settings
         self.producers.generation = settings.producers_generation
-        while len(self.group_offsets) > settings.groups_kept:
-            self.group_offsets.popitem(last=False)
+        self.group_offsets.keep(settings.groups_kept)
 
     def _trim(self, index: int, op: Op) -> Result:
         topic, flat = op.meta
@@ -494,7 +487,5 @@ class StateMachine:
         oldest = self.transactions.oldest_index()
         bound = min(first, index, oldest if oldest is not None else index)
         if bound > self.first_index:
-            self.first_index = bound
-            for partition in self.topics.slots.values():
-                partition.index.forget_before(bound)
+            self.first_index = self.topics.cuts.floor = bound
         return [0, self.first_index]

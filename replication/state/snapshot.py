@@ -1,9 +1,8 @@
 """Snapshots of the replicated state, so that recovery reads only the log that follows.
 
-Taken at a segment roll. ``capture`` runs in the applying thread and copies little (the values are
-immutable, and old tables stand still while they are read), milliseconds for a million open ones;
-``encode`` may run in any thread, chunk by chunk, so the interpreter lock is never held for long. Runs
-of partition indexes go to run files of their own, one per interval, and are not written again.
+Taken after a segment roll (capture.py). ``encode`` may run in any thread, piece by piece, so the interpreter
+lock is never held for long. Runs of partition indexes go to run files of their own, one per interval, and are
+not written again.
 
 File: magic and version, then chunks of u32 length, u32 CRC32C, msgpack; the last chunk is ``["end", n]``.
 
@@ -14,7 +13,8 @@ level 2 on as version 2, with the level, the replicated settings, and all fields
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterable, Iterator
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from itertools import islice
 from typing import Any
@@ -26,10 +26,12 @@ from escrowmq.replication.format.codec import pack, unpack
 from escrowmq.replication.format.membership import decode_members
 from escrowmq.replication.model import TopicInfo
 from escrowmq.replication.state.decided import Decided
-from escrowmq.replication.state.index import Columns, PartitionIndex
+from escrowmq.replication.state.group_offsets import ByTopic
+from escrowmq.replication.state.index import Columns
 from escrowmq.replication.state.machine import LEVEL_MAX, StateMachine
 from escrowmq.replication.state.open_table import OpenTx, View
-from escrowmq.replication.state.topics import Partition, Topic
+from escrowmq.replication.state.run_table import RunTable
+from escrowmq.replication.state.topics import Topic
 
 _MAGIC = b"EMQS"
 _VERSION = struct.Struct("<I")
@@ -40,6 +42,8 @@ _FIELDS_1 = OpenTx._fields.index("newest_index")
 _DIGESTS, _REFS, _PARTICIPANTS = map(OpenTx._fields.index, ("digests", "refs", "participants"))
 _CHUNK = struct.Struct("<II")
 ITEMS_PER_CHUNK = 2_000
+#: Numbers of a partition: slot, number, start, end, newest time.
+BOUNDS = 5
 #: What values of the wrong shape raise when they are put into the tables.
 _SENSELESS = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError)
 
@@ -50,11 +54,15 @@ class NewerLevel(UnknownVersion):
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A consistent copy of the state after ``index``; ``tables`` are the runs since the last snapshot."""
+    """The state after ``index``. ``topics``: each with its number of partitions, whose numbers follow each
+    other in ``bounds``; ``tables``: the runs since the last snapshot, by slot."""
 
     index: int
     term: int
     meta: dict[str, Any]
+    topics: list[tuple[TopicInfo, int]]
+    bounds: array[int]
+    groups: list[tuple[str, ByTopic]]
     open: list[tuple[str, View]]
     settled: list[tuple[str, int, dict[str, int]]]  # app, generation (0 old, 1 young)
     given: list[tuple[str, int, dict[str, int]]]  # as settled
@@ -68,66 +76,11 @@ class Snapshot:
         return 2 if "level" in self.meta else 1
 
 
-def capture(state: StateMachine, term: int, run_files: Iterable[str]) -> Snapshot:
-    """Copy the state. ``run_files`` are those that hold the runs before ``tables``."""
-    topics = [
-        [asdict(t.info), [[p.slot, p.number, *_bounds(p.index)] for p in t.partitions.values()]]
-        for t in state.topics.topics.values()
-    ]
-    tables = {slot: columns for slot, p in state.topics.slots.items() if (columns := p.index.seal())}
-    meta = {
-        "gid": state.gid,
-        "groups": state.groups,
-        "now_ms": state.now_ms,
-        "first_index": state.first_index,
-        "next_slot": state.topics.next_slot,
-        "topics": topics,
-        "group_offsets": [
-            [g, t, [n for pair in offsets.items() for n in pair]]
-            for g, by_topic in state.group_offsets.items()
-            for t, offsets in by_topic.items()
-        ],
-        "audit": list(state.transactions.audit),
-        "run_files": list(run_files),
-    }
-    if state.level > 1:
-        meta["level"], meta["settings"] = state.level, state.settings.values()
-        meta["forgotten_ms"], meta["turned_ms"] = state.forgotten_ms, state.turned_ms
-        given = state.transactions.given
-        meta["given"] = [given.turned_ms, given.forgotten_ms, given.age_ms]
-    if state.members is not None:
-        meta["members"] = list(state.members)
-    apps = state.transactions.apps.items()
-    return Snapshot(
-        state.applied_index,
-        term,
-        meta,
-        [(app, table.open.hold()) for app, table in apps],
-        [(app, age, copy) for app, table in apps for age, copy in enumerate(table.settled.copy())],
-        [
-            (app, age, copy)
-            for app, table in apps
-            if table.given
-            for age, copy in enumerate(table.given.copy())
-        ],
-        [(app, table.decided.copy()) for app, table in apps if table.decided],
-        list(enumerate(state.producers.copy())),
-        tables,
-    )
-
-
-def release(state: StateMachine, snapshot: Snapshot) -> None:
-    """The snapshot is not read any more. In the applying thread."""
-    for app, _ in snapshot.open:
-        state.transactions.app(app).open.release()
-
-
 def encode(snapshot: Snapshot) -> Iterator[bytes]:
     """The file's parts."""
     yield _MAGIC + _VERSION.pack(snapshot.version)
     count = 0
-    for chunk in _chunks(snapshot):
-        packed = pack(chunk)
+    for packed in _chunks(snapshot):
         count += 1
         yield _CHUNK.pack(len(packed), crc32c(packed))
         yield packed
@@ -136,8 +89,12 @@ def encode(snapshot: Snapshot) -> Iterator[bytes]:
     yield packed
 
 
-def _chunks(snapshot: Snapshot) -> Iterator[list[Any]]:
-    yield ["meta", snapshot.index, snapshot.term, snapshot.meta]
+def _chunks(snapshot: Snapshot) -> Iterator[bytes]:
+    yield _packed_meta(snapshot)
+    yield from map(pack, _chunks_of_tables(snapshot))
+
+
+def _chunks_of_tables(snapshot: Snapshot) -> Iterator[list[Any]]:
     for app, opened in snapshot.open:
         items: Iterable[tuple[str, tuple[Any, ...]]] = opened.items()
         if snapshot.version == 1:
@@ -151,6 +108,44 @@ def _chunks(snapshot: Snapshot) -> Iterator[list[Any]]:
         yield from (["decided", app, part] for part in _pieces(decided.items()))
     for age, producers in snapshot.producers:
         yield from (["producers", age, part] for part in _pieces(producers.items()))
+
+
+def _packed_meta(snapshot: Snapshot) -> bytes:
+    """As ``pack(["meta", index, term, meta])`` with topics and groups in their places, piece by piece."""
+    parts = [b"\x94", pack("meta"), pack(snapshot.index), pack(snapshot.term), _map_head(len(snapshot.meta))]
+    for name, value in snapshot.meta.items():
+        parts.append(pack(name))
+        if name == "topics":
+            parts += (_array_head(len(snapshot.topics)), *_packed_topics(snapshot))
+        elif name == "group_offsets":
+            parts += (_array_head(sum(len(by) for _, by in snapshot.groups)), *_packed_groups(snapshot))
+        else:
+            parts.append(pack(value))
+    return b"".join(parts)
+
+
+def _packed_topics(snapshot: Snapshot) -> Iterator[bytes]:
+    bounds, at = snapshot.bounds, 0
+    for info, count in snapshot.topics:
+        end = at + count * BOUNDS
+        yield pack([asdict(info), [bounds[n : n + BOUNDS].tolist() for n in range(at, end, BOUNDS)]])
+        at = end
+
+
+def _packed_groups(snapshot: Snapshot) -> Iterator[bytes]:
+    for group, by_topic in snapshot.groups:
+        for topic, offsets in by_topic.items():
+            yield pack([group, topic, [n for pair in offsets.items() for n in pair]])
+
+
+def _map_head(size: int) -> bytes:
+    return bytes((0x80 | size,)) if size < 16 else b"\xde" + size.to_bytes(2, "big")
+
+
+def _array_head(size: int) -> bytes:
+    if size < 16:
+        return bytes((0x90 | size,))
+    return b"\xdc" + size.to_bytes(2, "big") if size < 1 << 16 else b"\xdd" + size.to_bytes(4, "big")
 
 
 def _pieces(table: Iterable[tuple[Any, Any]]) -> Iterator[list[Any]]:
@@ -265,8 +260,8 @@ def _restore_meta(state: StateMachine, name: str, meta: dict[str, Any]) -> None:
     for info, partitions in meta["topics"]:
         topic = Topic(TopicInfo(**info), {})
         for slot, number, start, end, last_time in partitions:
-            partition = Partition(slot, topic.info.name, number, PartitionIndex(start, end, last_time))
-            topic.partitions[number] = state.topics.slots[slot] = partition
+            partition = state.topics.partition(slot, topic.info.name, number, start, end, last_time)
+            topic.partitions[number] = partition
         state.topics.topics[topic.info.name] = topic
     for group, topic_name, flat in meta["group_offsets"]:
         it = iter(flat)
@@ -294,13 +289,14 @@ def _restore_meta(state: StateMachine, name: str, meta: dict[str, Any]) -> None:
             raise NewerLevel(f"{name}: {error}") from error
 
 
-def _bounds(index: PartitionIndex) -> tuple[int, int, int]:
-    return index.start, index.end, index.last_time_ms
-
-
-def adopt_runs(state: StateMachine, tables: dict[int, Columns]) -> None:
+def adopt_runs(state: StateMachine, tables: Mapping[int, Columns | RunTable]) -> None:
     """Put mapped runs into their partitions; runs of dead slots and trimmed offsets are skipped."""
     for slot, columns in tables.items():
-        partition = state.topics.slots.get(slot)
-        if partition is not None and columns[0][-1] + columns[4][-1] > partition.index.start:
-            partition.index.adopt(columns)
+        adopt(state, slot, columns if isinstance(columns, RunTable) else RunTable(columns))
+
+
+def adopt(state: StateMachine, slot: int, table: RunTable) -> None:
+    """The same for one partition."""
+    partition = state.topics.slots.get(slot)
+    if partition is not None and table.end > partition.index.start:
+        partition.index.adopt(table)

@@ -12,6 +12,7 @@ from dataclasses import asdict, replace
 
 from escrowmq.replication.errors import UnknownVersion
 from escrowmq.replication.model import ResultCode, TopicInfo, group_of
+from escrowmq.replication.state.cuts import Cuts
 from escrowmq.replication.state.index import PartitionIndex
 
 PARTITIONS_MAX = 10_000
@@ -49,10 +50,12 @@ class Topic:
 
 
 class TopicTable:
-    """All topics by name, all live partitions by slot."""
+    """All topics by name, all live partitions by slot. ``version`` rises with every change of a topic."""
 
     def __init__(self, gid: int, groups: int) -> None:
         self.gid, self.groups = gid, groups
+        self.cuts = Cuts()
+        self.version = 0
         self.topics: dict[str, Topic] = {}
         self.slots: dict[int, Partition] = {}
         self.next_slot = 0
@@ -72,9 +75,9 @@ class TopicTable:
         for number in range(info.partitions):
             if group_of(name, number, self.groups) == self.gid:
                 self.next_slot += 1
-                partitions[number] = Partition(self.next_slot, name, number, PartitionIndex())
-                self.slots[self.next_slot] = partitions[number]
+                partitions[number] = self.partition(self.next_slot, name, number)
         self.topics[name] = Topic(info, partitions)
+        self.version += 1
         return [int(ResultCode.OK)]
 
     def alter(self, name: str, settings: Mapping[str, int | str]) -> list[object]:
@@ -91,13 +94,22 @@ class TopicTable:
         if topic is None:
             return [int(ResultCode.UNKNOWN_TOPIC)]
         topic.info = replace(topic.info, **settings)  # type: ignore[arg-type]
+        self.version += 1
         return [int(ResultCode.OK), asdict(topic.info)]
+
+    def partition(self, slot: int, topic: str, number: int, *bounds: int) -> Partition:
+        """A partition of a new topic, or one of a snapshot with its start, end and newest time."""
+        start, end, last_time_ms = bounds or (0, 0, 0)
+        partition = Partition(slot, topic, number, PartitionIndex(start, end, last_time_ms, self.cuts))
+        self.slots[slot] = partition
+        return partition
 
     def delete(self, name: str) -> list[object]:
         """Apply DELETE_TOPIC: its partitions' slots die, whatever still refers to them goes nowhere."""
         topic = self.topics.pop(name, None)
         if topic is None:
             return [int(ResultCode.UNKNOWN_TOPIC)]
+        self.version += 1
         for partition in topic.partitions.values():
             del self.slots[partition.slot]
         return [int(ResultCode.OK)]

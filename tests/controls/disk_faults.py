@@ -14,8 +14,10 @@ from escrowmq.replication.log import recovery, segment
 from escrowmq.replication.log.disk import File
 from escrowmq.replication.log.journal import SegmentJournal
 from escrowmq.replication.log.syncjob import SyncJob
+from escrowmq.replication.replica.checkpoints import Checkpoints
 from escrowmq.replication.replica.replica import Replica
-from escrowmq.replication.state import snapshot as snapshots
+from escrowmq.replication.state.index import PartitionIndex
+from escrowmq.replication.state.machine import StateMachine
 from tests.controls.planting import plant
 from tests.controls.raft_faults import LOST, VOTES
 from tests.sim.disk import SimDisk, SimFile
@@ -152,10 +154,10 @@ def snapshot_without_its_last_entry(patch: pytest.MonkeyPatch) -> None:
     whole = Replica.apply
 
     def early(self: Replica, index: int, term: int, command: bytes) -> Any:
-        if self.checkpoints.due(index):
-            job = self.checkpoints.begin(self.state, term)
-            job.snapshot = replace(job.snapshot, index=index)
-            self._start_job(job, lambda: self._checkpoint_done(job))
+        if self.checkpoints.due(index, len(command)):
+            self.checkpoints.begin(self.state, term)
+            _let(self.checkpoints, index=index)
+            self._checkpoint_slice()
         return whole(self, index, term, command)
 
     patch.setattr(Replica, "apply", early)
@@ -164,15 +166,27 @@ def snapshot_without_its_last_entry(patch: pytest.MonkeyPatch) -> None:
 @plant("snapshot-without-settled", *STATE, often={"snapshot": 40, "roll": 40, "kill": 30})
 def snapshot_without_settled(patch: pytest.MonkeyPatch) -> None:
     """A snapshot forgets which transactions are settled."""
-    capture = snapshots.capture
-    patch.setattr(snapshots, "capture", lambda *args: replace(capture(*args), settled=[]))
+    _begun(patch, settled=[])
 
 
 @plant("snapshot-without-producers", *STATE, often={"snapshot": 40, "roll": 40, "kill": 30})
 def snapshot_without_producers(patch: pytest.MonkeyPatch) -> None:
     """A snapshot forgets the sequence numbers of producers: what is sent again is stored again."""
-    capture = snapshots.capture
-    patch.setattr(snapshots, "capture", lambda *args: replace(capture(*args), producers=[]))
+    _begun(patch, producers=[])
+
+
+@plant("snapshot-of-several-moments", *STATE, often={"snapshot": 60, "roll": 40, "kill": 30})
+def snapshot_of_several_moments(patch: pytest.MonkeyPatch) -> None:
+    """Partitions that a snapshot comes to later are in it as they are then, and not as they were."""
+
+    def append(self: PartitionIndex, *args: int) -> int:
+        cut, self._cut = self._cut, self._cuts.number
+        base = whole(self, *args)
+        self._cut = cut
+        return base
+
+    whole = PartitionIndex.append
+    patch.setattr(PartitionIndex, "append", append)
 
 
 @plant(
@@ -196,3 +210,19 @@ def snapshot_in_place(patch: pytest.MonkeyPatch) -> None:
             file.append((part,))
 
     patch.setattr(SimDisk, "write_atomic", careless)
+
+
+def _begun(patch: pytest.MonkeyPatch, **changes: object) -> None:
+    """Snapshots with these fields instead."""
+    begin = Checkpoints.begin
+
+    def changed(self: Checkpoints, state: StateMachine, term: int) -> None:
+        begin(self, state, term)
+        _let(self, **changes)
+
+    patch.setattr(Checkpoints, "begin", changed)
+
+
+def _let(checkpoints: Checkpoints, **changes: object) -> None:
+    assert checkpoints._capture is not None
+    checkpoints._capture.snapshot = replace(checkpoints._capture.snapshot, **changes)

@@ -372,7 +372,7 @@ def retention_drops_a_prepare(patch: pytest.MonkeyPatch) -> None:
 def retention_drops_what_is_live(patch: pytest.MonkeyPatch) -> None:
     """Retention looks at snapshots and open transactions, and not at what can still be read."""
     patch.setattr(PartitionIndex, "oldest_log_index", lambda self: None)
-    patch.setattr(PartitionIndex, "forget_before", lambda self, log_index: None)
+    patch.setattr(PartitionIndex, "_forget", lambda self, log_index: None)
 
 
 # ------------------------------------------------------------------ what is forgotten

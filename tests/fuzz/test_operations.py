@@ -19,6 +19,7 @@ from escrowmq.replication.format import codec, ops
 from escrowmq.replication.format.codec import PrepareExtra
 from escrowmq.replication.replica.validation import TIMEOUT_MS_MAX, parse_request
 from escrowmq.replication.state import snapshot as snapshots
+from escrowmq.replication.state.capture import capture
 from escrowmq.replication.state.machine import LEVEL_MAX, StateMachine
 from tests.fuzz.engine import EXAMPLES, Target, drawn, examine, fuzz
 from tests.support.single import Single
@@ -65,7 +66,7 @@ def single() -> Iterator[Single]:
 
 def survives(state: StateMachine) -> None:
     """A snapshot of the state can be written and read, and says the same."""
-    copy = snapshots.capture(state, 1, [])
+    copy = capture(state, 1, [])
     whole = b"".join(snapshots.encode(copy))
     again = StateMachine(state.gid, state.groups)
     snapshots.restore(again, "copy", whole)

@@ -20,6 +20,7 @@ from tests.sim.workload import Cluster, ReplicaContext
 
 DIGEST_EVERY = 32  # entries; the digest walks the whole state
 RETENTION_INTERVAL_MS = 1_500
+RETENTION_PAUSE_MS = 300
 
 
 def number_of(name: str) -> int:
@@ -64,7 +65,7 @@ class BrokerApplication:
         self._context, self._on_entry = context, on_entry
         self.cluster: Cluster | None = None
         self._now_s = self._next_timer_s = 0.0
-        self.checkpoints = Checkpoints(context.disk)
+        self.checkpoints = Checkpoints(context.disk, delay_bytes=200 * number_of(context.name))
         state, _ = self.checkpoints.recover(lambda: StateMachine(gid, groups))
         self.replica = Replica(
             state=state,
@@ -75,6 +76,8 @@ class BrokerApplication:
                 queue_bytes_max=20_000,
                 copy_bytes=context.rng.choice((0, 40)),
                 retention_interval_ms=RETENTION_INTERVAL_MS,
+                retention_pause_ms=RETENTION_PAUSE_MS,
+                slice_visits=1,  # so that much happens between the first partition and the last one
             ),
             start_job=self._start_job,
             number_of=number_of,

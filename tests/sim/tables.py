@@ -128,7 +128,6 @@ BOUNDS: dict[str, int | Most] = {
     "OpenTable.old": lambda found, replica, broker: _opened(found, replica, broker) + found["OpenTable.gone"],
     "OpenTable.young": _opened,
     "PartitionIndex._sealed": FILES,
-    "PartitionIndex._sealed_bases": FILES,
     "StateMachine._handlers": OF_THE_PROGRAM,
     "StateMachine._pending_refs": REQUESTS,
     "StateMachine.group_offsets": _groups,
@@ -162,7 +161,13 @@ BOUNDS: dict[str, int | Most] = {
     "Checkpoints._named[]": FILES,
     "Checkpoints._run_files": FILES,
     "Checkpoints.indexes": 10,
-    **{f"Snapshot.{name}": FILES for name in ("decided", "given", "open", "producers", "settled", "tables")},
+    **{
+        f"Snapshot.{name}": FILES
+        for name in (*("decided", "given", "groups", "open", "producers", "settled", "tables", "topics"),)
+    },
+    "Capture._tables": FILES,
+    "CheckpointJob.mapped": FILES,
+    "RetentionRound._frames": FILES,
     **{"Snapshot.meta" + "[]" * depth: FILES for depth in range(8)},
     # The log, and what waits for the disk.
     "CommitQueue._mends": HOLES_MAX + FILES,

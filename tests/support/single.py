@@ -53,12 +53,13 @@ class Single(Submitting):
         where: Path | Disk,
         *,
         segment_bytes: int = 1 << 20,
+        delay_bytes: int = 0,
         limits: Limits | None = None,
         gid: int = 0,
         groups: int = 1,
     ) -> None:
         disk = RealDisk(where) if isinstance(where, Path) else where
-        self.checkpoints = Checkpoints(disk, segment_bytes=segment_bytes)
+        self.checkpoints = Checkpoints(disk, segment_bytes=segment_bytes, delay_bytes=delay_bytes)
         self.journal = SegmentJournal(
             disk, segment_bytes=segment_bytes, on_roll=lambda first: self.checkpoints.want(first - 1)
         )

@@ -7,6 +7,8 @@ from collections.abc import Iterable
 
 from escrowmq.replication.log.disk import Disk
 from escrowmq.replication.log.journal import SegmentJournal
+from escrowmq.replication.replica.checkpoints import Checkpoints
+from escrowmq.replication.state.machine import StateMachine
 from tests.sim.disk import SimDisk
 
 NEWEST = "0000000000000001.log"
@@ -52,3 +54,14 @@ def sealed_log(disk: Disk, count: int = 10) -> SegmentJournal:
     """Two entries a segment; opened afresh, so that everything is read from disk."""
     synced_log(disk, count, segment_bytes=200)
     return SegmentJournal(disk, segment_bytes=200)
+
+
+def take(checkpoints: Checkpoints, state: StateMachine, term: int = 1) -> None:
+    """A checkpoint from its beginning to its end."""
+    checkpoints.begin(state, term)
+    while (job := checkpoints.step(state, 1)) is None:
+        pass
+    job.run()
+    checkpoints.written(state, job)
+    while checkpoints.busy:
+        checkpoints.step(state, 1)

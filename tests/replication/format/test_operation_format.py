@@ -30,8 +30,9 @@ from escrowmq.replication.format.codec import (
     encode_op,
     encode_row,
 )
+from escrowmq.replication.state.capture import capture
 from escrowmq.replication.state.runs_file import encode_runs
-from escrowmq.replication.state.snapshot import capture, encode
+from escrowmq.replication.state.snapshot import encode
 from tests.support.fed_state import busy_state, busy_state_of_level_2, busy_state_of_level_3
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "operations.json"

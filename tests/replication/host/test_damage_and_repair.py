@@ -22,7 +22,7 @@ from escrowmq.replication.replica.checkpoints import Checkpoints
 from escrowmq.replication.state.machine import StateMachine
 from tests.support.broker_group import BrokerGroup, texts
 from tests.support.stage import Mail, OurMember, Stage
-from tests.support.storage import NEWEST, command, sim_disk
+from tests.support.storage import NEWEST, command, sim_disk, take
 from tests.support.waiting import wait_until
 
 
@@ -50,9 +50,7 @@ def test_a_snapshot_that_claims_another_version_is_passed_over() -> None:
     state = StateMachine(0, 1)
     for index in (5, 9):
         state.applied_index = index
-        job = checkpoints.begin(state, 1)
-        job.run()
-        checkpoints.finish(state, job)
+        take(checkpoints, state)
     disk.flip("0000000000000009.snap", 4, 0x40)  # the byte of the version
     reports: list[str] = []
     found, _ = Checkpoints(disk, reports.append).recover(lambda: StateMachine(0, 1))
@@ -67,20 +65,16 @@ def test_a_superseded_snapshot_that_a_crash_left_is_not_what_the_log_is_kept_for
     left = b""
     for index in (4, 75, 83):
         state.applied_index = index
-        job = checkpoints.begin(state, 1)
-        job.run()
+        take(checkpoints, state)
         if index == 4:
             left = disk.read_all("0000000000000004.snap")
-        checkpoints.finish(state, job)
     assert checkpoints.oldest_needed_index() == 75
     disk.write_atomic("0000000000000004.snap", [left])
     again = Checkpoints(disk)
     found, _ = again.recover(lambda: StateMachine(0, 1))
     assert found.applied_index == 83 and again.oldest_needed_index() == 75
     found.applied_index = 90
-    job = again.begin(found, 1)
-    job.run()
-    again.finish(found, job)
+    take(again, found)
     assert sorted(n for n in disk.names() if n.endswith(".snap")) == [
         "0000000000000053.snap",
         "000000000000005a.snap",

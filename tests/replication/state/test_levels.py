@@ -14,9 +14,10 @@ from escrowmq.replication.format import ops
 from escrowmq.replication.format.codec import PrepareExtra
 from escrowmq.replication.model import ResultCode
 from escrowmq.replication.replica.validation import NUMBER_MAX, TIMEOUT_MS_MAX, parse_request
+from escrowmq.replication.state.capture import capture
 from escrowmq.replication.state.machine import LEVEL_MAX, StateMachine
 from escrowmq.replication.state.settings import BOUNDS, Settings, setting_problem
-from escrowmq.replication.state.snapshot import capture, encode, restore
+from escrowmq.replication.state.snapshot import encode, restore
 from tests.support.fed_state import FedState, busy_state, busy_state_of_level_2, busy_state_of_level_3, dump
 
 GOLDEN = json.loads((Path(__file__).parents[2] / "golden" / "operations.json").read_text())

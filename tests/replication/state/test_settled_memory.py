@@ -8,8 +8,9 @@ from escrowmq.replication.format import ops
 from escrowmq.replication.format.codec import encode_row
 from escrowmq.replication.model import ResultCode
 from escrowmq.replication.state import transactions
+from escrowmq.replication.state.capture import capture, release
 from escrowmq.replication.state.machine import StateMachine
-from escrowmq.replication.state.snapshot import capture, encode, release, restore
+from escrowmq.replication.state.snapshot import encode, restore
 from tests.support.fed_state import FedState
 
 
@@ -78,8 +79,9 @@ def test_apps_that_come_and_go_leave_nothing_for_good(monkeypatch: pytest.Monkey
 def test_an_app_that_somebody_reads_stays_until_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transactions, "APP_AS_IDS", 2)
     log = fed_with(settled_generation=4)
-    settle(log, "read", ["x"])
-    snapshot = capture(log.state, 1, [])
+    log.add(ops.prepare("read", "t", ["x"], None, 0, 0, [1], -1, 0))
+    snapshot = capture(log.state, 1, [])  # which holds the open ones of an app that has any
+    log.add(ops.rollback("read", ["x"]))
     for n in range(9):
         settle(log, f"{n}", ["x"])
     assert "read" in log.state.transactions.apps

@@ -1,0 +1,119 @@
+"""Taking a snapshot of the state while entries go on being applied.
+
+A ``Capture`` is the state after one index, all of it, though it is put together in many steps: the thread
+that applies entries also sends heartbeats, and a visit to 200,000 partitions takes longer than an election.
+What is small, or immutable, is taken when it begins. Partitions are cut off (cuts.py) and consumer groups
+held (group_offsets.py) then: whichever of them changes before the capture has come to it keeps what it was.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from typing import Any
+
+from escrowmq.replication.state.index import Columns
+from escrowmq.replication.state.machine import StateMachine
+from escrowmq.replication.state.snapshot import BOUNDS, Snapshot
+from escrowmq.replication.state.topics import Partition
+
+
+class Capture:
+    """Of ``state`` after its last applied entry, of ``term``. In the applying thread; one at a time, and each
+    is taken to its end."""
+
+    def __init__(self, state: StateMachine, term: int, run_files: Iterable[str]) -> None:
+        """``run_files`` are those that hold the runs before ``tables``."""
+        topics = list(state.topics.topics.values())
+        apps = state.transactions.apps.items()
+        self._tables: dict[int, Columns] = {}
+        self._bounds = array("q")
+        self._visits = self._visit([topic.partitions for topic in topics])
+        self._done = False
+        self.snapshot = Snapshot(
+            state.applied_index,
+            term,
+            _meta(state, run_files),
+            [(topic.info, len(topic.partitions)) for topic in topics],
+            self._bounds,
+            state.group_offsets.hold(),
+            [(app, table.open.hold()) for app, table in apps if table.open],
+            [
+                (app, age, copy)
+                for app, table in apps
+                for age, copy in enumerate(table.settled.copy())
+                if copy
+            ],
+            [
+                (app, age, copy)
+                for app, table in apps
+                if table.given
+                for age, copy in enumerate(table.given.copy())
+            ],
+            [(app, table.decided.copy()) for app, table in apps if table.decided],
+            list(enumerate(state.producers.copy())),
+            self._tables,
+        )
+        state.topics.cuts.cut()
+
+    @property
+    def run_files(self) -> list[str]:
+        """Those that the snapshot names; the one of ``tables`` is added by who writes it."""
+        files: list[str] = self.snapshot.meta["run_files"]
+        return files
+
+    def step(self, partitions: int) -> bool:
+        """Visit so many further partitions; whether that was all, and the snapshot is whole."""
+        for _ in islice(self._visits, partitions):
+            pass
+        return self._done
+
+    def _visit(self, topics: list[dict[int, Partition]]) -> Iterator[None]:
+        for partitions in topics:
+            for partition in partitions.values():
+                start, end, last_time_ms, runs = partition.index.at_cut()
+                self._bounds.extend((partition.slot, partition.number, start, end, last_time_ms))
+                if runs is not None:
+                    self._tables[partition.slot] = runs
+                yield
+        assert len(self._bounds) == BOUNDS * sum(len(partitions) for partitions in topics)
+        self._done = True
+
+
+def capture(state: StateMachine, term: int, run_files: Iterable[str]) -> Snapshot:
+    """A snapshot in one step, where nobody waits."""
+    taken = Capture(state, term, run_files)
+    while not taken.step(1 << 20):
+        pass
+    return taken.snapshot
+
+
+def release(state: StateMachine, snapshot: Snapshot) -> None:
+    """The snapshot is not read any more. In the applying thread."""
+    state.group_offsets.release()
+    for app, _ in snapshot.open:
+        state.transactions.app(app).open.release()
+
+
+def _meta(state: StateMachine, run_files: Iterable[str]) -> dict[str, Any]:
+    """The file's first chunk; topics and group offsets, which are large, are put in when it is written."""
+    meta = {
+        "gid": state.gid,
+        "groups": state.groups,
+        "now_ms": state.now_ms,
+        "first_index": state.first_index,
+        "next_slot": state.topics.next_slot,
+        "topics": [],
+        "group_offsets": [],
+        "audit": list(state.transactions.audit),
+        "run_files": list(run_files),
+    }
+    if state.level > 1:
+        meta["level"], meta["settings"] = state.level, state.settings.values()
+        meta["forgotten_ms"], meta["turned_ms"] = state.forgotten_ms, state.turned_ms
+        given = state.transactions.given
+        meta["given"] = [given.turned_ms, given.forgotten_ms, given.age_ms]
+    if state.members is not None:
+        meta["members"] = list(state.members)
+    return meta

@@ -1,0 +1,138 @@
+"""Runs of a partition in order of offsets, as columns, with sums over blocks of them.
+
+A run is a row of six unsigned 64-bit integers: first offset, log index, byte position in the command, bytes,
+messages, timestamp in ms. Log indexes are in no order: a transaction that is committed late refers to an old
+entry. So that retention need not look at every run, a table keeps for each full block of ``BLOCK`` rows the
+lowest log index and the bytes. Blocks are summed up when somebody asks, a bounded number at a time:
+``append`` pays nothing for them, and sixteen bytes for 1,024 runs of 48 bytes hardly count.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_right
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Any, Self
+
+COLUMNS = 6
+BASE, INDEX, POS, SIZE, COUNT, TIME = range(COLUMNS)
+Columns = tuple[Sequence[int], ...]
+
+#: Rows of a block: 30 us to sum up, and as long to search the one in which something begins.
+BLOCK = 1_024
+
+
+class RunTable:
+    """One table. Not thread-safe: its partition's lock is held, or nobody else has it yet.
+
+    Rows are only ever added, and none but the last one grows: a block is summed up once a row follows it.
+    """
+
+    __slots__ = ("_lows", "_sizes", "columns")
+
+    def __init__(self, columns: Columns) -> None:
+        self.columns: tuple[Any, ...] = columns  # arrays while rows are added, then views of a file
+        self._lows: array[int] | None = None  # of full blocks, so far; None: no block is full
+        self._sizes: array[int] | None = None
+
+    def __len__(self) -> int:
+        return len(self.columns[BASE])
+
+    @property
+    def base(self) -> int:
+        """The first offset."""
+        base: int = self.columns[BASE][0]
+        return base
+
+    @property
+    def end(self) -> int:
+        """The offset behind the last one."""
+        end: int = self.columns[BASE][-1] + self.columns[COUNT][-1]
+        return end
+
+    # -------------------------------------------------------------- sums
+
+    def unsummed(self) -> int:
+        """Full blocks that are not summed up."""
+        done = 0 if self._lows is None else len(self._lows)
+        return max((len(self) - 1) // BLOCK - done, 0)
+
+    def sum_up(self, blocks: int) -> int:
+        """Sum up to ``blocks`` further blocks; how many that were."""
+        blocks = min(blocks, self.unsummed())
+        if not blocks:
+            return 0
+        if self._lows is None or self._sizes is None:
+            self._lows, self._sizes = array("Q"), array("Q")
+        indexes, sizes = self.columns[INDEX], self.columns[SIZE]
+        for _ in range(blocks):
+            at = len(self._lows) * BLOCK
+            self._lows.append(min(indexes[at : at + BLOCK]))
+            self._sizes.append(sum(sizes[at : at + BLOCK]))
+        return blocks
+
+    def summed(self) -> Self:
+        """Itself with all blocks summed up, for a table that no partition has yet: other threads run in
+        between."""
+        while self.sum_up(1):
+            pass
+        return self
+
+    # -------------------------------------------------------------- log indexes
+
+    def lowest_from(self, row: int) -> int:
+        """The lowest log index of ``row`` and all behind it."""
+        self.sum_up(self.unsummed())
+        lows = self._lows
+        indexes: Sequence[int] = self.columns[INDEX]
+        first = -(-row // BLOCK)
+        if lows is None or first >= len(lows):
+            return min(indexes[row:])
+        lowest = min(min(lows[first:]), min(indexes[len(lows) * BLOCK :]))
+        return min(lowest, min(indexes[row : first * BLOCK])) if row < first * BLOCK else lowest
+
+    def end_of_below(self, log_index: int) -> int | None:
+        """The offset behind the last run that lies in an entry before ``log_index``; None without one."""
+        self.sum_up(self.unsummed())
+        indexes, lows = self.columns[INDEX], self._lows or ()
+        row = self._last_below(indexes, log_index, len(lows) * BLOCK, len(indexes))
+        block = len(lows)
+        while row is None and block > 0:
+            block -= 1
+            if lows[block] < log_index:
+                row = self._last_below(indexes, log_index, block * BLOCK, (block + 1) * BLOCK)
+        return None if row is None else self.columns[BASE][row] + self.columns[COUNT][row]
+
+    @staticmethod
+    def _last_below(indexes: Sequence[int], log_index: int, begin: int, end: int) -> int | None:
+        if begin == end or min(indexes[begin:end]) >= log_index:
+            return None
+        return next((row for row in range(end - 1, begin - 1, -1) if indexes[row] < log_index), None)
+
+    # -------------------------------------------------------------- bytes
+
+    def size(self) -> int:
+        """Bytes of all rows."""
+        return self.fitting(1 << 64)[1]
+
+    def fitting(self, limit: int) -> tuple[int, int]:
+        """``(row, bytes)``: the lowest row such that it and what follows have at most ``limit`` bytes, and
+        how many those are; the number of rows and 0 if the last one has more."""
+        self.sum_up(self.unsummed())
+        sizes, blocks = self.columns[SIZE], self._sizes or ()
+        row, total = len(sizes), 0
+        for block in range(len(blocks), -1, -1):
+            begin = block * BLOCK
+            size = blocks[block] if block < len(blocks) else sum(sizes[begin:row])
+            if total + size > limit:
+                totals = list(accumulate(reversed(sizes[begin:row])))
+                fits = bisect_right(totals, limit - total)
+                return row - fits, total + (totals[fits - 1] if fits else 0)
+            row, total = begin, total + size
+        return row, total
+
+
+def empty_columns() -> tuple[array[int], ...]:
+    """No rows yet."""
+    return tuple(array("Q") for _ in range(COLUMNS))

@@ -1,0 +1,72 @@
+"""Sums over blocks of runs, against a look at every run."""
+
+from __future__ import annotations
+
+import random
+from array import array
+
+import pytest
+
+from escrowmq.replication.state import run_table
+from escrowmq.replication.state.index import PartitionIndex
+from escrowmq.replication.state.run_table import RunTable
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_table, "BLOCK", 4)
+
+
+def test_what_a_table_answers_is_what_a_look_at_every_run_gives() -> None:
+    rng = random.Random(3)
+    for _ in range(300):
+        rows = rng.randint(1, 40)
+        indexes = [rng.randint(1, 50) for _ in range(rows)]
+        sizes = [rng.randint(1, 9) for _ in range(rows)]
+        one = array("Q", [1] * rows)
+        columns = (array("Q", range(rows)), array("Q", indexes), one, array("Q", sizes), one, one)
+        table = RunTable(columns)
+        table.sum_up(rng.randrange(12))  # some of the blocks, or all
+        row, bound, limit = rng.randrange(rows), rng.randint(0, 52), rng.randint(0, 200)
+        assert table.lowest_from(row) == min(indexes[row:])
+        below = [at + 1 for at, index in enumerate(indexes) if index < bound]
+        assert table.end_of_below(bound) == (below[-1] if below else None)
+        first = min(at for at in range(rows + 1) if sum(sizes[at:]) <= limit)
+        assert table.fitting(limit) == (first, sum(sizes[first:]))
+        assert table.size() == sum(sizes) and table.unsummed() == 0
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_retention_of_a_partition_is_what_a_look_at_every_run_gives(seed: int) -> None:
+    rng, index = random.Random(seed), PartitionIndex()
+    runs: list[tuple[int, int, int, int, int]] = []  # offset, entry, bytes, messages, time
+    entry = 10
+    for _ in range(120):
+        entry += rng.randrange(3)
+        kind = rng.randrange(12)
+        if kind == 0 and (sealed := index.seal()) is not None:
+            if rng.random() < 0.5:
+                index.adopt(tuple(array("Q", column) for column in sealed))
+            elif rng.random() < 0.5:
+                index.unseal(sealed)
+        elif kind == 1:
+            index.trim(rng.randint(index.start, index.end))
+        elif kind == 2:
+            index.sum_up(rng.randrange(5))
+        else:
+            place, size, count = entry - rng.choice((0, 0, 0, 7)), rng.randint(1, 9), rng.randint(1, 3)
+            base = index.append(place, rng.randrange(1 << 40), size, count, entry)
+            runs.append((base, place, size, count, entry))
+        start = index.start
+        live = [run for run in runs if run[0] + run[3] > start]
+        assert index.oldest_log_index() == min((run[1] for run in live), default=None)
+        limit, at = rng.randrange(60), rng.randrange(entry + 2)
+        fits = [r[0] for n, r in enumerate(runs) if sum(run[2] for run in runs[n:]) <= limit]
+        assert index.start_for_bytes(limit) == max(min(fits, default=index.end), start)
+        later = [run[0] for run in live if run[4] >= at]
+        assert index.offset_at_time(at) == max(min(later, default=index.end), start)
+    bound = rng.randrange(entry)
+    gone = [run[0] + run[3] for run in runs if run[1] < bound]
+    expected = max(index.start, max(gone, default=0))
+    index.forget_before(bound)
+    assert index.start == expected
