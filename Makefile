@@ -4,7 +4,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: test-long spark-trials controls help demo test lint simulate campaign bench bench-spark walk load chaos fuzz spark-nodes
+.PHONY: test-long spark-trials controls help demo test lint simulate campaign bench stored bench-spark walk load chaos fuzz spark-nodes
 
 BIN := .venv/bin
 STAMP := .venv/.installed
@@ -69,6 +69,9 @@ walk: $(STAMP) ## calls and files that one message passes, client and replicas (
 spark-nodes: $(STAMP) ## Spark on nodes that are killed, a batch and a stream, by both ways to Spark on Ray (6 minutes)
 	$(BIN)/python -m tests.integration.spark_nodes_scenario --mode standalone
 	$(BIN)/python -m tests.integration.spark_nodes_scenario --mode raydp
+
+stored: $(STAMP) ## how long ten million runs, 40,000 partitions and 20,000 groups stop a replica's thread (2 minutes; ARGS=--help)
+	$(BIN)/python -m benchmarks.stored $(ARGS)
 
 bench-spark: $(STAMP) ## Spark's source and sink beside Parquet, and a trickle's latency (10 minutes; ARGS=--help)
 	$(BIN)/python -m benchmarks.spark $(ARGS)

@@ -122,7 +122,7 @@ class EscrowMQReader(DataSourceReader):
         info = find_cluster(self._options.address, self._options.namespace)
         router = Router(info, name="escrowmq-spark")
         try:
-            catalog = LeaderCatalog(router, PLAN_TIMEOUT_S)
+            catalog = LeaderCatalog(router, PLAN_TIMEOUT_S, self._options.subscription)
             return splits(router, plan(self._options, catalog, self._only))
         finally:
             router.close()

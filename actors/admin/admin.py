@@ -92,10 +92,7 @@ class Admin(Closing):
 
     def topics(self) -> list[TopicInfo]:
         """All topics by name."""
-        # A leader is asked: a follower may not know a topic that was created a moment ago.
-        asked = self._router.leader_call(0, "topics", True, timeout_s=self._timeout_s)
-        known: list[TopicInfo] = result_of(asked, self._timeout_s)
-        return sorted(known, key=lambda topic: topic.name)
+        return sorted(self._ask(True), key=lambda topic: topic.name)
 
     def describe_topic(self, name: str) -> TopicDescription:
         """Settings, and per partition its group, leader, start and end. Raises UnknownTopic."""
@@ -114,7 +111,7 @@ class Admin(Closing):
     def delete_topic(self, name: str) -> None:
         """Deletes a topic and its messages. Raises UnknownTopic if no group knows it."""
         # Asked first: a request whose answer was lost is sent again, and then finds what it has deleted gone.
-        known = any(topic.name == name for topic in self.topics())
+        known = any(topic.name == name for topic in self._ask([name]))
         codes = [self._submit(gid, ops.delete_topic(name))[0] for gid in range(self.info.groups)]
         if not known and all(code == ResultCode.UNKNOWN_TOPIC for code in codes):
             raise UnknownTopic(name)
@@ -154,10 +151,17 @@ class Admin(Closing):
         return plan
 
     def _topic(self, name: str) -> TopicInfo:
-        for topic in self.topics():
+        for topic in self._ask([name]):  # a broker of an earlier version answers with all of them
             if topic.name == name:
                 return topic
         raise UnknownTopic(name)
+
+    def _ask(self, names: bool | list[str]) -> list[TopicInfo]:
+        """Topics of these names, or all. A leader is asked: a follower may not know one that was created a
+        moment ago."""
+        asked = self._router.leader_call(0, "topics", names, timeout_s=self._timeout_s)
+        known: list[TopicInfo] = result_of(asked, self._timeout_s)
+        return known
 
     def _submit(self, gid: int, request: bytes) -> tuple[int, Any]:
         (result,) = result_of(self._router.submit(gid, request, self._timeout_s), self._timeout_s)

@@ -26,6 +26,7 @@ import ray
 from escrowmq.actors.broker.answer_buffers import AnswerBuffers, out_of_band
 from escrowmq.actors.broker.branch_work import BranchWork
 from escrowmq.actors.broker.config import BrokerConfig
+from escrowmq.actors.broker.packed_topics import TopicPacker
 from escrowmq.actors.broker.parts import Parts
 from escrowmq.actors.broker.peers import RayPeers
 from escrowmq.actors.client.head_patience import reconnect_s
@@ -105,6 +106,7 @@ class Broker:
         self._parts: Parts | None = None
         self._failure: str | None = None
         self._superseded_by: int | None = None
+        self._topic_packer = TopicPacker()
         self._fetch_buffers = AnswerBuffers(FETCH_BUFFERS, FETCH_BUFFER_BYTES)
         threading.Thread(target=self._open, name="open", daemon=True).start()
         threading.Thread(target=self._announce, name="announce", daemon=True).start()
@@ -222,10 +224,13 @@ class Broker:
         return self._running().reads.offsets(requests, leader)
 
     @ray.method(concurrency_group="control")
-    def topics(self, leader: bool = False) -> Reply:
-        if leader:
-            return self._led(lambda parts: parts.reads.topics(leader=True))
-        return self._running().reads.topics()
+    def topics(self, leader: bool | Sequence[str] = False) -> Reply:
+        if leader and leader is not True:
+            return self._led(lambda parts: parts.reads.topics(leader))
+        answer = (
+            self._led(lambda parts: parts.reads.topics(leader)) if leader else self._running().reads.topics()
+        )
+        return ("ok", self._topic_packer.packed(answer[1])) if answer[0] == "ok" else answer
 
     @ray.method(concurrency_group="control")
     def partition_bounds(self, topic: str) -> dict[int, tuple[int, int]]:

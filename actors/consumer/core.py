@@ -125,7 +125,10 @@ class ConsumerCore:
         self.check_open()
         for topic in topics:
             self.catalog.forget(topic)
-            self.catalog.partitions(topic)
+        self.catalog.learn(topics)
+        for topic in topics:
+            if self.catalog.known(topic) is None:
+                raise UnknownTopic(topic)
         with self.condition:
             member.topics = tuple(dict.fromkeys(topics))
             member.joined = False  # joins (again) with these
@@ -138,8 +141,9 @@ class ConsumerCore:
             raise ConfigError("assign is for consumers without a group; create one with group=None")
         self.check_open()
         wanted: dict[TopicPartition, int] = {}
-        for pair in partitions:
-            topic, partition = args.check_partition(pair)
+        pairs = [args.check_partition(pair) for pair in partitions]
+        self.catalog.learn(self.catalog.unknown(topic for topic, _ in pairs))
+        for topic, partition in pairs:
             count = self.catalog.partitions(topic)
             if partition >= count:
                 raise UnknownTopic(topic, partition, count)

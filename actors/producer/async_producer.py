@@ -168,9 +168,9 @@ class AsyncProducer(AsyncClosing):
         """Ask for topics that this producer has not heard of, so that encoding need not."""
         catalog = self._core.catalog
         topics = {message.topic for message in messages if isinstance(message, Message)}
-        unknown = topics - catalog.names()  # what is no message is refused by the encoder
+        unknown = catalog.unknown(topics)  # what is no message is refused by the encoder
         if unknown:
-            catalog.learn(await asyncio.wrap_future(catalog.ask()))
+            await asyncio.wrap_future(catalog.ask(unknown))
             for topic in unknown:
                 if catalog.known(topic) is None:
                     raise UnknownTopic(topic)

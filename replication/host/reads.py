@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from escrowmq.replication.calling.answers import FetchEnds, FoundOffsets, Reply
 from escrowmq.replication.errors import CorruptLog, DamagedEntry, DiskFailed, Unavailable
-from escrowmq.replication.host.running import RunningReplica
+from escrowmq.replication.host.running import NOT_RUNNING, RunningReplica
 from escrowmq.replication.model import TopicInfo
 from escrowmq.replication.replica import fetching
 from escrowmq.replication.replica.fetching import (
@@ -24,6 +24,8 @@ from escrowmq.replication.replica.fetching import (
 )
 from escrowmq.replication.state.machine import StateMachine
 
+#: Topics that one call may name.
+TOPICS_NAMED_MAX = 10_000
 #: When a reader may come back for what is damaged here: mending takes as long as a call or two.
 MENDING_S = 0.2
 
@@ -33,6 +35,7 @@ class Reads:
 
     def __init__(self, running: RunningReplica) -> None:
         self._running, self._replica = running, running.replica
+        self._all_topics: tuple[int, Sequence[TopicInfo]] = -1, ()
 
     # -------------------------------------------------------------- messages
 
@@ -81,16 +84,30 @@ class Reads:
         self._running.check_open()
         return read(self._replica.state)
 
-    def topics(self, leader: bool = False) -> Reply:
-        """``("ok", [TopicInfo, ...])``; from this replica's state, or the leader's if asked."""
+    def topics(self, leader: bool | Sequence[str] = False) -> Reply:
+        """``("ok", [TopicInfo, ...])``; from this replica's state, or the leader's if asked.
 
-        def read() -> list[TopicInfo]:
-            return [topic.info for topic in list(self._replica.state.topics.topics.values())]
+        With names instead of True: the leader's, and of those topics only which there are. In the caller's
+        thread, since a thousand clients may start at once. The list of all is the same object until a topic
+        changes, and is not to be changed.
+        """
+        if not leader:
+            self._running.check_open()
+            return ("ok", self._topics(self._replica.state))
+        if self._running.closed:
+            return NOT_RUNNING
+        if leader is True:
+            return self._running.if_leading(self._topics)
+        names = list(leader)[:TOPICS_NAMED_MAX]
+        return self._running.if_leading(lambda state: _named(state, names))
 
-        if leader:
-            return self._running.led(read)
-        self._running.check_open()
-        return ("ok", read())
+    def _topics(self, state: StateMachine) -> Sequence[TopicInfo]:
+        version, topics = self._all_topics
+        if version != state.topics.version:
+            version = state.topics.version  # before the topics: what changes meanwhile makes it a new one
+            topics = [topic.info for topic in list(state.topics.topics.values())]
+            self._all_topics = version, topics
+        return topics
 
     def partition_bounds(self, topic: str) -> dict[int, tuple[int, int]]:
         """partition -> (start, end) of those this group hosts."""
@@ -120,3 +137,8 @@ class Reads:
     def group_names(self) -> list[str]:
         """Groups that have committed offsets."""
         return list(self._replica.state.group_offsets)
+
+
+def _named(state: StateMachine, names: Sequence[str]) -> list[TopicInfo]:
+    known = state.topics.topics
+    return [topic.info for name in names if (topic := known.get(name)) is not None]

@@ -54,13 +54,15 @@ _REFUSALS = (Unavailable, Overloaded, OutcomeUnknown)
 class LeaderCatalog:
     """What planning asks, asked of the leaders: a follower may lag behind what was acknowledged."""
 
-    def __init__(self, router: Router, timeout_s: float) -> None:
+    def __init__(self, router: Router, timeout_s: float, subscription: Subscription) -> None:
+        """``subscription``: only its topics are asked for, if it names them."""
         self._router, self._timeout_s = router, timeout_s
+        self._what: bool | list[str] = subscription.names or True
         self._offsets = OffsetReader(router)
 
     def topics(self) -> Mapping[str, int]:
         """Number of partitions by topic."""
-        call = self._router.leader_call(0, "topics", True, timeout_s=self._timeout_s)
+        call = self._router.leader_call(0, "topics", self._what, timeout_s=self._timeout_s)
         topics: Sequence[TopicInfo] = result_of(call, self._timeout_s)
         return {topic.name: topic.partitions for topic in topics}
 
@@ -86,7 +88,7 @@ class HeadWatch:
     ) -> None:
         self._router, self._subscription = router, subscription
         self._clock, self._pause = clock, pause
-        self._catalog = LeaderCatalog(router, PLAN_TIMEOUT_S)
+        self._catalog = LeaderCatalog(router, PLAN_TIMEOUT_S, subscription)
         self._partitions: list[TopicPartition] = []
         self._heads: dict[TopicPartition, Bounds] = {}
         self._parked: dict[int, tuple[list[TopicPartition], Future[Any]]] = {}

@@ -81,6 +81,11 @@ class Subscription:
     pattern: str | None = None
     assigned: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
+    @property
+    def names(self) -> list[str] | None:
+        """The topics, or None: those that match."""
+        return None if self.pattern is not None else sorted({*self.topics, *self.assigned})
+
 
 @dataclass(frozen=True, slots=True)
 class BatchLimits:

@@ -72,7 +72,7 @@ class EscrowMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def initialOffset(self) -> dict[str, Any]:
         """Where a query without a checkpoint starts, by the options."""
         here = self._here()
-        catalog = LeaderCatalog(here.router, PLAN_TIMEOUT_S)
+        catalog = LeaderCatalog(here.router, PLAN_TIMEOUT_S, self._options.subscription)
         self._initial = here.watch.patiently(lambda: initial_offsets(self._options, catalog))
         return to_json(self._initial)
 

@@ -1,4 +1,4 @@
-"""The catalogue asks one question at a time, and nobody gets an answer older than the own question."""
+"""The catalog asks one question at a time, and nobody gets an answer older than the own question."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from typing import Any, cast
 
 import pytest
 
+from escrowmq.actors.client import catalog as catalogs
 from escrowmq.actors.client.catalog import FRESH_S, TopicCatalog
 from escrowmq.actors.client.router import Router
-from escrowmq.replication.errors import Closed, Unavailable
+from escrowmq.replication.errors import Closed, Unavailable, UnknownTopic
 from escrowmq.replication.model import TopicInfo
 
 
@@ -19,14 +20,14 @@ class Leader:
 
     def __init__(self) -> None:
         self.open: list[Future[Any]] = []
-        self.asked = 0
+        self.asked: list[bool | list[str]] = []
         self.closed = False
 
     def leader_call(self, gid: int, method: str, *args: Any, timeout_s: float) -> Future[Any]:
         if self.closed:
             raise Closed("closed")
-        assert (gid, method, args) == (0, "topics", (True,))
-        self.asked += 1
+        assert (gid, method) == (0, "topics")
+        self.asked += args
         self.open.append(Future())
         return self.open[-1]
 
@@ -35,41 +36,99 @@ def catalog_of(leader: Leader) -> TopicCatalog:
     return TopicCatalog(cast(Router, leader))
 
 
-def test_a_thousand_who_ask_at_once_cost_two_questions() -> None:
+def named(*names: str, partitions: int = 1) -> list[TopicInfo]:
+    return [TopicInfo(name, partitions, "hold", 15, 6_000, -1, -1) for name in names]
+
+
+def test_a_thousand_who_ask_at_once_cost_two_questions_for_the_topics_that_they_use() -> None:
     leader = Leader()
     catalog = catalog_of(leader)
-    futures = [catalog.ask() for _ in range(1_000)]
-    assert leader.asked == 1
-    leader.open[0].set_result(["old"])
-    assert leader.asked == 2
-    assert futures[0].result(0) == ["old"] and not futures[1].done(), "it may be older than their topic"
-    leader.open[1].set_result(["new"])
-    assert {future.result(0)[0] for future in futures[1:]} == {"new"}
-    assert leader.asked == 2 and not catalog.ask().done() and leader.asked == 3
+    futures = [catalog.ask([f"t{n % 3}"]) for n in range(1_000)]
+    assert leader.asked == [["t0"]]
+    leader.open[0].set_result(named("t0"))
+    assert futures[0].done() and not futures[3].done(), "it may be older than their topic"
+    assert leader.asked == [["t0"], ["t0", "t1", "t2"]]
+    leader.open[1].set_result(named("t0", "t2", partitions=7))
+    assert all(future.done() for future in futures)
+    assert (catalog.partitions("t0"), catalog.partitions("t2")) == (7, 7)
+    assert catalog.unknown(["t0", "t1", "t2"]) == {"t1"} and len(leader.asked) == 2
+
+
+def test_what_is_gone_is_not_known_any_more_and_the_rest_stays() -> None:
+    leader = Leader()
+    catalog = catalog_of(leader)
+    catalog.ask(["a", "b"])
+    leader.open[0].set_result(named("a", "b"))
+    catalog.ask(["b"])
+    leader.open[1].set_result([])
+    assert catalog.known("a") is not None and catalog.known("b") is None
+    catalog.ask([]).result(0)
+    assert len(leader.asked) == 2, "nothing to ask"
+
+
+def test_a_broker_of_an_earlier_version_answers_with_all_topics() -> None:
+    leader = Leader()
+    catalog = catalog_of(leader)
+    catalog.ask(["a"])
+    leader.open[0].set_result(named("a", "b"))
+    assert catalog.unknown(["a", "b", "c"]) == {"c"}
+
+
+def test_a_topic_that_does_not_exist_is_asked_for_again() -> None:
+    leader = Leader()
+
+    class Absent(Leader):
+        def leader_call(self, gid: int, method: str, *args: Any, timeout_s: float) -> Future[Any]:
+            future = super().leader_call(gid, method, *args, timeout_s=timeout_s)
+            future.set_result([])
+            return future
+
+    leader = Absent()
+    catalog = catalog_of(leader)
+    for _ in range(2):
+        with pytest.raises(UnknownTopic):
+            catalog.partitions("t")
+    assert leader.asked == [["t"], ["t"]]
+
+
+def test_who_uses_many_topics_asks_for_all_at_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(catalogs, "QUESTIONS_BY_NAME", 3)
+    monkeypatch.setattr(catalogs, "NAMES_MAX", 5)
+    leader = Leader()
+    catalog = catalog_of(leader)
+    for n in range(5):
+        catalog.ask([f"t{n}"])
+        leader.open[n].set_result(named(f"t{n}"))
+    assert leader.asked == [["t0"], ["t1"], ["t2"], True, True]
+    other = Leader()
+    catalog_of(other).ask([f"t{n}" for n in range(6)])
+    assert other.asked == [True]
 
 
 def test_a_failure_is_told_to_those_who_asked_and_the_others_get_their_own_answer() -> None:
     leader = Leader()
     catalog = catalog_of(leader)
-    first, second = catalog.ask(), catalog.ask()
+    first, second = catalog.ask(["a"]), catalog.ask(["b"])
     leader.open[0].set_exception(Unavailable("no leader", 0.1))
     assert isinstance(first.exception(0), Unavailable) and not second.done()
-    leader.open[1].set_result([])
-    assert second.result(0) == []
+    leader.open[1].set_result(named("b"))
+    second.result(0)
+    assert catalog.partitions("b") == 1
 
 
 def test_one_that_does_not_wait_any_more_takes_nobody_with_it() -> None:
     async def main() -> None:
         leader = Leader()
         catalog = catalog_of(leader)
-        catalog.ask()
-        gone, stays = asyncio.wrap_future(catalog.ask()), asyncio.wrap_future(catalog.ask())
+        catalog.ask(["a"])
+        gone, stays = asyncio.wrap_future(catalog.ask(["a"])), asyncio.wrap_future(catalog.ask(["b"]))
         await asyncio.sleep(0)
         gone.cancel()
         await asyncio.sleep(0)
         leader.open[0].set_result([])
-        leader.open[1].set_result(["there"])
-        assert await stays == ["there"]
+        leader.open[1].set_result(named("b"))
+        await stays
+        assert catalog.known("b") is not None
         with pytest.raises(asyncio.CancelledError):
             await gone
 
@@ -79,24 +138,25 @@ def test_one_that_does_not_wait_any_more_takes_nobody_with_it() -> None:
 def test_a_closed_client_says_so_to_everybody_and_to_the_next() -> None:
     leader = Leader()
     catalog = catalog_of(leader)
-    first, second = catalog.ask(), catalog.ask()
+    first, second = catalog.ask(["a"]), catalog.ask(["a"])
     leader.closed = True
     leader.open[0].set_result([])
-    assert first.result(0) == []
+    first.result(0)
     assert isinstance(second.exception(0), Closed)
-    assert isinstance(catalog.ask().exception(0), Closed)
+    assert isinstance(catalog.ask(["a"]).exception(0), Closed)
 
 
 def test_who_goes_by_a_setting_has_it_asked_for_again_once_a_minute() -> None:
     leader = Leader()
     catalog = catalog_of(leader)
     old, new = (TopicInfo("t", 1, "hold", 15, timeout_ms, -1, -1) for timeout_ms in (6000, 70))
-    catalog.learn([old])
+    catalog.ask(["t"])
+    leader.open[0].set_result([old])
     assert catalog.fresh("t", 5.0) is old and catalog.fresh("t", 5.0 + FRESH_S / 2) is old
-    assert not leader.asked
+    assert len(leader.asked) == 1
     assert catalog.fresh("t", 5.0 + FRESH_S) is old and catalog.fresh("t", 6.0 + FRESH_S) is old
-    assert leader.asked == 1, "nobody waits for it"
-    leader.open[0].set_exception(Unavailable("no leader", 0.1))
-    assert catalog.fresh("t", 5.0 + 2 * FRESH_S) is old and leader.asked == 2
-    leader.open[1].set_result([new])
+    assert leader.asked == [["t"], ["t"]], "nobody waits for it"
+    leader.open[1].set_exception(Unavailable("no leader", 0.1))
+    assert catalog.fresh("t", 5.0 + 2 * FRESH_S) is old and len(leader.asked) == 3
+    leader.open[2].set_result([new])
     assert catalog.fresh("t", 5.0 + 2 * FRESH_S) is new and catalog.fresh("gone", 0.0) is None
