@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from escrowmq.replication.calling.answers import Leadership, LevelReport, Reply
-from escrowmq.replication.errors import Overloaded
+from escrowmq.replication.errors import DiskFull, EscrowMQError, MessageTooLarge, Overloaded
 from escrowmq.replication.format import ops as build
 from escrowmq.replication.format.codec import Op, decode_ops
 from escrowmq.replication.log.journal import SegmentJournal
@@ -24,6 +24,11 @@ from escrowmq.replication.replica.checkpoints import CheckpointJob, Checkpoints
 from escrowmq.replication.replica.levels import next_level
 from escrowmq.replication.replica.validation import level_needed
 from escrowmq.replication.state.machine import LEVEL_MAX, Result, StateMachine
+
+#: When a client asks again whose leader's disk is full: space is freed by people, or by retention.
+DISK_FULL_RETRY_S = 1.0
+#: When those ask again whose entry was too large together; clients spread over half to one and a half of it.
+APART_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,14 +216,29 @@ class Replica:
             self.admission.ended(entry, decided=outcome is False)
             if not raft.ready:
                 self.admission.forget_decisions()
-            status: Reply = ("unknown",)
-            if outcome is False:
-                full = isinstance(results, Overloaded)
-                status = ("overloaded", results.retry_after_s) if full else self.not_leader()
-            for submission in entry.submissions:
+            sent = entry.submissions
+            status: Reply = ("unknown",) if outcome is None else self._refused(results, len(sent))
+            for submission in sent:
                 submission.done(status)
 
         raft.propose(entry.command, done)
+
+    def _refused(self, reason: EscrowMQError | None, requests: int) -> Reply:
+        """What the clients of so many requests are told whose entry surely is not logged. Only what another
+        replica can take is "not leader": else they would look for a leader that they have found, until their
+        deadlines."""
+        if reason is None:
+            return self.not_leader()
+        if isinstance(reason, Overloaded):
+            return "overloaded", reason.retry_after_s
+        if isinstance(reason, DiskFull):
+            return "disk_full", DISK_FULL_RETRY_S
+        if isinstance(reason, MessageTooLarge):
+            if requests > 1:  # which of them is too large shows when each comes by itself
+                return "overloaded", APART_S
+            size, most = reason.size_bytes, reason.limit_bytes
+            return "malformed", f"it makes an entry of {size} bytes, of at most {most}; send less"
+        raise AssertionError(f"no status for {reason!r}")
 
     def raise_level(self, reports: Sequence[LevelReport | None]) -> None:
         """Propose the next format level if ``reports`` allow it (see levels.py). Twice does no harm."""
