@@ -21,7 +21,7 @@ from escrowmq.actors.producer.bulk_requests import LocalBatch, Requested
 from escrowmq.actors.producer.core import ProducerCore
 from escrowmq.actors.producer.encoder import as_messages
 from escrowmq.actors.producer.local_transaction import call_local, check_callable
-from escrowmq.actors.producer.results import TransactionResult
+from escrowmq.actors.producer.results import TransactionResult, settled_before
 from escrowmq.actors.producer.transaction_base import Phase, TransactionBase, unconfirmed
 from escrowmq.replication.errors import (
     EscrowMQError,
@@ -113,7 +113,7 @@ class AsyncProducer(AsyncClosing):
         async with tx:
             recorded = await tx._prepare()
             if recorded is not None:
-                return TransactionResult(tx.tx_id, recorded)
+                return settled_before(tx.tx_id, recorded)
             returned = call_local(local_transaction, tx)
             if inspect.isawaitable(returned):
                 returned = await returned

@@ -195,17 +195,22 @@ class _BulkRun:
             self._send_spread(key)
 
     def _send(self, unit: BlockUnit | PlanUnit | SpreadUnit) -> None:
-        self._units.append(unit)
         try:
             self._core.reserve(unit.size)
         except Closed:
             raise
         except EscrowMQError as error:
+            self._units.append(unit)
             for place in range(len(unit.tx_ids)):
                 unit.refuse(place, error)
             return
-        if not self._window.acquire(timeout=self._guard_s()):
-            raise OutcomeUnknown(unit.tx_ids[0])
+        try:
+            if not self._window.acquire(timeout=self._guard_s()):
+                raise OutcomeUnknown(unit.tx_ids[0])
+        except BaseException:  # an interrupt, too: nobody else gives back what is not sent
+            self._core.release(unit.size)
+            raise
+        self._units.append(unit)
         self._core.running.made.update(unit.tx_ids)
         with self._lock:
             self._under_way += 1

@@ -21,7 +21,7 @@ from escrowmq.actors.producer.config import ProducerConfig
 from escrowmq.actors.producer.core import ProducerCore
 from escrowmq.actors.producer.encoder import as_messages
 from escrowmq.actors.producer.local_transaction import call_local, check_callable
-from escrowmq.actors.producer.results import TransactionResult
+from escrowmq.actors.producer.results import TransactionResult, settled_before
 from escrowmq.actors.producer.send_future import SendFuture
 from escrowmq.actors.producer.transaction import Transaction
 from escrowmq.feedback.config import AnswererConfig, FeedbackConfig
@@ -144,9 +144,10 @@ class Producer(Closing):
         TooManyOpenTransactions, TransactionConflict (the id has other content), UnknownTopic,
         MessageTooLarge, Unavailable, Overloaded, DiskFull; or OutcomeUnknown for an id of your own, which
         may be open then: call again with the same id and messages. The same id with the same messages
-        again, after it was settled, returns the recorded result and does not run the callback. Raises
-        OutcomeUnknown(tx_id) if the decision could not be confirmed: it is not a failure, the check
-        carries the decision out.
+        again, after it was settled, does not run the callback: it returns the result if that is COMMITTED,
+        and raises TransactionConflict if it was rolled back, since ROLLBACK is returned only where the
+        callback said so. Raises OutcomeUnknown(tx_id) if the decision could not be confirmed: it is not a
+        failure, the check carries the decision out.
         """
         check_callable(local_transaction)
         tx = self.transaction(
@@ -156,7 +157,7 @@ class Producer(Closing):
         with tx:
             recorded = tx._prepare()
             if recorded is not None:
-                return TransactionResult(tx.tx_id, recorded)
+                return settled_before(tx.tx_id, recorded)
             commit = tx._commits(call_local(local_transaction, tx))
             if commit is not None:
                 tx._decide(commit)

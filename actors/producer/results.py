@@ -83,6 +83,17 @@ def prepared(plan: TxPlan, outcome: Outcome) -> EscrowMQError | TransactionState
     return prepare_problem(plan.tx_id, *outcome[0])
 
 
+def settled_before(tx_id: str, recorded: TransactionState) -> TransactionResult:
+    """The result of a call that has not run its callback, as the very same transaction was settled before.
+
+    Committed: it has its effect. Rolled back it has none, and raises TransactionConflict: whoever gets
+    ROLLBACK as a result knows that the local transaction had its turn.
+    """
+    if recorded is not TransactionState.COMMITTED:
+        raise TransactionConflict(tx_id, recorded.value)
+    return TransactionResult(tx_id, recorded)
+
+
 def unprepared(tx_id: str, given_id: bool, failure: Failure) -> EscrowMQError:
     """The error of a PREPARE without answer. The local transaction was not run."""
     if failure.nothing_done or given_id:

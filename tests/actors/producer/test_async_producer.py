@@ -20,7 +20,7 @@ from escrowmq.replication.errors import (
 )
 from escrowmq.replication.model import Message, RecordMetadata, TransactionState
 from tests.support.brokers import Brokers
-from tests.support.producing import COMMITTED, ROLLBACK, UNKNOWN, ProducerOf, open_transactions, values
+from tests.support.producing import COMMITTED, ROLLBACK, UNKNOWN, ProducerOf, never, open_transactions, values
 
 
 def run(main: Coroutine[Any, Any, Any]) -> Any:
@@ -87,6 +87,20 @@ def test_a_block(brokers: Brokers, topic: str, producer_of: ProducerOf) -> None:
 
     run(main())
     assert values(brokers, topic) == [b"a", b"b"] and not open_transactions(brokers, topic)
+
+
+def test_an_id_that_was_rolled_back_raises_as_the_callback_is_not_run(
+    brokers: Brokers, topic: str, producer_of: ProducerOf
+) -> None:
+    send = producer_of(brokers).aio.send_message_in_transaction
+
+    async def main() -> None:
+        first = await send(Message(topic, b"a"), lambda: False, tx_id="undone before")
+        assert first.state is ROLLBACK, "this one was run"
+        with pytest.raises(TransactionConflict, match="already recorded as ROLLBACK"):
+            await send(Message(topic, b"a"), never, tx_id="undone before")
+
+    run(main())
 
 
 def test_a_cancelled_local_transaction_is_left_to_the_check(

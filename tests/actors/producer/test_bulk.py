@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from escrowmq.actors.producer import bulk
 from escrowmq.actors.producer.bulk_requests import PreparedTransaction, TransactionRequest
 from escrowmq.actors.producer.results import TransactionResult
 from escrowmq.replication.errors import (
@@ -187,6 +188,37 @@ def test_large_transactions_take_the_long_way(brokers: Brokers, topic: str, prod
     results = producer.send_transactions([(large, "large"), (Message(topic, b"small"), "small")] * 3)
     assert {r.state for r in results} == {COMMITTED}
     assert len(values(brokers, topic, 4)) == 33
+
+
+def test_a_block_that_finds_no_place_to_be_sent_gives_its_room_back(
+    brokers: Brokers, topic: str, producer_of: ProducerOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It kept it for ever: after enough of them the producer was full, and sent nothing any more."""
+    producer = producer_of(brokers, bulk_calls_in_flight=1)
+    core = producer._core
+    kept: list[object] = []
+    monkeypatch.setattr(core, "enqueue", lambda gid, block: kept.append(block))
+    monkeypatch.setattr(bulk._BulkRun, "_guard_s", lambda run: 0.05)
+    with pytest.raises(OutcomeUnknown):
+        producer.send_transactions([Message(topic, b"x" * 300_000, b"%d" % i) for i in range(8)])
+    (block,) = kept
+    assert core._buffered == block.size, "what is under way, and nothing else"  # type: ignore[attr-defined]
+    core.release(core._buffered)
+
+
+def test_a_caller_that_is_interrupted_while_it_waits_gives_its_room_back(
+    brokers: Brokers, topic: str, producer_of: ProducerOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    producer = producer_of(brokers)
+
+    def interrupt(run: bulk._BulkRun) -> float:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(bulk._BulkRun, "_guard_s", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        producer.send_transactions([Message(topic, b"a")])
+    assert producer._core._buffered == 0
+    assert not producer._core.running
 
 
 # ---------------------------------------------------------------- the limit of open transactions

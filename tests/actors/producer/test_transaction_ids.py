@@ -24,10 +24,20 @@ def test_the_same_id_and_content_again_has_one_effect_and_the_same_answer(
     )
     again = producer_of(brokers).send_message_in_transaction(Message(topic, b"a"), never, tx_id="again")
     assert first == again == TransactionResult("again", COMMITTED)
-    producer_of(brokers).send_message_in_transaction(Message(topic, b"b"), lambda: False, tx_id="undone")
-    undone = producer_of(brokers).send_message_in_transaction(Message(topic, b"b"), never, tx_id="undone")
-    assert undone == TransactionResult("undone", ROLLBACK)
     assert values(brokers, topic) == [b"a"]
+
+
+def test_an_id_that_was_rolled_back_raises_as_the_callback_is_not_run(
+    brokers: Brokers, topic: str, producer_of: ProducerOf
+) -> None:
+    """ROLLBACK as a result means that the callback said so: whoever takes it for that would believe that the
+    local transaction had its turn and declined."""
+    message = Message(topic, b"b")
+    first = producer_of(brokers).send_message_in_transaction(message, lambda: False, tx_id="undone")
+    assert first.state is ROLLBACK, "this one was run"
+    with pytest.raises(TransactionConflict, match="already recorded as ROLLBACK"):
+        producer_of(brokers).send_message_in_transaction(message, never, tx_id="undone")
+    assert values(brokers, topic) == []
 
 
 def test_the_same_id_while_it_is_open_goes_on_with_it(
