@@ -6,10 +6,11 @@ log of the groups they concern; repeating one that was cut short is always safe.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import Any, TypeVar
 
+from escrowmq.actors.admin.group_places import describe_groups
 from escrowmq.actors.admin.status import STATUS_WAIT_S, cluster_status
 from escrowmq.actors.admin.topic_altering import alter_topic
 from escrowmq.actors.admin.topic_creation import create_topic
@@ -18,13 +19,11 @@ from escrowmq.actors.admin.trimming import PartitionTrim, carry_out, plan_trim
 from escrowmq.actors.admin.types import (
     ClusterStatus,
     GroupDescription,
-    GroupPartition,
     PartitionDescription,
     TopicDescription,
     TransactionDescription,
 )
 from escrowmq.actors.client.closing import Closing
-from escrowmq.actors.client.consumer_groups import GroupSnapshot, MemberDescription, coordinator_group
 from escrowmq.actors.client.feedback_processes import FeedbackProcesses, RayFeedbackProcesses
 from escrowmq.actors.client.replica_calls import ReplicaCalls
 from escrowmq.actors.client.router import Router, result_of
@@ -212,27 +211,12 @@ class Admin(Closing):
 
         A group that nobody knows has no members and no places.
         """
-        gid = coordinator_group(group, self.info.groups)
-        snapshot: GroupSnapshot = result_of(
-            self._router.leader_call(gid, "group_describe", group, timeout_s=self._timeout_s), self._timeout_s
-        )
-        committed = {(t, p): offset for t, by in snapshot.committed.items() for p, offset in by.items()}
-        return GroupDescription(group, gid, snapshot.members, self._places(snapshot.members, committed))
+        (description,) = self.describe_groups([group])
+        return description
 
-    def _places(
-        self, members: Sequence[MemberDescription], committed: dict[tuple[str, int], int]
-    ) -> tuple[GroupPartition, ...]:
-        readers = {tp: member.member for member in members for tp in member.partitions}
-        wanted = sorted({*readers, *committed})
-        places: list[GroupPartition] = []
-        for tp, bounds in self._offsets.bounds(wanted, self._timeout_s).items():
-            if isinstance(bounds, UnknownTopic):
-                continue  # deleted since it was committed
-            start, end = bounds
-            place = committed.get(tp)
-            lag = None if place is None else max(end - max(place, start), 0)
-            places.append(GroupPartition(*tp, readers.get(tp), place, end, lag))
-        return tuple(places)
+    def describe_groups(self, groups: Iterable[str]) -> list[GroupDescription]:
+        """:meth:`describe_group` of each, in their order: many are asked for at a time."""
+        return describe_groups(self._router, self._offsets, groups, self._timeout_s)
 
     # ------------------------------------------------------------ the cluster
 

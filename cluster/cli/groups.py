@@ -17,7 +17,7 @@ app = typer.Typer(no_args_is_help=True, help="List and describe consumer groups.
 def list_groups(connection: ConnectionOptions, shown: Shown = Format.table) -> None:
     """Groups with live members or committed offsets, and how far they are behind."""
     with connection.joined() as cluster:
-        found = [cluster.admin.describe_group(name) for name in cluster.admin.groups()]
+        found = cluster.admin.describe_groups(cluster.admin.groups())
     rows = [
         {"group": g.group, "members": len(g.members), "partitions": len(g.partitions), "lag": g.lag}
         for g in found

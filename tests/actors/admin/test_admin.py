@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 import time
 
 import pytest
 
+from escrowmq.actors.admin import group_places
 from escrowmq.replication.errors import (
     Closed,
     ConfigError,
@@ -213,9 +215,49 @@ class TestGroups:
         assert described.partitions[0].committed == 4
         assert group in admin.groups()
 
+    def test_many_groups_are_asked_at_a_time(self, brokers, admin, unique, monkeypatch):
+        """They were asked one after the other: 10,000 groups took as long as 20,000 calls do."""
+        most = asked_at_once(brokers, admin, unique, monkeypatch)
+        assert most == 8
+
+    def test_planted_one_at_a_time_is_found(self, brokers, admin, unique, monkeypatch):
+        monkeypatch.setattr(group_places, "AT_A_TIME", 1)
+        assert asked_at_once(brokers, admin, unique, monkeypatch) == 1
+
+    def test_groups_are_described_in_the_order_asked_for_also_in_portions(
+        self, brokers, admin, unique, monkeypatch
+    ):
+        monkeypatch.setattr(group_places, "AT_A_TIME", 3)
+        topic, names = unique("t"), [unique("g") for _ in range(8)]
+        admin.create_topic(topic, partitions=2)
+        brokers.produce(topic, 1, [b"x"] * 9)
+        for n, name in enumerate(names):
+            assert brokers.groups[0].submit(ops.group_offsets(name, topic, {1: n})) == [[0]]
+        described = admin.describe_groups(names)
+        assert [(d.group, d.lag) for d in described] == [(name, 9 - n) for n, name in enumerate(names)]
+
     def test_a_group_that_nobody_knows(self, admin, unique):
         described = admin.describe_group(unique("g"))
         assert (described.members, described.partitions) == ((), ())
+
+
+def asked_at_once(brokers, admin, unique, monkeypatch):
+    """How many coordinators of eight groups were asked before the first of them answered."""
+    waiting, most, call = [], 0, brokers.call
+
+    def late(gid, rid, method, args, done):
+        nonlocal most
+        if method != "group_describe":
+            call(gid, rid, method, args, done)
+            return
+        waiting.append((gid, rid, method, args, done))
+        most = max(most, len(waiting))
+        threading.Timer(0.1, lambda: call(*waiting.pop())).start()
+
+    monkeypatch.setattr(brokers, "call", late)
+    names = [unique("g") for _ in range(8)]
+    assert [d.group for d in admin.describe_groups(names)] == names
+    return most
 
 
 def test_a_closed_admin(brokers, admin):

@@ -1,0 +1,73 @@
+"""Where consumer groups stand: members, places and lag of many groups at a time.
+
+Each group's coordinator is asked for its members and places, and the leaders of the partitions for where
+those end. A cluster can have tens of thousands of groups, so they are asked some at a time: all of those at
+once, and for the partitions of all of those together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+
+from escrowmq.actors.admin.types import GroupDescription, GroupPartition
+from escrowmq.actors.client.consumer_groups import GroupSnapshot, TopicPartition, coordinator_group
+from escrowmq.actors.client.router import Router, result_of
+from escrowmq.actors.consumer.offsets import OffsetReader
+from escrowmq.replication.errors import UnknownTopic
+
+#: Groups that are asked for at a time: their calls wait in sixteen threads of a leader, where heartbeats do.
+AT_A_TIME = 32
+
+Bounds = Mapping[TopicPartition, tuple[int, int] | UnknownTopic]
+
+
+def describe_groups(
+    router: Router, offsets: OffsetReader, groups: Iterable[str], timeout_s: float
+) -> list[GroupDescription]:
+    """One for each, in their order; ``timeout_s`` is for each call."""
+    found: list[GroupDescription] = []
+    for names in _portions(groups):
+        snapshots = _snapshots(router, names, timeout_s)
+        wanted = sorted({tp for snapshot in snapshots for tp in _partitions(snapshot)})
+        bounds = offsets.bounds(wanted, timeout_s)
+        for name, snapshot in zip(names, snapshots, strict=True):
+            gid = coordinator_group(name, router.info.groups)
+            found.append(GroupDescription(name, gid, snapshot.members, _places(snapshot, bounds)))
+    return found
+
+
+def _portions(groups: Iterable[str]) -> Iterator[list[str]]:
+    names = iter(groups)
+    while portion := list(islice(names, AT_A_TIME)):
+        yield portion
+
+
+def _snapshots(router: Router, names: Sequence[str], timeout_s: float) -> list[GroupSnapshot]:
+    futures = [
+        router.leader_call(
+            coordinator_group(name, router.info.groups), "group_describe", name, timeout_s=timeout_s
+        )
+        for name in names
+    ]
+    return [result_of(future, timeout_s) for future in futures]
+
+
+def _partitions(snapshot: GroupSnapshot) -> set[TopicPartition]:
+    """Those that are read, and those with a place."""
+    read = {tp for member in snapshot.members for tp in member.partitions}
+    return read | {(topic, number) for topic, by in snapshot.committed.items() for number in by}
+
+
+def _places(snapshot: GroupSnapshot, bounds: Bounds) -> tuple[GroupPartition, ...]:
+    readers = {tp: member.member for member in snapshot.members for tp in member.partitions}
+    places: list[GroupPartition] = []
+    for topic, number in sorted(_partitions(snapshot)):
+        known = bounds[topic, number]
+        if isinstance(known, UnknownTopic):
+            continue  # deleted since it was committed
+        start, end = known
+        place = snapshot.committed.get(topic, {}).get(number)
+        lag = None if place is None else max(end - max(place, start), 0)
+        places.append(GroupPartition(topic, number, readers.get((topic, number)), place, end, lag))
+    return tuple(places)
