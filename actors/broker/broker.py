@@ -156,7 +156,7 @@ class Broker:
     def submit(self, request: bytes) -> Reply:
         return self._led(lambda parts: parts.requests.submit(request))
 
-    @ray.method(concurrency_group="control")
+    @ray.method(concurrency_group="settle")
     def follow(self, request: bytes) -> Reply:
         """For brokers only: decisions of another group, the home of transactions that have branches here."""
         return self._led(lambda parts: parts.requests.follow(request))
@@ -303,7 +303,7 @@ class Broker:
     def group_leave(self, group: str, member: str) -> Reply:
         return self._led(lambda parts: parts.groups.leave(group, member))
 
-    @ray.method(concurrency_group="control")
+    @ray.method(concurrency_group="settle")
     def commit_offsets(
         self, group: str, member: str, generation: int, offsets: Mapping[str, Mapping[int, int]]
     ) -> Reply:
@@ -399,6 +399,8 @@ def start_broker(
         "produce": config.produce_threads,
         "fetch": config.fetch_threads,
         "feedback": config.feedback_threads,
+        # They wait for the log: while it stands still, heartbeats and questions who leads must go on.
+        "settle": config.produce_threads,
         "control": config.control_threads,
         "peer": 8,
     }

@@ -60,7 +60,9 @@ class BrokerConfig:
     #: And no faster than this: a twentieth of what a slow disk reads; 6 TB in a week. It goes slower where
     #: the period allows, and rests while the replica is busy or its disk is slow.
     scrub_bytes_per_s: int = 10 * MIB
-    #: Threads per kind of call: a parked long poll holds one, and produce must never wait for those.
+    #: Threads per kind of call: a parked long poll holds one, and produce must never wait for those. As many
+    #: as for produce are there for commits of offsets and for decisions of other groups, which wait for the
+    #: log, too.
     produce_threads: int = 32
     fetch_threads: int = 16
     control_threads: int = 16

@@ -32,8 +32,10 @@ GENERATION_BITS = 32
 #: Shortest and longest session a member may ask for: below, ordinary pauses look like deaths; above,
 #: a dead member's partitions would wait for most of an hour.
 SESSION_S_MIN, SESSION_S_MAX = 0.5, 1800.0
-#: A group that has offsets had members before this leader: for so long only what they claim is given
-#: out, so that nobody is given what a live member still reads. Twice the default heartbeat interval.
+#: A group that has offsets, or whose first member claims something, had members before this leader. For half
+#: a session and so long only what they claim is given out, so that nobody is given what a live member still
+#: reads. Half a session is the longest interval of heartbeats (``ConsumerConfig`` allows no other), the rest
+#: is for finding the new leader. The session counted is the longest of those that have joined.
 REJOIN_GRACE_S = 2.0
 #: Members of one group: bounds memory and the cost of one assignment.
 MEMBERS_MAX = 1024
@@ -63,7 +65,9 @@ class _MemberState:
 
 @dataclass(slots=True)
 class _Group:
-    grace_until: float
+    #: It had members before this leader.
+    older: bool
+    grace_until: float = 0.0
     members: dict[str, _MemberState] = field(default_factory=dict)
     target: dict[TopicPartition, str] = field(default_factory=dict)
     partitions: dict[str, int] = field(default_factory=dict)
@@ -114,7 +118,10 @@ class GroupCoordinator:
                 return GroupCallRefused(
                     f"{GROUPS_MAX} consumer groups have members on this leader; close some"
                 )
-            state = self._groups[group] = _Group(self._since + REJOIN_GRACE_S if had_offsets else now)
+            state = self._groups[group] = _Group(had_offsets or bool(owned))
+        if state.older:
+            grace_until = self._since + session_timeout_s / 2 + REJOIN_GRACE_S
+            state.grace_until = max(state.grace_until, grace_until)
         self._expire(state, now)
         known = state.members.get(member)
         if known is None and len(state.members) >= MEMBERS_MAX:

@@ -2,9 +2,9 @@
 
 Answers the Broker actor's ``group_*`` and ``commit_offsets`` calls: ``("ok", what the coordinator says)``
 at the leader, and ``("not_leader", leader, term)`` elsewhere, as all calls for leaders do. Membership is
-decided in memory; offsets go through the log like every other operation. A commit is checked first and
-replicated then, so one whose member expires in those few milliseconds still lands: the new reader then
-starts behind it, which at-least-once delivery allows.
+decided in memory; offsets go through the log like every other operation. A commit is checked and queued for
+the log under one lock, so that those of a partition stand in the log in the order in which their members held
+it: one that is delayed is refused, and never puts the group's place back behind its new reader.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from escrowmq.actors.client.consumer_groups import (
 from escrowmq.replication.calling.answers import Leadership, Reply
 from escrowmq.replication.format import ops
 from escrowmq.replication.host.reads import Reads
-from escrowmq.replication.host.requests import Requests
+from escrowmq.replication.host.requests import Requests, Turn
 from escrowmq.replication.host.running import RunningReplica
 from escrowmq.replication.model import ResultCode
 
@@ -44,13 +44,13 @@ class GroupService:
         partitions: Callable[[str], int | None],
         committed: Callable[[str], Mapping[str, Mapping[int, int]]],
         group_names: Callable[[], Sequence[str]],
-        submit: Callable[[bytes], Reply],
+        submit: Callable[[bytes, Turn], Reply],
         clock: Callable[[], float],
     ) -> None:
         """``leadership()``: (ready leader?, leader's replica number, term), as ``whoami`` answers.
 
         ``partitions(topic)``: how many, None for an unknown topic. ``committed(group)``: its offsets
-        of all topics; ``group_names()``: groups that have any. ``submit``: as the actor's call.
+        of all topics; ``group_names()``: groups that have any. ``submit``: see ``Requests.submit_in_turn``.
         """
         self._leadership, self._partitions, self._committed = leadership, partitions, committed
         self._group_names, self._submit, self._clock = group_names, submit, clock
@@ -65,7 +65,7 @@ class GroupService:
             partitions=reads.partition_count,
             committed=reads.group_offsets,
             group_names=reads.group_names,
-            submit=requests.submit,
+            submit=requests.submit_in_turn,
             clock=time.monotonic,
         )
 
@@ -113,18 +113,24 @@ class GroupService:
         """``("ok", None)`` once replicated; ``("ok", MembershipStale | TopicMissing | GroupCallRefused)``;
         any other status as submit."""
         wanted = [(topic, partition) for topic, by in offsets.items() for partition in by]
-        status, *rest = self._led(
-            lambda coordinator, now: coordinator.check_commit(group, member, generation, wanted, now)
-        )
-        if status != "ok":
-            return status, *rest
-        if rest[0] is not None:
-            return "ok", MembershipStale(rest[0])
+
+        def check(queue: Callable[[], None]) -> Reply | None:
+            def check_and_queue(coordinator: GroupCoordinator, now: float) -> MembershipStale | None:
+                problem = coordinator.check_commit(group, member, generation, wanted, now)
+                if problem is not None:
+                    return MembershipStale(problem)
+                queue()
+                return None
+
+            checked = self._led(check_and_queue)
+            return None if checked == ("ok", None) else checked
+
         if not offsets:
-            return "ok", None
+            return check(lambda: None) or ("ok", None)
         topics = list(offsets)
-        answer = self._submit(b"".join(ops.group_offsets(group, topic, offsets[topic]) for topic in topics))
-        if answer[0] != "ok":
+        request = b"".join(ops.group_offsets(group, topic, offsets[topic]) for topic in topics)
+        answer = self._submit(request, check)
+        if answer[0] != "ok" or isinstance(answer[1], MembershipStale):
             return answer
         for topic, (code, *_) in zip(topics, answer[1], strict=True):
             if code in (ResultCode.UNKNOWN_TOPIC, ResultCode.BAD_PARTITION):

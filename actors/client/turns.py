@@ -63,17 +63,27 @@ class Turns:
         return self.leader_call(gid, "submit", request, timeout_s=timeout_s)
 
     def leader_call(
-        self, gid: int, method: str, *args: Any, timeout_s: float = 30.0, patience_s: float = 0.0
+        self,
+        gid: int,
+        method: str,
+        *args: Any,
+        timeout_s: float = 30.0,
+        patience_s: float = 0.0,
+        repeated: Callable[[], None] | None = None,
     ) -> Future[Any]:
         """``method(*args)`` at the leader of a group, through fail-overs; ``("ok", x)`` becomes x.
 
         Any other answer that is not about leadership or load is returned as it is. ``patience_s``: how
         long the method may take on purpose (long polls). The future's error is OutcomeUnknown at the
-        deadline if the call may have been executed; else Unavailable, Overloaded or DiskFull.
+        deadline if the call may have been executed; else Unavailable, Overloaded or DiskFull. ``repeated``
+        is called before that, in the router's thread, if a sending of it was left without an answer: that
+        copy may still be on its way, and be executed later than anything that is called from now on.
         """
         future: Future[Any] = Future()
 
-        def done(answer: Any, _: bool) -> None:
+        def done(answer: Any, maybe_done: bool) -> None:
+            if maybe_done and repeated is not None:
+                repeated()
             if isinstance(answer, Failure):
                 future.set_exception(answer.error(f"{method} at group {gid}"))
             elif type(answer) is tuple and len(answer) in (2, 3) and answer[0] == "ok":

@@ -3,6 +3,11 @@
 After a fail-over the new leader knows no members, so a commit is refused at first. The consumer then
 joins again with what it reads, and commits again only what the coordinator says nobody else was given
 in between; else the commit is a zombie's, and StaleMember tells the application.
+
+A commit must not come late either, behind a newer one, and put the group's place back. So commits of one
+consumer are made one after the other. And where a call was sent again without an answer to the first sending,
+that copy may still be on its way: before the next commit the consumer joins again, since what comes under a
+generation that is over is refused.
 """
 
 from __future__ import annotations
@@ -44,18 +49,32 @@ class Committer:
         self._router, self._membership_thread, self._membership = router, membership_thread, membership
         self._positions, self._redelivery, self._condition = positions, redelivery, condition
         self._timeout_s = timeout_s
+        self._turn = threading.Lock()
+        #: The join under whose generation copies of a commit may be on their way.
+        self._copies_of_join: int | None = None
 
     def commit(self, offsets: Mapping[TopicPartition, int] | None) -> None:
         """See :meth:`Consumer.commit`."""
+        deadline = self._router.clock() + self._timeout_s
+        if not self._turn.acquire(timeout=self._timeout_s):
+            raise Unavailable("another commit of this consumer takes too long", 1.0)
+        try:
+            self._commit(offsets, deadline)
+        finally:
+            self._turn.release()
+
+    def _commit(self, offsets: Mapping[TopicPartition, int] | None, deadline: float) -> None:
         with self._condition:
             wanted = self._delivered() if offsets is None else self._explicit(offsets)
         if not wanted:
             return
-        deadline = self._router.clock() + self._timeout_s
         for _ in range(ATTEMPTS_MAX):
             with self._condition:
                 joins, generation = self._membership.joins, self._membership.generation
-            refusal = self._send(wanted, generation, deadline)
+            if joins == self._copies_of_join:
+                refusal: str | None = "an earlier commit of this consumer may be on its way"
+            else:
+                refusal = self._send(wanted, joins, generation, deadline)
             if refusal is None:
                 with self._condition:
                     for state, offset in wanted.items():
@@ -84,7 +103,9 @@ class Committer:
             wanted[state] = offset
         return wanted
 
-    def _send(self, wanted: Mapping[PartitionState, int], generation: int, deadline: float) -> str | None:
+    def _send(
+        self, wanted: Mapping[PartitionState, int], joins: int, generation: int, deadline: float
+    ) -> str | None:
         """None when durable; else why the coordinator refused this member."""
         member = self._membership
         by_topic: dict[str, dict[int, int]] = {}
@@ -92,8 +113,14 @@ class Committer:
             by_topic.setdefault(state.topic, {})[state.partition] = offset
         gid = coordinator_group(member.group, self._router.info.groups)
         left_s = max(deadline - self._router.clock(), 0.001)
+
+        def repeated() -> None:
+            self._copies_of_join = joins
+
         call = self._router.leader_call(
-            gid, "commit_offsets", member.group, member.member, generation, by_topic, timeout_s=left_s
+            *(gid, "commit_offsets", member.group, member.member, generation, by_topic),
+            timeout_s=left_s,
+            repeated=repeated,
         )
         answer: MembershipStale | TopicMissing | GroupCallRefused | None = result_of(call, left_s)
         if answer is None:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 
 from escrowmq.replication.calling.answers import Reply
 from escrowmq.replication.errors import Closed, InvalidMessage, Overloaded
 from escrowmq.replication.host.running import NOT_RUNNING, RunningReplica
+from escrowmq.replication.replica.replica import DISK_FULL_RETRY_S
 from escrowmq.replication.replica.validation import brings_new_work, parse_request
 
 #: A request is answered within this time or its outcome is unknown to the caller (it may still happen).
 SUBMIT_WAIT_S = 15.0
+#: Queues a request when it is called, which must not take long; or refuses it, and is what is answered then.
+Turn = Callable[[Callable[[], None]], Reply | None]
 
 
 class Requests:
@@ -35,7 +39,12 @@ class Requests:
         over several groups. For brokers only."""
         return self._submit(request, from_broker=True)
 
-    def _submit(self, request: bytes, *, from_broker: bool) -> Reply:
+    def submit_in_turn(self, request: bytes, turn: Turn) -> Reply:
+        """As ``submit``. ``turn`` is given what queues the request, and calls it at the moment from which on
+        later ones come after it in the log; everything slow comes before or after that."""
+        return self._submit(request, from_broker=False, turn=turn)
+
+    def _submit(self, request: bytes, *, from_broker: bool, turn: Turn | None = None) -> Reply:
         if type(request) is not bytes:
             return ("malformed", f"a request is bytes, not {type(request).__name__}")
         if len(request) > self._bytes_max:
@@ -47,10 +56,17 @@ class Requests:
         running = self._running
         scarce = running.disk.free_bytes() < self._disk_reserve_bytes
         if running.driver.disk_full or (scarce and brings_new_work(ops)):
-            return ("disk_full", 1.0)
+            return ("disk_full", DISK_FULL_RETRY_S)
         answer: Future[Reply] = Future()
-        try:
+
+        def queue() -> None:
             running.driver.submit(lambda: running.replica.submit(request, ops, answer.set_result))
+
+        try:
+            if turn is None:
+                queue()
+            elif (refused := turn(queue)) is not None:
+                return refused
         except Overloaded as error:
             return ("overloaded", error.retry_after_s)
         except Closed:

@@ -4,6 +4,7 @@ import random
 
 import pytest
 
+from escrowmq.actors.broker import coordinator as module
 from escrowmq.actors.broker.coordinator import (
     GENERATION_BITS,
     MEMBERS_MAX,
@@ -127,8 +128,53 @@ def test_after_a_fail_over_the_unclaimed_wait_for_the_grace():
     group = Group(term=2, had_offsets=True)
     assignment = group.join("a", owned=[("orders", 0)]).assignment
     assert assignment.partitions == orders(0) and assignment.pending
-    group.now += REJOIN_GRACE_S
+    group.now += 6.0 / 2 + REJOIN_GRACE_S
     assert group.beat("a", assignment.generation).partitions == orders(0, 1, 2, 3)
+
+
+@pytest.mark.parametrize("session_s", [4.0, 6.0, 10.0, 60.0])
+def test_after_a_fail_over_a_member_with_the_longest_heartbeat_keeps_its_partitions(session_s):
+    """Its next heartbeat may come half a session after the last one, and be repeated to find the new leader;
+    the grace was two seconds, whatever the session."""
+    assert kept_by_the_late_one(session_s) == orders(2, 3)
+
+
+def test_planted_a_grace_that_knows_no_sessions_is_found(monkeypatch):
+    session_s = 10.0
+    monkeypatch.setattr(module, "REJOIN_GRACE_S", 2.0 - session_s / 2)
+    assert kept_by_the_late_one(session_s) == set()
+
+
+def kept_by_the_late_one(session_s):
+    """What a member keeps that comes half a session and 1.5 s after the new leader began."""
+    group = Group(term=2, had_offsets=True)
+    early = group.join("early", owned=[("orders", 0), ("orders", 1)], session_s=session_s).assignment
+    while group.now < 100.0 + session_s / 2 + 1.5:
+        group.now += 0.1
+        early = group.beat("early", early.generation)
+    return group.join("late", owned=[("orders", 2), ("orders", 3)], session_s=session_s).kept
+
+
+def test_a_member_with_a_longer_session_lengthens_the_grace():
+    group = Group(term=2, had_offsets=True)
+    group.join("first", owned=[("orders", 0)], session_s=1.0)
+    group.join("second", owned=[("orders", 1)], session_s=20.0)
+    group.now += 11.0
+    second = group.join("second", owned=[("orders", 1)], session_s=20.0)
+    assert second.assignment.partitions == orders(1), "0 is first's, and 2 and 3 may still be claimed"
+    assert group.join("third", owned=[("orders", 2), ("orders", 3)], session_s=20.0).kept == orders(2, 3)
+
+
+def test_a_group_that_has_committed_nothing_is_given_its_grace_by_the_first_claim():
+    group = Group(term=2, had_offsets=False)
+    first = group.join("first", owned=[("orders", 0), ("orders", 1)]).assignment
+    assert first.partitions == orders(0, 1)
+    assert group.join("second", owned=[("orders", 2), ("orders", 3)]).kept == orders(2, 3)
+
+
+def test_a_new_group_waits_for_nobody():
+    group = Group(term=2)
+    assert group.join("first").assignment.partitions == orders(0, 1, 2, 3)
 
 
 def test_a_claim_on_what_somebody_else_was_given_is_void():

@@ -1,0 +1,53 @@
+"""Which calls of the Broker actor share threads: nothing that waits for the log holds up what keeps clients
+alive."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from escrowmq.actors.broker import broker as module
+from escrowmq.actors.broker.broker import Broker
+from escrowmq.actors.broker.config import BrokerConfig
+from escrowmq.actors.client.topology import ClusterInfo
+
+#: They have operations done, and come back when a majority has them: while the log stands still, after 15 s.
+WAIT_FOR_THE_LOG = {"submit", "follow", "commit_offsets"}
+#: Without an answer to these a member is dead, or a leader is, for whoever asks.
+KEEP_ALIVE = {"whoami", "group_join", "group_heartbeat", "group_leave", "committed", "offsets", "lock_pairs"}
+
+
+def group_of(method: str) -> str:
+    group: str = getattr(Broker, method).__ray_concurrency_group__
+    return group
+
+
+def test_what_waits_for_the_log_shares_no_threads_with_what_keeps_clients_alive() -> None:
+    """Sixteen commits that waited for a majority stopped all heartbeats, and with them the groups."""
+    assert {group_of(m) for m in WAIT_FOR_THE_LOG}.isdisjoint(group_of(m) for m in KEEP_ALIVE)
+
+
+def test_every_kind_of_call_has_its_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: dict[str, int] = {}
+
+    class Options:
+        def options(self, **settings: Any) -> Options:
+            return self
+
+        def remote(self, *args: Any) -> None: ...
+
+    def remote(*, concurrency_groups: dict[str, int]) -> Any:
+        made.update(concurrency_groups)
+        return lambda actor: Options()
+
+    monkeypatch.setattr(module.ray, "remote", remote)
+    config = BrokerConfig()
+    module.start_broker(ClusterInfo("c", "test", 1, 1), 0, 0, config, "/nowhere", "127.0.0.1", b"s")
+    named = {
+        method.__ray_concurrency_group__
+        for method in vars(Broker).values()
+        if hasattr(method, "__ray_concurrency_group__")
+    }
+    assert named == made.keys()
+    assert made["settle"] == config.produce_threads
