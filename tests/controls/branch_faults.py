@@ -51,7 +51,14 @@ def decided_before_all_prepared(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(StagedPrepare, "next_stage", impatient)
 
 
-@plant("branch-decides-by-itself", *APART, "lost-write", groups=2, conditions=world(ALL_ACROSS))
+@plant(
+    "branch-decides-by-itself",
+    *APART,
+    "lost-write",
+    "invented-decision",
+    groups=2,
+    conditions=world(ALL_ACROSS),
+)
 def branch_decides_by_itself(patch: pytest.MonkeyPatch) -> None:
     """A branch that has been open for too long is rolled back by its own group, which asks nobody."""
 

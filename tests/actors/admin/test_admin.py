@@ -8,6 +8,7 @@ import time
 import pytest
 
 from escrowmq.actors.admin import group_places
+from escrowmq.actors.producer.blocks import opened_at
 from escrowmq.replication.errors import (
     Closed,
     ConfigError,
@@ -17,7 +18,7 @@ from escrowmq.replication.errors import (
     UnknownTransaction,
 )
 from escrowmq.replication.format import codec, ops
-from escrowmq.replication.model import TransactionState, group_of
+from escrowmq.replication.model import ResultCode, TransactionState, group_of
 from tests.support.brokers import Brokers
 from tests.support.polling import read, settle
 
@@ -37,22 +38,26 @@ def prepare(brokers, app, tx_id, topic, partitions=(0,), home=None):
         by_group.setdefault(group_of(topic, partition, groups), []).append(partition)
     home = next(iter(by_group)) if home is None else home
     row = codec.encode_row(None, b"value", None, tx_id)
+    home_index = []
     for gid in sorted(by_group, key=lambda gid: gid != home):
+        if len(by_group) == 1:
+            extra = None
+        elif gid == home:
+            extra = codec.PrepareExtra(participants=sorted(set(by_group) - {home}), parts=1)
+        else:
+            extra = codec.PrepareExtra(home_index=home_index)
+        at_home = -1 if gid == home else home
+        query_ids, digests = ["q-" + tx_id], [7]
         frames = [
             ops.prepare(
-                app,
-                topic,
-                [tx_id],
-                ["q-" + tx_id],
-                60_000,
-                0,
-                [7],
-                -1 if gid == home else home,
-                len(by_group[gid]),
+                app, topic, [tx_id], query_ids, 60_000, 0, digests, at_home, len(by_group[gid]), extra
             )
         ]
         frames += [ops.pre_message(topic, p, [0], [len(row)], [row]) for p in by_group[gid]]
-        assert brokers.groups[gid].submit(*frames) == [[0]]
+        ((code, *info),) = brokers.groups[gid].submit(*frames)
+        assert code == ResultCode.OK
+        if gid == home and extra is not None:
+            home_index, _ = opened_at([code, *info], 1)
 
 
 class TestTopics:

@@ -23,7 +23,7 @@ from escrowmq.replication.format import ops
 from escrowmq.replication.format.codec import OpType, decode_ops
 from escrowmq.replication.host.due_checks import lock_due
 from escrowmq.replication.model import TopicInfo
-from escrowmq.replication.replica import retention
+from escrowmq.replication.replica.retention import RetentionRound
 from escrowmq.replication.state.topics import TopicTable
 from tests.support.requests import prepare
 from tests.support.single import Single
@@ -199,13 +199,16 @@ def test_what_runs_already_goes_by_the_new_settings(tmp_path: Path) -> None:
         single.state.due.advance(hour)
         return [tuple(row) for row in lock_due(single.state, "app", "t", 9, 0.001, "me", hour)]
 
-    assert not retention.plan_trims(single.state, hour)
+    def trims() -> list[bytes]:
+        return RetentionRound(single.state, hour, None).step(1_000)
+
+    assert not trims()
     ((tx_id, *_, rolls_back),) = (row[:6] for row in due())
     assert (tx_id, rolls_back) == ("open", False)
     single.submit(
         ops.alter_topic("t", {"retention_ms": 60_000, "check_max": 1, "on_check_exhausted": "rollback"})
     )
-    assert retention.plan_trims(single.state, hour) == [ops.trim("t", {0: 3})]
+    assert trims() == [ops.trim("t", {0: 3})]
     assert not due(), "it is leased"
     hour += 1_000
     ((tx_id, *_, rolls_back),) = (row[:6] for row in due())

@@ -47,6 +47,7 @@ def test_the_predecessor_is_refused_and_nothing_is_lost(group: BrokerGroup, rid:
     group.publish("before")
     group.leader()
     ghost = group.alive.pop(rid)
+    assert texts(ghost, 1) == ["before"], "a majority has it, and now this one, too"
     member = successor(group, rid)
     member.host.announce(lambda peer, own: tell(group, peer, rid, own))
     member.open()
