@@ -8,6 +8,7 @@ stay do the same as before as far as the world still allows it: that is what min
 from __future__ import annotations
 
 import random
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from tests.support.faults.dealing import pick
@@ -78,6 +79,20 @@ class Fault:
     kind: str
     seed: int
     gid: int = 0  # the group that it strikes, or EVERY
+
+
+def aimed_faults(seed: int, chaos_s: float, kinds: Collection[str]) -> list[Fault]:
+    """For one group: as many as ever, of these kinds only."""
+    rng, faults, at = random.Random(f"aimed-{seed}"), list[Fault](), FIRST_FAULT_S
+    weights = {kind: weight for kind, weight in WEIGHTS.items() if kind in kinds}
+    while weights and at < chaos_s:
+        faults.append(Fault(len(faults), at, pick(rng, weights), rng.getrandbits(32)))
+        at += rng.expovariate(1 / MEAN_PAUSE_S)
+    if GHOST in kinds:
+        most = range(max(GHOSTS["per_schedule"]))
+        drawn = [(FIRST_FAULT_S + 5.0 * rng.random(), rng.getrandbits(32)) for _ in most]
+        faults += [Fault(GHOST_NUMBERS + n, at, GHOST, chance) for n, (at, chance) in enumerate(drawn)]
+    return faults
 
 
 def draw_faults(seed: int, chaos_s: float, groups: int = 1) -> list[Fault]:
