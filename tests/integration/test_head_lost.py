@@ -1,4 +1,7 @@
-"""Ray's head is lost with its machine: with fault tolerance nobody notices, without it everybody is told."""
+"""Ray's head is lost with its machine: with fault tolerance nobody notices, without it everybody is told.
+
+Clusters of several nodes that wait for a lost head: two and a half minutes, so in ``make test-long``.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from tests.integration.stories import told
 
 
 @pytest.mark.ray
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_with_fault_tolerance_nobody_notices() -> None:
     ending = "nothing was noticed, and everything is well"
@@ -17,7 +20,7 @@ def test_with_fault_tolerance_nobody_notices() -> None:
 
 
 @pytest.mark.ray
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_without_it_everybody_is_told_what_happened() -> None:
     told("head_scenario", "everybody was told what happened", "ends", **{RECONNECT_VARIABLE: "5"})
