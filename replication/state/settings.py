@@ -19,9 +19,9 @@ class Settings:
     #: Settled transactions remembered over all apps: at least this many, at most twice. 500,000 are ten
     #: seconds at 50,000/s, and the most takes 130 MB, however many apps there are.
     settled_generation: int = 500_000
-    #: (producer, partition) pairs whose sequence numbers are remembered: at least this many, at most twice. One
-    #: takes 0.4 KB with one batch and 1 KB with the five that are kept, so the most, 1,000,000, are up to 2 GB
-    #: on every replica: too much for a default.
+    #: (producer, partition) pairs whose sequence numbers are remembered: at least this many, at most twice.
+    #: One takes 0.4 KB with one batch and 1 KB with the five that are kept, so the most, 1,000,000, are up to
+    #: 2 GB on every replica: too much for a default.
     producers_generation: int = 20_000
     #: Consumer groups whose positions are kept: those that committed last. Kafka's are forgotten a week after
     #: their last member has left; by number, memory is bounded too.
