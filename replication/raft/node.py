@@ -158,7 +158,8 @@ class RaftNode:
 
     @property
     def ready(self) -> bool:
-        """Leader, and has applied the entry that opened its term: its state holds all that was committed."""
+        """Leader, and has applied the entry that opened its term: its state holds all that was committed. Any
+        thread."""
         core = self._core
         if core.role() != LEADER:
             return False
@@ -423,6 +424,7 @@ class RaftNode:
             self._changes.begin()
             self._replicator.begin()
         elif before == LEADER:
+            self._core.leadership_ended()
             self._handover.end()
             self._replicator.end()
             self._proposals.abandon()

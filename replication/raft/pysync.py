@@ -276,6 +276,11 @@ class Core(SyncObj):  # type: ignore[misc]
         """A leadership begins: stock forgets what it knew of the voters, and knows no learners."""
         self._match.clear()
 
+    def leadership_ended(self) -> None:
+        """Forget the entry that opened it. Stock keeps its index, and takes the role of its next leadership
+        before it appends the next such entry: in between, other threads would take the old one for that."""
+        self._SyncObj__noopIDx: int | None = None
+
     def _node(self, peer: str) -> PeerNode:
         node = self._peer_nodes.get(peer)
         if node is None:
@@ -329,7 +334,7 @@ class Core(SyncObj):  # type: ignore[misc]
         return None if node is None else str(node.id)
 
     def noop_index(self) -> int | None:
-        """Index of the entry that opened this node's latest leadership."""
+        """Index of the entry that opened this leadership; None: it is not appended yet, or this is none."""
         index: int | None = self._SyncObj__noopIDx
         return index
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import random
 
+import pytest
+
 from escrowmq.replication.raft.node import RaftConfig
+from escrowmq.replication.raft.pysync import Core
 from tests.sim.disk import SimDisk
 from tests.support.stage import Mail, OurMember, Stage, our_group
 
@@ -227,3 +230,57 @@ def test_a_group_at_rest_changes_neither_leader_nor_term() -> None:
     assert before == [(True, True, "r0", 1), (False, False, "r0", 1), (False, False, "r0", 1)]
     stage.run(2)
     assert seen() == before
+
+
+# ------------------------------------------------------------------ ready, as other threads see it
+def look_while_it_becomes_leader(stage: Stage, member: OurMember) -> list[tuple[bool, list[bytes]]]:
+    """``ready`` and what is applied, as threads see them between the role and the term's first entry."""
+    seen: list[tuple[bool, list[bytes]]] = []
+    raft = member.raft
+    begin = raft._replicator.begin
+
+    def look() -> None:
+        seen.append((raft.ready, list(member.applied)))
+        begin()
+
+    raft._replicator.begin = look  # type: ignore[method-assign]
+    return seen
+
+
+def a_leader_again() -> list[tuple[bool, list[bytes]]]:
+    """r0 leads, then r1, then r0: it holds an entry that r1 has answered, and has not applied it."""
+    stage = our_group()
+    stage.elect("r0").propose(b"one")
+    stage.run(0.2)
+    other, again = stage.elect("r1"), stage.members["r0"]
+    stage.route = lambda mail: (
+        mail.receiver != "r0"
+        or mail.message["type"] != "append_entries"
+        or bool(mail.message.get("entries"))  # it never hears how far r1 has committed
+    )
+    told: list[object] = []
+    other.propose(b"topic", lambda result, applied: told.append(applied))
+    for _ in range(3):
+        stage.run(0.01)
+    assert told == [True] and b"topic" not in again.applied and again.last_index() == other.last_index()
+    seen = look_while_it_becomes_leader(stage, again)
+    stage.heal()
+    stage.isolate("r1")
+    stage.awake = {"r0"}
+    for _ in range(300):
+        stage.run(0.01)
+        if seen:
+            break
+    assert seen and b"topic" not in seen[-1][1]
+    return seen
+
+
+def test_who_leads_for_the_second_time_is_not_ready_before_its_new_entry_is_applied() -> None:
+    """Topics, positions and the leader's offsets are answered beside the thread that elects."""
+    assert not a_leader_again()[-1][0]
+
+
+def test_an_opening_entry_that_outlives_its_leadership_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The test above, with the mend taken away."""
+    monkeypatch.setattr(Core, "leadership_ended", lambda self: None)
+    assert a_leader_again()[-1][0]
