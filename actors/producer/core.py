@@ -58,7 +58,7 @@ class ProducerCore:
         self.ids = transaction_ids(self.instance)
         self.running = RunningHere()
         self.router = turns or Router(info, config.channel, calls, clock=clock, name="escrowmq-producer")
-        self.catalog = TopicCatalog(self.router, config.delivery_timeout_s)
+        self.catalog = TopicCatalog(self.router, config.delivery_timeout_s, clock=clock)
         self.encoder = Encoder(config, info.groups, self.catalog.partitions)
         owner = self.instance if answers_checks else ""
         self._batchers = [GroupBatcher(self.app, config, owner) for _ in range(info.groups)]

@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from escrowmq.actors.client import catalog as catalogs
-from escrowmq.actors.client.catalog import FRESH_S, TopicCatalog
+from escrowmq.actors.client.catalog import FRESH_S, QUESTIONS_BY_NAME, QUESTIONS_S, TopicCatalog
 from escrowmq.actors.client.router import Router
 from escrowmq.replication.errors import Closed, Unavailable, UnknownTopic
 from escrowmq.replication.model import TopicInfo
@@ -160,3 +160,83 @@ def test_who_goes_by_a_setting_has_it_asked_for_again_once_a_minute() -> None:
     assert catalog.fresh("t", 5.0 + 2 * FRESH_S) is old and len(leader.asked) == 3
     leader.open[2].set_result([new])
     assert catalog.fresh("t", 5.0 + 2 * FRESH_S) is new and catalog.fresh("gone", 0.0) is None
+
+
+# ------------------------------------------------------------------ answers that make no sense
+
+
+def asked_after(answer: Any) -> tuple[BaseException | None, list[bool | list[str]]]:
+    """What those are told who get ``answer``, and what was asked, with a question after it."""
+    leader = Leader()
+    catalog = catalog_of(leader)
+    first = catalog.ask(["a"])
+    if answer is None:
+        leader.open[0].cancel()
+    else:
+        leader.open[0].set_result(answer)
+    second = catalog.ask(["a"])
+    if len(leader.open) > 1:
+        leader.open[1].set_result(named("a"))
+        second.result(0)
+        assert catalog.partitions("a") == 1
+    return first.exception(0) if first.done() else None, leader.asked
+
+
+@pytest.mark.parametrize("answer", [("unsupported", 3), 7, None])
+def test_an_answer_that_makes_no_sense_is_told_to_those_who_wait_and_the_next_one_asks_again(
+    answer: Any,
+) -> None:
+    error, asked = asked_after(answer)
+    assert isinstance(error, Unavailable) and asked == [["a"], ["a"]]
+
+
+def test_a_question_that_cannot_be_asked_is_told_to_those_who_wait() -> None:
+    class Broken(Leader):
+        def leader_call(self, gid: int, method: str, *args: Any, timeout_s: float) -> Future[Any]:
+            if self.closed:
+                raise RuntimeError("no memory")
+            return super().leader_call(gid, method, *args, timeout_s=timeout_s)
+
+    leader = Broken()
+    catalog = catalog_of(leader)
+    first, second = catalog.ask(["a"]), catalog.ask(["b"])
+    leader.closed = True
+    leader.open[0].set_result(named("a"))
+    first.result(0)
+    assert isinstance(second.exception(0), RuntimeError)
+    leader.closed = False
+    third = catalog.ask(["b"])
+    leader.open[1].set_result(named("b"))
+    third.result(0)
+
+
+# ------------------------------------------------------------------ for a client's whole life
+
+
+def test_settings_are_asked_for_by_name_for_ever_and_only_of_topics_that_are_used() -> None:
+    """A producer of three topics among 5,000 that went through all of them once."""
+    leader, now = Leader(), 0.0
+    catalog = TopicCatalog(cast(Router, leader), clock=lambda: now)
+    catalog.ask([f"t{n}" for n in range(5_000)])
+    leader.open[0].set_result(named(*(f"t{n}" for n in range(5_000))))
+    for minute in range(1, 3 * QUESTIONS_BY_NAME):
+        now = minute * FRESH_S
+        for topic in ("t7", "t8", "t9"):
+            catalog.fresh(topic, now)
+        for question in leader.open:
+            if not question.done():
+                question.set_result(named("t7", "t8", "t9"))
+    assert leader.asked[0] is True and len(leader.asked) > QUESTIONS_BY_NAME
+    assert all(asked == ["t7", "t8", "t9"] for asked in leader.asked[1:]), leader.asked[1:]
+
+
+def test_who_asked_for_many_topics_at_one_time_asks_by_name_again_later() -> None:
+    leader, now = Leader(), 0.0
+    catalog = TopicCatalog(cast(Router, leader), clock=lambda: now)
+    for n in range(QUESTIONS_BY_NAME + 1):
+        catalog.ask([f"t{n}"])
+        leader.open[n].set_result(named(f"t{n}"))
+    assert leader.asked[-2:] == [[f"t{QUESTIONS_BY_NAME - 1}"], True]
+    now = QUESTIONS_S
+    catalog.ask(["late"])
+    assert leader.asked[-1] == ["late"]
