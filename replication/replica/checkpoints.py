@@ -16,7 +16,7 @@ from itertools import islice
 from escrowmq.replication.errors import CorruptLog, DiskFull, ReadFailed, UnknownVersion
 from escrowmq.replication.log.disk import Disk
 from escrowmq.replication.state import snapshot as snapshots
-from escrowmq.replication.state.capture import Capture, release
+from escrowmq.replication.state.capture import Capture, release_steps
 from escrowmq.replication.state.machine import StateMachine
 from escrowmq.replication.state.run_table import RunTable
 from escrowmq.replication.state.runs_file import encode_runs, map_tables
@@ -26,6 +26,9 @@ SNAPSHOTS_KEPT = 2
 #: size. Small states: at every roll. A million open transactions (90 MB): every sixth 64 MiB segment,
 #: which keeps the cost of snapshots at a few percent and the redo at a restart in proportion.
 LOG_PER_SNAPSHOT = 4
+#: Tables of run files that are looked at when a checkpoint begins, to see which files are still read. Mostly
+#: it is one for each file; after a topic of many partitions was deleted, the rest is looked at in slices.
+LOOKS_AT_BEGIN = 64
 
 
 @dataclass
@@ -38,6 +41,8 @@ class CheckpointJob:
     error: DiskFull | None = field(default=None)
     snapshot_bytes: int = 0
     mapped: dict[int, RunTable] = field(default_factory=dict)
+    ends: list[tuple[int, int]] = field(default_factory=list)  # slot, end offset of its runs in the run file
+    damaged: bool = False  # found so before it counted; set in the applying thread
 
     def run(self) -> None:
         """Write the run file, then the snapshot that names it; each appears whole or not at all."""
@@ -45,6 +50,7 @@ class CheckpointJob:
             if self.run_file is not None:
                 self.disk.write_atomic(self.run_file, encode_runs(self.snapshot.tables))
                 self.mapped = map_tables(self.run_file, self.disk.mmap(self.run_file))
+                self.ends = _ends(self.mapped)
             self.disk.write_atomic(snapshot_name(self.snapshot.index), self._counted())
         except DiskFull as error:  # the log still has everything, the next roll tries again
             self.error = error
@@ -108,7 +114,14 @@ class Checkpoints:
         after which the caller calls ``written`` and ``step`` again."""
         assert not self._under_way()
         self._wanted_at, self._wait_bytes, self._rolls = None, 0, 0
-        self._run_files = [name for name in self._run_files if self._is_live(state, name)]
+        looks = LOOKS_AT_BEGIN
+        for name in self._run_files[:]:
+            for alive in self._look(state, name):
+                looks -= 1
+                if alive or looks <= 0:
+                    break
+            else:
+                self._run_files.remove(name)
         self._capture = Capture(state, term, self._run_files)
 
     def step(self, state: StateMachine, visits: int) -> CheckpointJob | None:
@@ -127,18 +140,17 @@ class Checkpoints:
         self._running = CheckpointJob(self._disk, copy, name)
         return self._running
 
-    def _note_ends(self, name: str, tables: dict[int, RunTable]) -> None:
-        self._ends[name] = [(slot, table.end) for slot, table in tables.items()]
-
-    def _is_live(self, state: StateMachine, name: str) -> bool:
-        """Whether any partition still reads runs of this file (retention moves starts past them)."""
+    def _look(self, state: StateMachine, name: str) -> Iterator[bool]:
+        """Whether any partition still reads runs of this file (retention moves starts past them), one table
+        after the other: True ends it. What is found gone is so for good, and not looked at again."""
         slots, ends = state.topics.slots, self._ends[name]
         while ends:
             slot, end = ends[-1]
             if slot in slots and slots[slot].index.start < end:
-                return True
-            ends.pop()  # gone for good: it is not looked at again
-        return False
+                yield True
+                return
+            ends.pop()
+            yield False
 
     def written(self, state: StateMachine, job: CheckpointJob) -> None:
         """The job has run: swap heap runs for the mapped file with the next steps, then forget what is
@@ -147,27 +159,42 @@ class Checkpoints:
         self._swaps = self._swap(state, job)
 
     def _swap(self, state: StateMachine, job: CheckpointJob) -> Iterator[None]:
-        release(state, job.snapshot)
+        yield from release_steps(state, job.snapshot)
         if job.error is not None:
             self._report(f"checkpoint at {job.snapshot.index} not written: {job.error}")
+        tables = job.snapshot.tables
         if job.run_file is not None and not job.mapped:
             # Its runs stay on the heap as sealed tables; write them with the next one.
             self._run_files.remove(job.run_file)
-            for slot, columns in job.snapshot.tables.items():
+            while tables:
+                slot, columns = tables.popitem()
                 if slot in state.topics.slots:
                     state.topics.slots[slot].index.unseal(columns)
                 yield
         elif job.run_file is not None:
-            self._note_ends(job.run_file, job.mapped)
-            for slot, table in job.mapped.items():
+            self._ends[job.run_file] = job.ends
+            while job.mapped:  # out of both, so that they are let go one by one too
+                slot, table = job.mapped.popitem()
+                tables.pop(slot, None)
                 snapshots.adopt(state, slot, table)
                 yield
+        for name in self._run_files:
+            for _ in self._look(state, name):
+                yield
         if job.error is None:
-            self._last_bytes = job.snapshot_bytes
-            self.indexes.append(job.snapshot.index)
-            self._named[job.snapshot.index] = list(job.snapshot.meta["run_files"])
-            self._clean()
+            self._count(job)
         self._swaps = self._running = None
+
+    def _count(self, job: CheckpointJob) -> None:
+        """It is complete, unless it proved damaged while it was put in place."""
+        index = job.snapshot.index
+        self._last_bytes = job.snapshot_bytes
+        if job.damaged:
+            self._disk.remove(snapshot_name(index))  # it may have been written after that
+        else:
+            self.indexes.append(index)
+            self._named[index] = list(job.snapshot.meta["run_files"])
+        self._clean()
 
     def _clean(self) -> None:
         """Remove superseded snapshots, and run files that no kept snapshot names."""
@@ -185,6 +212,8 @@ class Checkpoints:
     def drop_damaged(self, name: str) -> None:
         """A snapshot's file proved damaged: let it go, and take another with the next entry."""
         index = int(name.removesuffix(".snap"), 16)
+        if self._running is not None and self._running.snapshot.index == index:
+            self._running.damaged = True
         if index in self.indexes:
             self.indexes.remove(index)
         self._named.pop(index, None)
@@ -217,7 +246,7 @@ class Checkpoints:
                     if not self._disk.exists(run_file):
                         raise CorruptLog(f"{run_file} is missing")
                     tables = map_tables(run_file, self._disk.mmap(run_file))
-                    self._note_ends(run_file, tables)
+                    self._ends[run_file] = _ends(tables)
                     snapshots.adopt_runs(state, tables)
             except snapshots.NewerLevel:
                 raise
@@ -230,6 +259,10 @@ class Checkpoints:
             self.indexes.insert(0, int(name[:-5], 16))
             chosen = state, term
         return chosen or (state_factory(), 0)
+
+
+def _ends(tables: dict[int, RunTable]) -> list[tuple[int, int]]:
+    return [(slot, table.end) for slot, table in tables.items()]
 
 
 def snapshot_name(index: int) -> str:

@@ -91,9 +91,16 @@ def capture(state: StateMachine, term: int, run_files: Iterable[str]) -> Snapsho
 
 def release(state: StateMachine, snapshot: Snapshot) -> None:
     """The snapshot is not read any more. In the applying thread."""
+    for _ in release_steps(state, snapshot):
+        pass
+
+
+def release_steps(state: StateMachine, snapshot: Snapshot) -> Iterator[None]:
+    """As ``release``, app by app; nobody else may hold the same state before it is at its end."""
     state.group_offsets.release()
     for app, _ in snapshot.open:
         state.transactions.app(app).open.release()
+        yield
 
 
 def _meta(state: StateMachine, run_files: Iterable[str]) -> dict[str, Any]:

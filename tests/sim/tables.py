@@ -166,6 +166,7 @@ BOUNDS: dict[str, int | Most] = {
         for name in (*("decided", "given", "groups", "open", "producers", "settled", "tables", "topics"),)
     },
     "Capture._tables": FILES,
+    "CheckpointJob.ends": FILES,
     "CheckpointJob.mapped": FILES,
     "RetentionRound._frames": FILES,
     **{"Snapshot.meta" + "[]" * depth: FILES for depth in range(8)},

@@ -1,0 +1,166 @@
+"""A checkpoint among other things: no step takes longer the more partitions there are, and what is found out
+about its files meanwhile counts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from escrowmq.replication.replica import checkpoints as under_test
+from escrowmq.replication.replica.checkpoints import CheckpointJob, Checkpoints, snapshot_name
+from escrowmq.replication.state.machine import StateMachine
+from escrowmq.replication.state.run_table import RunTable
+from tests.sim.disk import SimDisk
+from tests.support.storage import sim_disk, take
+
+PARTITIONS = 600
+VISITS = 10
+
+
+def begun(partitions: int = PARTITIONS) -> tuple[StateMachine, SimDisk, Checkpoints]:
+    """A state with a run in each partition, at index 7."""
+    state, disk = StateMachine(0, 1), sim_disk()
+    state.topics.create("t", {"partitions": partitions})
+    publish(state, 1)
+    state.applied_index = 7
+    return state, disk, Checkpoints(disk)
+
+
+def publish(state: StateMachine, index: int) -> None:
+    for partition in state.topics.slots.values():
+        partition.index.append(index, 10, 50, 1, 5)
+
+
+def written(state: StateMachine, checkpoints: Checkpoints) -> CheckpointJob:
+    checkpoints.begin(state, 1)
+    while (job := checkpoints.step(state, VISITS)) is None:
+        pass
+    job.run()
+    checkpoints.written(state, job)
+    return job
+
+
+# ------------------------------------------------------------------ found damaged
+
+
+def found_damaged_while_it_is_put_in_place() -> tuple[Checkpoints, SimDisk]:
+    state, disk, checkpoints = begun()
+    written(state, checkpoints)
+    checkpoints.step(state, VISITS)
+    assert checkpoints.busy, "further slices are to come"
+    checkpoints.drop_damaged(snapshot_name(7))  # as the scrubber says, or a peer that copies it
+    while checkpoints.busy:
+        checkpoints.step(state, VISITS)
+    assert not disk.exists(snapshot_name(7))
+    assert checkpoints.due(8), "another one with the next entry"
+    state.applied_index = 8
+    take(checkpoints, state)
+    return checkpoints, disk
+
+
+def test_a_snapshot_that_was_let_go_while_its_runs_were_put_in_place_does_not_count() -> None:
+    """Retention would take the log to be safe up to there."""
+    checkpoints, disk = found_damaged_while_it_is_put_in_place()
+    assert checkpoints.indexes == [8] and checkpoints.oldest_needed_index() is None
+    again, _ = Checkpoints(disk).recover(lambda: StateMachine(0, 1))
+    assert again.applied_index == 8
+    assert [p.index.end for p in again.topics.slots.values()] == [1] * PARTITIONS
+
+
+def test_one_that_counts_all_the_same_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The test above, with the mend taken away."""
+    monkeypatch.setattr(CheckpointJob, "damaged", property(lambda self: False, lambda self, value: None))
+    checkpoints, disk = found_damaged_while_it_is_put_in_place()
+    assert checkpoints.indexes == [7, 8] and not disk.exists(snapshot_name(7))
+
+
+def test_one_that_is_let_go_while_it_is_written_does_not_come_back() -> None:
+    """The file of that name that was damaged was an older one; which of them it was cannot be told."""
+    state, disk, checkpoints = begun(3)
+    checkpoints.begin(state, 1)
+    while (job := checkpoints.step(state, VISITS)) is None:
+        pass
+    checkpoints.drop_damaged(snapshot_name(7))
+    job.run()
+    checkpoints.written(state, job)
+    while checkpoints.busy:
+        checkpoints.step(state, VISITS)
+    assert checkpoints.indexes == [] and not disk.exists(snapshot_name(7))
+
+
+# ------------------------------------------------------------------ what a step takes
+
+
+class Looks(dict[int, Any]):
+    """Partitions by slot, and how often one was looked for."""
+
+    count = 0
+
+    def __contains__(self, slot: object) -> bool:
+        self.count += 1
+        return super().__contains__(slot)
+
+
+def looked_at_ends(monkeypatch: pytest.MonkeyPatch) -> list[RunTable]:
+    seen: list[RunTable] = []
+    end = RunTable.end.fget  # type: ignore[attr-defined]
+
+    def look(self: RunTable) -> int:
+        seen.append(self)
+        found: int = end(self)
+        return found
+
+    monkeypatch.setattr(RunTable, "end", property(look))
+    return seen
+
+
+def test_no_step_after_it_was_written_looks_at_more_partitions_than_it_may(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    state, _, checkpoints = begun()
+    written(state, checkpoints)
+    seen = looked_at_ends(monkeypatch)
+    steps = 0
+    while checkpoints.busy:
+        checkpoints.step(state, VISITS)
+        assert len(seen) <= 3 * VISITS, f"step {steps}"
+        steps, seen[:] = steps + 1, []
+    assert steps >= PARTITIONS // VISITS
+
+
+def test_no_step_looks_at_all_partitions_of_a_topic_that_was_deleted() -> None:
+    state, disk, checkpoints = begun()
+    take(checkpoints, state)
+    (runs,) = [name for name in disk.names() if name.endswith(".runs")]
+    state.topics.delete("t")
+    slots = state.topics.slots = Looks(state.topics.slots)
+    for index in (8, 9, 10):
+        state.applied_index = index
+        checkpoints.begin(state, 1)
+        assert slots.count <= under_test.LOOKS_AT_BEGIN
+        slots.count = 0
+        while (job := checkpoints.step(state, VISITS)) is None:
+            pass
+        job.run()
+        checkpoints.written(state, job)
+        while checkpoints.busy:
+            checkpoints.step(state, VISITS)
+            assert slots.count <= VISITS
+            slots.count = 0
+    assert not disk.exists(runs), "nobody reads it, and both snapshots that named it are gone"
+
+
+def test_what_a_file_holds_of_a_topic_that_is_there_keeps_it() -> None:
+    state, disk, checkpoints = begun(100)
+    state.topics.create("u", {"partitions": 1})
+    state.topics.find("u", 0).index.append(1, 10, 50, 1, 5)  # type: ignore[union-attr]
+    take(checkpoints, state)
+    (runs,) = [name for name in disk.names() if name.endswith(".runs")]
+    state.topics.delete("t")
+    for index in range(8, 14):
+        state.applied_index = index
+        take(checkpoints, state)
+    assert disk.exists(runs)
+    again, _ = Checkpoints(disk).recover(lambda: StateMachine(0, 1))
+    assert len(again.topics.find("u", 0).index.runs_from(0)) == 1  # type: ignore[union-attr]
