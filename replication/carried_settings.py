@@ -3,12 +3,13 @@
 A frozen dataclass with slots is pickled as the list of its values. Read by a version that has put a field in,
 every value after it is taken for its neighbour's, without an error. So settings are sent as msgpack
 ``{"version": n, name: value, ...}``, and whoever pickles one all the same (Ray, for an application's own
-calls; Spark) gets such a map too: see ``by_name``.
+calls; Spark) gets such a map too, and what reads it, ``settings_of``: see ``by_name``.
 
 Versions meet in both directions. A name that is missing has the receiver's default: an older sender does not
 know it. A name that the receiver does not know is passed over, as is right for limits and timings: it goes on
 as its version does. Where that would be wrong, a new field comes with a higher ``VERSION``, which older
-software refuses.
+software refuses. Software from before maps cannot read a pickle of them, and must not seem to (it took the
+names for the values): it has no ``settings_of``, so it raises an error.
 """
 
 from __future__ import annotations
@@ -79,11 +80,21 @@ def unpack_settings(kind: type[T], data: bytes | T, report: Callable[[str], None
     return from_names(kind, names)
 
 
+def settings_of(kind: type[T], names: Mapping[str, Any]) -> T:
+    """From a pickle of this version or a later one. Its name and place stay: pickles hold them. Raises as
+    ``from_names``."""
+    return from_names(kind, names)
+
+
 def by_name(*earlier: str) -> Callable[[type[T]], type[T]]:
     """A dataclass that is pickled as the map. ``earlier``: its fields in the order of the last version that
-    pickled values by position, where such pickles may still be met; this list never changes."""
+    pickled values by position, where such pickles may still be met; this list never changes. A map as the
+    state of an object is what a version in between pickled."""
 
     def decorate(kind: type[T]) -> type[T]:
+        def reduced(self: Any) -> tuple[Any, ...]:
+            return settings_of, (kind, names_of(self))
+
         def take(self: Any, state: Any) -> None:
             if isinstance(state, list):
                 if len(state) != len(earlier):
@@ -95,7 +106,7 @@ def by_name(*earlier: str) -> Callable[[type[T]], type[T]]:
             for item in fields(cast(Any, kind)):
                 object.__setattr__(self, item.name, getattr(made, item.name))
 
-        kind.__getstate__ = names_of  # type: ignore[method-assign,assignment]
+        kind.__reduce__ = reduced  # type: ignore[method-assign]
         kind.__setstate__ = take  # type: ignore[attr-defined]
         return kind
 

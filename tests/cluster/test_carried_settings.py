@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import io
 import pickle
 import typing
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -23,7 +25,7 @@ from escrowmq.actors.client.topology import ClusterInfo
 from escrowmq.cluster.config import sections
 from escrowmq.cluster.secret import Secret
 from escrowmq.cluster.settings import ClusterSettings, SecuritySettings, SupervisorSettings
-from escrowmq.cluster.supervisor import SupervisorPlan, unpacked
+from escrowmq.cluster.supervisor import Supervisor, SupervisorPlan, unpacked
 from escrowmq.feedback.config import FeedbackConfig, LeaderTiming
 from escrowmq.replication.carried_settings import (
     VERSION,
@@ -66,7 +68,7 @@ ALL += [ClusterInfo, TlsFiles, SupervisorPlan]
 def test_all_settings_are_pickled_by_name(kind: Any) -> None:
     """Ray and Spark pickle what they are given: by position, a field that is put in shifts all after it."""
     given = {ClusterInfo: INFO, TlsFiles: TLS, SupervisorPlan: replace(PLAN, secret=None)}.get(kind) or kind()
-    state = given.__reduce_ex__(4)[2]
+    _, (_, state) = given.__reduce_ex__(4)
     assert state["version"] == VERSION and list(state)[1:] == [item.name for item in fields(kind)]
     assert pickle.loads(pickle.dumps(given)) == given == copy.deepcopy(given)  # noqa: S301
 
@@ -113,9 +115,62 @@ class AfterByPosition:
 
 def pickled_over(sent: Any, kind: Any) -> Any:
     """What a receiver of the other version makes of the pickle."""
+    make, (_, *values) = sent.__reduce_ex__(4)[:2]
+    if values:
+        return make(kind, *copy.deepcopy(values))
     made = object.__new__(kind)
     made.__setstate__(copy.deepcopy(sent.__reduce_ex__(4)[2]))
     return made
+
+
+class VersionBefore(pickle.Unpickler):
+    """A process whose settings are pickled by position: it has no ``settings_of``, and zips whatever state
+    there is, as dataclasses do."""
+
+    def __init__(self, data: bytes, kinds: dict[str, type[Any]]) -> None:
+        super().__init__(io.BytesIO(data))
+        self._kinds = kinds
+
+    def find_class(self, module: str, name: str) -> Any:
+        if module == "escrowmq.replication.carried_settings":
+            raise ModuleNotFoundError(f"No module named {module!r}")
+        return self._kinds.get(name) or super().find_class(module, name)
+
+
+@dataclass(frozen=True, slots=True)
+class InfoByPosition:
+    cluster_id: str
+    namespace: str
+    groups: int
+    replicas: int
+
+
+def test_the_version_before_maps_fails_aloud() -> None:
+    """It would take names for values: a cluster with the id "version"."""
+    before = VersionBefore(pickle.dumps(INFO), {"ClusterInfo": InfoByPosition})
+    with pytest.raises(ModuleNotFoundError):
+        before.load()
+
+
+def test_planted_a_map_as_the_state_of_an_object_is_garbage_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ClusterInfo, "__reduce__", object.__reduce__)
+    monkeypatch.setattr(ClusterInfo, "__getstate__", names_of)
+    read = VersionBefore(pickle.dumps(INFO), {"ClusterInfo": InfoByPosition}).load()
+    assert read.cluster_id == "version", "without an error"
+
+
+def test_maps_as_the_state_of_an_object_are_still_read() -> None:
+    """So a version in between pickled them."""
+    made = object.__new__(After)
+    made.__setstate__({"version": 1, "first": 8, "second": 9})  # type: ignore[attr-defined]
+    assert made == After(first=8, second=9)
+
+
+def test_clients_of_all_versions_connect_by_plain_names() -> None:
+    record = SimpleNamespace(**{item.name: getattr(INFO, item.name) for item in fields(INFO)})
+    answer = Supervisor.info(cast(Supervisor, SimpleNamespace(_dir=SimpleNamespace(record=record))))
+    assert InfoByPosition(**answer) == InfoByPosition("c", "test", 2, 3)
+    assert {type(value) for value in answer.values()} == {str, int}, "no class of ours, and no version"
 
 
 def test_a_field_that_is_put_in_shifts_nothing() -> None:
