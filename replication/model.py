@@ -7,8 +7,9 @@ type is reported where the caller wrote it and never after a network hop.
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any
 
 from escrowmq.replication.errors import InvalidMessage
 
@@ -122,6 +123,13 @@ class OpenTransaction:
     home_group: int  # group that holds the decision; -1 = this one
     home_index: int = -1  # over several groups: log index of the home group's record; -1: not told
     parked_for: str = ""  # why a check parked it; "": it had all of its checks
+
+    def __setstate__(self, values: Sequence[Any]) -> None:
+        """As an earlier version pickles it: by position, and without what it does not know."""
+        for item in fields(self)[len(values) :]:
+            object.__setattr__(self, item.name, item.default)
+        for item, value in zip(fields(self), values, strict=False):
+            object.__setattr__(self, item.name, value)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """What consumers, operators and the coordinator of a consumer group must agree on.
 
 Which broker group's leader coordinates a consumer group, how long names may be, and the answers of the
-coordinator. These structs travel between processes of one version and are never stored.
+coordinator. These structs travel between processes, also of other versions, and are never stored.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
-import msgspec
+from escrowmq.replication.calling.carried_answers import Carried
 
 #: A partition of a topic: (topic, number from 0).
 TopicPartition: TypeAlias = tuple[str, int]
@@ -24,7 +24,7 @@ def coordinator_group(group: str, groups: int) -> int:
     return sum(group.encode()) % groups
 
 
-class GroupAssignment(msgspec.Struct, frozen=True):
+class GroupAssignment(Carried, frozen=True):
     """What a member may read, in answer to a heartbeat.
 
     The member confirms it by a heartbeat of ``generation``, once it has let go of all other partitions.
@@ -36,7 +36,7 @@ class GroupAssignment(msgspec.Struct, frozen=True):
     pending: bool
 
 
-class GroupJoined(msgspec.Struct, frozen=True):
+class GroupJoined(Carried, frozen=True):
     """What a member may read, in answer to its joining.
 
     It works and commits under generation ``base`` until it confirms ``assignment``. ``kept``: the part of
@@ -48,19 +48,19 @@ class GroupJoined(msgspec.Struct, frozen=True):
     base: int
 
 
-class MembershipStale(msgspec.Struct, frozen=True):
+class MembershipStale(Carried, frozen=True):
     """The coordinator does not know this member, or not under this generation: it has to join again."""
 
     reason: str
 
 
-class GroupCallRefused(msgspec.Struct, frozen=True):
+class GroupCallRefused(Carried, frozen=True):
     """The caller asked for something that no coordinator grants; repeating it is no use."""
 
     reason: str
 
 
-class TopicMissing(msgspec.Struct, frozen=True):
+class TopicMissing(Carried, frozen=True):
     """Offsets were not committed, because their topic or partition does not exist (any more)."""
 
     topic: str
@@ -77,7 +77,7 @@ class MemberDescription:
     expires_in_s: float
 
 
-class GroupSnapshot(msgspec.Struct, frozen=True):
+class GroupSnapshot(Carried, frozen=True):
     """A consumer group as its coordinator sees it. ``committed``: topic -> partition -> next offset."""
 
     members: tuple[MemberDescription, ...]

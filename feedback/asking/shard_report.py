@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import msgspec
 
+from escrowmq.replication.calling.carried_answers import Carried
 
-class ShardReport(msgspec.Struct, frozen=True, kw_only=True):
+
+class ShardReport(Carried, frozen=True, kw_only=True):
     """Feedback process ``shard`` of ``shards``.
 
     ``apps``: whose producers polled lately. ``pairs_here``: apps and topics hosted; ``pairs_working`` of them
@@ -24,4 +26,4 @@ class ShardReport(msgspec.Struct, frozen=True, kw_only=True):
     pairs_due: int = 0
     polls_parked: int = 0
     poll_wait_s: float = 0.0
-    counts: dict[str, int] = {}
+    counts: dict[str, int] = msgspec.field(default_factory=dict)

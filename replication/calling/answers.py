@@ -2,8 +2,9 @@
 
 A call for the leader is answered by a ``Reply``. Where an answer can have thousands of rows it is a struct
 of columns: those are packed and sent at a quarter of the cost of an object for each row. Messages and
-results of requests are bulk, and stay as ``ops`` and ``fetching`` describe them. Nothing here is stored:
-both ends run the same version. Times are in ms since the epoch; ``code`` is a ``ResultCode``.
+results of requests are bulk, and stay as ``ops`` and ``fetching`` describe them. Nothing here is stored, but
+the ends may run different versions: see carried_answers.py, and its rules for new fields. The tuples here go
+by position, and never get a field. Times are in ms since the epoch; ``code`` is a ``ResultCode``.
 """
 
 from __future__ import annotations
@@ -11,8 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, Self, TypeAlias
 
-import msgspec
-
+from escrowmq.replication.calling.carried_answers import Carried
 from escrowmq.replication.model import OpenTransaction, TransactionState
 
 #: ``("ok", answer)`` from a leader; ``("not_leader", the leader's replica number or None, term)``; and from
@@ -46,7 +46,7 @@ class LevelReport(NamedTuple):
 # ------------------------------------------------------------ partitions
 
 
-class PartitionBounds(msgspec.Struct, frozen=True):
+class PartitionBounds(Carried, frozen=True):
     """Of each partition asked for: offsets ``[start, end)``, all of one moment; 0 unless the code is OK."""
 
     codes: list[int]
@@ -54,7 +54,7 @@ class PartitionBounds(msgspec.Struct, frozen=True):
     ends: list[int]
 
 
-class PartitionSpans(msgspec.Struct, frozen=True):
+class PartitionSpans(Carried, frozen=True):
     """Of each span asked for: the offset that its bytes reach, and the bytes until there."""
 
     codes: list[int]
@@ -62,14 +62,14 @@ class PartitionSpans(msgspec.Struct, frozen=True):
     sizes: list[int]
 
 
-class FoundOffsets(msgspec.Struct, frozen=True):
+class FoundOffsets(Carried, frozen=True):
     """Of each partition and time asked for: the first offset at or after that time."""
 
     codes: list[int]
     offsets: list[int]
 
 
-class FetchEnds(msgspec.Struct, frozen=True):
+class FetchEnds(Carried, frozen=True):
     """The offsets at which the next fetches of a partition will end, rising."""
 
     code: int
@@ -131,7 +131,7 @@ class LockedRow(NamedTuple):
     age_ms: int = 0
 
 
-class LockedChecks(msgspec.Struct, frozen=True):
+class LockedChecks(Carried, frozen=True):
     """Transactions that are due and locked now; the columns are the fields of ``LockedRow``."""
 
     tx_ids: Sequence[str] = ()
@@ -166,7 +166,7 @@ class EarlierChecks:
         return LockedChecks, tuple(self._columns)
 
 
-class DuePairs(msgspec.Struct, frozen=True):
+class DuePairs(Carried, frozen=True):
     """Pairs (app, topic) that came to have due checks since the caller last asked.
 
     ``term`` and ``seen`` are what the caller passes the next time: the leader's term, and the number up to
@@ -178,14 +178,14 @@ class DuePairs(msgspec.Struct, frozen=True):
     pairs: Sequence[tuple[str, str]] = ()
 
 
-class OpenPairs(msgspec.Struct, frozen=True):
+class OpenPairs(Carried, frozen=True):
     """Pairs (app, topic) with open transactions, of the first ``apps`` of the apps that were asked for."""
 
     apps: int
     pairs: Sequence[tuple[str, str]] = ()
 
 
-class OpenTransactions(msgspec.Struct, frozen=True):
+class OpenTransactions(Carried, frozen=True):
     """Open transactions, oldest first; the columns are the fields of ``OpenTransaction``."""
 
     apps: Sequence[str] = ()
@@ -208,11 +208,13 @@ class OpenTransactions(msgspec.Struct, frozen=True):
 
     def rows(self) -> list[OpenTransaction]:
         """One value for each transaction."""
-        columns = (getattr(self, name) for name in self.__struct_fields__)
+        columns = [getattr(self, name) for name in self.__struct_fields__]
+        while self.apps and not columns[-1]:  # of an earlier version, which does not know it
+            columns.pop()
         return [OpenTransaction(*row) for row in zip(*columns, strict=True)]
 
 
-class FoundTransaction(msgspec.Struct, frozen=True):
+class FoundTransaction(Carried, frozen=True):
     """A transaction that one app has under the id asked for; ``open`` as long as it is not settled."""
 
     app: str
@@ -220,7 +222,7 @@ class FoundTransaction(msgspec.Struct, frozen=True):
     open: OpenTransaction | None
 
 
-class AuditEntry(msgspec.Struct, frozen=True):
+class AuditEntry(Carried, frozen=True):
     """A decision that no producer made, but an operator or a policy. ``outcome``: COMMITTED or ROLLBACK."""
 
     at_ms: int
@@ -233,7 +235,7 @@ class AuditEntry(msgspec.Struct, frozen=True):
 # ------------------------------------------------------------ replicas
 
 
-class PeerReport(msgspec.Struct, frozen=True):
+class PeerReport(Carried, frozen=True):
     """How far a leader's peer has got. ``match_index``: up to there it has the leader's log."""
 
     peer: str
@@ -241,7 +243,7 @@ class PeerReport(msgspec.Struct, frozen=True):
     match_index: int
 
 
-class ScrubReport(msgspec.Struct, frozen=True, kw_only=True):
+class ScrubReport(Carried, frozen=True, kw_only=True):
     """How a replica looks after what it has stored. Times in ms since the epoch, 0: never.
 
     ``done_ms``: when it had last read all of it again, ``done_bytes`` of them. ``begun_ms``, ``bytes``: the
@@ -258,7 +260,7 @@ class ScrubReport(msgspec.Struct, frozen=True, kw_only=True):
     damaged: int = 0
 
 
-class AcrossReport(msgspec.Struct, frozen=True, kw_only=True):
+class AcrossReport(Carried, frozen=True, kw_only=True):
     """Transactions over several groups, as one replica has them.
 
     ``undone``: decisions of this group that branches have still to carry out; ``oldest_ms``: when the oldest
@@ -280,7 +282,7 @@ class AcrossReport(msgspec.Struct, frozen=True, kw_only=True):
     against_home: int = 0
 
 
-class GivenIdsReport(msgspec.Struct, frozen=True, kw_only=True):
+class GivenIdsReport(Carried, frozen=True, kw_only=True):
     """Settled ids that applications gave. ``count`` of at most ``most`` are remembered (an app counts as 500
     beside them).
 
@@ -293,7 +295,7 @@ class GivenIdsReport(msgspec.Struct, frozen=True, kw_only=True):
     short_ms: int | None = None
 
 
-class ReplicaReport(msgspec.Struct, frozen=True, kw_only=True):
+class ReplicaReport(Carried, frozen=True, kw_only=True):
     """A replica about itself. Indexes are those of its log. One that is "starting" has no more than defaults.
 
     ``role``: "leader", "follower" or "starting"; ``ready``: it leads, and answers as a leader. ``failure``:

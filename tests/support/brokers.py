@@ -1,11 +1,12 @@
 """Real broker services behind a network that obeys the test: no Ray, so no seconds of start-up.
 
-Only the way of a call is a double: it runs in a thread pool, and calls to a replica that is *silent*
-get no answer, as with a killed process whose death Ray has not noticed yet.
+Only the way of a call is a double: it runs in a thread pool, answers are pickled, and calls to a replica that
+is *silent* get no answer, as with a killed process whose death Ray has not noticed yet.
 """
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -106,6 +107,8 @@ class Brokers:
                 done(("malformed", "request cannot be decoded: operation of format version 2"), None)
                 return
             answer = getattr(getattr(self.groups[gid].alive[rid].parts, part), name)(*args)
+            if method != "fetch":  # its buffers are the broker's business
+                answer = pickle.loads(pickle.dumps(answer))  # noqa: S301
         except Exception as error:
             answer, failure = None, error
         else:
