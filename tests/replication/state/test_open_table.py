@@ -7,7 +7,7 @@ import random
 import pytest
 
 from escrowmq.replication.state import open_table
-from escrowmq.replication.state.open_table import OpenTable, OpenTx, View
+from escrowmq.replication.state.open_table import STEP, OpenTable, OpenTx, View
 
 
 def record(index: int, checks: int = 0) -> OpenTx:
@@ -54,7 +54,8 @@ def test_it_is_a_dict_in_log_order_and_a_view_never_changes(
         assert table.oldest() == next(iter(model.values()), None)
     for _ in views:
         table.release()
-    table.tidy()
+    for _ in range(60):
+        table.tidy()
     table.hold()
     assert not table.gone, "nothing stays beside the table for ever"
     assert len(table.old) + len(table.young) == len(model)
@@ -71,3 +72,20 @@ def test_what_is_not_open_cannot_be_taken_out() -> None:
         table.take("a")
     with pytest.raises(KeyError):
         table["a"]
+
+
+def test_a_view_is_taken_in_one_bounded_step_however_many_were_settled_under_the_one_before() -> None:
+    """What is left is put in place by ``tidy``, a step at a time; the view shows it as settled."""
+    table = OpenTable()
+    table.old.update((f"t{n}", record(n)) for n in range(5 * STEP))
+    table.hold()
+    for n in range(4 * STEP):
+        table.take(f"t{n}")
+    table.release()
+    view = table.hold()
+    assert len(table.gone) == 3 * STEP, "it took one step"
+    assert list(view.items()) == [(f"t{n}", record(n)) for n in range(4 * STEP, 5 * STEP)]
+    table.release()
+    for _ in range(3):
+        table.tidy()
+    assert not table.gone and len(table.old) == STEP
