@@ -69,6 +69,8 @@ class SegmentJournal(Journal):  # type: ignore[misc]  # pysyncobj has no types
         self._table = SegmentTable([s.first for s in log.segments], log.segments)
         self._terms: TermRuns = log.terms
         self.members: MemberHistory = log.members
+        #: Damaged entries that no sidecar told of: any of them may be a configuration. Replaced as a whole.
+        self._untold = frozenset(hole.first for hole in log.holes if not hole.term)
         self.first_index = log.segments[0].first if log.segments else 1
         self.last_index = self.durable_index = log.segments[-1].last if log.segments else 0
         self.last_term = self._terms.at(self.last_index) if len(self) else 0
@@ -121,7 +123,7 @@ class SegmentJournal(Journal):  # type: ignore[misc]  # pysyncobj has no types
             full = segments[-1]
             full.last = index - 1
             terms = self._terms.between(full.first, full.last)
-            members = self.members.between(full.first, full.last)
+            members = None if self._has_untold(full) else self.members.between(full.first, full.last)
             self._queue.seal(full, Seal(self._positions, terms, members), index)
         segment = Segment(index, index, 0, sealed=False)
         segment.opened = OpenSegment(None, array("I", (FILE_HEADER_SIZE,)))
@@ -188,6 +190,7 @@ class SegmentJournal(Journal):  # type: ignore[misc]  # pysyncobj has no types
         self._table = _cut_files(self._disk, self._reader, self._table, keep)
         self._terms.cut_after(keep)
         self.members.cut_after(keep)
+        self._untold = frozenset(index for index in self._untold if index <= keep)
         self.holes.keep_within(self.first_index, keep)
         self.durable_index = min(self.durable_index, keep)
         self.last_index = keep
@@ -221,6 +224,7 @@ class SegmentJournal(Journal):  # type: ignore[misc]  # pysyncobj has no types
             self._cache.cut_before(self.first_index)
             self._terms.cut_before(self.first_index)
             self.members.cut_before(self.first_index)
+            self._untold = frozenset(index for index in self._untold if index >= self.first_index)
             self.holes.keep_within(self.first_index, self.last_index)
         return self.first_index
 
@@ -333,22 +337,34 @@ class SegmentJournal(Journal):  # type: ignore[misc]  # pysyncobj has no types
 
     def frame_is_sound(self, index: int) -> bool:
         """Whether the file of the segment that holds entry ``index`` has its header, and a sealed one its
-        sidecar; ``mend_frame`` writes them anew. Thread-safe."""
+        sidecar; ``mend_frame`` writes them anew. One that holds a damaged entry of which nothing is known has
+        none until that is mended. Thread-safe."""
         segment = self._segment(index)
         if not self._reader.header_is_sound(segment):
             return False
-        return not segment.sealed or sidecar_is_sound(self._disk, segment.first, segment.last)
+        if not segment.sealed or self._has_untold(segment):
+            return True
+        return sidecar_is_sound(self._disk, segment.first, segment.last)
 
     def mend_frame(self, index: int) -> bool:
         """Write the header with the next sync job, and the sidecar of a sealed segment at once."""
         segment = self._segment(index)
         hole = Hole(segment.first, segment.first, segment.first - 1, 0, FILE_HEADER_SIZE)
         self._queue.mend(Mend(hole, None, encode_file_header(segment.first)))
-        if segment.sealed and not sidecar_is_sound(self._disk, segment.first, segment.last):
+        if (
+            segment.sealed
+            and not self._has_untold(segment)
+            and not sidecar_is_sound(self._disk, segment.first, segment.last)
+        ):
             terms = self._terms.between(segment.first, segment.last)
             members = self.members.between(segment.first, segment.last)
             write_sidecar(self._disk, segment.first, self._reader.open(segment).positions, terms, members)
         return True
+
+    def _has_untold(self, segment: Segment) -> bool:
+        """Whether a configuration may be missing in what is known of this segment. A sidecar would be
+        believed without another look, also when the entry is whole again: so there is none."""
+        return any(segment.first <= index <= segment.last for index in self._untold)
 
     def stored_bytes(self) -> int:
         """Durable bytes of all segments. Thread-safe."""
@@ -379,9 +395,11 @@ class SegmentJournal(Journal):  # type: ignore[misc]  # pysyncobj has no types
         newest = segment is self._table.segments[-1] or not segment.sealed
         assert segment.opened is not None or not newest
         file = segment.opened.file if newest and segment.opened is not None else None
-        if entry.command[:1] == _MEMBERSHIP:
+        news = entry.command[:1] == _MEMBERSHIP and self.members.command(entry.index) != entry.command
+        if news:
             self.members.note(entry.index, entry.command)
-        self._queue.mend(Mend(hole, file, as_stored([entry])))
+        self._untold -= {entry.index}
+        self._queue.mend(Mend(hole, file, as_stored([entry]), sidecar_is_stale=news))
         return True
 
     # ---------------------------------------------------------------- term, vote, commit index

@@ -26,11 +26,12 @@ _ENTRIES_PER_APPEND: Final = 512
 
 
 class Seal(NamedTuple):
-    """What a sealed segment's sidecar says: see ``write_sidecar``."""
+    """What a sealed segment's sidecar says: see ``write_sidecar``. ``members`` None: a damaged entry may be a
+    configuration, so no sidecar is written."""
 
     positions: array[int]
     terms: list[tuple[int, int]]
-    members: list[tuple[int, bytes]]
+    members: list[tuple[int, bytes]] | None
 
 
 @dataclass(slots=True)
@@ -47,11 +48,13 @@ class Write:
 
 @dataclass(slots=True)
 class Mend:
-    """What to write where a damaged entry lies. ``file``: of the newest segment; None: it is opened."""
+    """What to write where a damaged entry lies. ``file``: of the newest segment; None: it is opened.
+    ``sidecar_is_stale``: the entry is a configuration that nobody knew of, so the sidecar may lack it."""
 
     hole: Hole
     file: File | None
     data: bytes
+    sidecar_is_stale: bool = False
 
 
 class SyncJob:
@@ -99,6 +102,9 @@ class SyncJob:
             self._disk.remove(sidecar_name(first))
             self._disk.sync_dir()
         for mend in self._mends:
+            if mend.sidecar_is_stale:  # first, and for good: a start believes it once the entry is sound
+                self._disk.remove(sidecar_name(mend.hole.segment))
+                self._disk.sync_dir()
             if write_hole(self._disk, mend.hole, mend.data, mend.file):
                 self.mended.append(mend.hole)
         for place, write in enumerate(self._writes):
@@ -132,7 +138,8 @@ class SyncJob:
                 self.durable = max(self.durable, write.first - 1)
                 segment.durable_size = file.size()
         if write.seal is not None:
-            write_sidecar(self._disk, segment.first, *write.seal)
+            if write.seal.members is not None:
+                write_sidecar(self._disk, segment.first, *write.seal[:2], write.seal.members)
             self.sealed.append(segment)
 
     def _create(self, segment: Segment) -> File:
