@@ -7,8 +7,8 @@ leader's sending without counting towards a majority. It is a full member again 
 * every other voter has told it its term since it started (whatever it had promised before, it had
   promised to one of them, in a term that this one knows by now), and none of these terms is above
   that of the leader it follows; and
-* its disk holds everything that this leader had in its log when it said so: all that can have been
-  committed with the lost replica's help is in there.
+* its disk holds, undamaged, everything that this leader had in its log when it said so: all that can have
+  been committed with the lost replica's help is in there.
 
 Who votes in a configuration that may come back, because the one in force is not known to be committed, is
 asked too: it may stand for election with a vote that was promised to it, and win. Once the change is
@@ -38,6 +38,7 @@ from escrowmq.replication.errors import Superseded
 from escrowmq.replication.format.membership import in_order
 from escrowmq.replication.format.wire import RaftMessage
 from escrowmq.replication.log.peer_marks import Incarnation, Incarnations
+from escrowmq.replication.raft.guards import sound_index
 from escrowmq.replication.raft.members import Circle
 from escrowmq.replication.raft.pysync import LEADER, Core
 from escrowmq.replication.raft.types import Log
@@ -162,7 +163,8 @@ class Rejoin:
         for peer, number, disk_id in marks:
             if peer == self._self_id and Incarnation(number, disk_id).supersedes(self._marks.own):
                 raise Superseded(f"replica {self._self_id}", number)
-        for peer in self._marks.learn(mark for mark in marks if mark[0] in self._circle.peers):
+        heard = self._circle.may_vote.union(self._circle.peers)
+        for peer in self._marks.learn(mark for mark in marks if mark[0] in heard):
             if self._target is not None and self._target[0] == peer:
                 self._target = None
             self._drop(peer)
@@ -181,5 +183,7 @@ class Rejoin:
             return False
         assert self._target is not None
         _, term, last = self._target
-        held = self._proved[0] == term and min(self._proved[1], self._journal.durable_index) >= last
+        # Nothing that a damaged entry hides: it may have been acknowledged with this replica's help.
+        sound = sound_index(self._journal, self._core.commit_index())
+        held = self._proved[0] == term and min(self._proved[1], sound) >= last
         return held and max((self._answers[peer].term for peer in self._circle.may_vote), default=0) <= term
