@@ -95,6 +95,14 @@ class _Superseded(_Frame, tag=8):
     disk_id: Name
 
 
+class _Marks(_Frame, tag=9):
+    """Between a leader and a learner that is to vote: which incarnations each knows. Only in groups whose
+    members change, so that both know this message."""
+
+    held: bool  # False: take these over; True: these are on the learner's disk
+    marks: Annotated[list[tuple[str, Index, Name]], msgspec.Meta(max_length=MARKS_MAX)]
+
+
 class _Plain(_Frame, tag=5):
     kind: Index
     term: Index
@@ -106,7 +114,7 @@ _PLAIN_NUMBER = {kind: number for number, kind in enumerate(_PLAIN)}
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(
-    _Append | _LogStart | _Ack | _Ask | _Plain | _Rejoin | _RejoinMarks | _Superseded
+    _Append | _LogStart | _Ack | _Ask | _Plain | _Rejoin | _RejoinMarks | _Superseded | _Marks
 ).decode
 
 
@@ -141,6 +149,8 @@ def encode(message: RaftMessage) -> list[bytes]:
         frame = _RejoinMarks(*about, message["marks"]) if "marks" in message else _Rejoin(*about)
     elif kind == "superseded":
         frame = _Superseded(message["number"], message["disk_id"])
+    elif kind in ("marks", "marks_held"):
+        frame = _Marks(kind == "marks_held", message["marks"])
     else:
         frame = _Plain(_PLAIN_NUMBER[kind], message["term"])
     header = _encode(frame)
@@ -198,6 +208,8 @@ def decode(header: memoryview | bytes, bodies: memoryview) -> RaftMessage:
         return rejoin if isinstance(frame, _Rejoin) else {**rejoin, "marks": frame.marks}
     if isinstance(frame, _Superseded):
         return {"type": "superseded", "number": frame.number, "disk_id": frame.disk_id}
+    if isinstance(frame, _Marks):
+        return {"type": "marks_held" if frame.held else "marks", "marks": frame.marks}
     if frame.kind >= len(_PLAIN):
         raise WireError(f"message of unknown kind {frame.kind}")
     return {"type": _PLAIN[frame.kind], "term": frame.term}

@@ -1,31 +1,58 @@
 """What a leader knows and checks before it changes the group's members (members.py has the rules and why).
 
 It exists for one leadership, as the replicator does: a learner's rounds begin anew with a new leader.
+
+Nobody asks a learner when a replica that lost its disk begins to count again (rejoin.py): it may still have
+its link with the process whose place was taken. As a voter it would count what that one says, and two
+majorities would exist. So it becomes a voter only when it has told the leader that every incarnation that the
+leader knows, or a newer one, is on its disk; by then it has closed its links to older ones. Who is replaced
+later learns of it: where the leader has met that one before, the learner knows it, too; else the leader's
+answer to it names a last index that is not before the entry that makes the learner a voter.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Final
+
+from escrowmq.replication.format.wire import RaftMessage
+from escrowmq.replication.log.peer_marks import Incarnation, Incarnations
 from escrowmq.replication.raft.members import ROUNDS, Act, Circle, Rounds, Step, refusal
-from escrowmq.replication.raft.pysync import Core
+from escrowmq.replication.raft.pysync import LEADER, Core
 from escrowmq.replication.raft.types import Log
+
+#: How often a learner is told of the marks that it has not confirmed.
+TELL_EVERY_S: Final = 0.1
 
 
 class MemberChanges:
     """Of one replica; asked only while it leads."""
 
-    def __init__(self, circle: Circle, core: Core, journal: Log) -> None:
+    def __init__(
+        self,
+        circle: Circle,
+        core: Core,
+        journal: Log,
+        marks: Incarnations,
+        send: Callable[[str, RaftMessage], bool],
+    ) -> None:
         self._circle, self._core, self._journal = circle, core, journal
+        self._marks, self._send = marks, send
         self._rounds: dict[str, Rounds] = {}
+        #: Learner -> which incarnation of it told what is on its disk.
+        self._held: dict[str, tuple[Incarnation | None, dict[str, Incarnation]]] = {}
+        self._tell_at = float("-inf")
 
     def begin(self) -> None:
         """Leadership begins, or ends."""
-        self._rounds = {}
+        self._rounds, self._held = {}, {}
 
     def forget(self, replica: str) -> None:
         """It lost its disk: what it had reached counts no longer."""
         self._rounds.pop(replica, None)
+        self._held.pop(replica, None)
 
-    def watch(self) -> None:
+    def watch(self, now: float) -> None:
         """At every tick while there are learners."""
         last, learners = self._journal.last_index, self._circle.learners
         for replica in learners:
@@ -34,8 +61,19 @@ class MemberChanges:
                 self._rounds[replica] = Rounds(last)
             else:
                 rounds.look(self._core.match_index(replica), last)
-        for replica in [replica for replica in self._rounds if replica not in learners]:
-            del self._rounds[replica]
+        for replica in [replica for replica in (*self._rounds, *self._held) if replica not in learners]:
+            self.forget(replica)
+        if now >= self._tell_at:
+            self._tell_at = now + TELL_EVERY_S
+            for replica in learners:
+                if not self.knows_the_marks(replica):
+                    self._send(replica, {"type": "marks", "marks": self._marks.all()})
+
+    def held(self, replica: str, message: RaftMessage) -> None:
+        """A learner says which incarnations are on its disk."""
+        if replica in self._circle.learners and self._core.role() == LEADER:
+            held = {peer: Incarnation(number, disk_id) for peer, number, disk_id in message["marks"]}
+            self._held[replica] = self._marks.of(replica), held
 
     # -------------------------------------------------------------- the rules
     def refusal(self, step: Step) -> str | None:
@@ -47,6 +85,8 @@ class MemberChanges:
             why = "the change before is not applied yet"
         if why is None and step.act is Act.PROMOTE and not self.caught_up(step.replica):
             why = f"{step.replica} has not caught up yet"
+        if why is None and step.act is Act.PROMOTE and not self.knows_the_marks(step.replica):
+            why = f"{step.replica} has not confirmed yet which replicas were replaced"
         return why
 
     def own_term_applied(self) -> bool:
@@ -60,3 +100,14 @@ class MemberChanges:
         """Whether this learner's disk has reached the leader's last index in as many rounds as it takes."""
         rounds = self._rounds.get(replica)
         return rounds is not None and rounds.done >= ROUNDS
+
+    def knows_the_marks(self, replica: str) -> bool:
+        """Whether this learner's disk refuses whoever ours refuses in the name of a voter."""
+        who, held = self._held.get(replica, (None, {}))
+        if who != self._marks.of(replica):
+            held = {}
+        for peer in self._circle.may_vote:
+            known = self._marks.of(peer)
+            if peer != replica and known is not None and (peer not in held or known.supersedes(held[peer])):
+                return False
+        return True

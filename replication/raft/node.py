@@ -115,8 +115,8 @@ class RaftNode:
         self._handover = Handover(
             self._core, journal, self._replicator, self._connected, self._circle, self.config, self.send
         )
-        self._changes = MemberChanges(self._circle, self._core, journal)
         self.marks = Incarnations() if marks is None else marks
+        self._changes = MemberChanges(self._circle, self._core, journal, self.marks, self.send)
         quiet_s = self.config.election_min_s
         self._prevote = PreVote(self._circle, self._core, journal, self.send, clock, quiet_s)
         self._rejoin = Rejoin(
@@ -149,6 +149,8 @@ class RaftNode:
             "rejoin": self._rejoin.asked,
             "rejoin_answer": self._rejoin.answered,
             "superseded": self._on_superseded,
+            "marks": self._rejoin.told,
+            "marks_held": self._changes.held,
         }
 
     # -------------------------------------------------------------- what is
@@ -257,7 +259,7 @@ class RaftNode:
 
     def caught_up(self, learner: str) -> bool:
         """As leader: whether this learner may become a voter."""
-        return self._changes.caught_up(learner)
+        return self._changes.caught_up(learner) and self._changes.knows_the_marks(learner)
 
     def transfer_leadership(self, to: str | None = None) -> None:
         """Hand over to ``to`` (default: the most advanced peer), as soon as it holds the whole log.
@@ -286,7 +288,7 @@ class RaftNode:
         if not self.can_apply or not self._circle.votes:
             self._core.postpone_election()
         elif self._circle.learners and self._core.role() == LEADER:
-            self._changes.watch()
+            self._changes.watch(now)
         self._prevote.tick(now, self._connected)
         # K: of its own log, too, only what its fdatasync covered is counted and applied.
         sound = sound_index(self._journal, self._core.commit_index())
@@ -412,6 +414,8 @@ class RaftNode:
             raise ApplyFailed(f"entry {index} of term {term} could not be applied: {error!r}") from error
         self._proposals.applied(index, term, result)
         if command[0] == MEMBERSHIP:
+            if self._journal.members.command(index) != command:  # whatever made the log forget it
+                self._journal.members.note(index, command)
             self._follow_members()
         return True
 

@@ -153,13 +153,19 @@ class Rejoin:
         if message["last_index"]:
             self._target = (peer, message["term"], message["last_index"])
 
+    def told(self, peer: str, message: RaftMessage) -> None:
+        """A leader says whose place was taken, before it makes us a voter: tell it what is on our disk now.
+        Raises as ``answered``."""
+        self._learn(message["marks"])
+        self._send(peer, {"type": "marks_held", "marks": self._marks.all()})
+
     def forget(self, peer: str) -> None:
         """It is no member any more."""
         for table in (self._links, self._learners, self._answers):
             table.pop(peer, None)
 
     def _learn(self, marks: Sequence[tuple[str, int, str]]) -> None:
-        """Take over what an answer says of the peers' incarnations, and talk to none below them."""
+        """Take over what a peer says of the peers' incarnations, and talk to none below them."""
         for peer, number, disk_id in marks:
             if peer == self._self_id and Incarnation(number, disk_id).supersedes(self._marks.own):
                 raise Superseded(f"replica {self._self_id}", number)

@@ -12,7 +12,9 @@ from escrowmq.cluster import placement
 from escrowmq.cluster.placement import Condition, ReplicaKey, Seat, Seen
 from escrowmq.replication.log import peer_marks
 from escrowmq.replication.log.peer_marks import Incarnations, PeerMarks
+from escrowmq.replication.raft.changing import MemberChanges
 from escrowmq.replication.raft.rejoin import Rejoin
+from tests.controls.member_faults import many_changes
 from tests.controls.planting import plant
 from tests.controls.raft_faults import LOST, STUCK, VOTES
 from tests.sim import faultplan
@@ -128,3 +130,26 @@ def successor_in_silence(patch: pytest.MonkeyPatch) -> None:
     """A successor tells nobody that it is there, and waits for ever for another leader than its
     predecessor."""
     patch.setattr(Supervisor, "_announce", lambda self: None)
+
+
+def ghosts_amid_changes(patch: pytest.MonkeyPatch) -> None:
+    """Learners become voters while processes live on whose place was taken."""
+    ghosts_among_the_ignorant(patch)
+    many_changes(patch)
+
+
+@plant(
+    "promoted-without-marks",
+    "ghost-counted",
+    *VOTES,
+    *LOST,
+    workload="raw",
+    within=40,
+    start=4,
+    passing_over=("stuck-learner",),
+    chaos_s=8.0,
+    conditions=ghosts_amid_changes,
+)
+def promoted_without_marks(patch: pytest.MonkeyPatch) -> None:
+    """A learner becomes a voter without having confirmed whose place was taken."""
+    patch.setattr(MemberChanges, "knows_the_marks", lambda self, replica: True)

@@ -214,6 +214,7 @@ BOUNDS: dict[str, int | Most] = {
     "FollowerGuard._held[]": lambda found, replica, broker: 20 * found["FollowerGuard._held"],
     "Handover._asked": _peers,
     "Handover._connected": _peers,
+    "MemberChanges._held": LEARNERS_MAX,
     "MemberChanges._rounds": LEARNERS_MAX,
     "MemberHistory._commands": FILES,
     "MemberHistory._indexes": FILES,

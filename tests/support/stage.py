@@ -16,6 +16,7 @@ from pysyncobj.node import Node
 from pysyncobj.transport import Transport
 
 from escrowmq.replication.log.journal import SegmentJournal
+from escrowmq.replication.log.peer_marks import Incarnations
 from escrowmq.replication.raft.node import RaftConfig, RaftNode
 from escrowmq.replication.raft.pysync import PeerNode, thread_clock
 from tests.sim.disk import SimDisk
@@ -209,6 +210,8 @@ class OurMember:
         segment_bytes: int = 64 << 20,
         learner: bool = False,
         joining: bool = False,
+        marks: Incarnations | None = None,
+        drop_link: Callable[[str], None] = lambda peer: None,
     ) -> None:
         self.name, self._stage = name, stage
         self.applied: list[bytes] = []
@@ -226,6 +229,8 @@ class OurMember:
             config=config,
             no_vote_until_caught_up=learner,
             joining=joining,
+            marks=marks,
+            drop_link=drop_link,
         )
 
     def _apply(self, index: int, term: int, command: bytes) -> bytes:

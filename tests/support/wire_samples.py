@@ -32,6 +32,8 @@ MESSAGES = [
     {"type": "rejoin", "nonce": 77, "term": 2, "last_index": 0, "marks": []},
     {"type": "rejoin_answer", "nonce": 77, "term": 2, "last_index": 9, "marks": [("r0", 3, "d" * 32)]},
     {"type": "superseded", "number": 4, "disk_id": "e" * 32},
+    {"type": "marks", "marks": [("r0", 3, "d" * 32), ("r1", 0, "e" * 32)]},
+    {"type": "marks_held", "marks": []},
     {"type": "response_vote", "term": 4},
     {"type": "pre_vote_granted", "term": 4},
     {"type": "timeout_now", "term": 4},

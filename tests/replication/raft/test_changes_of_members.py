@@ -2,41 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
-from escrowmq.replication.errors import ChangeRefused, SafetyViolation
+from escrowmq.replication.errors import SafetyViolation
 from escrowmq.replication.format.membership import Members
 from escrowmq.replication.raft.changing import MemberChanges
-from escrowmq.replication.raft.members import Act, Step
+from escrowmq.replication.raft.members import Act
+from tests.support.asking import Asked, ask
 from tests.support.stage import OurMember, Stage, our_group
-
-
-class Asked:
-    """What became of a step."""
-
-    def __init__(self) -> None:
-        self.calls: list[tuple[Any, bool | None]] = []
-
-    def __call__(self, result: Any, applied: bool | None) -> None:
-        self.calls.append((result, applied))
-
-    @property
-    def applied(self) -> bool:
-        return [applied for _, applied in self.calls] == [True]
-
-    @property
-    def why(self) -> str:
-        ((result, applied),) = self.calls
-        assert applied is False and isinstance(result, ChangeRefused)
-        return str(result)
-
-
-def ask(leader: Any, act: Act, replica: str = "") -> Asked:
-    asked = Asked()
-    leader.raft.change_members(Step(act, replica), "change-1", asked)
-    return asked
 
 
 def join(stage: Stage, name: str) -> OurMember:

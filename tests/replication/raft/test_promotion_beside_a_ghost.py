@@ -1,0 +1,168 @@
+"""A replica was replaced and its old process lives on, seen by a learner alone: nobody asks a learner when
+the successor begins to count. It votes only when it has closed its link with the old process."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from escrowmq.replication.log.peer_marks import Incarnation, Incarnations
+from escrowmq.replication.raft.changing import MemberChanges
+from escrowmq.replication.raft.members import Act
+from tests.support.asking import Asked, ask
+from tests.support.stage import Mail, Message, OurMember, Stage
+
+OLD, NEW = Incarnation(0, "old"), Incarnation(1, "new")
+
+
+class TwoOfOne(Stage):
+    """r0, r1 and r2 with the learner r3. ``faithful``: who still talks with r1's old process, the ghost."""
+
+    def __init__(self) -> None:
+        super().__init__(["r0", "r1", "r2"])
+        self.ghost: OurMember | None = None
+        self.faithful: set[str] = set()
+        self.owns: dict[str, Incarnation] = {name: Incarnation(0, name) for name in ("r0", "r2", "r3")}
+        self.owns["r1"] = OLD
+        for name in self.names:
+            self.add(self.member(name))
+        for name in self.names:
+            for other in self.names:
+                if other != name:
+                    self.meet(name, other)
+
+    def member(self, name: str, **named: Any) -> OurMember:
+        marks = Incarnations(self.owns[name])
+        return OurMember(self, name, marks=marks, drop_link=lambda peer: self.dropped(name, peer), **named)
+
+    def meet(self, name: str, other: str) -> None:
+        """One end of a link: the greeting told who that is."""
+        raft = self.members[name].raft
+        assert raft.marks.admit(other, self.owns[other]) is None
+        raft.connected(other, knows_us=True)
+
+    def dropped(self, name: str, peer: str) -> None:
+        """A link to a process whose place was taken is closed; another one is made to its successor."""
+        if name not in self.faithful or peer != "r1":
+            return
+        self.faithful.discard(name)
+        self.members[name].raft.disconnected(peer)
+        self.members[name].raft.connected(peer, knows_us=True)
+        self.meet(peer, name)
+
+    def hand_over(self, mail: Mail) -> None:
+        if mail.receiver == "r1" and mail.sender in self.faithful:
+            assert self.ghost is not None
+            self.ghost.deliver(mail)
+        else:
+            super().hand_over(mail)
+
+    def replace_r1(self) -> OurMember:
+        """r0 and r2 meet the successor, r3 keeps its link with the old process."""
+        ghost = self.ghost = self.members["r1"]
+        ghost._stage = _OnlyToTheFaithful(self)
+        self.faithful = {"r3"}
+        self.owns["r1"] = NEW
+        successor = self.members["r1"] = self.member("r1", learner=True)
+        for other in ("r0", "r2"):
+            self.members[other].raft.disconnected("r1")
+            self.meet(other, "r1")
+            self.meet("r1", other)
+        return successor
+
+
+class _OnlyToTheFaithful:
+    def __init__(self, stage: TwoOfOne) -> None:
+        self._stage = stage
+
+    def post(self, sender: str, receiver: str, message: Message) -> bool:
+        if receiver in self._stage.faithful:
+            self._stage.mail.append(Mail(sender, receiver, dict(message)))
+        return True
+
+
+def with_a_learner() -> TwoOfOne:
+    stage = TwoOfOne()
+    leader = stage.elect("r0")
+    stage.names.append("r3")
+    stage.awake.add("r3")
+    stage.add(stage.member("r3", joining=True))
+    for other in ("r0", "r1", "r2"):
+        stage.members[other].raft.told_of("r3")
+        stage.meet(other, "r3")
+        stage.meet("r3", other)
+    ask(leader, Act.ADD, "r3")
+    stage.run(0.3)
+    leader.propose(b"one")
+    stage.run(0.2)
+    return stage
+
+
+def test_a_learner_votes_when_it_has_confirmed_who_was_replaced() -> None:
+    stage = with_a_learner()
+    leader = stage.members["r0"].raft
+    assert leader.caught_up("r3")
+    stage.route = lambda mail: mail.message["type"] != "marks_held"
+    successor = stage.replace_r1()
+    stage.run(1.0)
+    assert not successor.raft.rejoining, "it counts again"
+    assert not leader.caught_up("r3")
+    assert "has not confirmed" in ask(stage.members["r0"], Act.PROMOTE, "r3").why
+    assert stage.members["r3"].raft.marks.of("r1") == NEW and not stage.faithful
+    stage.heal()
+    stage.run(0.3)
+    assert leader.caught_up("r3") and ask(stage.members["r0"], Act.PROMOTE, "r3").calls == []
+
+
+def test_what_another_disk_of_the_learner_has_confirmed_does_not_count() -> None:
+    stage = with_a_learner()
+    stage.replace_r1()
+    stage.run(1.0)
+    leader = stage.members["r0"].raft
+    assert leader.caught_up("r3")
+    leader.marks.admit("r3", Incarnation(1, "another"))
+    assert not leader.caught_up("r3")
+
+
+@pytest.mark.parametrize("mended", [True, False])
+def test_two_majorities(monkeypatch: pytest.MonkeyPatch, mended: bool) -> None:
+    if not mended:
+        monkeypatch.setattr(MemberChanges, "knows_the_marks", lambda self, replica: True)
+    stage = with_a_learner()
+    stage.replace_r1()
+    stage.run(1.0)
+    assert ask(stage.members["r0"], Act.PROMOTE, "r3").calls == []
+    stage.run(0.3)
+    two = stage.elect("r2")
+    stage.run(0.3)
+    assert two.raft.members.voters == ("r0", "r1", "r2", "r3")
+    removed = ask(two, Act.REMOVE, "r0")
+    stage.run(0.3)
+    assert removed.applied
+    stage.names.remove("r0")
+    stage.awake.discard("r0")
+    three = stage.elect("r3")
+
+    ghost = stage.ghost
+    assert ghost is not None
+    first, second = Asked(), Asked()
+    # r3 reaches only the ghost, if that.
+    through = {("r3", "r1")} if stage.faithful else set()
+    stage.route = lambda mail: (mail.sender, mail.receiver) in through
+    three.raft.propose(b"\0A", first)
+    stage.awake = {"r3"}
+    for _ in range(30):
+        stage.run(0.01)
+        ghost.tick()
+    stage.faithful = set()
+    stage.members["r2"].raft.disconnected("r3")
+    stage.members["r1"].raft.disconnected("r3")
+    stage.route = lambda mail: {mail.sender, mail.receiver} == {"r1", "r2"}
+    two = stage.elect("r2")
+    stage.awake = {"r2"}
+    two.raft.propose(b"\0B", second)
+    stage.run(0.3)
+    assert second.applied
+    assert first.applied is not mended, "without the successor r3 has no majority"
+    assert b"A" not in two.applied
