@@ -34,7 +34,7 @@ from escrowmq.actors.producer.blocks import (
 )
 from escrowmq.actors.producer.config import ProducerConfig
 from escrowmq.actors.producer.group_speech import GroupSpeech
-from escrowmq.actors.producer.partition_stream import PartitionStream
+from escrowmq.actors.producer.partition_stream import Batch, PartitionStream
 from escrowmq.replication.format import ops
 from escrowmq.replication.model import ResultCode
 
@@ -75,6 +75,8 @@ class GroupBatcher:
     def __init__(self, app: str, config: ProducerConfig, instance: str = "") -> None:
         self._app, self._config, self._instance = app, config, instance
         self._speech = GroupSpeech()
+        self._speech_of_messages = GroupSpeech()
+        self.heard = self._speech.heard  # an answer told the group's time
         self._prepares: deque[PrepareBlock] = deque()
         self._decisions: deque[DecisionBlock] = deque()
         self._inquiries: deque[InquireBlock] = deque()
@@ -149,6 +151,7 @@ class GroupBatcher:
         linger. Returns when to be called again at the latest. ``done`` gets each request and its outcome."""
         wake = self.expire(now)
         self._speech.pass_time(now)
+        self._speech_of_messages.pass_time(now)
         while channel.room() > 0:
             due = self.due(channel.in_flight == 0)
             if due > now and not (hurry and due < float("inf")):
@@ -207,8 +210,9 @@ class GroupBatcher:
             self._note_empty()
             return request
         self._messages_first = not self._messages_first  # in turn, so that neither starves the other
-        if self._messages_first and (self._prepares or self._decisions):
-            self._take_messages(request, self._config.request_bytes // 2)
+        waits = bool(self._prepares or self._decisions)
+        if self._messages_first and waits and self._take_messages(request, self._config.request_bytes // 2):
+            return request
         self._take_decisions(request)
         if self._inquiries or self._dones:
             self._take_inquiries(request)
@@ -291,16 +295,29 @@ class GroupBatcher:
             request.add(frame, partial(self._prepared, blocks, instance is not None), deadline)
             request.blocks += len(blocks)
 
-    def _take_messages(self, request: BuiltRequest, bytes_max: int) -> None:
+    def _take_messages(self, request: BuiltRequest, bytes_max: int) -> bool:
+        """Whether the request is to be sent as it is: if it is refused, nothing else is."""
         self._forget_idle()
         ready = [stream for stream in self._active.values() if stream.waits]
         ready.sort(key=PartitionStream.oldest)
         for stream in ready:
             room = bytes_max - request.size
             if room <= 0 and request.frames:
-                return
-            frame, batch = stream.take(room)
-            request.add(frame, partial(stream.finished, batch), batch.deadline)
+                return False
+            # The first one of an epoch: where its producer is forgotten, it looks as that of a new one does,
+            # while later ones are out of sequence.
+            if stream.next_seq == 0 and self._speech_of_messages.version == 2:
+                attempt = self._speech_of_messages.is_attempt
+                if attempt and request.frames:
+                    return False
+                frame, batch = stream.take(room, self._speech.heard_ms)
+                request.add(frame, partial(self._begun, stream, batch), batch.deadline)
+                if attempt:
+                    return True
+            else:
+                frame, batch = stream.take(room)
+                request.add(frame, partial(stream.finished, batch), batch.deadline)
+        return False
 
     # ------------------------------------------------------------ answers
 
@@ -321,6 +338,17 @@ class GroupBatcher:
             results = [broken] * len(handlers)
         for handler, result in zip(handlers, results, strict=True):
             handler(result, repeated)
+
+    def _begun(
+        self, stream: PartitionStream, batch: Batch, outcome: Sequence[Any] | Failure, repeated: bool
+    ) -> None:
+        """A batch that told what was heard, or a refusal of all that tell."""
+        if not isinstance(outcome, Failure):
+            self._speech_of_messages.taken()
+        elif self._speech_of_messages.refused(outcome):
+            stream.put_back(batch)
+            return
+        stream.finished(batch, outcome, repeated)
 
     @staticmethod
     def _inquired(block: InquireBlock, outcome: Sequence[Any] | Failure, repeated: bool) -> None:

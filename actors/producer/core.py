@@ -265,6 +265,7 @@ class ProducerCore:
             released=self.release,
             refused=self.catalog.forget,
             taken=self._turn_sticky,
+            heard=self._batchers[gid].heard,
         )
         self._batchers[gid].add_stream(stream)
         return stream

@@ -1,9 +1,9 @@
 """In which version a producer speaks to one broker group, and what time it has heard from there. Pure.
 
-A group takes PREPAREs of version 2 once all replicas of the cluster run software that knows it. A producer
-tries: a refusal costs one round trip, and is all that older software can answer. Until the first success such
-PREPAREs travel in requests of their own, so that a refusal hits nothing else. A group never goes back, so the
-first success settles it for good.
+A group takes PREPAREs of version 2, or MESSAGEs of version 2, once all replicas of the cluster run software
+that knows them; of each there is a ``GroupSpeech``. A producer tries: a refusal costs one round trip, and is
+all that older software can answer. Until the first success they travel in requests of their own, so that a
+refusal hits nothing else. A group never goes back, so the first success settles it for good.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class GroupSpeech:
     __slots__ = ("_settled", "_try_again_at", "heard_ms", "version")
 
     def __init__(self) -> None:
-        #: In which PREPAREs are sent now.
+        #: In which they are sent now.
         self.version = 2
         #: The newest time of an entry of the group that its answers told; -1: none.
         self.heard_ms = -1
@@ -49,14 +49,15 @@ class GroupSpeech:
 
     def heard(self, time_ms: int) -> None:
         """An answer told the group's time."""
-        self.heard_ms = max(self.heard_ms, time_ms)
+        if time_ms > self.heard_ms:
+            self.heard_ms = time_ms
 
     def taken(self) -> None:
-        """The group has answered a PREPARE of version 2."""
+        """The group has answered one of version 2."""
         self._settled, self.version = True, 2
 
     def refused(self, failure: Failure) -> bool:
-        """A PREPARE of version 2 ended in ``failure``: whether it is to be sent again, in ``version``.
+        """One of version 2 ended in ``failure``: whether it is to be sent again, in ``version``.
 
         Brokers from before version 2 can say of it only that it is malformed; if it is, so is the other.
         """

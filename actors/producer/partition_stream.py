@@ -48,7 +48,8 @@ class PartitionStream:
     """One partition's queue.
 
     Calls ``released(bytes)`` when messages leave it, however; ``refused(topic)`` when the broker does not
-    know the partition; ``taken(topic, partition)`` when a batch is sent.
+    know the partition; ``taken(topic, partition)`` when a batch is sent; ``heard(time_ms)`` when an answer
+    told the group's time.
     """
 
     def __init__(
@@ -60,10 +61,11 @@ class PartitionStream:
         released: Callable[[int], None],
         refused: Callable[[str], None],
         taken: Callable[[str, int], None],
+        heard: Callable[[int], None],
     ) -> None:
         self.topic, self.partition, self._producer = topic, partition, producer
         self._timeout_s = delivery_timeout_s
-        self._released, self._refused, self._taken = released, refused, taken
+        self._released, self._refused, self._taken, self._heard = released, refused, taken, heard
         self.epoch = self.next_seq = 0
         self.queued_bytes = 0
         self._queue: deque[tuple[bytes, Promise, float]] = deque()
@@ -93,8 +95,9 @@ class PartitionStream:
         """When the first message that was never sent was queued; only while there is one."""
         return self._queue[0][2]
 
-    def take(self, bytes_max: int) -> tuple[bytes, Batch]:
-        """The next batch of at most ``bytes_max`` bytes, but at least one message, as a frame."""
+    def take(self, bytes_max: int, heard_ms: int | None = None) -> tuple[bytes, Batch]:
+        """The next batch of at most ``bytes_max`` bytes, but at least one message, as a frame. ``heard_ms``:
+        what was heard of the group, for the first one of an epoch; None: it does not tell."""
         assert self.waits
         batch, self._again = self._again, None
         if batch is None:
@@ -102,7 +105,9 @@ class PartitionStream:
         self._under_way = batch
         self._taken(self.topic, self.partition)
         rows = [row for row, _ in batch.pending]
-        frame = ops.message(self.topic, self.partition, self._producer, self.epoch, self.next_seq, rows)
+        frame = ops.message(
+            self.topic, self.partition, self._producer, self.epoch, self.next_seq, rows, heard_ms
+        )
         return frame, batch
 
     def _next_batch(self, bytes_max: int) -> Batch:
@@ -119,6 +124,11 @@ class PartitionStream:
             pending.append((row, future))
         self.queued_bytes -= size
         return Batch(pending, size, deadline)
+
+    def put_back(self, batch: Batch) -> None:
+        """Nothing was done with what is under way: it is the next one again."""
+        assert batch is self._under_way
+        self._under_way, self._again = None, batch
 
     def finished(self, batch: Batch, outcome: Sequence[Any] | Failure, repeated: bool) -> None:
         """The broker's result for ``batch``, or how it ended without one.
@@ -138,10 +148,10 @@ class PartitionStream:
         if code in (ResultCode.OK, ResultCode.DUPLICATE):
             self.next_seq += 1
             self._succeed(batch, info[0], info[1])
+        elif code == ResultCode.STALE:
+            self._stale(batch, info, repeated)
         elif code == ResultCode.OUT_OF_SEQUENCE and repeated:
-            error = Failure(FailureKind.UNKNOWN).error(self._describe())
-            self._new_epoch()
-            self._fail(batch, error)
+            self._end_unknown(batch)
         elif code == ResultCode.OUT_OF_SEQUENCE and batch.tries < EPOCHS_MAX:
             self._out_of_sequence(batch)
         else:
@@ -156,6 +166,21 @@ class PartitionStream:
         self._new_epoch()
         batch.tries += 1
         self._again = batch
+
+    def _stale(self, batch: Batch, time_ms: int, repeated: bool) -> None:
+        """The broker has forgotten producers since it was heard of last. A batch that was sent once is not
+        stored: it comes again, and tells ``time_ms``."""
+        self._heard(time_ms)
+        if repeated:
+            self._end_unknown(batch)
+        else:
+            self._again = batch
+
+    def _end_unknown(self, batch: Batch) -> None:
+        """Stored and forgotten, or never stored: nobody can know."""
+        error = Failure(FailureKind.UNKNOWN).error(self._describe())
+        self._new_epoch()
+        self._fail(batch, error)
 
     def _new_epoch(self) -> None:
         self.epoch += 1
@@ -179,6 +204,7 @@ class PartitionStream:
 
     def _succeed(self, batch: Batch, base: int, timestamp: int) -> None:
         topic, partition = self.topic, self.partition
+        self._heard(timestamp)
         futures: list[tuple[SendFuture, RecordMetadata]] = []
         for offset, (_, promise) in enumerate(batch.pending, base):
             metadata = RecordMetadata(topic, partition, offset, timestamp)

@@ -12,13 +12,26 @@ from collections.abc import Mapping, Sequence
 from escrowmq.replication.format.codec import OpType, PrepareExtra, encode_op
 
 
-def message(topic: str, partition: int, producer: str, epoch: int, seq: int, rows: Sequence[bytes]) -> bytes:
+def message(
+    topic: str,
+    partition: int,
+    producer: str,
+    epoch: int,
+    seq: int,
+    rows: Sequence[bytes],
+    heard_ms: int | None = None,
+) -> bytes:
     """MESSAGE ``[topic, partition, producer, epoch, seq, count]`` + rows: plain messages of one partition.
 
     ``seq`` numbers the batches of this producer and partition from 0 (idempotence; -1: none).
-    Result info: ``[base_offset, timestamp_ms]``.
+    Result info: ``[base_offset, timestamp_ms]``. With ``heard_ms`` it is version 2, which only groups of
+    level 3 take: the newest time of an entry of this group that the client had heard of before it sent this
+    batch for the first time (-1: none). It may be refused as STALE then, with the time of the entry.
     """
-    return encode_op(OpType.MESSAGE, (topic, partition, producer, epoch, seq, len(rows)), rows)
+    meta = (topic, partition, producer, epoch, seq, len(rows))
+    if heard_ms is None:
+        return encode_op(OpType.MESSAGE, meta, rows)
+    return encode_op(OpType.MESSAGE, (*meta, heard_ms), rows, version=2)
 
 
 def prepare(

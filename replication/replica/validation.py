@@ -35,7 +35,7 @@ _FROM_CLIENTS = frozenset(
 )
 #: Types of operations that came with level 2; two older ones have a second version since.
 _LEVEL_2 = frozenset((OpType.TX_DONE, OpType.INQUIRE, OpType.SETTINGS))
-#: And with level 3.
+#: And with level 3, with which MESSAGE has a second version.
 _LEVEL_3 = frozenset((OpType.ALTER_TOPIC,))
 NAME_BYTES_MAX = 512
 IDS_PER_OPERATION_MAX = 20_000
@@ -61,6 +61,10 @@ def level_needed(ops: Sequence[Op]) -> int:
     needed = 1
     for op in ops:
         kind, columns = op.type, len(op.meta)
+        if kind == OpType.MESSAGE:
+            if columns > 6:
+                return 3
+            continue
         if kind in _LEVEL_3:
             return 3
         if (
@@ -111,6 +115,8 @@ def _problem(op: Op) -> str | None:
             return "MESSAGE needs at least one row and a partition of 0 or more"
         if not (0 <= meta[3] <= NUMBER_MAX and -1 <= meta[4] <= NUMBER_MAX):
             return f"MESSAGE's epoch and sequence number must be 0 to {NUMBER_MAX}"
+        if len(meta) > 6 and not -1 <= meta[6] <= NUMBER_MAX:
+            return f"MESSAGE's heard_ms must be -1 to {NUMBER_MAX}"
         return _name_problem("producer", meta[2])
     if op.type in (OpType.COMMIT, OpType.ROLLBACK, OpType.CHECKED):
         if len(meta) > 2 and (problem := _name_problem("by or reason", meta[2])) is not None:

@@ -121,6 +121,8 @@ def _meta(state: StateMachine, run_files: Iterable[str]) -> dict[str, Any]:
         meta["forgotten_ms"], meta["turned_ms"] = state.forgotten_ms, state.turned_ms
         given = state.transactions.given
         meta["given"] = [given.turned_ms, given.forgotten_ms, given.age_ms]
+    if state.level > 2:
+        meta["producers"] = [state.producers.turned_ms, state.producers.forgotten_ms]
     if state.members is not None:
         meta["members"] = list(state.members)
     return meta

@@ -30,11 +30,13 @@ class TwoGenerations(Generic[K, V]):
         value = self.young.get(key)
         return self.old.get(key) if value is None else value
 
-    def set(self, key: K, value: V) -> None:
-        """Remember ``value``; may forget the old generation."""
+    def set(self, key: K, value: V) -> bool:
+        """Remember ``value``; whether the old generation was forgotten for it."""
         self.young[key] = value
-        if len(self.young) >= self.generation:
-            self.turn()
+        if len(self.young) < self.generation:
+            return False
+        self.turn()
+        return True
 
     def turn(self) -> None:
         """Forget the old generation; the young one takes its place."""

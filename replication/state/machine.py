@@ -19,11 +19,11 @@ from escrowmq.replication.format.codec import NO_EXTRA, Op, OpType, PrepareExtra
 from escrowmq.replication.model import ResultCode
 from escrowmq.replication.state.branch_identity import another, standing, with_home_indexes
 from escrowmq.replication.state.decided import ACROSS_MAX
-from escrowmq.replication.state.dedup import TwoGenerations
 from escrowmq.replication.state.due_queue import DueQueue, next_due_ms
 from escrowmq.replication.state.group_offsets import GroupOffsets
 from escrowmq.replication.state.open_table import OpenTx
 from escrowmq.replication.state.preparing import collect_refs, refusal_of_repeated, untracked_branch
+from escrowmq.replication.state.producer_memory import SEQUENCES_KEPT, ProducerMemory
 from escrowmq.replication.state.settings import Settings
 from escrowmq.replication.state.topics import Partition, TopicTable
 from escrowmq.replication.state.transactions import (
@@ -38,9 +38,6 @@ from escrowmq.replication.state.transactions import (
 Result = list[Any]
 OK: Result = [int(ResultCode.OK)]
 
-#: Batches per producer and partition whose offsets are remembered; clients keep at most this many
-#: unacknowledged, as in Kafka's idempotent producer.
-SEQUENCES_KEPT = 5
 #: The highest format level that this software knows: what the log may hold from there on, it can read.
 LEVEL_MAX = 3
 
@@ -60,10 +57,7 @@ class StateMachine:
         self.topics = TopicTable(gid, groups)
         self.transactions = TransactionTable()
         self.due = DueQueue(self.transactions)
-        #: (producer, slot) -> epoch, next sequence, ((sequence, base offset, time), ...)
-        self.producers: TwoGenerations[tuple[str, int], tuple[int, int, tuple[tuple[int, int, int], ...]]] = (
-            TwoGenerations(self.settings.producers_generation)
-        )
+        self.producers = ProducerMemory(self.settings.producers_generation)
         self.group_offsets = GroupOffsets()
         #: Held while a commit's messages become readable, and by readers while they look where partitions
         #: end: so a call that asks for several partitions sees all of a transaction or nothing.
@@ -131,29 +125,35 @@ class StateMachine:
     # -------------------------------------------------------------- plain messages
 
     def _message(self, index: int, op: Op) -> Result:
-        topic, number, producer, epoch, seq, count = op.meta
+        meta = op.meta
+        topic, number, producer, epoch, seq, count = meta if len(meta) == 6 else meta[:6]
         partition = self.topics.find(topic, number)
         if not isinstance(partition, Partition):
             return [int(partition)]
         if seq < 0:
             base = partition.index.append(index, op.body_pos, op.body_size, count, self.now_ms)
             return [0, [base, self.now_ms]]
+        producers = self.producers
         key = (producer, partition.slot)
-        known = self.producers.get(key)
+        known = producers.get(key)
         expected = 0
         recent: tuple[tuple[int, int, int], ...] = ()
-        if known is not None:
-            if epoch < known[0]:
-                return [int(ResultCode.FENCED), known[0]]
-            if epoch == known[0]:
-                expected, recent = known[1], known[2]
+        if known is None:
+            if seq == 0 and len(meta) > 6 and producers.is_stale(meta[6]):
+                return [int(ResultCode.STALE), self.now_ms]
+        elif epoch < known[0]:
+            return [int(ResultCode.FENCED), known[0]]
+        elif epoch == known[0]:
+            expected, recent = known[1], known[2]
         if seq != expected:
             for done, base, time_ms in recent:
                 if done == seq:
                     return [int(ResultCode.DUPLICATE), [base, time_ms]]
             return [int(ResultCode.OUT_OF_SEQUENCE), expected]
         base = partition.index.append(index, op.body_pos, op.body_size, count, self.now_ms)
-        self.producers.set(key, (epoch, seq + 1, (*recent[1 - SEQUENCES_KEPT :], (seq, base, self.now_ms))))
+        now = (epoch, seq + 1, (*recent[1 - SEQUENCES_KEPT :], (seq, base, self.now_ms)))
+        if producers.set(key, now) and self.level > 2:
+            producers.note_turn(self.now_ms)
         return [0, [base, self.now_ms]]
 
     # -------------------------------------------------------------- prepare

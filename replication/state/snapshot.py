@@ -283,6 +283,8 @@ def _restore_meta(state: StateMachine, name: str, meta: dict[str, Any]) -> None:
         state.forgotten_ms, state.turned_ms = meta["forgotten_ms"], meta["turned_ms"]
         given = state.transactions.given
         given.turned_ms, given.forgotten_ms, given.age_ms = meta["given"]
+        if "producers" in meta:
+            state.producers.turned_ms, state.producers.forgotten_ms = meta["producers"]
         try:
             state.set_settings(state.settings.changed(meta["settings"]))
         except UnknownVersion as error:

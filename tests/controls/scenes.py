@@ -18,6 +18,10 @@ FORGETFUL: dict[str, Any] = {
     "tables": Settings(settled_generation=60, producers_generation=15, groups_kept=2),
     "level_at_s": 0.1,
 }
+#: The same, and of producers hardly any is remembered.
+FORGETFUL_OF_PRODUCERS: dict[str, Any] = FORGETFUL | {
+    "tables": Settings(settled_generation=60, producers_generation=3, groups_kept=2)
+}
 #: Every transaction lies in several groups, and everything is remembered.
 ALL_ACROSS: dict[str, Any] = {"across": 1.0, "tables": None, "level_at_s": 0.1}
 #: A check that finds no row says ROLLBACK and writes none.

@@ -15,6 +15,7 @@ from escrowmq.replication.replica.fetching import FetchRequest, FetchResult
 from escrowmq.replication.replica.replica import Raft, Replica
 from escrowmq.replication.state.index import PartitionIndex
 from escrowmq.replication.state.machine import OK, Result, StateMachine
+from escrowmq.replication.state.producer_memory import ProducerMemory
 from escrowmq.replication.state.transactions import (
     COMMITTED,
     ROLLED_BACK,
@@ -24,7 +25,7 @@ from escrowmq.replication.state.transactions import (
 )
 from tests.controls.planting import plant
 from tests.controls.raft_faults import STUCK
-from tests.controls.scenes import FORGETFUL, world
+from tests.controls.scenes import FORGETFUL, FORGETFUL_OF_PRODUCERS, world
 
 EARLY = ("G1a", "precommitted-read", "invented-decision")
 REFERENCES = (OpType.REF_MESSAGE, OpType.TX_MESSAGE)
@@ -37,7 +38,7 @@ def deduplication_off(patch: pytest.MonkeyPatch) -> None:
     message = StateMachine._message
 
     def again(self: StateMachine, index: int, op: Op) -> Result:
-        topic, number, producer, epoch, _, count = op.meta
+        topic, number, producer, epoch, _, count = op.meta[:6]
         return message(self, index, Op(op.type, (topic, number, producer, epoch, -1, count), *op[2:]))
 
     _rewire(patch, OpType.MESSAGE, again)
@@ -385,6 +386,16 @@ def retention_drops_what_is_live(patch: pytest.MonkeyPatch) -> None:
 def late_copies_open(patch: pytest.MonkeyPatch) -> None:
     """A copy of a PREPARE that arrives after its transaction was forgotten opens it anew."""
     patch.setattr(StateMachine, "_note_turn", lambda self: None)
+
+
+@plant(
+    *("late-messages-stored", "duplicate", "nonmonotonic-send"),
+    groups=2,
+    conditions=world(FORGETFUL_OF_PRODUCERS),
+)
+def late_messages_stored(patch: pytest.MonkeyPatch) -> None:
+    """A copy of a producer's first batch that arrives after the producer was forgotten is stored again."""
+    patch.setattr(ProducerMemory, "is_stale", lambda self, heard_ms: False)
 
 
 # ------------------------------------------------------------------ helpers

@@ -38,6 +38,7 @@ REQUESTS = [
     ops.create_topic("more", {"partitions": 3, "check_max": 5, "on_check_exhausted": "rollback"}),
     ops.message("orders", 0, "p", 1, 0, [ROW, ROW]),
     ops.message("orders", 1, "p", 0, -1, [ROW]),
+    ops.message("orders", 0, "q", 0, 0, [ROW], 5),
     ops.prepare("shop", "orders", ["a", "b"], ["q", "r"], 500, 0, [7, 8], -1, 1)
     + ops.pre_message("orders", 1, [0, 1], [len(ROW)] * 2, [ROW, ROW]),
     ops.prepare("shop", "orders", ["c"], None, 0, 0, [9], 1, 0),
@@ -74,6 +75,7 @@ def survives(state: StateMachine) -> None:
     assert again.group_offsets == state.group_offsets
     assert (again.level, again.settings) == (LEVEL_MAX, state.settings)
     assert again.forgotten_ms == state.forgotten_ms
+    assert again.producers.forgotten_ms == state.producers.forgotten_ms
     assert [t.info for t in again.topics.topics.values()] == [t.info for t in state.topics.topics.values()]
     mine, its = state.transactions.given, again.transactions.given
     assert (mine.young, mine.old, mine.opened) == (its.young, its.old, its.opened)

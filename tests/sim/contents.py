@@ -35,7 +35,9 @@ def everything(state: StateMachine) -> list[object]:
         for group, by_topic in state.group_offsets.items()
         for topic, by_number in by_topic.items()
     ]
-    return [*parts, state.producers.copy(), offsets, _never_checked(state)]
+    producers = state.producers
+    batches = [producers.copy(), producers.forgotten_ms, producers.turned_ms]
+    return [*parts, batches, offsets, _never_checked(state)]
 
 
 def _never_checked(state: StateMachine) -> list[tuple[str, str]]:

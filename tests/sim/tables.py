@@ -66,6 +66,10 @@ def _settled(found: Counter[str], replica: SimReplica, broker: Any) -> int:
     return 2 * (kept + SETTLED_AT_ONCE)
 
 
+def _producers(found: Counter[str], replica: SimReplica, broker: Any) -> int:
+    return int(broker.state.settings.producers_generation)
+
+
 def _of(path: str) -> Most:
     """As many as ``path`` has: no empty ones, none that are left behind."""
     return lambda found, replica, broker: found[path]
@@ -128,6 +132,8 @@ BOUNDS: dict[str, int | Most] = {
     "OpenTable.old": lambda found, replica, broker: _opened(found, replica, broker) + found["OpenTable.gone"],
     "OpenTable.young": _opened,
     "PartitionIndex._sealed": FILES,
+    "ProducerMemory.old": _producers,
+    "ProducerMemory.young": _producers,
     "StateMachine._handlers": OF_THE_PROGRAM,
     "StateMachine._pending_refs": REQUESTS,
     "StateMachine.group_offsets": _groups,

@@ -85,6 +85,7 @@ def busy_state_of_level_3() -> FedState:
     """The same, and what came with level 3."""
     log = busy_state_of_level_2()
     log.add(ops.level(3), ops.alter_topic("t", {"check_max": 5, "retention_ms": 60_000}))
+    log.state.producers.forgotten_ms, log.state.producers.turned_ms = 6, 7
     return log
 
 
@@ -100,7 +101,7 @@ def dump(state: StateMachine) -> dict[str, Any]:
         "settled": {a: t.settled.copy() for a, t in state.transactions.apps.items()},
         "given": {a: t.given.copy() for a, t in state.transactions.apps.items()},
         "audit": state.transactions.audit,
-        "producers": state.producers.copy(),
+        "producers": (state.producers.copy(), state.producers.forgotten_ms, state.producers.turned_ms),
         "groups": state.group_offsets,
         "level": (state.level, state.settings, state.forgotten_ms, state.turned_ms),
         "given since": [

@@ -343,8 +343,9 @@ class Stream:
     def __init__(self) -> None:
         self.released = 0
         self.refused: list[str] = []
+        self.heard: list[int] = []
         self.stream = PartitionStream(
-            "t", 0, "p", 30.0, self._released, self.refused.append, lambda t, p: None
+            "t", 0, "p", 30.0, self._released, self.refused.append, lambda t, p: None, self.heard.append
         )
 
     def _released(self, size: int) -> None:

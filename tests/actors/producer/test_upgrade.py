@@ -62,6 +62,8 @@ def test_replicas_are_upgraded_one_by_one_under_load(old: Brokers, producer_of: 
                 sent.append(value)
             else:
                 failed.append(value)
+            producer.send(Message("t", b"plain " + value, partition=number % PARTITIONS)).result(40.0)
+            sent.append(b"plain " + value)
             number += 1
 
     thread = threading.Thread(target=load)

@@ -39,6 +39,7 @@ GOLDEN = Path(__file__).parents[2] / "golden" / "operations.json"
 WHOLE = PrepareExtra("producer-1", [1, 2], 3, [17], True, 1_700_000_000_123)
 DAMAGED = [
     "MESSAGE",
+    "MESSAGE version 2",
     "PREPARE",
     "PREPARE version 2",
     "PRE_MESSAGE",
@@ -56,6 +57,7 @@ def samples() -> dict[str, str]:
         "row with everything": ROWS[0],
         "row with nothing": encode_row(None, b"", None, None),
         "MESSAGE": ops.message("orders", 3, "producer-1", 2, 7, ROWS),
+        "MESSAGE version 2": ops.message("orders", 3, "producer-1", 2, 7, ROWS, 1_700_000_000_123),
         "PREPARE": ops.prepare("shop", "orders", ["a", "b"], ["1", "2"], 6000, 0, [1, 2], -1, 1),
         "PREPARE without query ids": ops.prepare("shop", "orders", ["a"], None, 0, 1, [9], 2, 0),
         "PRE_MESSAGE": ops.pre_message("orders", 1, [0, 1], [len(r) for r in ROWS], ROWS),

@@ -49,7 +49,7 @@ class Scene:
         fence = rng.random() < 0.5
         forgetful = rng.random() < 0.4
         if share == 0.0 or forgetful or "small-tables" in reach:  # an app counts as APP_AS_IDS beside its ids
-            tables = Settings(settled_generation=small, producers_generation=small // 4, groups_kept=2)
+            tables = Settings(settled_generation=small, producers_generation=small // 20, groups_kept=2)
             level_at_s = 0.1
         return Scene(
             groups=groups,

@@ -200,5 +200,7 @@ class Wire:
 
 
 def _may_repeat(request: bytes) -> bool:
-    """Plain messages have numbers of their own, which a producer that is forgotten begins anew."""
-    return all(op.type != OpType.MESSAGE for op in parse_request(request))
+    """A first batch in version 1 does not tell what its client had heard: where its producer is forgotten
+    meanwhile, it is stored again."""
+    ops = parse_request(request)
+    return not any(op.type == OpType.MESSAGE and len(op.meta) == 6 and op.meta[4] == 0 for op in ops)
