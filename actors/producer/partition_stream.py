@@ -138,10 +138,7 @@ class PartitionStream:
         assert batch is self._under_way
         self._under_way = None
         if isinstance(outcome, Failure):
-            error = outcome.error(self._describe())
-            if not outcome.nothing_done:
-                self._new_epoch()
-            self._fail(batch, error)
+            self._end(batch, outcome.error(self._describe()))
             return
         code: int = outcome[0]
         info: Any = outcome[1] if len(outcome) > 1 else None
@@ -151,11 +148,11 @@ class PartitionStream:
         elif code == ResultCode.STALE:
             self._stale(batch, info, repeated)
         elif code == ResultCode.OUT_OF_SEQUENCE and repeated:
-            self._end_unknown(batch)
+            self._end(batch, Failure(FailureKind.UNKNOWN).error(self._describe()))
         elif code == ResultCode.OUT_OF_SEQUENCE and batch.tries < EPOCHS_MAX:
             self._out_of_sequence(batch)
         else:
-            self._fail(batch, self._refusal(code, info))
+            self._end(batch, self._refusal(code, info))
 
     def _out_of_sequence(self, batch: Batch) -> None:
         """The broker has forgotten this stream (a topic created anew, a long silence): begin anew.
@@ -171,14 +168,17 @@ class PartitionStream:
         """The broker has forgotten producers since it was heard of last. A batch that was sent once is not
         stored: it comes again, and tells ``time_ms``."""
         self._heard(time_ms)
-        if repeated:
-            self._end_unknown(batch)
+        if repeated:  # stored and forgotten, or never stored: nobody can know
+            self._end(batch, Failure(FailureKind.UNKNOWN).error(self._describe()))
         else:
             self._again = batch
 
-    def _end_unknown(self, batch: Batch) -> None:
-        """Stored and forgotten, or never stored: nobody can know."""
-        error = Failure(FailureKind.UNKNOWN).error(self._describe())
+    def _end(self, batch: Batch, error: EscrowMQError) -> None:
+        """A batch that was sent ends without a place, and its number with it.
+
+        Also where all that was answered is that nothing was done: a copy of it may still come to whoever
+        leads then. Under the same number the next batch would be answered with its place, and be lost.
+        """
         self._new_epoch()
         self._fail(batch, error)
 

@@ -246,7 +246,7 @@ def rollback_leaves_messages(patch: pytest.MonkeyPatch) -> None:
 def commit_drops_a_reference(patch: pytest.MonkeyPatch) -> None:
     """The entry of a COMMIT lacks the references of the last partition."""
     whole = Admission._references
-    patch.setattr(Admission, "_references", lambda self, records: whole(self, records)[:-1])
+    patch.setattr(Admission, "_references", lambda self, *told: whole(self, *told)[:-1])
 
 
 @plant(
@@ -306,9 +306,9 @@ def messages_in_the_wrong_order(patch: pytest.MonkeyPatch) -> None:
     """A commit refers to the messages of a transaction from the last to the first."""
     references = Admission._references
 
-    def backwards(self: Admission, records: Sequence[OpenTx]) -> list[bytes]:
+    def backwards(self: Admission, records: Sequence[OpenTx], *told: Any) -> list[bytes]:
         turned = [r._replace(refs=sum(reversed(_places(r)), ())) for r in records]
-        return references(self, turned)
+        return references(self, turned, *told)
 
     patch.setattr(Admission, "_references", backwards)
 

@@ -178,8 +178,12 @@ class Ending(ABC):
         for at, message in enumerate(messages):
             told = send.places[at] if send.places else None
             if message.place is None:
-                start = self.partitions[told[:2]].start if told and told[:2] in self.partitions else None
-                if told is None or start is None or told[2] >= start:
+                partition = self.partitions.get(told[:2]) if told else None
+                start = partition.start if partition else None
+                if told and partition and told[2] < partition.start and told[2] in partition.at:
+                    text = f"{send.ids[at]} was told {told}, where {partition.at[told[2]]} was read"
+                    self.report.add("wrong-place", text, send.event)
+                elif told is None or start is None or told[2] >= start:
                     text = f"{send} was told {told}"
                     self._missing.append(("lost-write", text, message, (send.event,)))
             elif told is not None and told != message.place:

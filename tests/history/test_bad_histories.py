@@ -280,6 +280,10 @@ BAD = {
         Written().send("a", at=[0]).send("a", at=[1]).holds("a"),
         "wrong-place",
     ),
+    "wrong-place: of a message that was read before retention took it": (
+        Written().send("a", end="unknown").poll((0, "a")).send("b", at=[0]).holds(start=1),
+        "wrong-place",
+    ),
     "lost-offset: set back, and the old one is there again": (
         Written().offset(5).offset(2).offset_is(5),
         "lost-offset",
