@@ -32,11 +32,11 @@ help: ## this list
 demo: $(STAMP) ## orders through escrow while things are being killed; Spark checks the result (4 minutes)
 	$(BIN)/escrowmq demo
 
-test: lint ## everything: lint, types, layers, then the fast tests, then real Ray and Spark (16 minutes on two cores)
+test: lint ## everything: lint, types, layers, then the fast tests, then real Ray and Spark (24 minutes on two cores)
 	$(BIN)/python -m pytest -m "not ray and not spark and not slow and not long" -n $(FAST_JOBS) $(IN_ORDER) --durations=30
 	$(BIN)/python -m pytest -m "(ray or spark or slow) and not long" -n $(JOBS) $(IN_ORDER) --durations=60
 
-test-long: $(STAMP) ## what make test leaves out: all of Spark's tests under the other ways to a session, speculation, the walk-through (20 minutes)
+test-long: $(STAMP) ## what make test leaves out: Spark under the other ways to a session, its examples, overload, a lost head (half an hour)
 	$(BIN)/python -m pytest -m long --durations=20
 
 lint: $(STAMP) ## ruff, mypy --strict, and the direction of imports

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from escrowmq import Cluster
 
-pytestmark = [pytest.mark.spark, pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.spark, pytest.mark.ray, pytest.mark.long, pytest.mark.timeout(240)]
 ROOT = Path(__file__).resolve().parents[2]
 Unique = Callable[[str], str]
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(420)]
+pytestmark = [pytest.mark.ray, pytest.mark.long, pytest.mark.timeout(420)]
 
 ROOT = Path(__file__).parents[2]
 #: Own memory of a broker under a few seconds of overload: 60 MB of Python and Ray, its queue, its tables.
