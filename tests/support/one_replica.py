@@ -38,7 +38,9 @@ def nothing_left(*, after_a_run: bool = False) -> Iterator[None]:
     wait_until(lambda: set(threading.enumerate()) <= threads, what="the end of every thread")
     if after_a_run:
         gc.collect()
-    assert open_files() == files
+    left = open_files()
+    opened, closed = sorted(set(left) - set(files)), sorted(set(files) - set(left))
+    assert left == files, f"opened and not closed: {opened}; closed meanwhile: {closed}"
 
 
 def opens_and_has_everything(setup: ReplicaSetup) -> None:
