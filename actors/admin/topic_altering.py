@@ -1,10 +1,10 @@
 """How a topic is altered while it is used: retention, limits, check policy, in every broker group.
 
-As at creation, broker group 0 decides: what stands there once the change is in its log is what the other
-groups get. After the last of them group 0 is looked at again, through its log; if somebody else has altered
-the topic meanwhile, the others get that. So whoever wrote last into a group wrote what group 0 had, and saw
-that it still had it: however alterations meet, they end alike in all groups. One that is cut short leaves
-groups behind until any alteration of the topic, also one without settings, is carried through.
+As at creation, broker group 0 decides, and its log orders alterations: each gets a number there. It is done
+there only if no other one came since its sender looked, and in the other groups only if none of a higher
+number was there before. So a request that arrives late, of an alterer that stood still or has died, changes
+nothing behind another one. An alteration that is cut short leaves groups behind until any alteration of the
+topic, also one without settings, is carried through.
 """
 
 from __future__ import annotations
@@ -20,42 +20,45 @@ from escrowmq.replication.state.topics import ALTERABLE, alter_problem
 
 #: Each further round means that somebody else has altered the topic during the last one.
 ROUNDS_MAX = 10
+#: The number of no alteration: group 0 then only tells what it has.
+NONE = -1
 
 
 def alter_topic(
     submit: Submit, groups: int, name: str, settings: Mapping[str, int | str | None]
 ) -> TopicInfo:
-    """Alters the topic in every group, and returns the settings that are in force then. Safe to repeat.
+    """Alters the topic in every group, and returns the settings that it has then. Safe to repeat.
 
     A setting that is None stays as it is. Raises ConfigError, UnknownTopic, and Overloaded when others alter
     the topic all the time.
     """
     if type(name) is not str:
         raise ConfigError(f"a topic's name is a str, not {name!r}")
-    stated = {key: value for key, value in settings.items() if value is not None or key not in ALTERABLE}
+    stated: dict[str, Any] = {k: v for k, v in settings.items() if v is not None or k not in ALTERABLE}
     problem = alter_problem(name, stated)
     if problem is not None:
         raise ConfigError(problem)
-    info = _altered(submit, 0, name, stated)  # type: ignore[arg-type]
+    _, _, number = _altered(submit, 0, name, {}, NONE)
     for _ in range(ROUNDS_MAX):
-        wanted = {key: info[key] for key in ALTERABLE}
-        for gid in range(1, groups):
-            _altered(submit, gid, name, wanted)
-        if groups == 1:
-            return TopicInfo(**info)
-        now = _altered(submit, 0, name, {})
-        if now == info:
-            return TopicInfo(**info)
-        info = now
-    raise Overloaded(f"others alter topic {name!r} all the time", 1.0)
+        done, info, number = _altered(submit, 0, name, stated, number)
+        if done:
+            break
+    else:
+        raise Overloaded(f"others alter topic {name!r} all the time", 1.0)
+    wanted = {key: info[key] for key in ALTERABLE}
+    for gid in range(1, groups):
+        _altered(submit, gid, name, wanted, number)
+    return TopicInfo(**info)
 
 
-def _altered(submit: Submit, gid: int, name: str, settings: Mapping[str, int | str]) -> dict[str, Any]:
-    """What is in force in the group afterwards, through its log."""
-    code, info = submit(gid, ops.alter_topic(name, settings))
-    if code == ResultCode.OK:
-        found: dict[str, Any] = info
-        return found
+def _altered(
+    submit: Submit, gid: int, name: str, settings: Mapping[str, int | str], number: int
+) -> tuple[bool, dict[str, Any], int]:
+    """Whether it was done, what is in force in the group afterwards, and the number of that."""
+    code, told = submit(gid, ops.alter_topic(name, settings, number))
+    if code in (ResultCode.OK, ResultCode.DUPLICATE, ResultCode.RETRY):
+        info, newest = told
+        return code == ResultCode.OK, info, newest
     if code != ResultCode.UNKNOWN_TOPIC:
         raise EscrowMQError(f"altering {name!r} was refused in broker group {gid}: {ResultCode(code).name}")
     if gid == 0:

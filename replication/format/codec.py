@@ -121,6 +121,7 @@ META_TYPES_2: dict[int, Any] = {
     OpType.ROLLBACK: tuple[str, list[str], str, list[int]],
     OpType.COMMIT: tuple[str, list[str], str, int, list[int], int],
     OpType.CHECKED: tuple[str, list[str], str],
+    OpType.ALTER_TOPIC: tuple[str, dict[str, int | str], int],
 }
 #: And of version 3.
 META_TYPES_3: dict[int, Any] = {OpType.ROLLBACK: tuple[str, list[str], str, list[int], list[int], int]}

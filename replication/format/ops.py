@@ -159,13 +159,16 @@ def delete_topic(name: str) -> bytes:
     return encode_op(OpType.DELETE_TOPIC, (name,))
 
 
-def alter_topic(name: str, settings: Mapping[str, int | str]) -> bytes:
-    """ALTER_TOPIC ``[name, settings]``, for groups of level 3: other values from this entry on.
+def alter_topic(name: str, settings: Mapping[str, int | str], number: int | None = None) -> bytes:
+    """ALTER_TOPIC ``[name, settings]`` or, version 2, ``[name, settings, number]``, for groups of level 3:
+    other values from this entry on.
 
-    Settings are those of CREATE_TOPIC but ``partitions``. Result info: all settings in force; without any it
-    changes nothing.
+    Settings are those of CREATE_TOPIC but ``partitions``. ``number``: see ``TopicTable.alter``; None: in any
+    case. Result info: all settings in force, with a number ``[settings, number of the newest alteration]``.
     """
-    return encode_op(OpType.ALTER_TOPIC, (name, dict(settings)))
+    if number is None:
+        return encode_op(OpType.ALTER_TOPIC, (name, dict(settings)))
+    return encode_op(OpType.ALTER_TOPIC, (name, dict(settings), number), version=2)
 
 
 def group_offsets(group: str, topic: str, offsets: Mapping[int, int]) -> bytes:

@@ -137,7 +137,9 @@ def _problem(op: Op) -> str | None:
     if op.type == OpType.CREATE_TOPIC:
         return settings_problem(*meta) or _too_large(meta[1])
     if op.type == OpType.ALTER_TOPIC:
-        return alter_problem(*meta) or _too_large(meta[1])
+        if len(meta) > 2 and not -1 <= meta[2] <= NUMBER_MAX:
+            return f"the number of an alteration must be -1 to {NUMBER_MAX}"
+        return alter_problem(*meta[:2]) or _too_large(meta[1])
     if op.type == OpType.GROUP_OFFSETS:
         if len(meta[2]) % 2 or not all(0 <= n <= NUMBER_MAX for n in meta[2]):
             return "GROUP_OFFSETS needs pairs of partition and offset, both 0 or more"

@@ -123,6 +123,9 @@ def _meta(state: StateMachine, run_files: Iterable[str]) -> dict[str, Any]:
         meta["given"] = [given.turned_ms, given.forgotten_ms, given.age_ms]
     if state.level > 2:
         meta["producers"] = [state.producers.turned_ms, state.producers.forgotten_ms]
+        if state.topics.altered:
+            numbers = {name: topic.altered for name, topic in state.topics.topics.items() if topic.altered}
+            meta["altered"] = [state.topics.altered, numbers]
     if state.members is not None:
         meta["members"] = list(state.members)
     return meta

@@ -75,7 +75,7 @@ class StateMachine:
             OpType.ROLLBACK: self._rollback,
             OpType.CHECKED: self._checked,
             OpType.CREATE_TOPIC: lambda _, op: self.topics.create(*op.meta),
-            OpType.ALTER_TOPIC: lambda _, op: self.topics.alter(*op.meta),
+            OpType.ALTER_TOPIC: lambda index, op: self.topics.alter(index, *op.meta),
             OpType.DELETE_TOPIC: self._delete_topic,
             OpType.GROUP_OFFSETS: self._group_offsets,
             OpType.RETAIN: self._retain,

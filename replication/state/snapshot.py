@@ -263,6 +263,10 @@ def _restore_meta(state: StateMachine, name: str, meta: dict[str, Any]) -> None:
             partition = state.topics.partition(slot, topic.info.name, number, start, end, last_time)
             topic.partitions[number] = partition
         state.topics.topics[topic.info.name] = topic
+    if "altered" in meta:
+        state.topics.altered, numbers = meta["altered"]
+        for topic_name, number in numbers.items():
+            state.topics.topics[topic_name].altered = number
     for group, topic_name, flat in meta["group_offsets"]:
         it = iter(flat)
         state.group_offsets.setdefault(group, {})[topic_name] = dict(zip(it, it, strict=True))

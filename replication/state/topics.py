@@ -41,21 +41,23 @@ class Partition:
 
 
 class Topic:
-    """A topic's settings and those of its partitions that this group hosts, by number."""
+    """A topic's settings and those of its partitions that this group hosts, by number. ``altered``: the
+    number of the newest alteration of it, or of another topic before it was created; 0: none."""
 
-    __slots__ = ("info", "partitions")
+    __slots__ = ("altered", "info", "partitions")
 
-    def __init__(self, info: TopicInfo, partitions: dict[int, Partition]) -> None:
-        self.info, self.partitions = info, partitions
+    def __init__(self, info: TopicInfo, partitions: dict[int, Partition], altered: int = 0) -> None:
+        self.info, self.partitions, self.altered = info, partitions, altered
 
 
 class TopicTable:
-    """All topics by name, all live partitions by slot. ``version`` rises with every change of a topic."""
+    """All topics by name, all live partitions by slot. ``version`` rises with every change of a topic;
+    ``altered`` is the highest number of an alteration that was heard of, of whatever topic."""
 
     def __init__(self, gid: int, groups: int) -> None:
         self.gid, self.groups = gid, groups
         self.cuts = Cuts()
-        self.version = 0
+        self.version = self.altered = 0
         self.topics: dict[str, Topic] = {}
         self.slots: dict[int, Partition] = {}
         self.next_slot = 0
@@ -76,12 +78,20 @@ class TopicTable:
             if group_of(name, number, self.groups) == self.gid:
                 self.next_slot += 1
                 partitions[number] = self.partition(self.next_slot, name, number)
-        self.topics[name] = Topic(info, partitions)
+        self.topics[name] = Topic(info, partitions, self.altered)
         self.version += 1
         return [int(ResultCode.OK)]
 
-    def alter(self, name: str, settings: Mapping[str, int | str]) -> list[object]:
-        """Apply ALTER_TOPIC; the result tells the settings in force.
+    def alter(
+        self, index: int, name: str, settings: Mapping[str, int | str], number: int | None = None
+    ) -> list[object]:
+        """Apply ALTER_TOPIC of entry ``index``; the result tells the settings in force.
+
+        ``number`` orders the alterations of a topic alike in all groups, however late one arrives. In group
+        0, which decides, it is that of the newest alteration that the sender knows: if there is another one,
+        the result is RETRY; else this one gets the entry's index as its number. In the other groups it is the
+        number that group 0 gave: what is not newer than what is in force is answered DUPLICATE. None (frame
+        version 1): it is done in any case.
 
         Values are as admission let them in: a bound that is looked at here too could never be moved, since
         replicas with older software would keep the old value. For a name that this software does not know it
@@ -93,9 +103,21 @@ class TopicTable:
         topic = self.topics.get(name)
         if topic is None:
             return [int(ResultCode.UNKNOWN_TOPIC)]
-        topic.info = replace(topic.info, **settings)  # type: ignore[arg-type]
-        self.version += 1
-        return [int(ResultCode.OK), asdict(topic.info)]
+        code = ResultCode.OK
+        if number is not None:
+            if self.gid == 0:
+                code = ResultCode.OK if number == topic.altered else ResultCode.RETRY
+                number = index
+            elif number <= topic.altered:
+                code = ResultCode.DUPLICATE
+        if code == ResultCode.OK:
+            topic.info = replace(topic.info, **settings)  # type: ignore[arg-type]
+            self.version += 1
+            if number is not None:
+                topic.altered = number
+                self.altered = max(self.altered, number)
+        info = asdict(topic.info)
+        return [int(code), info if number is None else [info, topic.altered]]
 
     def partition(self, slot: int, topic: str, number: int, *bounds: int) -> Partition:
         """A partition of a new topic, or one of a snapshot with its start, end and newest time."""

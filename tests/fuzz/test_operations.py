@@ -51,6 +51,7 @@ REQUESTS = [
     ops.prepare("shop", "orders", ["f"], None, 0, 0, [7], 3, 0, PrepareExtra("me", home_index=[17])),
     ops.rollback_under("shop", ["d", "e"], "feedback", [3, 4]),
     ops.alter_topic("orders", {"retention_ms": 3, "on_check_exhausted": "rollback", "check_max": 2}),
+    ops.alter_topic("orders", {"retention_ms": 4}, 0),
     ops.trim("orders", {0: 1, 1: 9}),
     ops.settings({"settled_generation": 60, "remember_ids_s": 1, "remember_ids_strictly": 1}),
 ]  # fmt: skip

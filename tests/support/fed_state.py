@@ -89,9 +89,17 @@ def busy_state_of_level_3() -> FedState:
     return log
 
 
+def state_with_a_numbered_alteration() -> FedState:
+    """The same, and a topic that was altered by the second version of its operation."""
+    log = busy_state_of_level_3()
+    log.add(ops.alter_topic("t", {"check_max": 6}, 0))
+    return log
+
+
 def dump(state: StateMachine) -> dict[str, Any]:
     """All of a state that a restart must bring back; "counts" is told apart, since it may be counted anew."""
     return {
+        "altered": (state.topics.altered, {n: t.altered for n, t in state.topics.topics.items()}),
         "topics": {n: (t.info, sorted(t.partitions)) for n, t in state.topics.topics.items()},
         "bounds": {s: (p.index.start, p.index.end) for s, p in state.topics.slots.items()},
         "runs": {s: p.index.runs_from(p.index.start) for s, p in state.topics.slots.items()},

@@ -15,7 +15,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from escrowmq.actors.admin import topic_altering
 from escrowmq.actors.admin.topic_altering import alter_topic
 from escrowmq.actors.admin.topic_creation import create_topic
 from escrowmq.replication.errors import ConfigError, EscrowMQError, Overloaded, TopicExists, UnknownTopic
@@ -46,7 +45,7 @@ class Groups:
         self.tables = [TopicTable(gid, count) for gid in range(count)]
         #: What happens before the call of this number, once: another alterer comes in between, say.
         self.before: dict[int, Callable[[], None]] = {}
-        self.calls = 0
+        self.calls = self.index = 0
         self.made = create_topic(self.submit, count, "t", 4, {})
         self.calls = 0
 
@@ -55,8 +54,10 @@ class Groups:
         self.calls += 1
         (op,) = decode_ops(request)
         table = self.tables[gid]
-        code, *info = (table.alter if op.type == OpType.ALTER_TOPIC else table.create)(*op.meta)
-        return code, info[0] if info else None
+        self.index += 1
+        altered = op.type == OpType.ALTER_TOPIC
+        code, *info = table.alter(self.index, *op.meta) if altered else table.create(*op.meta)
+        return int(str(code)), info[0] if info else None
 
     def alter(self, **settings: int | str | None) -> TopicInfo:
         return alter_topic(self.submit, len(self.tables), "t", settings)
@@ -112,13 +113,13 @@ def test_what_was_cut_short_is_ended_by_repeating_it_or_by_altering_nothing(call
         with pytest.raises(CutShort):
             groups.alter(retention_ms=5)
         made = groups.alter(**again)  # type: ignore[arg-type]
-        assert made.retention_ms == (5 if call or again else -1)
+        assert made.retention_ms == (5 if call > 1 or again else -1)
         assert groups.settings() == [made] * 3
 
 
 def test_creating_a_topic_whose_alteration_was_cut_short_says_so() -> None:
     groups = Groups()
-    groups.before[1] = fail
+    groups.before[2] = fail
     with pytest.raises(CutShort):
         groups.alter(retention_ms=5)
     with pytest.raises(TopicExists, match=r"group 1 than in group 0 .* alter it again"):
@@ -127,8 +128,9 @@ def test_creating_a_topic_whose_alteration_was_cut_short_says_so() -> None:
 
 def test_others_that_alter_all_the_time_end_in_an_error() -> None:
     groups = Groups(2)
+    topic = groups.tables[0].topics["t"]
     for call in range(100):
-        groups.before[call] = lambda n=call: groups.tables[0].alter("t", {"check_max": n + 1}) and None  # type: ignore[misc]
+        groups.before[call] = lambda: setattr(topic, "altered", topic.altered + 1)
     with pytest.raises(Overloaded):
         groups.alter(retention_ms=5)
 
@@ -167,23 +169,91 @@ def test_alterers_that_meet_leave_the_same_in_all_groups(
     assert groups.settings()[0] in ended
 
 
-def test_without_another_look_at_group_0_they_would_not() -> None:
-    class Blind(dict[str, Any]):
-        """Settings that look as if nobody had altered them."""
+def told_and_cut_short(enters: int, dies: int) -> list[TopicInfo]:
+    """One alterer comes in before the call ``enters`` of another one, who dies before its call ``dies``."""
+    groups = Groups()
 
-        def __eq__(self, other: object) -> bool:
-            return True
+    def come_in() -> None:
+        before, groups.before, calls = groups.before, {}, groups.calls
+        groups.alter(check_max=2)
+        groups.before, groups.calls = before, calls
 
-        __hash__ = None  # type: ignore[assignment]
+    groups.before = {dies: fail} | {enters: come_in}
+    with contextlib.suppress(CutShort):
+        groups.alter(retention_ms=5)
+    return groups.settings()
 
-    def altered(*arguments: Any) -> Any:
-        return Blind(real(*arguments))
 
-    real = topic_altering._altered
-    with pytest.MonkeyPatch.context() as patch, contextlib.suppress(Overloaded):
-        patch.setattr(topic_altering, "_altered", altered)
-        groups, _ = meeting(2, {"check_max": 1}, [(1, {"check_max": 2})])
-    assert len(set(groups.settings())) == 2, "group 1 has what group 0 had before"
+WAYS = [(enters, dies) for dies in range(1, 5) for enters in range(dies)]
+
+
+@pytest.mark.parametrize(("enters", "dies"), WAYS)
+def test_what_was_told_as_done_is_not_undone_by_who_was_slower_and_died(enters: int, dies: int) -> None:
+    assert {info.check_max for info in told_and_cut_short(enters, dies)} == {2}
+
+
+def test_planted_numbers_that_nobody_looks_at_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    alter = TopicTable.alter
+
+    def any_order(
+        self: TopicTable, index: int, name: str, settings: Mapping[str, int | str], number: int | None = None
+    ) -> list[object]:
+        topic = self.topics[name]
+        return alter(self, index, name, settings, topic.altered if self.gid == 0 else topic.altered + 1)
+
+    monkeypatch.setattr(TopicTable, "alter", any_order)
+    assert any({info.check_max for info in told_and_cut_short(*way)} != {2} for way in WAYS)
+
+
+@given(
+    count=st.integers(2, 3),
+    alterations=st.lists(st.tuples(values, st.integers(0, 5)), min_size=1, max_size=4),
+    late=st.lists(st.tuples(st.integers(0, 20), st.integers(0, 20))),
+)
+def test_copies_that_arrive_late_change_nothing(
+    count: int, alterations: list[tuple[Mapping[str, int], int]], late: list[tuple[int, int]]
+) -> None:
+    """One alterer after the other, some of whom die; of each request a copy may come at any later moment."""
+    groups, sent = Groups(count), list[tuple[int, bytes]]()
+    again = [(min(pair), max(pair)) for pair in late]
+
+    def submit(gid: int, request: bytes) -> tuple[int, Any]:
+        if len(sent) == dies:
+            raise CutShort
+        for first, at in again:
+            if at == len(sent) and first < at:
+                groups.submit(*sent[first])
+        sent.append((gid, request))
+        return groups.submit(gid, request)
+
+    ended = groups.made
+    for settings, calls in alterations:
+        dies = len(sent) + calls if calls else -1
+        with contextlib.suppress(CutShort):
+            ended = alter_topic(submit, count, "t", settings)
+    dies = -1
+    last = alter_topic(submit, count, "t", {"check_max": 9})
+    assert groups.settings() == [last] * count and last.check_max == 9
+    for request in sent:
+        groups.submit(*request)
+    assert groups.settings() == [last] * count
+    assert ended.name == "t"
+
+
+def test_a_topic_that_was_made_anew_is_not_altered_by_an_earlier_request() -> None:
+    groups, sent = Groups(2), list[tuple[int, bytes]]()
+
+    def submit(gid: int, request: bytes) -> tuple[int, Any]:
+        sent.append((gid, request))
+        return groups.submit(gid, request)
+
+    alter_topic(submit, 2, "t", {"retention_ms": 5})
+    for table in groups.tables:
+        table.delete("t")
+    create_topic(groups.submit, 2, "t", 4, {})
+    for request in sent:
+        groups.submit(*request)
+    assert groups.settings() == [groups.made] * 2
 
 
 def test_what_runs_already_goes_by_the_new_settings(tmp_path: Path) -> None:

@@ -33,7 +33,12 @@ from escrowmq.replication.format.codec import (
 from escrowmq.replication.state.capture import capture
 from escrowmq.replication.state.runs_file import encode_runs
 from escrowmq.replication.state.snapshot import encode
-from tests.support.fed_state import busy_state, busy_state_of_level_2, busy_state_of_level_3
+from tests.support.fed_state import (
+    busy_state,
+    busy_state_of_level_2,
+    busy_state_of_level_3,
+    state_with_a_numbered_alteration,
+)
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "operations.json"
 WHOLE = PrepareExtra("producer-1", [1, 2], 3, [17], True, 1_700_000_000_123)
@@ -47,6 +52,7 @@ DAMAGED = [
     "COMMIT version 2",
     "ROLLBACK version 3",
     "ALTER_TOPIC",
+    "ALTER_TOPIC version 2",
 ]
 ROWS = [encode_row(b"k", b"v", {"h": b"1"}, None), encode_row(None, b"", None, "tx")]
 
@@ -85,10 +91,13 @@ def samples() -> dict[str, str]:
         "ROLLBACK version 3": ops.rollback_branches("shop", ["a"], "home:1", [17]),
         "ALTER_TOPIC": ops.alter_topic("orders", {"retention_ms": 3_600_000, "on_check_exhausted": "hold"}),
     }
+    frames["ALTER_TOPIC version 2"] = ops.alter_topic("orders", {"check_max": 3}, 1_000)
     frames["command"] = encode_command([frames["MESSAGE"], frames["COMMIT"]], 2, 1_700_000_000_123)
     frames["snapshot"] = b"".join(encode(capture(busy_state().state, 3, ["a.runs"])))
     frames["snapshot version 2"] = b"".join(encode(capture(busy_state_of_level_2().state, 3, ["a.runs"])))
     frames["snapshot of level 3"] = b"".join(encode(capture(busy_state_of_level_3().state, 3, ["a.runs"])))
+    numbered = state_with_a_numbered_alteration()
+    frames["snapshot with a numbered alteration"] = b"".join(encode(capture(numbered.state, 3, ["a.runs"])))
     columns = tuple(array("Q", [i, i + 1]) for i in range(6))
     frames["run file"] = b"".join(encode_runs({7: columns}))
     return {name: data.hex() for name, data in frames.items()}

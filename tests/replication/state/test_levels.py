@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
@@ -18,7 +19,14 @@ from escrowmq.replication.state.capture import capture
 from escrowmq.replication.state.machine import LEVEL_MAX, StateMachine
 from escrowmq.replication.state.settings import BOUNDS, Settings, setting_problem
 from escrowmq.replication.state.snapshot import encode, restore
-from tests.support.fed_state import FedState, busy_state, busy_state_of_level_2, busy_state_of_level_3, dump
+from tests.support.fed_state import (
+    FedState,
+    busy_state,
+    busy_state_of_level_2,
+    busy_state_of_level_3,
+    dump,
+    state_with_a_numbered_alteration,
+)
 
 GOLDEN = json.loads((Path(__file__).parents[2] / "golden" / "operations.json").read_text())
 
@@ -40,13 +48,20 @@ def without_runs(state: StateMachine) -> dict[str, object]:
 
 
 @pytest.mark.parametrize(
-    ("name", "level"), [("snapshot", 1), ("snapshot version 2", 2), ("snapshot of level 3", 3)]
+    ("name", "level", "original"),
+    [
+        ("snapshot", 1, busy_state),
+        ("snapshot version 2", 2, busy_state_of_level_2),
+        ("snapshot of level 3", 3, busy_state_of_level_3),
+        ("snapshot with a numbered alteration", 3, state_with_a_numbered_alteration),
+    ],
 )
-def test_snapshots_of_all_levels_bring_back_the_state(name: str, level: int) -> None:
+def test_snapshots_of_all_levels_bring_back_the_state(
+    name: str, level: int, original: Callable[[], FedState]
+) -> None:
     state = restored(bytes.fromhex(GOLDEN[name]))
-    original = (busy_state, busy_state_of_level_2, busy_state_of_level_3)[level - 1]()
     assert state.level == level
-    assert without_runs(state) == without_runs(original.state)
+    assert without_runs(state) == without_runs(original().state)
 
 
 def test_a_state_of_level_1_writes_what_older_software_reads() -> None:
