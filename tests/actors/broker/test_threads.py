@@ -23,9 +23,23 @@ def group_of(method: str) -> str:
     return group
 
 
+def held_up() -> set[str]:
+    """What keeps clients alive and has no answer while all threads of some kind wait for the log."""
+    waiting = {group_of(method) for method in WAIT_FOR_THE_LOG}
+    return {method for method in KEEP_ALIVE if group_of(method) in waiting}
+
+
 def test_what_waits_for_the_log_shares_no_threads_with_what_keeps_clients_alive() -> None:
     """Sixteen commits that waited for a majority stopped all heartbeats, and with them the groups."""
-    assert {group_of(m) for m in WAIT_FOR_THE_LOG}.isdisjoint(group_of(m) for m in KEEP_ALIVE)
+    assert held_up() == set()
+
+
+@pytest.mark.parametrize("method", sorted(WAIT_FOR_THE_LOG))
+def test_planted_a_call_that_waits_among_the_others_is_found(
+    method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(getattr(Broker, method), "__ray_concurrency_group__", "control")
+    assert held_up() == KEEP_ALIVE
 
 
 def test_every_kind_of_call_has_its_threads(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from escrowmq.replication.format import ops
 from escrowmq.replication.format.codec import OpType, decode_command
 from escrowmq.replication.raft.proposals import COMMAND_BYTES_MAX
 from escrowmq.replication.replica import admission
-from escrowmq.replication.replica.replica import APART_S
+from escrowmq.replication.replica.replica import APART_S, Replica
 from tests.support.requests import message, prepare
 from tests.support.single import Single
 
@@ -111,4 +111,16 @@ def test_why_an_entry_was_refused_is_told_as_it_is(
     assert answers == [told]
     single.node.held = None
     assert single.submit(prepare(["a"])) == [[0]], "and the next one goes on"
+    single.close()
+
+
+def test_planted_refusals_of_one_kind_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A leader that calls every refusal a lack of leadership sends its clients away for ever."""
+    monkeypatch.setattr(Replica, "_refused", lambda self, reason, requests: self.not_leader())
+    single = start(tmp_path)
+    single.node.held = []
+    answers = single.send(prepare(["a"]))
+    ((_, done),) = single.node.held
+    done(DiskFull("the leader's disk is full"), False)
+    assert answers == [("not_leader", None, 1)], "not the disk, and of this very leader"
     single.close()
