@@ -16,6 +16,7 @@ from escrowmq.replication.format.segment_format import FILE_HEADER_SIZE
 from escrowmq.replication.format.wire import RaftMessage
 from escrowmq.replication.raft.node import RaftConfig, RaftNode
 from tests.sim.checks import Checker
+from tests.sim.collector import resting_collector
 from tests.sim.damage import a_majority_holds, mendable_entries
 from tests.sim.faultplan import Fault, draw_faults
 from tests.sim.faults import Faults
@@ -137,6 +138,11 @@ class Simulation:
 
     # -------------------------------------------------------------- the schedule
     def run(self) -> Figures:
+        with resting_collector():
+            self._run()
+        return self.figures()
+
+    def _run(self) -> None:
         world = self.world
         self.boot()
         world.later(0.5, self._act)
@@ -155,7 +161,6 @@ class Simulation:
         for replica in self.replicas:
             check_rebuilt(self, replica)
             check_tables(replica)
-        return self.figures()
 
     def boot(self) -> None:
         """Every replica starts within a moment."""

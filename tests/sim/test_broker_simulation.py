@@ -6,7 +6,6 @@ subject of tests/controls.
 
 from __future__ import annotations
 
-import gc
 from collections import Counter
 from collections.abc import Collection
 
@@ -33,14 +32,11 @@ def run(seed: int, kinds: Collection[str] | None = None) -> tuple[BrokerWorkload
     workload = BrokerWorkload()
     faults = None if kinds is None else aimed_faults(seed, CHAOS_S, kinds)
     simulation = Simulation(seed, Plan.of(seed), workload=workload, chaos_s=CHAOS_S, faults=faults)
-    gc.disable()  # as the runner does: it takes 7 % of a schedule
     try:
         simulation.run()
     except Violation as error:
         again = f"run({seed}, {kinds})" if kinds else f"make simulate SEEDS=1 SEED={seed}"
         raise AssertionError(f"seed {seed}: {error}; replay: {again}") from error
-    finally:
-        gc.enable()
     return workload, workload.coverage(simulation.fault_log)
 
 

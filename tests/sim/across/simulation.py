@@ -18,6 +18,7 @@ from escrowmq.replication.state.machine import LEVEL_MAX
 from tests.sim.across.scene import Scene
 from tests.sim.across.workload import AcrossWorkload, GroupWorkload
 from tests.sim.broker_app import BrokerApplication
+from tests.sim.collector import resting_collector
 from tests.sim.faultplan import EVERY, GROUP_WEIGHTS, Fault, draw_faults
 from tests.sim.faults import Faults
 from tests.sim.rebuild import check_now_and_then, check_rebuilt
@@ -158,7 +159,8 @@ class ManyGroups:
 
     def run(self) -> Figures:
         try:
-            self._run()
+            with resting_collector():
+                self._run()
         finally:
             self.workload.loop.close()
         return self.figures()
