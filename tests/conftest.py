@@ -1,42 +1,85 @@
-"""For every test: no deadline for Hypothesis' examples, and the order in which files begin.
+"""For every test: no deadline for Hypothesis' examples, which files share a worker, and which begin first.
 
 Hypothesis judges what an example does, never how long a busy machine took for it.
 """
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
 
+if TYPE_CHECKING:
+    from xdist.remote import Producer
+    from xdist.scheduler import LoadFileScheduling
+
 settings.register_profile("here", deadline=None)
 settings.load_profile("here")
 
-#: Files that take a minute or more, the longest first. A worker takes whole files, so one of these that came
-#: last would run alone for as long as it takes.
+#: The longest first: what came last would run alone. Behind them, what needs no cluster of the worker's own
+#: stands before what shares one, which costs a sixth of a core for as long as it runs.
 LONGEST_FIRST = (
     "spark_trials/test_slice.py",
-    "chaos/test_slice.py",
     "integration/test_spark_sessions.py",
-    "integration/test_spark_stream.py",
     "integration/test_spark_batch.py",
-    "integration/test_demo.py",
-    "integration/test_examples.py",
+    "integration/test_spark_stream.py",
     "integration/test_spark_sink.py",
-    "test_packaging.py",
-    "integration/test_spark_examples.py",
+    "integration/test_spark_dataframes.py",
+    "chaos/test_slice.py",
+    "integration/test_demo.py",
+    "integration/test_hardened_cluster.py",
     "integration/test_three_nodes.py",
     "integration/test_ghost.py",
+    "test_packaging.py",
+    "integration/test_ray_cluster_yaml.py",
+    "integration/test_spark_examples.py",
     "sim/test_broker_simulation.py",
     "sim/test_simulation.py",
     "sim/across/test_across.py",
-    "sim/test_ghosts.py",
     "controls/test_controls.py",
+    "sim/test_ghosts.py",
+    "sim/test_campaign.py",
+    "sim/test_member_changes.py",
 )
+#: One worker takes these one after the other: they share a Ray, a cluster, and a JVM with a session of Spark.
+ON_ONE_WORKER = (
+    "tests/integration/test_spark_sessions.py",
+    "tests/integration/test_spark_batch.py",
+    "tests/integration/test_spark_stream.py",
+    "tests/integration/test_spark_sink.py",
+    "tests/integration/test_spark_dataframes.py",
+)
+#: Each test of these stands for itself, and together they take longer than anything else.
+ONE_BY_ONE = ("tests/controls/test_controls.py",)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     here = Path(__file__).parent
     rank = {here / name: at for at, name in enumerate(LONGEST_FIRST)}
     items.sort(key=lambda item: rank.get(item.path, len(rank)))
+
+
+def pytest_collection_finish() -> None:
+    """What is imported by now stays, and need not be looked at by every collection of garbage."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadFileScheduling | None:
+    """``--dist loadfile``, but for the files above."""
+    if config.getvalue("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class Scheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = super()._split_scope(nodeid)
+            if file in ONE_BY_ONE:
+                return nodeid
+            return ON_ONE_WORKER[0] if file in ON_ONE_WORKER else file
+
+    return Scheduling(config, log)
