@@ -6,6 +6,9 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .PHONY: test-long spark-trials controls help demo test lint simulate campaign bench stored bench-spark walk load chaos fuzz spark-nodes
 
+# The tests start hundreds of processes: what one of them has compiled, the others need not.
+unexport PYTHONDONTWRITEBYTECODE
+
 BIN := .venv/bin
 STAMP := .venv/.installed
 
@@ -32,7 +35,11 @@ help: ## this list
 demo: $(STAMP) ## orders through escrow while things are being killed; Spark checks the result (4 minutes)
 	$(BIN)/escrowmq demo
 
-test: lint ## everything: lint, types, layers, then the fast tests, then real Ray and Spark (24 minutes on two cores)
+# Collecting compiles the tests once for all workers, on the core that the linters leave free. What it cannot
+# collect, the tests tell.
+test: $(STAMP) ## everything: lint, types, layers, then the fast tests, then real Ray and Spark (24 minutes on two cores)
+	@$(BIN)/python -m pytest --collect-only -qq > /dev/null & collecting=$$!; \
+	$(MAKE) --no-print-directory lint; result=$$?; wait $$collecting || true; exit $$result
 	$(BIN)/python -m pytest -m "not ray and not spark and not slow and not long" -n $(FAST_JOBS) $(IN_ORDER) --durations=30
 	$(BIN)/python -m pytest -m "(ray or spark or slow) and not long" -n $(JOBS) $(IN_ORDER) --durations=60
 
