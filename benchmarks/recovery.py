@@ -61,7 +61,7 @@ def _leader(folder: Path) -> Parts:
         config=BrokerConfig(segment_bytes=SEGMENT_BYTES),
         identity=Identity(cluster_id="bench", group=0, replica=0),
         groups=1,
-        replicas=1,
+        founders=1,
         data_dir=folder,
         listen_host="127.0.0.1",
         secret=b"only for this benchmark",

@@ -16,8 +16,11 @@ import enum
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 ReplicaKey = tuple[int, int]
+#: Of no group is it known who votes.
+NOT_KNOWN: Mapping[int, Sequence[Collection[int]]] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,15 +118,17 @@ def decide(
     nodes: Sequence[Node],
     now: float,
     replace_after_s: float,
+    voters: Mapping[int, Sequence[Collection[int]]] = NOT_KNOWN,
 ) -> list[ReplicaStart]:
-    """What to start now. At most one move per group at a time."""
+    """What to start now. At most one move per group at a time. ``voters``: by group, who votes in each
+    configuration of members that may be in force; every seat votes in a group that is not named there."""
     by_name = {node.name: node for node in nodes}
     starts: list[ReplicaStart] = []
     for key, seat in seats.items():
         state = seen[key]
         home = by_name.get(seat.node)
         if state.condition is Condition.SUPERSEDED and home is not None:
-            if _may_move(seat, seats, seen, starts):
+            if _may_move(seat, seats, seen, starts, voters):
                 number = 1 + max(seat.incarnation, state.superseded_by or 0)
                 moved = replace(seat, incarnation=number)
                 starts.append(ReplicaStart(moved, home, moved=True, replaces=True))
@@ -134,7 +139,9 @@ def decide(
             starts.append(ReplicaStart(seat, home))
             continue
         missing = state.node_missing_since
-        if missing is None or now - missing < replace_after_s or not _may_move(seat, seats, seen, starts):
+        if missing is None or now - missing < replace_after_s:
+            continue
+        if not _may_move(seat, seats, seen, starts, voters):
             continue
         free = [node for node in nodes if not _sits_at(seat.gid, node.name, seats)]
         if free:
@@ -149,19 +156,28 @@ def _may_move(
     seats: Mapping[ReplicaKey, Seat],
     seen: Mapping[ReplicaKey, Seen],
     starts: Sequence[ReplicaStart],
+    voters: Mapping[int, Sequence[Collection[int]]],
 ) -> bool:
-    """One move of a group at a time, and only while its others are well."""
+    """One move of a group at a time, and only while its others are well, whatever configuration is in
+    force."""
     under_way = any(start.moved and start.seat.gid == seat.gid for start in starts)
-    return not under_way and _others_are_well(seat, seats, seen)
+    everybody = [rid for gid, rid in seats if gid == seat.gid]
+    possible = voters.get(seat.gid) or [everybody]
+    return not under_way and all(_others_are_well(seat, among, seen) for among in possible)
 
 
-def _others_are_well(seat: Seat, seats: Mapping[ReplicaKey, Seat], seen: Mapping[ReplicaKey, Seen]) -> bool:
-    """Whether the others alone are a majority of full members, so that nothing acknowledged is lost with this
-    one. A learner does not count: it may wait for what only this one knows, and could not elect a leader.
+def _others_are_well(seat: Seat, voters: Collection[int], seen: Mapping[ReplicaKey, Seen]) -> bool:
+    """Whether the other voters alone are a majority of full members, so that nothing acknowledged is lost
+    with this one. A learner does not count: it may wait for what only this one knows, and could not elect a
+    leader. Nor does a replica that holds a copy and does not vote yet. So none of two voters ever starts
+    empty: it would wait for the other one to lead, which that could not without its vote.
+
+    One that does not vote is not moved: empty, and as a further incarnation, it would wait for all voters,
+    and so for the one that it is to replace. It is dropped, and another number takes its place.
     """
-    group = [key for key in seats if key[0] == seat.gid]
-    running = sum(seen[key].condition is Condition.RUNNING for key in group if key != seat.key)
-    return running * 2 > len(group)
+    others = [seen.get((seat.gid, rid)) for rid in voters if rid != seat.rid]
+    running = sum(other is not None and other.condition is Condition.RUNNING for other in others)
+    return seat.rid in voters and running * 2 > len(voters)
 
 
 def _sits_at(gid: int, node: str, seats: Mapping[ReplicaKey, Seat]) -> bool:

@@ -23,6 +23,7 @@ from escrowmq.actors.broker.broker import Broker  # noqa: F401  (so that a worke
 from escrowmq.actors.broker.config import BrokerConfig
 from escrowmq.actors.client.topology import SUPERVISOR, ClusterInfo
 from escrowmq.cluster.cluster_dir import ClusterDir
+from escrowmq.cluster.group_members import newest, possible_voters, to_be_told
 from escrowmq.cluster.head import HEAD_RESOURCE, HEAD_SHARE, head_of
 from escrowmq.cluster.leftovers import leftovers, remove_all
 from escrowmq.cluster.placement import Condition, Node, ReplicaKey, decide, found_seats
@@ -30,6 +31,7 @@ from escrowmq.cluster.secret import Secret
 from escrowmq.cluster.settings import ClusterSettings, SupervisorSettings
 from escrowmq.cluster.survey import adopted, refuse_existing, survey
 from escrowmq.cluster.watch import StartFailure, Track, Watch, live_nodes
+from escrowmq.replication.calling.answers import MembersReport
 from escrowmq.replication.calling.backoff import Backoff
 from escrowmq.replication.calling.patience import Patience, patiently
 from escrowmq.replication.carried_settings import by_name, from_names, names_of, passed_over, unpack_names
@@ -104,6 +106,7 @@ class Supervisor:
         self._news = threading.Condition(self._lock)
         self._tracks: dict[ReplicaKey, Track] = {}
         self._nodes: list[Node] = []
+        self._members: dict[int, MembersReport] = {}  # by group, the newest that was ever seen
         self._dir: ClusterDir | None = None
         self._watch: Watch | None = None
         self._problem: StartFailure | None = None
@@ -152,6 +155,16 @@ class Supervisor:
     def group_founded(self, gid: int) -> bool:
         """Whether the group has once had a leader; a replica with an empty directory asks."""
         return self._dir is not None and gid in self._dir.record.founded
+
+    def members_of(self, gid: int) -> MembersReport | None:
+        """Of one group, as the newest configuration has them that was ever seen; clients ask that find no
+        leader. None: not known yet."""
+        return self._members.get(gid)
+
+    def seated(self) -> dict[int, list[int]]:
+        """By group: the numbers of its replicas. Empty until the cluster is founded."""
+        seats = {} if self._dir is None else self._dir.record.seats
+        return {gid: [rid for of, rid in seats if of == gid] for gid, _ in seats}
 
     def leftovers(self, remove: bool = False) -> list[dict[str, Any]]:
         """Directories of replicas that were replaced, on the nodes that are up: the fields of ``Leftover``.
@@ -238,7 +251,11 @@ class Supervisor:
         self._note_founded(self._dir)
         seats = {key: track.seat for key, track in self._tracks.items()}
         seen = {key: track.seen() for key, track in self._tracks.items()}
-        for start in decide(seats, seen, nodes, time.monotonic(), self._plan.settings.replace_after_s):
+        reports = [track.status for track in self._tracks.values()]
+        self._tell_members(watch, newest(reports))
+        voters = possible_voters(reports)
+        late_s = self._plan.settings.replace_after_s
+        for start in decide(seats, seen, nodes, time.monotonic(), late_s, voters):
             if self._stopping.is_set():
                 return
             if start.moved:
@@ -252,7 +269,19 @@ class Supervisor:
                 )
                 self._dir.keep(self._dir.record.with_seats([start.seat]))
             founded = start.seat.incarnation > 0 or start.seat.gid in self._dir.record.founded
-            watch.start(self._tracks[start.seat.key], start, founded)
+            known = self._members.get(start.seat.gid)
+            watch.start(self._tracks[start.seat.key], start, founded, () if known is None else known.all)
+
+    def _tell_members(self, watch: Watch, known: dict[int, MembersReport]) -> None:
+        """Tell replicas that were away, or are being repaired, who is a member by now."""
+        for gid, members in known.items():
+            before = self._members.get(gid)
+            if before is None or members.version > before.version:
+                self._members[gid] = members
+        for track in self._tracks.values():
+            there = self._members.get(track.seat.gid)
+            if there is not None and to_be_told(track.status, there):
+                watch.tell(track, there)
 
     def _note_founded(self, directory: ClusterDir) -> None:
         """Keep in mind for ever which groups have had a leader."""

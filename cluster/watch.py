@@ -25,7 +25,7 @@ from escrowmq.actors.client.topology import ClusterInfo, broker_name
 from escrowmq.cluster.placement import Condition, Node, ReplicaStart, Seat, Seen, unique_names
 from escrowmq.cluster.secret import Secret
 from escrowmq.cluster.settings import SupervisorSettings
-from escrowmq.replication.calling.answers import ReplicaReport
+from escrowmq.replication.calling.answers import MembersReport, ReplicaReport
 from escrowmq.replication.calling.backoff import Backoff
 from escrowmq.replication.net.tls import TlsFiles
 
@@ -156,10 +156,19 @@ class Watch:
             track.failed_starts += 1
             log.warning("%s cannot start: %s", broker_name(*track.seat.key), track.failure.text)
 
-    def start(self, track: Track, start: ReplicaStart, founded: bool) -> None:
+    def tell(self, track: Track, members: MembersReport) -> None:
+        """Tell a replica that answers who is a member of its group."""
+        if track.handle is None or track.condition is Condition.SILENT:
+            return
+        # Gone meanwhile, or of an earlier version.
+        with contextlib.suppress(AttributeError, ray.exceptions.RayError):
+            track.handle.told.remote(members.version, list(members.all))
+
+    def start(self, track: Track, start: ReplicaStart, founded: bool, members: Sequence[int] = ()) -> None:
         """Create the replica on its node, by hard affinity: its data are there and nowhere else.
 
-        ``founded``: its group has once had a leader, so an empty directory is a lost one.
+        ``founded``: its group has once had a leader, so an empty directory is a lost one. ``members``: of its
+        group, as far as they are known.
         """
         seat, node = start.seat, start.node
         if start.replaces and track.handle is not None:
@@ -180,6 +189,7 @@ class Watch:
                 self.tls,
                 incarnation=seat.incarnation,
                 founded=founded,
+                members=members,
                 scheduling_strategy=NodeAffinitySchedulingStrategy(node.node_id, soft=False),
             )
         except ValueError:  # the name is still taken: found by the next look

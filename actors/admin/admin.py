@@ -19,6 +19,7 @@ from escrowmq.actors.admin.trimming import PartitionTrim, carry_out, plan_trim
 from escrowmq.actors.admin.types import (
     ClusterStatus,
     GroupDescription,
+    GroupMembers,
     PartitionDescription,
     TopicDescription,
     TransactionDescription,
@@ -29,6 +30,7 @@ from escrowmq.actors.client.replica_calls import ReplicaCalls
 from escrowmq.actors.client.router import Router, result_of
 from escrowmq.actors.client.topology import ClusterInfo
 from escrowmq.actors.consumer.offsets import OffsetReader
+from escrowmq.replication.calling.answers import MembersReport
 from escrowmq.replication.errors import UnknownTopic
 from escrowmq.replication.format import ops
 from escrowmq.replication.model import (
@@ -46,6 +48,19 @@ def _known(place: P | UnknownTopic) -> P:
     if isinstance(place, UnknownTopic):
         raise place
     return place
+
+
+def _members(gid: int, leader: int | None, found: MembersReport) -> GroupMembers:
+    return GroupMembers(
+        gid,
+        leader,
+        found.version,
+        tuple(found.voters),
+        tuple(found.learners),
+        found.highest + 1,
+        found.change_id,
+        found.applied,
+    )
 
 
 class Admin(Closing):
@@ -219,6 +234,16 @@ class Admin(Closing):
         return describe_groups(self._router, self._offsets, groups, self._timeout_s)
 
     # ------------------------------------------------------------ the cluster
+
+    def members(self) -> tuple[GroupMembers, ...]:
+        """Who belongs to each broker group, as its leader knows it. Raises Unavailable."""
+        asked = [
+            self._router.leader_call(gid, "members", timeout_s=self._timeout_s)
+            for gid in range(self.info.groups)
+        ]
+        found = [result_of(future, self._timeout_s) for future in asked]
+        leaders = [channel.leader for channel in self._router.channels]
+        return tuple(map(_members, range(self.info.groups), leaders, found))
 
     def change_settings(self, **values: int) -> dict[str, int]:
         """Changes replicated settings in every broker group, and returns all that are in force.

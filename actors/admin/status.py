@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from typing import Any
@@ -31,21 +31,37 @@ COUNTED = ("pushed", "followed", "presumed", "forgotten", "against_home")
 def cluster_status(
     router: Router, feedback: FeedbackProcesses | None = None, wait_s: float = STATUS_WAIT_S
 ) -> ClusterStatus:
-    """The status of all replicas and feedback processes after at most ``wait_s``."""
+    """The status of all replicas and feedback processes after at most ``wait_s``; half as long again where
+    replicas have come since the group's beginning, who are asked once the others have told of them."""
     info = router.info
-    asked = {
-        (gid, rid): router.replica_call(gid, rid, "status")
-        for gid in range(info.groups)
-        for rid in range(info.replicas)
-    }
+    first = [(gid, rid) for gid in range(info.groups) for rid in range(info.replicas)]
     deadline = time.monotonic() + wait_s
+    asked = _ask(router, first)
     asked_feedback = None if feedback is None else feedback.ask(wait_s / 2)
     found = {key: _answer(future, deadline) for key, future in asked.items()}
+    members = {gid: _members([found[gid, rid] for rid in range(info.replicas)]) for gid in range(info.groups)}
+    later = _ask(router, [(g, r) for g, told in members.items() for r in told if (g, r) not in found])
+    patience = max(deadline, time.monotonic() + wait_s / 2) if later else deadline
+    found |= {key: _answer(future, patience) for key, future in later.items()}
     return ClusterStatus(
         info.cluster_id,
-        tuple(_group(gid, [found[gid, rid] for rid in range(info.replicas)]) for gid in range(info.groups)),
+        tuple(
+            _group(gid, {rid: found[gid, rid] for rid in told or range(info.replicas)})
+            for gid, told in members.items()
+        ),
         () if asked_feedback is None else _feedback(asked_feedback, deadline),
     )
+
+
+def _ask(router: Router, replicas: Sequence[tuple[int, int]]) -> dict[tuple[int, int], Future[Any]]:
+    return {(gid, rid): router.replica_call(gid, rid, "status") for gid, rid in replicas}
+
+
+def _members(reports: Sequence[ReplicaReport | None]) -> tuple[int, ...]:
+    """The members in the newest configuration that one of these has, in their order; (): nobody says."""
+    told = [report.members for report in reports if report is not None and report.members is not None]
+    newest = max(told, key=lambda members: members.version, default=None)
+    return () if newest is None else tuple(sorted(newest.all))
 
 
 def _feedback(asked: Future[ShardReports], deadline: float) -> tuple[FeedbackStatus, ...] | None:
@@ -86,8 +102,8 @@ def _replica(gid: int, rid: int, answer: ReplicaReport | None) -> ReplicaStatus:
     )
 
 
-def _group(gid: int, reports: Sequence[ReplicaReport | None]) -> GroupStatus:
-    replicas = tuple(_replica(gid, rid, report) for rid, report in enumerate(reports))
+def _group(gid: int, reports: Mapping[int, ReplicaReport | None]) -> GroupStatus:
+    replicas = tuple(_replica(gid, rid, report) for rid, report in reports.items())
     # A deposed leader that nobody has told yet may still call itself one: the highest term counts.
     leaders = [replica for replica in replicas if replica.role == "leader"]
     newest = max(leaders, key=lambda replica: replica.term, default=None)
@@ -99,7 +115,7 @@ def _group(gid: int, reports: Sequence[ReplicaReport | None]) -> GroupStatus:
         max((replica.term for replica in replicas), default=0),
         replicas,
         0 if own is None else own.level,
-        None if own is None or own.across is None else _counted(own.across, reports),
+        None if own is None or own.across is None else _counted(own.across, list(reports.values())),
         None if own is None else own.given_ids,
     )
 

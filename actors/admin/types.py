@@ -80,6 +80,25 @@ class GroupDescription:
 
 
 @dataclass(frozen=True, slots=True)
+class GroupMembers:
+    """Who belongs to a broker group: replica numbers, as its leader's log has them.
+
+    ``version`` grows with every change. ``learners`` hold copies and do not vote yet. ``next_replica``: the
+    number of whoever comes next; those below it are never used again. ``change_id``: of the last change.
+    ``applied``: it is committed for sure.
+    """
+
+    group: int
+    leader: int | None
+    version: int
+    voters: tuple[int, ...]
+    learners: tuple[int, ...]
+    next_replica: int
+    change_id: str
+    applied: bool
+
+
+@dataclass(frozen=True, slots=True)
 class ReplicaStatus:
     """One replica. Not ``reachable``: it gave no answer in time, and all else is unknown."""
 

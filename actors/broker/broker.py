@@ -36,6 +36,7 @@ from escrowmq.replication.calling.answers import (
     FetchEnds,
     Leadership,
     LevelReport,
+    MembersReport,
     ReplicaReport,
     Reply,
 )
@@ -72,11 +73,12 @@ class Broker:
         tls: TlsFiles | bytes | None = None,
         incarnation: int = 0,
         founded: bool = False,
+        members: Sequence[int] = (),
     ) -> None:
         """``info``, ``config``, ``tls``: as bytes (``pack_settings``), or as supervisors of earlier versions
         gave them, which Ray keeps. ``data_dir`` is this replica's own. ``incarnation``: how often it was
-        replaced before. ``founded``: the group has once had a leader. Raises DataDirLocked, DataDirMismatch,
-        UnknownVersion."""
+        replaced before. ``founded``: the group has once had a leader. ``members``: the group's, where they
+        are not those of its beginning. Raises DataDirLocked, DataDirMismatch, UnknownVersion."""
         # The tables are long-lived tuples without cycles: rare collections, or a full one would stop the
         # replica for as long as an election takes once a million transactions are open.
         gc.set_threshold(200_000, 50, 1_000)
@@ -89,16 +91,18 @@ class Broker:
                 config=unpack_settings(BrokerConfig, config, self._report),
                 identity=Identity(info.cluster_id, gid, rid, incarnation),
                 groups=info.groups,
-                replicas=info.replicas,
+                founders=info.replicas,
                 data_dir=Path(data_dir),
                 listen_host=listen_host,
                 secret=secret,
                 resolve=peers.resolve,
                 source=peers,
-                levels=peers.levels,
+                levels=lambda: peers.levels((rid, *map(int, self._host.setup.peers))),
                 # A process that Ray has started again was told what was so when it was made.
                 founded=lambda: founded or peers.group_founded(),
                 report=self._report,
+                told=tuple(members),
+                ask_members=peers.members,
                 tls=None if tls is None else unpack_settings(TlsFiles, tls, self._report),
             )
         )
@@ -276,6 +280,29 @@ class Broker:
             across=across,
         )
 
+    # -------------------------------------------------------------- members
+
+    @ray.method(concurrency_group="peer")
+    def members(self) -> MembersReport:
+        """Of this group, as this replica's log has them."""
+        return self._running().members.members()
+
+    @ray.method(concurrency_group="peer")
+    def told(self, epoch: int, members: Sequence[int]) -> None:
+        """The supervisor knows of members that this replica may not know yet. Noted from the first moment
+        on: a replica that is being opened may need them."""
+        parts = self._parts
+        if parts is None:
+            self._host.setup.peers.tell(epoch, [str(rid) for rid in members])
+        else:
+            with contextlib.suppress(Closed, TimeoutError):
+                parts.members.told(epoch, members)
+
+    @ray.method(concurrency_group="control")
+    def change_members(self, change_id: str, add: Sequence[int], remove: Sequence[int]) -> Reply:
+        """One step of a change; asked again with the same id until it says DONE."""
+        return self._led(lambda parts: parts.members.change(change_id, add, remove))
+
     @ray.method(concurrency_group="peer")
     def about(self) -> dict[str, Any]:
         """The fields of ClusterInfo, for clients that begin while the supervisor is away; ``reconnect_s``:
@@ -380,6 +407,7 @@ def start_broker(
     *,
     incarnation: int = 0,
     founded: bool = False,
+    members: Sequence[int] = (),
     **options: Any,
 ) -> Any:
     """Create the named, detached actor and return its handle; ``options`` add to or replace Ray's.
@@ -408,5 +436,5 @@ def start_broker(
     actor = remote(concurrency_groups=groups)(Broker).options(**settings)
     return actor.remote(
         *(pack_settings(info), gid, rid, pack_settings(config), data_dir, listen_host, secret),
-        *(None if tls is None else pack_settings(tls), incarnation, founded),
+        *(None if tls is None else pack_settings(tls), incarnation, founded, tuple(members)),
     )

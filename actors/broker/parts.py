@@ -5,6 +5,7 @@ from __future__ import annotations
 from escrowmq.actors.broker.group_service import GroupService
 from escrowmq.replication.host.due_checks import DueChecks
 from escrowmq.replication.host.inspection import Inspection
+from escrowmq.replication.host.member_changes import MemberChanges
 from escrowmq.replication.host.offers import Offers
 from escrowmq.replication.host.reads import Reads
 from escrowmq.replication.host.requests import Requests
@@ -22,5 +23,6 @@ class Parts:
         self.due_checks = DueChecks(running)
         self.inspection = Inspection(running)
         self.watching = Watching(running)
+        self.members = MemberChanges(running)
         self.offers = Offers(running)
         self.groups = GroupService.over(running, self.reads, self.requests)

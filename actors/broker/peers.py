@@ -6,6 +6,7 @@ the caller asks again.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import ray
@@ -58,17 +59,30 @@ class RayPeers:
         answer: bool | None = self._ask(peer, "founded")
         return answer
 
-    def levels(self) -> list[LevelReport | None]:
-        """The format level of every replica of every group; None: no answer, or older software."""
-        calls = [
-            self._ask_level(gid, rid)
-            for gid in range(self._info.groups)
-            for rid in range(self._info.replicas)
-        ]
-        under_way = [call for call in calls if call is not None]
+    def members(self) -> Iterable[int]:
+        """Of this group, by number, as the supervisor knows them; () if it does not answer."""
+        return self._seated().get(self._gid, ())
+
+    def _seated(self) -> Mapping[int, Sequence[int]]:
+        """By group: the numbers of its replicas, as the supervisor has placed them; {}: no answer."""
+        try:
+            supervisor: Any = ray.get_actor(SUPERVISOR, namespace=self._info.namespace)
+            found: Mapping[int, Sequence[int]] = ray.get(supervisor.seated.remote(), timeout=ASK_S)
+            return found
+        except (ValueError, AttributeError, ray.exceptions.RayError, ray.exceptions.GetTimeoutError):
+            return {}
+
+    def levels(self, own_group: Sequence[int]) -> dict[tuple[int, int], LevelReport | None]:
+        """The format level of every replica of every group; None: no answer, or older software.
+        ``own_group``: this group's members; those of others are the supervisor's to know."""
+        seated = self._seated() if self._info.groups > 1 else {}
+        members = {gid: seated.get(gid) or range(self._info.replicas) for gid in range(self._info.groups)}
+        members[self._gid] = own_group
+        calls = {(gid, rid): self._ask_level(gid, rid) for gid, rids in members.items() for rid in rids}
+        under_way = [call for call in calls.values() if call is not None]
         if under_way:
             ray.wait(under_way, num_returns=len(under_way), timeout=ASK_S)
-        return [None if call is None else _answered(call) for call in calls]
+        return {key: None if call is None else _answered(call) for key, call in calls.items()}
 
     def _ask_level(self, gid: int, rid: int) -> Any | None:
         try:

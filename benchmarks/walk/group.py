@@ -88,7 +88,7 @@ class Group:
             config=BROKER,
             identity=Identity("walk", 0, rid),
             groups=1,
-            replicas=REPLICAS,
+            founders=REPLICAS,
             data_dir=folder / f"r{rid}",
             listen_host="127.0.0.1",
             secret=b"w" * 32,

@@ -11,6 +11,7 @@ from escrowmq.cluster.cli.failing import Commands
 from escrowmq.cluster.cli.groups import app as groups
 from escrowmq.cluster.cli.leftovers import leftovers
 from escrowmq.cluster.cli.lifecycle import demo, down, status, up
+from escrowmq.cluster.cli.members import members
 from escrowmq.cluster.cli.producing import produce
 from escrowmq.cluster.cli.settings import settings
 from escrowmq.cluster.cli.topics import app as topics
@@ -45,7 +46,7 @@ def top(
     """EscrowMQ: a transactional message broker on Ray."""
 
 
-for command in (up, down, status, leftovers, demo, produce, consume, settings):
+for command in (up, down, status, leftovers, members, demo, produce, consume, settings):
     app.command()(command)
 app.add_typer(topics, name="topic")
 app.add_typer(transactions, name="txn")

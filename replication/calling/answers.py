@@ -243,6 +243,39 @@ class PeerReport(Carried, frozen=True):
     match_index: int
 
 
+class MembersReport(Carried, frozen=True, kw_only=True):
+    """A group's members by their numbers, as one replica has them.
+
+    ``version`` grows with every change, and is the epoch of the list. ``learners`` hold copies and do not
+    vote yet. ``highest``: the highest number that any member ever had; whoever comes next has a higher one.
+    ``change_id``: of the change that led here, "" in a group that never was changed. ``applied``: it is
+    committed for sure.
+    """
+
+    version: int
+    voters: Sequence[int]
+    learners: Sequence[int] = ()
+    highest: int = -1
+    change_id: str = ""
+    applied: bool = True
+
+    @property
+    def all(self) -> tuple[int, ...]:
+        """Voters and learners."""
+        return (*self.voters, *self.learners)
+
+
+class StepTaken(NamedTuple):
+    """What a leader has done for a change of members; the caller asks again until ``act`` is "DONE".
+
+    ``act``: the name of an ``Act`` of replication/raft/members.py; ``replica``: whom it is about, -1: nobody.
+    """
+
+    act: str
+    replica: int
+    members: MembersReport
+
+
 class ScrubReport(Carried, frozen=True, kw_only=True):
     """How a replica looks after what it has stored. Times in ms since the epoch, 0: never.
 
@@ -302,8 +335,8 @@ class ReplicaReport(Carried, frozen=True, kw_only=True):
     why the last attempt to start it failed. ``recovered_index``: what its snapshot held when it started.
     ``waiting``: requests that are in no log entry yet. ``learner``: it has lost its log and neither votes nor
     counts for a majority yet. ``superseded_by``: the incarnation that took its place; it never runs again.
-    ``level``: the format level that its state has reached, 0 where nothing runs. ``scrub``, ``across`` and
-    ``given_ids``: None where nothing runs.
+    ``level``: the format level that its state has reached, 0 where nothing runs. ``scrub``, ``across``,
+    ``given_ids`` and ``members``: None where nothing runs.
     """
 
     gid: int
@@ -337,3 +370,4 @@ class ReplicaReport(Carried, frozen=True, kw_only=True):
     level: int = 0
     across: AcrossReport | None = None
     given_ids: GivenIdsReport | None = None
+    members: MembersReport | None = None

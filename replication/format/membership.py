@@ -21,6 +21,8 @@ VERSION: Final = 1
 VOTERS_MAX: Final = 7
 #: Replicas that are being filled. Each costs the leader's disk and network a whole copy.
 LEARNERS_MAX: Final = 2
+#: Characters of the id of a change.
+CHANGE_ID_MAX: Final = 200
 _HEAD: Final = bytes((MEMBERSHIP, VERSION, 0, 0))
 _NUMBER = re.compile(r"\d{1,9}\Z", re.ASCII)
 _NOT_MSGPACK = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
@@ -58,7 +60,7 @@ class _Wire(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     version: Annotated[int, msgspec.Meta(ge=1, le=(1 << 63) - 1)]
     voters: Annotated[list[str], msgspec.Meta(min_length=1, max_length=VOTERS_MAX)]
     learners: Annotated[list[str], msgspec.Meta(max_length=LEARNERS_MAX)]
-    change_id: Annotated[str, msgspec.Meta(max_length=200)]
+    change_id: Annotated[str, msgspec.Meta(max_length=CHANGE_ID_MAX)]
     highest: Annotated[int, msgspec.Meta(ge=-1, le=(1 << 31) - 1)]
 
 

@@ -70,9 +70,10 @@ class Driver:
         use_uvloop: bool = True,
         tls: TlsFiles | None = None,
         marks: Incarnations | None = None,
+        old_peers: bool = True,
     ) -> None:
         """``fatal(error)`` must end the process; ``after_tick`` runs in the loop after every tick.
-        ``marks``: the incarnations of the peers (None: kept in memory).
+        ``marks``: the incarnations of the peers (None: kept in memory). ``old_peers``: see TcpTransport.
 
         Raises ConfigError for ``tls`` files that are of no use.
         """
@@ -84,7 +85,15 @@ class Driver:
         self._helpers = ThreadPoolExecutor(2, thread_name_prefix=f"resolve-{identity.replica}")
         self.marks = Incarnations() if marks is None else marks
         self._transport = TcpTransport(
-            identity, peers, secret, resolve, self, self._helpers, gate=self.marks, tls=certificate
+            identity,
+            peers,
+            secret,
+            resolve,
+            self,
+            self._helpers,
+            gate=self.marks,
+            tls=certificate,
+            old_peers=old_peers,
         )
         self._name = f"replica {identity.replica} of group {identity.group}"
         self._node: RaftNode | None = None

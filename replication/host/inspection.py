@@ -23,6 +23,7 @@ from escrowmq.replication.calling.answers import (
     ScrubReport,
 )
 from escrowmq.replication.errors import Closed
+from escrowmq.replication.host.member_changes import report_of
 from escrowmq.replication.host.running import RunningReplica
 from escrowmq.replication.model import OpenTransaction, TransactionState
 from escrowmq.replication.state.machine import StateMachine
@@ -151,6 +152,7 @@ class Inspection:
                 level=state.level,
                 across=_across(state),
                 given_ids=_given_ids(state),
+                members=report_of(running),
             )
 
         try:

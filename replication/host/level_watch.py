@@ -7,9 +7,10 @@ new cluster takes a moment, and in one that is being upgraded as long as the upg
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 
 from escrowmq.replication.calling.answers import LevelReport
+from escrowmq.replication.host.replica_setup import AskLevels
 from escrowmq.replication.replica.levels import next_level
 from escrowmq.replication.replica.replica import Replica
 from escrowmq.replication.state.machine import LEVEL_MAX
@@ -27,14 +28,13 @@ class LevelWatch:
     def __init__(
         self,
         replica: Replica,
-        replicas: int,
         *,
         leads: Callable[[], bool],
         later: Callable[[Callable[[], None]], None],
-        ask: Callable[[], Sequence[LevelReport | None]],
+        ask: AskLevels,
         report: Callable[[str], None],
     ) -> None:
-        self._replica, self._replicas = replica, replicas
+        self._replica = replica
         self._leads, self._later, self._ask, self._report = leads, later, ask, report
         self._stop = threading.Event()
 
@@ -53,7 +53,8 @@ class LevelWatch:
             if not self._leads():
                 pause_s = ASK_S
                 continue
-            reports = self._ask()
+            found = self._ask()
+            reports = list(found.values())
             if next_level(self._replica.state.level, reports) is not None:
                 self._later(lambda told=reports: self._replica.raise_level(told))  # type: ignore[misc]
                 pause_s = ASK_S
@@ -62,13 +63,13 @@ class LevelWatch:
             report_in_s -= pause_s
             if reports and pause_s == ASK_S_MAX and report_in_s <= 0:
                 report_in_s = REPORT_S
-                self._report(self._who_is_behind(reports))
+                self._report(self._who_is_behind(found))
 
-    def _who_is_behind(self, reports: Sequence[LevelReport | None]) -> str:
+    def _who_is_behind(self, found: Mapping[tuple[int, int], LevelReport | None]) -> str:
         level = self._replica.state.level
         behind = [
-            "replica {1} of group {0}".format(*divmod(at, self._replicas))
-            for at, report in enumerate(reports)
+            f"replica {rid} of group {gid}"
+            for (gid, rid), report in found.items()
             if report is None or report.known <= level or report.applied < level
         ]
         return (

@@ -116,9 +116,10 @@ class Mender:
         report: Callable[[str], None],
         pace: Callable[[int], None] = lambda size: None,
     ) -> None:
-        """``in_loop(fn)`` runs ``fn`` in the loop thread, which syncs afterwards, and returns what it
-        returns; ``pace(size)`` waits so that so many bytes are no burden."""
-        self._log, self._peers, self._source = log, list(peers), source
+        """``peers`` may change meanwhile. ``in_loop(fn)`` runs ``fn`` in the loop thread, which syncs
+        afterwards, and returns what it returns; ``pace(size)`` waits so that so many bytes are no burden."""
+        self._log, self._peers, self._source = log, peers, source
+        self._last_giver = ""  # has the next entry too, most likely
         self._in_loop, self._report, self._pace = in_loop, report, pace
         self._retry_s = RETRY_S
         self._denied: dict[int, int] = {}  # entry -> rounds in which all peers answered that they lack it
@@ -156,18 +157,17 @@ class Mender:
             return self._in_loop(lambda: self._forget(hole))
         if self._in_loop(lambda: self._from_memory(hole)):
             return True
-        denied = 0
-        for peer in self._peers:
+        denied, peers = 0, sorted(self._peers, key=lambda peer: peer != self._last_giver)
+        for peer in peers:
             blob = self._source.entries(peer, index, index)
             denied += blob is not None
             entries = read_stored(blob or b"", index)
             if entries and self._in_loop(lambda entry=entries[0]: log.mend(hole, entry)):  # type: ignore[misc]
                 self._report(f"entry {index} of the log was damaged; mended from replica {peer}")
-                self._peers.remove(peer)
-                self._peers.insert(0, peer)  # the next one too, most likely
+                self._last_giver = peer
                 self._pace(len(entries[0].command))
                 return True
-        if denied == len(self._peers):
+        if denied == len(peers):
             self._denied[index] = self._denied.get(index, 0) + 1
         return False
 

@@ -27,7 +27,7 @@ from escrowmq.replication.log.datadir import DataDir
 from escrowmq.replication.log.disk import Disk, RealDisk
 from escrowmq.replication.log.install import finish_install
 from escrowmq.replication.log.journal import SegmentJournal
-from escrowmq.replication.log.marks import BEHIND, LEARNER, PORT_FILE, WANTS_COPY, Marks
+from escrowmq.replication.log.marks import BEHIND, LEARNER, LOST, NEWCOMER, PORT_FILE, WANTS_COPY, Marks
 from escrowmq.replication.log.peer_marks import PeerMarks
 from escrowmq.replication.log.recovery import segment_firsts
 from escrowmq.replication.raft.node import check_fit
@@ -62,7 +62,7 @@ class _Opening:
 
     def __init__(self, directory: DataDir, setup: ReplicaSetup, pause: Pause, patience_s: float) -> None:
         self._directory, self._setup, self._pause, self._patience_s = directory, setup, pause, patience_s
-        self._peers = setup.peers
+        self._peers = setup.peers  # which may change meanwhile
         self._disk: Disk = RealDisk(directory.path / "log")
         self._marks = Marks(directory.disk)
 
@@ -79,6 +79,7 @@ class _Opening:
             self._setup.report(f"{error}; taking what is missing from the other replicas")
             found = self._restore()
         try:
+            self._forgive_newcomer(found)
             self._marks.remove(WANTS_COPY)
             running = RunningReplica(self._setup, self._directory, found, self._listen_port())
         except BaseException:
@@ -102,6 +103,8 @@ class _Opening:
         elif wanted is not None:
             if not self._mend():
                 self._replace()
+        elif self._setup.joining and not has_history(self._disk):
+            self._join()
         elif self._has_lost_its_log():
             self._copy(self._patience_s, lost_log=True)
 
@@ -141,11 +144,35 @@ class _Opening:
         return self._recover()
 
     def _has_lost_its_log(self) -> bool:
-        if not self._peers or has_history(self._disk):
+        if has_history(self._disk):
+            return False
+        if not self._peers:  # the group began with this replica alone, and others may have come since
+            self._peers.tell(self._peers.epoch, map(str, self._setup.ask_members()))
+        if not self._peers:
             return False
         if self._setup.founded():  # however many others are as empty: what the group had is with somebody
             return True
         return must_copy(self._peers, self._setup.source, self._pause, self._patience_s)
+
+    def _join(self) -> None:
+        """This replica came after the group's beginning and holds nothing. Either it never was a member; then
+        it has promised nothing, and must not wait for those that it is to replace. Or it has lost its disk;
+        then it must. The leader's log tells which (``_forgive_newcomer``), and without a leader it does not
+        begin.
+        """
+        never_seen = self._setup.identity.incarnation == 0
+        self._copy(self._patience_s, lost_log=True, mark=NEWCOMER if never_seen else LOST)
+
+    def _forgive_newcomer(self, found: Recovered) -> None:
+        """No learner any more, in the sense of rejoin.py, if no configuration in the log that was copied lets
+        it vote: it is made a voter when it has caught up, like any that comes."""
+        if not self._setup.joining or self._marks.read(LEARNER) != NEWCOMER:
+            return
+        members, own = found.journal.members, str(self._setup.identity.replica)
+        if found.state.members is not None:
+            members.begin(*found.state.members)
+        if not any(own in one.voters for one in members.since(0)):
+            self._marks.remove(LEARNER)
 
     def _catch_up(self) -> None:
         """Take the leader's log, or else go on with the own one, which is sound, only old.
@@ -164,12 +191,12 @@ class _Opening:
         except Unavailable as error:
             self._setup.report(f"{error}; going on without, so that a leader can be elected")
 
-    def _copy(self, patience_s: float, *, lost_log: bool) -> None:
+    def _copy(self, patience_s: float, *, lost_log: bool, mark: str = LOST) -> None:
         """Take the leader's log. With its own log lost, this replica is a learner from then on (rejoin.py):
         it may have promised what it no longer knows. That is remembered on disk until it has caught up.
         """
         if lost_log:
-            self._marks.write(LEARNER, "1")
+            self._marks.write(LEARNER, mark)
         setup = self._setup
         copy_from_leader(self._disk, self._peers, setup.source, self._pause, patience_s, setup.report)
 
@@ -181,7 +208,7 @@ class _Opening:
             self._disk,
             setup.report,
             segment_bytes=segment_bytes,
-            delay_bytes=segment_bytes * (setup.identity.replica % setup.replicas) // setup.replicas,
+            delay_bytes=segment_bytes * (setup.identity.replica % setup.founders) // setup.founders,
         )
         journal = SegmentJournal(
             self._disk,
@@ -208,7 +235,7 @@ class _Opening:
                 f"{error}; this replica asks the others for it, and counts again when all have told"
             )
             if self._peers:
-                self._marks.write(LEARNER, "1")
+                self._marks.write(LEARNER, LOST)
             return self._directory.forget_marks()
 
     def _listen_port(self) -> int:

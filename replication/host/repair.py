@@ -95,10 +95,10 @@ def must_copy(
     """
     waited = 0.0
     while True:
-        answers = [source.founded(peer) for peer in peers]
+        answers = [source.founded(peer) for peer in peers]  # these may change meanwhile
         if any(answers):
             return True
-        if (1 + answers.count(False)) * 2 > len(peers) + 1:
+        if (1 + answers.count(False)) * 2 > len(answers) + 1:
             return False
         if waited >= patience_s:
             raise Unavailable(

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
 from escrowmq.replication.calling.answers import LevelReport
+from escrowmq.replication.host.peer_list import PeerList
 from escrowmq.replication.host.repair import NoPeers, PeerSource
 from escrowmq.replication.log.datadir import Identity
 from escrowmq.replication.net.tcp import Resolve
@@ -47,13 +48,13 @@ class HostConfig(Protocol):
     def feedback_threads(self) -> int: ...
 
 
-#: What every replica of every group says of its format level, in the order of groups and replicas.
-AskLevels = Callable[[], Sequence[LevelReport | None]]
+#: What every replica of every group says of its format level, by (group, replica).
+AskLevels = Callable[[], Mapping[tuple[int, int], LevelReport | None]]
 
 
-def nobody() -> Sequence[LevelReport | None]:
+def nobody() -> Mapping[tuple[int, int], LevelReport | None]:
     """For a replica that has nobody to ask."""
-    return ()
+    return {}
 
 
 def exit_process(error: BaseException) -> None:
@@ -65,18 +66,23 @@ def exit_process(error: BaseException) -> None:
 class ReplicaSetup:
     """Everything that opening a replica needs.
 
-    ``resolve(peer)`` tells where the replica of that number listens (None: not known now); it may be slow.
-    ``levels()`` asks every replica of every group, this one among them, for its format level, and may block
-    for seconds; without an answer the group stays at its level. ``source`` reads the other replicas when this
-    one needs a copy of the log. ``founded()``: the group is known to have had a leader, so that an empty
-    directory is one that was lost; it may be slow, and is asked only by an empty one. ``fatal(error)`` must
+    ``founders``: how many replicas the group began with, numbered from 0. It is kept with the cluster and
+    never changes, whatever the number of replicas is today; a replica of another number came later
+    (``joining``). ``told``: the numbers of the group's members, as whoever starts this one knows them; needed
+    by one that comes later, and by one whose group has changed since it last ran. ``resolve(peer)`` tells
+    where the replica of that number listens (None: not known now); it may be slow. ``levels()`` asks every
+    replica of every group, this one among them, for its format level, and may block for seconds; without an
+    answer the group stays at its level. ``source`` reads the other replicas when this one needs a copy of the
+    log. ``founded()``: the group is known to have had a leader, so that an empty directory is one that was
+    lost; it may be slow, and is asked only by an empty one. ``ask_members()``: the numbers of the group's
+    members now, () if nobody knows; asked by an empty replica that knows of no other. ``fatal(error)`` must
     end the process.
     """
 
     config: HostConfig
     identity: Identity
     groups: int
-    replicas: int
+    founders: int
     data_dir: Path
     listen_host: str
     secret: bytes = field(repr=False)
@@ -85,15 +91,27 @@ class ReplicaSetup:
     levels: AskLevels = nobody
     founded: Callable[[], bool] = lambda: False
     tls: TlsFiles | None = None
+    told: tuple[int, ...] = ()
+    ask_members: Callable[[], Iterable[int]] = lambda: ()
     report: Callable[[str], None] = lambda text: None
     fatal: Callable[[BaseException], None] = exit_process
     wall_clock: Callable[[], float] = time.time
     monotonic: Callable[[], float] = time.monotonic
+    peers: PeerList = field(init=False)
+
+    def __post_init__(self) -> None:
+        known = {*self.founding_peers, *map(str, self.told)}
+        object.__setattr__(self, "peers", PeerList(str(self.identity.replica), known))
 
     @property
-    def peers(self) -> list[str]:
-        """The Raft ids of the other replicas of the group."""
-        return [str(rid) for rid in range(self.replicas) if rid != self.identity.replica]
+    def founding_peers(self) -> list[str]:
+        """The Raft ids of the others that the group began with."""
+        return [str(rid) for rid in range(self.founders) if rid != self.identity.replica]
+
+    @property
+    def joining(self) -> bool:
+        """Whether this replica came after the group's beginning."""
+        return self.identity.replica >= self.founders
 
     def __str__(self) -> str:
         return f"replica {self.identity.replica} of group {self.identity.group}"

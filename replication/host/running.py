@@ -14,7 +14,7 @@ import contextlib
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -108,6 +108,7 @@ class RunningReplica:
         self._level_watch: LevelWatch | None = None
         self._learner = False
         self._last_applied, self._next_timer = 0, 0.0
+        self._heard: frozenset[str] | None = None
         self._checkpoint: threading.Thread | None = None
         self._marking, self._halting = threading.Lock(), threading.Lock()
         self.replica = Replica(
@@ -135,6 +136,7 @@ class RunningReplica:
             after_tick=self._after_tick,
             tls=setup.tls,
             marks=found.peers,
+            old_peers=not setup.joining,  # members change only where all replicas are of today's version
         )
         self._upkeep = Upkeep(f"upkeep-{self.rid}", self.end)
         self.mender = Mender(
@@ -149,7 +151,6 @@ class RunningReplica:
         self.node = self.driver.node
         self._level_watch = LevelWatch(
             self.replica,
-            setup.replicas,
             leads=lambda: not self.closed and self.node.ready,
             later=self.later,
             ask=setup.levels,
@@ -267,9 +268,10 @@ class RunningReplica:
     def _build_node(self, link: PeerLink, clock: Callable[[], float]) -> RaftNode:
         config = self.setup.config
         self._learner = self._marks.read(LEARNER) is not None
+        setup = self.setup
         node = RaftNode(
             str(self.rid),
-            self.setup.peers,
+            list(setup.peers) if setup.joining else setup.founding_peers,
             self.journal,
             link,
             self.replica.apply,
@@ -284,10 +286,32 @@ class RunningReplica:
             no_vote_until_caught_up=self._learner,
             marks=self._peer_marks,
             drop_link=lambda peer: self.driver.drop_link(peer),
+            joining=setup.joining,
             on_peers=lambda peers: self.driver.follow(peers),
         )
+        for peer in setup.peers:
+            node.told_of(peer)
+        self._follow_node(node)
+        self.driver.follow(node.heard)
         self.replica.attach(node)
         return node
+
+    def _follow_node(self, node: RaftNode) -> None:
+        if self._heard != node.heard:
+            self._heard = node.heard
+            self.setup.peers.follow(node.members.version, node.heard)
+
+    def told(self, epoch: int, members: Sequence[str]) -> None:
+        """Somebody who may know says that these are the group's members; see peer_list.py. Any thread; raises
+        Closed, TimeoutError."""
+        news = self.setup.peers.tell(epoch, members)
+
+        def tell() -> None:
+            for peer in news:
+                self.node.told_of(peer)
+
+        if news:
+            self.driver.call(tell)
 
     def _after_tick(self) -> None:
         """After every tick. It may run before the constructor has returned."""
@@ -304,6 +328,7 @@ class RunningReplica:
                 self.end(Unavailable("the leader's log starts after ours ends: copying its log", 1.0))
             if self.journal.holes:
                 self._look_at_damage()
+            self._follow_node(self.driver.node)
         applied = self.replica.state.applied_index
         if applied != self._last_applied:
             self._last_applied = applied

@@ -1,7 +1,8 @@
 """Small files beside the log that tell the next start of a replica what this one knew.
 
 ``wants-copy``: the leader's log is to be copied first, and why. ``learner``: this replica has lost its
-log and may have promised what it no longer knows. ``superseded``: another process has taken its place, and by
+log and may have promised what it no longer knows; ``newcomer`` in it: or it never was a member, which the log
+that it copies will tell. ``superseded``: another process has taken its place, and by
 which incarnation; it must never take part again. ``raft-port``: where it listened. ``scrubbed``: how far its
 files have been read again. What a damaged one says is nothing to rely on, so the first three count by their
 being there.
@@ -14,6 +15,7 @@ from escrowmq.replication.log.disk import Disk
 WANTS_COPY, LEARNER, SUPERSEDED, PORT_FILE = "wants-copy", "learner", "superseded", "raft-port"
 SCRUBBED = "scrubbed"
 BEHIND, DAMAGED = "behind", "damaged"  # why a copy is wanted
+LOST, NEWCOMER = "1", "newcomer"  # what is known of a learner
 
 
 class Marks:

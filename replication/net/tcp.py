@@ -85,9 +85,11 @@ class TcpTransport:
         gate: Gate,
         tls: TlsIdentity | None = None,
         handshake_timeout_s: float = HANDSHAKE_TIMEOUT_S,
+        old_peers: bool = True,
     ) -> None:
         """``gate`` keeps the peers' incarnations. ``tls``: every link is inside TLS, and nobody without it is
-        talked to. None: plain TCP."""
+        talked to. None: plain TCP. ``old_peers``: some may know the old greeting only; else one that closes a
+        dial without a word does not know yet who this is."""
         if not secret:
             raise NotAuthorized(
                 "the cluster has no secret; configure one (any random string, the same everywhere)"
@@ -98,6 +100,7 @@ class TcpTransport:
         self._me, self._peers, self._secret, self._tls, self._gate = me, peers, secret, tls, gate
         #: Peers that closed a dial before they said anything: they may know the old greeting only.
         self._speaks_old: set[str] = set()
+        self._old_peers = old_peers
         self._resolve, self._helpers = resolve, helpers
         self._complained_at, self._unsaid = float("-inf"), 0
         self._links: dict[str, Connection] = {}
@@ -168,7 +171,7 @@ class TcpTransport:
     def _may_speak_old(self, peer: str) -> bool:
         """The old greeting tells no incarnation. Who was put into another's place must tell his, and a peer
         that has told its own understands ours."""
-        return self._gate.own.number == 0 and self._gate.of(peer) is None
+        return self._old_peers and self._gate.own.number == 0 and self._gate.of(peer) is None
 
     async def _keep_dialing(self, peer: str) -> None:
         loop, failures = asyncio.get_running_loop(), 0

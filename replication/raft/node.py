@@ -174,9 +174,19 @@ class RaftNode:
         return self._circle.members
 
     @property
+    def members_applied(self) -> bool:
+        """Whether that one is committed for sure, so that nothing brings another one back."""
+        return self._changes.last_change_applied()
+
+    @property
     def peers(self) -> tuple[str, ...]:
         """The other members."""
         return self._circle.peers
+
+    @property
+    def heard(self) -> frozenset[str]:
+        """With whom links are kept: whoever may be a member, and whom this replica was told of."""
+        return frozenset(self._known)
 
     @property
     def leader_id(self) -> str | None:

@@ -174,6 +174,46 @@ def test_a_refused_replica_waits_for_nothing_while_the_others_are_a_majority_of_
         assert started == ({0} if majority else set()), others
 
 
+@pytest.mark.parametrize("lost", [Condition.GONE, Condition.SUPERSEDED])
+@pytest.mark.parametrize(
+    ("voters", "rid", "moves"),
+    [
+        ((0, 1, 2), 1, True),
+        ((0, 1), 1, False),  # empty, it would wait for the other one to lead, which that cannot alone
+        ((0, 1), 0, False),
+        ((1,), 1, False),
+        ((0, 1), 2, False),  # it has never voted: empty, it would wait for whom it is to replace
+    ],
+)
+def test_a_copy_that_does_not_vote_is_no_reason_to_move_a_voter(
+    lost: Condition, voters: tuple[int, ...], rid: int, moves: bool
+) -> None:
+    """All three run, as far as the supervisor sees; how many of them vote is told by the log."""
+    seats = seats_of(1, 3, NODES[:3])
+    nodes = [node for node in NODES if lost is Condition.SUPERSEDED or node.name != seats[0, rid].node]
+    seen = {**all_running(seats), (0, rid): Seen(lost, node_missing_since=0.0, superseded_by=0)}
+    starts = decide(seats, seen, nodes, 9999.0, 600.0, {0: [frozenset(voters)]})
+    assert [start.seat.rid for start in starts] == ([rid] if moves else [])
+
+
+def test_of_two_replicas_none_ever_starts_empty() -> None:
+    seats = {(0, rid): Seat(0, rid, f"n{rid}") for rid in range(2)}
+    seen = {(0, 0): Seen(Condition.RUNNING), (0, 1): Seen(Condition.GONE, node_missing_since=0.0)}
+    nodes = [NODES[0], NODES[2]]
+    assert decide(seats, seen, nodes, 9999.0, 600.0) == []
+    assert decide(seats, seen, nodes, 9999.0, 600.0, {0: [{0, 1}]}) == []
+
+
+def test_the_others_are_well_in_every_configuration_that_may_be_in_force() -> None:
+    seats = {(0, rid): Seat(0, rid, f"n{rid}") for rid in range(4)}
+    seen = {key: Seen(Condition.RUNNING) for key in seats}
+    seen[0, 2], seen[0, 3] = Seen(Condition.GONE, node_missing_since=0.0), Seen(Condition.SILENT)
+    nodes = [*NODES[:2], NODES[3], Node("spare", "s", "")]
+    before, after = frozenset((0, 1, 2)), frozenset((0, 1, 2, 3))
+    assert len(decide(seats, seen, nodes, 9999.0, 600.0, {0: [before]})) == 1
+    assert decide(seats, seen, nodes, 9999.0, 600.0, {0: [before, after]}) == []
+
+
 def test_every_incarnation_has_a_directory_of_its_own() -> None:
     names = {Seat(g, r, "n", i).directory for g in range(3) for r in range(3) for i in range(3)}
     assert len(names) == 27

@@ -337,7 +337,7 @@ def test_every_command_explains_itself() -> None:
         "txn": ("list", "show", "commit", "rollback"),
         "group": ("list", "describe"),
     }
-    verbs = ("up", "down", "status", "leftovers", "demo", "produce", "consume")
+    verbs = ("up", "down", "status", "leftovers", "members", "demo", "produce", "consume")
     pairs = [(noun, verb) for noun, actions in nouns.items() for verb in actions]
     for command in [(), *((name,) for name in (*verbs, *nouns)), *pairs]:
         assert "Usage" in good(*command, "--help")

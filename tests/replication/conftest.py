@@ -32,7 +32,7 @@ def setup(tmp_path: Path) -> ReplicaSetup:
         config=BrokerConfig(segment_bytes=64 << 10, disk_reserve_bytes=0),
         identity=Identity("c", 0, 0),
         groups=1,
-        replicas=1,
+        founders=1,
         data_dir=tmp_path / "r0",
         listen_host="127.0.0.1",
         secret=b"s" * 32,

@@ -7,14 +7,14 @@ kills of real processes are in tests/integration.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from escrowmq.actors.broker.branch_work import BranchWork
 from escrowmq.actors.broker.config import BrokerConfig
 from escrowmq.actors.broker.parts import Parts
-from escrowmq.replication.calling.answers import Leadership, LevelReport
+from escrowmq.replication.calling.answers import Leadership, LevelReport, MembersReport
 from escrowmq.replication.errors import Closed, Unavailable
 from escrowmq.replication.host.hosting import ReplicaHost
 from escrowmq.replication.host.repair import Manifest
@@ -78,6 +78,8 @@ class BrokerGroup(RunningGroup[Member], Submitting):
         #: Replicas that count as ones with older software: they do not know of format levels.
         self.old: set[int] = set()
         self.had_a_leader = False  # what the supervisor would remember
+        #: Whom the supervisor has placed by now, and whom it names to a process that it starts.
+        self.seated: tuple[int, ...] = ()
         self._incarnations: dict[int, int] = {}  # of each replica that was created: see ``setup``
 
     def setup(self, rid: int) -> ReplicaSetup:
@@ -91,7 +93,7 @@ class BrokerGroup(RunningGroup[Member], Submitting):
             config=self.config,
             identity=Identity("c", self.gid, rid, self._incarnations[rid]),
             groups=self.groups,
-            replicas=self.replicas,
+            founders=self.replicas,
             data_dir=self.path / f"r{rid}",
             listen_host="127.0.0.1",
             secret=b"s" * 32,
@@ -99,6 +101,8 @@ class BrokerGroup(RunningGroup[Member], Submitting):
             source=self,
             levels=lambda: self.ask_levels(),
             founded=lambda: self.had_a_leader,
+            told=self.seated,
+            ask_members=lambda: self.seated,
             fatal=lambda error: self.ended.__setitem__(rid, error),
         )
 
@@ -111,9 +115,9 @@ class BrokerGroup(RunningGroup[Member], Submitting):
 
     # ------------------------------------------------------------ what its members ask of it
 
-    def ask_levels(self) -> list[LevelReport | None]:
+    def ask_levels(self) -> dict[tuple[int, int], LevelReport | None]:
         """Of every replica; one that does not run does not answer."""
-        return [self.level_of(rid) for rid in range(self.replicas)]
+        return {(self.gid, rid): self.level_of(rid) for rid in range(self.replicas)}
 
     def level_of(self, rid: int) -> LevelReport | None:
         member = self.alive.get(rid)
@@ -157,6 +161,23 @@ class BrokerGroup(RunningGroup[Member], Submitting):
             if answer[0] == "ok":
                 results: list[Any] = answer[1]
                 return results
+            assert time.monotonic() < deadline, answer
+            time.sleep(0.02)
+
+    def change_members(
+        self,
+        add: Sequence[int] = (),
+        remove: Sequence[int] = (),
+        change_id: str = "c",
+        timeout_s: float = 20.0,
+    ) -> MembersReport:
+        """As the supervisor: ask whoever leads for a step after the other, until it is done."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            answer = self.leader().parts.members.change(change_id, add, remove)
+            if answer[0] == "ok" and answer[1].act == "DONE":
+                done: MembersReport = answer[1].members
+                return done
             assert time.monotonic() < deadline, answer
             time.sleep(0.02)
 

@@ -42,6 +42,8 @@ _ANSWERS = {method: (part, method) for part, methods in _PARTS.items() for metho
     "commit_offsets": ("groups", "commit"),
     "group_list": ("groups", "names"),
     "group_describe": ("groups", "describe"),
+    "members": ("members", "members"),
+    "change_members": ("members", "change"),
 }
 
 
@@ -80,9 +82,9 @@ class Brokers:
         """As a Broker actor has it, over this network."""
         return BranchWork(parts.running, self.info, report=self.reported.append, calls=ClientCalls(self))
 
-    def ask_levels(self) -> list[LevelReport | None]:
+    def ask_levels(self) -> dict[tuple[int, int], LevelReport | None]:
         """Of all replicas of all groups."""
-        return [group.level_of(rid) for group in self.groups for rid in range(group.replicas)]
+        return {key: report for group in self.groups for key, report in BrokerGroup.ask_levels(group).items()}
 
     def upgrade(self, gid: int, rid: int) -> None:
         """Stop the replica and start it with the software of today."""

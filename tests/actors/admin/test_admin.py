@@ -60,6 +60,13 @@ def prepare(brokers, app, tx_id, topic, partitions=(0,), home=None):
             home_index, _ = opened_at([code, *info], 1)
 
 
+def test_who_belongs_to_each_group(brokers, admin):
+    (group,) = admin.members()
+    assert (group.group, group.voters, group.learners) == (0, (0, 1, 2), ())
+    assert (group.version, group.next_replica, group.change_id, group.applied) == (1, 3, "", True)
+    assert group.leader in group.voters
+
+
 class TestTopics:
     def test_create_list_describe_delete(self, brokers, admin, unique):
         name = unique("orders")

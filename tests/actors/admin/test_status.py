@@ -42,6 +42,28 @@ def test_status_never_waits_for_the_dead(tmp_path: Path, admin_of: Callable[[Bro
         brokers.close()
 
 
+def test_a_replica_that_came_later_is_shown_and_one_that_was_removed_is_not(
+    tmp_path: Path, admin_of: Callable[[Brokers], Admin]
+) -> None:
+    brokers = Brokers(tmp_path)
+    try:
+        (group,) = brokers.groups
+        wait_until(lambda: group.leader().parts.running.levels().applied >= 3, 10.0, "format level 3")
+        gone = group.a_follower()
+        group.seated = (0, 1, 2, 3)
+        group.start(3)
+        group.change_members(add=[3], remove=[gone])
+        group.stop(gone)
+        wanted = sorted({0, 1, 2, 3} - {gone})
+        (status,) = admin_of(brokers).status().groups
+        assert [replica.replica for replica in status.replicas] == wanted
+        assert status.healthy and status.replicas[-1].role == "follower"
+        (members,) = admin_of(brokers).members()
+        assert (list(members.voters), members.next_replica, members.version) == (wanted, 4, 4)
+    finally:
+        brokers.close()
+
+
 @pytest.fixture(scope="module")
 def wide(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Brokers]:
     """Two broker groups of one replica each."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +33,11 @@ class SilentPeers(NoPeers):
     def resolve(self, peer: str) -> tuple[str, int] | None:
         return None
 
-    def levels(self) -> list[LevelReport | None]:
-        return [None]
+    def levels(self, own_group: Sequence[int]) -> dict[tuple[int, int], LevelReport | None]:
+        return dict.fromkeys((0, rid) for rid in own_group)
+
+    def members(self) -> Sequence[int]:
+        return ()
 
 
 @pytest.fixture
@@ -75,6 +78,7 @@ LEADERS_CALLS: list[tuple[str, tuple[Any, ...]]] = [
     ("group_list", ()),
     ("group_describe", ("g",)),
     ("checkpoint_manifest", ()),
+    ("change_members", ("c", [], [])),
 ]
 CALLS_OF_ALL: list[tuple[str, tuple[Any, ...]]] = [
     ("fetch", ([("t", 0, 0)], 1000, 0.0)),
@@ -83,6 +87,7 @@ CALLS_OF_ALL: list[tuple[str, tuple[Any, ...]]] = [
     ("fetch_ends", ("t", 0, 0, 1, 1, 1)),
     ("offsets", ([("t", 0, -1)],)),
     ("topics", ()),
+    ("members", ()),
     ("partition_bounds", ("t",)),
     ("raft_address", ()),
     ("checkpoint_read", ("0000000000000001.log", 0, 10)),
@@ -120,6 +125,15 @@ def test_once_it_is_open_every_call_is_answered(start: Callable[[int], Broker]) 
     assert broker.founded()
 
 
+def test_it_is_told_of_members_from_its_first_moment_on(start: Callable[[int], Broker]) -> None:
+    """Repairing itself it may need those that it does not know."""
+    broker = start(3)
+    broker.told(4, [0, 5, 6])
+    assert list(broker._host.setup.peers) == ["1", "2", "5", "6"]
+    broker.told(3, [0, 9])
+    assert "9" not in broker._host.setup.peers
+
+
 def test_a_locked_directory_is_the_constructors_error(start: Callable[[int], Broker]) -> None:
     """The supervisor reads it there, and waits with the next attempt."""
     start(3)
@@ -134,7 +148,7 @@ def test_stopping_gives_the_directory_back_open_or_not(
         config=BrokerConfig(),
         identity=Identity("c", 0, 0),
         groups=1,
-        replicas=3,
+        founders=3,
         data_dir=tmp_path,
         listen_host="127.0.0.1",
         secret=b"s",

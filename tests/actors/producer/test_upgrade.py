@@ -40,7 +40,7 @@ def above_level_1(brokers: Brokers, gid: int, rid: int) -> bool:
 
 
 def levels(brokers: Brokers) -> set[int]:
-    return {report.applied for report in brokers.ask_levels() if report is not None}
+    return {report.applied for report in brokers.ask_levels().values() if report is not None}
 
 
 @pytest.mark.slow

@@ -48,7 +48,7 @@ class Silent(NoPeers):
 
 def test_closing_breaks_an_opening_off(tmp_path: Path, setup: ReplicaSetup) -> None:
     silent = Silent()
-    waiting = replace(setup, data_dir=tmp_path / "new", replicas=3, source=silent)
+    waiting = replace(setup, data_dir=tmp_path / "new", founders=3, source=silent)
     ended: list[BaseException] = []
 
     def attempt(host: ReplicaHost) -> None:

@@ -50,7 +50,7 @@ def failing(error: Exception) -> Callable[..., NoReturn]:
 
 
 def another_owner(setup: ReplicaSetup, patch: Patch) -> ReplicaSetup:
-    return replace(setup, identity=Identity("c", 0, 7), replicas=8)
+    return replace(setup, identity=Identity("c", 0, 7), founders=8)
 
 
 def newer_version(setup: ReplicaSetup, patch: Patch) -> ReplicaSetup:
@@ -135,11 +135,11 @@ def port_cannot_be_noted(setup: ReplicaSetup, patch: Patch) -> ReplicaSetup:
 
 def no_peer_answers(setup: ReplicaSetup, patch: Patch) -> ReplicaSetup:
     shutil.rmtree(setup.data_dir)
-    return replace(setup, replicas=3)
+    return replace(setup, founders=3)
 
 
 def no_peer_to_repair_from(setup: ReplicaSetup, patch: Patch) -> ReplicaSetup:
-    return replace(damaged_vote(setup, patch), replicas=3)
+    return replace(damaged_vote(setup, patch), founders=3)
 
 
 @pytest.mark.parametrize(
@@ -223,7 +223,7 @@ def test_a_mark_to_copy_is_kept_until_the_replica_has_one(
     mark.write_text("damaged")
     damaged_vote(setup, monkeypatch)
     with pytest.raises(Unavailable):
-        open_replica(replace(setup, replicas=3), patience_s=0.3)
+        open_replica(replace(setup, founders=3), patience_s=0.3)
     assert mark.exists() and (setup.data_dir / PORT_FILE).exists()
 
 
@@ -231,5 +231,5 @@ def test_a_mark_of_damage_goes_where_all_proves_to_be_sound(setup: ReplicaSetup)
     """A bad moment of the disk is over, or what was damaged has been mended: nobody need be asked."""
     mark = setup.data_dir / WANTS_COPY
     mark.write_text("damaged")
-    open_replica(replace(setup, replicas=3), patience_s=0.3).close()
+    open_replica(replace(setup, founders=3), patience_s=0.3).close()
     assert not mark.exists() and not (setup.data_dir / LEARNER).exists()

@@ -1,0 +1,147 @@
+"""Who the group's members are, and one step after the other of a change of them.
+
+The caller repeats the same goal, with the same id, at whoever leads, until the answer is DONE: so a change
+goes on whatever becomes of a leader or of the caller, and nobody has to remember how far it got. Which step
+comes next, and what forbids it, is decided in replication/raft/members.py by what the log says.
+
+Entries of members need format level 3: a replica with older software that met one would stop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
+from typing import Any, Final
+
+from escrowmq.replication.calling.answers import MembersReport, Reply, StepTaken
+from escrowmq.replication.errors import ChangeRefused, Closed, DiskFull, Overloaded, Unavailable
+from escrowmq.replication.format.membership import CHANGE_ID_MAX, LEARNERS_MAX, Members, in_order
+from escrowmq.replication.host.running import NOT_RUNNING, RunningReplica
+from escrowmq.replication.raft.members import Act, Goal, Step, next_step
+
+#: The format level that entries of members need.
+LEVEL: Final = 3
+#: A step is applied within this time, or its outcome is unknown to the caller, who asks again anyway.
+STEP_WAIT_S: Final = 10.0
+#: More than that do not come or go in one change: seven voters, and whoever takes their places.
+IDS_MAX: Final = 16
+_ID_MAX: Final = 1_000_000
+
+
+class MemberChanges:
+    """The group's members at one replica. Thread-safe; ``change`` blocks until there is an answer."""
+
+    def __init__(self, running: RunningReplica) -> None:
+        self._running = running
+
+    def members(self) -> MembersReport:
+        """As this replica's log has them. Any replica. Raises Unavailable."""
+        try:
+            return self._running.driver.call(lambda: report_of(self._running))
+        except (Closed, TimeoutError) as error:
+            raise Unavailable(f"{self._running.setup} does not answer", 1.0) from error
+
+    def told(self, epoch: int, members: Sequence[int]) -> None:
+        """See ``RunningReplica.told``."""
+        self._running.told(epoch, [str(rid) for rid in members])
+
+    def change(self, change_id: str, add: Sequence[int], remove: Sequence[int]) -> Reply:
+        """One step towards a group in which ``add`` vote and ``remove`` are none any more; leader only.
+
+        ``("ok", StepTaken)``; ``("refused", text)`` if the rules do not allow the step, now or ever; the rest
+        as for requests.
+        """
+        problem = _problem(change_id, add, remove)
+        if problem:
+            return "malformed", problem
+        goal = Goal(change_id, in_order([str(rid) for rid in add]), in_order([str(rid) for rid in remove]))
+        answer: Future[Reply] = Future()
+        try:
+            self._running.driver.submit(lambda: self._take_step(goal, answer))
+        except Overloaded as error:
+            return "overloaded", error.retry_after_s
+        except Closed:
+            return NOT_RUNNING
+        try:
+            return answer.result(STEP_WAIT_S)
+        except FutureTimeout:
+            return ("unknown",)
+
+    # -------------------------------------------------------------- in the driver's thread
+    def _take_step(self, goal: Goal, answer: Future[Reply]) -> None:
+        running = self._running
+        node = running.node
+        if not node.ready:
+            answer.set_result(running.replica.not_leader())
+            return
+        if running.replica.state.level < LEVEL:
+            answer.set_result(("unsupported", LEVEL))
+            return
+        step = next_step(node.members, goal, node.id, node.caught_up)
+        if step.act is Act.DONE and not node.members_applied:
+            step = Step(Act.WAIT)
+        too_high = _too_high(node.members, step)
+        if too_high:
+            answer.set_result(("refused", too_high))
+        elif step.act in (Act.WAIT, Act.DONE, Act.HAND_OVER):
+            if step.act is Act.HAND_OVER:
+                node.transfer_leadership()
+            answer.set_result(("ok", _taken(running, step)))
+        else:
+            node.change_members(
+                step, goal.id, lambda result, outcome: self._ended(step, answer, result, outcome)
+            )
+
+    def _ended(self, step: Step, answer: Future[Reply], result: Any, outcome: bool | None) -> None:
+        if outcome:
+            reply: Reply = ("ok", _taken(self._running, step))
+        elif outcome is None:
+            reply = ("unknown",)
+        elif isinstance(result, ChangeRefused):
+            reply = ("refused", str(result))
+        elif isinstance(result, Overloaded):
+            reply = ("overloaded", result.retry_after_s)
+        elif isinstance(result, DiskFull):
+            reply = ("disk_full", 1.0)
+        else:
+            reply = self._running.replica.not_leader()
+        answer.set_result(reply)
+
+
+def report_of(running: RunningReplica) -> MembersReport:
+    """In the driver's thread."""
+    node = running.node
+    members = node.members
+    return MembersReport(
+        version=members.version,
+        voters=[int(replica) for replica in members.voters],
+        learners=[int(replica) for replica in members.learners],
+        highest=members.highest,
+        change_id=members.change_id,
+        applied=node.members_applied,
+    )
+
+
+def _taken(running: RunningReplica, step: Step) -> StepTaken:
+    return StepTaken(step.act.name, int(step.replica or -1), report_of(running))
+
+
+def _problem(change_id: str, add: Sequence[int], remove: Sequence[int]) -> str:
+    """What is wrong with the question; "": nothing. What it says is written into the log as it is."""
+    if type(change_id) is not str or not change_id.isprintable() or not 0 < len(change_id) <= CHANGE_ID_MAX:
+        return f"a change has an id of 1 to {CHANGE_ID_MAX} printable characters"
+    ids = [*add, *remove]
+    if len(ids) > IDS_MAX or any(type(rid) is not int or not 0 <= rid <= _ID_MAX for rid in ids):
+        return f"replicas that come and go are at most {IDS_MAX} numbers from 0 to {_ID_MAX}"
+    if len(set(ids)) < len(ids):
+        return "a replica comes or goes, and is named once"
+    return ""
+
+
+def _too_high(members: Members, step: Step) -> str:
+    """A number that is far too high would take all below it away for good."""
+    most = members.highest + LEARNERS_MAX
+    if step.act is not Act.ADD or int(step.replica) <= most:
+        return ""
+    return f"{step}: the next replica has number {members.highest + 1}"

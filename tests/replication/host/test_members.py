@@ -1,0 +1,223 @@
+"""Members of a running group change, with real threads, sockets and files: replicas come, vote and go."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from escrowmq.replication.errors import Superseded, Unavailable
+from escrowmq.replication.host.opening import _Opening
+from escrowmq.replication.host.peer_list import PeerList
+from escrowmq.replication.log.disk import RealDisk
+from escrowmq.replication.log.marks import LEARNER, Marks
+from tests.support.broker_group import BrokerGroup, Member, texts
+from tests.support.waiting import wait_until
+
+#: Long enough for what is not hindered, on a busy machine; short, since it is waited for in vain.
+IN_VAIN_S = 1.0
+
+
+@pytest.fixture
+def group(tmp_path: Path) -> Iterator[BrokerGroup]:
+    with BrokerGroup(tmp_path) as group:
+        at_level_3(group)
+        group.topic()
+        group.publish("before")
+        yield group
+
+
+def at_level_3(group: BrokerGroup) -> None:
+    wait_until(lambda: group.leader().parts.running.levels().applied >= 3, 10.0, "format level 3")
+
+
+def voters(group: BrokerGroup) -> set[tuple[int, ...]]:
+    return {tuple(member.parts.members.members().voters) for member in group.alive.values()}
+
+
+def bring(group: BrokerGroup, rid: int) -> Member:
+    group.seated = tuple(sorted({*range(group.replicas), *group.seated, rid}))
+    (member,) = group.start(rid)
+    return member
+
+
+def assert_peers(member: Member, rids: set[int]) -> None:
+    """What is asked for entries, and told of its incarnation, are the members and nobody else."""
+    wait_until(lambda: set(map(int, member.host.setup.peers)) == rids, 5.0, f"the peers {rids}")
+
+
+def test_a_replica_that_is_lost_is_replaced_by_another_number(group: BrokerGroup) -> None:
+    group.leader()
+    lost = group.a_follower()
+    group.stop(lost)
+    newcomer = bring(group, 3)
+    done = group.change_members(add=[3], remove=[lost])
+    assert set(done.voters) == {0, 1, 2, 3} - {lost}
+    assert (done.version, done.highest, done.change_id, done.applied) == (4, 3, "c", True)
+    assert not newcomer.parts.running.learner
+    wait_until(lambda: voters(group) == {tuple(done.voters)}, what="that all know it")
+    group.publish("after")
+    assert texts(newcomer, 2) == ["before", "after"]
+    assert_peers(newcomer, {0, 1, 2} - {lost})
+    group.stop(group.leader().rid)  # and the newcomer counts: two of three are left
+    group.publish("later")
+    assert texts(newcomer, 3) == ["before", "after", "later"]
+
+
+def test_one_that_would_wait_for_the_replica_that_it_replaces_never_gets_to_vote(
+    group: BrokerGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The planted fault: a newcomer is taken for one that has lost its disk."""
+    monkeypatch.setattr(_Opening, "_forgive_newcomer", lambda self, found: None)
+    lost = group.a_follower()
+    group.stop(lost)
+    newcomer = bring(group, 3)
+    with pytest.raises(AssertionError, match="WAIT"):
+        group.change_members(add=[3], remove=[lost], timeout_s=IN_VAIN_S)
+    assert newcomer.parts.running.learner
+
+
+def test_a_newcomer_that_votes_already_and_has_lost_its_disk_does_not_begin_as_if_nothing_were(
+    group: BrokerGroup,
+) -> None:
+    """Without a word from the supervisor: the log that it copies calls it a voter."""
+    setup = bring(group, 3).host.setup
+    group.change_members(add=[3])
+    group.stop(3)
+    shutil.rmtree(setup.data_dir)
+    group.alive[3] = member = Member(replace(setup))
+    member.open()
+    wait_until(lambda: isinstance(group.ended.get(3), Superseded), what="the refusal")
+    assert member.parts.running.learner and Marks(RealDisk(setup.data_dir)).read(LEARNER)
+
+
+def test_a_newcomer_with_an_empty_disk_counts_again_as_a_further_incarnation(group: BrokerGroup) -> None:
+    setup = bring(group, 3).host.setup
+    group.change_members(add=[3])
+    group.stop(3)
+    shutil.rmtree(setup.data_dir)
+    (member,) = group.start(3)
+    wait_until(lambda: not member.parts.running.learner, what="a full member")
+    assert texts(member, 1) == ["before"]
+
+
+def test_without_a_leader_an_empty_newcomer_does_not_begin(group: BrokerGroup) -> None:
+    group.seated = (0, 1, 2, 3)
+    for rid in range(3):
+        group.stop(rid)
+    with pytest.raises(Unavailable, match="no leader"):
+        group.create(3).host.open(0.3)
+
+
+def test_a_replica_that_was_away_while_all_others_were_replaced_is_told_of_them(group: BrokerGroup) -> None:
+    """Nobody that it knows is left, and those who could send it the log are strangers to it."""
+    away = group.a_follower()
+    group.stop(away)
+    first, second = sorted({0, 1, 2} - {away})
+    for number, (come, go) in enumerate(((3, first), (4, second))):
+        bring(group, come)
+        done = group.change_members(add=[come], remove=[go], change_id=f"c{number}")
+        group.stop(go)
+    group.publish("after")
+    group.seated = ()  # Ray has started it again with what it was made with
+    (returned,) = group.start(away)
+    time.sleep(IN_VAIN_S)
+    assert returned.parts.members.members().version == 1, "it has not heard of anything"
+    returned.parts.members.told(done.version, done.all)
+    assert texts(returned, 2) == ["before", "after"]
+    assert voters(group) == {tuple(sorted({away, 3, 4}))}
+    assert_peers(returned, {3, 4})
+
+
+def test_from_one_to_three_and_back(tmp_path: Path) -> None:
+    with BrokerGroup(tmp_path, replicas=1) as group:
+        at_level_3(group)
+        group.topic()
+        group.publish("x0")
+        for rid in (1, 2):
+            bring(group, rid)
+            group.change_members(add=[rid], change_id=f"more-{rid}")
+            group.publish(f"x{rid}")
+        group.change_members(remove=[0, 1], change_id="less")  # whoever leads: it hands over first
+        assert voters(group) >= {(2,)}
+        for rid in (0, 1):
+            group.stop(rid)
+        group.publish("x3")
+        assert texts(group.alive[2], 4) == ["x0", "x1", "x2", "x3"]
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["known", "planted: nobody knows"])
+def test_the_only_founder_does_not_found_its_group_anew_once_it_has_others(
+    tmp_path: Path, known: bool
+) -> None:
+    with BrokerGroup(tmp_path, replicas=1) as group:
+        at_level_3(group)
+        group.topic()
+        group.publish("before")
+        bring(group, 1)
+        group.change_members(add=[1])
+        running = group.leader().parts.running
+        running.driver.submit(running.node.transfer_leadership)
+        wait_until(lambda: group.alive[1].whoami()[0], 10.0, "the other one's leadership")
+        group.stop(0)
+        shutil.rmtree(tmp_path / "r0")
+        group.had_a_leader, group.seated = True, (0, 1) if known else ()
+        group.alive[0] = member = Member(replace(group.setup(0), told=()))  # as Ray starts it again
+        member.open()
+        if known:
+            wait_until(lambda: not member.parts.running.learner, 10.0, "a full member")
+            assert texts(member, 1) == ["before"]
+        else:  # what the supervisor's knowledge is for
+            wait_until(lambda: member.whoami()[0], 10.0, "a second group of the same name")
+            assert not member.parts.reads.topics()[1]
+
+
+def test_below_format_level_3_members_do_not_change(tmp_path: Path) -> None:
+    group = BrokerGroup(tmp_path)
+    group.old = {2}
+    with group:
+        assert group.leader().parts.members.change("c", [3], []) == ("unsupported", 3)
+        assert group.leader().parts.members.members().version == 1
+
+
+def test_what_makes_no_sense_is_refused_before_it_is_in_the_log(group: BrokerGroup) -> None:
+    ask = group.leader().parts.members.change
+    for change_id, add, remove in (
+        ("", [3], []),
+        ("c" * 201, [3], []),
+        ("a\nb", [3], []),
+        ("c", [-1], []),
+        ("c", [3, 3], []),
+        ("c", list(range(3, 40)), []),
+    ):
+        assert ask(change_id, add, remove)[0] == "malformed"
+    status, why = ask("c", [900], [])
+    assert status == "refused" and "the next replica has number 3" in why
+    assert group.leader().parts.members.change("c", [], [])[1].act == "DONE"
+    follower, _ = group.follower()
+    assert follower.parts.members.change("c", [3], [])[0] == "not_leader"
+
+
+# ------------------------------------------------------------------ the list of peers
+def test_an_older_list_changes_nothing_and_nobody_is_taken_off_by_hearsay() -> None:
+    peers = PeerList("0", ["0", "1", "10", "9"])
+    assert list(peers) == ["1", "9", "10"], "by their numbers, without the replica itself"
+    assert peers.tell(5, ["0", "1", "11"]) == ("11",)
+    assert peers.tell(4, ["12"]) == ()
+    assert list(peers) == ["1", "9", "10", "11"]
+    peers.follow(6, ["11", "12"])
+    assert (list(peers), peers.epoch, len(peers), peers[0]) == (["11", "12"], 6, 2, "11")
+    assert peers.tell(5, ["1"]) == ()
+
+
+def test_whoever_goes_through_the_list_is_not_disturbed_by_a_change() -> None:
+    peers = PeerList("0", ["1", "2"])
+    seen = []
+    for peer in peers:
+        peers.follow(1, ["7"])
+        seen.append(peer)
+    assert seen == ["1", "2"]
