@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Any, Protocol
 
@@ -30,13 +31,27 @@ class Brokers(Protocol):
     async def call(self, gid: int, rid: int, method: str, *args: Any) -> Any: ...
 
 
+#: Who the members of a group are by now: the version of the list, and their numbers; None: not known.
+AskMembers = Callable[[int], Awaitable[tuple[int, Sequence[int]] | None]]
+#: Without a leader for so long (an election takes less) there may be other replicas than those asked.
+ASTRAY_S = 2.0
+
+
 class GroupLeader:
     """The leader of one group as far as it is known here. One event loop."""
 
     def __init__(
-        self, gid: int, replicas: int, brokers: Brokers, timing: LeaderTiming, rng: random.Random
+        self,
+        gid: int,
+        replicas: int,
+        brokers: Brokers,
+        timing: LeaderTiming,
+        rng: random.Random,
+        members: AskMembers | None = None,
     ) -> None:
-        self.gid = gid
+        """``members``: asked when nobody leads for a while; None: they are always as many as at first."""
+        self.gid, self._members = gid, members
+        self._looking: asyncio.Task[None] | None = None
         self._brokers, self._timing = brokers, timing
         # More and more rarely: a call is always under way here, and a frozen process would otherwise collect
         # questions without end.
@@ -111,10 +126,13 @@ class GroupLeader:
 
     async def _search(self, give_up: float) -> int:
         """Ask all replicas until one leads."""
+        began = _now()
         while (leader := self.leader) is None:  # also when it was found just as a round ended
             if _now() >= give_up:
                 raise Unavailable(f"group {self.gid} has no leader", 0.5)
             self._ask_all()
+            if _now() >= began + ASTRAY_S:
+                self._ask_members()
             self._led.clear()
             with suppress(TimeoutError):
                 async with asyncio.timeout_at(min(self._follower.next_round, give_up)):
@@ -127,9 +145,21 @@ class GroupLeader:
         for rid in self._follower.round(_now()):
             self._put(rid)
 
+    def _ask_members(self) -> None:
+        """Once for each search that lasts, and again when the answer has come."""
+        if self._members is not None and (self._looking is None or self._looking.done()):
+            self._looking = asyncio.ensure_future(self._look(self._members))
+
+    async def _look(self, members: AskMembers) -> None:
+        found = await members(self.gid)
+        if found is None:
+            await asyncio.sleep(ASTRAY_S)
+        else:
+            self._follower.follow(*found)
+
     def _ask_another(self, rid: int) -> None:
         """One of the others, in turn: if there is a new leader, they know."""
-        others = [other for other in range(self._follower.replicas) if other != rid]
+        others = [other for other in self._follower.members if other != rid]
         if others:
             self._asked_last = next((other for other in others if other > self._asked_last), others[0])
             if self._follower.ask(self._asked_last, _now()):
@@ -158,7 +188,8 @@ class GroupLeader:
 
     def close(self) -> None:
         """Cancel what is still under way."""
-        for task in [*self._abandoned, *self._questions.values()]:
+        looking = [] if self._looking is None else [self._looking]
+        for task in [*self._abandoned, *self._questions.values(), *looking]:
             task.cancel()
 
     def _abandon(self, task: asyncio.Task[Any]) -> None:

@@ -88,6 +88,11 @@ class GroupChannel:
         return self.follower.leader
 
     @property
+    def searching(self) -> bool:
+        """Whether requests wait for a leader to be found."""
+        return self.follower.leader is None and bool(self._waiting)
+
+    @property
     def in_flight(self) -> int:
         """Windowed calls under way or waiting to be repeated."""
         return self._windowed

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 import ray
 
-from escrowmq.actors.client.topology import ClusterInfo, broker_name
+from escrowmq.actors.client.topology import SUPERVISOR, ClusterInfo, broker_name
 
 log = logging.getLogger(__name__)
 
@@ -28,11 +28,16 @@ OnAnswer = Callable[[Any, BaseException | None], None]
 _LOST = (ray.exceptions.RayActorError, ray.exceptions.ActorUnschedulableError)
 
 
+#: In the place of a replica's number: the supervisor, which knows where all of them are.
+SUPERVISOR_RID = -1
+
+
 class ReplicaCalls(Protocol):
     """Calls to the replicas of a cluster."""
 
     def call(self, gid: int, rid: int, method: str, args: tuple[Any, ...], done: OnAnswer) -> None:
-        """Start ``method(*args)`` at replica ``rid`` of group ``gid``; does not block or raise."""
+        """Start ``method(*args)`` at replica ``rid`` of group ``gid``, or at the supervisor; does not block
+        or raise."""
 
     def close(self) -> None:
         """No more calls; answers under way may be dropped."""
@@ -91,7 +96,8 @@ class RayCalls:
         methods: dict[str, Any] | None = None
         failure: BaseException | None = None
         try:
-            methods = {"": ray.get_actor(broker_name(gid, rid), namespace=self._namespace)}
+            name = SUPERVISOR if rid == SUPERVISOR_RID else broker_name(gid, rid)
+            methods = {"": ray.get_actor(name, namespace=self._namespace)}
         except Exception as error:
             failure = error
         with self._lock:

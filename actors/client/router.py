@@ -8,6 +8,7 @@ does in a turn stands in turns.py.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import random
 import threading
@@ -17,6 +18,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from escrowmq.actors.client.config import ChannelConfig
+from escrowmq.actors.client.member_watch import MemberWatch
 from escrowmq.actors.client.replica_calls import RayCalls, ReplicaCalls
 from escrowmq.actors.client.topology import ClusterInfo
 from escrowmq.actors.client.turns import Turns
@@ -44,6 +46,7 @@ class Router(Turns):
             info, config or ChannelConfig(), calls or RayCalls(info), clock=clock, rng=random.Random()
         )
         self._closing = self._ended = False
+        self.attach(MemberWatch(self.channels, self._calls.call, self._post_if_open, clock()))
         self._end_lock = threading.Lock()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
@@ -70,6 +73,14 @@ class Router(Turns):
         super().post(work)
         if self._ended:  # lost the race against close: nobody else will look at it
             self.end("this client was closed")
+
+    def _post_if_open(self, work: Callable[[], None]) -> None:
+        with contextlib.suppress(Closed):
+            self.post(work)
+
+    def members(self, gid: int) -> tuple[int, ...]:
+        """The replicas of a group, as far as they are known here. Any thread."""
+        return self.channels[gid].follower.members
 
     def close(self) -> None:
         """See :meth:`Turns.close`; stops the thread, too. Safe to call twice."""

@@ -77,7 +77,9 @@ class ConsumerCore:
         self.catalog = TopicCatalog(self.router, config.call_timeout_s)
         self.offsets = OffsetReader(self.router)
         # The salt only spreads load: no outcome depends on it.
-        choice = ReplicaChoice(info.replicas, salt=random.randrange(info.replicas))
+        choice = ReplicaChoice(
+            info.replicas, salt=random.randrange(info.replicas), members=self.router.members
+        )
         self.fetch = FetchThread(self.positions, choice, config, self._calls, self.condition, self.clock)
         self.membership: Membership | None = None
         if group is not None:

@@ -8,6 +8,7 @@ writes to do. Pure: takes ``now``.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from escrowmq.replication.calling.backoff import Backoff
@@ -32,17 +33,36 @@ class _Health:
 class ReplicaChoice:
     """Penalties of every replica of every group, and the pick among them."""
 
-    def __init__(self, replicas: int, salt: int = 0, last: int | None = None) -> None:
-        """Turns go round, from the replica ``salt`` on; ``last`` comes behind all others."""
-        others = [rid for rid in range(replicas) if rid != last]
-        first = salt % len(others) if others else 0
-        self._ring = [*others[first:], *others[:first], *(rid for rid in range(replicas) if rid == last)]
+    def __init__(
+        self,
+        replicas: int,
+        salt: int = 0,
+        last: int | None = None,
+        members: Callable[[int], tuple[int, ...]] | None = None,
+    ) -> None:
+        """Turns go round, from the replica ``salt`` on; ``last`` comes behind all others. ``members``: the
+        replicas of a group by now; None: always as many as these."""
+        self._founders, self._salt, self._last = tuple(range(replicas)), salt, last
+        self._members = members or (lambda gid: self._founders)
+        self._rings: dict[int, tuple[tuple[int, ...], list[int]]] = {}  # by group: made of whom
         self._health: dict[tuple[int, int], _Health] = {}
+
+    def _ring(self, gid: int) -> list[int]:
+        members = self._members(gid)
+        known = self._rings.get(gid)
+        if known is not None and known[0] is members:
+            return known[1]
+        others = [rid for rid in members if rid != self._last]
+        first = self._salt % len(others) if others else 0
+        ring = [*others[first:], *others[:first], *(rid for rid in members if rid == self._last)]
+        self._rings[gid] = members, ring
+        return ring
 
     def pick(self, gid: int, turn: int, now: float) -> int:
         """The replica for this turn: the first not avoided, else the one whose penalty ends first."""
-        first = turn % len(self._ring)
-        order = [*self._ring[first:], *self._ring[:first]]
+        ring = self._ring(gid)
+        first = turn % len(ring)
+        order = [*ring[first:], *ring[:first]]
         for rid in order:
             if not self.avoids(gid, rid, now):
                 return rid

@@ -28,7 +28,7 @@ from escrowmq.feedback.asking.lobby import Lobby
 from escrowmq.feedback.asking.pulse import Pulse
 from escrowmq.feedback.asking.shard_report import ShardReport
 from escrowmq.feedback.asking.topic_feedback import Handed, Place, TopicFeedback
-from escrowmq.feedback.brokers import Brokers, GroupLeader
+from escrowmq.feedback.brokers import AskMembers, Brokers, GroupLeader
 from escrowmq.feedback.config import FeedbackConfig
 from escrowmq.feedback.endless import endless
 from escrowmq.replication.calling.answers import LockedRow
@@ -67,10 +67,13 @@ class FeedbackShard:
         only: Pair | None = None,
         *,
         owned: bool = True,
+        members: AskMembers | None = None,
     ) -> None:
         self.index, self.shards = index, shards
         self._config, self._rng, self._only = config, rng, only
-        leaders = {gid: GroupLeader(gid, replicas, brokers, config.leader, rng) for gid in range(groups)}
+        leaders = {
+            gid: GroupLeader(gid, replicas, brokers, config.leader, rng, members) for gid in range(groups)
+        }
         slots = {gid: asyncio.Semaphore(config.submits_at_once) for gid in leaders}
         self._way = Way(f"feedback/{index}/{rng.getrandbits(64):016x}", leaders, slots, config)
         self._watches = {

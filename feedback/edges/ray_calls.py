@@ -17,9 +17,13 @@ from ray.exceptions import ActorUnschedulableError, RayActorError, RayError
 
 from escrowmq.feedback.answering.shard_link import AskedCheck, FeedbackLost, Place
 from escrowmq.feedback.brokers import BrokerUnreachable
-from escrowmq.feedback.names import broker_name
+from escrowmq.feedback.names import SUPERVISOR, broker_name
+from escrowmq.replication.calling.answers import MembersReport
 
 log = logging.getLogger(__name__)
+
+#: The supervisor answers at once, or is away.
+MEMBERS_WAIT_S = 5.0
 
 
 class RayBrokers:
@@ -47,6 +51,20 @@ class RayBrokers:
             else:
                 log.error("%s failed in %s: %s", broker_name(gid, rid), method, error)
             raise BrokerUnreachable(f"{broker_name(gid, rid)} failed in {method}") from error
+
+    async def members(self, gid: int) -> tuple[int, Sequence[int]] | None:
+        """See ``AskMembers``: of the supervisor, which knows where all replicas are."""
+        if not ray.is_initialized():
+            return None
+        try:
+            supervisor: Any = await asyncio.to_thread(ray.get_actor, SUPERVISOR, self._namespace)
+            call: Any = supervisor.members_of.remote(gid)
+            found: MembersReport | None = await asyncio.wait_for(call, MEMBERS_WAIT_S)
+        except (ValueError, AttributeError, RayError, TimeoutError) as error:
+            # It is away, or of an earlier version.
+            log.info("the supervisor does not say who the members of group %d are: %s", gid, error)
+            return None
+        return None if found is None else (found.version, found.all)
 
     def _say_earlier(self, gid: int, rid: int, method: str) -> None:
         if (gid, rid) not in self._earlier:

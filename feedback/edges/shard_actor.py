@@ -62,6 +62,7 @@ class FeedbackShardActor:
                 brokers,
                 self._config,
                 random.Random(),
+                members=brokers.members,
             )
             self._core.start()
         return self._core

@@ -30,6 +30,7 @@ The rules:
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from escrowmq.replication.calling.backoff import Backoff
@@ -51,10 +52,12 @@ class Probing:
 
 
 class LeaderFollower:
-    """The leader of one group of ``replicas`` replicas. See the module's text for the rules."""
+    """The leader of one group, which began with ``replicas`` replicas. The module's text has the rules."""
 
     def __init__(self, replicas: int, probing: Probing) -> None:
-        self.replicas = replicas
+        #: Whom to ask, and the version of the list: who comes and goes is learned by ``follow``.
+        self.members: tuple[int, ...] = tuple(range(replicas))
+        self.epoch = 0
         #: Where calls go; None: ask who leads.
         self.leader: int | None = None
         #: The highest term that a leader itself has proven; -1: none yet.
@@ -65,8 +68,19 @@ class LeaderFollower:
         self.next_round = float("-inf")
         self._probing = probing
         self._redirects = self._late_signs = 0
-        self._asked_at: list[float | None] = [None] * replicas  # of the question under way
-        self._unanswered = [0] * replicas  # questions in a row
+        self._asked_at: dict[int, float] = {}  # of the question under way
+        self._unanswered: dict[int, int] = {}  # questions in a row
+
+    def follow(self, epoch: int, members: Iterable[int]) -> None:
+        """The group's members, as of configuration ``epoch``; an older list changes nothing. Nobody who leads
+        is left for it: who was removed has handed over, and says so."""
+        found = tuple(sorted(members))
+        if epoch <= self.epoch or not found:
+            return
+        self.epoch, self.members = epoch, found
+        for table in (self._asked_at, self._unanswered):
+            for rid in [rid for rid in table if rid not in found]:
+                del table[rid]
 
     # ------------------------------------------------------------ what replicas say
 
@@ -84,7 +98,7 @@ class LeaderFollower:
         if rid != self.leader and self.leader is not None:
             return  # somebody who is not followed any more
         self._redirects += 1
-        usable = hint is not None and hint != rid and 0 <= hint < self.replicas and term >= self.term
+        usable = hint != rid and hint in self.members and term >= self.term
         self.leader = hint if usable and self._redirects <= REDIRECTS_MAX else None
 
     def failed(self, rid: int) -> None:
@@ -96,7 +110,7 @@ class LeaderFollower:
         """The answer to a question: whether ``rid`` leads and is ready, in its term. True: a leadership
         began, perhaps of the same replica; what went to the old one and was not answered is lost or late."""
         self.unheard(rid)
-        self._unanswered[rid] = 0
+        self._unanswered.pop(rid, None)
         if not ready:
             return False
         if term > self.term or (self.leader is None and term == self.term):
@@ -109,7 +123,7 @@ class LeaderFollower:
 
     def unheard(self, rid: int) -> None:
         """A question ended without an answer: ``rid`` may be asked again at once."""
-        self._asked_at[rid] = None
+        self._asked_at.pop(rid, None)
 
     def is_rumour(self, rid: int, hint: int | None, term: int) -> bool:
         """Whether ``rid`` speaks of a leadership that is news: worth a round of questions, for those who do
@@ -127,15 +141,16 @@ class LeaderFollower:
         if now < self.next_round:
             return []
         self.next_round = now + self._probing.every_s
-        return [rid for rid in range(self.replicas) if self.ask(rid, now)]
+        return [rid for rid in self.members if self.ask(rid, now)]
 
     def ask(self, rid: int, now: float) -> bool:
         """Whether to ask ``rid`` now: if so, this counts as having asked. One question at a time, put again
         when it has been without answer for too long."""
-        asked_at = self._asked_at[rid]
+        asked_at = self._asked_at.get(rid)
         if asked_at is not None:
-            if now < asked_at + self._probing.repeat.pause_s(self._unanswered[rid]):
+            unanswered = self._unanswered.get(rid, 0)
+            if now < asked_at + self._probing.repeat.pause_s(unanswered):
                 return False
-            self._unanswered[rid] += 1
+            self._unanswered[rid] = unanswered + 1
         self._asked_at[rid] = now
         return True

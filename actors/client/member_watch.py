@@ -1,0 +1,95 @@
+"""Clients learn of replicas that came to a group and of those that left it, by the version of its members.
+
+A client is given the founders, or the members of the moment at which it connected. Members change later, one
+after the other, and a client that sleeps meanwhile may know nobody who is left. So each group's list is
+looked at now and then: a replica is asked, and where requests wait for a leader in vain, the
+supervisor too, which knows where all replicas are. An older list changes nothing (``LeaderFollower.follow``).
+
+It is pumped in the router's turns, and asks one question at a time for each group; one that stays without
+answer is given up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final, Protocol
+
+from escrowmq.actors.client.replica_calls import SUPERVISOR_RID, OnAnswer
+from escrowmq.replication.calling.answers import MembersReport
+from escrowmq.replication.calling.leader import LeaderFollower
+
+#: Members change rarely, and in steps that take seconds each; a list that is old by this costs nothing while
+#: a leader is known, who says himself when it leads no more.
+LOOK_EVERY_S: Final = 30.0
+#: Without a leader for so long (an election takes less) there may be others than those that are asked.
+ASTRAY_S: Final = 2.0
+
+Call = Callable[[int, int, str, tuple[Any, ...], OnAnswer], None]
+
+
+class Led(Protocol):
+    """What is asked of a group's channel."""
+
+    @property
+    def follower(self) -> LeaderFollower: ...
+    @property
+    def searching(self) -> bool: ...
+
+
+@dataclass(slots=True)
+class _Group:
+    channel: Led
+    look_at: float
+    searching_since: float | None = None
+    question: int = 0  # the newest, whose answer counts
+
+
+class MemberWatch:
+    """A ``Source`` of the router. ``call``: ``ReplicaCalls.call``. ``post``: to the router."""
+
+    def __init__(
+        self, channels: Sequence[Led], call: Call, post: Callable[[Callable[[], None]], None], now: float
+    ) -> None:
+        self._call, self._post = call, post
+        self._groups = [_Group(channel, now + LOOK_EVERY_S) for channel in channels]
+
+    def pump(self, now: float) -> float:
+        """Ask what is due; when the next question is."""
+        wake = float("inf")
+        for gid, group in enumerate(self._groups):
+            if not group.channel.searching:
+                group.searching_since = None
+            elif group.searching_since is None:
+                group.searching_since = now
+                group.look_at = min(group.look_at, now + ASTRAY_S)
+            if now >= group.look_at:
+                group.look_at = now + (LOOK_EVERY_S if group.searching_since is None else ASTRAY_S)
+                self._ask(gid, group)
+            wake = min(wake, group.look_at)
+        return wake
+
+    def _ask(self, gid: int, group: _Group) -> None:
+        group.question += 1
+        answered = partial(self._answered, group, group.question)
+        follower = group.channel.follower
+        if follower.leader is None and group.question % 2:
+            self._call(gid, SUPERVISOR_RID, "members_of", (gid,), answered)
+            return
+        members = follower.members
+        rid = members[group.question % len(members)] if follower.leader is None else follower.leader
+        self._call(gid, rid, "members", (), answered)
+
+    def _answered(self, group: _Group, question: int, answer: Any, error: BaseException | None) -> None:
+        """In any thread. A replica of an earlier version, which does not know the question, ends in an error:
+        then the members are those of the beginning."""
+        if error is None and isinstance(answer, MembersReport):
+            self._post(lambda: self._follow(group, question, answer))
+
+    def _follow(self, group: _Group, question: int, answer: MembersReport) -> None:
+        if question == group.question:
+            group.channel.follower.follow(answer.version, answer.all)
+
+    def stopped(self, detail: str) -> None:
+        """See ``Source``."""
