@@ -27,9 +27,9 @@ def possible_voters(reports: Iterable[ReplicaReport | None]) -> dict[int, list[f
     applied = newest(told)
     found: dict[int, list[frozenset[int]]] = {}
     for gid, members in _told(told):
-        if gid in applied and members.version < applied[gid].version:
-            continue
-        voters = frozenset(members.voters)
+        old = gid in applied and members.version <= applied[gid].version
+        # Of two configurations of one version the other was cut off, whoever still reports it.
+        voters = frozenset(applied[gid].voters if old else members.voters)
         if voters and voters not in found.setdefault(gid, []):
             found[gid].append(voters)
     return found
