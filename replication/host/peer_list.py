@@ -27,16 +27,13 @@ class PeerList(Sequence[str]):
         self._now = self._others(first)
         self.epoch = 0
 
-    def tell(self, epoch: int, members: Iterable[str]) -> tuple[str, ...]:
-        """Somebody says that these are the members in configuration ``epoch``; those that are news. Nobody is
-        taken off the list: that the teller is right is known once the log says so."""
+    def tell(self, epoch: int, members: Iterable[str]) -> None:
+        """Somebody says that these are the members in configuration ``epoch``. Nobody is taken off the list:
+        that the teller is right is known once the log says so."""
         with self._lock:
-            if epoch < self.epoch:
-                return ()
-            self.epoch = epoch
-            news = self._others(set(members) - set(self._now))
-            self._now = self._others({*self._now, *news})
-            return news
+            if epoch >= self.epoch:
+                self.epoch = epoch
+                self._now = self._others({*self._now, *members})
 
     def follow(self, epoch: int, heard: Iterable[str]) -> None:
         """The node hears these, by a log whose newest configuration is ``epoch``."""

@@ -304,13 +304,15 @@ class RunningReplica:
     def told(self, epoch: int, members: Sequence[str]) -> None:
         """Somebody who may know says that these are the group's members; see peer_list.py. Any thread; raises
         Closed, TimeoutError."""
-        news = self.setup.peers.tell(epoch, members)
+        self.setup.peers.tell(epoch, members)
+        # Not only what is news to the list: that may have been told while the node was being built.
+        unheard = [peer for peer in self.setup.peers if peer not in self.node.heard]
 
         def tell() -> None:
-            for peer in news:
+            for peer in unheard:
                 self.node.told_of(peer)
 
-        if news:
+        if unheard:
             self.driver.call(tell)
 
     def _after_tick(self) -> None:

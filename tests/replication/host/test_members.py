@@ -206,12 +206,13 @@ def test_what_makes_no_sense_is_refused_before_it_is_in_the_log(group: BrokerGro
 def test_an_older_list_changes_nothing_and_nobody_is_taken_off_by_hearsay() -> None:
     peers = PeerList("0", ["0", "1", "10", "9"])
     assert list(peers) == ["1", "9", "10"], "by their numbers, without the replica itself"
-    assert peers.tell(5, ["0", "1", "11"]) == ("11",)
-    assert peers.tell(4, ["12"]) == ()
+    peers.tell(5, ["0", "1", "11"])
+    peers.tell(4, ["12"])
     assert list(peers) == ["1", "9", "10", "11"]
     peers.follow(6, ["11", "12"])
     assert (list(peers), peers.epoch, len(peers), peers[0]) == (["11", "12"], 6, 2, "11")
-    assert peers.tell(5, ["1"]) == ()
+    peers.tell(5, ["1"])
+    assert list(peers) == ["11", "12"]
 
 
 def test_whoever_goes_through_the_list_is_not_disturbed_by_a_change() -> None:
