@@ -177,7 +177,7 @@ class GroupLeader:
         except BrokerUnreachable:
             self._follower.unheard(rid)
             return
-        if self._follower.heard(rid, ready, term, _now()):
+        if self._follower.heard(rid, ready, term, _now(), hint):
             self._tell()
         elif not ready and self._follower.is_rumour(rid, hint, term):
             self._ask_all()

@@ -184,8 +184,8 @@ class GroupChannel:
         if error is not None:
             self.follower.unheard(rid)
             return
-        ready, _, term = answer
-        if self.follower.heard(rid, ready, term, now):
+        ready, hint, term = answer
+        if self.follower.heard(rid, ready, term, now, hint):
             self._begin_again(rid, now)
 
     def _begin_again(self, rid: int, now: float) -> None:

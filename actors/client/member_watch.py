@@ -2,8 +2,9 @@
 
 A client is given the founders, or the members of the moment at which it connected. Members change later, one
 after the other, and a client that sleeps meanwhile may know nobody who is left. So each group's list is
-looked at now and then: a replica is asked, and where requests wait for a leader in vain, the
-supervisor too, which knows where all replicas are. An older list changes nothing (``LeaderFollower.follow``).
+looked at now and then, and soon once somebody leads who is not on it: a replica is asked, and where requests
+wait for a leader in vain, the supervisor too, which knows where all replicas are. An older list changes
+nothing (``LeaderFollower.follow``).
 
 It is pumped in the router's turns, and asks one question at a time for each group; one that stays without
 answer is given up.
@@ -42,7 +43,7 @@ class Led(Protocol):
 class _Group:
     channel: Led
     look_at: float
-    searching_since: float | None = None
+    astray_since: float | None = None
     question: int = 0  # the newest, whose answer counts
 
 
@@ -59,13 +60,13 @@ class MemberWatch:
         """Ask what is due; when the next question is."""
         wake = float("inf")
         for gid, group in enumerate(self._groups):
-            if not group.channel.searching:
-                group.searching_since = None
-            elif group.searching_since is None:
-                group.searching_since = now
+            if not group.channel.searching and group.channel.follower.stranger is None:
+                group.astray_since = None
+            elif group.astray_since is None:
+                group.astray_since = now
                 group.look_at = min(group.look_at, now + ASTRAY_S)
             if now >= group.look_at:
-                group.look_at = now + (LOOK_EVERY_S if group.searching_since is None else ASTRAY_S)
+                group.look_at = now + (LOOK_EVERY_S if group.astray_since is None else ASTRAY_S)
                 self._ask(gid, group)
             wake = min(wake, group.look_at)
         return wake

@@ -17,7 +17,7 @@ The rules:
   for as long as the group needs to count up to it: for good, where nobody leads in that term. So the term is
   not taken over. Nor does a hint part us from a leader that answers: only its own refusal does, or its
   failure. Then the next call goes to whom it hints at, which saves a question; REDIRECTS_MAX hints later all
-  replicas are asked.
+  replicas are asked. Who is hinted at and is not on our list may have come since: it is asked with them.
 * **A failure, or an outcome that the leader does not know, means that nobody is followed**: all are asked.
 * **Silence parts us from nobody.** A silent leader may be slow. The replicas are asked who leads; a new
   leader says so itself. A leader that shows signs of life, late as they are, is left in peace for longer each
@@ -58,6 +58,8 @@ class LeaderFollower:
         #: Whom to ask, and the version of the list: who comes and goes is learned by ``follow``.
         self.members: tuple[int, ...] = tuple(range(replicas))
         self.epoch = 0
+        #: Named as the leader, and not on the list, which may be old.
+        self.stranger: int | None = None
         #: Where calls go; None: ask who leads.
         self.leader: int | None = None
         #: The highest term that a leader itself has proven; -1: none yet.
@@ -77,7 +79,7 @@ class LeaderFollower:
         found = tuple(sorted(members))
         if epoch <= self.epoch or not found:
             return
-        self.epoch, self.members = epoch, found
+        self.epoch, self.members, self.stranger = epoch, found, None
         for table in (self._asked_at, self._unanswered):
             for rid in [rid for rid in table if rid not in found]:
                 del table[rid]
@@ -98,7 +100,8 @@ class LeaderFollower:
         if rid != self.leader and self.leader is not None:
             return  # somebody who is not followed any more
         self._redirects += 1
-        usable = hint != rid and hint in self.members and term >= self.term
+        self._named(hint)
+        usable = hint is not None and hint >= 0 and hint != rid and term >= self.term
         self.leader = hint if usable and self._redirects <= REDIRECTS_MAX else None
 
     def failed(self, rid: int) -> None:
@@ -106,12 +109,14 @@ class LeaderFollower:
         if self.leader == rid:
             self.leader = None
 
-    def heard(self, rid: int, ready: bool, term: int, now: float) -> bool:
-        """The answer to a question: whether ``rid`` leads and is ready, in its term. True: a leadership
-        began, perhaps of the same replica; what went to the old one and was not answered is lost or late."""
+    def heard(self, rid: int, ready: bool, term: int, now: float, hint: int | None = None) -> bool:
+        """The answer to a question: whether ``rid`` leads and is ready, in its term; ``hint``: whom it
+        believes to lead. True: a leadership began, perhaps of the same replica; what went to the old one and
+        was not answered is lost or late."""
         self.unheard(rid)
         self._unanswered.pop(rid, None)
         if not ready:
+            self._named(hint)
             return False
         if term > self.term or (self.leader is None and term == self.term):
             self.leader, self.term, self._redirects = rid, term, 0
@@ -130,6 +135,10 @@ class LeaderFollower:
         not ask all replicas anyway. It is no reason to leave the leader (see the rules)."""
         return hint is not None and hint != self.leader and hint != rid and term > self.term
 
+    def _named(self, hint: int | None) -> None:
+        if hint is not None and hint >= 0 and hint not in self.members:
+            self.stranger = hint
+
     def _alive(self, now: float) -> None:
         self.trusted_until = now + TRUST.pause_s(self._late_signs)
         self._late_signs += 1
@@ -141,7 +150,8 @@ class LeaderFollower:
         if now < self.next_round:
             return []
         self.next_round = now + self._probing.every_s
-        return [rid for rid in self.members if self.ask(rid, now)]
+        everybody = self.members if self.stranger is None else (*self.members, self.stranger)
+        return [rid for rid in everybody if self.ask(rid, now)]
 
     def ask(self, rid: int, now: float) -> bool:
         """Whether to ask ``rid`` now: if so, this counts as having asked. One question at a time, put again

@@ -71,6 +71,16 @@ def test_whoever_searches_in_vain_asks_the_supervisor_and_a_replica_in_turn() ->
     assert asked.follower.round(100.0) == [7, 8]
 
 
+def test_somebody_leads_who_is_not_on_the_list() -> None:
+    asked = Asked()
+    asked.follower.heard(0, True, 5, 0.0)
+    asked.follower.refused(0, 7, 6)
+    ((rid, method, args, done),) = asked.run(0.0, 1.5 * ASTRAY_S)
+    assert (rid, method, args) == (7, "members", ())
+    done(of(3, 1, 2, 7), None)
+    assert asked.follower.stranger is None and asked.follower.members == (1, 2, 7)
+
+
 def test_an_election_is_no_reason_to_ask_nor_is_a_client_that_wants_nothing() -> None:
     asked = Asked()
     asked.searching = True
@@ -96,7 +106,7 @@ def test_a_hint_at_one_that_has_come_is_followed_once_it_is_known() -> None:
     follower.follow(2, [1, 2, 7])
     assert follower.leader == 0, "who leads is left when it says so itself"
     follower.refused(0, 7, 6)
-    assert follower.leader == 7
+    assert follower.leader == 7 and follower.stranger is None
     follower.failed(7)
     assert follower.round(1.0) == [1, 2, 7]
     follower.follow(3, [7])

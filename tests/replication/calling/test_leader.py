@@ -69,11 +69,28 @@ def test_a_hint_is_followed_but_only_from_the_leader_itself() -> None:
     assert (follower.leader, follower.term) == (1, 5)
 
 
-@pytest.mark.parametrize(("hint", "term"), [(None, 6), (0, 6), (3, 6), (-1, 6), (1, 4)])
-def test_a_hint_at_nobody_at_a_stranger_or_from_the_past_is_of_no_use(hint: int | None, term: int) -> None:
+@pytest.mark.parametrize(("hint", "term"), [(None, 6), (0, 6), (-1, 6), (1, 4)])
+def test_a_hint_at_nobody_or_from_the_past_is_of_no_use(hint: int | None, term: int) -> None:
     follower = led(0, 5)
     follower.refused(0, hint, term)
     assert follower.leader is None
+
+
+def test_one_that_came_after_our_list_is_found_by_the_hints_of_those_on_it() -> None:
+    follower = led(0, 5)
+    follower.refused(0, 3, 6)
+    assert follower.leader == 3
+    follower.failed(3)
+    assert follower.round(1.0) == [0, 1, 2, 3]
+    follower.follow(2, [1, 2, 3])
+    assert follower.stranger is None
+
+    follower = led(0, 5)
+    follower.failed(0)
+    assert follower.round(1.0) == [0, 1, 2]
+    assert not follower.heard(1, False, 6, 1.1, hint=3)
+    assert 3 in follower.round(1.2)
+    assert follower.heard(3, True, 6, 1.3, hint=3) and follower.leader == 3
 
 
 def test_replicas_that_point_at_each_other_are_not_followed_in_circles() -> None:
