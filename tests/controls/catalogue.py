@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from tests.controls import (
     branch_faults,
+    client_faults,
     disk_faults,
     feedback_faults,
     ghost_faults,
+    inquiry_faults,
     member_faults,
     mending_faults,
     raft_faults,
@@ -22,6 +24,8 @@ MODULES = (
     mending_faults,
     state_faults,
     branch_faults,
+    inquiry_faults,
+    client_faults,
     feedback_faults,
 )
 

@@ -71,6 +71,10 @@ class Scene:
         """Clients begin when all groups are at format level 2: faults begin after it, or neither would."""
         return self.tables is not None or not self.fence
 
+    def tables_of(self, gid: int) -> Settings | None:
+        """How much a group remembers."""
+        return self.tables
+
     def places(self, gid: int | None = None) -> list[tuple[str, int]]:
         """Partitions of one group, or of all."""
         every = [(topic, number) for topic, count in self.topics.items() for number in range(count)]

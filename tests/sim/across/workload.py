@@ -120,12 +120,13 @@ class AcrossWorkload(Acting):
         if not all(leader is not None and leader.replica.state.level == LEVEL_MAX for leader in leaders):
             self.later(LEVEL_STEP_S, self._set_tables)
             return
-        if self.scene.tables is None:
+        tables = [self.scene.tables_of(gid) for gid in range(self.scene.groups)]
+        self._unset = sum(small is not None for small in tables)
+        if not self._unset:
             self._open_shop()
-            return
-        self._unset = self.scene.groups
-        for desk in self.desks:
-            desk.call(ops.settings(self.scene.tables.values()), self._tables_set, lambda: True)
+        for desk, small in zip(self.desks, tables, strict=True):
+            if small is not None:
+                desk.call(ops.settings(small.values()), self._tables_set, lambda: True)
 
     def _tables_set(self, results: list[Any]) -> None:
         if results[0][0] != ResultCode.OK:

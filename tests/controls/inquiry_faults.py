@@ -1,0 +1,188 @@
+"""Planted faults in what a branch hears of its home group, and in how long home remembers what it decided.
+
+What is still open late (``followed-after-done``) needs a copy of a branch's PREPARE that is opened after its
+transaction was forgotten there. The refusal of such copies is one guard, home's answer about them the other;
+the fault takes away the second, and its world the first.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+import pytest
+
+from escrowmq.actors.client.replica_calls import OnAnswer
+from escrowmq.replication.calling.answers import Reply, Standing
+from escrowmq.replication.format.codec import Op, OpType, PrepareExtra, decode_ops
+from escrowmq.replication.replica import branches
+from escrowmq.replication.replica.replica import Replica
+from escrowmq.replication.state.machine import Result, StateMachine
+from escrowmq.replication.state.settings import Settings
+from escrowmq.replication.state.transactions import TransactionTable
+from tests.controls.branch_faults import APART
+from tests.controls.planting import plant
+from tests.controls.scenes import ALL_ACROSS, FORGETFUL, world
+from tests.sim.across import workload
+from tests.sim.across.branching import CALL_S, SimBranches
+from tests.sim.across.scene import Scene
+from tests.sim.across.simulation import Part
+from tests.sim.across.wire import Wire
+
+SHORT_MS = 100
+
+
+# ------------------------------------------------------------------ branches that have to ask
+def left_to_the_groups(patch: pytest.MonkeyPatch) -> None:
+    """Branches come due after a tenth of a second; of what clients tell them half is lost, so that they hear
+    it of home or ask; and where two replicas of home take themselves for its leader, they ask the earlier
+    one."""
+    world(ALL_ACROSS | {"act_every_s": 0.05})(patch)
+    settings, call = workload.topic_settings, Wire.call
+
+    def short(partitions: int, **options: int | str) -> dict[str, int | str]:
+        return settings(partitions, **options | {"transaction_timeout_ms": SHORT_MS})
+
+    def lossy(self: Wire, gid: int, rid: int, method: str, args: tuple[Any, ...], done: OnAnswer) -> None:
+        if self._parts[gid].calm or method != "submit" or not _is_lost(args[0], gid):
+            call(self, gid, rid, method, args, done)
+
+    patch.setattr(workload, "topic_settings", short)
+    patch.setattr(Wire, "call", lossy)
+    _ask_the_earlier(patch)
+
+
+def _is_lost(request: bytes, gid: int) -> bool:
+    """Whether it tells this branch group what home has decided, and is one of the half that is lost."""
+    for op in decode_ops(request):
+        if op.type in (OpType.COMMIT, OpType.ROLLBACK) and len(op.meta) > 5 and op.meta[5] >= 0:
+            return bool(zlib.crc32(f"{op.meta[1][0]}/{gid}".encode()) % 2)
+    return False
+
+
+def _ask_the_earlier(patch: pytest.MonkeyPatch) -> None:
+    made, call = SimBranches.__init__, SimBranches.call
+
+    def init(self: SimBranches, app: Any, context: Any, clients: Any) -> None:
+        made(self, app, context, clients)
+        setattr(self, "clients", clients)  # noqa: B010  (it has none by itself)
+
+    def to_the_earlier(
+        self: SimBranches, gid: int, method: str, args: tuple[Any, ...], done: Callable[[Any], None]
+    ) -> None:
+        clients: workload.AcrossWorkload = getattr(self, "clients")  # noqa: B009
+        rid = _deposed(clients.many.parts[gid]) if method == "submit" else None
+        if rid is None:
+            call(self, gid, method, args, done)
+            return
+        waits = [done]
+
+        def ended(answer: Any) -> None:
+            for waiting in waits:
+                waiting(answer)
+            waits.clear()
+
+        def answered(answer: Any, error: BaseException | None) -> None:
+            told = answer[1] if type(answer) is tuple and answer[0] == "ok" else None
+            self._context.later(0.0, lambda: ended(told))
+
+        clients.wire.call(gid, rid, method, args, answered)
+        self._context.later(CALL_S, lambda: ended(None))
+
+    patch.setattr(SimBranches, "__init__", init)
+    patch.setattr(SimBranches, "call", to_the_earlier)
+
+
+def _deposed(part: Part) -> int | None:
+    """The replica that leads an earlier term and does not know of its end, if there is one."""
+    leading = sorted((r.node.term, rid) for rid, r in enumerate(part.replicas) if r.up and r.node.ready)
+    return leading[0][1] if len(leading) > 1 else None
+
+
+@plant(
+    "inquire-from-state",
+    *APART,
+    *("lost-write", "unresolved"),  # a branch that is gone keeps a check from committing
+    groups=3,
+    chaos_s=10.0,
+    start=6,
+    often={"partition": 80},
+    conditions=left_to_the_groups,
+)
+def inquire_from_state(patch: pytest.MonkeyPatch) -> None:
+    """A leader answers a branch's INQUIRE from the state it has, and not through its log, so that a deposed
+    one says of what its successor has that it does not know it."""
+    submit = Replica.submit
+
+    def at_once(self: Replica, request: bytes, ops: Sequence[Op], done: Callable[[Reply], None]) -> None:
+        assert self._raft is not None
+        if self._raft.ready and all(op.type == OpType.INQUIRE for op in ops):
+            done(("ok", [self.state._inquire(0, op) for op in ops]))
+        else:
+            submit(self, request, ops, done)
+
+    patch.setattr(Replica, "submit", at_once)
+
+
+@plant(
+    *("home-forgets-too-early", *APART, "lost-write"),
+    groups=3,
+    chaos_s=10.0,
+    start=1,
+    often={"partition": 80},
+    conditions=left_to_the_groups,
+)
+def home_forgets_too_early(patch: pytest.MonkeyPatch) -> None:
+    """Home takes a decision for done as soon as one branch of several has done it."""
+    done = TransactionTable.done
+
+    def one_for_all(
+        self: TransactionTable,
+        now_ms: int,
+        app: str,
+        tx_ids: Sequence[str],
+        home_indexes: Sequence[int],
+        group: int,
+    ) -> bool:
+        turned = done(self, now_ms, app, tx_ids, home_indexes, group)
+        for tx_id, index in zip(tx_ids, home_indexes, strict=True):
+            decided = self.look(app).decided.get(tx_id)
+            for other in decided.waiting if decided is not None and decided.home_index == index else ():
+                turned |= done(self, now_ms, app, [tx_id], [index], other)
+        return turned
+
+    patch.setattr(TransactionTable, "done", one_for_all)
+
+
+# ------------------------------------------------------------------ branches that should not be there
+def late_branches_open(patch: pytest.MonkeyPatch) -> None:
+    """All groups but one forget ids all the time, many requests come again later, and a branch opens such a
+    copy: it is left to home's answer what becomes of it."""
+    world(FORGETFUL | {"across": 1.0})(patch)
+    patch.setattr(Scene, "tables_of", lambda scene, gid: scene.tables if gid else Settings())
+    refusal = StateMachine._refusal_of_new
+
+    def only_at_home(self: StateMachine, home_group: int, extra: PrepareExtra, count: int) -> Result | None:
+        if extra.home_index and self.forgotten_ms >= extra.heard_ms:
+            extra = msgspec.structs.replace(extra, heard_ms=self.forgotten_ms + 1)
+        return refusal(self, home_group, extra, count)
+
+    patch.setattr(StateMachine, "_refusal_of_new", only_at_home)
+
+
+@plant(
+    *("followed-after-done", "committed-twice", "duplicate"),
+    groups=2,
+    start=1,
+    conditions=late_branches_open,
+)
+def followed_after_done(patch: pytest.MonkeyPatch) -> None:
+    """A branch follows what home has decided although home has it as done there: then it is a late copy."""
+    judge = branches.judge
+
+    def credulous(home: Standing, gid: int) -> tuple[int | None, bool]:
+        return judge(home._replace(groups=[*home.groups, gid]), gid)
+
+    patch.setattr(branches, "judge", credulous)
