@@ -1,7 +1,8 @@
 """``python -m tests.controls``: how soon each planted fault is found, from many starting points.
 
-Prints a table, and writes it as markdown to the file that ``--markdown`` names. It fails if a fault is not
-found within its bound (``Planted.within``) from one of the starts, or as something that was not expected.
+Prints a table, and writes it as markdown to the file that ``--markdown`` names, or its rows into the table of
+docs/reliability.md (``--page``). It fails if a fault is not found within its bound (``Planted.within``) from
+one of the starts, or as something that was not expected.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ from rich.progress import track
 
 from tests.controls.catalogue import PLANTED, Planted
 from tests.controls.hunt import Found, hunt
+from tests.controls.page import COLUMNS, renew
 from tests.support.faults.tables import Sheet
 
-COLUMNS = ("planted fault", "what it breaks", "reported as", "seeds: median", "max", "virtual s: median")
 STRIDE = 1000  # between starting points
 
 
@@ -63,6 +64,7 @@ def main(
     ] = None,
     only: Annotated[list[str] | None, typer.Option(help="A planted fault; may be repeated.")] = None,
     to: Annotated[Path | None, typer.Option("--markdown", help="Where the table goes as markdown.")] = None,
+    page: Annotated[bool, typer.Option("--page", help="Put the figures into docs/reliability.md.")] = False,
     jobs: Annotated[int, typer.Option(help="Processes; 0: one per core.")] = 0,
 ) -> None:
     names = only or list(PLANTED)
@@ -84,4 +86,6 @@ def main(
     )
     if to is not None:
         to.write_text(markdown(rows))
+    if page:
+        renew({row[0]: row for row in rows})
     raise typer.Exit(bool(missed or odd))
