@@ -18,7 +18,7 @@ APART = ("torn-across", "branch-against-home")
 OPEN = ("orphan-branch", "unresolved")
 
 
-@plant("done-when-told", *APART, "lost-write", groups=2, chaos_s=10.0, conditions=world(ALL_ACROSS))
+@plant("done-when-told", *APART, "lost-write", groups=2, start=1, chaos_s=10.0, conditions=world(ALL_ACROSS))
 def done_when_told(patch: pytest.MonkeyPatch) -> None:
     """TX_DONE is written when a branch is told what home has decided, and not when it has done it."""
     push = Branches._push

@@ -163,13 +163,13 @@ def snapshot_without_its_last_entry(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Replica, "apply", early)
 
 
-@plant("snapshot-without-settled", *STATE, often={"snapshot": 40, "roll": 40, "kill": 30})
+@plant("snapshot-without-settled", *STATE, start=2, often={"snapshot": 40, "roll": 40, "kill": 30})
 def snapshot_without_settled(patch: pytest.MonkeyPatch) -> None:
     """A snapshot forgets which transactions are settled."""
     _begun(patch, settled=[])
 
 
-@plant("snapshot-without-producers", *STATE, often={"snapshot": 40, "roll": 40, "kill": 30})
+@plant("snapshot-without-producers", *STATE, start=2, often={"snapshot": 40, "roll": 40, "kill": 30})
 def snapshot_without_producers(patch: pytest.MonkeyPatch) -> None:
     """A snapshot forgets the sequence numbers of producers: what is sent again is stored again."""
     _begun(patch, producers=[])

@@ -89,6 +89,7 @@ def mark_after_the_link(patch: pytest.MonkeyPatch) -> None:
     *LOST,
     workload="raw",
     within=60,
+    start=6,
     passing_over=(
         "stuck-learner",
     ),  # it waits for a process that never speaks to it; true, and not the point

@@ -61,6 +61,7 @@ def mends_without_a_look_at_terms(patch: pytest.MonkeyPatch) -> None:
     "unfit-candidate",
     workload="raw",
     within=40,
+    start=12,
     often=DAMAGE,
     conditions=nobody_gives_entries,
 )

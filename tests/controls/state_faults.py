@@ -78,6 +78,7 @@ def conflicts_answered_as_done(patch: pytest.MonkeyPatch) -> None:
     "unstable-outcome",
     "G1a",
     "ApplyFailed",
+    start=8,
 )
 def two_decisions_in_flight(patch: pytest.MonkeyPatch) -> None:
     """A transaction whose decision is under way may get a second one, which is then carried out too."""
@@ -351,6 +352,7 @@ def requests_without_bound(patch: pytest.MonkeyPatch) -> None:
     "OffsetGone",
     "gap",
     chaos_s=10.0,
+    start=2,
     often={"snapshot": 60, "roll": 60, "retention": 60},
 )
 def retention_drops_a_prepare(patch: pytest.MonkeyPatch) -> None:
