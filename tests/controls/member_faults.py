@@ -80,7 +80,7 @@ def member_id_used_again(patch: pytest.MonkeyPatch) -> None:
     conditions=many_changes,
     passing_over=LATE,
     within=80,
-    start=75,
+    start=14,
 )
 def tail_ignored_at_start(patch: pytest.MonkeyPatch) -> None:
     """A start counts by what is applied, whatever its log says behind that."""
