@@ -51,7 +51,7 @@ from escrowmq.replication.log.marks import (
 from escrowmq.replication.log.peer_marks import PeerMarks
 from escrowmq.replication.net.handshake import PeerIdentity
 from escrowmq.replication.raft.node import PeerLink, RaftConfig, RaftNode
-from escrowmq.replication.replica.checkpoints import CheckpointJob, Checkpoints
+from escrowmq.replication.replica.checkpoints import Checkpoints, Job
 from escrowmq.replication.replica.replica import Limits, Replica
 from escrowmq.replication.state.machine import LEVEL_MAX, StateMachine
 
@@ -349,7 +349,7 @@ class RunningReplica:
             why = f"entry {waits_for} is damaged, and nobody has it: copying the leader's log"
             self.end(Unavailable(why, 1.0))
 
-    def _start_job(self, job: CheckpointJob, done: Callable[[], None]) -> None:
+    def _start_job(self, job: Job, done: Callable[[], None]) -> None:
         def work() -> None:
             try:
                 job.run()

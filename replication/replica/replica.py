@@ -20,7 +20,7 @@ from escrowmq.replication.format.codec import Op, decode_ops
 from escrowmq.replication.log.journal import SegmentJournal
 from escrowmq.replication.replica import fetching, retention
 from escrowmq.replication.replica.admission import Admission, ComposedEntry, Submission
-from escrowmq.replication.replica.checkpoints import CheckpointJob, Checkpoints
+from escrowmq.replication.replica.checkpoints import Checkpoints, Job
 from escrowmq.replication.replica.levels import next_level
 from escrowmq.replication.replica.validation import level_needed
 from escrowmq.replication.state.machine import LEVEL_MAX, Result, StateMachine
@@ -72,7 +72,7 @@ class Replica:
         journal: SegmentJournal,
         checkpoints: Checkpoints,
         limits: Limits,
-        start_job: Callable[[CheckpointJob, Callable[[], None]], None],
+        start_job: Callable[[Job, Callable[[], None]], None],
         on_due: Callable[[], None] = lambda: None,
         number_of: Callable[[str], int] = int,
     ) -> None:
@@ -131,10 +131,10 @@ class Replica:
     def _checkpoint_slice(self) -> None:
         job = self.checkpoints.step(self.state, self.limits.slice_visits)
         if job is not None:
-            self._start_job(job, lambda: self._checkpoint_written(job))
+            self._start_job(job, lambda: self._job_done(job))
 
-    def _checkpoint_written(self, job: CheckpointJob) -> None:
-        self.checkpoints.written(self.state, job)
+    def _job_done(self, job: Job) -> None:
+        self.checkpoints.done(self.state, job)
         self._checkpoint_slice()
 
     # -------------------------------------------------------------- requests

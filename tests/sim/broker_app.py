@@ -10,7 +10,7 @@ from escrowmq.replication.format.codec import decode_rows
 from escrowmq.replication.host.due_checks import lock_due
 from escrowmq.replication.host.running import TIMER_S
 from escrowmq.replication.raft.node import RaftNode
-from escrowmq.replication.replica.checkpoints import CheckpointJob, Checkpoints, snapshot_name
+from escrowmq.replication.replica.checkpoints import Checkpoints, Job, snapshot_name
 from escrowmq.replication.replica.fetching import FetchResult
 from escrowmq.replication.replica.replica import Limits, Replica
 from escrowmq.replication.state.machine import StateMachine
@@ -107,7 +107,7 @@ class BrokerApplication:
     def timer_s(self) -> float:
         return self._next_timer_s
 
-    def _start_job(self, job: CheckpointJob, done: Callable[[], None]) -> None:
+    def _start_job(self, job: Job, done: Callable[[], None]) -> None:
         def write() -> None:
             job.run()
             done()

@@ -166,6 +166,8 @@ BOUNDS: dict[str, int | Most] = {
     "Checkpoints._named": FILES,
     "Checkpoints._named[]": FILES,
     "Checkpoints._run_files": FILES,
+    "Checkpoints._unneeded": FILES,
+    "RemovalJob.names": FILES,
     "Checkpoints.indexes": 10,
     **{
         f"Snapshot.{name}": FILES

@@ -12,7 +12,7 @@ from typing import Any
 from escrowmq.replication.calling.answers import LevelReport
 from escrowmq.replication.log.disk import Disk, RealDisk
 from escrowmq.replication.log.journal import SegmentJournal
-from escrowmq.replication.replica.checkpoints import CheckpointJob, Checkpoints
+from escrowmq.replication.replica.checkpoints import Checkpoints, Job
 from escrowmq.replication.replica.replica import Limits, Replica
 from escrowmq.replication.replica.validation import parse_request
 from escrowmq.replication.state.machine import LEVEL_MAX, StateMachine
@@ -83,7 +83,7 @@ class Single(Submitting):
             self.redone += 1
         self.now_ms = max(1_000_000, state.now_ms)
 
-    def _run(self, job: CheckpointJob, done: Callable[[], None]) -> None:
+    def _run(self, job: Job, done: Callable[[], None]) -> None:
         job.run()
         done()
 

@@ -59,9 +59,12 @@ def sealed_log(disk: Disk, count: int = 10) -> SegmentJournal:
 def take(checkpoints: Checkpoints, state: StateMachine, term: int = 1) -> None:
     """A checkpoint from its beginning to its end."""
     checkpoints.begin(state, term)
-    while (job := checkpoints.step(state, 1)) is None:
-        pass
-    job.run()
-    checkpoints.written(state, job)
+    to_the_end(checkpoints, state)
+
+
+def to_the_end(checkpoints: Checkpoints, state: StateMachine, visits: int = 1) -> None:
+    """What is left of a checkpoint, with its jobs."""
     while checkpoints.busy:
-        checkpoints.step(state, 1)
+        if (job := checkpoints.step(state, visits)) is not None:
+            job.run()
+            checkpoints.done(state, job)

@@ -3,6 +3,7 @@ about its files meanwhile counts."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from escrowmq.replication.replica.checkpoints import CheckpointJob, Checkpoints,
 from escrowmq.replication.state.machine import StateMachine
 from escrowmq.replication.state.run_table import RunTable
 from tests.sim.disk import SimDisk
-from tests.support.storage import sim_disk, take
+from tests.support.storage import sim_disk, take, to_the_end
 
 PARTITIONS = 600
 VISITS = 10
@@ -36,8 +37,9 @@ def written(state: StateMachine, checkpoints: Checkpoints) -> CheckpointJob:
     checkpoints.begin(state, 1)
     while (job := checkpoints.step(state, VISITS)) is None:
         pass
+    assert isinstance(job, CheckpointJob)
     job.run()
-    checkpoints.written(state, job)
+    checkpoints.done(state, job)
     return job
 
 
@@ -50,8 +52,7 @@ def found_damaged_while_it_is_put_in_place() -> tuple[Checkpoints, SimDisk]:
     checkpoints.step(state, VISITS)
     assert checkpoints.busy, "further slices are to come"
     checkpoints.drop_damaged(snapshot_name(7))  # as the scrubber says, or a peer that copies it
-    while checkpoints.busy:
-        checkpoints.step(state, VISITS)
+    to_the_end(checkpoints, state, VISITS)
     assert not disk.exists(snapshot_name(7))
     assert checkpoints.due(8), "another one with the next entry"
     state.applied_index = 8
@@ -83,9 +84,8 @@ def test_one_that_is_let_go_while_it_is_written_does_not_come_back() -> None:
         pass
     checkpoints.drop_damaged(snapshot_name(7))
     job.run()
-    checkpoints.written(state, job)
-    while checkpoints.busy:
-        checkpoints.step(state, VISITS)
+    checkpoints.done(state, job)
+    to_the_end(checkpoints, state, VISITS)
     assert checkpoints.indexes == [] and not disk.exists(snapshot_name(7))
 
 
@@ -143,10 +143,13 @@ def test_no_step_looks_at_all_partitions_of_a_topic_that_was_deleted() -> None:
         while (job := checkpoints.step(state, VISITS)) is None:
             pass
         job.run()
-        checkpoints.written(state, job)
+        checkpoints.done(state, job)
         while checkpoints.busy:
-            checkpoints.step(state, VISITS)
+            removal = checkpoints.step(state, VISITS)
             assert slots.count <= VISITS
+            if removal is not None:
+                removal.run()
+                checkpoints.done(state, removal)
             slots.count = 0
     assert not disk.exists(runs), "nobody reads it, and both snapshots that named it are gone"
 
@@ -164,3 +167,56 @@ def test_what_a_file_holds_of_a_topic_that_is_there_keeps_it() -> None:
     assert disk.exists(runs)
     again, _ = Checkpoints(disk).recover(lambda: StateMachine(0, 1))
     assert len(again.topics.find("u", 0).index.runs_from(0)) == 1  # type: ignore[union-attr]
+
+
+# ------------------------------------------------------------------ what waits for the disk
+
+
+def superseding(monkeypatch: pytest.MonkeyPatch) -> tuple[StateMachine, SimDisk, Checkpoints, list[str]]:
+    """The last of the checkpoints after which files go; what its steps have the disk do is noted."""
+    state, disk, checkpoints = begun(3)
+    for index in (7, 8):
+        state.applied_index = index
+        publish(state, index)
+        take(checkpoints, state)
+    called: list[str] = []
+
+    def noted(name: str, do: Callable[..., None]) -> Callable[..., None]:
+        return lambda *args: (called.append(name), do(*args))[1]
+
+    for name in ("remove", "sync_dir", "rename", "write_atomic"):
+        monkeypatch.setattr(disk, name, noted(name, getattr(disk, name)))
+    state.applied_index = 9
+    publish(state, 9)
+    checkpoints.begin(state, 1)
+    return state, disk, checkpoints, called
+
+
+def test_the_applying_thread_writes_and_removes_no_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To unlink a large file takes as long as several heartbeats."""
+    state, disk, checkpoints, called = superseding(monkeypatch)
+    jobs = 0
+    while checkpoints.busy:
+        job = checkpoints.step(state, VISITS)
+        assert called == []
+        if job is not None:
+            job.run()
+            called.clear()
+            checkpoints.done(state, job)
+            assert called == []
+            jobs += 1
+    assert jobs == 2 and not disk.exists(snapshot_name(7)) and checkpoints.indexes == [8, 9]
+
+
+def test_none_begins_while_files_are_removed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else its run file, which no snapshot names yet, could be among them."""
+    state, _, checkpoints, _ = superseding(monkeypatch)
+    while (job := checkpoints.step(state, VISITS)) is None or isinstance(job, CheckpointJob):
+        if job is not None:
+            job.run()
+            checkpoints.done(state, job)
+    checkpoints.want(9)
+    assert not checkpoints.due(10)
+    job.run()
+    checkpoints.done(state, job)
+    assert checkpoints.due(10)
