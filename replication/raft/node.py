@@ -32,12 +32,13 @@ from escrowmq.replication.errors import (
     Superseded,
 )
 from escrowmq.replication.format.codec import MEMBERSHIP
-from escrowmq.replication.format.membership import NOBODY, Members, encode_members, founding, in_order
+from escrowmq.replication.format.membership import NOBODY, Members, encode_members, founding
 from escrowmq.replication.format.wire import RaftMessage
 from escrowmq.replication.log.peer_marks import Incarnation, Incarnations
 from escrowmq.replication.raft.changing import MemberChanges
 from escrowmq.replication.raft.guards import FollowerGuard, VoteGuard, sound_index
 from escrowmq.replication.raft.handover import Handover
+from escrowmq.replication.raft.hearing import Hearing
 from escrowmq.replication.raft.members import Circle, Step, after
 from escrowmq.replication.raft.prevote import PreVote
 from escrowmq.replication.raft.progress import quorum_index
@@ -90,13 +91,13 @@ class RaftNode:
         ``rejoining`` is False. ``marks``: the incarnations of the peers (None: kept in memory).
         ``drop_link(peer)``: close the link to a process whose place was taken. Raises CorruptLog if state and
         log do not fit together."""
-        self.id, self._told = self_id, {p for p in peers if p != self_id}
-        self.config = config or RaftConfig()
+        self.id, self.config = self_id, config or RaftConfig()
+        others = {peer for peer in peers if peer != self_id}
         self._journal, self._apply, self._clock = journal, apply, clock
         self._link, self._on_peers = link, on_peers
         applied_index = max(1, applied_index)  # entry 1 is pysyncobj's own, no command
         check_fit(journal, applied_index)
-        journal.members.begin(0, NOBODY if joining else founding([self_id, *self._told]))
+        journal.members.begin(0, NOBODY if joining else founding([self_id, *others]))
         self._member_edits = journal.members.edits
         self._circle = Circle(self_id, journal.members.since(applied_index))
         self._guard, self._votes = FollowerGuard(journal), VoteGuard()
@@ -132,9 +133,9 @@ class RaftNode:
             drop=drop_link,
         )
         self._handlers = self._all_handlers()
-        self._known = self._who_is_heard()
-        if self._known != self._told:
-            self._on_peers(frozenset(self._known))
+        self._hearing = Hearing(self_id, others, self._possible)
+        if self._hearing.known != others:
+            self._on_peers(self.heard)
 
     def _all_handlers(self) -> dict[str, Callable[[str, RaftMessage], object]]:
         return {
@@ -186,7 +187,7 @@ class RaftNode:
     @property
     def heard(self) -> frozenset[str]:
         """With whom links are kept: whoever may be a member, and whom this replica was told of."""
-        return frozenset(self._known)
+        return frozenset(self._hearing.known)
 
     @property
     def leader_id(self) -> str | None:
@@ -327,7 +328,7 @@ class RaftNode:
 
     def deliver(self, peer: str, message: RaftMessage) -> None:
         """A message from ``peer``, decoded. Unknown types and senders are ignored."""
-        if self._closed or peer not in self._known:
+        if self._closed or peer not in self._hearing.known:
             return
         kind = message["type"]
         handler = self._handlers.get(kind)
@@ -339,7 +340,7 @@ class RaftNode:
     def connected(self, peer: str, *, knows_us: bool = False) -> None:
         """The link to ``peer`` is up. ``knows_us``: it keeps incarnations, ours among them."""
         self._linked[peer] = knows_us
-        if peer not in self._known:
+        if peer not in self._hearing.known:
             return
         self._connected.add(peer)
         self._rejoin.connected(peer, knows_us=knows_us)
@@ -456,44 +457,34 @@ class RaftNode:
     # -------------------------------------------------------------- members
     def told_of(self, peer: str) -> None:
         """Somebody who may know says that ``peer`` belongs to the group: hear what it has to say."""
-        self._told.add(peer)
+        self._hearing.told_of(peer)
         self._hear()
+
+    def _possible(self) -> list[Members]:
+        """The configurations that may be in force: the applied one, and those after it in the log."""
+        return self._journal.members.since(self._core.applied_index())
 
     def _follow_members(self) -> None:
         """The configuration in force may have changed: an entry was appended, cut off, or applied."""
-        history, before = self._journal.members, self._circle.members
-        self._member_edits = history.edits
-        self._circle.follow(history.since(self._core.applied_index()))
+        before, self._member_edits = self._circle.members, self._journal.members.edits
+        self._circle.follow(self._possible())
         if self._circle.members != before:
-            self._core.follow(self._circle.voters, {*self._who_is_heard(), *self._circle.peers})
+            self._core.follow(self._circle.voters, {*self._hearing.named(), *self._circle.peers})
             self._replicator.follow()
         self._hear()
 
-    def _who_is_heard(self) -> set[str]:
-        """Who belongs to the group in any configuration that may be in force, and whom we were told of; none
-        that the applied one has retired."""
-        possible = self._journal.members.since(self._core.applied_index())
-        named = self._told.union(*[members.all for members in possible])
-        return {peer for peer in named if peer != self.id and not possible[0].retired(peer)}
-
-    def _retired(self, peer: str) -> bool:
-        """Whether it was a member and surely is none any more."""
-        members = self._journal.members.at(self._core.applied_index())
-        return members is not None and members.retired(peer)
-
     def _hear(self) -> None:
         """Take over links that were up before we knew who that is, and let go of those who are gone."""
-        before, self._known = self._known, self._who_is_heard()
-        for peer in in_order(self._known - before):
+        came, gone = self._hearing.look()
+        for peer in came:
             if peer in self._linked:
                 self.connected(peer, knows_us=self._linked[peer])
-        for peer in in_order(before - self._known):
+        for peer in gone:
             linked = self._linked.get(peer)
             self.disconnected(peer)
             if linked is not None:  # it may be heard again
                 self._linked[peer] = linked
             self._rejoin.forget(peer)
-        self.marks.forget([peer for peer in before - self._known if self._retired(peer)])
-        self._told &= self._known
-        if self._known != before:
-            self._on_peers(frozenset(self._known))
+        self.marks.forget(self._hearing.retired(gone))
+        if came or gone:
+            self._on_peers(self.heard)

@@ -90,6 +90,6 @@ def tail_ignored_at_start(patch: pytest.MonkeyPatch) -> None:
         begin(self, *args, **named)  # type: ignore[arg-type]
         applied: Sequence[Members] = self._journal.members.since(self.applied_index)[:1]
         self._circle.follow(applied)
-        self._core.follow(self._circle.voters, {*self._known, *self._circle.peers})
+        self._core.follow(self._circle.voters, {*self._hearing.known, *self._circle.peers})
 
     patch.setattr(RaftNode, "__init__", ignorant)

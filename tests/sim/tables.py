@@ -39,7 +39,7 @@ Most = Callable[[Counter[str], "SimReplica", Any], int]
 def _peers(found: Counter[str], replica: SimReplica, broker: Any) -> int:
     """Of members that are gone nothing stays, except votes of this term and the like."""
     most = VOTERS_MAX + LEARNERS_MAX if replica.members_change else 0
-    return max(len(replica.node._known) + 1, most)
+    return max(len(replica.node._hearing.known) + 1, most)
 
 
 def _links(found: Counter[str], replica: SimReplica, broker: Any) -> int:
@@ -224,6 +224,8 @@ BOUNDS: dict[str, int | Most] = {
     "Handover._connected": _peers,
     "MemberChanges._held": LEARNERS_MAX,
     "MemberChanges._rounds": LEARNERS_MAX,
+    "Hearing._told": _peers,
+    "Hearing.known": _peers,
     "MemberHistory._commands": FILES,
     "MemberHistory._indexes": FILES,
     "PeerProgress._flights": COMMAND_BYTES_MAX,
@@ -232,9 +234,7 @@ BOUNDS: dict[str, int | Most] = {
     "Proposals._waiting": _entries,
     "RaftNode._connected": _peers,
     "RaftNode._handlers": OF_THE_PROGRAM,
-    "RaftNode._known": _peers,
     "RaftNode._linked": _links,
-    "RaftNode._told": _peers,
     "PeerMarks._known": _peers,
     "Rejoin._answers": _peers,
     "Rejoin._learners": _peers,
