@@ -3,7 +3,7 @@ so."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import cast
 
 import pytest
@@ -118,10 +118,10 @@ def learner_taken_for_a_member(patch: pytest.MonkeyPatch) -> None:
     """The supervisor counts a replica that still learns as one that is well, and moves a second one of
     three."""
 
-    def well(seat: Seat, seats: Mapping[ReplicaKey, Seat], seen: Mapping[ReplicaKey, Seen]) -> bool:
-        group = [key for key in seats if key[0] == seat.gid]
+    def well(seat: Seat, voters: Collection[int], seen: Mapping[ReplicaKey, Seen]) -> bool:
         there = (Condition.RUNNING, Condition.LEARNING)
-        return 2 * sum(seen[key].condition in there for key in group if key != seat.key) > len(group)
+        others = [seen[seat.gid, rid] for rid in voters if rid != seat.rid]
+        return 2 * sum(other.condition in there for other in others) > len(voters)
 
     patch.setattr(placement, "_others_are_well", well)
 
