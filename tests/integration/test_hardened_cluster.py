@@ -110,7 +110,7 @@ def hardened() -> Iterator[Hardened]:
     finally:
         os.killpg(head.pid, signal.SIGTERM)
         try:
-            head.wait(20)
+            head.wait(3)
         except subprocess.TimeoutExpired:
             pass
         for number in _left(path):
