@@ -1,8 +1,8 @@
 """One Ray and one EscrowMQ cluster for all integration tests of a run.
 
 Starting Ray takes seconds and a cluster a few more, so both are session-scoped and shared: use topic,
-group and app names of your own (``unique``), and leave the brokers as you found them. A test that
-kills or stops something starts what it kills by itself.
+group and app names of your own (``unique``), and leave the brokers as you found them. A test that kills
+a broker waits until it is back; one that stops something starts what it stops by itself.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+
+from tests.integration.spark_modes import make_room
 
 if TYPE_CHECKING:
     from escrowmq import Cluster
@@ -47,6 +49,14 @@ def cluster(ray_local: str) -> Iterator[Cluster]:
 
     with escrowmq.start_local(groups=1, replicas=3) as running:
         yield running
+        make_room()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def room(request: pytest.FixtureRequest) -> None:
+    """A module that does not share its session of Spark begins without one."""
+    if not hasattr(request.module, "shared"):
+        make_room()
 
 
 @pytest.fixture

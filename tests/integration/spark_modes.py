@@ -1,10 +1,18 @@
-"""The ways to a session, for fixtures: tests of source and sink are the same under each of them."""
+"""The ways to a session, for fixtures: tests of source and sink are the same under each of them.
+
+A process has one session at a time, and to start one costs as much processor time as the tests of a whole
+module. So ``shared`` keeps the last one for the next module, if that is one of those which import ``shared``;
+for all others the fixture ``room`` (conftest.py) has ended it.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 #: Without executors to start, so it is the one of every run; the others have theirs in `make test-long`.
 MODES = [
@@ -13,9 +21,32 @@ MODES = [
     pytest.param("standalone", marks=pytest.mark.long),
 ]
 
+_kept: dict[str, SparkSession] = {}  # by mode, at most one
 
-def two_cores(mode: str) -> dict[str, Any]:
-    """Settings of a session in which two tasks run at a time, in two executors where there are any."""
-    if mode == "local":
-        return {"mode": mode, "cores": 2, "quick_start": True}
-    return {"mode": mode, "executors": 2, "cores": 1, "memory": "512m", "quick_start": True}
+
+def shared(mode: str) -> SparkSession:
+    """The session of this process in that mode, in the cluster that is shared as well.
+
+    Two tasks run at a time, in two executors where there are any; a task that fails is tried again.
+    """
+    from escrowmq.spark_integration import spark_session
+
+    if mode not in _kept:
+        make_room()
+        configs = {"spark.sql.shuffle.partitions": "2"}
+        settings: dict[str, Any] = {"executors": 2, "cores": 1, "memory": "512m"}
+        if mode == "local":
+            settings = {"cores": 2}
+            configs["spark.master"] = "local[2,4]"  # else a task that fails is not repeated
+        session = spark_session("tests", mode=mode, quick_start=True, configs=configs, **settings)
+        session.sparkContext.setLogLevel("ERROR")
+        _kept[mode] = session
+    return _kept[mode]
+
+
+def make_room() -> None:
+    """End the session that is kept, if there is one."""
+    from escrowmq.spark_integration import stop_session
+
+    while _kept:
+        stop_session(_kept.popitem()[1])

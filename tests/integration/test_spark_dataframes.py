@@ -6,14 +6,13 @@ the last ones. So filters are left to Spark unless a read asks for them with ``p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import pytest
 
 from escrowmq.replication.model import Message
-from escrowmq.spark_integration import spark_session, stop_session
-from tests.integration.spark_modes import MODES, two_cores
+from tests.integration.spark_modes import MODES, shared
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -28,10 +27,8 @@ PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
 
 
 @pytest.fixture(scope="module", params=MODES)
-def spark(request: pytest.FixtureRequest, cluster: Cluster) -> Iterator[SparkSession]:
-    session = spark_session("test-dataframes", **two_cores(request.param))
-    yield session
-    stop_session(session)
+def spark(request: pytest.FixtureRequest, cluster: Cluster) -> SparkSession:
+    return shared(request.param)
 
 
 @pytest.fixture

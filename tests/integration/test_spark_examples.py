@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from escrowmq.spark_integration import spark_session, stop_session
 from examples import spark_streaming_revenue, spark_topic_to_tables
+from tests.integration.spark_modes import shared
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -25,11 +25,8 @@ Unique = Callable[[str], str]
 
 
 @pytest.fixture(scope="module")
-def spark(cluster: Cluster) -> Iterator[SparkSession]:
-    session = spark_session("examples", mode="local", cores=2, quick_start=True)
-    session.sparkContext.setLogLevel("ERROR")
-    yield session
-    stop_session(session)
+def spark(cluster: Cluster) -> SparkSession:
+    return shared("local")
 
 
 def test_streaming_revenue_arrives_at_every_minute_s_total_once(

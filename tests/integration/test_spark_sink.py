@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from escrowmq import Message
-from escrowmq.spark_integration import SparkSinkQuerier, resolve_sink, spark_session, stop_session
+from escrowmq.spark_integration import SparkSinkQuerier, resolve_sink
 from escrowmq.spark_integration.sink.intents import Intent, IntentStore, epoch_id_of
-from tests.integration.spark_modes import MODES, two_cores
+from tests.integration.spark_modes import MODES, shared
 from tests.integration.spark_sinking import (
     PARTITIONS,
     Files,
@@ -39,35 +39,21 @@ pytestmark = [pytest.mark.spark, pytest.mark.ray, pytest.mark.timeout(240)]
 Name = Callable[[str], str]
 
 
-@pytest.fixture(scope="module")
-def own(ray_local: str) -> Iterator[Cluster]:
-    """A cluster of this module's own, since one of its leaders is killed."""
-    import escrowmq
-
-    with escrowmq.start_local(groups=1, replicas=3, namespace="sink") as running:
-        yield running
-
-
 @pytest.fixture(scope="module", params=MODES)
-def spark(request: pytest.FixtureRequest, own: Cluster) -> Iterator[SparkSession]:
-    configs = {"spark.sql.shuffle.partitions": "2"}
-    if request.param == "local":
-        configs["spark.master"] = "local[2,4]"  # else a task that fails is not repeated
-    session = spark_session("test-sink", namespace="sink", configs=configs, **two_cores(request.param))
-    yield session
-    stop_session(session)
+def spark(request: pytest.FixtureRequest, cluster: Cluster) -> SparkSession:
+    return shared(request.param)
 
 
 @pytest.fixture
-def target(own: Cluster, unique: Name) -> Iterator[Target]:
+def target(cluster: Cluster, unique: Name) -> Iterator[Target]:
     topic = unique("sink")
-    own.admin.create_topic(topic, partitions=PARTITIONS)
-    made = Target(own.info, topic, PARTITIONS)
+    cluster.admin.create_topic(topic, partitions=PARTITIONS)
+    made = Target(cluster.info, topic, PARTITIONS)
     yield made
     made.close()
 
 
-def test_a_batch_comes_back_as_it_was_written(spark: SparkSession, own: Cluster, target: Target) -> None:
+def test_a_batch_comes_back_as_it_was_written(spark: SparkSession, cluster: Cluster, target: Target) -> None:
     frame = spark.range(1000).selectExpr(
         "CAST(id % 10 AS STRING) AS key",
         "CONCAT('v', id) AS value",
@@ -78,7 +64,7 @@ def test_a_batch_comes_back_as_it_was_written(spark: SparkSession, own: Cluster,
     assert sorted(row.value for row in rows) == sorted(f"v{i}" for i in range(1000))
     assert len({row.tx_id for row in rows}) == 1 and target.open_transactions() == []
     of_key = {row.key: {r.partition for r in rows if r.key == row.key} for row in rows}
-    with own.producer(app="as-producers-choose") as producer:
+    with cluster.producer(app="as-producers-choose") as producer:
         for key, partitions in of_key.items():
             assert partitions == {producer.send(Message(target.topic, b"", key)).result(30).partition}
     back = (
@@ -110,7 +96,7 @@ def test_no_reader_sees_a_part_of_an_epoch(spark: SparkSession, target: Target, 
     done = threading.Event()
 
     def watch() -> None:
-        while not done.is_set():
+        while not done.wait(0.002):  # the query needs the processor as well
             seen.add(tuple(target.ends()))
 
     watcher = threading.Thread(target=watch)
@@ -162,7 +148,7 @@ def test_a_batch_that_spark_plans_anew_is_not_taken_for_the_one_that_was_written
 
 
 def test_an_intent_that_a_dead_driver_left_is_carried_out(
-    spark: SparkSession, own: Cluster, target: Target, tmp_path: Path
+    spark: SparkSession, cluster: Cluster, target: Target, tmp_path: Path
 ) -> None:
     """As after a crash between the intent and the COMMIT: the chunks are there, and open."""
     files = Files(tmp_path / "in", 2)
@@ -182,7 +168,7 @@ def test_an_intent_that_a_dead_driver_left_is_carried_out(
 
 
 def test_leftovers_are_rolled_back_by_the_next_epoch_or_by_an_operator(
-    spark: SparkSession, own: Cluster, target: Target, tmp_path: Path
+    spark: SparkSession, cluster: Cluster, target: Target, tmp_path: Path
 ) -> None:
     files = Files(tmp_path / "in", 1)
     checkpoint = tmp_path / "check"
@@ -192,10 +178,10 @@ def test_leftovers_are_rolled_back_by_the_next_epoch_or_by_an_operator(
     files.add()
     run(files.stream(spark), target, checkpoint)
     assert len(target.open_transactions()) == 1
-    done = resolve_sink(str(checkpoint), address=own.address, namespace="sink")
+    done = resolve_sink(str(checkpoint), address=cluster.address, namespace=cluster.info.namespace)
     assert (done.committed, done.rolled_back, done.undecided, done.stuck) == ([], 0, 1, {})
     command = [sys.executable, "-m", "escrowmq.spark_integration.sink_resolve", str(checkpoint)]
-    command += ["--address", own.address, "--namespace", "sink", "--stopped"]
+    command += ["--address", cluster.address, "--namespace", cluster.info.namespace, "--stopped"]
     told = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert told.returncode == 0, told.stderr[-3000:]
     assert told.stdout == "committed epochs: none were open\nrolled back: 1 transactions\n"
@@ -203,7 +189,7 @@ def test_leftovers_are_rolled_back_by_the_next_epoch_or_by_an_operator(
 
 
 def test_checks_are_answered_from_the_checkpoint_of_a_query_that_is_dead(
-    spark: SparkSession, own: Cluster, target: Target, tmp_path: Path
+    spark: SparkSession, cluster: Cluster, target: Target, tmp_path: Path
 ) -> None:
     files, checkpoint = Files(tmp_path / "in", 1), tmp_path / "check"
     run(files.stream(spark), target, checkpoint)
@@ -211,9 +197,9 @@ def test_checks_are_answered_from_the_checkpoint_of_a_query_that_is_dead(
     winner = prepare_as_a_dead_driver(target, checkpoint, 1, ["won", "too"], 500)
     store = IntentStore(str(checkpoint))
     store.create(Intent(1, epoch_id_of(store.query_id(), 1), (winner,)))
-    querier = SparkSinkQuerier(str(checkpoint), own.info)
+    querier = SparkSinkQuerier(str(checkpoint), cluster.info)
     assert loser.name != winner.name and len(target.open_transactions()) == 2
-    with own.producer(app=querier.app, tx_status_querier=querier):
+    with cluster.producer(app=querier.app, tx_status_querier=querier):
         deadline = time.monotonic() + 60
         while target.open_transactions():
             assert time.monotonic() < deadline, "nobody was asked"
@@ -261,7 +247,7 @@ def test_a_python_worker_killed_in_the_middle_is_repeated(
 
 
 def test_a_leader_killed_in_the_middle_delays_and_changes_nothing(
-    spark: SparkSession, own: Cluster, target: Target, tmp_path: Path
+    spark: SparkSession, cluster: Cluster, target: Target, tmp_path: Path
 ) -> None:
     files = Files(tmp_path / "in", 8, rows=2_000)
 
@@ -269,14 +255,21 @@ def test_a_leader_killed_in_the_middle_delays_and_changes_nothing(
         deadline = time.monotonic() + 60
         while not sum(target.ends()) and time.monotonic() < deadline:
             time.sleep(0.01)
-        leader = next(r for r in own.status().groups[0].replicas if r.role == "leader")
+        leader = next(r for r in cluster.status().groups[0].replicas if r.role == "leader")
         os.kill(leader.details["pid"], signal.SIGKILL)
 
     killer = threading.Thread(target=kill)
     killer.start()
-    run(files.stream(spark), target, tmp_path / "check")
-    killer.join()
-    assert problems_of(target.rows(), files.epochs) == [] and target.open_transactions() == []
+    try:
+        run(files.stream(spark), target, tmp_path / "check")
+        killer.join()
+        assert problems_of(target.rows(), files.epochs) == [] and target.open_transactions() == []
+    finally:
+        killer.join()
+        deadline = time.monotonic() + 60
+        while not (cluster.health()["ready"] and cluster.status().healthy):  # as others expect it
+            assert time.monotonic() < deadline, "the killed broker does not come back"
+            time.sleep(0.2)
 
 
 def test_two_queries_into_one_topic_do_not_meet(spark: SparkSession, target: Target, tmp_path: Path) -> None:
@@ -301,7 +294,7 @@ def test_an_aggregation_in_complete_mode_writes_what_it_is_at_each_epoch(
 
 
 def test_update_mode_goes_through_foreach_batch_and_is_written_once(
-    spark: SparkSession, own: Cluster, target: Target, tmp_path: Path
+    spark: SparkSession, cluster: Cluster, target: Target, tmp_path: Path
 ) -> None:
     """Spark's Python sinks take no update mode; a write in foreachBatch that names its batch does."""
     files, checkpoint = Files(tmp_path / "in", 2, rows=10), str(tmp_path / "check")
@@ -326,7 +319,7 @@ def test_update_mode_goes_through_foreach_batch_and_is_written_once(
         expected = ["0=10", "0=10", "0=5", "0=5", "1=10", "1=10", "1=5", "1=5"]
         assert sorted(row.value for row in target.rows()) == expected and target.open_transactions() == []
         forget_last_commit(tmp_path / "check")
-    done = resolve_sink(checkpoint, address=own.address, namespace="sink")
+    done = resolve_sink(checkpoint, address=cluster.address, namespace=cluster.info.namespace)
     assert (done.committed, done.rolled_back) == ([], 0)
 
 

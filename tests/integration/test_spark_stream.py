@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from escrowmq.replication.model import Message
-from escrowmq.spark_integration import lag, spark_session, stop_session
-from tests.integration.spark_modes import MODES, two_cores
+from escrowmq.spark_integration import lag
+from escrowmq.spark_integration.data_source import register
+from tests.integration.spark_modes import MODES, shared
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -30,11 +31,8 @@ Send = Callable[..., None]
 
 
 @pytest.fixture(scope="module", params=MODES)
-def spark(request: pytest.FixtureRequest, cluster: Cluster) -> Iterator[SparkSession]:
-    session = spark_session("test-stream", **two_cores(request.param))
-    session.sparkContext.setLogLevel("ERROR")
-    yield session
-    stop_session(session)
+def spark(request: pytest.FixtureRequest, cluster: Cluster) -> SparkSession:
+    return shared(request.param)
 
 
 @pytest.fixture
@@ -167,6 +165,7 @@ def test_available_now_may_start_at_the_end_while_others_write(
         while not ended.is_set():
             send(topic, number)
             number += 1
+            ended.wait(0.002)  # the query needs the processor as well
 
     writer = threading.Thread(target=write)
     writer.start()
@@ -258,6 +257,13 @@ def test_a_broker_that_dies_in_the_middle_costs_nothing_but_time(
                 future.result(60)
             assert sorted(seen.wait_for(2000, query), key=int) == numbers(0, 2000)
         query.stop()
+        register(spark, address=cluster.address, namespace=namespace)
+        try:  # what a session is made for
+            written = spark.range(1).selectExpr("'2000' AS value").write.format("escrowmq").mode("append")
+            written.option("topic", "t").save()
+            assert read(spark, subscribe="t").count() == 2001
+        finally:
+            register(spark, address=cluster.address)
 
 
 def read(spark: SparkSession, **options: str) -> DataFrame:
