@@ -25,11 +25,13 @@ NOT_KNOWN: Mapping[int, Sequence[Collection[int]]] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A live Ray node. ``name`` is what ``ray start --node-name`` gave it; by default its IP address."""
+    """A live Ray node. ``name`` is what ``ray start --node-name`` gave it; by default its IP address.
+    ``head``: Ray's control store is there."""
 
     name: str
     node_id: str
     ip: str
+    head: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,9 +121,11 @@ def decide(
     now: float,
     replace_after_s: float,
     voters: Mapping[int, Sequence[Collection[int]]] = NOT_KNOWN,
+    closed: Collection[str] = (),
 ) -> list[ReplicaStart]:
     """What to start now. At most one move per group at a time. ``voters``: by group, who votes in each
-    configuration of members that may be in force; every seat votes in a group that is not named there."""
+    configuration of members that may be in force; every seat votes in a group that is not named there.
+    ``closed``: names of nodes to which nothing moves."""
     by_name = {node.name: node for node in nodes}
     starts: list[ReplicaStart] = []
     for key, seat in seats.items():
@@ -143,7 +147,7 @@ def decide(
             continue
         if not _may_move(seat, seats, seen, starts, voters):
             continue
-        free = [node for node in nodes if not _sits_at(seat.gid, node.name, seats)]
+        free = [n for n in nodes if n.name not in closed and not _sits_at(seat.gid, n.name, seats)]
         if free:
             target = _emptiest(seat.gid, seats.values(), free)
             moved = replace(seat, node=target.name, incarnation=seat.incarnation + 1)
