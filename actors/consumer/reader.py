@@ -15,11 +15,12 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from escrowmq.actors.client.closing import Closing
-from escrowmq.actors.client.replica_calls import RayCalls, ReplicaCalls
+from escrowmq.actors.client.replica_calls import SUPERVISOR_RID, RayCalls, ReplicaCalls
 from escrowmq.actors.client.topology import ClusterInfo
 from escrowmq.actors.consumer.read_ahead import FetchAnswer, Piece, ReadAhead
 from escrowmq.actors.consumer.records import FetchedRun, check_dense, trim_runs
 from escrowmq.actors.consumer.replica_choice import LAG_PATIENCE_S, SILENCE_S_MAX, ReplicaChoice
+from escrowmq.replication.calling.answers import MembersReport
 from escrowmq.replication.calling.backoff import Backoff
 from escrowmq.replication.errors import (
     Closed,
@@ -109,7 +110,8 @@ class PartitionReader(Closing):
         # By chance, to spread the load; at the leader, which has the writes to do, only in the end.
         self._rng = random.Random()
         first = self._rng.randrange(max(1, info.replicas - (leader is not None)))
-        self._choice = ReplicaChoice(info.replicas, first, leader)
+        self._members, self._epoch, self._asked_who = tuple(range(info.replicas)), 0, 0
+        self._choice = ReplicaChoice(info.replicas, first, leader, members=lambda gid: self._members)
         self._turn = self._token = self._silences = 0
         self._inbox: queue.SimpleQueue[tuple[int, Any, BaseException | None]] = queue.SimpleQueue()
         self._ahead = ReadAhead(end, in_flight)
@@ -211,7 +213,10 @@ class PartitionReader(Closing):
             else:
                 self._choice.failed(self._gid, rid, now)
                 cause = getattr(error, "cause", error)  # Ray wraps what an actor raised
-                refusal = cause if isinstance(cause, EscrowMQError) else refusal
+                if isinstance(cause, EscrowMQError):
+                    refusal = cause
+                else:
+                    self._ask_for_members(now)
             if now - since >= (self._lag_patience_s if answered and refusal is not None else self._timeout_s):
                 raise refusal or Unavailable(
                     f"no replica of group {self._gid} serves {self.topic}/{self.partition}", 1.0
@@ -225,6 +230,21 @@ class PartitionReader(Closing):
                 asked_s: float = getattr(refusal, "retry_after_s", 0.0)
                 self._pause(RETRY.pause_s(refusals, self._rng, asked_s=asked_s))
             self._ask(asked.offset, asked.until, asked)
+
+    def _ask_for_members(self, now: float) -> None:
+        """One is gone, or silent: the group may have others by now. The supervisor knows where they are, and
+        in its absence those who are left; what they say counts from the next turn on."""
+        self._asked_who += 1
+
+        def told(answer: Any, error: BaseException | None) -> None:
+            if error is None and isinstance(answer, MembersReport) and answer.version > self._epoch:
+                self._members, self._epoch = answer.all, answer.version
+
+        if self._asked_who % 2:
+            self._calls.call(self._gid, SUPERVISOR_RID, "members_of", (self._gid,), told)
+        else:
+            rid = self._choice.pick(self._gid, self._turn + 1, now)
+            self._calls.call(self._gid, rid, "members", (), told)
 
     def _next_answer(self, asked: Piece) -> FetchAnswer:
         """To the question that is read now, when all that has come is in its place."""

@@ -6,7 +6,9 @@ import time
 
 import pytest
 
+from escrowmq.actors.client.replica_calls import SUPERVISOR_RID
 from escrowmq.actors.consumer.reader import PartitionReader
+from escrowmq.replication.calling.answers import MembersReport
 from escrowmq.replication.errors import ConfigError, OffsetOutOfRange, Overloaded, Unavailable, UnknownTopic
 from escrowmq.replication.format.codec import decode_rows
 from tests.support.brokers import Brokers, ClientCalls
@@ -188,3 +190,21 @@ def test_replicas_may_die_while_it_reads(tmp_path):
             rows_of(reader_of(brokers, "t", 0, 1_000, timeout_s=1.0))
     finally:
         brokers.close()
+
+
+class Moved(ClientCalls):
+    """The replicas that the reader was told of are gone; others, with higher numbers, have come."""
+
+    def call(self, gid, rid, method, args, done):
+        if rid == SUPERVISOR_RID:
+            done(MembersReport(version=9, voters=[3, 4, 5], highest=5), None)
+        elif rid < 3:
+            done(None, ValueError("no actor of that name"))
+        else:
+            super().call(gid, rid - 3, method, args, done)
+
+
+def test_replicas_that_came_since_the_groups_beginning_are_read(brokers, topic):
+    reader = PartitionReader(brokers.info, topic, 0, 0, 5_000, calls=Moved(brokers), timeout_s=20.0)
+    found, _ = rows_of(reader)
+    assert found == [(i, b"%d" % i) for i in range(5_000)]
