@@ -303,6 +303,11 @@ class Broker:
         """One step of a change; asked again with the same id until it says DONE."""
         return self._led(lambda parts: parts.members.change(change_id, add, remove))
 
+    @ray.method(concurrency_group="control")
+    def hand_over(self, to: int) -> Reply:
+        """Let another voter lead."""
+        return self._led(lambda parts: parts.members.hand_over(to))
+
     @ray.method(concurrency_group="peer")
     def about(self) -> dict[str, Any]:
         """The fields of ClusterInfo, for clients that begin while the supervisor is away; ``reconnect_s``:

@@ -7,6 +7,7 @@ that whoever has one needs no other. docs/log-format-operations.md shows the byt
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import dataclass
 from typing import Annotated, Final
@@ -88,6 +89,18 @@ def encode_members(members: Members) -> bytes:
     """The command of an entry."""
     m = members
     return _HEAD + _encode(_Wire(m.version, list(m.voters), list(m.learners), m.change_id, m.highest))
+
+
+def members_mark(members: Members) -> str:
+    """A configuration for people, and for whoever looks for all directories of a group: JSON of numbers."""
+    return json.dumps(
+        {
+            "version": members.version,
+            "voters": [id_number(replica) for replica in members.voters],
+            "learners": [id_number(replica) for replica in members.learners],
+            "highest": members.highest,
+        }
+    )
 
 
 def decode_members(command: bytes) -> Members:

@@ -68,6 +68,26 @@ class MemberChanges:
         except FutureTimeout:
             return ("unknown",)
 
+    def hand_over(self, to: int) -> Reply:
+        """Let replica ``to`` lead, as soon as it holds the whole log; leader only. Does nothing while a
+        handover is under way. Raises Unavailable."""
+
+        def begin() -> Reply:
+            node = self._running.node
+            if not node.ready:
+                return self._running.replica.not_leader()
+            if str(to) not in node.members.voters:
+                return "refused", f"replica {to} is no voter"
+            node.transfer_leadership(str(to))
+            return "ok", None
+
+        try:
+            return self._running.driver.call(begin)
+        except Closed:
+            return NOT_RUNNING
+        except TimeoutError as error:
+            raise Unavailable(f"{self._running.setup} does not answer", 1.0) from error
+
     # -------------------------------------------------------------- in the driver's thread
     def _take_step(self, goal: Goal, answer: Future[Reply]) -> None:
         running = self._running

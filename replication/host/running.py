@@ -22,12 +22,14 @@ from escrowmq.replication.calling.answers import Leadership, LevelReport, Reply
 from escrowmq.replication.errors import (
     Closed,
     CorruptLog,
+    DiskFull,
     OffsetGone,
     Overloaded,
     ReadFailed,
     Superseded,
     Unavailable,
 )
+from escrowmq.replication.format.membership import members_mark
 from escrowmq.replication.format.segment_format import first_of_name
 from escrowmq.replication.host.driver import Driver
 from escrowmq.replication.host.level_watch import LevelWatch
@@ -43,6 +45,7 @@ from escrowmq.replication.log.marks import (
     BEHIND,
     DAMAGED,
     LEARNER,
+    MEMBERS,
     SCRUBBED,
     SUPERSEDED,
     WANTS_COPY,
@@ -109,6 +112,7 @@ class RunningReplica:
         self._learner = False
         self._last_applied, self._next_timer = 0, 0.0
         self._heard: frozenset[str] | None = None
+        self._noted_version = 0
         self._checkpoint: threading.Thread | None = None
         self._marking, self._halting = threading.Lock(), threading.Lock()
         self.replica = Replica(
@@ -301,6 +305,17 @@ class RunningReplica:
             self._heard = node.heard
             self.setup.peers.follow(node.members.version, node.heard)
 
+    def _note_members(self, node: RaftNode) -> None:
+        """For whoever must find all directories of a group whose record is lost (cluster/survey.py)."""
+        members = node.members
+        if members.version <= self._noted_version or not members.change_id or not node.members_applied:
+            return
+        try:
+            self._marks.write(MEMBERS, members_mark(members))
+        except DiskFull:  # nothing that runs needs it; the next turn tries again
+            return
+        self._noted_version = members.version
+
     def told(self, epoch: int, members: Sequence[str]) -> None:
         """Somebody who may know says that these are the group's members; see peer_list.py. Any thread; raises
         Closed, TimeoutError."""
@@ -331,6 +346,7 @@ class RunningReplica:
             if self.journal.holes:
                 self._look_at_damage()
             self._follow_node(self.driver.node)
+            self._note_members(self.driver.node)
         applied = self.replica.state.applied_index
         if applied != self._last_applied:
             self._last_applied = applied

@@ -4,7 +4,8 @@
 log and may have promised what it no longer knows; ``newcomer`` in it: or it never was a member, which the log
 that it copies will tell. ``superseded``: another process has taken its place, and by
 which incarnation; it must never take part again. ``raft-port``: where it listened. ``scrubbed``: how far its
-files have been read again. What a damaged one says is nothing to rely on, so the first three count by their
+files have been read again. ``members``: the group's, once they have changed, for whoever looks for all of
+its directories. What a damaged one says is nothing to rely on, so the first three count by their
 being there.
 """
 
@@ -13,7 +14,7 @@ from __future__ import annotations
 from escrowmq.replication.log.disk import Disk
 
 WANTS_COPY, LEARNER, SUPERSEDED, PORT_FILE = "wants-copy", "learner", "superseded", "raft-port"
-SCRUBBED = "scrubbed"
+SCRUBBED, MEMBERS = "scrubbed", "members"
 BEHIND, DAMAGED = "behind", "damaged"  # why a copy is wanted
 LOST, NEWCOMER = "1", "newcomer"  # what is known of a learner
 

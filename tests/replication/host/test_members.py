@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import time
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ from escrowmq.replication.errors import Superseded, Unavailable
 from escrowmq.replication.host.opening import _Opening
 from escrowmq.replication.host.peer_list import PeerList
 from escrowmq.replication.log.disk import RealDisk
-from escrowmq.replication.log.marks import LEARNER, Marks
+from escrowmq.replication.log.marks import LEARNER, MEMBERS, Marks
 from tests.support.broker_group import BrokerGroup, Member, texts
 from tests.support.waiting import wait_until
 
@@ -200,6 +201,26 @@ def test_what_makes_no_sense_is_refused_before_it_is_in_the_log(group: BrokerGro
     assert group.leader().parts.members.change("c", [], [])[1].act == "DONE"
     follower, _ = group.follower()
     assert follower.parts.members.change("c", [3], [])[0] == "not_leader"
+
+
+def test_a_leader_hands_over_to_whom_it_is_told(group: BrokerGroup) -> None:
+    leader, to = group.leader(), group.a_follower()
+    assert leader.parts.members.hand_over(9) == ("refused", "replica 9 is no voter")
+    assert group.alive[to].parts.members.hand_over(leader.rid)[0] == "not_leader"
+    assert leader.parts.members.hand_over(to) == ("ok", None)
+    wait_until(lambda: group.alive[to].whoami().ready, 10.0, "the other one's leadership")
+
+
+def test_each_replica_notes_the_members_once_they_have_changed(group: BrokerGroup) -> None:
+    """For whoever looks for all directories of a group; nothing is noted while they are the founders."""
+
+    def noted() -> list[str | None]:
+        return [Marks(RealDisk(m.host.setup.data_dir)).read(MEMBERS) for m in group.alive.values()]
+
+    assert set(noted()) == {None}
+    bring(group, 3)
+    group.change_members(add=[3])
+    wait_until(lambda: all(text and json.loads(text)["voters"] == [0, 1, 2, 3] for text in noted()))
 
 
 # ------------------------------------------------------------------ the list of peers
