@@ -1,17 +1,19 @@
 """The supervisor's directory: which cluster this is, where its replicas live, its secret, its lock.
 
-``cluster.json`` is written when the cluster is founded and at every move of a replica, before the move
-is made: a supervisor that starts anew must never send a replica to where it was before. It also says which
-groups have once had a leader: from then on an empty directory is one that was lost, and never founds its
-group anew. The lock keeps a second cluster from being started over the same data.
+``cluster.json`` is written when the cluster is founded and whenever a replica comes, moves or goes, before
+that is done: a supervisor that starts anew must never send a replica to where it was before, nor start one
+that was removed. It says what operators want of replicas and nodes, too, and which groups have once had a
+leader: from then on an empty directory is one that was lost, and never founds its group anew. The lock keeps
+a second cluster from being started over the same data.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import threading
 import uuid
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
@@ -21,6 +23,7 @@ import msgspec
 from escrowmq.cluster.placement import ReplicaKey, Seat
 from escrowmq.cluster.secret import Secret, kept_secret
 from escrowmq.cluster.settings import ClusterSettings
+from escrowmq.cluster.wishes import Wishes
 from escrowmq.replication.errors import (
     ConfigError,
     CorruptLog,
@@ -37,8 +40,9 @@ CLUSTER_FILE, LOCK_FILE = "cluster.json", "supervisor.lock"
 
 @dataclass(frozen=True, slots=True)
 class ClusterRecord:
-    """The content of ``cluster.json``. No seats: not founded yet. ``founded``: groups that have had a
-    leader."""
+    """The content of ``cluster.json``. No seats: not founded yet. ``replicas``: of each group at its
+    beginning. ``founded``: groups that have had a leader. ``retired``: seats of replicas that are no members
+    any more; they are not started, and their directories are still to go."""
 
     cluster_id: str
     namespace: str
@@ -47,10 +51,21 @@ class ClusterRecord:
     secret_fingerprint: str
     seats: dict[ReplicaKey, Seat] = field(default_factory=dict)
     founded: tuple[int, ...] = ()
+    retired: tuple[Seat, ...] = ()
+    wishes: Wishes = field(default_factory=Wishes)
 
     def with_seats(self, seats: Sequence[Seat]) -> ClusterRecord:
         """A copy with these seats put in."""
         return replace(self, seats={**self.seats, **{seat.key: seat for seat in seats}})
+
+    def with_retired(self, key: ReplicaKey) -> ClusterRecord:
+        """A copy in which this replica is none that runs."""
+        seats = dict(self.seats)
+        return replace(self, seats=seats, retired=(*self.retired, seats.pop(key)))
+
+    def without_retired(self, key: ReplicaKey) -> ClusterRecord:
+        """A copy that has forgotten a replica that was removed."""
+        return replace(self, retired=tuple(seat for seat in self.retired if seat.key != key))
 
     def with_founded(self, groups: Collection[int]) -> ClusterRecord:
         """A copy that knows of these groups that they have had a leader."""
@@ -66,6 +81,7 @@ class ClusterDir:
 
     def __init__(self, path: Path, shape: ClusterSettings, secret: Secret | None) -> None:
         self.path = Path(path)
+        self._changing = threading.Lock()
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock = take_lock(
@@ -105,6 +121,13 @@ class ClusterDir:
         content["seats"] = [asdict(seat) for seat in record.seats.values()]
         self._disk.write_atomic(CLUSTER_FILE, (json.dumps(content, indent=1).encode() + b"\n",))
         self.record = record
+
+    def change(self, edit: Callable[[ClusterRecord], ClusterRecord]) -> None:
+        """Write what ``edit`` makes of the record, if it makes something else of it. From several threads."""
+        with self._changing:
+            edited = edit(self.record)
+            if edited != self.record:
+                self.keep(edited)
 
     def close(self) -> None:
         """Let go of the lock."""

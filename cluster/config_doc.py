@@ -50,7 +50,8 @@ milliseconds, `_bytes` bytes.
 
 `broker`, `feedback` and `supervisor` count where the cluster is started (`escrowmq up`, `start_local`);
 `producer`, `consumer` and `answerer` in the process that produces or consumes. `cluster.groups` and
-`cluster.replicas` are fixed when the cluster is founded.
+`cluster.replicas` count when the cluster is founded; later `escrowmq members set` changes how many
+replicas a group has.
 """
 
 

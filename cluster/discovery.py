@@ -11,7 +11,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 import ray
@@ -30,6 +30,8 @@ ASK_AGAIN_S = 0.2
 _SHAPE = ("cluster_id", "namespace", "groups", "replicas")
 #: Clusters that this process has known, by (address, namespace): their brokers' names need no look-up.
 _known: dict[tuple[str, str], ClusterInfo] = {}
+#: Where the supervisor has told of them: (group, replica), since members come and go.
+_seated: dict[tuple[str, str], list[tuple[int, int]]] = {}
 
 
 def discover(namespace: str, address: str, wait_s: float = ANSWER_TIMEOUT_S) -> ClusterInfo:
@@ -76,10 +78,12 @@ def _discover(namespace: str, address: str, known: ClusterInfo | None, deadline:
         first, supervisor = error, None
     else:
         patience = min(time.monotonic() + SUPERVISOR_FIRST_S, deadline)
+        seated = _ask_seated(supervisor)
         info = _first_answer([supervisor.info.remote()], patience)
         if info is not None:
+            _note_seated((address, namespace), seated)
             return info
-    brokers = _brokers(namespace, known)
+    brokers = _brokers(namespace, known, _seated.get((address, namespace)))
     if first is not None and not brokers:
         raise first
     while True:
@@ -99,10 +103,32 @@ def _discover(namespace: str, address: str, known: ClusterInfo | None, deadline:
         time.sleep(ASK_AGAIN_S)
 
 
-def _brokers(namespace: str, known: ClusterInfo | None) -> list[Any]:
+def _ask_seated(supervisor: Any) -> Any | None:
+    try:
+        return supervisor.seated.remote()
+    except AttributeError:  # of an earlier version, whose replicas are those of the beginning
+        return None
+
+
+def _note_seated(cluster: tuple[str, str], asked: Any | None) -> None:
+    """For the time when the supervisor is away."""
+    if asked is None:
+        return
+    try:
+        seated: dict[int, list[int]] = ray.get(asked, timeout=SUPERVISOR_FIRST_S)
+    except (ray.exceptions.RayError, ray.exceptions.GetTimeoutError) as error:
+        log.debug("the supervisor has not told which replicas there are: %s", error)
+    else:
+        _seated[cluster] = [(gid, rid) for gid, rids in seated.items() for rid in rids]
+
+
+def _brokers(
+    namespace: str, known: ClusterInfo | None, seated: Sequence[tuple[int, int]] | None
+) -> list[Any]:
     """Handles of brokers. Of a known cluster Ray has most of them here, and needs no head to find them."""
     if known is not None:
-        names = [broker_name(gid, rid) for gid in range(known.groups) for rid in range(known.replicas)]
+        founders = [(gid, rid) for gid in range(known.groups) for rid in range(known.replicas)]
+        names = [broker_name(gid, rid) for gid, rid in seated or founders]
     else:
         names = [
             entry["name"]
@@ -141,20 +167,22 @@ def _first_answer(calls: Sequence[Any], deadline: float) -> ClusterInfo | None:
 
 
 def reconnect_waits(
-    info: ClusterInfo, address: str, wait_s: float = SUPERVISOR_FIRST_S
+    namespace: str,
+    replicas: Iterable[tuple[int, int]],
+    address: str,
+    wait_s: float = SUPERVISOR_FIRST_S,
 ) -> dict[tuple[int, int], float]:
     """(group, replica) -> how many seconds the processes of its node wait for Ray's head; of who answers."""
 
     def ask() -> dict[tuple[int, int], float]:
         calls: dict[Any, tuple[int, int]] = {}
-        for gid in range(info.groups):
-            for rid in range(info.replicas):
-                try:
-                    call = _asked(ray.get_actor(broker_name(gid, rid), namespace=info.namespace))
-                except ValueError:
-                    continue
-                if call is not None:
-                    calls[call] = gid, rid
+        for gid, rid in replicas:
+            try:
+                call = _asked(ray.get_actor(broker_name(gid, rid), namespace=namespace))
+            except ValueError:
+                continue
+            if call is not None:
+                calls[call] = gid, rid
         done, _ = ray.wait(list(calls), num_returns=len(calls), timeout=wait_s) if calls else ([], [])
         found = {}
         for call in done:

@@ -119,7 +119,7 @@ class Cluster(Closing):
         ``health``: as :meth:`health` answers.
         """
         nodes = {(entry["group"], entry["replica"]): entry["node"] for entry in health["replicas"]}
-        found = reconnect_waits(self._open_info(), self.address)
+        found = reconnect_waits(self._open_info().namespace, nodes, self.address)
         return {nodes[replica]: wait for replica, wait in found.items() if replica in nodes}
 
     def leftovers(self, remove: bool = False) -> list[dict[str, Any]]:

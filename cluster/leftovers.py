@@ -14,12 +14,15 @@ import shutil
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from escrowmq.cluster.placement import Node, ReplicaKey, Seat
 from escrowmq.cluster.survey import Find
+from escrowmq.replication.calling.answers import MembersReport
 from escrowmq.replication.errors import DataDirLocked
 from escrowmq.replication.log.lock_file import take_lock
 
@@ -27,12 +30,14 @@ from escrowmq.replication.log.lock_file import take_lock
 REMOVED = ".removed"
 #: Removing the files of a large log takes the file system seconds.
 REMOVE_TIMEOUT_S = 60.0
+NOBODY_REMOVED: Mapping[ReplicaKey, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
 class Leftover:
     """The directory of an earlier incarnation. ``successor``: the incarnation that took its place, on node
-    ``successor_node``. ``keep``: why it must stay; "": it may go."""
+    ``successor_node``; -1: none, the replica was removed from its group. ``keep``: why it must stay; "": it
+    may go."""
 
     node: str
     directory: str
@@ -45,16 +50,26 @@ class Leftover:
 
 
 def leftovers(
-    finds: Sequence[Find], cluster_id: str, seats: Mapping[ReplicaKey, Seat], voting: Collection[ReplicaKey]
+    finds: Sequence[Find],
+    cluster_id: str,
+    seats: Mapping[ReplicaKey, Seat],
+    voting: Collection[ReplicaKey],
+    removed: Mapping[ReplicaKey, str] = NOBODY_REMOVED,
 ) -> list[Leftover]:
-    """Directories of this cluster whose replica has a later incarnation, by node.
+    """Directories of this cluster whose replica has a later incarnation, or is no member any more, by node.
 
     ``voting``: replicas that run as full members, in the incarnation of their seat. Those of later
-    incarnations than the seat's are none: our own records may be older than they.
+    incarnations than the seat's are none: our own records may be older than they. ``removed``: replicas that
+    were removed from their group, and why their directories must stay all the same ("": they may go).
     """
     found: list[Leftover] = []
     for find in finds:
-        seat = seats.get((find.gid, find.rid))
+        key = find.gid, find.rid
+        if key in removed and find.cluster_id == cluster_id:
+            directory = Seat(find.gid, find.rid, find.node, find.incarnation).directory
+            found.append(Leftover(find.node, directory, *key, find.incarnation, -1, "", removed[key]))
+            continue
+        seat = seats.get(key)
         if seat is None or find.cluster_id != cluster_id or find.incarnation >= seat.incarnation:
             continue
         votes = seat.key in voting
@@ -73,6 +88,21 @@ def leftovers(
             )
         )
     return sorted(found, key=lambda one: (one.node, one.directory))
+
+
+def removed_replicas(
+    finds: Sequence[Find], members: Mapping[int, MembersReport], voting: Collection[ReplicaKey]
+) -> dict[ReplicaKey, str]:
+    """Of these, whoever was removed from its group, and why its directory must stay all the same ("": it may
+    go). ``members``: by group, as they were last known to be applied."""
+    found = {}
+    for gid, rid in {(find.gid, find.rid) for find in finds}:
+        now = members.get(gid)
+        if now is None or rid in now.all or rid > now.highest:
+            continue
+        running = sum((gid, voter) in voting for voter in now.voters)
+        found[gid, rid] = "" if 2 * running > len(now.voters) else "most voters of its group do not run"
+    return found
 
 
 def remove_all(
@@ -95,6 +125,23 @@ def remove_all(
         if keep:
             left.append(replace(one, keep=keep))
     return left
+
+
+def begin_removal(data_dir: Path, node: Node, gid: int, rid: int, cluster_id: str) -> Any:
+    """Start to remove what a replica that is no member any more has left on a node; the answer is Ray's
+    promise of ``remove_replica``'s."""
+    task = ray.remote(num_cpus=0, max_retries=0)(remove_replica)
+    there = NodeAffinitySchedulingStrategy(node.node_id, soft=False)
+    return task.options(scheduling_strategy=there).remote(str(data_dir), gid, rid, cluster_id)
+
+
+def remove_replica(data_dir: str, gid: int, rid: int, cluster_id: str) -> str:
+    """Remove the directories of all incarnations of a replica on this machine; "" if they are gone, else why
+    one stays. Raises OSError."""
+    name = Seat(gid, rid, "").directory
+    found = sorted({*Path(data_dir).glob(name), *Path(data_dir).glob(f"{name}-i*")})
+    problems = [remove(data_dir, path.name, cluster_id) for path in found if not path.name.endswith(REMOVED)]
+    return "; ".join(filter(None, problems))
 
 
 def remove(data_dir: str, directory: str, cluster_id: str) -> str:

@@ -31,15 +31,16 @@ def _default_cpus() -> int:
 @by_name("namespace", "groups", "replicas")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterSettings:
-    """The shape of the cluster. Fixed when it is founded: partitions are spread by these numbers."""
+    """The shape of the cluster at its founding. Partitions are spread by the number of groups for ever."""
 
     #: Ray namespace of all actors. One Ray cluster can hold several EscrowMQ clusters, one in each.
     namespace: str = "escrowmq"
     #: Broker groups (one Raft log each). One saturates a disk and about two cores; more spread the
     #: partitions over more of both.
     groups: int = 1
-    #: Replicas of each group. Three survive the loss of one; five the loss of two, at two more copies
-    #: of every byte. One is for tries only: a lost disk is then lost data.
+    #: Replicas that each group begins with; `escrowmq members set` changes that later. Three survive the
+    #: loss of one; five the loss of two, at two more copies of every byte. One is for tries only: a lost
+    #: disk is then lost data.
     replicas: int = 3
 
     def __post_init__(self) -> None:

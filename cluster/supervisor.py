@@ -25,12 +25,14 @@ from escrowmq.actors.client.topology import SUPERVISOR, ClusterInfo
 from escrowmq.cluster.cluster_dir import ClusterDir
 from escrowmq.cluster.group_members import newest, possible_voters, to_be_told
 from escrowmq.cluster.head import HEAD_RESOURCE, HEAD_SHARE, head_of
-from escrowmq.cluster.leftovers import leftovers, remove_all
+from escrowmq.cluster.leftovers import leftovers, remove_all, removed_replicas
+from escrowmq.cluster.member_keeper import MemberKeeper
 from escrowmq.cluster.placement import Condition, Node, ReplicaKey, decide, found_seats
 from escrowmq.cluster.secret import Secret
 from escrowmq.cluster.settings import ClusterSettings, SupervisorSettings
 from escrowmq.cluster.survey import adopted, refuse_existing, survey
 from escrowmq.cluster.watch import StartFailure, Track, Watch, live_nodes
+from escrowmq.cluster.wishing import NodeUse, wanted_move, wanted_node, wanted_size
 from escrowmq.replication.calling.answers import MembersReport
 from escrowmq.replication.calling.backoff import Backoff
 from escrowmq.replication.calling.patience import Patience, patiently
@@ -42,6 +44,8 @@ log = logging.getLogger(__name__)
 
 #: While replicas are starting there is something new to see every moment.
 BUSY_PAUSE_S = 0.1
+#: While members change, each step is one look; catching up takes many.
+CHANGING_PAUSE_S = 0.3
 #: A restarted process may find its directory held by its dying predecessor for so long.
 LOCK_PATIENCE_S = 5.0
 LOCK_RETRY = Backoff(first_s=0.1, longest_s=0.1)
@@ -109,6 +113,7 @@ class Supervisor:
         self._members: dict[int, MembersReport] = {}  # by group, the newest that was ever seen
         self._dir: ClusterDir | None = None
         self._watch: Watch | None = None
+        self._keeper: MemberKeeper | None = None
         self._problem: StartFailure | None = None
         self._opened_at = time.monotonic()
         self._stopping = threading.Event()
@@ -176,10 +181,47 @@ class Supervisor:
             seats = {key: track.seat for key, track in self._tracks.items()}
             voting = {key for key, track in self._tracks.items() if track.votes}
         record, data_dir = self._dir.record, self._plan.data_dir
-        found = leftovers(survey(data_dir, nodes, self._here), record.cluster_id, seats, voting)
+        finds = survey(data_dir, nodes, self._here)
+        removed = removed_replicas(finds, self._members, voting)
+        found = leftovers(finds, record.cluster_id, seats, voting, removed)
         if remove:
             found = remove_all(found, data_dir, record.cluster_id, nodes)
         return [asdict(one) for one in found]
+
+    # -------------------------------------------------------------- calls that change what is wanted
+
+    def set_replicas(self, gid: int, replicas: int) -> None:
+        """The group is to have so many voters. Kept when this returns. Raises ConfigError, Unavailable."""
+        self._kept().wish(lambda record: wanted_size(record, gid, replicas))
+
+    def move_replica(self, gid: int, rid: int, node: str) -> None:
+        """In the place of a voter another one is to be on the node. Kept when this returns. Raises
+        ConfigError, Unavailable."""
+        keeper, names = self._kept(), {node.name for node in self._nodes}
+        keeper.wish(lambda record: wanted_move(record, keeper.groups(), names, gid, rid, node))
+
+    def set_node(self, node: str, use: str, force: bool = False) -> None:
+        """A node is to be used so (``NodeUse``). Kept when this returns. Raises ConfigError, Unavailable."""
+        keeper, names, wanted = self._kept(), {node.name for node in self._nodes}, NodeUse(use)
+        keeper.wish(lambda record: wanted_node(record, keeper.groups(), names, node, wanted, force=force))
+
+    def changes(self) -> list[dict[str, Any]]:
+        """A line for each group whose replicas are not as they are wanted. Raises Unavailable."""
+        return self._kept().changes(self._nodes)
+
+    def node_uses(self) -> list[dict[str, Any]]:
+        """A line for each node: what it is to be used for, and what is there. Raises Unavailable."""
+        return self._kept().node_uses(self._nodes)
+
+    def rebalance(self, apply: bool) -> list[dict[str, Any]]:
+        """What would be better elsewhere, a line for each (``Shift``); ``apply``: it is wanted from now on.
+        Raises Unavailable."""
+        return self._kept().rebalance(self._nodes, apply)
+
+    def _kept(self) -> MemberKeeper:
+        if self._keeper is None:
+            raise Unavailable("the cluster is starting", 0.5)
+        return self._keeper
 
     def wait_ready(self, timeout_s: float) -> dict[str, Any]:
         """``health`` once every replica runs and every group is led, something refuses, or time is up."""
@@ -232,8 +274,11 @@ class Supervisor:
                 busy = not self._tracks or any(
                     t.condition is not Condition.RUNNING for t in self._tracks.values()
                 )
+            check_every_s = self._plan.settings.check_every_s
             busy = busy and time.monotonic() - self._opened_at < self._plan.settings.start_timeout_s
-            self._stopping.wait(BUSY_PAUSE_S if busy else self._plan.settings.check_every_s)
+            changing = self._keeper is not None and self._keeper.busy
+            pause_s = BUSY_PAUSE_S if busy else CHANGING_PAUSE_S if changing else check_every_s
+            self._stopping.wait(min(pause_s, check_every_s))
 
     def _pass(self) -> None:
         assert self._dir is not None
@@ -246,6 +291,7 @@ class Supervisor:
         if not self._tracks:
             with self._lock:
                 self._tracks = {key: Track(seat) for key, seat in self._dir.record.seats.items()}
+        keeper = self._keeper = self._keeper or self._begin_keeping(self._dir, watch)
         # Without the lock: questions take up to a second, and health() must not wait for them.
         watch.look(list(self._tracks.values()), nodes)
         self._note_founded(self._dir)
@@ -255,7 +301,11 @@ class Supervisor:
         self._tell_members(watch, newest(reports))
         voters = possible_voters(reports)
         late_s = self._plan.settings.replace_after_s
-        for start in decide(seats, seen, nodes, time.monotonic(), late_s, voters):
+        wishes = self._dir.record.wishes
+        away = [key for key, seat in seats.items() if seat.node in wishes.maintained]  # and comes back
+        seen |= {key: replace(seen[key], node_missing_since=None) for key in away}
+        closed = {*wishes.drained, *wishes.maintained}
+        for start in decide(seats, seen, nodes, time.monotonic(), late_s, voters, closed):
             if self._stopping.is_set():
                 return
             if start.moved:
@@ -267,10 +317,11 @@ class Supervisor:
                     start.seat.incarnation,
                     why,
                 )
-                self._dir.keep(self._dir.record.with_seats([start.seat]))
+                self._dir.change(lambda record, seat=start.seat: record.with_seats([seat]))  # type: ignore[misc]
             founded = start.seat.incarnation > 0 or start.seat.gid in self._dir.record.founded
             known = self._members.get(start.seat.gid)
             watch.start(self._tracks[start.seat.key], start, founded, () if known is None else known.all)
+        keeper.turn(nodes)
 
     def _tell_members(self, watch: Watch, known: dict[int, MembersReport]) -> None:
         """Tell replicas that were away, or are being repaired, who is a member by now."""
@@ -287,7 +338,7 @@ class Supervisor:
         """Keep in mind for ever which groups have had a leader."""
         led = {track.seat.gid for track in self._tracks.values() if track.status and track.status.ready}
         if not led <= set(directory.record.founded):
-            directory.keep(directory.record.with_founded(led))
+            directory.change(lambda record: record.with_founded(led))
 
     def _found(self, nodes: list[Node]) -> bool:
         """Place the replicas of a new cluster, once there are enough nodes; False if there are not."""
@@ -297,9 +348,13 @@ class Supervisor:
             return False
         finds = survey(plan.data_dir, nodes, self._here)
         if plan.adopt and finds:
-            cluster_id, seats = adopted(finds, record.groups, record.replicas)
-            fingerprint = self._dir.secret.fingerprint(cluster_id)
-            record = replace(record, cluster_id=cluster_id, secret_fingerprint=fingerprint)
+            found = adopted(finds, record.groups, record.replicas)
+            fingerprint = self._dir.secret.fingerprint(found.cluster_id)
+            seats, wishes = found.seats, record.wishes
+            for gid, size in found.sizes.items():
+                wishes = wishes.with_size(gid, size)
+            record = replace(record, cluster_id=found.cluster_id, secret_fingerprint=fingerprint)
+            record = replace(record, retired=tuple(found.retired), wishes=wishes)
             record = record.with_founded(range(record.groups))
         else:
             refuse_existing(finds, plan.data_dir)
@@ -319,12 +374,17 @@ class Supervisor:
             tls=plan.tls,
         )
 
+    def _begin_keeping(self, directory: ClusterDir, watch: Watch) -> MemberKeeper:
+        late_s = self._plan.settings.replace_after_s
+        return MemberKeeper(directory, watch, self._tracks, self._lock, self._plan.data_dir, late_s)
+
     # -------------------------------------------------------------- answers
 
     def _health(self) -> dict[str, Any]:
         replicas = [_shown(track) for track in self._tracks.values()]
         led = {replica["group"] for replica in replicas if replica["ready"]}
-        running = bool(replicas) and all(r["condition"] == Condition.RUNNING.value for r in replicas)
+        waited_for = [r for r in replicas if not self._comes(r["group"], r["replica"])]
+        running = bool(replicas) and all(r["condition"] == Condition.RUNNING.value for r in waited_for)
         return {
             "ready": running and len(led) == self._plan.shape.groups,
             "groups_led": sorted(led),
@@ -338,6 +398,11 @@ class Supervisor:
             "head": None if self._plan.here_only else asdict(head_of(os.environ)),
             "problem": None if self._problem is None else asdict(self._problem),
         }
+
+    def _comes(self, gid: int, rid: int) -> bool:
+        """Whether a replica does not vote yet, or no more."""
+        members = self._members.get(gid)
+        return members is not None and rid not in members.voters
 
     def _refusal(self) -> dict[str, Any] | None:
         """An error that will not go away by itself."""

@@ -13,11 +13,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from escrowmq.cluster.placement import Node, Seat
+from escrowmq.cluster.placement import Node, ReplicaKey, Seat
 from escrowmq.replication.errors import DataDirMismatch, Unavailable
+from escrowmq.replication.log.marks import MEMBERS
 
 #: Starting a worker process on a cold node takes seconds; a node that takes longer is not well.
 SURVEY_TIMEOUT_S = 30.0
@@ -25,14 +27,36 @@ _DIRECTORY = re.compile(r"g(\d+)-r(\d+)(?:-i(\d+))?")
 
 
 @dataclass(frozen=True, slots=True)
+class FoundMembers:
+    """The members of its group as a replica last knew them to be decided."""
+
+    version: int
+    voters: tuple[int, ...]
+    learners: tuple[int, ...]
+    highest: int
+
+
+@dataclass(frozen=True, slots=True)
 class Find:
-    """A replica's directory found on a node."""
+    """A replica's directory found on a node. ``members``: None where they never changed."""
 
     node: str
     cluster_id: str
     gid: int
     rid: int
     incarnation: int
+    members: FoundMembers | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Adopted:
+    """A cluster as its directories show it. ``retired``: of replicas that are no members any more.
+    ``sizes``: of the groups whose members have changed, how many voters each is to have."""
+
+    cluster_id: str
+    seats: list[Seat]
+    retired: list[Seat]
+    sizes: dict[int, int]
 
 
 def look(data_dir: str, node: str) -> list[Find]:
@@ -48,8 +72,17 @@ def look(data_dir: str, node: str) -> list[Find]:
             cluster_id = str(content["cluster_id"])
         except (OSError, ValueError, KeyError, TypeError):
             cluster_id = "unreadable"
-        found.append(Find(node, cluster_id, int(name[1]), int(name[2]), int(name[3] or 0)))
+        numbers = int(name[1]), int(name[2]), int(name[3] or 0)
+        found.append(Find(node, cluster_id, *numbers, _members(path / MEMBERS)))
     return found
+
+
+def _members(path: Path) -> FoundMembers | None:
+    """A damaged mark is passed over: the other replicas have theirs."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=FoundMembers)
+    except (OSError, UnicodeDecodeError, RecursionError, msgspec.DecodeError):
+        return None
 
 
 def survey(data_dir: Path, nodes: Sequence[Node], here: str) -> list[Find]:
@@ -83,24 +116,51 @@ def refuse_existing(finds: Sequence[Find], data_dir: Path) -> None:
         )
 
 
-def adopted(finds: Sequence[Find], groups: int, replicas: int) -> tuple[str, list[Seat]]:
-    """(cluster id, seats) of the one cluster whose data were found, newest incarnations first.
+def adopted(finds: Sequence[Find], groups: int, replicas: int) -> Adopted:
+    """The one cluster whose data were found, by the newest incarnations. ``replicas``: of each group at its
+    beginning, who are its members unless one of the directories says otherwise.
 
-    Raises DataDirMismatch unless it is exactly one, with a majority of every group's replicas: a newer
-    incarnation may be on a node that is missing, and must not be passed over.
+    Raises DataDirMismatch unless it is exactly one, with every voter of every group: a newer incarnation may
+    be on a node that is missing, and must not be passed over.
     """
     ids = sorted({find.cluster_id for find in finds})
     if len(ids) != 1:
         raise DataDirMismatch(f"nothing to adopt: the nodes hold data of {len(ids)} clusters {ids}")
-    newest: dict[tuple[int, int], Find] = {}
+    newest: dict[ReplicaKey, Find] = {}
+    members: dict[int, FoundMembers] = {}
     for find in finds:
         known = newest.get((find.gid, find.rid))
         if known is None or find.incarnation > known.incarnation:
             newest[find.gid, find.rid] = find
-    expected = {(gid, rid) for gid in range(groups) for rid in range(replicas)}
-    if set(newest) != expected:
+        before, told = members.get(find.gid), find.members
+        if told is not None and (before is None or told.version > before.version):
+            members[find.gid] = told
+    everybody = tuple(range(replicas))
+    voters = {gid: members[gid].voters if gid in members else everybody for gid in range(groups)}
+    expected = {(gid, rid) for gid, rids in voters.items() for rid in rids}
+    strange = [
+        key for key in newest if key[0] not in voters or (key[0] not in members and key not in expected)
+    ]
+    if strange or not expected <= set(newest):
         raise DataDirMismatch(
             f"the nodes hold {sorted(newest)} (group, replica), and adopting needs exactly "
-            f"{sorted(expected)}: bring all nodes up, and give the numbers of groups and replicas it had"
+            f"{sorted(expected)}: bring all nodes up, and give the numbers of groups and replicas it had at "
+            "its founding"
         )
-    return ids[0], [Seat(f.gid, f.rid, f.node, f.incarnation) for f in newest.values()]
+    seats = {key: Seat(find.gid, find.rid, find.node, find.incarnation) for key, find in newest.items()}
+    gone = {key for key in seats if key[0] in members and _is_gone(key[1], members[key[0]])}
+    return Adopted(
+        ids[0],
+        [seat for key, seat in seats.items() if key not in gone],
+        [seats[key] for key in sorted(gone)],
+        {gid: _size(len(told.voters)) for gid, told in members.items()},
+    )
+
+
+def _is_gone(rid: int, members: FoundMembers) -> bool:
+    return rid <= members.highest and rid not in (*members.voters, *members.learners)
+
+
+def _size(voters: int) -> int:
+    """How many voters are wanted where so many were found: a change may have been under way."""
+    return 3 if voters == 2 else voters - (voters + 1) % 2

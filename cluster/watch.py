@@ -22,6 +22,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from escrowmq.actors.broker.broker import start_broker
 from escrowmq.actors.broker.config import BrokerConfig
 from escrowmq.actors.client.topology import ClusterInfo, broker_name
+from escrowmq.cluster.head import HEAD_RESOURCE
 from escrowmq.cluster.placement import Condition, Node, ReplicaStart, Seat, Seen, unique_names
 from escrowmq.cluster.secret import Secret
 from escrowmq.cluster.settings import SupervisorSettings
@@ -32,6 +33,8 @@ from escrowmq.replication.net.tls import TlsFiles
 log = logging.getLogger(__name__)
 
 ANSWER_TIMEOUT_S = 1.0
+#: A replica that was removed hands nothing over: it only syncs and closes.
+END_S = 2.0
 #: A question to a process that died and came back is never answered: ask anew.
 ASK_AGAIN_S = 5.0
 #: Ray's reasons for which an actor will not come back by itself.
@@ -60,6 +63,7 @@ class Track:
     failed_starts: int = 0  # in a row
     retry_at: float = 0.0
     node_missing_since: float | None = None
+    away_since: float | None = None  # its node is missing, its process does not answer, or it cannot start
     superseded_by: int | None = None
     question: Any = None
     asked_at: float = 0.0
@@ -70,6 +74,12 @@ class Track:
         running = self.condition is Condition.RUNNING and self.status is not None
         return running and self.status is not None and self.status.incarnation == self.seat.incarnation
 
+    @property
+    def takes_part(self) -> bool:
+        """Whether its process answers, and nothing keeps it from starting."""
+        starting = self.condition is Condition.STARTING and self.failure is None
+        return starting or self.condition in (Condition.RUNNING, Condition.LEARNING)
+
     def seen(self) -> Seen:
         """For ``placement.decide``."""
         return Seen(self.condition, self.node_missing_since, self.retry_at, self.superseded_by)
@@ -78,7 +88,12 @@ class Track:
 def live_nodes(only: str | None = None) -> list[Node]:
     """Ray's live nodes, by name; ``only``: that node id alone."""
     nodes = [
-        Node(str(entry["NodeName"]), str(entry["NodeID"]), str(entry["NodeManagerAddress"]))
+        Node(
+            str(entry["NodeName"]),
+            str(entry["NodeID"]),
+            str(entry["NodeManagerAddress"]),
+            head=HEAD_RESOURCE in entry["Resources"],
+        )
         for entry in ray.nodes()  # type: ignore[no-untyped-call]
         if entry["Alive"] and only in (None, entry["NodeID"])
     ]
@@ -113,6 +128,10 @@ class Watch:
             ray.wait(asked, num_returns=len(asked), timeout=ANSWER_TIMEOUT_S, fetch_local=False)
         for track in tracks:
             self._note(track, now)
+            if track.takes_part:
+                track.away_since = None
+            elif track.away_since is None:
+                track.away_since = now
 
     def _ask(self, track: Track, now: float) -> None:
         if track.handle is None:
@@ -163,6 +182,16 @@ class Watch:
         # Gone meanwhile, or of an earlier version.
         with contextlib.suppress(AttributeError, ray.exceptions.RayError):
             track.handle.told.remote(members.version, list(members.all))
+
+    def end(self, seat: Seat) -> None:
+        """End the process of a replica that was removed, if there is one. Blocks for ``END_S`` at most."""
+        try:
+            handle: Any = ray.get_actor(broker_name(seat.gid, seat.rid), namespace=self.info.namespace)
+        except ValueError:  # ended already
+            return
+        ray.wait([handle.stop.remote()], num_returns=1, timeout=END_S)
+        with contextlib.suppress(ray.exceptions.RayError):  # gone meanwhile
+            ray.kill(handle, no_restart=True)
 
     def start(self, track: Track, start: ReplicaStart, founded: bool, members: Sequence[int] = ()) -> None:
         """Create the replica on its node, by hard affinity: its data are there and nowhere else.

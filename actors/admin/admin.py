@@ -20,10 +20,14 @@ from escrowmq.actors.admin.types import (
     ClusterStatus,
     GroupDescription,
     GroupMembers,
+    MemberChange,
+    NodeStatus,
     PartitionDescription,
+    ReplicaShift,
     TopicDescription,
     TransactionDescription,
 )
+from escrowmq.actors.admin.wanted import Wanted
 from escrowmq.actors.client.closing import Closing
 from escrowmq.actors.client.feedback_processes import FeedbackProcesses, RayFeedbackProcesses
 from escrowmq.actors.client.replica_calls import ReplicaCalls
@@ -82,6 +86,7 @@ class Admin(Closing):
         self._router = Router(info, calls=calls, name="escrowmq-admin")
         self._offsets = OffsetReader(self._router)
         self._transactions = TransactionAdmin(self._router, timeout_s)
+        self._wanted = Wanted(self._router, timeout_s)
 
     # ------------------------------------------------------------ topics
 
@@ -244,6 +249,61 @@ class Admin(Closing):
         found = [result_of(future, self._timeout_s) for future in asked]
         leaders = [channel.leader for channel in self._router.channels]
         return tuple(map(_members, range(self.info.groups), leaders, found))
+
+    def set_replicas(self, group: int, replicas: int) -> None:
+        """Broker group ``group`` is to have 1, 3, 5 or 7 replicas that vote, from now on.
+
+        Returns when that is kept. Replicas then come and go one after the other while the group is used;
+        ``member_changes`` shows how far that is. Raises ConfigError, Unavailable, NotSupported.
+        """
+        self._wanted.set_replicas(group, replicas)
+
+    def move_replica(self, group: int, replica: int, node: str) -> None:
+        """In the place of a replica another one, with a number of its own, is to be on a node that is there.
+
+        Returns when that is kept, as ``set_replicas``. The old one goes, with its directory, when the new one
+        votes. Raises ConfigError, Unavailable, NotSupported.
+        """
+        self._wanted.move_replica(group, replica, node)
+
+    def member_changes(self) -> tuple[MemberChange, ...]:
+        """Broker groups whose replicas are not as they are wanted, and what comes next; (): all are. Raises
+        Unavailable, NotSupported."""
+        return self._wanted.changes()
+
+    def drain_node(self, node: str) -> None:
+        """The node is to hold no replica any more: each is replaced by one on another node, as far as there
+        are nodes for them. Returns when that is kept, as ``set_replicas``. Raises ConfigError, Unavailable,
+        NotSupported."""
+        self._wanted.set_node(node, "drained", False)
+
+    def begin_maintenance(self, node: str, *, force: bool = False) -> None:
+        """The node is about to be away for a while: its replicas stay there and are not replaced, leaders
+        hand over, and nothing comes to it. Returns when that is kept.
+
+        Raises ConfigError if a group would have no running majority without it, unless ``force``;
+        Unavailable, NotSupported.
+        """
+        self._wanted.set_node(node, "maintained", force)
+
+    def open_node(self, node: str) -> None:
+        """Ends what ``drain_node`` or ``begin_maintenance`` began. Raises ConfigError, Unavailable,
+        NotSupported."""
+        self._wanted.set_node(node, "open", False)
+
+    def plan_rebalance(self) -> tuple[ReplicaShift, ...]:
+        """What would spread replicas and leaders better over the nodes; nothing is changed. Groups that are
+        not as they are wanted are left out. Raises Unavailable, NotSupported."""
+        return self._wanted.rebalance(False)
+
+    def rebalance(self) -> tuple[ReplicaShift, ...]:
+        """Has that done, and says what it is. Moves are kept when this returns, as those of ``move_replica``;
+        leaders are asked once. Raises Unavailable, NotSupported."""
+        return self._wanted.rebalance(True)
+
+    def nodes(self) -> tuple[NodeStatus, ...]:
+        """What each node is to be used for, and what is there. Raises Unavailable, NotSupported."""
+        return self._wanted.nodes()
 
     def change_settings(self, **values: int) -> dict[str, int]:
         """Changes replicated settings in every broker group, and returns all that are in force.

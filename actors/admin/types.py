@@ -99,6 +99,48 @@ class GroupMembers:
 
 
 @dataclass(frozen=True, slots=True)
+class MemberChange:
+    """A broker group whose replicas are not as they are wanted: how it is, and how it goes on.
+
+    ``wanted``: how many voters it is to have. ``step``: what comes next, in words; ``waits``: for what is
+    said there. ``problem``: why the last step did not come about.
+    """
+
+    group: int
+    wanted: int
+    voters: tuple[int, ...]
+    learners: tuple[int, ...]
+    waits: bool
+    step: str
+    problem: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class NodeStatus:
+    """A node that is there, or of which something was said. ``use``: "open", "maintained" (it is about to be
+    away: its replicas stay there, and do not lead) or "drained" (they go elsewhere)."""
+
+    node: str
+    use: str
+    there: bool
+    head: bool
+    replicas: int
+    leaders: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaShift:
+    """What would spread a cluster better: in the place of a replica one on another node; or, with ``leads``,
+    that this replica leads, which is on the other node already."""
+
+    group: int
+    replica: int
+    from_node: str
+    to_node: str
+    leads: bool
+
+
+@dataclass(frozen=True, slots=True)
 class ReplicaStatus:
     """One replica. Not ``reachable``: it gave no answer in time, and all else is unknown."""
 

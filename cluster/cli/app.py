@@ -11,8 +11,10 @@ from escrowmq.cluster.cli.failing import Commands
 from escrowmq.cluster.cli.groups import app as groups
 from escrowmq.cluster.cli.leftovers import leftovers
 from escrowmq.cluster.cli.lifecycle import demo, down, status, up
-from escrowmq.cluster.cli.members import members
+from escrowmq.cluster.cli.members import app as members
+from escrowmq.cluster.cli.nodes import app as nodes
 from escrowmq.cluster.cli.producing import produce
+from escrowmq.cluster.cli.rebalance import app as rebalance
 from escrowmq.cluster.cli.settings import settings
 from escrowmq.cluster.cli.topics import app as topics
 from escrowmq.cluster.cli.transactions import app as transactions
@@ -46,8 +48,11 @@ def top(
     """EscrowMQ: a transactional message broker on Ray."""
 
 
-for command in (up, down, status, leftovers, members, demo, produce, consume, settings):
+for command in (up, down, status, leftovers, demo, produce, consume, settings):
     app.command()(command)
 app.add_typer(topics, name="topic")
 app.add_typer(transactions, name="txn")
 app.add_typer(groups, name="group")
+app.add_typer(members, name="members")
+app.add_typer(nodes, name="node")
+app.add_typer(rebalance, name="rebalance")

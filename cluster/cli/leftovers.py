@@ -27,7 +27,9 @@ def leftovers(
     rows = [
         {
             **one,
-            "replaced_by": f"incarnation {one['successor']} on {one['successor_node']}",
+            "replaced_by": f"incarnation {one['successor']} on {one['successor_node']}"
+            if one["successor"] >= 0
+            else "nobody: it was removed from its group",
             "may_go": "yes" if not one["keep"] else f"no: {one['keep']}",
         }
         for one in found

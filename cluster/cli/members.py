@@ -1,16 +1,30 @@
-"""``escrowmq members``: which replicas belong to each broker group."""
+"""``escrowmq members``: which replicas belong to each broker group, and having others."""
 
 from __future__ import annotations
 
+from typing import Annotated
+
+import typer
+
 from escrowmq.cluster.cli.options import ConnectionOptions, Format, Shown, with_connection
 from escrowmq.cluster.cli.output import show_rows
+from escrowmq.cluster.cli.until_done import Timeout, Wait, until_done
 
 COLUMNS = ("group", "leader", "voters", "learners", "next_replica", "version", "last_change")
 
+app = typer.Typer(
+    no_args_is_help=False,
+    invoke_without_command=True,
+    help="Replicas of each broker group: who votes, who is being filled; how many, and where.",
+)
 
+
+@app.callback()
 @with_connection
-def members(connection: ConnectionOptions, shown: Shown = Format.table) -> None:
+def members(connection: ConnectionOptions, ctx: typer.Context, shown: Shown = Format.table) -> None:
     """Replicas of each broker group: who votes, who is being filled, and how often that has changed."""
+    if ctx.invoked_subcommand is not None:
+        return
     with connection.joined() as cluster:
         found = cluster.admin.members()
     table = shown is Format.table
@@ -28,6 +42,65 @@ def members(connection: ConnectionOptions, shown: Shown = Format.table) -> None:
         for one in found
     ]
     show_rows(shown, rows, COLUMNS)
+
+
+@app.command("set")
+@with_connection
+def set_replicas(
+    connection: ConnectionOptions,
+    group: Annotated[int, typer.Argument(help="Broker group.")],
+    replicas: Annotated[int, typer.Argument(help="How many replicas are to vote: 1, 3, 5 or 7.")],
+    wait: Wait = True,
+    timeout_s: Timeout = 600.0,
+) -> None:
+    """Give a broker group more replicas, or fewer, while it is used.
+
+    One comes or goes after the other; a new one votes once it holds the whole log.
+    """
+    with connection.joined() as cluster:
+        cluster.admin.set_replicas(group, replicas)
+        until_done(cluster.admin, wait, timeout_s, groups={group})
+
+
+@app.command("move")
+@with_connection
+def move_replica(
+    connection: ConnectionOptions,
+    group: Annotated[int, typer.Argument(help="Broker group.")],
+    replica: Annotated[int, typer.Argument(help="Number of the replica that is to go.")],
+    node: Annotated[str, typer.Argument(help="Name of the node that is to have another one.")],
+    wait: Wait = True,
+    timeout_s: Timeout = 600.0,
+) -> None:
+    """Have another replica, with a number of its own, on another node, in the place of one.
+
+    The old one goes, with its directory, when the new one votes.
+    """
+    with connection.joined() as cluster:
+        cluster.admin.move_replica(group, replica, node)
+        until_done(cluster.admin, wait, timeout_s, groups={group})
+
+
+@app.command("changes")
+@with_connection
+def changes(connection: ConnectionOptions, shown: Shown = Format.table) -> None:
+    """Broker groups whose replicas are not as they are wanted, and what comes next."""
+    with connection.joined() as cluster:
+        found = cluster.admin.member_changes()
+    rows = [
+        {
+            "group": one.group,
+            "wanted": one.wanted,
+            "voters": _listed(one.voters) if shown is Format.table else one.voters,
+            "learners": _listed(one.learners) if shown is Format.table else one.learners,
+            "step": f"waits: {one.step}" if one.waits and shown is Format.table else one.step,
+            "waits": one.waits,
+            "problem": one.problem,
+        }
+        for one in found
+    ]
+    columns = ("group", "wanted", "voters", "learners", "step", "problem")
+    show_rows(shown, rows, columns, empty="all groups have the replicas that are wanted")
 
 
 def _listed(replicas: tuple[int, ...]) -> str | None:

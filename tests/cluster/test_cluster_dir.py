@@ -17,7 +17,7 @@ from escrowmq.cluster.cluster_dir import CLUSTER_FILE, ClusterDir
 from escrowmq.cluster.placement import Seat
 from escrowmq.cluster.secret import SECRET_FILE, Secret, given_secret, kept_secret, read_secret
 from escrowmq.cluster.settings import ClusterSettings, SecuritySettings
-from escrowmq.cluster.survey import Find, adopted, look, refuse_existing
+from escrowmq.cluster.survey import Find, FoundMembers, adopted, look, refuse_existing
 from escrowmq.replication.errors import (
     ConfigError,
     CorruptLog,
@@ -26,7 +26,9 @@ from escrowmq.replication.errors import (
     NotAuthorized,
     UnknownVersion,
 )
+from escrowmq.replication.format.membership import Members, members_mark
 from escrowmq.replication.log.datadir import DataDir, Identity
+from escrowmq.replication.log.marks import MEMBERS
 
 SHAPE = ClusterSettings()
 
@@ -178,10 +180,40 @@ def test_adopting_takes_the_newest_incarnation_and_needs_every_replica() -> None
         Find("d", "c", 0, 1, 1),
         Find("e", "c", 0, 2, 0),
     ]
-    cluster_id, seats = adopted(finds, 1, 3)
+    found = adopted(finds, 1, 3)
+    cluster_id, seats = found.cluster_id, found.seats
     assert cluster_id == "c"
     assert {seat.key: (seat.node, seat.incarnation) for seat in seats}[0, 1] == ("d", 1)
     with pytest.raises(DataDirMismatch, match="bring all nodes up"):
         adopted(finds[:3], 1, 3)
     with pytest.raises(DataDirMismatch, match="data of 2 clusters"):
         adopted([*finds, Find("f", "other", 0, 0, 0)], 1, 3)
+
+
+def test_adopting_a_group_whose_members_have_changed_needs_those_that_it_has_now() -> None:
+    def find(rid: int, version: int, *voters: int, learners: tuple[int, ...] = ()) -> Find:
+        highest = max(3, *voters, *learners)
+        return Find(f"n{rid}", "c", 0, rid, 0, FoundMembers(version, voters, learners, highest))
+
+    before, now = find(1, 2, 0, 1, 2), [find(2, 4, 0, 2, 3), find(3, 4, 0, 2, 3), Find("n0", "c", 0, 0, 0)]
+    found = adopted([before, *now], 1, 3)
+    assert {seat.rid for seat in found.seats} == {0, 2, 3} and found.sizes == {0: 3}
+    assert [seat.rid for seat in found.retired] == [1], "it was removed, and its directory may go"
+    with pytest.raises(DataDirMismatch, match="bring all nodes up"):
+        adopted([before, *now[1:]], 1, 3)
+    coming = adopted([before, *now, Find("n4", "c", 0, 4, 0)], 1, 3)
+    assert {seat.rid for seat in coming.seats} == {0, 2, 3, 4}, "whether it is wanted is decided later"
+    for count, size in ((1, 1), (2, 3), (3, 3), (4, 3), (5, 5), (6, 5), (7, 7)):
+        made = [find(rid, 9, *range(count)) for rid in range(count)]
+        assert adopted(made, 1, 1).sizes == {0: size}
+    with pytest.raises(DataDirMismatch):
+        adopted([Find("a", "c", 0, 0, 0), Find("b", "c", 0, 1, 0)], 1, 1)
+
+
+def test_what_a_replica_notes_of_its_groups_members_is_found(tmp_path: Path) -> None:
+    DataDir(tmp_path / "g0-r2", Identity("c", 0, 2)).close()
+    members = Members(7, ("0", "2"), ("11",), "why", 11)
+    (tmp_path / "g0-r2" / MEMBERS).write_text(members_mark(members))
+    assert look(str(tmp_path), "n")[0].members == FoundMembers(7, (0, 2), (11,), 11)
+    (tmp_path / "g0-r2" / MEMBERS).write_bytes(b"\x00damaged")
+    assert look(str(tmp_path), "n")[0].members is None

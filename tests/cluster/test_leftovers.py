@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from escrowmq.cluster.leftovers import leftovers, remove
+from escrowmq.cluster.leftovers import leftovers, remove, remove_replica, removed_replicas
 from escrowmq.cluster.placement import Condition, Seat
 from escrowmq.cluster.survey import Find, look
 from escrowmq.cluster.watch import Track
-from escrowmq.replication.calling.answers import ReplicaReport
+from escrowmq.replication.calling.answers import MembersReport, ReplicaReport
 from escrowmq.replication.log.datadir import DataDir, Identity
 
 SEATS = {seat.key: seat for seat in (Seat(0, 0, "a"), Seat(0, 1, "d", 2), Seat(0, 2, "c"))}
@@ -56,6 +56,29 @@ def test_a_member_votes_only_in_the_incarnation_of_its_seat() -> None:
     assert not track(Condition.RUNNING, 1).votes, "the process that is being replaced still answered"
     assert not track(Condition.LEARNING, 2).votes
     assert not track(Condition.GONE, None).votes
+
+
+def test_the_directory_of_a_removed_replica_may_go_when_most_voters_run() -> None:
+    members = {0: MembersReport(version=4, voters=[0, 2, 3], highest=3)}
+    finds = [Find("b", "c1", 0, 1, 0), Find("c", "c1", 0, 2, 0), Find("d", "c1", 0, 4, 0)]
+    assert removed_replicas(finds, members, {(0, 0), (0, 3)}) == {(0, 1): ""}, "4 has not come yet"
+    (kept,) = removed_replicas(finds, members, {(0, 0)}).values()
+    assert "do not run" in kept and removed_replicas(finds, {}, {(0, 0)}) == {}
+    (one,) = leftovers(finds[:1], "c1", {}, (), {(0, 1): kept})
+    assert (one.directory, one.successor, one.keep) == ("g0-r1", -1, kept)
+    assert leftovers([Find("b", "c2", 0, 1, 0)], "c1", {}, (), {(0, 1): ""}) == []
+
+
+def test_all_that_a_removed_replica_has_left_goes_and_nothing_else(tmp_path: Path) -> None:
+    replica_directory(tmp_path).close()
+    for name, rid, incarnation in (("g0-r1-i2", 1, 2), ("g0-r11", 11, 0), ("g1-r1", 1, 0)):
+        DataDir(tmp_path / name, Identity("c1", int(name[1]), rid, incarnation)).close()
+    assert remove_replica(str(tmp_path), 0, 1, "c1") == ""
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["g0-r11", "g1-r1"]
+    held = replica_directory(tmp_path)
+    assert "uses it" in remove_replica(str(tmp_path), 0, 1, "c1")
+    held.close()
+    assert "belongs to cluster" in remove_replica(str(tmp_path), 0, 1, "c2")
 
 
 def replica_directory(tmp_path: Path) -> DataDir:

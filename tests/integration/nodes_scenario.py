@@ -192,6 +192,39 @@ class Story:
         self.check_all_there(cluster)
         say(f"node {lost} is gone for good; its replica was built anew on n3")
 
+    def empties_a_node(self, cluster: Cluster) -> None:
+        """Its replica is replaced by one with another number, and the node can go."""
+        drained = next(name for name in sorted(self.nodes) if name != "n3")
+        self.nodes["n4"] = self.machines.add_node(num_cpus=1, node_name="n4")
+        until("the new node", lambda: any(one.node == "n4" for one in cluster.admin.nodes()), cluster)
+        said = command("node", "drain", drained, "--address", self.machines.address)
+        assert "replica 3 is placed on n4" in said and said.rstrip().endswith("done"), said
+        now = seats(cluster)
+        assert now[3]["node"] == "n4" and drained not in {seat["node"] for seat in now.values()}
+        assert cluster.admin.members()[0].voters == tuple(sorted(now))
+        self.machines.remove_node(self.nodes.pop(drained), allow_graceful=False)
+        self.send(cluster)
+        self.check_all_there(cluster)
+        until("that all is settled", lambda: settled(cluster), cluster)
+        say(f"node {drained} was drained, and is gone; replica 3 is on n4")
+
+    def takes_a_node_out_for_a_while(self, cluster: Cluster) -> None:
+        """Its leader hands over; a second node may not be taken out, too."""
+        admin, leader = cluster.admin, self.leader(cluster)["node"]
+        admin.begin_maintenance(leader)
+        until("another leads", lambda: self.leader(cluster)["node"] != leader, cluster)
+        other = self.leader(cluster)["node"]
+        try:
+            admin.begin_maintenance(other)
+        except escrowmq.ConfigError as error:
+            assert "no running majority" in str(error)
+        else:
+            raise AssertionError("a majority may be taken out")
+        admin.open_node(leader)
+        assert {one.use for one in admin.nodes()} <= {"open", "drained"}
+        assert not [shift for shift in admin.plan_rebalance() if not shift.leads], "three need three"
+        say(f"node {leader} was taken out for a while")
+
     def goes_down_and_comes_up_again(self, cluster: Cluster) -> None:
         address = self.machines.address
         cluster_id = cluster.info.cluster_id
@@ -216,6 +249,8 @@ def main() -> None:
         story.takes_the_replica_back_with_the_node(cluster, victim)
         story.outlives_its_supervisor(cluster)
         story.builds_a_replica_anew_elsewhere(cluster)
+        story.empties_a_node(cluster)
+        story.takes_a_node_out_for_a_while(cluster)
         story.goes_down_and_comes_up_again(cluster)
     finally:
         if ray.is_initialized():

@@ -1,4 +1,5 @@
-"""A group of real processes takes replicas in and lets them go, while a producer sends and commits."""
+"""A group of real processes takes replicas in and lets them go, as somebody wants it, while a producer sends
+and commits."""
 
 from __future__ import annotations
 
@@ -6,19 +7,18 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
 import escrowmq
-from escrowmq import Message
+from escrowmq import ConfigError, Message, Unavailable
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
     from escrowmq import Cluster
-    from escrowmq.replication.calling.answers import MembersReport
 
 pytestmark = pytest.mark.ray
 
@@ -63,91 +63,54 @@ class Load(threading.Thread):
         return self.sent
 
 
-class Group:
-    """The only broker group of a cluster: its actors, beside those of the supervisor."""
-
-    def __init__(self, cluster: Cluster, data_dir: Path) -> None:
-        self._cluster, self._data_dir, self.rids = cluster, data_dir, [0]
-
-    def broker(self, rid: int) -> Any:
-        import ray
-
-        from escrowmq.actors.client.topology import broker_name
-
-        return ray.get_actor(broker_name(0, rid), namespace=self._cluster.info.namespace)
-
-    def bring(self, rid: int) -> None:
-        """Start a replica that nobody knows yet."""
-        from escrowmq.actors.broker.broker import start_broker
-        from escrowmq.cluster.secret import kept_secret
-
-        info, config, secret = (
-            self._cluster.info,
-            self._cluster.config.broker,
-            kept_secret(self._data_dir).reveal(),
-        )
-        start_broker(
-            info, 0, rid, config, str(self._data_dir / f"g0-r{rid}"), "127.0.0.1", secret, members=self.rids
-        )
-        self.rids.append(rid)
-
-    def end(self, rid: int) -> None:
-        import ray
-
-        self.rids.remove(rid)
-        ray.kill(self.broker(rid), no_restart=True)
-
-    def change(self, change_id: str, add: Sequence[int] = (), remove: Sequence[int] = ()) -> MembersReport:
-        """Ask everybody for a step, until whoever leads says that the change is done."""
-        import ray
-
-        deadline = time.monotonic() + 30
-        while True:
-            for rid in self.rids:
-                answer = ray.get(self.broker(rid).change_members.remote(change_id, add, remove), timeout=15)
-                if answer[0] == "ok" and answer[1].act == "DONE":
-                    found: MembersReport = answer[1].members
-                    return found
-                assert time.monotonic() < deadline, answer
-            time.sleep(0.05)
-
-    def pid(self, rid: int) -> int:
-        import ray
-
-        return int(ray.get(self.broker(rid).status.remote(), timeout=15).pid)
+def as_wanted(cluster: Cluster, voters: int) -> bool:
+    """Whether the group has so many, and nothing is left to be done."""
+    (group,) = cluster.admin.members()
+    try:
+        changes = cluster.admin.member_changes()
+    except Unavailable:  # the supervisor is being started again
+        return False
+    return len(group.voters) == voters and not changes
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(180)
 def test_from_one_replica_to_three_and_back(
     ray_local: str, unique: Callable[[str], str], tmp_path: Path
 ) -> None:
+    import ray
+
     with escrowmq.start_local(1, 1, tmp_path, namespace=unique("members")) as cluster:
-        cluster.admin.create_topic(TOPIC)
-        group, load = Group(cluster, tmp_path), Load(cluster)
+        admin, load = cluster.admin, Load(cluster)
+        admin.create_topic(TOPIC)
         load.start()
         load.goes_on()
-        for rid in (1, 2):
-            group.bring(rid)
-            group.change(f"more-{rid}", add=[rid])
-            load.goes_on()
-        (members,) = cluster.admin.members()
-        assert (members.voters, members.learners, members.next_replica) == ((0, 1, 2), (), 3)
-        assert (members.change_id, members.applied, members.leader) == ("more-2", True, 0)
-
-        # The only replica that the producer was told of goes away, and one that came leads.
-        os.kill(group.pid(0), signal.SIGKILL)
+        with pytest.raises(ConfigError, match="replicas must be 1, 3, 5 or 7, not 2"):
+            admin.set_replicas(0, 2)
+        admin.set_replicas(0, 3)
+        (change,) = admin.member_changes()
+        assert (change.group, change.wanted) == (0, 3)
+        wait_until(lambda: admin.members()[0].next_replica == 2, 60.0, "another replica", every_s=0.2)
+        supervisor = ray.get_actor("supervisor", namespace=cluster.info.namespace)
+        ray.kill(supervisor, no_restart=False)  # what is wanted is kept
+        wait_until(lambda: as_wanted(cluster, 3), 60.0, "three voters", every_s=0.2)
         load.goes_on()
-        (members,) = cluster.admin.members()
-        assert members.leader in (1, 2)
+        (members,) = admin.members()
+        assert (members.voters, members.learners, members.next_replica) == ((0, 1, 2), (), 3)
+
+        # The only replica that the producer was told of goes away, and one that came leads meanwhile.
+        (first,) = (r for r in cluster.status().groups[0].replicas if r.replica == 0)
+        os.kill(first.details["pid"], signal.SIGKILL)
+        load.goes_on()
         wait_until(lambda: cluster.status().healthy, 30.0, "that all three are well", every_s=0.2)
         assert [replica.replica for replica in cluster.status().groups[0].replicas] == [0, 1, 2]
 
-        done = group.change("less", remove=[1, 2])  # whoever leads hands over to the one that stays
-        assert list(done.voters) == [0]
-        for rid in (1, 2):
-            group.end(rid)
+        admin.set_replicas(0, 1)
+        wait_until(lambda: as_wanted(cluster, 1), 60.0, "one voter", every_s=0.2)
         load.goes_on()
         sent = load.stop()
+        (left,) = admin.members()[0].voters
+        assert [path.name for path in tmp_path.glob("g0-r*")] == [f"g0-r{left}"]
+        assert [seat["replica"] for seat in cluster.health()["replicas"]] == [left]
         with cluster.consumer(auto_offset_reset="earliest") as consumer:
             consumer.assign([(TOPIC, 0)])
             found: list[bytes] = []

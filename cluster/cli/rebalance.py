@@ -1,0 +1,46 @@
+"""``escrowmq rebalance``: spreading replicas and leaders over the nodes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import typer
+
+from escrowmq.cluster.cli.options import ConnectionOptions, Format, Shown, with_connection
+from escrowmq.cluster.cli.output import plain, show_rows
+from escrowmq.cluster.cli.until_done import Timeout, Wait, until_done
+
+if TYPE_CHECKING:
+    from escrowmq.actors.admin.types import ReplicaShift
+
+app = typer.Typer(no_args_is_help=True, help="Spread replicas and leaders over the nodes.")
+
+
+@app.command("plan")
+@with_connection
+def plan(connection: ConnectionOptions, shown: Shown = Format.table) -> None:
+    """Show what would be better on other nodes. Nothing is changed."""
+    with connection.joined() as cluster:
+        _show(shown, cluster.admin.plan_rebalance())
+
+
+@app.command("apply")
+@with_connection
+def apply(
+    connection: ConnectionOptions, wait: Wait = True, timeout_s: Timeout = 600.0, shown: Shown = Format.table
+) -> None:
+    """Have it done, a replica of each group at a time; each new one copies the log of its group."""
+    with connection.joined() as cluster:
+        shifts = cluster.admin.rebalance()
+        _show(shown, shifts)
+        if shifts:
+            until_done(cluster.admin, wait, timeout_s, groups={shift.group for shift in shifts})
+
+
+def _show(shown: Format, shifts: tuple[ReplicaShift, ...]) -> None:
+    rows = [
+        {**plain(one), "what": "takes the lead over" if one.leads else "is replaced by one there"}
+        for one in shifts
+    ]
+    columns = ("group", "replica", "from_node", "to_node", "what")
+    show_rows(shown, rows, columns, empty="replicas and leaders are well spread")

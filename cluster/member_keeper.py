@@ -1,0 +1,278 @@
+"""The supervisor's part in changes of members: keeps what is wanted, and carries the steps out.
+
+Which step is next is decided purely, at every look anew (member_steps). A step that needs an answer is asked
+for and looked after at the next look, so that nothing here holds the supervisor up; one answer at a time for
+each group. What must outlast the supervisor is in its directory before it is done.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from escrowmq.cluster.cluster_dir import ClusterDir, ClusterRecord
+from escrowmq.cluster.leftovers import begin_removal
+from escrowmq.cluster.member_steps import (
+    Do,
+    Fleet,
+    Group,
+    MemberStep,
+    fleet_of,
+    moves_done,
+    next_steps,
+)
+from escrowmq.cluster.placement import Node, ReplicaKey, Seat
+from escrowmq.cluster.rebalancing import plan
+from escrowmq.cluster.watch import Track, Watch, first_line
+from escrowmq.cluster.wishes import Move, Wishes
+from escrowmq.cluster.wishing import uses
+
+log = logging.getLogger(__name__)
+
+#: A leader answers within ten seconds (``STEP_WAIT_S``), and removing a large directory takes a while.
+ASK_AGAIN_S = 60.0
+#: Most questions are answered at once: then the next look finds what came of it.
+ANSWER_S = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A step whose outcome is not known yet."""
+
+    step: MemberStep
+    answer: Any
+    since: float
+
+
+class MemberKeeper:
+    """``turn`` and ``groups`` are the supervisor's thread's; ``tracks`` changes under ``lock``."""
+
+    def __init__(
+        self,
+        directory: ClusterDir,
+        watch: Watch,
+        tracks: dict[ReplicaKey, Track],
+        lock: threading.Lock,
+        data_dir: Path,
+        patience_s: float,
+    ) -> None:
+        self._directory, self._watch, self._tracks, self._lock = directory, watch, tracks, lock
+        self._data_dir, self._patience_s = data_dir, patience_s
+        self._asked: dict[int, _Asked] = {}
+        self._problems: dict[int, str] = {}  # by group: why its last step did not come about
+        self._said: dict[int, str] = {}
+        self._to_lead: dict[int, int] = {}  # group -> replica that is to be asked to take over
+        self.busy = False
+
+    # ------------------------------------------------------------ what is seen
+    def groups(self) -> list[Group]:
+        """Every group, as it is wanted and as it was last seen. Any thread."""
+        record = self._directory.record
+        with self._lock:
+            tracks = list(self._tracks.values())
+        return [group_of_tracks(gid, record, tracks) for gid in range(record.groups)]
+
+    def fleet(self, nodes: Sequence[Node], groups: Sequence[Group]) -> Fleet:
+        wishes = self._directory.record.wishes
+        return fleet_of(nodes, groups, wishes.drained, wishes.maintained)
+
+    def changes(self, nodes: Sequence[Node]) -> list[dict[str, Any]]:
+        """A line for each group that is not as it is wanted: how it is, what comes next, what hinders."""
+        groups = self.groups()
+        steps = next_steps(groups, self.fleet(nodes, groups), time.monotonic(), self._patience_s)
+        by_gid = {group.gid: group for group in groups}
+        return [
+            {
+                "group": step.gid,
+                "wanted": by_gid[step.gid].wanted,
+                "voters": _numbers(by_gid[step.gid], learners=False),
+                "learners": _numbers(by_gid[step.gid], learners=True),
+                "waits": step.do is Do.WAIT,
+                "step": step.text,
+                "problem": self._problems.get(step.gid),
+            }
+            for step in steps
+        ]
+
+    def node_uses(self, nodes: Sequence[Node]) -> list[dict[str, Any]]:
+        """A line for each node: what it is to be used for, and what is there."""
+        fleet = self.fleet(nodes, self.groups())
+        return [
+            {
+                "node": node,
+                "use": use.value,
+                "there": node in fleet.alive,
+                "head": node == fleet.head,
+                "replicas": fleet.load.get(node, 0),
+                "leaders": fleet.leads.get(node, 0),
+            }
+            for node, use in uses(self._directory.record.wishes, fleet.alive).items()
+        ]
+
+    def wish(self, made: Callable[[ClusterRecord], Wishes]) -> None:
+        """Keep what is wanted from now on. Any thread; raises what ``made`` does."""
+        self._directory.change(lambda record: replace(record, wishes=made(record)))
+        self.busy = True  # so that the next look is soon
+
+    def rebalance(self, nodes: Sequence[Node], apply: bool) -> list[dict[str, Any]]:
+        """What would be better elsewhere, a line for each; with ``apply`` it is wanted from now on. Moves are
+        kept; leaders are asked once to hand over. Any thread."""
+        groups = self.groups()
+        shifts = plan(groups, self.fleet(nodes, groups))
+        if apply:
+            moves = [Move(s.gid, s.rid, s.to_node) for s in shifts if not s.leads]
+            self.wish(lambda record: record.wishes.with_moves(moves))
+            with self._lock:
+                self._to_lead |= {shift.gid: shift.rid for shift in shifts if shift.leads}
+        return [
+            {
+                "group": shift.gid,
+                "replica": shift.rid,
+                "from_node": shift.from_node,
+                "to_node": shift.to_node,
+                "leads": shift.leads,
+            }
+            for shift in shifts
+        ]
+
+    # ------------------------------------------------------------ one look
+    def turn(self, nodes: Sequence[Node]) -> None:
+        """Look what came of the last steps, and take the next ones."""
+        groups = self.groups()
+        for group in groups:
+            done = moves_done(group)
+            if done:
+                self._forget_moves(group.gid, done)
+        self._note_answers()
+        steps = next_steps(groups, self.fleet(nodes, groups), time.monotonic(), self._patience_s)
+        self.busy = any(step.do is not Do.WAIT and step.gid not in self._problems for step in steps)
+        for step in steps:
+            self._say(step)
+            if step.do is not Do.WAIT and step.gid not in self._asked:
+                self._carry_out(step, nodes)
+        with self._lock:
+            to_lead, self._to_lead = self._to_lead, {}
+        for gid, rid in to_lead.items():
+            if gid not in self._asked:
+                self._carry_out(
+                    MemberStep(gid, Do.HAND_OVER, f"replica {rid} takes the lead over", rid), nodes
+                )
+        unfinished = {step.gid for step in steps}
+        self._problems = {gid: text for gid, text in self._problems.items() if gid in unfinished}
+        self._said = {gid: text for gid, text in self._said.items() if gid in unfinished}
+
+    def _say(self, step: MemberStep) -> None:
+        if self._said.get(step.gid) != step.text:
+            self._said[step.gid] = step.text
+            log.warning("group %d: %s", step.gid, step.text)
+
+    def _carry_out(self, step: MemberStep, nodes: Sequence[Node]) -> None:
+        key = step.gid, step.rid
+        if step.do is Do.PLACE:
+            seat = Seat(step.gid, step.rid, step.node)
+            self._directory.change(lambda record: record.with_seats([seat]))
+            with self._lock:
+                self._tracks[key] = Track(seat)
+        elif step.do is Do.RETIRE:
+            seat = self._tracks[key].seat
+            self._directory.change(lambda record: record.with_retired(key))
+            with self._lock:
+                del self._tracks[key]
+            self._watch.end(seat)
+        elif step.do is Do.CLEAR:
+            (seat,) = (seat for seat in self._directory.record.retired if seat.key == key)
+            self._watch.end(seat)  # once more: the supervisor may have ended before it came to it
+            (node,) = (node for node in nodes if node.name == seat.node)
+            cluster_id = self._directory.record.cluster_id
+            self._ask(step, begin_removal(self._data_dir, node, seat.gid, seat.rid, cluster_id))
+        else:
+            self._ask_leader(step)
+
+    def _ask_leader(self, step: MemberStep) -> None:
+        leader = _leader([track for track in self._tracks.values() if track.seat.gid == step.gid])
+        if leader is None or leader.handle is None:
+            return
+        try:
+            if step.do is Do.HAND_OVER:
+                answer = leader.handle.hand_over.remote(step.rid)
+            else:
+                answer = leader.handle.change_members.remote(step.text, step.add, step.remove)
+        except (AttributeError, ray.exceptions.RayError) as error:  # of an earlier version, or gone meanwhile
+            self._problems[step.gid] = f"replica {leader.seat.rid} leads and cannot: {first_line(error)}"
+            return
+        self._ask(step, answer)
+
+    def _ask(self, step: MemberStep, answer: Any) -> None:
+        self._asked[step.gid] = _Asked(step, answer, time.monotonic())
+        ray.wait([answer], num_returns=1, timeout=ANSWER_S)
+
+    def _note_answers(self) -> None:
+        for gid, asked in list(self._asked.items()):
+            try:
+                answer = ray.get(asked.answer, timeout=0)
+            except ray.exceptions.GetTimeoutError:
+                if time.monotonic() - asked.since > ASK_AGAIN_S:
+                    del self._asked[gid]
+                continue
+            except ray.exceptions.RayError as error:
+                self._problems[gid] = f"{asked.step.text}: {first_line(error)}"
+            else:
+                self._note(asked.step, answer)
+            del self._asked[gid]
+
+    def _note(self, step: MemberStep, answer: Any) -> None:
+        problem = answer if step.do is Do.CLEAR else _refusal(answer)
+        if problem:
+            self._problems[step.gid] = f"{step.text}: {problem}"
+            return
+        self._problems.pop(step.gid, None)
+        if step.do is Do.CLEAR:
+            self._directory.change(lambda record: record.without_retired((step.gid, step.rid)))
+
+    def _forget_moves(self, gid: int, rids: Sequence[int]) -> None:
+        self._directory.change(lambda r: replace(r, wishes=r.wishes.without_moves(gid, rids)))
+
+
+def group_of_tracks(gid: int, record: ClusterRecord, tracks: Sequence[Track]) -> Group:
+    """One group as the supervisor sees it."""
+    here = [track for track in tracks if track.seat.gid == gid]
+    leader = _leader(here)
+    return Group(
+        gid,
+        record.wishes.size(gid, record.replicas),
+        {track.seat.rid: track.seat for track in here},
+        None if leader is None or leader.status is None else leader.status.members,
+        None if leader is None else leader.seat.rid,
+        frozenset(track.seat.rid for track in here if track.votes),
+        record.wishes.moves_of(gid),
+        {seat.rid: seat for seat in record.retired if seat.gid == gid},
+        {track.seat.rid: track.away_since for track in here if track.away_since is not None},
+        0 if leader is None or leader.status is None else leader.status.level,
+    )
+
+
+def _leader(tracks: Sequence[Track]) -> Track | None:
+    """The ready leader; of two, the one of the later term: the other has not been told yet."""
+    leading = [track for track in tracks if track.status is not None and track.status.ready and track.votes]
+    return max(leading, key=lambda track: track.status.term if track.status else 0, default=None)
+
+
+def _refusal(answer: Any) -> str:
+    """Why a leader did not take the step; "": it did, or another one is to be asked."""
+    status, *rest = answer
+    if status == "unsupported":
+        return f"the group has not reached format level {rest[0]}: not all replicas are upgraded"
+    return str(rest[0]) if status in ("refused", "malformed") else ""
+
+
+def _numbers(group: Group, *, learners: bool) -> list[int]:
+    if group.members is None:
+        return []
+    return sorted(group.members.learners if learners else group.members.voters)
