@@ -145,12 +145,12 @@ class MemberKeeper:
     # ------------------------------------------------------------ one look
     def turn(self, nodes: Sequence[Node]) -> None:
         """Look what came of the last steps, and take the next ones."""
+        self._note_answers()  # first: they may have changed the record
         groups = self.groups()
         for group in groups:
             done = moves_done(group)
             if done:
                 self._forget_moves(group.gid, done)
-        self._note_answers()
         steps = next_steps(groups, self.fleet(nodes, groups), time.monotonic(), self._patience_s)
         self.busy = any(step.do is not Do.WAIT and step.gid not in self._problems for step in steps)
         for step in steps:

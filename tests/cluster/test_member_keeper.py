@@ -1,0 +1,149 @@
+"""The supervisor's part in changes of members: what it keeps before it does it, and whom it asks."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import ray
+
+from escrowmq.cluster import member_keeper
+from escrowmq.cluster.cluster_dir import ClusterDir
+from escrowmq.cluster.member_keeper import MemberKeeper
+from escrowmq.cluster.placement import Condition, Node, ReplicaKey, Seat
+from escrowmq.cluster.settings import ClusterSettings
+from escrowmq.cluster.watch import Track, Watch
+from escrowmq.replication.calling.answers import MembersReport, ReplicaReport, StepTaken
+
+NODES = [Node(f"n{i}", f"id{i}", "", head=i == 0) for i in range(4)]
+
+
+class Handle:
+    """Of a broker: notes what it is asked, and answers what it is told to."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[Any, ...]] = []
+        self.answer: Any = ("ok", StepTaken("WAIT", -1, MembersReport(version=1, voters=[0])))
+
+    def __getattr__(self, method: str) -> Any:
+        def remote(*args: Any) -> Any:
+            self.asked.append((method, *args))
+            return self.answer
+
+        return SimpleNamespace(remote=remote)
+
+
+class Rig:
+    """A group of three on n0 to n2, as the supervisor keeps and sees it; replica 0 leads."""
+
+    def __init__(self, path: Path) -> None:
+        self.directory = ClusterDir(path, ClusterSettings(), None)
+        seats = [Seat(0, rid, f"n{rid}") for rid in range(3)]
+        self.directory.keep(self.directory.record.with_seats(seats))
+        self.tracks: dict[ReplicaKey, Track] = {seat.key: Track(seat) for seat in seats}
+        self.handle, self.ended = Handle(), list[tuple[Seat, bool]]()
+        watch = cast(Watch, SimpleNamespace(end=self.end))
+        lock = threading.Lock()
+        self.keeper = MemberKeeper(self.directory, watch, self.tracks, lock, path, 600.0)
+        self.members(1, [0, 1, 2], 2)
+
+    def end(self, seat: Seat) -> None:
+        """As ``Watch.end``; notes whether the seat was off the record by then."""
+        self.ended.append((seat, seat.key not in self.directory.record.seats))
+
+    def members(self, version: int, voters: list[int], highest: int) -> None:
+        """All that have a seat run, and say this."""
+        told = MembersReport(version=version, voters=voters, highest=highest)
+        for (_, rid), track in self.tracks.items():
+            role = "leader" if rid == 0 else "follower"
+            track.condition = Condition.RUNNING
+            track.status = ReplicaReport(gid=0, rid=rid, role=role, ready=rid == 0, members=told, level=3)
+            track.handle = self.handle
+
+    def turn(self) -> None:
+        self.keeper.turn(NODES)
+
+
+@pytest.fixture
+def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
+    found = SimpleNamespace(wait=lambda *_, **__: None, get=lambda x, **_: x, exceptions=ray.exceptions)
+    monkeypatch.setattr(member_keeper, "ray", found)
+    made = Rig(tmp_path)
+    yield made
+    made.directory.close()
+
+
+def move_1_to_n3(rig: Rig) -> None:
+    rig.keeper.wish(lambda record: record.wishes.with_moves([member_keeper.Move(0, 1, "n3")]))
+
+
+def test_a_seat_is_kept_before_anything_starts_there(rig: Rig) -> None:
+    move_1_to_n3(rig)
+    rig.turn()
+    assert rig.directory.record.seats[0, 3] == rig.tracks[0, 3].seat == Seat(0, 3, "n3")
+    assert rig.handle.asked == [], "the process is started first"
+
+
+def test_the_leader_is_asked_until_it_is_so_and_then_the_old_one_is_no_more(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    move_1_to_n3(rig)
+    rig.turn()
+    rig.members(1, [0, 1, 2], 2)
+    rig.turn()
+    assert rig.handle.asked == [("change_members", "replica 3 on n3 becomes a learner", (3,), ())]
+    rig.members(3, [0, 1, 2, 3], 3)
+    rig.turn()
+    assert rig.handle.asked[-1] == ("change_members", "replica 1 is removed", (), (1,))
+    rig.members(4, [0, 2, 3], 3)
+    rig.turn()
+    assert rig.directory.record.wishes.moves == (), "it is done"
+    assert rig.ended == [(Seat(0, 1, "n1"), True)], "taken off the seats before its process was ended"
+    assert (0, 1) not in rig.tracks and rig.directory.record.retired == (Seat(0, 1, "n1"),)
+
+    removals: list[tuple[Any, ...]] = []
+
+    def in_use(*args: Any) -> str:
+        removals.append(args)
+        return "in use"
+
+    monkeypatch.setattr(member_keeper, "begin_removal", in_use)
+    rig.turn()
+    rig.turn()  # the answer came: once more
+    assert len(removals) == 2 and rig.directory.record.retired
+    assert "in use" in rig.keeper.changes(NODES)[0]["problem"]
+    monkeypatch.setattr(member_keeper, "begin_removal", lambda *args: "")
+    rig.turn()
+    rig.turn()
+    assert rig.directory.record.retired == () and rig.keeper.changes(NODES) == []
+
+
+def test_what_the_leader_refuses_is_shown_and_nobody_is_hurried(rig: Rig) -> None:
+    rig.keeper.wish(lambda record: record.wishes.with_node("n0", drained=False, maintained=True))
+    rig.handle.answer = ("refused", "not now")
+    assert rig.keeper.busy
+    rig.turn()
+    assert rig.handle.asked == [("hand_over", 1)]
+    rig.turn()
+    assert "not now" in rig.keeper.changes(NODES)[0]["problem"] and not rig.keeper.busy
+
+
+def test_a_plan_to_spread_is_kept_and_leaders_are_asked_once(rig: Rig) -> None:
+    planned = rig.keeper.rebalance(NODES, False)
+    assert [(line["replica"], line["to_node"]) for line in planned] == [(0, "n3")], "the head is left"
+    assert rig.directory.record.wishes.moves == ()
+    rig.keeper.rebalance(NODES, True)
+    assert rig.directory.record.wishes.moves_of(0) == {0: "n3"}
+
+
+def test_nodes_are_shown_with_what_is_there(rig: Rig) -> None:
+    rig.keeper.wish(lambda record: record.wishes.with_node("n9", drained=True, maintained=False))
+    shown = {line["node"]: line for line in rig.keeper.node_uses(NODES)}
+    assert shown["n0"] == {
+        "node": "n0", "use": "open", "there": True, "head": True, "replicas": 1, "leaders": 1
+    }  # fmt: skip
+    assert (shown["n9"]["use"], shown["n9"]["there"], shown["n3"]["replicas"]) == ("drained", False, 0)
