@@ -12,19 +12,34 @@ from escrowmq.actors.producer.partition_stream import Batch, PartitionStream
 from escrowmq.replication.model import ResultCode
 from tests.controls.planting import plant
 from tests.controls.scenes import world
+from tests.sim.across.simulation import Part
+from tests.sim.across.wire import Wire
 
 #: Answers to a batch after which the stream goes on with its number, or begins anew by itself.
 GO_ON = (ResultCode.OK, ResultCode.DUPLICATE, ResultCode.STALE, ResultCode.OUT_OF_SEQUENCE)
 
-#: Producers give up soon, and copies of what they sent arrive when they have.
-impatient = world({"delivery_timeout_s": 1.0, "late_copies": 0.3, "act_every_s": 0.02, "tables": None})
+LOOK_EVERY_S = 0.01
+SCENE = {"delivery_timeout_s": 0.3, "late_copies": 0.5, "act_every_s": 0.02, "tables": None}
+
+
+def impatient(patch: pytest.MonkeyPatch) -> None:
+    """Producers give up soon, and copies of what they sent wait until there is a leader."""
+    world(SCENE)(patch)
+    arrives = Wire._copy_arrives
+
+    def waiting(self: Wire, part: Part, args: tuple[Any, ...]) -> None:
+        if part.copies_over or any(replica.up and replica.node.ready for replica in part.replicas):
+            arrives(self, part, args)
+        else:
+            self._world.later(LOOK_EVERY_S, waiting, self, part, args)
+
+    patch.setattr(Wire, "_copy_arrives", waiting)
 
 
 @plant(
     *("refused-number-used-again", "lost-write", "wrong-place"),
     groups=2,
-    start=3,
-    often={"group-cut": 40, "partition": 40},
+    often={"disk-full": 60, "group-cut": 40, "hand-over": 40},
     conditions=impatient,
 )
 def refused_number_used_again(patch: pytest.MonkeyPatch) -> None:

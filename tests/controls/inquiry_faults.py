@@ -25,7 +25,7 @@ from escrowmq.replication.state.transactions import TransactionTable
 from tests.controls.branch_faults import APART
 from tests.controls.planting import plant
 from tests.controls.scenes import ALL_ACROSS, FORGETFUL, world
-from tests.sim.across import workload
+from tests.sim.across import wire, workload
 from tests.sim.across.branching import CALL_S, SimBranches
 from tests.sim.across.scene import Scene
 from tests.sim.across.simulation import Part
@@ -158,9 +158,11 @@ def home_forgets_too_early(patch: pytest.MonkeyPatch) -> None:
 
 # ------------------------------------------------------------------ branches that should not be there
 def late_branches_open(patch: pytest.MonkeyPatch) -> None:
-    """All groups but one forget ids all the time, many requests come again later, and a branch opens such a
-    copy: it is left to home's answer what becomes of it."""
-    world(FORGETFUL | {"across": 1.0})(patch)
+    """All groups but one forget ids all the time, each PREPARE of a branch comes again seconds later, and is
+    opened then: it is left to home's answer what becomes of it."""
+    world(FORGETFUL | {"across": 1.0, "late_copies": 1.0})(patch)
+    patch.setattr(wire, "COPY_LATER_S", (1.5, 3.0))
+    patch.setattr(wire, "_may_repeat", _prepares_a_branch)
     patch.setattr(Scene, "tables_of", lambda scene, gid: scene.tables if gid else Settings())
     refusal = StateMachine._refusal_of_new
 
@@ -172,10 +174,13 @@ def late_branches_open(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(StateMachine, "_refusal_of_new", only_at_home)
 
 
+def _prepares_a_branch(request: bytes) -> bool:
+    return any(op.type == OpType.PREPARE and op.meta[7] >= 0 for op in decode_ops(request))
+
+
 @plant(
     *("followed-after-done", "committed-twice", "duplicate"),
     groups=2,
-    start=1,
     conditions=late_branches_open,
 )
 def followed_after_done(patch: pytest.MonkeyPatch) -> None:
