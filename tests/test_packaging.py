@@ -160,10 +160,12 @@ def test_the_wheel_holds_every_module_once_and_nothing_else(wheel: Path) -> None
 @pytest.mark.ray
 @pytest.mark.timeout(420)
 def test_the_wheel_works_from_an_empty_environment_outside_the_checkout(wheel: Path, tmp_path: Path) -> None:
-    made = _run(sys.executable, "-m", "venv", tmp_path / "env", cwd=tmp_path)
+    # This environment's pip fills the new one.
+    made = _run(sys.executable, "-m", "venv", "--without-pip", tmp_path / "env", cwd=tmp_path)
     assert made.returncode == 0, made.stderr
     python = tmp_path / "env" / "bin" / "python"
-    pip = (python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--retries", "1")
+    pip = (sys.executable, "-m", "pip", "--python", python, "install")
+    pip += ("--quiet", "--disable-pip-version-check", "--retries", "1")
     installed = _run(*pip, "-c", ROOT / "constraints.txt", wheel, cwd=tmp_path)
     if installed.returncode != 0:
         # No way to the packages from here: lend the new environment this one's, but never the
