@@ -30,7 +30,7 @@ def run(cluster: Cluster, topic: str = "sales", mode: str = "raydp") -> dict[str
                 if number % 5 == 0:
                     tx.rollback()
 
-    spark = spark_session("sales", mode=mode)
+    spark = spark_session("sales", mode=mode, quick_start=True)  # for a job of seconds
     try:
         sales = (
             spark.read.format("escrowmq")

@@ -27,7 +27,7 @@ _kept: dict[str, SparkSession] = {}  # by mode, at most one
 def shared(mode: str) -> SparkSession:
     """The session of this process in that mode, in the cluster that is shared as well.
 
-    Two tasks run at a time, in two executors where there are any; a task that fails is tried again.
+    Two tasks run at a time, in two executors if there are any; without, a task that fails is tried once more.
     """
     from escrowmq.spark_integration import spark_session
 
@@ -37,7 +37,7 @@ def shared(mode: str) -> SparkSession:
         settings: dict[str, Any] = {"executors": 2, "cores": 1, "memory": "512m"}
         if mode == "local":
             settings = {"cores": 2}
-            configs["spark.master"] = "local[2,4]"  # else a task that fails is not repeated
+            configs["spark.master"] = "local[2,2]"  # else a task that fails is not repeated
         session = spark_session("tests", mode=mode, quick_start=True, configs=configs, **settings)
         session.sparkContext.setLogLevel("ERROR")
         _kept[mode] = session
