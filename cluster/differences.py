@@ -21,7 +21,7 @@ _RESTART = "'escrowmq down', then 'escrowmq up' with it"
 #: How a setting is changed, by the longest beginning of its path.
 _HOW = {
     "cluster.": _FIXED,
-    "cluster.replicas": "what each group had when founded: give that; 'escrowmq members set' changes it",
+    "cluster.replicas": "fixed when the cluster was founded: give that, and use 'escrowmq members set'",
     "security.secret": _FIXED,
     "storage.data_dir": _MOVED,
     "": _RESTART,
