@@ -24,9 +24,11 @@ def announce(
     tell: Callable[[str, Incarnation], bool],
     sleep: Callable[[float], None],
 ) -> None:
-    """``tell`` every peer until it says that it has noted it. Ends when ``sleep`` raises, at the latest."""
-    waiting = list(peers) if own.number else []
-    while waiting:
-        waiting = [peer for peer in waiting if not tell(peer, own)]
-        if waiting:
-            sleep(PAUSE_S)
+    """``tell`` every peer until it says that it has noted it; ``peers`` may change meanwhile. Ends when
+    ``sleep`` raises, at the latest."""
+    noted: set[str] = set()
+    while own.number:
+        noted.update([peer for peer in peers if peer not in noted and tell(peer, own)])
+        if noted.issuperset(peers):
+            return
+        sleep(PAUSE_S)

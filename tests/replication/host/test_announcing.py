@@ -6,6 +6,7 @@ import pytest
 
 from escrowmq.replication.errors import Closed
 from escrowmq.replication.host.announcing import announce
+from escrowmq.replication.host.peer_list import PeerList
 from escrowmq.replication.log.peer_marks import Incarnation
 
 OWN = Incarnation(2, "disk")
@@ -23,6 +24,17 @@ def test_each_peer_is_told_until_it_has_noted_it() -> None:
     announce(OWN, ["0", "2"], tell, pauses.append)
     assert told == ["0", "2", "2", "2"]
     assert len(pauses) == 2
+
+
+def test_members_that_leave_meanwhile_are_not_waited_for_and_those_that_come_are_told() -> None:
+    peers, told = PeerList("1", ["0", "2"]), list[str]()
+
+    def tell(peer: str, own: Incarnation) -> bool:
+        told.append(peer)
+        return peer != "2"  # it is gone for good
+
+    announce(OWN, peers, tell, lambda seconds: peers.follow(5, ["0", "3"]))
+    assert told == ["0", "2", "3"]
 
 
 def test_one_that_took_nobodys_place_tells_nobody() -> None:
