@@ -103,6 +103,22 @@ class _Marks(_Frame, tag=9):
     marks: Annotated[list[tuple[str, Index, Name]], msgspec.Meta(max_length=MARKS_MAX)]
 
 
+class _AskMarks(_Frame, tag=10):
+    """A request for a vote, and for the incarnations that the voter knows. From a candidate whose group has
+    changed its members, so that all know this message and its answer."""
+
+    term: Index
+    last_index: Index
+    last_term: Index
+
+
+class _VoteMarks(_Frame, tag=11):
+    """A vote, and the incarnations that the voter knows."""
+
+    term: Index
+    marks: Annotated[list[tuple[str, Index, Name]], msgspec.Meta(max_length=MARKS_MAX)]
+
+
 class _Plain(_Frame, tag=5):
     kind: Index
     term: Index
@@ -114,7 +130,17 @@ _PLAIN_NUMBER = {kind: number for number, kind in enumerate(_PLAIN)}
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(
-    _Append | _LogStart | _Ack | _Ask | _Plain | _Rejoin | _RejoinMarks | _Superseded | _Marks
+    _Append
+    | _LogStart
+    | _Ack
+    | _Ask
+    | _Plain
+    | _Rejoin
+    | _RejoinMarks
+    | _Superseded
+    | _Marks
+    | _AskMarks
+    | _VoteMarks
 ).decode
 
 
@@ -143,7 +169,10 @@ def encode(message: RaftMessage) -> list[bytes]:
         index, reset, success = message["next_node_idx"], message["reset"], message["success"]
         frame = _Ack(message["term"], message["seq"], index, reset, success, message["counts"])
     elif kind in ("request_vote", "pre_vote"):
-        frame = _Ask(kind == "pre_vote", message["term"], message["last_log_index"], message["last_log_term"])
+        asks = message["term"], message["last_log_index"], message["last_log_term"]
+        frame = _AskMarks(*asks) if "marks" in message else _Ask(kind == "pre_vote", *asks)
+    elif kind == "response_vote" and "marks" in message:
+        frame = _VoteMarks(message["term"], message["marks"])
     elif kind in ("rejoin", "rejoin_answer"):
         about = (kind == "rejoin_answer", message["nonce"], message["term"], message.get("last_index", 0))
         frame = _RejoinMarks(*about, message["marks"]) if "marks" in message else _Rejoin(*about)
@@ -189,14 +218,13 @@ def decode(header: memoryview | bytes, bodies: memoryview) -> RaftMessage:
             "type": "next_node_idx", "term": frame.term, "seq": frame.seq, "next_node_idx": frame.next,
             "reset": frame.reset, "success": frame.success, "counts": frame.counts,
         }  # fmt: skip
-    if isinstance(frame, _Ask):
-        kind = "pre_vote" if frame.pre else "request_vote"
-        return {
-            "type": kind,
-            "term": frame.term,
-            "last_log_index": frame.last_index,
-            "last_log_term": frame.last_term,
-        }
+    if isinstance(frame, _Ask | _AskMarks):
+        asks = {"term": frame.term, "last_log_index": frame.last_index, "last_log_term": frame.last_term}
+        if isinstance(frame, _AskMarks):
+            return {"type": "request_vote", **asks, "marks": []}
+        return {"type": "pre_vote" if frame.pre else "request_vote", **asks}
+    if isinstance(frame, _VoteMarks):
+        return {"type": "response_vote", "term": frame.term, "marks": frame.marks}
     if isinstance(frame, _LogStart):
         return {
             "type": "append_entries", "term": frame.term, "commit_index": frame.commit, "seq": frame.seq,

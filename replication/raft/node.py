@@ -36,7 +36,7 @@ from escrowmq.replication.format.membership import NOBODY, Members, encode_membe
 from escrowmq.replication.format.wire import RaftMessage
 from escrowmq.replication.log.peer_marks import Incarnation, Incarnations
 from escrowmq.replication.raft.changing import MemberChanges
-from escrowmq.replication.raft.guards import FollowerGuard, VoteGuard, sound_index
+from escrowmq.replication.raft.guards import FollowerGuard, sound_index
 from escrowmq.replication.raft.handover import Handover
 from escrowmq.replication.raft.hearing import Hearing
 from escrowmq.replication.raft.members import Circle, Step, after
@@ -47,6 +47,7 @@ from escrowmq.replication.raft.pysync import LEADER, Core
 from escrowmq.replication.raft.rejoin import Rejoin
 from escrowmq.replication.raft.replicator import Replicator
 from escrowmq.replication.raft.types import Clock, Log, PeerLink, PeerStatus, RaftConfig
+from escrowmq.replication.raft.votes import Votes
 
 __all__ = ["COMMAND_BYTES_MAX", "PeerLink", "PeerStatus", "RaftConfig", "RaftNode", "check_fit"]
 
@@ -100,7 +101,7 @@ class RaftNode:
         journal.members.begin(0, NOBODY if joining else founding([self_id, *others]))
         self._member_edits = journal.members.edits
         self._circle = Circle(self_id, journal.members.since(applied_index))
-        self._guard, self._votes = FollowerGuard(journal), VoteGuard()
+        self._guard = FollowerGuard(journal)
         self._linked: dict[str, bool] = {}  # peers whose link is up: whether they know our incarnation
         self._connected: set[str] = set()  # those of them that are heard
         self._proposals = Proposals(self.config)
@@ -132,6 +133,7 @@ class RaftNode:
             marks=self.marks,
             drop=drop_link,
         )
+        self._votes = Votes(self._circle, self._core, self.marks, self._rejoin.learn, self._rejoin.link)
         self._handlers = self._all_handlers()
         self._hearing = Hearing(self_id, others, self._possible)
         if self._hearing.known != others:
@@ -141,8 +143,8 @@ class RaftNode:
         return {
             "append_entries": self._on_append,
             "next_node_idx": self._replicator.answered,
-            "request_vote": self._core.receive,
-            "response_vote": self._on_vote,
+            "request_vote": self._votes.asked,
+            "response_vote": self._votes.given,
             "timeout_now": self._core.receive,
             "pre_vote": self._prevote.asked,
             "pre_vote_granted": self._prevote.granted,
@@ -386,12 +388,6 @@ class RaftNode:
             if answer is not None:
                 self.send(peer, answer)
 
-    def _on_vote(self, peer: str, message: RaftMessage) -> None:
-        if peer not in self._circle.voters:
-            return
-        if message["term"] == self._core.term() and self._votes.admit(peer, message["term"]):
-            self._core.receive(peer, message)
-
     def _on_stale_term(self, peer: str, message: RaftMessage) -> None:
         """A peer is in a later term than our messages: a leader (or candidate) of an old term gives way."""
         if message["term"] > self._core.term() and (peer in self._circle.peers or not self._circle.votes):
@@ -407,6 +403,9 @@ class RaftNode:
     def send(self, peer: str, message: RaftMessage) -> bool:
         """To a peer that is connected; False if it is not, or its link drops the message."""
         return peer in self._connected and self._link.send(peer, message)
+
+    def send_vote(self, peer: str, message: RaftMessage) -> bool:
+        return self.send(peer, self._votes.going_out(message))
 
     def broadcast(self) -> None:
         self._replicator.broadcast()

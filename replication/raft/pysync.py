@@ -149,7 +149,7 @@ class _CappedMatch(dict[Node, int]):
 class CoreOwner(Protocol):
     """What the core asks of the node around it."""
 
-    def send(self, peer: str, message: RaftMessage) -> bool: ...
+    def send_vote(self, peer: str, message: RaftMessage) -> bool: ...
     def broadcast(self) -> None:
         """Send to every peer now: a heartbeat is due."""
 
@@ -184,7 +184,7 @@ class Core(SyncObj):  # type: ignore[misc]
         self._answer: RaftMessage | None = None
         self._linked: set[str] = set()
         self._peer_nodes: dict[str, PeerNode] = {}
-        peer_nodes, votes = [self._node(peer) for peer in voters], _VotesOut(owner.send)
+        peer_nodes, votes = [self._node(peer) for peer in voters], _VotesOut(owner.send_vote)
         conf = SyncObjConf(
             autoTick=False,
             appendEntriesUseBatch=True,  # False sends once per command, and needs the leaking pipe notifier

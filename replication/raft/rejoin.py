@@ -26,6 +26,9 @@ answer carries the marks of the answerer, the learner makes the highest of each 
 incarnation below them does not count. Of two replicas that are replaced at the same time one hears of the
 other so, from any third one.
 
+A voter whom only an entry names that nobody here holds cannot be asked. It hears of this replica with the
+votes that it is given (votes.py).
+
 The caller must remember on disk that the replica is a learner until ``active`` is False.
 """
 
@@ -139,7 +142,7 @@ class Rejoin:
             return
         if "marks" not in message and self._marks.own.number:
             return  # of an earlier version: our predecessor may still count there
-        self._learn(message.get("marks", ()))
+        self.learn(message.get("marks", ()))
         link = self._links.get(peer)
         if link != self._marks.of(peer):
             return  # of a process whose place was taken
@@ -156,7 +159,7 @@ class Rejoin:
     def told(self, peer: str, message: RaftMessage) -> None:
         """A leader says whose place was taken, before it makes us a voter: tell it what is on our disk now.
         Raises as ``answered``."""
-        self._learn(message["marks"])
+        self.learn(message["marks"])
         self._send(peer, {"type": "marks_held", "marks": self._marks.all()})
 
     def forget(self, peer: str) -> None:
@@ -164,8 +167,13 @@ class Rejoin:
         for table in (self._links, self._learners, self._answers):
             table.pop(peer, None)
 
-    def _learn(self, marks: Sequence[tuple[str, int, str]]) -> None:
-        """Take over what a peer says of the peers' incarnations, and talk to none below them."""
+    def link(self, peer: str) -> Incarnation | None:
+        """Which incarnation of ``peer`` the link leads to; None: of an earlier version, or none did yet."""
+        return self._links.get(peer)
+
+    def learn(self, marks: Sequence[tuple[str, int, str]]) -> None:
+        """Take over what a peer says of the peers' incarnations, and talk to none below them. Raises
+        Superseded, and the disk's errors."""
         for peer, number, disk_id in marks:
             if peer == self._self_id and Incarnation(number, disk_id).supersedes(self._marks.own):
                 raise Superseded(f"replica {self._self_id}", number)

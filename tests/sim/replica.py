@@ -524,5 +524,6 @@ class SimReplica:
         self._sim.traced(self.name, peer, message)
         self._sim.supervisor.check_counted(self, sender, message)
         self.node.deliver(peer, message)
+        self._sim.supervisor.check_elected(self)
         self._sim.look(self)
         self.kick()

@@ -42,6 +42,7 @@ class Supervisor:
         self._missing: dict[str, float] = {}  # address -> since when its node is out of sight
         self._looking = False
         self._full: dict[str, int] = {}  # name -> the highest number that was a full member
+        self._ghost_votes: dict[str, tuple[int, str]] = {}  # candidate -> the newest term with one, and whose
         self.replaced = 0
 
     # -------------------------------------------------------------- the fault
@@ -149,14 +150,23 @@ class Supervisor:
         if sender.own.number >= self._full.get(sender.name, 0):
             return
         kind, node = message["type"], receiver.node
-        counts = kind == "response_vote" and not node.is_leader
-        counts |= kind == "next_node_idx" and node.is_leader and message["success"] and message["counts"]
-        if counts and message["term"] == node.term:
-            raise Violation(
-                f"{receiver.address} counts what {sender.address} says ({kind}, term {node.term}), and "
-                f"incarnation {self._full[sender.name]} of it is a full member",
-                "ghost-counted",
-            )
+        if message.get("term") != node.term:
+            return
+        told = (
+            f"{receiver.address} counts what {sender.address} says ({kind}, term {node.term}), and "
+            f"incarnation {self._full[sender.name]} of it is a full member"
+        )
+        if kind == "response_vote" and not node.is_leader:
+            self._ghost_votes[receiver.address] = node.term, told
+        elif kind == "next_node_idx" and node.is_leader and message["success"] and message["counts"]:
+            raise Violation(told, "ghost-counted")
+
+    def check_elected(self, leader: SimReplica) -> None:
+        """After it heard a message: was it elected in a term in which a predecessor voted for it? A candidate
+        that has counted such a vote hears with another one that the place was taken, and counts no more."""
+        given = self._ghost_votes.get(leader.address)
+        if given is not None and leader.up and leader.node.is_leader and leader.node.term == given[0]:
+            raise Violation(given[1], "ghost-counted")
 
     def look_at_ghost(self, ghost: SimReplica) -> None:
         """After every step of one that was replaced."""

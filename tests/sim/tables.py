@@ -243,6 +243,7 @@ BOUNDS: dict[str, int | Most] = {
     "Replicator._connected": _peers,
     "Replicator._progress": _peers,
     "VoteGuard._voters": _peers,
+    "Votes._counted": _peers,
     "_VotesOut._onUtilityMessageCallbacks": OF_THE_PROGRAM,
 }
 

@@ -34,6 +34,8 @@ MESSAGES = [
     {"type": "superseded", "number": 4, "disk_id": "e" * 32},
     {"type": "marks", "marks": [("r0", 3, "d" * 32), ("r1", 0, "e" * 32)]},
     {"type": "marks_held", "marks": []},
+    {"type": "request_vote", "term": 2, "last_log_index": 8, "last_log_term": 1, "marks": []},
+    {"type": "response_vote", "term": 4, "marks": [("r0", 3, "d" * 32)]},
     {"type": "response_vote", "term": 4},
     {"type": "pre_vote_granted", "term": 4},
     {"type": "timeout_now", "term": 4},

@@ -1,8 +1,10 @@
 """A replica was replaced and its old process lives on, seen by a learner alone: nobody asks a learner when
-the successor begins to count. It votes only when it has closed its link with the old process."""
+the successor begins to count. It becomes a voter only when it has closed its link with the old process, or
+hears with every vote that it gets who was replaced."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,6 +12,7 @@ import pytest
 from escrowmq.replication.log.peer_marks import Incarnation, Incarnations
 from escrowmq.replication.raft.changing import MemberChanges
 from escrowmq.replication.raft.members import Act
+from escrowmq.replication.raft.votes import Votes
 from tests.support.asking import Asked, ask
 from tests.support.stage import Mail, Message, OurMember, Stage
 
@@ -125,10 +128,18 @@ def test_what_another_disk_of_the_learner_has_confirmed_does_not_count() -> None
     assert not leader.caught_up("r3")
 
 
+def votes_as_they_were(patch: pytest.MonkeyPatch) -> None:
+    """A vote tells nothing of who was replaced."""
+    patch.setattr(Votes, "going_out", lambda self, message: message)
+    patch.setattr(Votes, "_marks_are_known", lambda self: False)
+
+
 @pytest.mark.parametrize("mended", [True, False])
 def test_two_majorities(monkeypatch: pytest.MonkeyPatch, mended: bool) -> None:
+    """Votes would tell r3 of it at its election, too."""
     if not mended:
         monkeypatch.setattr(MemberChanges, "knows_the_marks", lambda self, replica: True)
+        votes_as_they_were(monkeypatch)
     stage = with_a_learner()
     stage.replace_r1()
     stage.run(1.0)
@@ -166,3 +177,71 @@ def test_two_majorities(monkeypatch: pytest.MonkeyPatch, mended: bool) -> None:
     assert second.applied
     assert first.applied is not mended, "without the successor r3 has no majority"
     assert b"A" not in two.applied
+
+
+def promoted_unheard(stage: TwoOfOne, *, lost: bool) -> None:
+    """r0 makes r3 a voter, and nobody but r3 hears of it. ``lost``: the entry is not on r0's own disk either,
+    and r0 starts anew without it."""
+    leader = stage.members["r0"]
+    leader.disk_stalls = lost
+    stage.isolate("r0", "r3")
+    stage.awake = {"r0"}
+    assert ask(leader, Act.PROMOTE, "r3").calls == []
+    stage.run(0.05)
+    assert "r3" in stage.members["r3"].raft.members.voters
+    if lost:
+        leader.raft.close()
+        leader.disk.power_cut()
+        stage.names.remove("r3")
+        stage.add(stage.member("r0", disk=leader.disk))
+        stage.names.append("r3")
+        stage.members["r0"].raft.told_of("r3")
+        for other in ("r1", "r2", "r3"):
+            stage.meet("r0", other)
+        assert "r3" not in stage.members["r0"].raft.members.voters
+
+
+def only(*pairs: tuple[str, str], kinds: Callable[[str], bool] = lambda kind: True) -> Callable[[Mail], bool]:
+    """What passes between these, and nothing else does."""
+    return lambda mail: (
+        kinds(mail.message["type"])
+        and ((mail.sender, mail.receiver) in pairs or (mail.receiver, mail.sender) in pairs)
+    )
+
+
+@pytest.mark.parametrize("lost", [False, True], ids=["r0 holds the entry", "r0 has lost the entry"])
+@pytest.mark.parametrize("mended", [True, False])
+def test_two_majorities_after_a_promotion_that_only_the_learner_heard_of(
+    monkeypatch: pytest.MonkeyPatch, mended: bool, lost: bool
+) -> None:
+    if not mended:
+        votes_as_they_were(monkeypatch)
+    stage = with_a_learner()
+    promoted_unheard(stage, lost=lost)
+    stage.route = only(("r1", "r2"), kinds=lambda kind: kind != "append_entries")
+    two = stage.elect("r2")
+
+    successor = stage.replace_r1()
+    asking, all_of_it = only(("r0", "r1"), kinds=lambda kind: "rejoin" in kind), only(("r1", "r2"))
+    stage.route = lambda mail: asking(mail) or all_of_it(mail)
+    stage.awake = {"r1", "r2"}
+    stage.run(1.0)
+    assert not successor.raft.rejoining, "it counts again"
+    second = Asked()
+    two.raft.propose(b"\0B", second)
+    stage.run(0.3)
+    assert second.applied
+
+    stage.route, stage.awake = only(), {"r0"}
+    stage.run(1.5)  # it leads no more
+    stage.route, stage.awake = only(("r0", "r3"), ("r1", "r3")), {"r3"}
+    three, first = stage.members["r3"], Asked()
+    for _ in range(300):
+        stage.run(0.01)
+        if three.is_leader():
+            three.raft.propose(b"\0A", first)
+            stage.run(0.3)
+            break
+    assert three.is_leader() is not mended
+    assert first.applied is not mended, "two majorities have committed two things"
+    assert bool(stage.faithful) is not mended, "whoever has voted has told it of the successor"
