@@ -361,9 +361,13 @@ class Core(SyncObj):  # type: ignore[misc]
         return self._journal.last_term
 
     def _SyncObj__getEntries(self, index: int, count: int | None = None, max_bytes: int | None = None) -> Any:
-        """Stock reads the first entry for its index. ``max_bytes`` is stock's sender's, which is replaced."""
-        first = self._journal.first_index
-        if index < first:
+        """Stock reads the first entry for its index. ``max_bytes`` is stock's sender's, which is replaced.
+
+        While the cap is set, the commit step asks. It has nobody's matchIndex to look at if there is no other
+        voter, and would commit all that is in memory: it gets no entry behind the cap.
+        """
+        first, cap = self._journal.first_index, self._match.cap
+        if index < first or (cap is not None and index > cap):
             return []
         return self._journal[index - first : None if count is None else index - first + count]
 

@@ -7,6 +7,7 @@ shown by hand, in tests/replication/raft/test_changes_of_members.py.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -15,6 +16,7 @@ from escrowmq.replication.raft import members as rules
 from escrowmq.replication.raft.changing import MemberChanges
 from escrowmq.replication.raft.members import Circle
 from escrowmq.replication.raft.node import RaftNode
+from escrowmq.replication.raft.pysync import Core
 from tests.controls.planting import plant
 from tests.controls.raft_faults import LOST, STUCK, VOTES
 from tests.sim import faultplan
@@ -73,6 +75,29 @@ def member_id_used_again(patch: pytest.MonkeyPatch) -> None:
     """A replica that was removed is added again under its old id, on another disk."""
     patch.setattr(rules, "is_new", lambda members, replica: True)
     patch.setattr(Members, "retired", lambda self, replica: False)
+
+
+@plant(
+    "lone-voter-ahead-of-its-disk",
+    *SURE,
+    workload="raw",
+    conditions=many_changes,
+    passing_over=LATE,
+    within=300,
+    start=75,
+)
+def lone_voter_ahead_of_its_disk(patch: pytest.MonkeyPatch) -> None:
+    """A leader without other voters commits what is in its memory, and tells its learners."""
+    entries = Core._SyncObj__getEntries  # type: ignore[attr-defined]
+
+    def uncapped(self: Core, *place: Any) -> Any:
+        cap, self._match.cap = self._match.cap, None
+        try:
+            return entries(self, *place)
+        finally:
+            self._match.cap = cap
+
+    patch.setattr(Core, "_SyncObj__getEntries", uncapped)
 
 
 @plant(

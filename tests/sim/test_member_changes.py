@@ -6,6 +6,7 @@ import pytest
 
 from tests.controls.member_faults import many_changes
 from tests.sim.faultplan import CHANGE, draw_faults
+from tests.sim.schedules import run_seed
 from tests.sim.simulation import Plan, Simulation
 
 
@@ -23,6 +24,16 @@ def test_groups_change_their_members_under_every_other_fault(
         refused += sum(change.refused for change in simulation.operators.done)
     assert done > 24, "the fault misses"
     assert refused > 10, "nobody asks for what is not allowed"
+
+
+@pytest.mark.parametrize("seed", [75, 242, 356])
+def test_a_voter_without_others_commits_only_what_its_disk_has(
+    monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    """Else learners apply, told by it that they are committed, entries that are gone when it dies."""
+    many_changes(monkeypatch)
+    _, broken = run_seed(seed, chaos_s=6.0)
+    assert broken is None, broken
 
 
 def test_changes_are_drawn_beside_what_a_seed_always_drew(monkeypatch: pytest.MonkeyPatch) -> None:
