@@ -1,4 +1,5 @@
-"""Bits that flip on a disk where they lie: in the log, in snapshots and run files, in the vote file.
+"""Bits that flip on a disk where they lie, in the log, in snapshots and run files, in the vote file; sectors
+of those that read as zeros; snapshots and run files whose end is gone.
 
 In the log, on any replicas and at any places, as long as of every committed entry that is damaged somewhere a
 sound copy is left on a replica that has not lost its disk: one is enough. Only what a checksum can tell from
@@ -25,6 +26,7 @@ from escrowmq.replication.format.segment_format import (
 )
 from escrowmq.replication.log.vote import NAME as VOTE_FILE
 from escrowmq.replication.log.vote import SLOT_POSITIONS
+from tests.sim.disk import SECTOR
 
 if TYPE_CHECKING:
     from tests.sim.replica import SimReplica
@@ -35,10 +37,35 @@ SLOT_BYTES = 132
 
 def flip_in_log(sim: Simulation, victim: SimReplica, rng: random.Random) -> bool:
     """One bit of a log file or a sidecar; False if nothing there is safe to damage."""
+    if (place := _safe_file(victim, rng)) is None:
+        return False
+    name, size = place
+    at, mask = rng.randrange(size), 1 << rng.randrange(8)
+    if not _others_have(sim, victim, name, at, at + 1):
+        return False
+    victim.disk.flip(name, at, mask)
+    return True
+
+
+def tear_log(sim: Simulation, victim: SimReplica, rng: random.Random) -> bool:
+    """Some sectors of a log file or a sidecar read as zeros; False if nothing there is safe to damage."""
+    if (place := _safe_file(victim, rng)) is None:
+        return False
+    name, size = place
+    begin = rng.randrange(size) // SECTOR * SECTOR
+    end = min(begin + SECTOR * rng.choice((1, 1, 8)), size)
+    if not _others_have(sim, victim, name, begin, end):
+        return False
+    victim.disk.lose(name, begin, end)
+    return True
+
+
+def _safe_file(victim: SimReplica, rng: random.Random) -> tuple[str, int] | None:
+    """A file of the log, and up to where damage can be told from a torn end; None if there is none."""
     journal, disk = victim.journal, victim.disk
     sure = min(journal.durable_index, victim.node.commit_index)
     if not journal.first_index <= sure:
-        return False
+        return None
     segments = [s for s in journal.segments() if s.first <= sure]
     newest = segments.pop()
     ranges = [(s.name, disk.size_of(s.name)) for s in segments if disk.exists(s.name)]
@@ -46,15 +73,34 @@ def flip_in_log(sim: Simulation, victim: SimReplica, rng: random.Random) -> bool
     batch_at = _batch_position(disk.peek(newest.name), newest.first, sure)
     if batch_at:
         ranges += [(newest.name, batch_at)] * (2 if segments else 1)
-    if not ranges:
-        return False
-    name, size = rng.choice(ranges)
-    at, mask = rng.randrange(size), 1 << rng.randrange(8)
-    hit = _entry_at(disk.peek(name), at) if name.endswith(".log") else None
-    if hit is not None and not any(hit in sound_entries(r) for r in sim.replicas if r is not victim):
-        return False
-    disk.flip(name, at, mask)
-    return True
+    return rng.choice(ranges) if ranges else None
+
+
+def _others_have(sim: Simulation, victim: SimReplica, name: str, begin: int, end: int) -> bool:
+    """Whether each sound entry in these bytes of a log file is sound on another replica."""
+    if not name.endswith(".log"):
+        return True
+    hit = _entries_in(victim.disk.peek(name), begin, end)
+    if not hit:
+        return True
+    others = [sound_entries(r) for r in sim.replicas if r is not victim]
+    return all(any(entry in held for held in others) for entry in hit)
+
+
+def _entries_in(data: bytes, begin: int, end: int) -> set[tuple[int, int]]:
+    """Index and term of the sound entries that these bytes of a log file belong to."""
+    view, found = memoryview(data), set[tuple[int, int]]()
+    first = _entry_at(data, begin)
+    if first is not None:
+        found.add(first)
+    last = end + len(MAGIC) - 1  # of one that begins before ``end``
+    at = data.find(MAGIC, begin, last)
+    while at >= 0:
+        header = read_entry(view, at)
+        if header is not None:
+            found.add((header.index, header.term))
+        at = data.find(MAGIC, at + 1, last)
+    return found
 
 
 def _entry_at(data: bytes, at: int) -> tuple[int, int] | None:
@@ -130,6 +176,21 @@ def flip_in_state(victim: SimReplica, rng: random.Random) -> bool:
         return False
     name = rng.choice(names)
     victim.disk.flip(name, rng.randrange(victim.disk.size_of(name)), 1 << rng.randrange(8))
+    return True
+
+
+def tear_state(victim: SimReplica, rng: random.Random) -> bool:
+    """A sector of a snapshot or a run file reads as zeros, or the file ends early."""
+    names = [n for n in victim.disk.names() if n.endswith((".snap", ".runs")) and victim.disk.size_of(n)]
+    if not names:
+        return False
+    name = rng.choice(names)
+    size = victim.disk.size_of(name)
+    if rng.random() < 0.5:
+        victim.disk.cut_off(name, rng.randrange(size))
+    else:
+        begin = rng.randrange(size) // SECTOR * SECTOR
+        victim.disk.lose(name, begin, min(begin + SECTOR, size))
     return True
 
 

@@ -187,6 +187,19 @@ class SimDisk:
         if pos < len(inode.durable):
             inode.durable[pos] ^= mask
 
+    def lose(self, name: str, begin: int, end: int) -> None:
+        """These bytes read as zeros, synced or not."""
+        inode = self._names[name]
+        for content in (inode.data, inode.durable):
+            here = min(end, len(content))
+            if begin < here:
+                content[begin:here] = bytes(here - begin)
+
+    def cut_off(self, name: str, size: int) -> None:
+        """The file ends there, synced or not."""
+        inode = self._names[name]
+        del inode.data[size:], inode.durable[size:]
+
     def size_of(self, name: str) -> int:
         return len(self._names[name].data)
 

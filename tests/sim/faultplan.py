@@ -54,17 +54,21 @@ GHOST_NUMBERS = 1000  # their names in ``--only-faults`` begin here, however man
 CHANGE = "change-members"
 CHANGES = {"per_schedule": (0,)}
 CHANGE_NUMBERS = 100_000
-KINDS = (*WEIGHTS, GHOST)
+#: Drawn beside the others, from a stream of their own too.
+ADDED: dict[str, int] = {"leader-ahead": 2, "torn-file": 3}
+ADDED_PAUSE_S = 3.0
+ADDED_NUMBERS = 10_000
+KINDS = (*WEIGHTS, *ADDED, GHOST)
 
 #: Beside those, where there are several groups: what a whole group meets, or all of them at once.
 GROUP_WEIGHTS: dict[str, int] = {
     "group-down": 8,
     "group-cut": 8,
     "clients-cut": 8,
-    "leader-ahead": 6,
+    "leader-ahead": 6,  # more of it than ``ADDED`` has
 }
 #: Copies of requests that arrive late are part of the wire, and not drawn as faults.
-GROUP_KINDS = (*KINDS, *GROUP_WEIGHTS, "late-copy")
+GROUP_KINDS = (*KINDS, *(kind for kind in GROUP_WEIGHTS if kind not in KINDS), "late-copy")
 #: A fault of the plan that strikes every group at the same moment.
 EVERY = -1
 EVERY_SHARE = 0.1
@@ -105,7 +109,7 @@ def draw_faults(seed: int, chaos_s: float, groups: int = 1) -> list[Fault]:
     while at < chaos_s:
         faults.append(Fault(len(faults), at, pick(rng, WEIGHTS), rng.getrandbits(32)))
         at += rng.expovariate(1 / MEAN_PAUSE_S)
-    return faults + draw_ghosts(seed, chaos_s) + draw_changes(seed, chaos_s)
+    return faults + _draw_beside(seed, chaos_s, 0)
 
 
 def _draw_group_faults(seed: int, chaos_s: float, groups: int) -> list[Fault]:
@@ -118,8 +122,25 @@ def _draw_group_faults(seed: int, chaos_s: float, groups: int) -> list[Fault]:
         gid = EVERY if rng.random() < EVERY_SHARE else rng.randrange(groups)
         faults.append(Fault(len(faults), at, pick(rng, weights), rng.getrandbits(32), gid))
         at += rng.expovariate(groups / (2 * MEAN_PAUSE_S))
-    own = [f for gid in range(groups) for f in draw_ghosts(seed, chaos_s, gid)]
-    return faults + own + [f for gid in range(groups) for f in draw_changes(seed, chaos_s, gid)]
+    return faults + [fault for gid in range(groups) for fault in _draw_beside(seed, chaos_s, gid)]
+
+
+def _draw_beside(seed: int, chaos_s: float, gid: int) -> list[Fault]:
+    """What one group meets from streams of its own."""
+    added, ghosts = draw_added(seed, chaos_s, gid), draw_ghosts(seed, chaos_s, gid)
+    return added + ghosts + draw_changes(seed, chaos_s, gid)
+
+
+def draw_added(seed: int, chaos_s: float, gid: int = 0) -> list[Fault]:
+    """Of the whole chaos, as what every plan has."""
+    rng = random.Random(f"added-{seed}-{gid}")
+    faults: list[Fault] = []
+    at = FIRST_GROUP_FAULT_S + rng.expovariate(1 / ADDED_PAUSE_S)
+    while at < chaos_s:
+        number = ADDED_NUMBERS * (gid + 1) + len(faults)
+        faults.append(Fault(number, at, pick(rng, ADDED), rng.getrandbits(32), gid))
+        at += rng.expovariate(1 / ADDED_PAUSE_S)
+    return faults
 
 
 def draw_ghosts(seed: int, chaos_s: float, gid: int = 0) -> list[Fault]:

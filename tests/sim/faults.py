@@ -8,7 +8,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from tests.sim.damage import flip_in_log, flip_in_state, flip_in_vote, others_have_all
+from tests.sim.damage import flip_in_log, flip_in_state, flip_in_vote, others_have_all, tear_log, tear_state
 from tests.sim.faultplan import CHANGE, Fault
 from tests.sim.moments import AMBUSHES
 from tests.sim.supervisor import GHOST
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from tests.sim.workload import Application
 
 
+#: How far a leader's clock jumps.
+AHEAD_S = (1.0, 60.0, 3600.0, 2e5)
 #: What an armed EIO strikes, the next time that it is done; ``write_at`` is the vote file's.
 EIO_OPERATIONS = ("append", "read", "sync_dir", "write_at", "rename", "remove")
 #: These are only laid or armed, and log themselves when they strike: later, more than once, or never.
@@ -48,9 +50,11 @@ class Faults:
             "storm": self._storm,
             "clock-wall": self._jump_wall,
             "clock-ahead": self._jump_ahead,
+            "leader-ahead": self._jump_leaders,
             "flip-log": self._flip_log,
             "flip-state": lambda rng: self._flip(rng, flip_in_state),
             "flip-vote": lambda rng: self._flip(rng, flip_in_vote),
+            "torn-file": self._tear,
             "roll": self._roll,
             "snapshot": lambda rng: self._ask_all(rng, lambda app: app.want_checkpoint()),
             "retention": lambda rng: self._ask_all(rng, lambda app: app.want_retention()),
@@ -110,6 +114,13 @@ class Faults:
         victim = self._victim(rng)
         victim.clock_ahead_s += rng.choice((0.1, 1.0, 30.0)) * rng.random()
         return victim.name if victim.up else ""  # a process begins with whatever the clock says
+
+    def _jump_leaders(self, rng: random.Random) -> str:
+        """The wall clock of whoever leads jumps ahead, by moments or by days, and does not come back."""
+        leading = [r for r in self._sim.replicas if r.up and r.node.is_leader]
+        for victim in leading:
+            victim.wall_ahead_s += rng.choice(AHEAD_S) * rng.random()
+        return "+".join(victim.name for victim in leading)
 
     # -------------------------------------------------------------- the log's own life
     def _roll(self, rng: random.Random) -> str:
@@ -209,6 +220,16 @@ class Faults:
                 victim.flipped = True
                 struck.append(victim.name)
         return "+".join(struck)
+
+    def _tear(self, rng: random.Random) -> str:
+        """A part of a file reads as zeros, or its end is gone; of the log where others have what is lost."""
+        if rng.random() < 0.5:
+            return self._flip(rng, tear_state)
+        victim = self._victim(rng)
+        if not victim.up or victim.learner or not tear_log(self._sim, victim, rng):
+            return ""
+        victim.flipped = True
+        return victim.name
 
     def _minority_with(self, victim: SimReplica) -> bool:
         """Whether no majority would have lost what it knew, or its state, if ``victim`` had too."""

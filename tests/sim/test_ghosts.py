@@ -7,7 +7,16 @@ import random
 import pytest
 
 from tests.controls.ghost_faults import many_ghosts
-from tests.sim.faultplan import FIRST_FAULT_S, GHOST, GHOST_NUMBERS, MEAN_PAUSE_S, WEIGHTS, draw_faults
+from tests.sim.faultplan import (
+    ADDED,
+    ADDED_NUMBERS,
+    FIRST_FAULT_S,
+    GHOST,
+    GHOST_NUMBERS,
+    MEAN_PAUSE_S,
+    WEIGHTS,
+    draw_faults,
+)
 from tests.sim.simulation import Plan, Simulation
 from tests.sim.supervisor import FATES
 from tests.support.faults.dealing import pick
@@ -46,7 +55,9 @@ def test_ghosts_are_drawn_beside_what_a_seed_always_drew() -> None:
             before.append((at, pick(rng, WEIGHTS), rng.getrandbits(32)))
             at += rng.expovariate(1 / MEAN_PAUSE_S)
         drawn = draw_faults(seed, 10.0)
-        assert [(f.at_s, f.kind, f.seed) for f in drawn if f.kind != GHOST] == before
-        assert all((f.number >= GHOST_NUMBERS) == (f.kind == GHOST) for f in drawn)
+        beside = (*ADDED, GHOST)
+        assert [(f.at_s, f.kind, f.seed) for f in drawn if f.kind not in beside] == before
+        assert all((GHOST_NUMBERS <= f.number < ADDED_NUMBERS) == (f.kind == GHOST) for f in drawn)
+        assert all((f.number >= ADDED_NUMBERS) == (f.kind in ADDED) for f in drawn)
         shorter = {f.number: f for f in draw_faults(seed, 5.0)}
         assert shorter == {f.number: f for f in drawn if f.at_s < 5.0}

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
-from tests.sim.faultplan import GHOST, GHOST_NUMBERS, draw_faults
+from tests.sim.faultplan import ADDED, ADDED_NUMBERS, GHOST, GHOST_NUMBERS, draw_faults
 from tests.sim.minimise import Minimised, ddmin, kind_of, minimise
 from tests.sim.runner import Options
 from tests.sim.schedules import run_seed
@@ -56,18 +56,21 @@ def test_a_sound_seed_has_nothing_to_minimise() -> None:
 def test_the_same_plan_with_less_chaos_is_its_beginning() -> None:
     long = draw_faults(3, 10.0)
     assert draw_faults(3, 4.0) == [fault for fault in long if fault.at_s < 4.0]
-    usual = [fault.number for fault in long if fault.kind != GHOST]
+    usual = [fault.number for fault in long if fault.kind not in (*ADDED, GHOST)]
     assert usual == list(range(len(usual))) and len(usual) > 10
 
 
-def test_ghosts_have_numbers_that_no_other_fault_has() -> None:
+def test_what_is_drawn_beside_the_others_has_numbers_of_its_own() -> None:
     for groups in (1, 3):
         plans = [draw_faults(seed, 10.0, groups) for seed in range(40)]
         for plan in plans:
             numbers = [fault.number for fault in plan]
             assert len(set(numbers)) == len(numbers)
-            assert all((fault.number >= GHOST_NUMBERS) == (fault.kind == GHOST) for fault in plan)
-        assert any(fault.kind == GHOST for plan in plans for fault in plan)
+            ghosts = [fault for fault in plan if GHOST_NUMBERS <= fault.number < ADDED_NUMBERS]
+            assert ghosts == [fault for fault in plan if fault.kind == GHOST]
+            assert all(fault.kind in ADDED for fault in plan if fault.number >= ADDED_NUMBERS)
+        for kind in (*ADDED, GHOST):
+            assert any(fault.kind == kind for plan in plans for fault in plan)
 
 
 def test_ddmin_finds_what_is_needed_together() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from functools import partial
 
@@ -19,7 +19,7 @@ from tests.sim.across.scene import Scene
 from tests.sim.across.workload import AcrossWorkload, GroupWorkload
 from tests.sim.broker_app import BrokerApplication
 from tests.sim.collector import resting_collector
-from tests.sim.faultplan import EVERY, GROUP_WEIGHTS, Fault, draw_faults
+from tests.sim.faultplan import EVERY, Fault, draw_faults
 from tests.sim.faults import Faults
 from tests.sim.rebuild import check_now_and_then, check_rebuilt
 from tests.sim.replica import SimReplica
@@ -30,7 +30,6 @@ from tests.sim.world import START_S, World
 GONE_S = (0.5, 2.0, 5.0)  # how long a whole group is without a leader, about
 PRELUDE_S = 4.0  # of no faults, at most, where clients wait for format level 2
 LEVEL_EVERY_S = 0.1  # from one question about format levels to the next
-AHEAD_S = (1.0, 60.0, 3600.0, 2e5)
 
 
 def _broker(replica: SimReplica) -> Replica:
@@ -56,6 +55,11 @@ class Part(Simulation):
         self.fault_log, self._hash = many.fault_log, many.hash
         self.clients_cut = 0  # faults that keep clients from this group
         self.faults_of_one = Faults(self)
+        self._kinds: dict[str, Callable[[random.Random], bool]] = {
+            "group-down": self._down,
+            "group-cut": self._cut_all,
+            "clients-cut": self._cut_clients,
+        }
 
     @property
     def copies_over(self) -> bool:
@@ -71,17 +75,10 @@ class Part(Simulation):
         """Carry out one fault here."""
         if self.calm:
             return
-        if fault.kind not in GROUP_WEIGHTS:
+        strikes = self._kinds.get(fault.kind)
+        if strikes is None:
             self.faults_of_one.strike(fault)
-            return
-        rng = random.Random(fault.seed)
-        met = {
-            "group-down": self._down,
-            "group-cut": self._cut_all,
-            "clients-cut": self._cut_clients,
-            "leader-ahead": self._leader_ahead,
-        }[fault.kind](rng)
-        if met:
+        elif strikes(random.Random(fault.seed)):
             self.struck(fault.kind, self.prefix)
 
     def _down(self, rng: random.Random) -> bool:
@@ -108,13 +105,6 @@ class Part(Simulation):
 
     def _let_clients(self) -> None:
         self.clients_cut -= 1
-
-    def _leader_ahead(self, rng: random.Random) -> bool:
-        """The wall clock of whoever leads jumps ahead, by moments or by days."""
-        leading = [r for r in self.replicas if r.up and r.node.is_leader]
-        for replica in leading:
-            replica.wall_ahead_s += rng.choice(AHEAD_S) * rng.random()
-        return bool(leading)
 
 
 class ManyGroups:
