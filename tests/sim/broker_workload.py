@@ -25,7 +25,7 @@ from tests.sim.consumers import Consumer, read_finally
 from tests.sim.coverage import cells
 from tests.sim.decisions import Decision
 from tests.sim.desk import Desk
-from tests.sim.ledger import Ledger
+from tests.sim.ledger import ClientTx, Ledger
 from tests.sim.producers import Producer
 from tests.sim.workload import Application, Cluster, ReplicaContext
 from tests.sim.world import Violation
@@ -35,6 +35,7 @@ APPS = ("shop", "shop", "shop", "mute")
 RESOLVE_S = 60.0  # after the calm, for the last check
 STEP_S = 0.5
 TAKEN_UP, TAKEN_UP_S = 0.7, 5.0  # of what a dead producer left behind under ids of the application's own
+TWICE, TWICE_S = 0.05, (0.0, 0.02, 0.3)  # of transactions: begun again elsewhere while they run
 READS = 5  # of everything, in the end: each may find the damage of one replica
 
 
@@ -78,10 +79,13 @@ class BrokerWorkload(Acting):
             raise Violation(f"CREATE_TOPIC was answered {results[0]}", "unexpected-answer")
         self._topics += 1
 
-    def _hire(self, app: str) -> Producer:
+    def _number(self) -> int:
         self._numbers += 1
+        return self._numbers
+
+    def _hire(self, app: str) -> Producer:
         assert self.ledger is not None
-        producer = Producer(f"p{self._numbers}", app, self.desk, self.ledger)
+        producer = Producer(f"p{self._number()}", app, self.desk, self.ledger)
         self.producers[producer.name] = producer
         return producer
 
@@ -122,11 +126,21 @@ class BrokerWorkload(Acting):
     def _transact(self) -> None:
         count = self._rng.choice((1, 1, 1, 3))
         first, self._numbers = self._numbers + 1, self._numbers + count
-        self._rng.choice(self._working).transact(range(first, first + count))
+        producer = self._rng.choice(self._working)
+        batch = producer.transact(range(first, first + count))
+        if self._levels.random() < TWICE:
+            self._run_twice(producer, batch)
+
+    def _run_twice(self, producer: Producer, batch: Sequence[ClientTx]) -> None:
+        """Another live process of the app runs one at the same time, under its id."""
+        others = [p for p in self._working if p.alive and p is not producer and p.app == producer.app]
+        tx = next((tx for tx in batch if tx.content is not None), None)
+        if tx is not None and others:
+            tx.fenced = True  # by who is the owner, nobody knows how the other one's stands
+            self.desk.later(self._levels.choice(TWICE_S), self._levels.choice(others).take_up, tx)
 
     def _send(self) -> None:
-        self._numbers += 1
-        self._rng.choice(self._working).send(self._numbers)
+        self._rng.choice(self._working).send(self._number())
 
     def _trouble(self) -> None:
         """A producer or a feedback actor dies, or an operator decides something that is open."""

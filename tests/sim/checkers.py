@@ -4,7 +4,7 @@ One ``Feedback`` is the feedback actor of one app and topic. It locks due transa
 believes to lead, hands them to producers that poll, and has their answers carried out. Producers look
 into the app's database: in time or late, twice, with UNKNOWN first, with an error, or not at all,
 because they died with the check in hand. Where transactions name their owners, the querier is the README's,
-which takes "no row" for ROLLBACK; elsewhere it writes a fence.
+which takes "no row" for ROLLBACK; elsewhere, and where two live processes run one id, it writes a fence.
 """
 
 from __future__ import annotations
@@ -161,7 +161,8 @@ class Feedback:
             return TransactionState.UNKNOWN, Trouble.RAISED
         if chance < 0.2:
             return TransactionState.UNKNOWN, Trouble.NONE
-        if self._ledger.transactions[self.app, tx_id].owned:
+        tx = self._ledger.transactions[self.app, tx_id]
+        if tx.owned and not tx.fenced:
             return STATES[stands or self._ledger.no_row(self.app, tx_id)], Trouble.NONE
         # A local transaction may still run in another process; the fence decides which of the two wins.
         return STATES[stands or self._ledger.settle_locally(self.app, tx_id, "ROLLBACK")], Trouble.NONE

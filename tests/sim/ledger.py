@@ -53,6 +53,8 @@ class ClientTx:
     producer: str
     prepared: bool = False
     running: bool = False  # its local transaction, in a producer that lives
+    has_local: bool = True  # a local transaction, which decides; else whoever is asked says what he likes
+    fenced: bool = False  # a check that finds no row of it writes one
     owned: bool = False  # its PREPARE named its producer, so it needs no fence
     content: Content | None = (
         None  # of one whose id is the application's own: another producer may take it up
@@ -96,12 +98,18 @@ class Ledger:
         return known
 
     def tell_outcome(
-        self, app: str, tx_id: str, table: AppTransactions | None, branch: int | None = None
+        self,
+        app: str,
+        tx_id: str,
+        table: AppTransactions | None,
+        branch: int | None = None,
+        wire: str | None = None,
     ) -> None:
         """What the broker says of a transaction in the end; ``table``: that of its app, at the leader of its
-        home group, or of the group ``branch``."""
-        mark = None if table is None else table.outcome(tx_id)
-        if table is not None and tx_id in table.open:
+        home group, or of the group ``branch``; ``wire``: its id there, if that is another one."""
+        name = tx_id if wire is None else wire
+        mark = None if table is None else table.outcome(name)
+        if table is not None and name in table.open:
             outcome = "PREPARE"
         else:
             outcome = "UNKNOWN" if mark is None else STATE_OF[mark].value
@@ -109,7 +117,8 @@ class Ledger:
         self.recorder.ok(self.recorder.invoke("outcome", app=app, tx=tx_id, **where), outcome=outcome)
 
     def no_row(self, app: str, tx: str) -> str:
-        """What the README's querier makes of it. If no row ever comes, that was the truth."""
+        """What the README's querier makes of it, and a producer whose local transaction was rolled back. If
+        no row ever comes, that was the truth."""
         self._no_row.add((app, tx))
         return "ROLLBACK"
 
@@ -117,11 +126,11 @@ class Ledger:
         """In the end, of every transaction of which its database knows nothing: nobody decided it there, or a
         check took that for a rollback.
 
-        Here, unlike in tests/chaos, a producer's own rollback has its row, too: it writes it before it asks
-        for it; and so has a check that writes a fence.
+        Here, unlike in tests/chaos, a producer's own rollback is noted, too, with a row or without one,
+        before it asks for it; and so is a check's that writes a fence.
         """
-        for app, tx_id in self.transactions:
-            if (app, tx_id) not in self._database:
+        for (app, tx_id), tx in self.transactions.items():
+            if tx.has_local and (app, tx_id) not in self._database:
                 outcome = "ROLLBACK" if (app, tx_id) in self._no_row else "NONE"
                 self.recorder.ok(self.recorder.invoke("local", app=app, tx=tx_id, outcome=outcome))
 

@@ -89,8 +89,8 @@ class Producer:
 
     # -------------------------------------------------------------- transactions
 
-    def transact(self, numbers: Sequence[int]) -> None:
-        """Prepare these transactions with one request, or all with two."""
+    def transact(self, numbers: Sequence[int]) -> list[ClientTx]:
+        """Prepare these transactions with one request, or all with two. They are told, too."""
         rng, topic = self._rng, self._rng.choice(("t", "t", "t", "u"))
         parts = 2 if rng.random() < 0.15 else 1
         batch, rows = [], []
@@ -118,13 +118,15 @@ class Producer:
             tx.owned = level_2
             self._ledger.enter(tx, Phase.PREPARING)
         _Preparation(self, batch, topic, rows, records, level_2).go_on()
+        return batch
 
     def _knows_level_2(self) -> bool:
         found = self._desk.any_leader()
         return found is not None and found[1].replica.state.level > 1
 
     def take_up(self, tx: ClientTx) -> None:
-        """The application comes back with an id of its own in this process; the one before has died."""
+        """The application comes back with an id of its own in this process; the one before has died, or runs
+        it still."""
         if not self.alive or tx.decided or tx.content is None or not self._knows_level_2():
             return
         if self._desk.cluster.calm:

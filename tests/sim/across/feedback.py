@@ -141,7 +141,7 @@ class FeedbackProcess:
 
 
 class Queries:
-    """The application's side of one producer: what its querier says of a transaction."""
+    """The application's side of one producer: what its querier says of a transaction, by its query id."""
 
     full_room = ROOM
 
@@ -163,14 +163,14 @@ class Queries:
     ) -> tuple[TransactionState, Trouble]:
         self._busy += 1
         try:
-            self._clients.checked(self._producer.app, tx_id)
+            self._clients.checked(self._producer.app, query_id)
             delay_s = self._rng.choice(DELAYS_S)
             if delay_s > 0.4:  # the query times out, and answers when nobody waits any more
                 await asyncio.sleep(0.4)
-                self._clients.later(delay_s - 0.4, self._late, tx_id, late)
+                self._clients.later(delay_s - 0.4, self._late, query_id, late)
                 return TransactionState.UNKNOWN, Trouble.TIMED_OUT
             await asyncio.sleep(delay_s)
-            return self._look_up(tx_id)
+            return self._look_up(query_id)
         finally:
             self._busy -= 1
 
@@ -185,9 +185,16 @@ class Queries:
             return TransactionState.UNKNOWN, Trouble.RAISED
         if chance < 0.2:
             return TransactionState.UNKNOWN, Trouble.NONE
+        tx = ledger.of(app, tx_id)
+        if not tx.has_local:
+            # Before level 2 nobody looks whether all is prepared.
+            sound = tx.whole or self._clients.scene.from_level_2
+            outcome = self._rng.choice(("COMMITTED", "ROLLBACK")) if sound else "ROLLBACK"
+            self._clients.answered(app, tx_id, outcome)
+            return STATES[outcome], Trouble.NONE
         # A local transaction may still run in another process. A fence decides which of the two wins; without
         # one it must be enough that the owner is asked first (guide, "The querier").
-        if self._clients.scene.fence:
+        if self._clients.scene.fence or tx.fenced:
             outcome = ledger.local(app, tx_id) or ledger.settle_locally(app, tx_id, "ROLLBACK")
         else:
             outcome = ledger.local(app, tx_id) or ledger.no_row(app, tx_id)
@@ -231,9 +238,11 @@ class Links:
             )
 
     def _still_running(self, tx_id: str) -> bool:
-        if tx_id not in self._producer.core.running:
+        producer = self._producer
+        if tx_id not in producer.core.running:
             return False
-        self._clients.checked(self._producer.app, tx_id)
+        tx = self._clients.ledger.run_by(producer.app, tx_id, producer.name)
+        self._clients.checked(producer.app, tx.tx)
         return True
 
     def end(self) -> None:

@@ -17,11 +17,17 @@ from tests.sim.world import World
 
 @dataclass(eq=False, slots=True)
 class AcrossTx(ClientTx):
-    """``parts_in``: parts by group, the home group first. ``here``: (group, part) that are durable."""
+    """``parts_in``: parts by group, the home group first. ``here``: (group, part) that are durable. ``wire``:
+    its id as brokers know it, which another transaction may have, too."""
 
+    wire: str = ""
+    shares_id: bool = False
     parts_in: dict[int, int] = field(default_factory=dict)
     here: set[tuple[int, int]] = field(default_factory=set)
     ended_in: dict[int, bool] = field(default_factory=dict)  # group -> whether it committed
+
+    def __post_init__(self) -> None:
+        self.wire = self.wire or self.tx
 
     @property
     def home(self) -> int:
@@ -39,17 +45,37 @@ class AcrossLedger(Ledger):
     def __init__(self, world: World) -> None:
         super().__init__(world)
         self._heard_in: dict[int, int] = {}
+        self._named: dict[tuple[str, str], list[AcrossTx]] = {}  # by app and id on the wire
 
     def add(self, tx: AcrossTx, parts_in: Mapping[int, int]) -> None:
         """A transaction that is about to be prepared; again, if its producer comes back with its id."""
         tx.parts_in = dict(parts_in)
-        self.transactions[tx.app, tx.tx] = tx
+        if (tx.app, tx.tx) not in self.transactions:
+            self.transactions[tx.app, tx.tx] = tx
+            self._named.setdefault((tx.app, tx.wire), []).append(tx)
         self.enter(tx, Phase.PREPARING)
 
     def of(self, app: str, tx_id: str) -> AcrossTx:
+        """By its own name."""
         tx = self.transactions[app, tx_id]
         assert isinstance(tx, AcrossTx)
         return tx
+
+    def on_wire(self, app: str, wire: str, home: int) -> AcrossTx:
+        """By the id that brokers know, and the group that decides."""
+        named = self._named[app, wire]
+        return next((tx for tx in named if tx.home == home), named[0])
+
+    def run_by(self, app: str, wire: str, producer: str) -> AcrossTx:
+        """That of those with an id which this producer began."""
+        named = self._named[app, wire]
+        return next((tx for tx in named if tx.producer == producer), named[0])
+
+    def open_in(self, app: str, wire: str, gid: int) -> AcrossTx:
+        """That of those with an id that is open in a group, as only one can be."""
+        named = self._named[app, wire]
+        found = (tx for tx in named if gid not in tx.ended_in and any(group == gid for group, _ in tx.here))
+        return next(found, named[0])
 
     def heard(self, gid: int, index: int, command: bytes) -> None:
         """A replica of group ``gid`` applies an entry: the first to do so shows that it is durable."""
@@ -60,11 +86,12 @@ class AcrossLedger(Ledger):
             return
         for op in decode_command(command)[1]:
             if op.type == OpType.PREPARE:
+                home = op.meta[7] if op.meta[7] >= 0 else gid
                 for tx_id in op.meta[2]:
-                    self._part(self.of(op.meta[0], tx_id), gid, op.meta[5])
+                    self._part(self.on_wire(op.meta[0], tx_id, home), gid, op.meta[5])
             elif op.type in (OpType.COMMIT, OpType.ROLLBACK):
                 for tx_id in op.meta[1]:
-                    self._ended(self.of(op.meta[0], tx_id), gid, op.type == OpType.COMMIT)
+                    self._ended(self.open_in(op.meta[0], tx_id, gid), gid, op.type == OpType.COMMIT)
 
     def _part(self, tx: AcrossTx, gid: int, part: int) -> None:
         tx.here.add((gid, part))

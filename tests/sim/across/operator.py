@@ -75,15 +75,15 @@ class Operator:
             else:
                 then(home_index)
 
-        self._submit(gid, ops.inquire(tx.app, [tx.tx], [index]), told)
+        self._submit(gid, ops.inquire(tx.app, [tx.wire], [index]), told)
 
     def _decide_under(self, tx: AcrossTx, outcome: str, index: int | None) -> None:
         op = self._recorder.invoke("decide", app=tx.app, tx=tx.tx, outcome=outcome, by="operator")
         tx.asked = True
         if index is not None:
-            request = ops.commit_branches(tx.app, [tx.tx], NAME, [index])
+            request = ops.commit_branches(tx.app, [tx.wire], NAME, [index])
         else:
-            request = (ops.commit if outcome == "COMMITTED" else ops.rollback)(tx.app, [tx.tx], NAME)
+            request = (ops.commit if outcome == "COMMITTED" else ops.rollback)(tx.app, [tx.wire], NAME)
 
         def told(future: Any) -> None:
             if future.exception() is not None:

@@ -6,7 +6,7 @@ at any point, or comes back with an id that it gave itself.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -20,6 +20,7 @@ from escrowmq.actors.producer.transaction_base import TransactionBase
 from escrowmq.replication.errors import EscrowMQError, OutcomeUnknown, TransactionConflict
 from escrowmq.replication.model import Message, RecordMetadata, group_of
 from tests.history.events import Sent, body
+from tests.sim.across.bulk import BulkCall, Wanted
 from tests.sim.across.ledger import AcrossTx
 from tests.sim.across.turns import WorldTurns
 from tests.sim.coverage import AcrossPhase, Phase
@@ -29,6 +30,11 @@ if TYPE_CHECKING:
     from tests.sim.across.workload import AcrossWorkload
 
 GIVEN = 0.3  # share of ids that the application gives
+TWICE = 0.1  # of those: another live process runs the same one at the same time
+TWICE_S = (0.0, 0.02, 0.3)
+SHARED = 0.02  # of what a producer begins: under an id that another one gives to something else
+BULK = 0.05  # of what a producer begins: a call of ``send_transactions``
+BULK_COUNTS = (2, 5, 10, 40)
 COMES_BACK_S = 0.3
 TRIES = 3  # with one id
 
@@ -46,24 +52,33 @@ class _Stored:
         self._told(None)
 
 
+class _Core(ProducerCore):
+    """Nobody waits for room in virtual time."""
+
+    def reserve(self, size: int) -> None:
+        if not self.try_reserve(size):
+            raise self.overloaded()
+
+
 class AcrossProducer:
     """One process of an app."""
 
     def __init__(self, name: str, app: str, clients: AcrossWorkload) -> None:
         self.name, self.app, self.alive = name, app, True
-        self._clients, self._ledger, self._world = clients, clients.ledger, clients.many.world
-        self._rng = self._world.stream(f"producer-{name}")
+        self._clients, self._world = clients, clients.many.world
+        self.ledger, self.recorder = clients.ledger, clients.ledger.recorder
+        self.later = clients.later
+        self.rng = self._world.stream(f"producer-{name}")
         scene = clients.scene
         config = ProducerConfig(
             delivery_timeout_s=scene.delivery_timeout_s,
             part_bytes=scene.part_bytes,
-            request_bytes=self._rng.choice((500, 4_000, 96 << 10)),
+            request_bytes=self.rng.choice((500, 4_000, 96 << 10)),
+            bulk_calls_in_flight=10_000,  # nor for its turn
         )
         info = ClusterInfo("sim", "sim", scene.groups, scene.size)
-        self._turns = WorldTurns(self._world, clients.wire, info, config.channel, self._rng)
-        self.core = ProducerCore(
-            info, app, config, clock=lambda: self._world.now, turns=self._turns, instance=name
-        )
+        self._turns = WorldTurns(self._world, clients.wire, info, config.channel, self.rng)
+        self.core = _Core(info, app, config, clock=lambda: self._world.now, turns=self._turns, instance=name)
         self.core.ids = map("x{}".format, iter(clients.number, None))
         self.core.encoder = Encoder(config, scene.groups, scene.topics.__getitem__)
         self._mine: list[AcrossTx] = []
@@ -75,45 +90,94 @@ class AcrossProducer:
         """The process is gone, with everything it had in memory."""
         self.alive, self._turns.dead = False, True
         for tx in self.preparing.values():  # its flow may have sent a roll-back by now
-            self._recall(tx)
+            self.ledger.no_row(self.app, tx.tx)
+            self._note_recall(tx)
         for tx in self._mine:
             tx.running = tx.awaits_answer = False
-            self._ledger.leave(tx, *OF_PRODUCERS)
+            self.ledger.leave(tx, *OF_PRODUCERS)
             if not tx.decided and tx.here:
-                self._ledger.enter(tx, Phase.ORPHANED)
+                self.ledger.enter(tx, Phase.ORPHANED)
         self._mine.clear()
 
-    def _may_die(self) -> bool:
-        if self.alive and not self._clients.many.calm and self._rng.random() < DEATH:
+    def may_die(self) -> bool:
+        if self.alive and not self._clients.many.calm and self.rng.random() < DEATH:
             self.die()
         return not self.alive
 
     # -------------------------------------------------------------- transactions
 
     def transact(self) -> None:
-        """Prepare a transaction, run its local part, decide it."""
-        rng, scene = self._rng, self._clients.scene
+        """Prepare a transaction, run its local part, decide it; or many at once."""
+        rng = self.rng
+        if rng.random() < BULK:
+            count, local = rng.choice(BULK_COUNTS), rng.random() < 0.6
+            self._clients.did["bulk" if local else "bulk without a callback"] += 1
+            BulkCall(self, [self._of_a_batch() for _ in range(count)], local=local)
+            return
+        if rng.random() < SHARED and self._clients.may_share_ids(self.app):
+            self._share_an_id()
+            return
         given = rng.random() < GIVEN
         tx_id = f"g{self._clients.number()}" if given else next(self.core.ids)
+        sent, messages, places = self._content(tx_id)
+        record = AcrossTx(self.app, tx_id, sent, places, self.name)
+        self._prepare(record, messages, given, tries=1)
+        if given and rng.random() < TWICE and (other := self._clients.another(self)) is not None:
+            self._clients.did["one id twice"] += 1
+            record.fenced = True  # by who is the owner, nobody knows how the other one's stands
+            self.later(rng.choice(TWICE_S), other._prepare, record, messages, True, TRIES)
+
+    def _of_a_batch(self) -> Wanted:
+        name = f"g{self._clients.number()}"
+        sent, messages, _ = self._content(name)
+        return sent, messages, name if self.rng.random() < GIVEN else None
+
+    def _content(self, name: str) -> tuple[list[Sent], list[Message], int]:
+        """What a transaction is to say, and in how many places."""
+        rng, scene = self.rng, self._clients.scene
         if rng.random() < self._clients.share_across(self.app):
             places = rng.sample(scene.places(), rng.choice((2, 2, 3, 4)))
         else:
             mine = scene.places(rng.randrange(scene.groups))
             places = rng.sample(mine, min(rng.choice((1, 1, 2)), len(mine)))
+        sent, messages = self._messages(name, places)
+        return sent, messages, len(places)
+
+    def _messages(self, name: str, places: Sequence[tuple[str, int]]) -> tuple[list[Sent], list[Message]]:
+        rng, scene = self.rng, self._clients.scene
         sent: list[Sent] = []
         messages: list[Message] = []
         for place in places:
             for _ in range(rng.choice((1, 1, 2))):
-                id = f"{tx_id}.{len(sent)}"
+                id = f"{name}.{len(sent)}"
                 sent.append(Sent(id, *place, group=group_of(*place, scene.groups)))
                 messages.append(Message(place[0], body(id, rng.choice(SIZES)), partition=place[1]))
-        record = AcrossTx(self.app, tx_id, sent, len(places), self.name)
-        self._prepare(record, messages, given, tries=1)
+        return sent, messages
+
+    def _share_an_id(self) -> None:
+        """The application's mistake: two processes give one id to different transactions. Their homes differ,
+        and a group in which both have a branch has to tell them apart."""
+        rng, scene, other = self.rng, self._clients.scene, self._clients.another(self)
+        if other is None:
+            return
+        self._clients.did["one id for two things"] += 1
+        first, second, both = rng.sample(range(scene.groups), 3)
+        wire, starts = f"g{self._clients.number()}", list[Callable[[], None]]()
+        for producer, home, name in ((self, first, wire), (other, second, f"{wire}+")):
+            sent, messages = self._messages(name, [rng.choice(scene.places(gid)) for gid in (home, both)])
+            record = AcrossTx(self.app, name, sent, 2, producer.name, wire=wire, shares_id=True)
+            starts.append(partial(producer._prepare, record, messages, True, TRIES))
+        self._clients.start_together((first, second), starts)
+
+    def begins(self, record: AcrossTx, parts_in: dict[int, int]) -> None:
+        """It is about to be prepared."""
+        self._mine.append(record)
+        self.ledger.add(record, parts_in)
 
     def _prepare(self, record: AcrossTx, messages: list[Message], given: bool, tries: int) -> None:
         if not self.alive:
             return
-        tx = TransactionBase(self.core, None, record.tx, None, None)
+        tx = TransactionBase(self.core, record.tx, record.wire, None, None)
         tx._given_id = given
         tx._add(messages)
         plan = tx._plan()
@@ -122,10 +186,9 @@ class AcrossProducer:
         if not self.core.try_reserve(plan.size):
             tx._not_prepared()
             return
-        self._mine.append(record)
-        op = self._ledger.recorder.invoke("prepare", app=self.app, tx=record.tx, messages=record.sent)
+        op = self.recorder.invoke("prepare", app=self.app, tx=record.tx, messages=record.sent)
         self.preparing[op] = record
-        self._ledger.add(record, parts_in)
+        self.begins(record, parts_in)
         again = (
             partial(self._prepare, record, messages, given, tries + 1) if given and tries < TRIES else None
         )
@@ -141,7 +204,7 @@ class AcrossProducer:
         outcome: Outcome,
     ) -> None:
         """How the prepare ended, as a caller is told. After an error the local transaction does not run."""
-        recorder = self._ledger.recorder
+        recorder = self.recorder
         if not self.alive:
             return
         del self.preparing[op]
@@ -149,10 +212,12 @@ class AcrossProducer:
             settled = tx._after_prepare(plan, outcome)
         except OutcomeUnknown:  # a given id: it stays open until the producer comes back, or a check asks
             recorder.unknown(op, "no answer in time")
-            if again is not None and self._rng.random() < 0.7:
-                self._clients.later(COMES_BACK_S * self._rng.random(), again)
+            if record.shares_id:  # refused for the other one, and rolled back: with what success, is unknown
+                self._rolled_back_by_client(record)
+            elif again is not None and self.rng.random() < 0.7:
+                self.later(COMES_BACK_S * self.rng.random(), again)
             else:
-                self._leave(record)
+                self.leave(record)
             return
         except EscrowMQError as error:
             recorder.unknown(op, f"not prepared: {error}")
@@ -160,76 +225,95 @@ class AcrossProducer:
             return
         if settled is not None:
             recorder.unknown(op, "it was decided before")
-            self._leave(record)
+            self.leave(record)
             return
         recorder.ok(op)
         record.prepared = True
-        self._ledger.leave(record, Phase.PREPARED, Phase.PREPARING, Phase.PREPARED_IN_PART)
-        self._ledger.leave(record, AcrossPhase.HOME_ONLY, AcrossPhase.SOME_BRANCHES)
-        if not self._may_die():
+        self.ledger.leave(record, Phase.PREPARED, Phase.PREPARING, Phase.PREPARED_IN_PART)
+        self.ledger.leave(record, AcrossPhase.HOME_ONLY, AcrossPhase.SOME_BRANCHES)
+        if not self.may_die():
             self._run_locally(tx, record)
 
     def _rolled_back_by_client(self, record: AcrossTx) -> None:
         """Refused or without answer: what was prepared is being rolled back by the flow itself."""
-        self._recall(record)
-        self._leave(record)
+        self.recall(record)
+        self.leave(record)
 
-    def _recall(self, record: AcrossTx) -> None:
+    def recall(self, record: AcrossTx) -> None:
         """A roll-back of the flow's own, which nobody waits for; the local transaction never runs."""
-        self._ledger.settle_locally(self.app, record.tx, "ROLLBACK")
-        recorder = self._ledger.recorder
-        op = recorder.invoke("decide", app=self.app, tx=record.tx, outcome="ROLLBACK", by="producer")
-        recorder.unknown(op, "the client's own roll-back")
+        self._rolls_back(record)
+        self._note_recall(record)
+
+    def _note_recall(self, record: AcrossTx) -> None:
+        op = self.recorder.invoke("decide", app=self.app, tx=record.tx, outcome="ROLLBACK", by="producer")
+        self.recorder.unknown(op, "the client's own roll-back")
         record.asked = True
 
-    def _leave(self, record: AcrossTx) -> None:
+    def leave(self, record: AcrossTx) -> None:
+        """It is left to the check, or over."""
         record.awaits_answer = False
-        self._ledger.leave(record, *OF_PRODUCERS, AcrossPhase.HOME_ONLY, AcrossPhase.SOME_BRANCHES)
+        self.ledger.leave(record, *OF_PRODUCERS, AcrossPhase.HOME_ONLY, AcrossPhase.SOME_BRANCHES)
 
     def _run_locally(self, tx: TransactionBase, record: AcrossTx) -> None:
-        rng = self._rng
+        rng = self.rng
         duration = rng.choice((0.0, 0.02, 0.1, 0.1)) if rng.random() < 0.8 else 0.4 + 1.5 * rng.random()
         record.running = True
         if not record.decided:
-            self._ledger.enter(record, Phase.LOCAL)
-        self._clients.later(duration * rng.random(), self._settle, record)
-        self._clients.later(duration, self._local_done, tx, record)
+            self.ledger.enter(record, Phase.LOCAL)
+        self.later(duration * rng.random(), self.settle_somehow, record)
+        self.later(duration, self._local_done, tx, record)
 
-    def _settle(self, record: AcrossTx) -> None:
-        if self.alive:
-            wanted = "ROLLBACK" if self._rng.random() < 0.25 else "COMMITTED"
-            self._ledger.settle_locally(self.app, record.tx, wanted)
+    def settle_somehow(self, record: AcrossTx) -> None:
+        """The local transaction ends."""
+        if not self.alive:
+            return
+        if self.rng.random() < 0.25:
+            self._rolls_back(record)
+        else:
+            self.ledger.settle_locally(self.app, record.tx, "COMMITTED")
+
+    def _rolls_back(self, record: AcrossTx) -> None:
+        """A local transaction that is rolled back leaves no row, unless the application writes a fence."""
+        if record.has_local:
+            self.outcome_of(record)
+
+    def outcome_of(self, record: AcrossTx) -> str:
+        """How a local transaction stands that is over."""
+        ledger = self.ledger
+        if self._clients.scene.fence or record.fenced:
+            return ledger.settle_locally(self.app, record.tx, "ROLLBACK")
+        return ledger.local(self.app, record.tx) or ledger.no_row(self.app, record.tx)
 
     def _local_done(self, tx: TransactionBase, record: AcrossTx) -> None:
-        if not self.alive or self._may_die():
+        if not self.alive or self.may_die():
             return
         record.running = False
-        self._ledger.leave(record, Phase.LOCAL)
-        outcome = self._ledger.settle_locally(self.app, record.tx, "ROLLBACK")
-        commit, once = outcome == "COMMITTED", self._rng.random() < 0.15
-        recorder = self._ledger.recorder
+        self.ledger.leave(record, Phase.LOCAL)
+        outcome = self.outcome_of(record)
+        commit, once = outcome == "COMMITTED", self.rng.random() < 0.15
+        recorder = self.recorder
         op = recorder.invoke("decide", app=self.app, tx=record.tx, outcome=outcome, by="producer")
         record.asked = True
         if not record.decided:
-            self._ledger.enter(record, Phase.COMMITTING if commit else Phase.ROLLING_BACK)
+            self.ledger.enter(record, Phase.COMMITTING if commit else Phase.ROLLING_BACK)
         if once:
             tx._one_way_commit = True
             if tx._needs_no_answer(commit):
                 recorder.unknown(op, "sent one-way")
                 record.awaits_answer = False
-                self._may_die()
+                self.may_die()
                 return
         self.deciding.add(op)
         if not tx._start_decision(commit, partial(self._decided, tx, record, op, outcome)):
             raise AssertionError("a transaction without messages was prepared")
-        self._may_die()
+        self.may_die()
 
     def _decided(self, tx: TransactionBase, record: AcrossTx, op: int, wanted: str, outcome: Outcome) -> None:
         if not self.alive:
             return
         self.deciding.discard(op)
-        recorder = self._ledger.recorder
-        self._ledger.leave(record, Phase.COMMITTING, Phase.ROLLING_BACK, Phase.COMMITTED, Phase.ROLLED_BACK)
+        recorder = self.recorder
+        self.ledger.leave(record, Phase.COMMITTING, Phase.ROLLING_BACK, Phase.COMMITTED, Phase.ROLLED_BACK)
         try:
             tx._after_decision(outcome)
         except TransactionConflict as conflict:
@@ -246,11 +330,11 @@ class AcrossProducer:
 
     def send(self) -> None:
         """One plain message, through the partition's stream."""
-        place = self._rng.choice(self._clients.scene.places())
+        place = self.rng.choice(self._clients.scene.places())
         id = f"m{self._clients.number()}"
-        recorder = self._ledger.recorder
+        recorder = self.recorder
         sent = Sent(id, *place, group=group_of(*place, self._clients.scene.groups))
-        message = Message(place[0], body(id, self._rng.choice(SIZES)), partition=place[1])
+        message = Message(place[0], body(id, self.rng.choice(SIZES)), partition=place[1])
         op = recorder.invoke("send", producer=self.name, messages=[sent])
 
         def told(metadata: RecordMetadata | None) -> None:

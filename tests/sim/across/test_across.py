@@ -19,6 +19,7 @@ from tests.sim.world import Violation
 from tests.support.faults.tables import Cells
 
 SEEDS = 12
+BEGUN = ("bulk", "bulk without a callback", "one id twice", "one id for two things")
 
 
 def run(seed: int, groups: int) -> ManyGroups:
@@ -31,16 +32,17 @@ def run(seed: int, groups: int) -> ManyGroups:
     return simulation
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_promises_hold_over_several_groups_and_every_phase_is_reached() -> None:
     counts: Counter[str] = Counter()
-    reached, struck = Cells(), Counter[str]()
+    reached, struck, did = Cells(), Counter[str](), Counter[str]()
     for seed in range(SEEDS):
         simulation = run(seed, 2 + seed % 2)
         assert simulation.workload.report is not None
         counts += simulation.workload.report.counts
         reached += simulation.workload.coverage(simulation.fault_log)
         struck.update(kind for _, kind, _ in simulation.fault_log)
+        did += simulation.workload.did
     assert counts["transactions committed"] > 25 * SEEDS, counts
     assert counts["transactions rolled back"] > 15 * SEEDS, counts
     assert counts["records read"] > 200 * SEEDS, counts
@@ -48,6 +50,7 @@ def test_promises_hold_over_several_groups_and_every_phase_is_reached() -> None:
     assert {phase for phase, _ in reached} >= {phase.value for phase in (*Phase, *AcrossPhase)} - rare
     assert all(struck[kind] for kind in (*GROUP_WEIGHTS, "late-copy", "kill", "partition")), struck
     assert set(struck) <= set(GROUP_KINDS)
+    assert all(did[what] for what in BEGUN), did
 
 
 def test_a_seed_is_the_same_schedule_in_every_process() -> None:

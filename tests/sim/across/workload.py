@@ -7,6 +7,7 @@ Two apps, as with one group: ``shop`` answers checks, so all its transactions mu
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -84,6 +85,7 @@ class AcrossWorkload(Acting):
     def __init__(self, scene: Scene) -> None:
         self.scene = scene
         self.report: Report | None = None
+        self.did: Counter[str] = Counter()  # what producers began, beside single transactions and messages
 
     def begin(self, many: ManyGroups) -> None:
         """Before the first replica starts."""
@@ -201,6 +203,20 @@ class AcrossWorkload(Acting):
             return
         self.act_at_random()
 
+    def another(self, producer: AcrossProducer) -> AcrossProducer | None:
+        """A live process of the same app."""
+        others = [p for p in self.producers if p.alive and p is not producer and p.app == producer.app]
+        return self._rng.choice(others) if others else None
+
+    def may_share_ids(self, app: str) -> bool:
+        """Whether transactions of one id may have different homes, and a branch in one group."""
+        return self.scene.groups > 2 and self.scene.from_level_2 and self.share_across(app) > 0
+
+    def start_together(self, homes: Sequence[int], starts: Sequence[Callable[[], None]]) -> None:
+        """Begin these transactions, whose home groups are ``homes``."""
+        for start in starts:
+            start()
+
     def bury(self, producer: AcrossProducer) -> None:
         """Nothing of a dead producer's process goes on."""
         links = self._links.pop(producer.name, None)
@@ -238,8 +254,10 @@ class AcrossWorkload(Acting):
         return found
 
     def _listed(self, gid: int, app: BrokerApplication) -> list[AcrossTx]:
-        apps = app.replica.state.transactions.apps
-        return [self.ledger.of(name, tx_id) for name, table in apps.items() for tx_id in table.open]
+        return [
+            self.ledger.on_wire(name, tx_id, record.home_group if record.home_group >= 0 else gid)
+            for name, tx_id, record in app.replica.state.transactions.iterate_open()
+        ]
 
     # -------------------------------------------------------------- the end
 
@@ -327,9 +345,11 @@ class AcrossWorkload(Acting):
         """What each group says of it. What was decided and is forgotten says nothing any more."""
         tables = [leader.replica.state.transactions.apps.get(tx.app) for leader in leaders]
         home = tables[tx.home]
-        forgotten = home is None or (tx.tx not in home.open and home.outcome(tx.tx) is None)
+        forgotten = home is None or (tx.wire not in home.open and home.outcome(tx.wire) is None)
         if not (tx.home in tx.ended_in and forgotten):
-            self.ledger.tell_outcome(tx.app, tx.tx, home)
+            self.ledger.tell_outcome(tx.app, tx.tx, home, wire=tx.wire)
+        if tx.shares_id:
+            return  # another one's outcome may stand at a branch
         for gid in list(tx.parts_in)[1:]:
             self.ledger.tell_outcome(tx.app, tx.tx, tables[gid], branch=gid)
 
