@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from tests.sim.replica import SimReplica
 
 RECOUNT_EVERY = 32  # ticks: counting takes ten times as long as comparing
+#: With more apps than that, what each has open is looked at with the recount only.
+APPS_AT_ONCE = 50
 #: Far above what a window per peer lets in; duplicates of the wild network and a pause of seconds included.
 INBOX_MAX = 20_000
 REQUEST_BYTES_MAX = 8 << 20
@@ -39,6 +41,8 @@ def check_bounds(replica: SimReplica, cache_bytes: int, *, recount: bool) -> Non
     _check_node(replica, cache_bytes)
     if broker is not None:
         _check_broker(replica, broker)
+        if recount or len(broker.state.transactions.apps) <= APPS_AT_ONCE:
+            _check_open(replica, broker)
 
 
 def _inside(replica: SimReplica, what: str, value: int, bound: int) -> None:
@@ -101,6 +105,13 @@ def _check_broker(replica: SimReplica, broker: Any) -> None:
         _inside(replica, "bytes of requests that wait", admission._queued_bytes, bound)
     if broker._in_flight:
         _inside(replica, "entries in flight", broker._in_flight, limits.entries_in_flight)
+    if len(state.due.news) != len(state.due._due):
+        _same(replica, "pairs with due checks", len(state.due.news), len(state.due._due))
+
+
+def _check_open(replica: SimReplica, broker: Any) -> None:
+    """What is open, app by app, and what waits to be checked of it."""
+    state, limits = broker.state, broker.limits
     opened = 0
     for app, table in state.transactions.apps.items():
         opened += len(table.open)
@@ -110,8 +121,6 @@ def _check_broker(replica: SimReplica, broker: Any) -> None:
     due = state.due
     if due._queued > due._slack:
         _inside(replica, "checks queued", due._queued, 2 * opened + 2 * due._slack)
-    if len(due.news) != len(due._due):
-        _same(replica, "pairs with due checks", len(due.news), len(due._due))
     if len(due._order) > len(due._buckets):
         _inside(replica, "order of checks", len(due._order), 2 * len(due._buckets) + GONE_BUCKETS_MAX)
     if due._leases:

@@ -17,16 +17,19 @@ from escrowmq.replication.calling.answers import LevelReport
 from escrowmq.replication.format import ops
 from escrowmq.replication.model import ResultCode
 from escrowmq.replication.state.machine import LEVEL_MAX
+from tests.history.events import Sent
 from tests.history.report import Report
+from tests.sim import crowd as crowds
 from tests.sim.acting import Acting
 from tests.sim.broker_app import BrokerApplication
 from tests.sim.checkers import Feedback
 from tests.sim.consumers import Consumer, read_finally
-from tests.sim.coverage import cells
+from tests.sim.coverage import Phase, cells
+from tests.sim.crowd import Crowd
 from tests.sim.decisions import Decision
 from tests.sim.desk import Desk
 from tests.sim.ledger import ClientTx, Ledger
-from tests.sim.producers import Producer
+from tests.sim.producers import PLACES, Producer
 from tests.sim.workload import Application, Cluster, ReplicaContext
 from tests.sim.world import Violation
 from tests.support.faults.tables import Cells
@@ -46,6 +49,7 @@ class BrokerWorkload(Acting):
         self.ledger: Ledger | None = None
         self._cluster: Cluster | None = None
         self._numbers = 0
+        self.crowd: Crowd | None = None
         self.report: Report | None = None
 
     def open(self, context: ReplicaContext) -> BrokerApplication:
@@ -68,6 +72,9 @@ class BrokerWorkload(Acting):
         self.consumers = [Consumer(f"c{n}", self.desk, self.ledger) for n in range(2)]
         self._levels = cluster.world.stream("levels")
         self._level_2_at = self._levels.choice((0.0, 0.0, 0.0, 3.0, math.inf))
+        self.crowd = None
+        if cluster.world.stream("crowded").random() < crowds.SHARE:
+            self.crowd = Crowd(self.desk, self.ledger, self._of_crowd, self._number)
         self._topics = 0
         keep = self._rng.choice(({}, {}, {"retention_ms": 3_000}, {"retention_bytes": 2_000}))
         for name, partitions in (("t", 2), ("u", 1)):
@@ -82,6 +89,12 @@ class BrokerWorkload(Acting):
     def _number(self) -> int:
         self._numbers += 1
         return self._numbers
+
+    def _of_crowd(self, app: str, tx_id: str, sent: list[Sent]) -> ClientTx:
+        assert self.ledger is not None
+        tx = self.ledger.transactions[app, tx_id] = ClientTx(app, tx_id, sent, 1, app)
+        self.ledger.enter(tx, Phase.PREPARING)
+        return tx
 
     def _hire(self, app: str) -> Producer:
         assert self.ledger is not None
@@ -105,6 +118,8 @@ class BrokerWorkload(Acting):
             self._send()
             return
         self.act_at_random()
+        if self.crowd is not None:
+            self.crowd.act()
 
     def _go_up(self) -> None:
         """The leader has heard that all replicas know all format levels: early, in the middle of things, or
@@ -223,9 +238,10 @@ class BrokerWorkload(Acting):
     def _read_everything(self) -> None:
         """Every partition at every replica, the groups' offsets, all outcomes, and the databases' truth."""
         assert self.ledger is not None
+        places = [*PLACES, *(self.crowd.places if self.crowd is not None else ())]
         for attempt in range(READS):
             leader = self._wait_until_all_agree()
-            if read_finally(self.desk.replicas(), self.ledger.recorder, attempt):
+            if read_finally(self.desk.replicas(), self.ledger.recorder, attempt, places):
                 break
         else:
             raise Violation(f"of {READS} tries to read everything none could be ended", "stuck")

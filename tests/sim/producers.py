@@ -272,7 +272,7 @@ class _Preparation:
             given=self._batch[0].content is not None,
             heard_ms=self._producer.heard_ms,
         )
-        return _prepare_request(
+        return prepare_request(
             *(self._producer.app, self._topic, self._batch, self._rows, self._part),
             extra if self._level_2 else None,
         )
@@ -306,7 +306,7 @@ class _Preparation:
         self._producer.give_up(self._batch)
 
 
-def _prepare_request(
+def prepare_request(
     app: str,
     topic: str,
     batch: Sequence[ClientTx],
@@ -314,6 +314,7 @@ def _prepare_request(
     part: int,
     extra: PrepareExtra | None,
 ) -> bytes:
+    """One part of a PREPARE of these transactions, with its messages."""
     columns: dict[tuple[str, int], tuple[list[int], list[int], list[bytes]]] = {}
     digests = []
     for number, values in enumerate(rows):

@@ -30,6 +30,8 @@ OF_THE_PROGRAM = 100
 REQUESTS = 20_000
 #: Segments, snapshots and run files on disk, and places in them: they go with retention.
 FILES = 20_000
+#: What simulated clients create, and more.
+TOPICS = 1_000
 #: Ids of decisions in entries that are under way, or of which this leader does not know what became.
 DECIDING = 20_000
 
@@ -140,8 +142,8 @@ BOUNDS: dict[str, int | Most] = {
     "StateMachine.group_offsets[]": _positions,
     "StateMachine.group_offsets[][]": _positions,
     "Topic.partitions": _slots,
-    "TopicTable.slots": 1_000,
-    "TopicTable.topics": _slots,
+    "TopicTable.slots": TOPICS,
+    "TopicTable.topics": TOPICS,  # every group knows every topic, and has slots for some of the partitions
     "TransactionTable.apps": _apps,
     "TransactionTable.audit": AUDIT_KEPT,
     "TwoGenerations.old": _settled,

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from escrowmq.replication.model import group_of
 from escrowmq.replication.state.settings import Settings
+from tests.sim import crowd
 
 #: name -> what it brings into the world.
 REACHES = {
@@ -35,6 +36,7 @@ class Scene:
     late_copies: float  # share of the requests of which a copy arrives seconds later
     fence: bool  # a check that finds no row writes one, so that a local transaction which still runs fails
     level_at_s: float | None  # when the groups begin to take format level 2; None: never
+    crowd: bool  # hundreds of topics of one app, and apps that are used once
     tables: Settings | None  # how much is remembered, by a SETTINGS of the first moment; None: the defaults
     reach: frozenset[str]
 
@@ -62,6 +64,7 @@ class Scene:
             late_copies=late,
             fence=fence or level_at_s != 0.1,  # a transaction of level 1 has no owner
             level_at_s=level_at_s,
+            crowd=rng.random() < crowd.SHARE,
             tables=tables,
             reach=reach,
         )

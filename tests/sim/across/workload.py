@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 from escrowmq.actors.admin.topic_creation import topic_settings
 from escrowmq.replication.format import ops
-from escrowmq.replication.model import ResultCode
+from escrowmq.replication.model import ResultCode, group_of
 from escrowmq.replication.raft.node import RaftNode
 from escrowmq.replication.state.machine import LEVEL_MAX
+from tests.history.events import Sent
 from tests.history.report import Report
+from tests.sim import crowd
 from tests.sim.across.branching import SimBranches
 from tests.sim.across.feedback import ASKING, FeedbackProcess, Links
 from tests.sim.across.ledger import AcrossLedger, AcrossTx
@@ -29,6 +31,7 @@ from tests.sim.acting import Acting
 from tests.sim.broker_app import BrokerApplication
 from tests.sim.consumers import Consumer, read_finally
 from tests.sim.coverage import Phase, cells
+from tests.sim.crowd import NAMES, Crowd
 from tests.sim.desk import Desk
 from tests.sim.workload import Application, Cluster, ReplicaContext
 from tests.sim.world import Violation
@@ -38,6 +41,7 @@ if TYPE_CHECKING:
     from tests.sim.across.simulation import ManyGroups
 
 APPS = ("shop", "shop", "shop", "mute")
+ANSWERING = ("shop", crowd.APP)
 RESOLVE_S = 60.0  # after the calm, for the last check
 STEP_S = 0.5
 LEVEL_STEP_S = 0.05
@@ -100,11 +104,29 @@ class AcrossWorkload(Acting):
         self._links: dict[str, Links] = {}
         self.operator = Operator(self)
         self._topics = 0
+        self.crowds: list[Crowd] = []
+        if self.scene.crowd:
+            self.crowds += [self._crowd(gid, desk) for gid, desk in enumerate(self.desks)]
         self.processes: list[FeedbackProcess] = []
         keep = self._rng.choice(({}, {}, {"retention_ms": 3_000}, {"retention_bytes": 2_000}))
         for desk, (name, partitions) in itertools.product(self.desks, self.scene.topics.items()):
             settings = topic_settings(partitions, transaction_timeout_ms=500, **keep)
             desk.call(ops.create_topic(name, settings), self._created, lambda: True)
+
+    def _crowd(self, gid: int, desk: Desk) -> Crowd:
+        def add(app: str, tx_id: str, sent: list[Sent]) -> AcrossTx:
+            tx = AcrossTx(app, tx_id, sent, 1, app)
+            self.ledger.add(tx, {gid: 1})
+            return tx
+
+        topics = [name for name in NAMES if group_of(name, 0, self.scene.groups) == gid]
+        forgets = self.scene.tables is not None
+        return Crowd(desk, self.ledger, add, self.number, topics, gid=gid, forgets=forgets)
+
+    def places(self, gid: int) -> list[tuple[str, int]]:
+        """All partitions of a group."""
+        crowded = self.crowds[gid].places if self.crowds else []
+        return [*self.scene.places(gid), *crowded]
 
     def _created(self, results: list[Any]) -> None:
         if results[0][0] not in (ResultCode.OK, ResultCode.DUPLICATE):
@@ -140,7 +162,7 @@ class AcrossWorkload(Acting):
     def _open_shop(self) -> None:
         if not self.producers:
             self.processes = [FeedbackProcess(index, self) for index in range(ASKING.shards)]
-            self.producers = [self._hire(app) for app in APPS]
+            self.producers = [self._hire(app) for app in (*APPS, *([crowd.APP] if self.crowds else ()))]
             self.consumers = [
                 Consumer(f"c{gid}", desk, self.ledger, self.scene.places(gid))
                 for gid, desk in enumerate(self.desks)
@@ -202,6 +224,8 @@ class AcrossWorkload(Acting):
             self._touch_every_group()
             return
         self.act_at_random()
+        for crowded in self.crowds:
+            crowded.act()
 
     def another(self, producer: AcrossProducer) -> AcrossProducer | None:
         """A live process of the same app."""
@@ -265,11 +289,11 @@ class AcrossWorkload(Acting):
         """All gets resolved in every group, operators decide what no app answers for, all is read."""
         if not self.producers:
             raise Violation("the topics were never created", "stuck")
-        self._resolve("shop")
+        self._resolve(*ANSWERING)
         self._mute_stay_open()
         for tx in self._open_at_home():
             self.operator.decide(tx, self._rng.choice(("COMMITTED", "ROLLBACK")) if tx.whole else "ROLLBACK")
-        self._resolve(None)
+        self._resolve()
         self.many.judging = True
         for process in self.processes:
             process.check()
@@ -285,8 +309,8 @@ class AcrossWorkload(Acting):
     def _leader(self, gid: int) -> BrokerApplication | None:
         return next((app for r, app in self.desks[gid].leaders() if r.node.ready), None)
 
-    def _resolve(self, app: str | None) -> None:
-        """Let time pass until nothing of ``app`` (None: of any) is open and nobody waits for an answer.
+    def _resolve(self, *apps: str) -> None:
+        """Let time pass until nothing of these apps (none: of any) is open and nobody waits for an answer.
 
         What is still open then the history's checker names.
         """
@@ -298,7 +322,7 @@ class AcrossWorkload(Acting):
                     tx
                     for gid, leader in enumerate(leaders)
                     for tx in self._listed(gid, leader)  # type: ignore[arg-type]
-                    if app in (None, tx.app)
+                    if not apps or tx.app in apps
                 ]
                 if not opened and not self._waiting():
                     return
@@ -326,7 +350,7 @@ class AcrossWorkload(Acting):
         for attempt in range(READS):
             leaders = self._wait_until_all_agree()
             read = [
-                read_finally(desk.replicas(), self.ledger.recorder, attempt, self.scene.places(gid))
+                read_finally(desk.replicas(), self.ledger.recorder, attempt, self.places(gid))
                 for gid, desk in enumerate(self.desks)
             ]
             if all(read):

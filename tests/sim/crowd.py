@@ -1,0 +1,179 @@
+"""Many small things at once: hundreds of topics of one app, and thousands of apps that are used once.
+
+Spark does the latter (each batch write is an app), a multi-tenant service the former. What every table of a
+replica holds for an app or a topic comes and goes here all the time. Some transactions are left open, as by a
+process that has gone; checks settle them where somebody answers, and else an operator in the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from escrowmq.actors.admin.topic_creation import topic_settings
+from escrowmq.replication.format import ops
+from escrowmq.replication.format.codec import PrepareExtra, encode_row
+from escrowmq.replication.model import ResultCode
+from tests.history.events import Sent, body
+from tests.sim.coverage import Phase
+from tests.sim.desk import Desk
+from tests.sim.ledger import ClientTx, Ledger
+from tests.sim.producers import prepare_request
+from tests.sim.world import Violation
+
+#: The app that has a transaction in every topic.
+APP = "many"
+TOPICS = 300
+SHARE = 0.1  # of schedules that have a crowd
+#: Of the moments of everybody's life in such a schedule; and how many transactions begin then.
+ACTS, COUNTS = 0.5, (10, 30, 60)
+AT_ONCE = 15  # rounds that are under way
+CREATED_AT_ONCE = 50
+LEFT_OPEN = 0.05
+LOCAL_S = 0.3
+NAMES = [f"m{n}" for n in range(TOPICS)]
+#: Registers one transaction of one part: app, id, what it sends.
+Add = Callable[[str, str, list[Sent]], ClientTx]
+
+
+class Crowd:
+    """Of one group. ``topics``: those whose one partition is there. ``forgets``: ids are forgotten while
+    requests are sent again, so the group may say that it knows nothing of one."""
+
+    def __init__(
+        self,
+        desk: Desk,
+        ledger: Ledger,
+        add: Add,
+        number: Callable[[], int],
+        topics: Sequence[str] = NAMES,
+        *,
+        gid: int = -1,
+        forgets: bool = False,
+    ) -> None:
+        self.desk, self.ledger, self.forgets = desk, ledger, forgets
+        self.rng = desk.world.stream(f"crowd{desk.cluster.prefix}")
+        self.places = [(topic, 0) for topic in topics]
+        self.busy = 0
+        self.heard_ms = -1
+        self._add, self._number, self._gid = add, number, gid
+        self._missing = 0
+        settings = topic_settings(1, transaction_timeout_ms=500)
+        for at in range(0, TOPICS, CREATED_AT_ONCE):
+            names = NAMES[at : at + CREATED_AT_ONCE]
+            self._missing += len(names)
+            frames = b"".join(ops.create_topic(name, settings) for name in names)
+            desk.call(frames, self._created, lambda: True)
+
+    def _created(self, results: list[Any]) -> None:
+        if any(result[0] not in (ResultCode.OK, ResultCode.DUPLICATE) for result in results):
+            raise Violation(f"CREATE_TOPIC was answered {results}", "unexpected-answer")
+        self._missing -= len(results)
+
+    def act(self) -> None:
+        """Begin some transactions, if there is room."""
+        if self._missing or self.busy >= AT_ONCE or self.desk.cluster.calm or self.rng.random() >= ACTS:
+            return
+        count = min(self.rng.choice(COUNTS), len(self.places))
+        once = self.rng.random() < 0.5
+        begun: list[tuple[ClientTx, bytes]] = []
+        for topic, _ in self.rng.sample(self.places, count):
+            number = self._number()
+            tx_id = f"c{number}"
+            sent = [Sent(f"{tx_id}.0", topic, 0, group=self._gid)]
+            tx = self._add(f"once{number}" if once else APP, tx_id, sent)
+            tx.fenced = True
+            begun.append((tx, encode_row(None, body(sent[0].id, self.rng.choice((1, 30, 60))), None, tx_id)))
+        _Round(self, begun)
+
+
+class _Round:
+    """Some transactions, prepared with one request and decided with another."""
+
+    def __init__(self, crowd: Crowd, begun: Sequence[tuple[ClientTx, bytes]]) -> None:
+        self._crowd, self._recorder = crowd, crowd.ledger.recorder
+        self._begun = [tx for tx, _ in begun]
+        self._ops = [
+            self._recorder.invoke("prepare", app=tx.app, tx=tx.tx, messages=tx.sent) for tx in self._begun
+        ]
+        found = crowd.desk.any_leader()
+        level_2 = found is not None and found[1].replica.state.level > 1
+        extra = PrepareExtra(heard_ms=crowd.heard_ms) if level_2 else None
+        frames = []
+        for tx, row in begun:
+            place = tx.sent[0].topic, 0
+            frames.append(prepare_request(tx.app, place[0], [tx], [[(0, place, row)]], 0, extra))
+        crowd.busy += 1
+        crowd.desk.call(b"".join(frames), self._prepared, lambda: True, hears=self._hears)
+
+    def _hears(self, time_ms: int) -> None:
+        self._crowd.heard_ms = max(self._crowd.heard_ms, time_ms)
+
+    def _prepared(self, results: list[Any]) -> None:
+        crowd, left = self._crowd, list[ClientTx]()
+        for tx, op, result in zip(self._begun, self._ops, results, strict=True):
+            problem = result[1][0] if result[0] == ResultCode.PARTIAL else [0, result[0], None]
+            if problem[1] == ResultCode.OK:
+                self._recorder.ok(op)
+                tx.prepared = True
+                crowd.ledger.leave(tx, Phase.PREPARED, Phase.PREPARING)
+            elif problem[1] == ResultCode.DUPLICATE:  # somebody has decided it, and its request came twice
+                self._recorder.unknown(op, "it was decided before")
+                continue
+            elif problem[1] == ResultCode.STALE:
+                self._recorder.unknown(op, "stale")
+            else:
+                raise Violation(f"a PREPARE was answered {result}", "unexpected-answer")
+            if crowd.rng.random() >= LEFT_OPEN or not tx.prepared:
+                left.append(tx)
+            elif not tx.decided:
+                crowd.ledger.enter(tx, Phase.ORPHANED)
+        crowd.desk.later(LOCAL_S * crowd.rng.random(), self._run_locally, left)
+
+    def _run_locally(self, left: Sequence[ClientTx]) -> None:
+        crowd = self._crowd
+        asked: list[tuple[ClientTx, str, int]] = []
+        for tx in left:
+            wanted = "COMMITTED" if tx.prepared and crowd.rng.random() < 0.75 else "ROLLBACK"
+            outcome = crowd.ledger.settle_locally(tx.app, tx.tx, wanted)
+            op = self._recorder.invoke("decide", app=tx.app, tx=tx.tx, outcome=outcome, by="producer")
+            tx.asked = True
+            if not tx.decided:
+                crowd.ledger.enter(tx, _PHASES[outcome])
+            asked.append((tx, outcome, op))
+        self._ask(asked)
+
+    def _ask(self, asked: Sequence[tuple[ClientTx, str, int]]) -> None:
+        if not asked:
+            self._crowd.busy -= 1
+            return
+        frames = [
+            (ops.commit if outcome == "COMMITTED" else ops.rollback)(tx.app, [tx.tx], ops.BY_PRODUCER)
+            for tx, outcome, _ in asked
+        ]
+        self._crowd.desk.call(b"".join(frames), lambda results: self._decided(asked, results), lambda: True)
+
+    def _decided(self, asked: Sequence[tuple[ClientTx, str, int]], results: list[Any]) -> None:
+        again = []
+        for (tx, outcome, op), result in zip(asked, results, strict=True):
+            code, info = result[1][0][1:] if result[0] == ResultCode.PARTIAL else (result[0], None)
+            if code == ResultCode.RETRY:
+                again.append((tx, outcome, op))
+                continue
+            self._crowd.ledger.leave(tx, *_PHASES.values(), Phase.COMMITTED, Phase.ROLLED_BACK)
+            if code in (ResultCode.OK, ResultCode.DUPLICATE, ResultCode.TX_CONFLICT):
+                tx.told = info if code == ResultCode.TX_CONFLICT else outcome
+                self._recorder.ok(op, outcome=tx.told)
+            elif code != ResultCode.UNKNOWN_TX or (tx.prepared and not self._crowd.forgets):
+                raise Violation(f"{tx.tx} was prepared, and its decision answered {result}", "prepared-lost")
+            elif tx.prepared:
+                self._recorder.unknown(op, "forgotten")
+            else:
+                self._recorder.fail(op, "the broker has never heard of it")
+        if again:
+            self._crowd.desk.later(0.03, self._ask, again)
+        else:
+            self._crowd.busy -= 1
+
+
+_PHASES = {"COMMITTED": Phase.COMMITTING, "ROLLBACK": Phase.ROLLING_BACK}
