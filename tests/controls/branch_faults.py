@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 
 from escrowmq.actors.producer.across_groups import StagedPrepare
 from escrowmq.replication.format import ops as build
 from escrowmq.replication.replica.branches import Branch, Branches, decision
+from escrowmq.replication.state import machine
 from escrowmq.replication.state.decided import Undone
+from escrowmq.replication.state.open_table import OpenTx
 from escrowmq.replication.state.transactions import BY_HOME, ROLLED_BACK
 from tests.controls.planting import plant
-from tests.controls.scenes import ALL_ACROSS, world
+from tests.controls.scenes import ALL_ACROSS, all_across, world
+from tests.sim.across import producers
+from tests.sim.across.workload import AcrossWorkload
 
 APART = ("torn-across", "branch-against-home")
 OPEN = ("orphan-branch", "unresolved")
 
 
-@plant("done-when-told", *APART, "lost-write", groups=2, start=1, chaos_s=10.0, conditions=world(ALL_ACROSS))
+@plant("done-when-told", *APART, "lost-write", groups=2, start=1, chaos_s=10.0, conditions=all_across)
 def done_when_told(patch: pytest.MonkeyPatch) -> None:
     """TX_DONE is written when a branch is told what home has decided, and not when it has done it."""
     push = Branches._push
@@ -31,10 +36,28 @@ def done_when_told(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Branches, "_push", early)
 
 
+@plant("home-prepared-last", *OPEN, *APART, groups=2, chaos_s=10.0, conditions=all_across)
+def home_prepared_last(patch: pytest.MonkeyPatch) -> None:
+    """Branches are prepared before home, so that one may be open of which home has never heard."""
+    made = StagedPrepare.__init__
+
+    def init(self: StagedPrepare, *args: Any) -> None:
+        made(self, *args)
+        at_home = [stage for stage in self._stages if stage[0][0] == self.home]
+        self._stages = [stage for stage in self._stages if stage[0][0] != self.home] + at_home
+
+    def take(self: StagedPrepare, block: Any, places: Sequence[int], refused: Any) -> None:
+        self._at_home.update(place for i, place in enumerate(places) if i not in refused)
+
+    patch.setattr(StagedPrepare, "__init__", init)
+    patch.setattr(StagedPrepare, "_take_home", take)  # home's index comes too late for the branches
+    patch.setattr(machine, "untracked_branch", lambda level, home_group, extra: None)  # so they have none
+
+
 @plant(
     *("decided-before-all-prepared", *APART, *OPEN, "lost-write", "torn"),
     groups=2,
-    conditions=world(ALL_ACROSS),
+    conditions=all_across,
 )
 def decided_before_all_prepared(patch: pytest.MonkeyPatch) -> None:
     """A producer takes a transaction for prepared once home is, and its branches are on their way."""
@@ -57,7 +80,7 @@ def decided_before_all_prepared(patch: pytest.MonkeyPatch) -> None:
     "lost-write",
     "invented-decision",
     groups=2,
-    conditions=world(ALL_ACROSS),
+    conditions=all_across,
 )
 def branch_decides_by_itself(patch: pytest.MonkeyPatch) -> None:
     """A branch that has been open for too long is rolled back by its own group, which asks nobody."""
@@ -71,3 +94,40 @@ def branch_decides_by_itself(patch: pytest.MonkeyPatch) -> None:
         self._write_decisions(home, frames)
 
     patch.setattr(Branches, "_ask", alone)
+
+
+def homes_of_one_index(patch: pytest.MonkeyPatch) -> None:
+    """Two processes give one id to different transactions, often, and begin when the logs of the two home
+    groups are equally long."""
+    world(ALL_ACROSS | {"fence": False, "act_every_s": 0.1, "late_copies": 0.0})(patch)
+    patch.setattr(producers, "SHARED", 0.3)
+    patch.setattr(producers, "BULK", 0.0)
+    patch.setattr(AcrossWorkload, "start_together", _when_equally_long)
+
+
+def _when_equally_long(
+    clients: AcrossWorkload, homes: Sequence[int], starts: Sequence[Callable[[], None]], tries: int = 100
+) -> None:
+    leaders = [clients._leader(gid) for gid in homes]
+    lengths = [leader.replica.journal.last_index for leader in leaders if leader is not None]
+    if tries == 0 or (len(lengths) == len(homes) and len(set(lengths)) == 1):
+        for start in starts:
+            start()
+        return
+    if len(lengths) == len(homes):
+        shorter = homes[lengths.index(min(lengths))]
+        filler = build.group_offsets("filler", "t", {0: 0})
+        clients.desks[shorter].call(filler, lambda results: None, lambda: True)
+    clients.later(0.02, _when_equally_long, clients, homes, starts, tries - 1)
+
+
+@plant(
+    *("home-group-not-in-identity", *APART, "lost-write", "torn"),
+    groups=3,
+    within=60,
+    chaos_s=10.0,
+    conditions=homes_of_one_index,
+)
+def home_group_not_in_identity(patch: pytest.MonkeyPatch) -> None:
+    """A transaction is its id and the index of home's record, whatever group's log that is an index of."""
+    patch.setattr(OpenTx, "is_under", lambda self, home_group, home_index: self.home_record == home_index)

@@ -23,7 +23,7 @@ FORGETFUL_OF_PRODUCERS: dict[str, Any] = FORGETFUL | {
     "tables": Settings(settled_generation=60, producers_generation=3, groups_kept=2)
 }
 #: Every transaction lies in several groups, and everything is remembered.
-ALL_ACROSS: dict[str, Any] = {"across": 1.0, "tables": None, "level_at_s": 0.1}
+ALL_ACROSS: dict[str, Any] = {"across": 1.0, "tables": None, "level_at_s": 0.1, "crowd": False}
 #: A check that finds no row says ROLLBACK and writes none.
 UNFENCED: dict[str, Any] = {"fence": False, "level_at_s": 0.1}
 
@@ -36,3 +36,6 @@ def world(wanted: dict[str, Any]) -> Install:
         patch.setattr(Scene, "of", lambda *args, **named: replace(drawn(*args, **named), **wanted))
 
     return install
+
+
+all_across = world(ALL_ACROSS)
