@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 import pytest
 
 from tests.sim.checks import Checker
-from tests.sim.faultplan import GROUP_WEIGHTS, WEIGHTS
+from tests.sim.faultplan import ADDED, GROUP_WEIGHTS, WEIGHTS
 
 Install = Callable[[pytest.MonkeyPatch], None]
 
@@ -120,8 +120,7 @@ def planted(fault: Planted | str | None) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Checker, "blind", fault.blind)
         for kind, weight in fault.often.items():
-            weights = WEIGHTS if kind in WEIGHTS else GROUP_WEIGHTS
-            assert kind in weights, kind
+            weights = next(table for table in (WEIGHTS, GROUP_WEIGHTS, ADDED) if kind in table)
             patch.setitem(weights, kind, weight)
         if fault.conditions is not None:
             fault.conditions(patch)

@@ -88,7 +88,7 @@ class Fault:
 def aimed_faults(seed: int, chaos_s: float, kinds: Collection[str]) -> list[Fault]:
     """For one group: as many as ever, of these kinds only."""
     rng, faults, at = random.Random(f"aimed-{seed}"), list[Fault](), FIRST_FAULT_S
-    weights = {kind: weight for kind, weight in WEIGHTS.items() if kind in kinds}
+    weights = {kind: weight for kind, weight in (WEIGHTS | ADDED).items() if kind in kinds}
     while weights and at < chaos_s:
         faults.append(Fault(len(faults), at, pick(rng, weights), rng.getrandbits(32)))
         at += rng.expovariate(1 / MEAN_PAUSE_S)
