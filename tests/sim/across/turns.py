@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from typing import Any
 
 from escrowmq.actors.client.config import ChannelConfig
+from escrowmq.actors.client.replica_calls import OnAnswer
 from escrowmq.actors.client.topology import ClusterInfo
 from escrowmq.actors.client.turns import Turns
 from escrowmq.actors.client.wakeup import Wakeup
@@ -29,13 +31,26 @@ class _Asking(Wakeup):
         self._ask()
 
 
+class _WhileAlive:
+    """Calls of one client: none leaves a process that has died in the middle of a turn."""
+
+    def __init__(self, turns: WorldTurns, wire: Wire) -> None:
+        self._turns, self._wire = turns, wire
+
+    def call(self, gid: int, rid: int, method: str, args: tuple[Any, ...], done: OnAnswer) -> None:
+        if not self._turns.dead:
+            self._wire.call(gid, rid, method, args, done)
+
+    def close(self) -> None: ...
+
+
 class WorldTurns(Turns):
     """One client's. ``dead``: its process is gone, and nothing of it happens any more."""
 
     def __init__(
         self, world: World, wire: Wire, info: ClusterInfo, config: ChannelConfig, rng: random.Random
     ) -> None:
-        super().__init__(info, config, wire, clock=lambda: world.now, rng=rng)
+        super().__init__(info, config, _WhileAlive(self, wire), clock=lambda: world.now, rng=rng)
         self._world, self.dead = world, False
         self._asked = False
         self._wake_at = float("inf")
