@@ -24,9 +24,9 @@ from tests.sim.world import Violation
 #: The app that has a transaction in every topic.
 APP = "many"
 TOPICS = 300
-SHARE = 0.1  # of schedules that have a crowd
-#: Of the moments of everybody's life in such a schedule; and how many transactions begin then.
-ACTS, COUNTS = 0.5, (10, 30, 60)
+SHARE = 0.04  # of schedules that have a crowd: they cost several times what others do
+#: From one round to the next, about; and how many transactions begin then.
+PAUSE_S, COUNTS = 0.2, (10, 30, 60)
 AT_ONCE = 15  # rounds that are under way
 CREATED_AT_ONCE = 50
 LEFT_OPEN = 0.05
@@ -58,6 +58,7 @@ class Crowd:
         self.heard_ms = -1
         self._add, self._number, self._gid = add, number, gid
         self._missing = 0
+        self._next_s = 0.0
         settings = topic_settings(1, transaction_timeout_ms=500)
         for at in range(0, TOPICS, CREATED_AT_ONCE):
             names = NAMES[at : at + CREATED_AT_ONCE]
@@ -71,9 +72,11 @@ class Crowd:
         self._missing -= len(results)
 
     def act(self) -> None:
-        """Begin some transactions, if there is room."""
-        if self._missing or self.busy >= AT_ONCE or self.desk.cluster.calm or self.rng.random() >= ACTS:
+        """Begin some transactions, if it is time and there is room."""
+        now_s = self.desk.world.elapsed_s
+        if self._missing or now_s < self._next_s or self.busy >= AT_ONCE or self.desk.cluster.calm:
             return
+        self._next_s = now_s + self.rng.expovariate(1 / PAUSE_S)
         count = min(self.rng.choice(COUNTS), len(self.places))
         once = self.rng.random() < 0.5
         begun: list[tuple[ClientTx, bytes]] = []

@@ -28,18 +28,16 @@ def of_the_crowd(ledger: Ledger) -> Counter[str]:
 
 @pytest.mark.timeout(900)
 def test_one_group() -> None:
-    seen = Counter[str]()
-    for seed in range(3):
-        workload = BrokerWorkload()
-        Simulation(seed, Plan.of(seed), workload=workload).run()
-        assert workload.ledger is not None and workload.report is not None and workload.report.ok
-        seen |= of_the_crowd(workload.ledger)
+    workload = BrokerWorkload()
+    Simulation(1, Plan.of(1), workload=workload).run()
+    assert workload.ledger is not None and workload.report is not None and workload.report.ok
+    seen = of_the_crowd(workload.ledger)
     assert seen["topics"] > 0.5 * crowd.TOPICS and seen["once"] > 200, seen
 
 
 @pytest.mark.timeout(900)
 def test_several_groups() -> None:
-    simulation = ManyGroups(4, Scene.of(4, 2))
+    simulation = ManyGroups(4, Scene.of(4, 2), chaos_s=6.0)
     simulation.run()
     seen = of_the_crowd(simulation.workload.ledger)
     assert seen["topics"] > 0.2 * crowd.TOPICS and seen["once"] > 100, seen
