@@ -149,7 +149,8 @@ class BrokerWorkload(Acting):
     def _run_twice(self, producer: Producer, batch: Sequence[ClientTx]) -> None:
         """Another live process of the app runs one at the same time, under its id."""
         others = [p for p in self._working if p.alive and p is not producer and p.app == producer.app]
-        tx = next((tx for tx in batch if tx.content is not None), None)
+        # Not of one that was prepared in version 1: its copies are refused once another one owns it.
+        tx = next((tx for tx in batch if tx.content is not None and tx.owned), None)
         if tx is not None and others:
             tx.fenced = True  # by who is the owner, nobody knows how the other one's stands
             self.desk.later(self._levels.choice(TWICE_S), self._levels.choice(others).take_up, tx)
