@@ -19,7 +19,7 @@ from tests.sim.across.wire import Wire
 GO_ON = (ResultCode.OK, ResultCode.DUPLICATE, ResultCode.STALE, ResultCode.OUT_OF_SEQUENCE)
 
 LOOK_EVERY_S = 0.01
-SCENE = {"delivery_timeout_s": 0.3, "late_copies": 0.5, "act_every_s": 0.02, "tables": None}
+SCENE = {"delivery_timeout_s": 0.3, "late_copies": 0.5, "act_every_s": 0.02, "tables": None, "crowd": False}
 
 
 def impatient(patch: pytest.MonkeyPatch) -> None:
@@ -39,6 +39,7 @@ def impatient(patch: pytest.MonkeyPatch) -> None:
 @plant(
     *("refused-number-used-again", "lost-write", "wrong-place"),
     groups=2,
+    start=3,
     often={"disk-full": 60, "group-cut": 40, "hand-over": 40},
     conditions=impatient,
 )

@@ -107,7 +107,7 @@ def _deposed(part: Part) -> int | None:
     *("lost-write", "unresolved"),  # a branch that is gone keeps a check from committing
     groups=3,
     chaos_s=10.0,
-    start=6,
+    start=9,
     often={"partition": 80},
     conditions=left_to_the_groups,
 )
@@ -160,7 +160,7 @@ def home_forgets_too_early(patch: pytest.MonkeyPatch) -> None:
 def late_branches_open(patch: pytest.MonkeyPatch) -> None:
     """All groups but one forget ids all the time, each PREPARE of a branch comes again seconds later, and is
     opened then: it is left to home's answer what becomes of it."""
-    world(FORGETFUL | {"across": 1.0, "late_copies": 1.0})(patch)
+    world(FORGETFUL | {"across": 1.0, "late_copies": 1.0, "crowd": False})(patch)
     patch.setattr(wire, "COPY_LATER_S", (1.5, 3.0))
     patch.setattr(wire, "_may_repeat", _prepares_a_branch)
     patch.setattr(Scene, "tables_of", lambda scene, gid: scene.tables if gid else Settings())
@@ -181,6 +181,7 @@ def _prepares_a_branch(request: bytes) -> bool:
 @plant(
     *("followed-after-done", "committed-twice", "duplicate"),
     groups=2,
+    start=2,
     conditions=late_branches_open,
 )
 def followed_after_done(patch: pytest.MonkeyPatch) -> None:
