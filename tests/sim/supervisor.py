@@ -134,7 +134,7 @@ class Supervisor:
         sim.world.later(ANNOUNCE_EVERY_S, self._announce)
         for one in sim.replicas:
             opening = not one.up and one.wants_copy == DAMAGED
-            if one.own.number and one.learner and (one.up or opening) and self._goes_on(one):
+            if one.own.number and (one.up or opening) and self._goes_on(one):
                 for peer in sim.replicas:
                     if peer.up and self._goes_on(peer) and sim.network.reaches(one.address, peer.address):
                         peer.guarded(partial(_note, peer, one))
