@@ -72,6 +72,20 @@ class RowBlock(NamedTuple):
     rows: memoryview
 
 
+class _KnownMembers:
+    """Replicas that may be asked, by the newest that was told of them. Apart from the reader: whoever picks
+    one of them must not keep the reader, and what it has read, alive."""
+
+    __slots__ = ("asked", "epoch", "ids")
+
+    def __init__(self, replicas: int) -> None:
+        self.ids, self.epoch, self.asked = tuple(range(replicas)), 0, 0
+
+    def told(self, answer: Any, error: BaseException | None) -> None:
+        if error is None and isinstance(answer, MembersReport) and answer.version > self.epoch:
+            self.ids, self.epoch = answer.all, answer.version
+
+
 class PartitionReader(Closing):
     """Gives the ``RowBlock``s of ``[start, end)``, or its ``stretches``. One pass, one thread; ``close`` it.
 
@@ -110,8 +124,8 @@ class PartitionReader(Closing):
         # By chance, to spread the load; at the leader, which has the writes to do, only in the end.
         self._rng = random.Random()
         first = self._rng.randrange(max(1, info.replicas - (leader is not None)))
-        self._members, self._epoch, self._asked_who = tuple(range(info.replicas)), 0, 0
-        self._choice = ReplicaChoice(info.replicas, first, leader, members=lambda gid: self._members)
+        self._members = members = _KnownMembers(info.replicas)
+        self._choice = ReplicaChoice(info.replicas, first, leader, members=lambda gid: members.ids)
         self._turn = self._token = self._silences = 0
         self._inbox: queue.SimpleQueue[tuple[int, Any, BaseException | None]] = queue.SimpleQueue()
         self._ahead = ReadAhead(end, in_flight)
@@ -234,17 +248,13 @@ class PartitionReader(Closing):
     def _ask_for_members(self, now: float) -> None:
         """One is gone, or silent: the group may have others by now. The supervisor knows where they are, and
         in its absence those who are left; what they say counts from the next turn on."""
-        self._asked_who += 1
-
-        def told(answer: Any, error: BaseException | None) -> None:
-            if error is None and isinstance(answer, MembersReport) and answer.version > self._epoch:
-                self._members, self._epoch = answer.all, answer.version
-
-        if self._asked_who % 2:
-            self._calls.call(self._gid, SUPERVISOR_RID, "members_of", (self._gid,), told)
+        members = self._members
+        members.asked += 1
+        if members.asked % 2:
+            self._calls.call(self._gid, SUPERVISOR_RID, "members_of", (self._gid,), members.told)
         else:
             rid = self._choice.pick(self._gid, self._turn + 1, now)
-            self._calls.call(self._gid, rid, "members", (), told)
+            self._calls.call(self._gid, rid, "members", (), members.told)
 
     def _next_answer(self, asked: Piece) -> FetchAnswer:
         """To the question that is read now, when all that has come is in its place."""

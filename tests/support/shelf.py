@@ -12,7 +12,7 @@ from typing import Any
 from escrowmq.actors.client.replica_calls import OnAnswer
 from escrowmq.actors.client.topology import ClusterInfo
 from escrowmq.actors.consumer.reader import PartitionReader
-from escrowmq.replication.calling.answers import FetchEnds
+from escrowmq.replication.calling.answers import FetchEnds, MembersReport
 from escrowmq.replication.format.codec import decode_rows, encode_row
 from escrowmq.replication.model import ResultCode
 
@@ -108,6 +108,9 @@ class World:
         elif method == "fetch":
             ((_, _, offset, until),), max_bytes, _ = args
             done([self.shelf.fetch(rid, offset, until, max_bytes)], None)
+        elif method.startswith("members"):
+            replicas = list(range(len(self.shelf.runs)))
+            done(MembersReport(version=1, voters=replicas, highest=replicas[-1]), None)
         else:
             done(FetchEnds(0, self.tell(self.shelf.told(rid, *args[2:]))), None)
 
