@@ -80,6 +80,7 @@ def decided_before_all_prepared(patch: pytest.MonkeyPatch) -> None:
     "lost-write",
     "invented-decision",
     groups=2,
+    start=4,
     conditions=all_across,
 )
 def branch_decides_by_itself(patch: pytest.MonkeyPatch) -> None:

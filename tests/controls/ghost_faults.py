@@ -90,7 +90,7 @@ def mark_after_the_link(patch: pytest.MonkeyPatch) -> None:
     *LOST,
     workload="raw",
     within=60,
-    start=6,
+    start=70,
     passing_over=(
         "stuck-learner",
     ),  # it waits for a process that never speaks to it; true, and not the point
@@ -147,7 +147,7 @@ def ghosts_amid_changes(patch: pytest.MonkeyPatch) -> None:
     *LOST,
     workload="raw",
     within=40,
-    start=4,
+    start=115,
     passing_over=("stuck-learner",),
     chaos_s=8.0,
     conditions=ghosts_amid_changes,

@@ -7,7 +7,7 @@
   and the state after it has one hash.
 * A leader commits only up to an entry of its own term (Raft, section 5.4.2), and what it takes a follower
   to hold, that follower's disk holds.
-* What is acknowledged is durable on a majority of the leader's voters at that moment.
+* What is acknowledged is durable on a majority of the voters by whom its leader had it committed.
 * A voter that came holds, when it begins to count, all that the leader had when it was told to come.
 * A replica's commit index never falls, and what it applied its own disk holds.
 * A replica that knows of a damaged entry which it is still to apply does not stand for election.
@@ -65,6 +65,8 @@ class Checker:
         #: (leader, peer) -> what was last found true: match, the leader's term, the peer's process and log
         self._matched: dict[tuple[str, str], tuple[int, int, int, int]] = {}
         self._members: dict[str, Members] = {}  # of each leader, at its last step
+        #: Of each leader: configurations before its present one, and what was committed when they ended.
+        self._ended: dict[str, list[tuple[int, Members]]] = {}
         self._seen: dict[str, tuple[int, int, int]] = {}  # replica -> incarnation, term led, commit index
         self._unfit: dict[str, int] = {}  # replica -> its process that cannot apply its log
 
@@ -93,7 +95,7 @@ class Checker:
     def acknowledge(self, replicas: Iterable[Observed], index: int, term: int) -> None:
         if self.acknowledged.setdefault(index, term) != term:
             self._broken("acknowledged-twice", f"two different entries were acknowledged at {index}")
-        voters = self._voters(term)
+        voters = self._voters(index, term)
         # Of one that is down, or whose disk was lost after it acknowledged, nothing can be said here.
         holders = sum(
             not r.up or r.learner or _holds_durably(r.journal, index, term)
@@ -105,10 +107,18 @@ class Checker:
                 "early-ack", f"entry {index} was acknowledged while only {holders} replicas hold it durably"
             )
 
-    def _voters(self, term: int) -> tuple[str, ...]:
-        """Who counts for the leader of ``term``, as its log says; of a term that nobody led, of the last."""
+    def _voters(self, index: int, term: int) -> tuple[str, ...]:
+        """Who counted when the leader of ``term`` had the entry committed, as its log said: an entry may be
+        applied, and acknowledged, when the next configuration is in the log already. Of a term that nobody
+        led, the last leader's."""
         leader = self._leading_terms.get(term) or self._leading_terms[max(self._leading_terms)]
         members: Members = leader.node.members
+        if leader.name not in self._members:
+            return members.voters
+        last = self._seen[leader.name][2], self._members[leader.name]
+        for committed, then in (*self._ended[leader.name], last):
+            if index <= committed:
+                return then.voters
         return members.voters
 
     def look(self, replica: Observed) -> None:
@@ -212,6 +222,7 @@ class Checker:
         """A leader's configuration is another one than at its last step."""
         members, history = replica.node.members, replica.journal.members
         before, self._members[replica.name] = self._members[replica.name], members
+        self._ended[replica.name].append((self._seen[replica.name][2], before))
         for name in set(members.voters) - set(before.voters):
             other, since = self._replicas.get(name), _learner_since(history, name)
             term = replica.journal.term_at(since)
@@ -229,7 +240,7 @@ class Checker:
         if self._leaders.setdefault(term, replica.name) != replica.name:
             self._broken("two-leaders", f"{self._leaders[term]} and {replica.name} both lead term {term}")
         self._leading_terms[term] = replica
-        self._members[replica.name] = replica.node.members
+        self._members[replica.name], self._ended[replica.name] = replica.node.members, []
         voters, given = replica.node.members.voters, self._votes.get(term, {})
         votes = sum(
             candidate == replica.name for name, candidate in given.items() if name.rstrip("~") in voters

@@ -432,6 +432,8 @@ class SimReplica:
 
     def note_mended(self) -> None:
         """At the end of a process, or of the schedule: what its journal counted."""
+        if not hasattr(self, "journal"):  # the disk of one that came was at fault when it first started
+            return
         holes = self.journal.holes
         self._sim.damage_found += holes.found
         self._sim.mended += holes.mended

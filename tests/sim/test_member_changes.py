@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.controls.member_faults import many_changes
-from tests.sim.faultplan import CHANGE, draw_faults
+from tests.sim.faultplan import CHANGE, WEIGHTS, draw_faults
 from tests.sim.schedules import run_seed
 from tests.sim.simulation import Plan, Simulation
 
@@ -33,6 +33,17 @@ def test_a_voter_without_others_commits_only_what_its_disk_has(
     """Else learners apply, told by it that they are committed, entries that are gone when it dies."""
     many_changes(monkeypatch)
     _, broken = run_seed(seed, chaos_s=6.0)
+    assert broken is None, broken
+
+
+def test_an_entry_is_judged_by_those_who_counted_when_it_was_committed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Here a voter is removed between the commit of an entry and its acknowledgement."""
+    many_changes(monkeypatch)
+    for kind in ("kill", "power-cut"):
+        monkeypatch.setitem(WEIGHTS, kind, 60)
+    _, broken = run_seed(1001, chaos_s=6.0)
     assert broken is None, broken
 
 
