@@ -43,7 +43,7 @@ test: $(STAMP) ## everything: lint, types, layers, then the fast tests, then rea
 	$(BIN)/python -m pytest -m "not ray and not spark and not slow and not long" -n $(FAST_JOBS) $(IN_ORDER) --durations=30
 	$(BIN)/python -m pytest -m "(ray or spark or slow) and not long" -n $(JOBS) $(IN_ORDER) --durations=60
 
-test-long: $(STAMP) ## what make test leaves out: Spark under the other ways to a session, its examples, overload, a lost head (half an hour)
+test-long: $(STAMP) ## what make test leaves out: Spark under the other ways to a session, its examples, sessions that are killed, a ghost's node, overload, a lost head (40 minutes)
 	$(BIN)/python -m pytest -m long --durations=20
 
 lint: $(STAMP) ## ruff, mypy --strict, and the direction of imports

@@ -40,6 +40,7 @@ def test_consumer_group_counts_every_message_once_over_a_change_of_members(
     assert totals == {f"customer-{c}": sum(range(c, 200, 4)) for c in range(4)}
 
 
+@pytest.mark.long
 @pytest.mark.spark
 @pytest.mark.slow
 @pytest.mark.timeout(240)

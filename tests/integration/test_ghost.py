@@ -7,6 +7,7 @@ import pytest
 from tests.integration.stories import told
 
 
+@pytest.mark.long
 @pytest.mark.ray
 @pytest.mark.slow
 @pytest.mark.timeout(300)

@@ -101,6 +101,7 @@ def executor_pid(spark: SparkSession) -> int:
 # First those that start sessions of their own: a process has one at a time.
 
 
+@pytest.mark.long
 def test_a_session_that_was_stopped_by_spark_s_own_means_makes_room_for_the_next(cluster: Cluster) -> None:
     spark_session("first", mode="local", quick_start=True, configs={"spark.driver.memory": "600m"}).stop()
     spark = escrowmq.spark_session("second", mode="local", quick_start=True, memory="700m")
@@ -137,6 +138,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
+@pytest.mark.long
 def test_nothing_outlives_a_driver_that_is_killed(cluster: Cluster) -> None:
     before = free_cpus()
     command = [sys.executable, "-c", ORPHANS, cluster.address]
@@ -182,6 +184,7 @@ def test_a_session_reads_what_is_committed(session: SparkSession, numbers: str) 
     assert total(session, numbers) == sum(range(MESSAGES))
 
 
+@pytest.mark.long
 def test_a_killed_executor_is_replaced_and_the_job_ends_well(session: SparkSession, numbers: str) -> None:
     if session.sparkContext.master.startswith("local"):
         assert executor_pid(session) in java_children(), "threads of the driver's own JVM, nothing to replace"
