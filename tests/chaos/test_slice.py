@@ -1,8 +1,9 @@
 """A slice of ``make chaos`` for every run of the tests: each kind of fault on processes once, and, if there
-are machines, one round with a cut-off leader whose successor is killed and a restart on a full disk.
+are machines, one round with a cut-off leader whose successor is killed and a restart on a full disk. Only the
+restart of all brokers, one after the other, takes so long that ``make test-long`` has it.
 
-The two together take less than three minutes on an idle machine. How long they took, and how busy the machine
-was, is told; they fail if it was idle and they took longer.
+The two rounds together take less than three minutes on an idle machine. How long they took, and how busy the
+machine was, is told; they fail if it was idle and they took longer.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(500)]
 
 #: Every kind on processes. Each round's seed is one with short pauses, two broker groups, a slow database
 #: without a fence, and the second fault below.
-ON_PROCESSES = tuple(kind for kind in Kind if not KINDS[kind].machines)
+#: A restart of all brokers, one after the other, takes half a minute, and has a round of its own.
+ON_PROCESSES = tuple(kind for kind in Kind if not KINDS[kind].machines and kind is not Kind.ROLLING_RESTART)
 PROCESSES_SEED, PROCESSES_ROUND = 342, 2
 ON_MACHINES = (Kind.LEADER_CUT, Kind.DISK_FULL_RESTART, Kind.LEADER_KILL)
 MACHINES_SEED, MACHINES_ROUND = 5645, 1
@@ -82,6 +84,12 @@ def test_promises_hold_while_processes_are_killed_stopped_and_restarted() -> Non
     assert figures["messages of 30 KB and more"] > 0 and figures["transactions"] > 100
     assert operations["decide"]["ok"] > 100 and operations["send"]["ok"] > 100
     assert operations["offset-commit"]["ok"] > 10
+
+
+@pytest.mark.long
+def test_promises_hold_while_all_brokers_are_restarted_one_after_the_other() -> None:
+    results = ran(PROCESSES_SEED, PROCESSES_ROUND, (Kind.ROLLING_RESTART,), producers=2).results
+    assert results.operations()["decide"]["ok"] > 100
 
 
 def test_promises_hold_on_machines_that_are_cut_off_and_whose_disks_are_full() -> None:

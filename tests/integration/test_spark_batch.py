@@ -204,6 +204,7 @@ stop_session(spark)
 """
 
 
+@pytest.mark.long
 def test_local_spark_reads_too(cluster: Cluster, unique: Name) -> None:
     topic = unique("local")
     cluster.admin.create_topic(topic, partitions=1)
@@ -234,6 +235,7 @@ except JavaNotFound as error:
 """
 
 
+@pytest.mark.long
 def test_a_ray_without_java_is_told_at_once_and_not_waited_for() -> None:
     with tempfile.TemporaryDirectory(prefix="emq-", dir="/tmp") as directory:
         command = [sys.executable, "-c", WITHOUT_JAVA, directory]
