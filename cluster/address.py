@@ -14,7 +14,7 @@ import socket
 
 import ray
 
-from escrowmq.cluster.embedded_ray import quiet_ray
+from escrowmq.cluster.embedded_ray import as_guest
 from escrowmq.cluster.head import HOW_TO
 from escrowmq.replication.errors import ClusterNotFound, ConfigError, NotAuthorized
 
@@ -126,7 +126,7 @@ def join_ray(address: str, namespace: str, *, leave_other: bool = False) -> bool
         ray.shutdown()
     try:
         _check_token(address)
-        with quiet_ray():
+        with as_guest():
             # Logging and output belong to the application.
             ray.init(
                 address=address,
@@ -156,7 +156,7 @@ def _check_token(address: str) -> None:
     from ray._raylet import GcsClient  # type: ignore[attr-defined]
 
     if same_address(address, f"127.0.0.1:{parse_address(address)[1]}"):
-        with quiet_ray():
+        with as_guest():
             authentication_token_setup.maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
     GcsClient(address=address)
 

@@ -11,7 +11,7 @@ from escrowmq.actors.client.head_patience import reconnect_s
 from escrowmq.cluster.address import AUTO, check_reachable, find_address, join_ray
 from escrowmq.cluster.config import Config, load_config
 from escrowmq.cluster.discovery import discover
-from escrowmq.cluster.embedded_ray import quiet_ray
+from escrowmq.cluster.embedded_ray import as_guest
 from escrowmq.cluster.handle import Cluster
 from escrowmq.cluster.head_watch import HeadWatch
 from escrowmq.replication.errors import ClusterNotFound
@@ -44,7 +44,7 @@ def connect(
     def disconnect() -> None:
         watch.close()
         if joined and ray.is_initialized():
-            with quiet_ray():
+            with as_guest():
                 ray.shutdown()
 
     try:

@@ -9,6 +9,8 @@ test compares the two. Nothing here may print: an embedded broker is a guest in 
 from __future__ import annotations
 
 import logging
+import signal
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -16,6 +18,9 @@ from typing import Any
 import ray
 
 from escrowmq.cluster.settings import RaySettings
+
+#: What an application handles to end in its own way.
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 def system_config(settings: RaySettings) -> dict[str, Any]:
@@ -43,7 +48,7 @@ def start_ray(settings: RaySettings, namespace: str) -> str:
         options["_temp_dir"] = str(settings.temp_dir)
     if settings.object_store_bytes is not None:
         options["object_store_memory"] = settings.object_store_bytes
-    with quiet_ray():
+    with as_guest():
         ray.init(
             address="local",
             namespace=namespace,
@@ -59,12 +64,24 @@ def start_ray(settings: RaySettings, namespace: str) -> str:
 
 
 @contextmanager
-def quiet_ray() -> Iterator[None]:
-    """Ray announces its token authentication and its addresses by warnings; errors still pass."""
+def as_guest() -> Iterator[None]:
+    """Within this, Ray neither speaks nor stays where it was not asked to.
+
+    It announces its token authentication and its addresses by warnings; errors still pass. And ``ray.init``
+    takes SIGTERM for itself, with a handler that raises SystemExit in the middle of whatever runs: a web
+    server would never come to its own shutdown. The application's handlers are put back, an event loop's
+    too (asyncio and uvloop stand behind an ordinary one). A handler that was set from C code cannot be.
+    """
     logger = logging.getLogger("ray")
     level = logger.level
+    # Python sets handlers in the main thread only, and so does Ray.
+    main = threading.current_thread() is threading.main_thread()
+    handlers = {number: signal.getsignal(number) for number in _SIGNALS} if main else {}
     logger.setLevel(logging.ERROR)
     try:
         yield
     finally:
         logger.setLevel(level)
+        for number, handler in handlers.items():
+            if handler is not None and signal.getsignal(number) is not handler:
+                signal.signal(number, handler)

@@ -18,7 +18,7 @@ import ray
 
 from escrowmq.cluster.address import current_address
 from escrowmq.cluster.config import Config, load_config, override
-from escrowmq.cluster.embedded_ray import quiet_ray, start_ray
+from escrowmq.cluster.embedded_ray import as_guest, start_ray
 from escrowmq.cluster.handle import Cluster, LocalCluster
 from escrowmq.cluster.launch import launch, stop_cluster
 from escrowmq.cluster.secret import given_secret
@@ -65,7 +65,7 @@ def start_local(
 
     def clean_up() -> None:
         if ours:
-            with quiet_ray():
+            with as_guest():
                 ray.shutdown()
         if temporary is not None:
             shutil.rmtree(temporary, ignore_errors=True)

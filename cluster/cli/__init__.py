@@ -6,9 +6,18 @@ something the user can mend, and never take a secret as an argument.
 
 from __future__ import annotations
 
+import signal
+import sys
+from types import FrameType
+
 
 def main() -> None:
-    """Entry point of the console script."""
+    """Entry point of the console script. SIGTERM ends a command as Ctrl-C does."""
     from escrowmq.cluster.cli.app import app
 
+    signal.signal(signal.SIGTERM, _ended)
     app()
+
+
+def _ended(number: int, frame: FrameType | None) -> None:
+    sys.exit(128 + number)

@@ -16,12 +16,13 @@ def test_the_shared_ray_has_eight_logical_cpus(ray_local: str) -> None:
     assert ray.get_runtime_context().gcs_address == ray_local
 
 
-def test_an_embedded_ray_says_nothing() -> None:
+def test_an_embedded_ray_says_nothing_and_takes_no_signal() -> None:
     program = (
-        "import ray\n"
+        "import ray, signal\n"
         "from escrowmq.cluster.embedded_ray import start_ray\n"
         "from escrowmq.cluster.settings import RaySettings\n"
         "start_ray(RaySettings(), 'quiet')\n"
+        "assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL\n"
         "ray.shutdown()\n"
     )
     done = subprocess.run(
