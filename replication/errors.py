@@ -45,6 +45,13 @@ class Overloaded(_Retryable):
     """A bounded queue is full. Nothing was done; come back after ``retry_after_s``."""
 
 
+class DiskFull(_Retryable):
+    """The replica cannot write, or hardly can: it refuses new work until there is room. Nothing was done."""
+
+    def __init__(self, message: str, retry_after_s: float = 1.0) -> None:
+        super().__init__(message, retry_after_s)
+
+
 class UnknownTopic(EscrowMQError):
     """The topic, or the partition of it, does not exist."""
 
@@ -208,10 +215,6 @@ class ReadFailed(DiskFailed):
 
 class OffsetGone(EscrowMQError, LookupError):
     """The log entry is not held here: retention dropped it, or it was never written. Read on later."""
-
-
-class DiskFull(EscrowMQError):
-    """The replica cannot write; it refuses new work until there is room."""
 
 
 class Superseded(EscrowMQError):

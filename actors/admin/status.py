@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from typing import Any
@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from escrowmq.actors.admin.types import ClusterStatus, FeedbackStatus, GroupStatus, ReplicaStatus
+from escrowmq.actors.admin.wellness import problems_of, unheard_by
 from escrowmq.actors.client.feedback_processes import FeedbackProcesses, ShardReports
 from escrowmq.actors.client.router import Router
 from escrowmq.replication.calling.answers import AcrossReport, ReplicaReport
@@ -83,7 +84,7 @@ def _answer(future: Future[Any], deadline: float) -> ReplicaReport | None:
         return None
 
 
-def _replica(gid: int, rid: int, answer: ReplicaReport | None) -> ReplicaStatus:
+def _replica(gid: int, rid: int, answer: ReplicaReport | None, unheard: Collection[str]) -> ReplicaStatus:
     report = answer or ReplicaReport(gid=gid, rid=rid, role="unreachable")
     return ReplicaStatus(
         gid,
@@ -99,19 +100,21 @@ def _replica(gid: int, rid: int, answer: ReplicaReport | None) -> ReplicaStatus:
         report.durable_index,
         report.open_transactions,
         {} if answer is None else msgspec.to_builtins(answer),
+        problems_of(answer, unheard),
     )
 
 
 def _group(gid: int, reports: Mapping[int, ReplicaReport | None]) -> GroupStatus:
-    replicas = tuple(_replica(gid, rid, report) for rid, report in reports.items())
     # A deposed leader that nobody has told yet may still call itself one: the highest term counts.
-    leaders = [replica for replica in replicas if replica.role == "leader"]
-    newest = max(leaders, key=lambda replica: replica.term, default=None)
-    told = newest or max(replicas, key=lambda replica: replica.applied_index)
-    own = reports[told.replica]
+    leaders = [report for report in reports.values() if report is not None and report.role == "leader"]
+    newest = max(leaders, key=lambda report: report.term, default=None)
+    unheard = unheard_by(newest)
+    replicas = tuple(_replica(gid, rid, report, unheard) for rid, report in reports.items())
+    furthest = max(replicas, key=lambda replica: replica.applied_index)
+    own = newest or reports[furthest.replica]
     return GroupStatus(
         gid,
-        None if newest is None else newest.replica,
+        None if newest is None else newest.rid,
         max((replica.term for replica in replicas), default=0),
         replicas,
         0 if own is None else own.level,

@@ -142,7 +142,8 @@ class ReplicaShift:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaStatus:
-    """One replica. Not ``reachable``: it gave no answer in time, and all else is unknown."""
+    """One replica. Not ``reachable``: it gave no answer in time, and all else is unknown. ``problems``: why
+    it is not well, in words."""
 
     group: int
     replica: int
@@ -157,6 +158,7 @@ class ReplicaStatus:
     durable_index: int
     open_transactions: int
     details: Mapping[str, Any]
+    problems: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,8 +180,14 @@ class GroupStatus:
 
     @property
     def healthy(self) -> bool:
-        """A leader, and every replica answers."""
-        return self.leader is not None and all(replica.reachable for replica in self.replicas)
+        """A leader, and every replica is well."""
+        return not self.problems
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """Why it is not well, in words: of the group, and of each replica."""
+        nobody = ("nobody leads",) if self.leader is None else ()
+        return nobody + tuple(f"replica {r.replica}: {text}" for r in self.replicas for text in r.problems)
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,4 +210,9 @@ class ClusterStatus:
     @property
     def healthy(self) -> bool:
         """Every group is."""
-        return all(group.healthy for group in self.groups)
+        return not self.problems
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """Why it is not well, in words."""
+        return tuple(f"group {group.group}: {text}" for group in self.groups for text in group.problems)

@@ -54,7 +54,8 @@ class Failure:
         if kind is FailureKind.OVERLOADED:
             return Overloaded(detail or "the broker's queue is full", self.retry_after_s)
         if kind is FailureKind.DISK_FULL:
-            return DiskFull(detail or "the broker's disk is full; free space on its node, then retry")
+            text = "the broker's disk is full; free space on its node, 'escrowmq status' tells where"
+            return DiskFull(detail or text, self.retry_after_s)
         if kind is FailureKind.MALFORMED:
             return InvalidMessage(f"the broker refused the request: {detail}")
         if kind is FailureKind.UNSUPPORTED:

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.filesize import decimal
 
 from escrowmq.cluster.cli.failing import FAILED
 from escrowmq.cluster.cli.options import ConnectionOptions, Format, Shown, with_connection
 from escrowmq.cluster.cli.output import console, duration, note, plain, show_json, show_pairs, show_rows
 
 if TYPE_CHECKING:
-    from escrowmq.actors.admin.types import ClusterStatus, FeedbackStatus, GroupStatus
+    from escrowmq.actors.admin.types import ClusterStatus, FeedbackStatus, GroupStatus, ReplicaStatus
 
 NO_FEEDBACK = "no feedback process: no producer that answers checks has run yet"
 
@@ -102,16 +103,18 @@ def status(connection: ConnectionOptions, shown: Shown = Format.table) -> None:
         where = cluster.address
     if shown is Format.json:
         told = {**health, "away": away, "head_in_words": head}
-        show_json({**plain(found), "healthy": found.healthy, "address": where, "supervisor": told})
+        said = {"healthy": found.healthy, "problems": list(found.problems), "address": where}
+        show_json({**plain(found), **said, "supervisor": told})
     else:
         pairs: dict[str, Any] = {"cluster_id": found.cluster_id, "address": where}
         pairs |= {"namespace": cluster.info.namespace}
         pairs |= {"healthy": found.healthy, "nodes": len(health["nodes"])}
+        pairs |= {"problems": "\n".join(found.problems)} if found.problems else {}
         pairs |= {"head": head} if head else {}
         show_pairs(shown, found, pairs | ({"supervisor": away} if away else {}))
         seats = {(r["group"], r["replica"]): r for r in health["replicas"]}
         rows = [
-            _replica(replica, seats.get((replica.group, replica.replica), {}))
+            replica_row(replica, seats.get((replica.group, replica.replica), {}))
             for group in found.groups
             for replica in group.replicas
         ]
@@ -175,8 +178,10 @@ def _age(since_ms: int) -> str | None:
     return duration(max(time.time() * 1000 - since_ms, 0)) if since_ms else None
 
 
-def _replica(replica: Any, seat: dict[str, Any]) -> dict[str, Any]:
+def replica_row(replica: ReplicaStatus, seat: dict[str, Any]) -> dict[str, Any]:
+    """A line for a replica; ``seat``: what the supervisor knows of it."""
     failure, scrub = seat.get("failure"), replica.details.get("scrub") or {}
+    problems = [*replica.problems, *([failure["text"]] if failure else [])]
     return {
         "group": replica.group,
         "replica": replica.replica,
@@ -188,10 +193,11 @@ def _replica(replica: Any, seat: dict[str, Any]) -> dict[str, Any]:
         "applied": replica.applied_index,
         "durable": replica.durable_index,
         "open_transactions": replica.open_transactions,
+        "free_disk": decimal(replica.details["free_bytes"]) if replica.details.get("free_bytes") else None,
         "damaged": scrub.get("damaged"),
         "mended": scrub.get("mended"),
         "scrubbed": _days_ago(scrub.get("done_ms")),
-        "problem": failure["text"] if failure else None,
+        "problem": "; ".join(problems) or None,
     }
 
 

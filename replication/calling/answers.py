@@ -335,7 +335,8 @@ class ReplicaReport(Carried, frozen=True, kw_only=True):
     why the last attempt to start it failed. ``recovered_index``: what its snapshot held when it started.
     ``waiting``: requests that are in no log entry yet. ``learner``: it has lost its log and neither votes nor
     counts for a majority yet. ``superseded_by``: the incarnation that took its place; it never runs again.
-    ``level``: the format level that its state has reached, 0 where nothing runs. ``scrub``, ``across``,
+    ``level``: the format level that its state has reached, 0 where nothing runs. ``disk_full``: it takes
+    no new work, because it found no room, or less than ``reserve_bytes`` are free. ``scrub``, ``across``,
     ``given_ids`` and ``members``: None where nothing runs.
     """
 
@@ -362,6 +363,7 @@ class ReplicaReport(Carried, frozen=True, kw_only=True):
     address: str = ""
     disk_full: bool = False
     free_bytes: int = 0
+    reserve_bytes: int = 0
     peers: Sequence[PeerReport] = ()
     learner: bool = False
     incarnation: int = 0

@@ -123,7 +123,8 @@ class Inspection:
 
         def read() -> ReplicaReport:
             node, state, journal = running.node, self._state, running.journal
-            leader = node.leader_id
+            leader, free = node.leader_id, running.disk.free_bytes()
+            reserve = running.setup.config.disk_reserve_bytes
             return ReplicaReport(
                 gid=running.gid,
                 rid=running.rid,
@@ -143,8 +144,9 @@ class Inspection:
                 snapshots=list(running.checkpoints.indexes),
                 waiting=running.replica.admission.waiting(),
                 address="{}:{}".format(*running.address),
-                disk_full=running.driver.disk_full,
-                free_bytes=running.disk.free_bytes(),
+                disk_full=running.driver.disk_full or free < reserve,
+                free_bytes=free,
+                reserve_bytes=reserve,
                 peers=[PeerReport(p.peer, p.connected, p.match_index) for p in node.progress()],
                 learner=running.learner,
                 incarnation=node.marks.own.number,

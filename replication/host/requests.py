@@ -25,7 +25,6 @@ class Requests:
         self._running = running
         self._place = running.gid, running.setup.groups
         self._bytes_max = running.setup.config.request_bytes_max
-        self._disk_reserve_bytes = running.setup.config.disk_reserve_bytes
 
     def submit(self, request: bytes) -> Reply:
         """Have operations done; see the contract in ops.py for frames and results.
@@ -54,7 +53,7 @@ class Requests:
         except InvalidMessage as error:
             return ("malformed", str(error))
         running = self._running
-        scarce = running.disk.free_bytes() < self._disk_reserve_bytes
+        scarce = running.disk.free_bytes() < running.setup.config.disk_reserve_bytes
         if running.driver.disk_full or (scarce and brings_new_work(ops)):
             return ("disk_full", DISK_FULL_RETRY_S)
         answer: Future[Reply] = Future()

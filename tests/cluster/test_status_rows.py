@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 
-from escrowmq.actors.admin.types import ClusterStatus, FeedbackStatus, GroupStatus
-from escrowmq.cluster.cli.lifecycle import feedback_rows, group_rows
+from escrowmq.actors.admin.types import ClusterStatus, FeedbackStatus, GroupStatus, ReplicaStatus
+from escrowmq.cluster.cli.lifecycle import feedback_rows, group_rows, replica_row
 from escrowmq.cluster.cli.output import duration, plain
 from escrowmq.feedback.asking.shard_report import ShardReport
 from escrowmq.replication.calling.answers import AcrossReport, GivenIdsReport
@@ -48,6 +48,18 @@ def test_a_feedback_process_is_shown_alive_or_not() -> None:
     assert feedback_rows(status()) == []
     (unknown,) = feedback_rows(status(feedback=None))
     assert "not known" in unknown["feedback_process"]
+
+
+def test_a_replica_is_shown_with_its_disk_and_all_that_is_wrong() -> None:
+    replica = ReplicaStatus(
+        0, 2, True, "follower", 5, 1, 9, 9, 1, 9, 9, 0, {"free_bytes": 12_000_000}, ("its disk is full",)
+    )
+    row = replica_row(replica, {"node": "n1", "failure": {"text": "CorruptLog: x"}})
+    assert (row["free_disk"], row["problem"]) == ("12.0 MB", "its disk is full; CorruptLog: x")
+    found = ClusterStatus("c", (GroupStatus(0, 1, 5, (replica,)),))
+    assert not found.healthy and found.problems == ("group 0: replica 2: its disk is full",)
+    lone = ClusterStatus("c", (GroupStatus(4, None, 5, ()),))
+    assert not lone.healthy and lone.problems == ("group 4: nobody leads",)
 
 
 def test_as_json_the_figures_are_numbers() -> None:

@@ -35,9 +35,41 @@ def test_status_never_waits_for_the_dead(tmp_path: Path, admin_of: Callable[[Bro
         status = admin.status(wait_s=0.3)
         assert time.monotonic() - started < 1.0
         assert not status.healthy
+        assert status.problems == (f"group 0: replica {dead}: gives no answer",)
         assert [r.replica for r in status.groups[0].replicas if not r.reachable] == [dead]
         assert status.groups[0].replicas[dead].role == "unreachable"
         assert status.groups[0].across is not None, "told by those that answer"
+    finally:
+        brokers.close()
+
+
+def test_a_full_disk_is_no_health(tmp_path: Path, admin_of: Callable[[Brokers], Admin]) -> None:
+    brokers = Brokers(tmp_path, replicas=1, disk_reserve_bytes=1 << 60)
+    try:
+        status = admin_of(brokers).status()
+        ((replica,),) = (group.replicas for group in status.groups)
+        assert not status.healthy and "its disk is full, new work is refused" in status.problems[0]
+        assert replica.details["disk_full"] and 0 < replica.details["free_bytes"] < 1 << 60
+    finally:
+        brokers.close()
+
+
+def test_a_killed_replica_is_missed_though_its_broker_answers(
+    tmp_path: Path, admin_of: Callable[[Brokers], Admin]
+) -> None:
+    brokers = Brokers(tmp_path)
+    try:
+        admin, dead = admin_of(brokers), (brokers.leader() + 1) % 3
+        brokers.groups[0].stop(dead)
+        wait_until(lambda: not admin.status().healthy, 10.0, "that somebody misses it")
+        wait_until(
+            lambda: (
+                f"replica {dead}: the leader has no connection to it" in admin.status().problems[0]
+                or f"replica {dead}: gives no answer" in admin.status().problems[0]
+            ),
+            10.0,
+            "the leader to miss it",
+        )
     finally:
         brokers.close()
 
