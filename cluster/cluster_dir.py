@@ -5,16 +5,22 @@ that is done: a supervisor that starts anew must never send a replica to where i
 that was removed. It says what operators want of replicas and nodes, too, and which groups have once had a
 leader: from then on an empty directory is one that was lost, and never founds its group anew. The lock keeps
 a second cluster from being started over the same data.
+
+An earlier version may read what a later one has written, after a step back or from another head node. Names
+that it does not know it carries along, as they are, in whatever it writes: what somebody wanted is not lost.
+Where that would be wrong a later version writes a higher ``format_version``, which is refused. Unknown names
+inside of a seat or of a single wish are refused, too, since these come and go.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import os
 import threading
 import uuid
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,7 +29,7 @@ import msgspec
 from escrowmq.cluster.placement import ReplicaKey, Seat
 from escrowmq.cluster.secret import Secret, kept_secret
 from escrowmq.cluster.settings import ClusterSettings
-from escrowmq.cluster.wishes import Wishes
+from escrowmq.cluster.wishes import Lead, Move, Size, Wishes
 from escrowmq.replication.errors import (
     ConfigError,
     CorruptLog,
@@ -36,6 +42,11 @@ from escrowmq.replication.log.lock_file import take_lock
 
 FORMAT_VERSION: Final = 1
 CLUSTER_FILE, LOCK_FILE = "cluster.json", "supervisor.lock"
+#: What stands in lists, by the list's name.
+_ITEMS: Final = {"seats": Seat, "retired": Seat, "sizes": Size, "moves": Move, "leads": Lead}
+
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +93,8 @@ class ClusterDir:
     def __init__(self, path: Path, shape: ClusterSettings, secret: Secret | None) -> None:
         self.path = Path(path)
         self._changing = threading.Lock()
+        self._carried: dict[str, Any] = {}  # of a later version's file: names that we do not know
+        self._carried_wishes: dict[str, Any] = {}
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock = take_lock(
@@ -117,7 +130,8 @@ class ClusterDir:
 
     def keep(self, record: ClusterRecord) -> None:
         """Write the record; durable when this returns."""
-        content: dict[str, Any] = {"format_version": FORMAT_VERSION, **asdict(record)}
+        content: dict[str, Any] = {"format_version": FORMAT_VERSION, **self._carried, **asdict(record)}
+        content["wishes"] |= self._carried_wishes
         content["seats"] = [asdict(seat) for seat in record.seats.values()]
         self._disk.write_atomic(CLUSTER_FILE, (json.dumps(content, indent=1).encode() + b"\n",))
         self.record = record
@@ -149,12 +163,33 @@ class ClusterDir:
                 f"{where} has format version {version!r}; this software reads {FORMAT_VERSION}: upgrade"
             )
         try:
+            self._carry_along(content)
             seats = msgspec.convert(content.pop("seats"), list[Seat])
             if "founded" not in content and seats:  # an earlier version's: its replicas have run long since
                 content["founded"] = sorted({seat.gid for seat in seats})
             return msgspec.convert({**content, "seats": {}}, ClusterRecord).with_seats(seats)
         except (KeyError, TypeError, msgspec.ValidationError) as error:
             raise CorruptLog(f"{where} is damaged: {error}; restore it from a backup") from None
+
+    def _carry_along(self, content: Mapping[str, Any]) -> None:
+        """Note what a later version has written and we do not know. Raises UnknownVersion."""
+        wishes = content.get("wishes", {})
+        self._carried = _unknown(ClusterRecord, content)
+        self._carried_wishes = _unknown(Wishes, wishes)
+        for where in (content, wishes):
+            for name in _ITEMS.keys() & where.keys():
+                for item in where[name]:
+                    if unknown := _unknown(_ITEMS[name], item):
+                        raise UnknownVersion(
+                            f"{self.path / CLUSTER_FILE} was written by a later version: it says "
+                            f"{', '.join(sorted(unknown))} in {name}, which this software does not know and "
+                            "would lose; start the later version again"
+                        )
+        carried = sorted({*self._carried, *self._carried_wishes})
+        if carried:
+            log.warning(
+                "cluster.json of a later version: %s are kept, and have no effect", ", ".join(carried)
+            )
 
     def _check(self, shape: ClusterSettings) -> None:
         found = self.record
@@ -175,3 +210,9 @@ class ClusterDir:
                 f"the cluster secret is not the one that the cluster in {self.path} was founded with; give "
                 "that one (security.secret, security.secret_file), or none to use the kept one"
             )
+
+
+def _unknown(kind: type[Any], content: Mapping[str, Any]) -> dict[str, Any]:
+    """What stands in the content and is no field of the dataclass."""
+    known = {one.name for one in fields(kind)}
+    return {name: value for name, value in dict(content).items() if name not in known}

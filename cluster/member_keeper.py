@@ -25,13 +25,15 @@ from escrowmq.cluster.member_steps import (
     Group,
     MemberStep,
     fleet_of,
+    lead_done,
+    lost_of,
     moves_done,
     next_steps,
 )
 from escrowmq.cluster.placement import Node, ReplicaKey, Seat
 from escrowmq.cluster.rebalancing import plan
 from escrowmq.cluster.watch import Track, Watch, first_line
-from escrowmq.cluster.wishes import Move, Wishes
+from escrowmq.cluster.wishes import Lead, Move, Wishes
 from escrowmq.cluster.wishing import uses
 
 log = logging.getLogger(__name__)
@@ -40,6 +42,9 @@ log = logging.getLogger(__name__)
 ASK_AGAIN_S = 60.0
 #: Most questions are answered at once: then the next look finds what came of it.
 ANSWER_S = 0.2
+#: While a leader hands over, it takes no requests. One whose successor does not get so far is not asked for
+#: it without pause.
+LEAD_AGAIN_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +72,9 @@ class MemberKeeper:
         self._data_dir, self._patience_s = data_dir, patience_s
         self._asked: dict[int, _Asked] = {}
         self._problems: dict[int, str] = {}  # by group: why its last step did not come about
+        self._waits: dict[int, str] = {}  # by group: why its leader does not take the next step yet
         self._said: dict[int, str] = {}
-        self._to_lead: dict[int, int] = {}  # group -> replica that is to be asked to take over
+        self._lead_asked: dict[int, tuple[int, float]] = {}  # group -> who was to take over, and when
         self.busy = False
 
     # ------------------------------------------------------------ what is seen
@@ -95,11 +101,15 @@ class MemberKeeper:
                 "voters": _numbers(by_gid[step.gid], learners=False),
                 "learners": _numbers(by_gid[step.gid], learners=True),
                 "waits": step.do is Do.WAIT,
-                "step": step.text,
+                "step": step.text + self._waits.get(step.gid, ""),
                 "problem": self._problems.get(step.gid),
             }
             for step in steps
         ]
+
+    def problems(self) -> dict[int, str]:
+        """By group: why the step that it needs does not come about. Any thread."""
+        return dict(self._problems)
 
     def node_uses(self, nodes: Sequence[Node]) -> list[dict[str, Any]]:
         """A line for each node: what it is to be used for, and what is there."""
@@ -122,15 +132,14 @@ class MemberKeeper:
         self.busy = True  # so that the next look is soon
 
     def rebalance(self, nodes: Sequence[Node], apply: bool) -> list[dict[str, Any]]:
-        """What would be better elsewhere, a line for each; with ``apply`` it is wanted from now on. Moves are
-        kept; leaders are asked once to hand over. Any thread."""
+        """What would be better elsewhere, a line for each; with ``apply`` it is wanted from now on, until it
+        has been so once. Any thread."""
         groups = self.groups()
         shifts = plan(groups, self.fleet(nodes, groups))
         if apply:
             moves = [Move(s.gid, s.rid, s.to_node) for s in shifts if not s.leads]
-            self.wish(lambda record: record.wishes.with_moves(moves))
-            with self._lock:
-                self._to_lead |= {shift.gid: shift.rid for shift in shifts if shift.leads}
+            leads = [Lead(s.gid, s.rid) for s in shifts if s.leads]
+            self.wish(lambda record: record.wishes.with_moves(moves).with_leads(leads))
         return [
             {
                 "group": shift.gid,
@@ -146,26 +155,19 @@ class MemberKeeper:
     def turn(self, nodes: Sequence[Node]) -> None:
         """Look what came of the last steps, and take the next ones."""
         self._note_answers()  # first: they may have changed the record
-        groups = self.groups()
+        groups, now = self.groups(), time.monotonic()
+        fleet = self.fleet(nodes, groups)
         for group in groups:
-            done = moves_done(group)
-            if done:
-                self._forget_moves(group.gid, done)
-        steps = next_steps(groups, self.fleet(nodes, groups), time.monotonic(), self._patience_s)
+            self._forget_done(group, fleet, now)
+        steps = next_steps(groups, fleet, now, self._patience_s)
         self.busy = any(step.do is not Do.WAIT and step.gid not in self._problems for step in steps)
         for step in steps:
             self._say(step)
             if step.do is not Do.WAIT and step.gid not in self._asked:
                 self._carry_out(step, nodes)
-        with self._lock:
-            to_lead, self._to_lead = self._to_lead, {}
-        for gid, rid in to_lead.items():
-            if gid not in self._asked:
-                self._carry_out(
-                    MemberStep(gid, Do.HAND_OVER, f"replica {rid} takes the lead over", rid), nodes
-                )
         unfinished = {step.gid for step in steps}
         self._problems = {gid: text for gid, text in self._problems.items() if gid in unfinished}
+        self._waits = {gid: text for gid, text in self._waits.items() if gid in unfinished}
         self._said = {gid: text for gid, text in self._said.items() if gid in unfinished}
 
     def _say(self, step: MemberStep) -> None:
@@ -201,6 +203,8 @@ class MemberKeeper:
             return
         try:
             if step.do is Do.HAND_OVER:
+                if not self._may_ask_to_lead(step):
+                    return
                 answer = leader.handle.hand_over.remote(step.rid)
             else:
                 answer = leader.handle.change_members.remote(step.text, step.add, step.remove)
@@ -208,6 +212,14 @@ class MemberKeeper:
             self._problems[step.gid] = f"replica {leader.seat.rid} leads and cannot: {first_line(error)}"
             return
         self._ask(step, answer)
+
+    def _may_ask_to_lead(self, step: MemberStep) -> bool:
+        rid, since = self._lead_asked.get(step.gid, (-1, 0.0))
+        now = time.monotonic()
+        if rid == step.rid and now - since < LEAD_AGAIN_S:
+            return False
+        self._lead_asked[step.gid] = step.rid, now
+        return True
 
     def _ask(self, step: MemberStep, answer: Any) -> None:
         self._asked[step.gid] = _Asked(step, answer, time.monotonic())
@@ -222,6 +234,7 @@ class MemberKeeper:
                     del self._asked[gid]
                 continue
             except ray.exceptions.RayError as error:
+                self._lead_asked.pop(gid, None)
                 self._problems[gid] = f"{asked.step.text}: {first_line(error)}"
             else:
                 self._note(asked.step, answer)
@@ -229,15 +242,27 @@ class MemberKeeper:
 
     def _note(self, step: MemberStep, answer: Any) -> None:
         problem = answer if step.do is Do.CLEAR else _refusal(answer)
+        self._waits.pop(step.gid, None)
+        if step.do is Do.HAND_OVER and answer[0] != "ok":  # another one leads by now: it is asked at once
+            self._lead_asked.pop(step.gid, None)
         if problem:
-            self._problems[step.gid] = f"{step.text}: {problem}"
+            text = f"{step.text}: {problem}"
+            if self._problems.get(step.gid) != text:
+                log.warning("group %d: %s", step.gid, text)
+            self._problems[step.gid] = text
             return
         self._problems.pop(step.gid, None)
+        if step.do is not Do.CLEAR and answer[0] == "not_yet":
+            self._waits[step.gid] = f" (not yet: {answer[1]})"
         if step.do is Do.CLEAR:
             self._directory.change(lambda record: record.without_retired((step.gid, step.rid)))
 
-    def _forget_moves(self, gid: int, rids: Sequence[int]) -> None:
-        self._directory.change(lambda r: replace(r, wishes=r.wishes.without_moves(gid, rids)))
+    def _forget_done(self, group: Group, fleet: Fleet, now: float) -> None:
+        """What is so by now is not wanted any more."""
+        if rids := moves_done(group):
+            self._directory.change(lambda r: replace(r, wishes=r.wishes.without_moves(group.gid, rids)))
+        if lead_done(group, fleet, lost_of(group, now, self._patience_s)):
+            self._directory.change(lambda r: replace(r, wishes=r.wishes.without_lead(group.gid)))
 
 
 def group_of_tracks(gid: int, record: ClusterRecord, tracks: Sequence[Track]) -> Group:
@@ -255,6 +280,7 @@ def group_of_tracks(gid: int, record: ClusterRecord, tracks: Sequence[Track]) ->
         {seat.rid: seat for seat in record.retired if seat.gid == gid},
         {track.seat.rid: track.away_since for track in here if track.away_since is not None},
         0 if leader is None or leader.status is None else leader.status.level,
+        record.wishes.lead_of(gid),
     )
 
 
@@ -265,7 +291,7 @@ def _leader(tracks: Sequence[Track]) -> Track | None:
 
 
 def _refusal(answer: Any) -> str:
-    """Why a leader did not take the step; "": it did, or another one is to be asked."""
+    """Why a leader never takes the step; "": it did, it has to be asked again, or another one has to be."""
     status, *rest = answer
     if status == "unsupported":
         return f"the group has not reached format level {rest[0]}: not all replicas are upgraded"

@@ -63,7 +63,8 @@ class Group:
     that are to run; ``retired``: those that were members, whose directories are still there. ``members``: as
     a ready leader, ``leader``, tells them; None: there is none. ``running``: replicas that run, as full
     members or not members yet, in the incarnation of their seat. ``away_since``: since when others do not.
-    ``level``: the format level that the leader's state has reached.
+    ``level``: the format level that the leader's state has reached. ``lead``: who is to lead it once; None:
+    nobody in particular.
     """
 
     gid: int
@@ -76,6 +77,7 @@ class Group:
     retired: Mapping[int, Seat] = field(default_factory=dict)
     away_since: Mapping[int, float] = field(default_factory=dict)
     level: int = LEVEL
+    lead: int | None = None
 
     @property
     def filling(self) -> bool:
@@ -148,8 +150,12 @@ def next_step(
         return MemberStep(group.gid, Do.WAIT, "nobody leads")
     if not members.applied:
         return MemberStep(group.gid, Do.WAIT, "the last change is not applied yet")
-    lost = frozenset(rid for rid, since in group.away_since.items() if now - since >= patience_s)
-    return _Look(group, members, group.leader, fleet, lost, may_fill).step()
+    return _Look(group, members, group.leader, fleet, lost_of(group, now, patience_s), may_fill).step()
+
+
+def lost_of(group: Group, now: float, patience_s: float) -> frozenset[int]:
+    """Replicas that are given up."""
+    return frozenset(rid for rid, since in group.away_since.items() if now - since >= patience_s)
 
 
 class _Look:
@@ -179,6 +185,7 @@ class _Look:
             self._retire,
             self._drop,
             self._hand_over,
+            self._spread,
             self._remove,
             self._fill,
             self._place,
@@ -220,6 +227,15 @@ class _Look:
         return self._say(
             Do.HAND_OVER, f"replica {to} takes the lead over from {self._leader} on {seat.node}", rid=to
         )
+
+    def _spread(self) -> MemberStep | None:
+        """The lead goes where somebody wants it."""
+        to = self._group.lead
+        if to is None or lead_done(self._group, self._fleet, self._lost):
+            return None
+        if to not in self._group.running:
+            return self._say(Do.WAIT, f"replica {to} is to take the lead over, and does not run", rid=to)
+        return self._say(Do.HAND_OVER, f"replica {to} takes the lead over from {self._leader}", rid=to)
 
     def _remove(self) -> MemberStep | None:
         surplus = len(self._voters) - self._group.wanted
@@ -360,3 +376,13 @@ def moves_done(group: Group) -> list[int]:
     if members is None or not members.applied:
         return []
     return [rid for rid in group.moves if rid <= members.highest and rid not in members.all]
+
+
+def lead_done(group: Group, fleet: Fleet, lost: Collection[int]) -> bool:
+    """Whether who is to lead does, or cannot any more: it votes no longer, is lost, or its node is closed."""
+    members, rid = group.members, group.lead
+    if rid is None or members is None or not members.applied:
+        return False
+    seat = group.seats.get(rid)
+    closed = seat is None or seat.node in fleet.drained | fleet.maintained
+    return rid == group.leader or rid not in members.voters or rid in lost or closed

@@ -394,6 +394,7 @@ class Supervisor:
             "data_dir": str(self._plan.data_dir),
             "replicas": replicas,
             "refusal": self._refusal(),
+            "member_problems": {} if self._keeper is None else self._keeper.problems(),
             # An embedded Ray ends with the program that started it: there is no head to lose.
             "head": None if self._plan.here_only else asdict(head_of(os.environ)),
             "problem": None if self._problem is None else asdict(self._problem),

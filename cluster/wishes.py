@@ -28,14 +28,24 @@ class Move:
 
 
 @dataclass(frozen=True, slots=True)
+class Lead:
+    """Replica ``rid`` of group ``gid`` is to lead once."""
+
+    gid: int
+    rid: int
+
+
+@dataclass(frozen=True, slots=True)
 class Wishes:
-    """All of them. ``drained``: nodes that are to hold no replica; ``maintained``: nodes that are about to be
-    away for a while, which neither lead, nor get replicas, nor have them replaced."""
+    """All of them. ``leads``: at most one for each group. ``drained``: nodes that are to hold no replica;
+    ``maintained``: nodes that are about to be away for a while, which neither lead, nor get replicas, nor
+    have them replaced."""
 
     sizes: tuple[Size, ...] = ()
     moves: tuple[Move, ...] = ()
     drained: tuple[str, ...] = ()
     maintained: tuple[str, ...] = ()
+    leads: tuple[Lead, ...] = ()
 
     def size(self, gid: int, founders: int) -> int:
         """How many voters the group is to have; as many as at its beginning where nothing was said."""
@@ -60,6 +70,19 @@ class Wishes:
     def without_moves(self, gid: int, rids: Collection[int]) -> Wishes:
         """A copy that wants nothing of these replicas of a group any more."""
         return replace(self, moves=tuple(m for m in self.moves if m.gid != gid or m.rid not in rids))
+
+    def lead_of(self, gid: int) -> int | None:
+        """Who is to lead a group; None: nobody in particular."""
+        return next((lead.rid for lead in self.leads if lead.gid == gid), None)
+
+    def with_leads(self, leads: Collection[Lead]) -> Wishes:
+        """A copy with these, in the place of earlier ones of the same groups."""
+        new = {lead.gid for lead in leads}
+        return replace(self, leads=(*(lead for lead in self.leads if lead.gid not in new), *leads))
+
+    def without_lead(self, gid: int) -> Wishes:
+        """A copy in which nobody in particular is to lead the group."""
+        return replace(self, leads=tuple(lead for lead in self.leads if lead.gid != gid))
 
     def with_node(self, node: str, *, drained: bool, maintained: bool) -> Wishes:
         """A copy that says this of the node, and nothing else."""

@@ -234,7 +234,12 @@ class Superseded(EscrowMQError):
 
 
 class ChangeRefused(EscrowMQError):
-    """The group does not take this step of a change of its members, now or ever; the text says why."""
+    """The group never takes this step of a change of its members; the text says what to ask for instead."""
+
+
+class ChangeNotYet(EscrowMQError):
+    """The group does not take this step of a change of its members now: ask again, with the same id. The text
+    says what is waited for."""
 
 
 class NotAuthorized(EscrowMQError):

@@ -111,6 +111,8 @@ def status(connection: ConnectionOptions, shown: Shown = Format.table) -> None:
         pairs |= {"healthy": found.healthy, "nodes": len(health["nodes"])}
         pairs |= {"problems": "\n".join(found.problems)} if found.problems else {}
         pairs |= {"head": head} if head else {}
+        if problems := health.get("member_problems"):  # {} where all is well, absent from earlier versions
+            pairs["changes_of_members"] = "; ".join(f"group {gid}: {text}" for gid, text in problems.items())
         show_pairs(shown, found, pairs | ({"supervisor": away} if away else {}))
         seats = {(r["group"], r["replica"]): r for r in health["replicas"]}
         rows = [

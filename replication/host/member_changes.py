@@ -15,10 +15,10 @@ from concurrent.futures import TimeoutError as FutureTimeout
 from typing import Any, Final
 
 from escrowmq.replication.calling.answers import MembersReport, Reply, StepTaken
-from escrowmq.replication.errors import ChangeRefused, Closed, DiskFull, Overloaded, Unavailable
+from escrowmq.replication.errors import ChangeNotYet, ChangeRefused, Closed, DiskFull, Overloaded, Unavailable
 from escrowmq.replication.format.membership import CHANGE_ID_MAX, LEARNERS_MAX, Members, in_order
 from escrowmq.replication.host.running import NOT_RUNNING, RunningReplica
-from escrowmq.replication.raft.members import Act, Goal, Step, next_step
+from escrowmq.replication.raft.members import Act, Goal, Step, in_vain, next_step
 
 #: The format level that entries of members need.
 LEVEL: Final = 3
@@ -49,8 +49,8 @@ class MemberChanges:
     def change(self, change_id: str, add: Sequence[int], remove: Sequence[int]) -> Reply:
         """One step towards a group in which ``add`` vote and ``remove`` are none any more; leader only.
 
-        ``("ok", StepTaken)``; ``("refused", text)`` if the rules do not allow the step, now or ever; the rest
-        as for requests.
+        ``("ok", StepTaken)``; ``("not_yet", text)`` if the rules do not allow the step now: ask again;
+        ``("refused", text)`` if they never will; the rest as for requests.
         """
         problem = _problem(change_id, add, remove)
         if problem:
@@ -77,7 +77,8 @@ class MemberChanges:
             if not node.ready:
                 return self._running.replica.not_leader()
             if str(to) not in node.members.voters:
-                return "refused", f"replica {to} is no voter"
+                voters = ", ".join(node.members.voters)
+                return "refused", f"replica {to} is no voter, so it cannot lead; the voters are {voters}"
             node.transfer_leadership(str(to))
             return "ok", None
 
@@ -99,11 +100,11 @@ class MemberChanges:
             answer.set_result(("unsupported", LEVEL))
             return
         step = next_step(node.members, goal, node.id, node.caught_up)
+        problem = in_vain(node.members, goal) or _too_high(node.members, step)
         if step.act is Act.DONE and not node.members_applied:
             step = Step(Act.WAIT)
-        too_high = _too_high(node.members, step)
-        if too_high:
-            answer.set_result(("refused", too_high))
+        if problem:
+            answer.set_result(("refused", problem))
         elif step.act in (Act.WAIT, Act.DONE, Act.HAND_OVER):
             if step.act is Act.HAND_OVER:
                 node.transfer_leadership()
@@ -118,6 +119,8 @@ class MemberChanges:
             reply: Reply = ("ok", _taken(self._running, step))
         elif outcome is None:
             reply = ("unknown",)
+        elif isinstance(result, ChangeNotYet):
+            reply = ("not_yet", str(result))
         elif isinstance(result, ChangeRefused):
             reply = ("refused", str(result))
         elif isinstance(result, Overloaded):

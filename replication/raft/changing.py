@@ -17,7 +17,7 @@ from typing import Final
 
 from escrowmq.replication.format.wire import RaftMessage
 from escrowmq.replication.log.peer_marks import Incarnation, Incarnations
-from escrowmq.replication.raft.members import ROUNDS, Act, Circle, Rounds, Step, refusal
+from escrowmq.replication.raft.members import ROUNDS, Act, Circle, Refusal, Rounds, Step, not_yet, refusal
 from escrowmq.replication.raft.pysync import LEADER, Core
 from escrowmq.replication.raft.types import Log
 
@@ -76,17 +76,17 @@ class MemberChanges:
             self._held[replica] = self._marks.of(replica), held
 
     # -------------------------------------------------------------- the rules
-    def refusal(self, step: Step) -> str | None:
-        """Why the leader does not take this step now; None: it does."""
+    def refusal(self, step: Step) -> Refusal | None:
+        """Why the leader does not take this step; None: it does."""
         why = refusal(self._circle.members, step, self._circle.id)
         if why is None and not self.own_term_applied():
-            why = "this leader has not applied an entry of its own term yet"
+            why = not_yet("this leader has not applied an entry of its own term yet; it soon will")
         if why is None and not self.last_change_applied():
-            why = "the change before is not applied yet"
+            why = not_yet("the change before is not applied yet; most voters have to store it")
         if why is None and step.act is Act.PROMOTE and not self.caught_up(step.replica):
-            why = f"{step.replica} has not caught up yet"
+            why = not_yet(f"{step.replica} has not caught up yet; it has to run and to copy the log")
         if why is None and step.act is Act.PROMOTE and not self.knows_the_marks(step.replica):
-            why = f"{step.replica} has not confirmed yet which replicas were replaced"
+            why = not_yet(f"{step.replica} has not confirmed yet which replicas were replaced")
         return why
 
     def own_term_applied(self) -> bool:

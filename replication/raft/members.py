@@ -23,6 +23,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
+from escrowmq.replication.errors import ChangeNotYet, ChangeRefused
 from escrowmq.replication.format.membership import (
     LEARNERS_MAX,
     VOTERS_MAX,
@@ -89,30 +90,72 @@ def next_step(members: Members, goal: Goal, leader: str, caught_up: Callable[[st
     return Step(Act.DONE)
 
 
-def refusal(members: Members, step: Step, leader: str) -> str | None:
+class Refusal(NamedTuple):
+    """Why a step is not taken, and what to do. ``passes``: it may be taken later, so it is asked for
+    again."""
+
+    text: str
+    passes: bool
+
+    def error(self, step: Step) -> ChangeNotYet | ChangeRefused:
+        """As it is told to who asked."""
+        return (ChangeNotYet if self.passes else ChangeRefused)(f"{step}: {self.text}")
+
+
+def not_yet(text: str) -> Refusal:
+    """The step has to wait."""
+    return Refusal(text, True)
+
+
+def never(text: str) -> Refusal:
+    """To ask for this again is in vain."""
+    return Refusal(text, False)
+
+
+def refusal(members: Members, step: Step, leader: str) -> Refusal | None:
     """Why ``step`` cannot follow on ``members``, whatever the log holds; None: it can."""
     act, replica = step
     if act is Act.ADD:
         if not is_new(members, replica):
-            return f"{replica} was a member before, or its number was passed over; take {members.highest + 1}"
+            return never(_used_up(members, replica))
         if len(members.learners) >= LEARNERS_MAX:
-            return f"there are {LEARNERS_MAX} learners already"
+            return not_yet(
+                f"{LEARNERS_MAX} learners are being filled; the next comes when one votes or is gone"
+            )
     elif act is Act.PROMOTE:
         if replica not in members.learners:
-            return f"{replica} is no learner"
+            return never(f"{replica} is no learner; add it as one first")
         if len(members.voters) >= VOTERS_MAX:
-            return f"there are {VOTERS_MAX} voters already"
+            return not_yet(f"there are {VOTERS_MAX} voters, and there can be no more; remove one first")
     elif act is Act.REMOVE:
         if replica not in members.voters:
-            return f"{replica} is no voter"
+            return never(f"{replica} is no voter; the voters are {', '.join(members.voters)}")
         if replica == leader:
-            return f"{replica} leads; it hands over first"
+            return not_yet(f"{replica} leads; it hands over first")
     elif act is Act.DROP:
         if replica not in members.learners:
-            return f"{replica} is no learner"
+            return never(f"{replica} is no learner")
     else:
-        return f"{step} is no change"
+        return never(f"{step} is no change")
     return None
+
+
+def in_vain(members: Members, goal: Goal) -> str:
+    """Why no step after the other leads to ``goal`` from here, and what to ask for instead; "": it can be
+    reached."""
+    for replica in goal.add:
+        if members.retired(replica):
+            return _used_up(members, replica)
+    if not {*members.voters, *goal.add} - set(goal.remove):
+        return "nobody would be left to vote; add another replica in the same change"
+    return ""
+
+
+def _used_up(members: Members, replica: str) -> str:
+    return (
+        f"{replica} was a member before, or its number was passed over, and no number is used again; "
+        f"the next replica has number {members.highest + 1}"
+    )
 
 
 def is_new(members: Members, replica: str) -> bool:

@@ -24,7 +24,6 @@ from typing import Any
 
 from escrowmq.replication.errors import (
     ApplyFailed,
-    ChangeRefused,
     CorruptLog,
     DamagedEntry,
     DiskFull,
@@ -251,16 +250,15 @@ class RaftNode:
     def change_members(self, step: Step, change_id: str, done: OnProposed) -> None:
         """Take one step of a change of members, if leader and if the rules allow it now (members.py).
 
-        ``done`` as for ``propose``; a refusal is ChangeRefused. In force from here on, applied later.
+        ``done`` as for ``propose``; a refusal is ChangeNotYet or ChangeRefused. In force from here on,
+        applied later.
         """
         if self._closed or self._core.role() != LEADER or self._handover.under_way:
             done(None, False)
             return
         why = self._changes.refusal(step)
         command = encode_members(after(self.members, step, change_id)) if why is None else b""
-        refusal = (
-            ChangeRefused(f"{step}: {why}") if why is not None else self._proposals.refusal(len(command))
-        )
+        refusal = self._proposals.refusal(len(command)) if why is None else why.error(step)
         if self.disk_full:
             refusal = DiskFull("the leader's disk is full; free some space, nothing is lost")
         if refusal is not None:

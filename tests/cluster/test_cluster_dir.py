@@ -105,6 +105,45 @@ def test_a_newer_format_is_refused(tmp_path: Path) -> None:
         ClusterDir(tmp_path, SHAPE, None)
 
 
+def edited(path: Path, **changed: object) -> None:
+    """As a later version might have written it."""
+    content = json.loads((path / CLUSTER_FILE).read_text())
+    (path / CLUSTER_FILE).write_text(json.dumps({**content, **changed}))
+
+
+def test_what_a_later_version_wants_is_carried_along(tmp_path: Path) -> None:
+    """An earlier supervisor once dropped what had been wanted, with its first change."""
+    founded(tmp_path)
+    wishes = {"drained": ["n1"], "evenly": {"groups": [0]}}
+    edited(tmp_path, racks={"n0": "a"}, wishes=wishes)
+    with opened(tmp_path) as directory:
+        directory.change(lambda record: record.with_founded([0]))
+        assert directory.record.wishes.drained == ("n1",)
+    content = json.loads((tmp_path / CLUSTER_FILE).read_text())
+    assert content["racks"] == {"n0": "a"} and content["wishes"]["evenly"] == {"groups": [0]}
+    assert content["founded"] == [0] and content["wishes"]["drained"] == ["n1"]
+    with opened(tmp_path) as again:  # and we read what we have carried
+        assert again.record.founded == (0,)
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"seats": [{"gid": 0, "rid": 0, "node": "n0", "incarnation": 0, "rack": "a"}]}, "rack in seats"),
+        ({"wishes": {"moves": [{"gid": 0, "rid": 0, "node": "n1", "by_s": 60}]}}, "by_s in moves"),
+    ],
+)
+def test_what_cannot_be_carried_along_is_refused(
+    tmp_path: Path, changed: dict[str, object], said: str
+) -> None:
+    founded(tmp_path)
+    edited(tmp_path, **changed)
+    before = (tmp_path / CLUSTER_FILE).read_text()
+    with pytest.raises(UnknownVersion, match=f"{said}.*start the later version again"):
+        ClusterDir(tmp_path, SHAPE, None)
+    assert (tmp_path / CLUSTER_FILE).read_text() == before
+
+
 @pytest.mark.parametrize(
     "text", ["", "{", "[]", '{"format_version": 1}', '{"format_version": 1, "seats": [3]}']
 )

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import msgspec
 import pytest
 import ray
 
@@ -15,6 +16,7 @@ from escrowmq.cluster import member_keeper
 from escrowmq.cluster.cluster_dir import ClusterDir
 from escrowmq.cluster.member_keeper import MemberKeeper
 from escrowmq.cluster.placement import Condition, Node, ReplicaKey, Seat
+from escrowmq.cluster.rebalancing import Shift
 from escrowmq.cluster.settings import ClusterSettings
 from escrowmq.cluster.watch import Track, Watch
 from escrowmq.replication.calling.answers import MembersReport, ReplicaReport, StepTaken
@@ -132,12 +134,56 @@ def test_what_the_leader_refuses_is_shown_and_nobody_is_hurried(rig: Rig) -> Non
     assert "not now" in rig.keeper.changes(NODES)[0]["problem"] and not rig.keeper.busy
 
 
-def test_a_plan_to_spread_is_kept_and_leaders_are_asked_once(rig: Rig) -> None:
+def test_what_a_leader_does_not_do_yet_is_asked_again_soon_and_is_no_problem(rig: Rig) -> None:
+    move_1_to_n3(rig)
+    rig.turn()
+    rig.members(1, [0, 1, 2], 2)
+    rig.handle.answer = ("not_yet", "the change before is not applied yet")
+    rig.turn()
+    rig.turn()
+    (line,) = rig.keeper.changes(NODES)
+    assert line["problem"] is None and rig.keeper.problems() == {}
+    assert line["step"].endswith("(not yet: the change before is not applied yet)")
+    assert rig.keeper.busy and len(rig.handle.asked) == 2
+    rig.handle.answer = ("refused", "no number is used again")
+    rig.turn()
+    rig.turn()
+    (line,) = rig.keeper.changes(NODES)
+    assert "no number is used again" in line["problem"] and "not yet" not in line["step"]
+    assert list(rig.keeper.problems()) == [0] and not rig.keeper.busy
+
+
+def test_a_plan_to_spread_is_kept(rig: Rig) -> None:
     planned = rig.keeper.rebalance(NODES, False)
     assert [(line["replica"], line["to_node"]) for line in planned] == [(0, "n3")], "the head is left"
     assert rig.directory.record.wishes.moves == ()
     rig.keeper.rebalance(NODES, True)
     assert rig.directory.record.wishes.moves_of(0) == {0: "n3"}
+
+
+def test_a_lead_that_is_to_go_elsewhere_is_kept_until_it_has_been_there(
+    rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once a supervisor that started anew had forgotten it."""
+    shift = Shift(0, 2, "n0", "n2", leads=True)
+    monkeypatch.setattr(member_keeper, "plan", lambda *_: [shift])
+    rig.keeper.rebalance(NODES, True)
+    rig.directory.close()
+    again = Rig(tmp_path)
+    try:
+        assert again.directory.record.wishes.lead_of(0) == 2
+        again.turn()
+        again.turn()
+        assert again.handle.asked == [("hand_over", 2)], "once, while it is under way"
+        told = again.tracks[0, 2].status
+        assert told is not None
+        again.tracks[0, 2].status = msgspec.structs.replace(
+            told, role="leader", ready=True, term=told.term + 1
+        )
+        again.turn()
+        assert again.directory.record.wishes.leads == () and again.keeper.changes(NODES) == []
+    finally:
+        again.directory.close()
 
 
 def test_nodes_are_shown_with_what_is_there(rig: Rig) -> None:

@@ -216,6 +216,23 @@ def test_a_leader_hands_over_before_its_node_is_drained_or_goes_away_for_a_while
         assert (0 in world.voters) is (how == "maintained")
 
 
+def test_the_lead_goes_where_it_is_wanted_if_that_one_may_have_it() -> None:
+    world = World.of(3)
+    world.look()
+
+    def step(fleet: Fleet | None = None, **changed: object) -> MemberStep | None:
+        group = replace(world.group(), lead=2, **changed)  # type: ignore[arg-type]
+        return next_step(group, fleet or world.fleet(), 0.0, PATIENCE_S)
+
+    wanted = step()
+    assert wanted is not None and (wanted.do, wanted.rid) == (Do.HAND_OVER, 2)
+    waits = step(running=frozenset({0, 1}), away_since={2: 0.0})
+    assert waits is not None and waits.do is Do.WAIT and "does not run" in waits.text
+    assert step(leader=2) is None and step(away_since={2: -PATIENCE_S}) is None, "it has it; it is lost"
+    closed = replace(world.fleet(), maintained=frozenset({NODES[2]}))
+    assert step(closed) is None, "it would be handed over again at once"
+
+
 def test_the_head_is_taken_only_if_there_is_no_other_node() -> None:
     world = World.of(3)
     world.seats = {rid: Seat(0, rid, f"n{rid + 1}") for rid in range(3)}

@@ -14,7 +14,7 @@ import random
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from escrowmq.replication.errors import ChangeRefused
+from escrowmq.replication.errors import ChangeNotYet, ChangeRefused
 from escrowmq.replication.format.membership import Members, in_order
 from escrowmq.replication.raft.members import Act, Goal, Step, next_step
 from tests.sim.damage import others_have_all
@@ -109,7 +109,7 @@ class Operators:
     def _answer(self, change: Change, step: Step) -> Any:
         def done(result: Any, applied: bool | None) -> None:
             change.steps += applied is True
-            change.refused += isinstance(result, ChangeRefused)
+            change.refused += isinstance(result, (ChangeNotYet, ChangeRefused))
             if applied:
                 self._sim.happened(f"{change.goal.id}: {step} is applied")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from escrowmq.replication.errors import ChangeRefused
+from escrowmq.replication.errors import ChangeNotYet, ChangeRefused
 from escrowmq.replication.raft.members import Act, Step
 
 
@@ -23,8 +23,16 @@ class Asked:
 
     @property
     def why(self) -> str:
+        """Why not now."""
+        return self._text_of(ChangeNotYet)
+
+    @property
+    def why_never(self) -> str:
+        return self._text_of(ChangeRefused)
+
+    def _text_of(self, kind: type[Exception]) -> str:
         ((result, applied),) = self.calls
-        assert applied is False and isinstance(result, ChangeRefused)
+        assert applied is False and isinstance(result, kind)
         return str(result)
 
 

@@ -16,6 +16,8 @@ from escrowmq.replication.host.opening import _Opening
 from escrowmq.replication.host.peer_list import PeerList
 from escrowmq.replication.log.disk import RealDisk
 from escrowmq.replication.log.marks import LEARNER, MEMBERS, Marks
+from escrowmq.replication.raft.members import Act, Step
+from tests.support.asking import Asked
 from tests.support.broker_group import BrokerGroup, Member, texts
 from tests.support.waiting import wait_until
 
@@ -198,14 +200,33 @@ def test_what_makes_no_sense_is_refused_before_it_is_in_the_log(group: BrokerGro
         assert ask(change_id, add, remove)[0] == "malformed"
     status, why = ask("c", [900], [])
     assert status == "refused" and "the next replica has number 3" in why
+    status, why = ask("c", [], [0, 1, 2])
+    assert status == "refused" and "nobody would be left" in why
     assert group.leader().parts.members.change("c", [], [])[1].act == "DONE"
     follower, _ = group.follower()
     assert follower.parts.members.change("c", [3], [])[0] == "not_leader"
 
 
+def test_what_has_to_wait_is_told_apart_from_what_is_in_vain(group: BrokerGroup) -> None:
+    bring(group, 3)
+    leader = group.leader()
+    ask = leader.parts.members.change
+    assert ask("c", [3], [])[1].act == "ADD"
+    running = leader.parts.running
+    step, asked = Step(Act.PROMOTE, "3"), Asked()
+    running.driver.call(lambda: running.node._changes.forget("3"))  # its rounds begin anew
+    running.driver.call(lambda: running.node.change_members(step, "c", asked))
+    assert "has not caught up yet; it has to run and to copy the log" in asked.why
+    group.change_members(add=[3])
+    group.change_members(remove=[3], change_id="d")
+    status, why = group.leader().parts.members.change("e", [3], [])
+    assert status == "refused" and "no number is used again; the next replica has number 4" in why
+
+
 def test_a_leader_hands_over_to_whom_it_is_told(group: BrokerGroup) -> None:
     leader, to = group.leader(), group.a_follower()
-    assert leader.parts.members.hand_over(9) == ("refused", "replica 9 is no voter")
+    refused = "replica 9 is no voter, so it cannot lead; the voters are 0, 1, 2"
+    assert leader.parts.members.hand_over(9) == ("refused", refused)
     assert group.alive[to].parts.members.hand_over(leader.rid)[0] == "not_leader"
     assert leader.parts.members.hand_over(to) == ("ok", None)
     wait_until(lambda: group.alive[to].whoami().ready, 10.0, "the other one's leadership")
