@@ -32,6 +32,8 @@ _SHAPE = ("cluster_id", "namespace", "groups", "replicas")
 _known: dict[tuple[str, str], ClusterInfo] = {}
 #: Where the supervisor has told of them: (group, replica), since members come and go.
 _seated: dict[tuple[str, str], list[tuple[int, int]]] = {}
+#: Of so many clusters. A program that knows more (tests do) looks up those that it connected to longest ago.
+KNOWN_MAX = 16
 
 
 def discover(namespace: str, address: str, wait_s: float = ANSWER_TIMEOUT_S) -> ClusterInfo:
@@ -42,8 +44,16 @@ def discover(namespace: str, address: str, wait_s: float = ANSWER_TIMEOUT_S) -> 
     deadline = time.monotonic() + wait_s
     known = _known.get((address, namespace))
     info = within(wait_s + 1.0, address, lambda: _discover(namespace, address, known, deadline))
-    _known[address, namespace] = info
+    _remember(_known, (address, namespace), info)
     return info
+
+
+def _remember(table: dict[tuple[str, str], T], cluster: tuple[str, str], value: T) -> None:
+    table.pop(cluster, None)
+    table[cluster] = value
+    for oldest in list(table)[:-KNOWN_MAX]:
+        log.info("more than %d clusters were connected to: %s is looked up next time", KNOWN_MAX, oldest)
+        table.pop(oldest, None)
 
 
 def within(wait_s: float, address: str, ask: Callable[[], T]) -> T:
@@ -119,7 +129,7 @@ def _note_seated(cluster: tuple[str, str], asked: Any | None) -> None:
     except (ray.exceptions.RayError, ray.exceptions.GetTimeoutError) as error:
         log.debug("the supervisor has not told which replicas there are: %s", error)
     else:
-        _seated[cluster] = [(gid, rid) for gid, rids in seated.items() for rid in rids]
+        _remember(_seated, cluster, [(gid, rid) for gid, rids in seated.items() for rid in rids])
 
 
 def _brokers(

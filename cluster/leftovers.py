@@ -21,13 +21,11 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from escrowmq.cluster.placement import Node, ReplicaKey, Seat
-from escrowmq.cluster.survey import Find
+from escrowmq.cluster.survey import REMOVED, UNREADABLE, Find
 from escrowmq.replication.calling.answers import MembersReport
 from escrowmq.replication.errors import DataDirLocked
 from escrowmq.replication.log.lock_file import take_lock
 
-#: A directory that is being removed has this behind its name, and is no replica's any more.
-REMOVED = ".removed"
 #: Removing the files of a large log takes the file system seconds.
 REMOVE_TIMEOUT_S = 60.0
 NOBODY_REMOVED: Mapping[ReplicaKey, str] = MappingProxyType({})
@@ -36,7 +34,8 @@ NOBODY_REMOVED: Mapping[ReplicaKey, str] = MappingProxyType({})
 @dataclass(frozen=True, slots=True)
 class Leftover:
     """The directory of an earlier incarnation. ``successor``: the incarnation that took its place, on node
-    ``successor_node``; -1: none, the replica was removed from its group. ``keep``: why it must stay; "": it
+    ``successor_node``; -1: none, the replica was removed from its group, or the directory is none any more,
+    since its own removal was begun and interrupted (its name says so). ``keep``: why it must stay; "": it
     may go."""
 
     node: str
@@ -65,6 +64,11 @@ def leftovers(
     found: list[Leftover] = []
     for find in finds:
         key = find.gid, find.rid
+        if find.half_removed:
+            if find.cluster_id in (cluster_id, UNREADABLE):  # then what tells whose it was is gone already
+                directory = Seat(find.gid, find.rid, find.node, find.incarnation).directory + REMOVED
+                found.append(Leftover(find.node, directory, *key, find.incarnation, -1, ""))
+            continue
         if key in removed and find.cluster_id == cluster_id:
             directory = Seat(find.gid, find.rid, find.node, find.incarnation).directory
             found.append(Leftover(find.node, directory, *key, find.incarnation, -1, "", removed[key]))
@@ -139,8 +143,9 @@ def remove_replica(data_dir: str, gid: int, rid: int, cluster_id: str) -> str:
     """Remove the directories of all incarnations of a replica on this machine; "" if they are gone, else why
     one stays. Raises OSError."""
     name = Seat(gid, rid, "").directory
-    found = sorted({*Path(data_dir).glob(name), *Path(data_dir).glob(f"{name}-i*")})
-    problems = [remove(data_dir, path.name, cluster_id) for path in found if not path.name.endswith(REMOVED)]
+    patterns = name, name + REMOVED, f"{name}-i*"
+    found = sorted({path for pattern in patterns for path in Path(data_dir).glob(pattern)})
+    problems = [remove(data_dir, path.name, cluster_id) for path in found]
     return "; ".join(filter(None, problems))
 
 
@@ -150,6 +155,8 @@ def remove(data_dir: str, directory: str, cluster_id: str) -> str:
     It is renamed first, so that what a crash leaves is nobody's directory. Raises OSError.
     """
     path = Path(data_dir) / directory
+    if directory.endswith(REMOVED):
+        return _remove_the_rest(path, cluster_id)
     try:
         content = json.loads((path / "identity.json").read_text())
     except FileNotFoundError:
@@ -170,3 +177,16 @@ def remove(data_dir: str, directory: str, cluster_id: str) -> str:
     finally:
         os.close(lock)
     return ""
+
+
+def _remove_the_rest(path: Path, cluster_id: str) -> str:
+    """Of a directory whose removal was begun; as ``remove``. Only ``remove`` gives such a name, after it has
+    found out that the directory may go."""
+    try:
+        identity = json.loads((path / "identity.json").read_text())
+    except (FileNotFoundError, ValueError):
+        identity = {}
+    if identity.get("cluster_id", cluster_id) != cluster_id:
+        return f"it belongs to cluster {identity['cluster_id']!r}"
+    shutil.rmtree(path, ignore_errors=True)  # somebody else may be at it
+    return f"not all of {path} could be removed: look yourself" if path.exists() else ""

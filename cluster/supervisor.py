@@ -181,7 +181,7 @@ class Supervisor:
             seats = {key: track.seat for key, track in self._tracks.items()}
             voting = {key for key, track in self._tracks.items() if track.votes}
         record, data_dir = self._dir.record, self._plan.data_dir
-        finds = survey(data_dir, nodes, self._here)
+        finds = survey(data_dir, nodes, self._here, half_removed=True)
         removed = removed_replicas(finds, self._members, voting)
         found = leftovers(finds, record.cluster_id, seats, voting, removed)
         if remove:

@@ -12,6 +12,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import ray
@@ -23,7 +24,10 @@ from escrowmq.replication.log.marks import MEMBERS
 
 #: Starting a worker process on a cold node takes seconds; a node that takes longer is not well.
 SURVEY_TIMEOUT_S = 30.0
-_DIRECTORY = re.compile(r"g(\d+)-r(\d+)(?:-i(\d+))?")
+#: A directory that is being removed has this behind its name, and is no replica's any more.
+REMOVED = ".removed"
+UNREADABLE = "unreadable"
+_DIRECTORY = re.compile(r"g(\d+)-r(\d+)(?:-i(\d+))?" + f"({re.escape(REMOVED)})?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +42,8 @@ class FoundMembers:
 
 @dataclass(frozen=True, slots=True)
 class Find:
-    """A replica's directory found on a node. ``members``: None where they never changed."""
+    """A replica's directory found on a node. ``members``: None where they never changed. ``half_removed``: it
+    is none any more; its removal was interrupted."""
 
     node: str
     cluster_id: str
@@ -46,6 +51,7 @@ class Find:
     rid: int
     incarnation: int
     members: FoundMembers | None = None
+    half_removed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,21 +65,25 @@ class Adopted:
     sizes: dict[int, int]
 
 
-def look(data_dir: str, node: str) -> list[Find]:
-    """Replica directories below ``data_dir`` on this machine."""
+def look(data_dir: str, node: str, half_removed: bool = False) -> list[Find]:
+    """Replica directories below ``data_dir`` on this machine; those whose removal was interrupted only with
+    ``half_removed``."""
     found: list[Find] = []
     root = Path(data_dir)
     for path in sorted(root.iterdir()) if root.is_dir() else []:
         name = _DIRECTORY.fullmatch(path.name)
-        if not name or not (path / "identity.json").exists():
+        removing = bool(name and name[4])
+        if not name or (removing and not half_removed):
+            continue
+        if not removing and not (path / "identity.json").exists():
             continue
         try:
             content = json.loads((path / "identity.json").read_text())
             cluster_id = str(content["cluster_id"])
         except (OSError, ValueError, KeyError, TypeError):
-            cluster_id = "unreadable"
+            cluster_id = UNREADABLE
         numbers = int(name[1]), int(name[2]), int(name[3] or 0)
-        found.append(Find(node, cluster_id, *numbers, _members(path / MEMBERS)))
+        found.append(Find(node, cluster_id, *numbers, _members(path / MEMBERS), removing))
     return found
 
 
@@ -85,13 +95,18 @@ def _members(path: Path) -> FoundMembers | None:
         return None
 
 
-def survey(data_dir: Path, nodes: Sequence[Node], here: str) -> list[Find]:
+def survey(data_dir: Path, nodes: Sequence[Node], here: str, half_removed: bool = False) -> list[Find]:
     """What all nodes hold. ``here``: id of the node this runs on. Raises Unavailable."""
-    found = [find for node in nodes if node.node_id == here for find in look(str(data_dir), node.name)]
-    remote = ray.remote(num_cpus=0, max_retries=0)(look)
+    found = [
+        find
+        for node in nodes
+        if node.node_id == here
+        for find in look(str(data_dir), node.name, half_removed)
+    ]
+    remote: Any = ray.remote(num_cpus=0, max_retries=0)(look)
     asked = [
         remote.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node.node_id, soft=False)).remote(
-            str(data_dir), node.name
+            str(data_dir), node.name, half_removed
         )
         for node in nodes
         if node.node_id != here

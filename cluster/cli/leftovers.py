@@ -29,6 +29,8 @@ def leftovers(
             **one,
             "replaced_by": f"incarnation {one['successor']} on {one['successor_node']}"
             if one["successor"] >= 0
+            else "nobody: its removal was interrupted"
+            if one["directory"].endswith(".removed")
             else "nobody: it was removed from its group",
             "may_go": "yes" if not one["keep"] else f"no: {one['keep']}",
         }

@@ -115,8 +115,30 @@ def test_one_of_another_cluster_or_without_an_identity_stays(tmp_path: Path) -> 
 def test_what_a_crash_leaves_of_a_removal_is_nobodys_and_goes_with_the_next(tmp_path: Path) -> None:
     replica_directory(tmp_path).close()
     (tmp_path / "g0-r1").rename(tmp_path / "g0-r1.removed")
-    assert look(str(tmp_path), "b") == []
+    assert look(str(tmp_path), "b") == [], "nobody founds or adopts with it"
     replica_directory(tmp_path).close()
     assert json.loads((tmp_path / "g0-r1" / "identity.json").read_text())["cluster_id"] == "c1"
     assert remove(str(tmp_path), "g0-r1", "c1") == ""
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_crash_leaves_of_a_removal_is_listed_and_may_go(tmp_path: Path) -> None:
+    """Once nobody ever came back to it."""
+    for name, rid in (("g0-r1", 1), ("g0-r7-i2", 7), ("g0-r8", 8)):
+        cluster_id = "c2" if rid == 8 else "c1"
+        DataDir(tmp_path / name, Identity(cluster_id, 0, rid, 2 if rid == 7 else 0)).close()
+        (tmp_path / name).rename(tmp_path / f"{name}.removed")
+    (tmp_path / "g0-r1.removed" / "identity.json").unlink()
+    found = leftovers(look(str(tmp_path), "b", half_removed=True), "c1", SEATS, ())
+    assert [(one.directory, one.keep) for one in found] == [("g0-r1.removed", ""), ("g0-r7-i2.removed", "")]
+    assert [remove(str(tmp_path), one.directory, "c1") for one in found] == ["", ""]
+    assert "cluster 'c2'" in remove(str(tmp_path), "g0-r8.removed", "c1"), "another cluster's"
+    assert [path.name for path in tmp_path.iterdir()] == ["g0-r8.removed"]
+
+
+def test_a_removed_replicas_directory_goes_although_the_first_attempt_was_interrupted(tmp_path: Path) -> None:
+    replica_directory(tmp_path).close()
+    (tmp_path / "g0-r1").rename(tmp_path / "g0-r1.removed")
+    DataDir(tmp_path / "g0-r1-i1", Identity("c1", 0, 1, 1)).close()
+    (tmp_path / "g0-r1-i1").rename(tmp_path / "g0-r1-i1.removed")
+    assert remove_replica(str(tmp_path), 0, 1, "c1") == "" and list(tmp_path.iterdir()) == []
