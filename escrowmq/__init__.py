@@ -37,6 +37,7 @@ if TYPE_CHECKING:
         DataLoss,
         DiskFull,
         EscrowMQError,
+        InvalidDecision,
         InvalidMessage,
         JavaNotFound,
         MessageTooLarge,
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
         TopicExists,
         TransactionConflict,
         Unavailable,
+        UnknownGroup,
         UnknownTopic,
         UnknownTransaction,
         UnknownVersion,
@@ -89,6 +91,7 @@ __all__ = [
     "DataLoss",
     "DiskFull",
     "EscrowMQError",
+    "InvalidDecision",
     "InvalidMessage",
     "JavaNotFound",
     "LocalCluster",
@@ -118,6 +121,7 @@ __all__ = [
     "TransactionState",
     "TxStatusQuerier",
     "Unavailable",
+    "UnknownGroup",
     "UnknownTopic",
     "UnknownTransaction",
     "UnknownVersion",
@@ -131,10 +135,10 @@ __all__ = [
 
 _ERRORS = (
     "ClusterNotFound Closed ConfigError CorruptLog DataDirLocked DataDirMismatch DataLoss DiskFull "
-    "EscrowMQError InvalidMessage JavaNotFound MessageTooLarge NotAuthorized NotFullyPrepared NotLeader "
-    "NotSupported OffsetOutOfRange OutcomeUnknown Overloaded ProducerFenced StaleMember "
-    "TooManyOpenTransactions TopicExists TransactionConflict Unavailable UnknownTopic UnknownTransaction "
-    "UnknownVersion"
+    "EscrowMQError InvalidDecision InvalidMessage JavaNotFound MessageTooLarge NotAuthorized "
+    "NotFullyPrepared NotLeader NotSupported OffsetOutOfRange OutcomeUnknown Overloaded ProducerFenced "
+    "StaleMember TooManyOpenTransactions TopicExists TransactionConflict Unavailable UnknownGroup "
+    "UnknownTopic UnknownTransaction UnknownVersion"
 )
 _VALUES = "ConsumerRecord Message OpenTransaction RecordMetadata TopicInfo TransactionState"
 #: Module -> the names it gives to the public face.

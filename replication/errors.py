@@ -62,7 +62,23 @@ class UnknownTopic(EscrowMQError):
     def __str__(self) -> str:
         if self.partition is None:
             return f"unknown topic {self.topic!r}; create it: admin.create_topic({self.topic!r})"
-        return f"topic {self.topic!r} has no partition {self.partition} (it has {self.partitions})"
+        if self.partitions is None:
+            return f"topic {self.topic!r} has no partition {self.partition}; see admin.describe_topic"
+        return (
+            f"topic {self.topic!r} has no partition {self.partition} (it has {self.partitions}); "
+            f"choose one of 0 to {self.partitions - 1}"
+        )
+
+
+class UnknownGroup(EscrowMQError):
+    """No consumer group of that name has members or committed offsets."""
+
+    def __init__(self, group: str) -> None:
+        super().__init__(group)
+        self.group = group
+
+    def __str__(self) -> str:
+        return f"unknown consumer group {self.group!r}; 'escrowmq group list' shows those that there are"
 
 
 class TopicExists(EscrowMQError):
@@ -71,6 +87,10 @@ class TopicExists(EscrowMQError):
 
 class InvalidMessage(EscrowMQError, TypeError):
     """A message, header, key or option has a wrong type or value; the text names it."""
+
+
+class InvalidDecision(InvalidMessage):
+    """A callback has run, and what it returned is no decision: the transaction is left to the check."""
 
 
 class MessageTooLarge(EscrowMQError):

@@ -25,7 +25,7 @@ from escrowmq.actors.producer.local_transaction import decision_of, leaves_open
 from escrowmq.actors.producer.results import TransactionResult
 from escrowmq.actors.producer.transaction import GUARD_S
 from escrowmq.actors.producer.transaction_base import timeout_ms
-from escrowmq.replication.errors import Closed, EscrowMQError, InvalidMessage, OutcomeUnknown
+from escrowmq.replication.errors import Closed, EscrowMQError, InvalidDecision, OutcomeUnknown
 from escrowmq.replication.model import TransactionState, group_of
 
 #: Home topic, home group, branch groups.
@@ -63,29 +63,23 @@ def _run_local(run: _BulkRun, local: LocalBatch) -> None:
     """The callback over everything that was prepared, then the decisions."""
     opened = run.opened()
     try:
-        decisions = _decisions(local(opened), len(opened)) if opened else []
+        returned = local(opened) if opened else []
     except BaseException as error:
-        if not leaves_open(error) and not isinstance(error, _BadDecision):
+        if not leaves_open(error):
             run.decide([TransactionState.ROLLBACK] * len(opened))
         raise
-    run.decide(decisions)
-
-
-class _BadDecision(InvalidMessage):
-    """The callback has run, and what it returned is no decision."""
+    run.decide(_decisions(returned, len(opened)))
 
 
 def _decisions(returned: Any, count: int) -> list[TransactionState]:
-    try:
-        if isinstance(returned, Sequence) and not isinstance(returned, str | bytes):
-            if len(returned) != count:
-                raise InvalidMessage(
-                    f"the callback returned {len(returned)} decisions for {count} transactions"
-                )
-            return [decision_of(value) for value in returned]
-        return [decision_of(returned)] * count
-    except InvalidMessage as error:
-        raise _BadDecision(*error.args) from None
+    if isinstance(returned, Sequence) and not isinstance(returned, str | bytes):
+        if len(returned) != count:
+            raise InvalidDecision(
+                f"the callback returned {len(returned)} decisions for {count} transactions; the check "
+                "decides these: return one decision for all, or one for each in their order"
+            )
+        return [decision_of(value) for value in returned]
+    return [decision_of(returned)] * count
 
 
 class _BulkRun:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from types import FunctionType, MethodType
 from typing import Any
 
-from escrowmq.replication.errors import InvalidMessage, OutcomeUnknown
+from escrowmq.replication.errors import InvalidDecision, InvalidMessage, OutcomeUnknown
 from escrowmq.replication.model import TransactionState
 
 #: Returned value -> decision. None is what a function without a return statement says: it came to its
@@ -35,14 +35,14 @@ def check_callable(local_transaction: object) -> None:
 def decision_of(returned: Any) -> TransactionState:
     """The decision that a local transaction's return value stands for.
 
-    Raises InvalidMessage for anything but None, a bool, COMMITTED, ROLLBACK or UNKNOWN; the local
+    Raises InvalidDecision for anything but None, a bool, COMMITTED, ROLLBACK or UNKNOWN; the local
     transaction has run then, so the caller must leave the decision to the check.
     """
     if returned is None or type(returned) is bool or type(returned) is TransactionState:
         decision = _DECISIONS.get(returned)
         if decision is not None:
             return decision
-    raise InvalidMessage(
+    raise InvalidDecision(
         "a local transaction returns TransactionState.COMMITTED, ROLLBACK or UNKNOWN (or None or True to "
         f"commit, False to roll back), not {returned!r:.80}; the check decides this one"
     )

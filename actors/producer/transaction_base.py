@@ -18,6 +18,7 @@ from escrowmq.actors.producer.encoder import TxPlan, check_id, check_query_id
 from escrowmq.actors.producer.local_transaction import decision_of, leaves_open
 from escrowmq.actors.producer.results import TransactionResult, decided, prepared
 from escrowmq.replication.errors import (
+    InvalidDecision,
     InvalidMessage,
     MessageTooLarge,
     OutcomeUnknown,
@@ -197,11 +198,11 @@ class TransactionBase:
     def _commits(self, returned: object) -> bool | None:
         """Whether what the local transaction returned means to commit; None: it is left to the check.
 
-        Raises InvalidMessage for what means nothing, and leaves it to the check then too.
+        Raises InvalidDecision for what means nothing, and leaves it to the check then too.
         """
         try:
             decision = decision_of(returned)
-        except InvalidMessage:
+        except InvalidDecision:
             self.unknown()
             raise
         if decision is TransactionState.UNKNOWN:

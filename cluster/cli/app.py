@@ -26,8 +26,8 @@ app = typer.Typer(
     pretty_exceptions_show_locals=False,  # locals may hold a secret
     context_settings={"help_option_names": ["-h", "--help"]},
     help="EscrowMQ: a transactional message broker on Ray.",
-    epilog="Exit codes: 0 done, 1 failed, 2 wrong usage or setting, 3 not available (try again), "
-    "4 unknown topic or transaction, 5 conflict, 6 outcome unknown.",
+    epilog="Exit codes: 0 done, 1 failed, 2 wrong usage, setting or secret, 3 not available (try again), "
+    "4 unknown topic, group or transaction, 5 conflict, 6 outcome unknown.",
 )
 
 

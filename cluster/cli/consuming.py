@@ -47,7 +47,10 @@ def consume(
     partition: Annotated[list[int] | None, typer.Option(help="Only these partitions; repeatable.")] = None,
     shown: Shown = Format.table,
 ) -> None:
-    """Print committed messages: a line each, or with --format json an object a line."""
+    """Print committed messages: a line each, or with --format json an object a line.
+
+    What --format json prints, 'escrowmq produce TOPIC --json' takes: so a topic is copied.
+    """
     from escrowmq.replication.errors import ConfigError
 
     if group is not None and (partition or start not in (None, EARLIEST, LATEST)):
@@ -88,12 +91,15 @@ def _alone(
     cluster: Cluster, topics: list[str], since: str | int, only: set[int], follow: bool
 ) -> Iterator[ConsumerRecord]:
     """Without a group: every partition, from ``since``, up to the ends as they are now (or on and on)."""
-    ends = {
-        (topic, p.partition): p.end
-        for topic in topics
-        for p in cluster.admin.describe_topic(topic).partitions
-        if not only or p.partition in only
-    }
+    from escrowmq.replication.errors import UnknownTopic
+
+    ends: dict[tuple[str, int], int] = {}
+    for topic in topics:
+        there = {p.partition: p.end for p in cluster.admin.describe_topic(topic).partitions}
+        for partition in sorted(only or there):
+            if partition not in there:
+                raise UnknownTopic(topic, partition, len(there))
+            ends[topic, partition] = there[partition]
     with cluster.consumer(auto_offset_reset=EARLIEST) as consumer:
         consumer.assign(list(ends))
         for topic, partition in ends:

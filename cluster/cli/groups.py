@@ -33,8 +33,12 @@ def describe(
     shown: Shown = Format.table,
 ) -> None:
     """A group's members, and per partition who reads it, its place and its lag."""
+    from escrowmq.replication.errors import UnknownGroup
+
     with connection.joined() as cluster:
         found = cluster.admin.describe_group(name)
+        if not found.members and not found.partitions and name not in cluster.admin.groups():
+            raise UnknownGroup(name)
     if shown is Format.json:
         show_json({**plain(found), "lag": found.lag})
         return

@@ -6,6 +6,7 @@ counts as sent when the broker has acknowledged it.
 
 from __future__ import annotations
 
+import base64
 import collections
 import json
 import sys
@@ -50,7 +51,10 @@ def produce(
     as_json: Annotated[
         bool,
         typer.Option(
-            "--json", help='Each line is JSON: {"value": "..", "key": "..", "headers": {..}, "partition": 0}.'
+            "--json",
+            help='Each line is JSON: {"value": "..", "key": "..", "headers": {..}, "partition": 0}; bytes '
+            'that are no text are {"base64": ".."}. Or what \'consume --format json\' prints, without its '
+            "topic, offset, timestamp and tx_id.",
         ),
     ] = False,
     transaction: Annotated[
@@ -144,19 +148,34 @@ class _Parser:
         except ValueError as error:
             raise InvalidMessage(f"line {number} is not JSON: {error}") from None
         known = {"value", "key", "headers", "partition"}
-        if not isinstance(entry, dict) or not set(entry) <= known or not isinstance(entry.get("value"), str):
+        if isinstance(entry, dict) and "offset" in entry:  # a record, as consume prints it
+            known |= {"topic", "offset", "timestamp", "tx_id"}
+        if not isinstance(entry, dict) or not set(entry) <= known or "value" not in entry:
             raise InvalidMessage(f"line {number} must be an object with 'value' and of {sorted(known)} only")
         key, headers = entry.get("key"), entry.get("headers") or {}
-        texts = [*headers.values()] if isinstance(headers, dict) else [None]
-        if not isinstance(key, str | None) or not all(isinstance(text, str) for text in texts):
-            raise InvalidMessage(f"line {number}: key and headers must be strings")
+        if not isinstance(headers, dict):
+            raise InvalidMessage(f"line {number}: headers must be an object")
         return Message(
             self.topic,
-            entry["value"].encode(),
-            None if key is None else key.encode(),
-            {name: text.encode() for name, text in headers.items()},
+            _bytes(number, "value", entry["value"]),
+            None if key is None else _bytes(number, "key", key),
+            {name: _bytes(number, f"header {name!r}", value) for name, value in headers.items()},
             entry.get("partition"),
         )
+
+
+def _bytes(number: int, what: str, value: Any) -> bytes:
+    """The bytes that ``text_or_base64`` of output.py has shown."""
+    from escrowmq.replication.errors import InvalidMessage
+
+    try:
+        if isinstance(value, str):
+            return value.encode()
+        if isinstance(value, dict) and set(value) == {"base64"} and isinstance(value["base64"], str):
+            return base64.b64decode(value["base64"], validate=True)
+    except ValueError as error:
+        raise InvalidMessage(f"line {number}: {what} cannot be read: {error}") from None
+    raise InvalidMessage(f'line {number}: {what} must be a string, or {{"base64": ".."}} for other bytes')
 
 
 def _headers(pairs: list[str]) -> dict[str, bytes]:

@@ -31,12 +31,7 @@ Name = Annotated[str, typer.Argument(help="Name of the topic.", show_default=Fal
 
 
 def _settings(topic: TopicInfo) -> dict[str, Any]:
-    return {
-        **plain(topic),
-        "retention_ms": topic.retention_ms if topic.retention_ms >= 0 else None,
-        "retention_bytes": topic.retention_bytes if topic.retention_bytes >= 0 else None,
-        "kept": kept(topic),
-    }
+    return {**plain(topic), "kept": kept(topic)}
 
 
 @app.command()

@@ -39,8 +39,11 @@ def list_transactions(
     """Open transactions, oldest first."""
     with connection.joined() as cluster:
         found = cluster.admin.list_transactions(state.upper() if state else None, app_name, topic, limit)
+        if topic is not None and not found:
+            cluster.admin.describe_topic(topic)  # a topic that is unknown has none either: that is no answer
     columns = ("app", "tx_id", "query_id", "topic", "messages", "prepared", "age_s", "checks", "parked")
-    show_rows(shown, [_row(entry) for entry in found], columns, empty="no open transactions")
+    empty = "no open transactions" + (f" of app {app_name!r}" if app_name else "")
+    show_rows(shown, [_row(entry) for entry in found], columns, empty=empty)
 
 
 def _show(shown: Format, found: Any) -> None:

@@ -76,8 +76,11 @@ def test_a_topic_is_created_listed_described_and_deleted(unique: Unique) -> None
     assert (created["partitions"], created["on_check_exhausted"]) == (3, "rollback")
     assert name in [entry["name"] for entry in as_json("topic", "list")]
     assert name in good("topic", "list")
-    assert created["retention_ms"] == -1
     described = as_json("topic", "describe", name)
+    (listed,) = (entry for entry in as_json("topic", "list") if entry["name"] == name)
+    for shown in (created, listed, described["info"]):
+        assert (shown["retention_ms"], shown["retention_bytes"]) == (-1, -1)
+    assert "retention bytes         -1" in good("topic", "describe", name)
     assert [p["partition"] for p in described["partitions"]] == [0, 1, 2]
     assert "partition" in good("topic", "describe", name)
     assert run("topic", "delete", name, stdin="n\n").exit_code == 1
@@ -138,6 +141,18 @@ def test_errors_are_one_line_and_a_hint_with_an_exit_code_of_their_own(topic: st
     assert run("txn", "show", unique("nobody")).exit_code == 4
 
 
+def test_a_name_that_nothing_has_is_no_empty_answer(topic: str, unique: Unique) -> None:
+    beyond = run("consume", topic, "--partition", "17")
+    assert (
+        beyond.exit_code == 4
+        and "has no partition 17 (it has 2)\nhint: choose one of 0 to 1" in beyond.stderr
+    )
+    nobody = run("group", "describe", unique("nosuch"))
+    assert nobody.exit_code == 4 and "unknown consumer group" in nobody.stderr
+    assert run("txn", "list", "--topic", unique("nope")).exit_code == 4
+    assert as_json("txn", "list", "--topic", topic) == []
+
+
 def test_another_address_or_namespace_is_said_plainly(tmp_path: Path) -> None:
     elsewhere = run("status", "--namespace", "elsewhere")
     assert elsewhere.exit_code == 3 and "no EscrowMQ cluster in namespace 'elsewhere'" in elsewhere.stderr
@@ -176,6 +191,20 @@ def test_ten_thousand_lines_go_in_and_come_out(topic: str, tmp_path: Path) -> No
     file.write_text("".join(f"{n}\n" for n in range(10_000)))
     assert "10000" in good("produce", topic, "--file", str(file))
     assert sorted(int(record["value"]) for record in lines_of("consume", topic)) == list(range(10_000))
+
+
+def test_a_topic_is_copied(cluster: Cluster, topic: str, unique: Unique) -> None:
+    cluster.admin.create_topic(copy := unique("copy"), partitions=2)
+    with cluster.producer(app="bytes") as producer, producer.transaction() as tx:
+        tx.send(Message(topic, b"\xff\x00", key=b"\xfe", headers={"h": b"\x80"}, partition=1))
+        tx.send(Message(topic, "ü\n".encode(), partition=0))
+    good("produce", copy, "--json", stdin=good("consume", topic, "--format", "json"))
+    told = ("partition", "offset", "key", "value", "headers")
+    source, copied = (
+        sorted(json.dumps([record[name] for name in told]) for record in lines_of("consume", of))
+        for of in (topic, copy)
+    )
+    assert len(source) == 2 and source == copied
 
 
 def test_a_transaction_goes_in_whole_and_shows_its_id(topic: str) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from escrowmq.actors.producer.results import TransactionResult
 from escrowmq.actors.producer.transaction import Transaction
-from escrowmq.replication.errors import InvalidMessage, OutcomeUnknown
+from escrowmq.replication.errors import InvalidDecision, OutcomeUnknown
 from escrowmq.replication.model import Message, TransactionState
 from tests.support.brokers import Brokers
 from tests.support.producing import COMMITTED, ROLLBACK, UNKNOWN, ProducerOf, open_transactions, rows, values
@@ -67,7 +67,7 @@ def test_unknown_leaves_it_to_the_check(brokers: Brokers, topic: str, producer_o
 def test_a_return_value_that_means_nothing_leaves_it_to_the_check(
     brokers: Brokers, topic: str, producer_of: ProducerOf
 ) -> None:
-    with pytest.raises(InvalidMessage, match="not 'fine'"):
+    with pytest.raises(InvalidDecision, match="not 'fine'"):
         producer_of(brokers).send_message_in_transaction(Message(topic, b"a"), lambda: "fine")
     assert len(open_transactions(brokers, topic)) == 1
 
