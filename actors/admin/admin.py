@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from escrowmq.actors.admin.group_places import describe_groups
 from escrowmq.actors.admin.status import STATUS_WAIT_S, cluster_status
 from escrowmq.actors.admin.topic_altering import alter_topic
-from escrowmq.actors.admin.topic_creation import create_topic
+from escrowmq.actors.admin.topic_creation import create_topic, new_name_problem
 from escrowmq.actors.admin.transactions import TransactionAdmin
 from escrowmq.actors.admin.trimming import PartitionTrim, carry_out, plan_trim
 from escrowmq.actors.admin.types import (
@@ -35,7 +35,7 @@ from escrowmq.actors.client.router import Router, result_of
 from escrowmq.actors.client.topology import ClusterInfo
 from escrowmq.actors.consumer.offsets import OffsetReader
 from escrowmq.replication.calling.answers import MembersReport
-from escrowmq.replication.errors import UnknownTopic
+from escrowmq.replication.errors import ConfigError, UnknownTopic
 from escrowmq.replication.format import ops
 from escrowmq.replication.model import (
     OpenTransaction,
@@ -97,6 +97,9 @@ class Admin(Closing):
         ``retention_bytes`` (per partition) messages are kept for ever. An option that is left out, or None,
         accepts what an existing topic has. Raises ConfigError, and TopicExists if something stated differs.
         """
+        problem = new_name_problem(name)
+        if problem is not None and not any(topic.name == name for topic in self._ask([name])):
+            raise ConfigError(problem)
         return create_topic(self._submit, self.info.groups, name, partitions, options)
 
     def alter_topic(self, name: str, **settings: int | str | None) -> TopicInfo:

@@ -10,6 +10,7 @@ stands there is what the other groups get, whoever created it and however far th
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
@@ -45,7 +46,22 @@ class TopicOptions:
     retention_bytes: int = -1
 
 
+_NEW_NAME = re.compile(r"[a-zA-Z0-9._-]{1,200}", re.ASCII)
 _KNOWN = [item.name for item in fields(TopicOptions)]
+
+
+def new_name_problem(name: object) -> str | None:
+    """Why a topic that does not exist yet cannot have this name, or None. (A wrong type is told elsewhere.)
+
+    Narrower than what the log takes, which stays as it is: names of topics stand in command lines, in metrics
+    and in paths of other systems, where other characters mean something or look like others.
+    """
+    if type(name) is str and (_NEW_NAME.fullmatch(name) is None or name in (".", "..")):
+        return (
+            f"topic name {name!r} is not allowed for a new topic; choose 1 to 200 of the characters a-z, "
+            "A-Z, 0-9, '.', '_' and '-', but neither '.' nor '..'"
+        )
+    return None
 
 
 def topic_settings(partitions: int = 1, **options: int | str) -> dict[str, int | str]:

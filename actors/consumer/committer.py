@@ -25,9 +25,16 @@ from escrowmq.actors.client.consumer_groups import (
 from escrowmq.actors.client.router import Router, result_of
 from escrowmq.actors.consumer.membership import Membership
 from escrowmq.actors.consumer.membership_thread import MembershipThread
+from escrowmq.actors.consumer.offsets import OffsetReader
 from escrowmq.actors.consumer.positions import PartitionState, Positions
 from escrowmq.actors.consumer.redelivery import Redelivery
-from escrowmq.replication.errors import InvalidMessage, StaleMember, Unavailable, UnknownTopic
+from escrowmq.replication.errors import (
+    InvalidMessage,
+    OffsetOutOfRange,
+    StaleMember,
+    Unavailable,
+    UnknownTopic,
+)
 
 #: Joining again heals a fail-over; a member that is refused after that often is not wanted.
 ATTEMPTS_MAX = 3
@@ -43,11 +50,13 @@ class Committer:
         membership: Membership,
         positions: Positions,
         redelivery: Redelivery,
+        offsets: OffsetReader,
         condition: threading.Condition,
         timeout_s: float,
     ) -> None:
         self._router, self._membership_thread, self._membership = router, membership_thread, membership
         self._positions, self._redelivery, self._condition = positions, redelivery, condition
+        self._offsets = offsets
         self._timeout_s = timeout_s
         self._turn = threading.Lock()
         #: The join under whose generation copies of a commit may be on their way.
@@ -68,6 +77,7 @@ class Committer:
             wanted = self._delivered() if offsets is None else self._explicit(offsets)
         if not wanted:
             return
+        self._check_ends(wanted, deadline)
         for _ in range(ATTEMPTS_MAX):
             with self._condition:
                 joins, generation = self._membership.joins, self._membership.generation
@@ -102,6 +112,19 @@ class Committer:
                 raise StaleMember(f"{tp} is not assigned to this consumer (now); it cannot commit it")
             wanted[state] = offset
         return wanted
+
+    def _check_ends(self, wanted: Mapping[PartitionState, int], deadline: float) -> None:
+        """A place beyond a partition's end would have the group skip what comes next. Whoever commits what it
+        has read does not get beyond the end that its last fetch told; else the leader is asked."""
+        beyond = {state.tp: offset for state, offset in wanted.items() if offset > state.log_end}
+        if not beyond:
+            return
+        left_s = max(deadline - self._router.clock(), 0.001)
+        for tp, bounds in self._offsets.bounds(beyond, left_s).items():
+            if isinstance(bounds, UnknownTopic):
+                raise bounds
+            if beyond[tp] > bounds[1]:
+                raise OffsetOutOfRange(*tp, beyond[tp], *bounds)
 
     def _send(
         self, wanted: Mapping[PartitionState, int], joins: int, generation: int, deadline: float

@@ -136,10 +136,10 @@ class Consumer(Closing):
     def commit(self, offsets: Mapping[TopicPartition, int] | None = None) -> None:
         """Makes the group's place durable: everything ``poll`` has returned, or ``offsets`` as given.
 
-        ``offsets``: (topic, partition) -> *next* offset to read; taken at its word. Without it, stops
-        before records that wait after ``nack``. Raises StaleMember if a partition has moved to another
-        member (what was not committed is delivered again there); OutcomeUnknown if no answer came in
-        time: committing again is safe.
+        ``offsets``: (topic, partition) -> *next* offset to read. Without it, stops before records that wait
+        after ``nack``. Raises OffsetOutOfRange for a place beyond the partition's end; StaleMember if a
+        partition has moved to another member (what was not committed is delivered again there);
+        OutcomeUnknown if no answer came in time: committing again is safe.
         """
         self.core.commit(offsets)
 

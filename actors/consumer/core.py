@@ -14,10 +14,10 @@ from dataclasses import replace
 from datetime import datetime
 
 from escrowmq.actors.client.catalog import TopicCatalog
-from escrowmq.actors.client.consumer_groups import TopicPartition
+from escrowmq.actors.client.consumer_groups import GroupSnapshot, TopicPartition, coordinator_group
 from escrowmq.actors.client.observable import ObservableCondition
 from escrowmq.actors.client.replica_calls import RayCalls, ReplicaCalls
-from escrowmq.actors.client.router import Router
+from escrowmq.actors.client.router import Router, result_of
 from escrowmq.actors.client.topology import ClusterInfo
 from escrowmq.actors.consumer import arguments as args
 from escrowmq.actors.consumer.committer import Committer
@@ -39,6 +39,7 @@ from escrowmq.replication.errors import (
     UnknownTopic,
 )
 from escrowmq.replication.model import ConsumerRecord, group_of
+from escrowmq.replication.replica.validation import has_control_characters
 
 
 class ConsumerCore:
@@ -101,10 +102,13 @@ class ConsumerCore:
                 self.membership,
                 self.positions,
                 self.redelivery,
+                self.offsets,
                 self.condition,
                 config.call_timeout_s,
             )
         try:
+            if group is not None and has_control_characters(group):
+                self._check_known(group)
             if topics:
                 self.subscribe(topics)
         except BaseException:
@@ -115,6 +119,16 @@ class ConsumerCore:
         """Raises Closed after ``close``."""
         if self.closed:
             raise Closed("this consumer was closed; create a new one")
+
+    def _check_known(self, group: str) -> None:
+        """A group of such a name may be one of earlier times; a new one is refused."""
+        gid, wait_s = coordinator_group(group, self.info.groups), self.config.call_timeout_s
+        call = self.router.leader_call(gid, "group_describe", group, timeout_s=wait_s)
+        known: GroupSnapshot = result_of(call, wait_s)
+        if not known.members and not known.committed:
+            raise ConfigError(
+                f"group {group!r} has control characters in its name; choose a name without them"
+            )
 
     # ------------------------------------------------------------ what to read
 

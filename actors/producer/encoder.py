@@ -17,7 +17,7 @@ from escrowmq.actors.producer.config import ProducerConfig
 from escrowmq.replication.errors import InvalidMessage, MessageTooLarge, UnknownTopic
 from escrowmq.replication.format.codec import FRAME, encode_row
 from escrowmq.replication.model import Message, group_of
-from escrowmq.replication.replica.validation import NAME_BYTES_MAX
+from escrowmq.replication.replica.validation import NAME_BYTES_MAX, has_control_characters
 
 crc32c: Callable[[bytes], int] = google_crc32c.value
 _extend: Callable[[int, bytes], int] = google_crc32c.extend
@@ -162,17 +162,23 @@ def as_messages(messages: Message | Iterable[Message]) -> list[Message]:
 
 def check_id(tx_id: str) -> str:
     """A caller's transaction id, or InvalidMessage."""
-    return _check_name("tx_id", tx_id)
+    return _check_printable("tx_id", tx_id)
 
 
 def check_query_id(query_id: str) -> str:
     """A caller's query id, or InvalidMessage."""
-    return _check_name("query_id", query_id)
+    return _check_printable("query_id", query_id)
 
 
 def check_app(app: str) -> str:
     """An app's name, or InvalidMessage."""
     return _check_name("app", app)
+
+
+def _check_printable(what: str, name: str) -> str:
+    if has_control_characters(_check_name(what, name)):
+        raise InvalidMessage(f"{what} {name!r:.80} has control characters; use an id without them")
+    return name
 
 
 def _check_name(what: str, name: str) -> str:

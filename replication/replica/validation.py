@@ -7,6 +7,7 @@ no operations that only a leader may write.
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Mapping, Sequence
 
 from escrowmq.replication.errors import CorruptLog, InvalidMessage, UnknownVersion
@@ -46,6 +47,14 @@ TIMEOUT_MS_MAX = 10 * 366 * 86_400_000
 GROUPS_MAX = 1 << 16
 #: Branch groups of one transaction.
 PARTICIPANTS_MAX = 64
+#: Characters of a name that would break the lines of a log or a table: Unicode's categories.
+_CONTROL = frozenset(("Cc", "Zl", "Zp"))
+
+
+def has_control_characters(name: str) -> bool:
+    """Whether a name has any. Clients refuse such names for what is new; what has one already stays."""
+    return not name.isprintable() and any(unicodedata.category(c) in _CONTROL for c in name)
+
 
 #: What the reserve of disk space is kept from. All else settles what is there, or makes room.
 _NEW_WORK = frozenset((OpType.MESSAGE, OpType.PREPARE, OpType.CREATE_TOPIC))

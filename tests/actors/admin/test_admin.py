@@ -19,6 +19,7 @@ from escrowmq.replication.errors import (
 )
 from escrowmq.replication.format import codec, ops
 from escrowmq.replication.model import ResultCode, TransactionState, group_of
+from escrowmq.replication.state.topics import alter_problem
 from tests.support.brokers import Brokers
 from tests.support.polling import read, settle
 
@@ -58,6 +59,19 @@ def prepare(brokers, app, tx_id, topic, partitions=(0,), home=None):
         assert code == ResultCode.OK
         if gid == home and extra is not None:
             home_index, _ = opened_at([code, *info], 1)
+
+
+def test_a_topic_of_a_name_that_is_refused_now_stays(brokers, admin, unique):
+    name = unique("größe")
+    with pytest.raises(ConfigError, match="not allowed for a new topic"):
+        admin.create_topic(name)
+    brokers.topic(name)  # as an earlier version created it
+    assert admin.create_topic(name, retention_ms=-1).name == name
+    assert admin.describe_topic(name).info.name == name
+    assert alter_problem(name, {"check_max": 3}) is None
+    admin.delete_topic(name)
+    with pytest.raises(ConfigError, match="not allowed for a new topic"):
+        admin.create_topic(name)
 
 
 def test_who_belongs_to_each_group(brokers, admin):

@@ -13,7 +13,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from escrowmq.actors.admin.topic_creation import TopicOptions, create_topic, kept, topic_settings
+from escrowmq.actors.admin.topic_creation import (
+    TopicOptions,
+    create_topic,
+    kept,
+    new_name_problem,
+    topic_settings,
+)
 from escrowmq.replication.errors import ConfigError, TopicExists
 from escrowmq.replication.format.codec import decode_ops
 from escrowmq.replication.model import TopicInfo
@@ -53,6 +59,15 @@ class Groups:
     def settings(self) -> list[TopicInfo | None]:
         """The topic's in each group."""
         return [table.topics["t"].info if "t" in table.topics else None for table in self.tables]
+
+
+@pytest.mark.parametrize("name", [".", "..", "größe", "a b", "a/b", "t\n", "", "t" * 201, "٣"])
+def test_a_new_topic_has_a_plain_name(name: str) -> None:
+    assert "choose 1 to 200 of the characters" in (new_name_problem(name) or "")
+
+
+def test_plain_names_are_fine() -> None:
+    assert {new_name_problem(name) for name in ("orders", "...", ".a", "A-1_b.c", "t" * 200)} == {None}
 
 
 def test_messages_of_a_topic_about_which_nothing_was_said_are_kept_for_ever() -> None:

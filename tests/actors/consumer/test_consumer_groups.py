@@ -6,7 +6,8 @@ import time
 
 import pytest
 
-from escrowmq.replication.errors import StaleMember
+from escrowmq.replication.errors import ConfigError, OffsetOutOfRange, StaleMember
+from escrowmq.replication.format import ops
 from tests.support.polling import numbered, read, settle, values
 
 PARTITIONS = 4
@@ -133,3 +134,37 @@ def test_a_deleted_topic_leaves_the_assignment(brokers, topic, unique, consumer_
     settle([consumer], lambda: len(consumer.assignment()) == 5)
     admin_of(brokers).delete_topic(other)
     settle([consumer], lambda: len(consumer.assignment()) == 4)
+
+
+def test_a_place_beyond_the_end_is_not_committed(brokers, topic, unique, consumer_of):
+    """Nor one that was sought: the group would skip what comes next, without a word."""
+    brokers.produce(topic, 0, numbered(0, 3))
+    consumer = consumer_of(brokers, group=unique("g"), topics=[topic])
+    settle([consumer], lambda: len(consumer.assignment()) == 4)
+    with pytest.raises(OffsetOutOfRange, match=r"offset 4 of .* is outside \[0, 3\]"):
+        consumer.commit({(topic, 0): 4})
+    consumer.seek(topic, 0, 1_000_000)
+    with pytest.raises(OffsetOutOfRange):
+        consumer.commit()
+    assert consumer.committed(topic, 0) is None
+    consumer.commit({(topic, 0): 3, (topic, 1): 0})
+    assert consumer.committed(topic, 0) == 3
+
+
+def test_who_commits_what_was_read_asks_for_no_end(brokers, topic, unique, consumer_of):
+    brokers.produce(topic, 0, numbered(0, 3))
+    consumer = consumer_of(brokers, group=unique("g"), topics=[topic])
+    read(consumer, 3)
+    settle([consumer], lambda: all(consumer.position(topic, p) is not None for p in range(4)))
+    brokers.asked.clear()
+    consumer.commit({(topic, 0): 3})
+    assert "offsets" not in [method for _, _, method in brokers.asked]
+
+
+def test_a_new_group_has_no_control_characters_in_its_name(brokers, topic, unique, consumer_of):
+    name = unique("g") + "\n"
+    with pytest.raises(ConfigError, match="choose a name without them"):
+        consumer_of(brokers, group=name, topics=[topic])
+    brokers.produce(topic, 0, numbered(0, 3))
+    brokers.groups[0].submit(ops.group_offsets(name, topic, {0: 1}))  # as an earlier version let it
+    assert values(read(consumer_of(brokers, group=name, topics=[topic]), 2)) == [b"1", b"2"]

@@ -87,3 +87,23 @@ def test_what_is_no_message_or_no_callback_is_refused(
     for timeout in (0, -1.0, True, "6"):
         with pytest.raises(InvalidMessage, match="transaction_timeout_s"):
             producer.transaction(transaction_timeout_s=timeout)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("bad", ["order\n42", "\x00", "a\x7f", "\x85", "a\u2028b"])
+def test_ids_with_control_characters_are_refused(
+    brokers: Brokers, topic: str, producer_of: ProducerOf, bad: str
+) -> None:
+    producer = producer_of(brokers)
+    for ids in ({"tx_id": bad}, {"query_id": bad}):
+        with pytest.raises(InvalidMessage, match="use an id without them"):
+            producer.send_message_in_transaction(Message(topic, b"a"), never, **ids)
+    (result,) = producer.send_transactions([(Message(topic, b"a"), "1", bad)])
+    assert isinstance(result.error, InvalidMessage)
+    assert not open_transactions(brokers, topic) and values(brokers, topic) == []
+
+
+def test_ids_may_have_any_other_characters(brokers: Brokers, topic: str, producer_of: ProducerOf) -> None:
+    sent = producer_of(brokers).send_message_in_transaction(
+        Message(topic, b"a"), lambda: True, tx_id="Bestellung 42/ü\u00a0\u3000😀", query_id=" "
+    )
+    assert sent.state is COMMITTED
