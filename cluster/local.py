@@ -2,14 +2,12 @@
 
 Brokers are processes of their own on this machine, and their data survive: opening the same directory
 again finds every acknowledged message. It must leave nothing behind: no process after ``stop`` or at
-the interpreter's end, no temporary directory.
+the interpreter's end, no temporary directory; that of a program that was killed goes with the next start.
 """
 
 from __future__ import annotations
 
 import atexit
-import shutil
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -23,6 +21,7 @@ from escrowmq.cluster.handle import Cluster, LocalCluster
 from escrowmq.cluster.launch import launch, stop_cluster
 from escrowmq.cluster.secret import given_secret
 from escrowmq.cluster.supervisor import SupervisorPlan
+from escrowmq.cluster.temporary_dir import TemporaryDir
 
 __all__ = ["Cluster", "LocalCluster", "start_local"]
 
@@ -60,15 +59,15 @@ def start_local(
         start_ray(settings.ray, settings.cluster.namespace)
     temporary = None
     if settings.storage.data_dir is None:
-        temporary = Path(tempfile.mkdtemp(prefix="escrowmq-"))
-    where = (temporary or settings.storage.data_dir or Path()).absolute()
+        temporary = TemporaryDir()
+    where = (temporary.path if temporary else settings.storage.data_dir or Path()).absolute()
 
     def clean_up() -> None:
         if ours:
             with as_guest():
                 ray.shutdown()
         if temporary is not None:
-            shutil.rmtree(temporary, ignore_errors=True)
+            temporary.remove()
 
     plan = SupervisorPlan(
         shape=settings.cluster,

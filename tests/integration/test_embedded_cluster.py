@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import os
 import shutil
 import socket
 import subprocess
@@ -19,6 +20,7 @@ import pytest
 
 import escrowmq
 from escrowmq import Cluster, ClusterNotFound, ConfigError, DataDirLocked, DataDirMismatch, Message
+from escrowmq.cluster.temporary_dir import TemporaryDir
 
 pytestmark = pytest.mark.ray
 
@@ -241,7 +243,10 @@ def test_a_malformed_address_is_refused(address: str) -> None:
 def test_a_second_ray_on_the_machine_makes_auto_ask_and_leaves_nothing_behind(
     ray_local: str, tmp_path: Path
 ) -> None:
-    """A program that ends without stop() takes its brokers, its Ray and its temporary files with it."""
+    """A program that ends without stop() takes its brokers, its Ray and its temporary files with it; and
+    those of one that was killed before."""
+    left_over = TemporaryDir()
+    os.close(left_over._lock)
     asking = (
         "import escrowmq\\n"
         "try:\\n    escrowmq.connect()\\n"
@@ -265,7 +270,7 @@ def test_a_second_ray_on_the_machine_makes_auto_ask_and_leaves_nothing_behind(
     assert said.startswith("several Ray clusters run on this machine") and "--address" in said
     assert ray_local in said and said.rpartition(" ")[2] in said.rpartition(" ")[0]
     assert done.stderr == ""
-    assert not Path(data_dir).exists()
+    assert not Path(data_dir).exists() and not left_over.path.exists()
     deadline = time.monotonic() + 10
     while (
         left := [pid for pid in map(int, pids.split()) if psutil.pid_exists(pid)]

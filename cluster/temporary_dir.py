@@ -1,0 +1,62 @@
+"""Temporary data directories: removed at the end, or by the next start if their program was killed.
+
+A directory is marked by a lock file, which its program holds for as long as it lives, and which has the
+program's process number once it is held. Whoever starts later removes the directories of its own user that
+are marked so and that nobody holds: neither the program nor a broker that outlives it for a while. What has
+no mark is somebody's data, whatever its name, and is never touched.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import stat
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from escrowmq.replication.errors import DataDirLocked
+from escrowmq.replication.log.lock_file import take_lock
+
+PREFIX = "escrowmq-"
+MARK = "temporary.lock"
+#: Locks of those who may be at work in a data directory: the supervisor, and each replica.
+_OTHER_LOCKS = ("*.lock", "*/lock")
+
+
+class TemporaryDir:
+    """A new directory at ``path``; those that killed programs have left behind are removed first."""
+
+    def __init__(self, parent: Path | None = None) -> None:
+        where = Path(tempfile.gettempdir()) if parent is None else parent
+        sweep(where)
+        self.path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=where))
+        self._lock = take_lock(self.path / MARK, 0o600, lambda holder: f"process {holder} holds {self.path}")
+
+    def remove(self) -> None:
+        """Remove it with all that is in it."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        os.close(self._lock)
+
+
+def sweep(parent: Path) -> None:
+    """Remove what killed programs of this user have left in ``parent``; what is held, or cannot be removed,
+    stays until the next time."""
+    for path in parent.glob(f"{PREFIX}*/{MARK}"):
+        with contextlib.suppress(OSError, DataDirLocked), _held(path.parent):
+            shutil.rmtree(path.parent)
+
+
+@contextlib.contextmanager
+def _held(path: Path) -> Iterator[None]:
+    """With all locks of a directory. Raises DataDirLocked, also if it is not ours or is only being made."""
+    found = path.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or not (path / MARK).read_bytes():
+        raise DataDirLocked(f"{path} is not left over")
+    with contextlib.ExitStack() as locks:
+        for pattern in _OTHER_LOCKS:
+            for lock in path.glob(pattern):
+                number = take_lock(lock, 0o644, lambda holder: f"process {holder} is in {path}")
+                locks.callback(os.close, number)
+        yield
