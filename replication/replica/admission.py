@@ -8,11 +8,15 @@ one being written) and the COMMIT into the same entry, so that it is all or noth
 A decision is only taken over transactions that are open in the applied state and have no other
 decision in flight, so an entry that is applied never meets one that is already settled. Ids that do not
 qualify are answered after the entry was applied, when the state holds what became of them.
+
+Entries name topics, which are looked up when they are applied. By then one of that name may be another one:
+the deletion may be under way, and the creation behind it. What was prepared for the old topic, or found out
+about it, must not reach the new one, so it is left out from the moment at which a deletion is written.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
@@ -22,6 +26,7 @@ from escrowmq.replication.format.codec import ENVELOPE, Op, OpType, decode_ops, 
 from escrowmq.replication.model import ResultCode
 from escrowmq.replication.state.machine import Result, StateMachine
 from escrowmq.replication.state.open_table import OpenTx
+from escrowmq.replication.state.topics import Topic
 from escrowmq.replication.state.transactions import (
     BY_HOME,
     COMMITTED,
@@ -95,6 +100,16 @@ class Submission:
         self.left_out: dict[int, LeftOut] = {}  # by unit
 
 
+class AboutTopic(Submission):
+    """A request of the leader's own about ``topic``, and about no later one of that name."""
+
+    __slots__ = ("topic",)
+
+    def __init__(self, request: bytes, ops: Sequence[Op], topic: Topic) -> None:
+        super().__init__(request, ops, lambda status: None)
+        self.topic = topic
+
+
 @dataclass(slots=True, eq=False)
 class ComposedEntry:
     """A composed entry and whom it answers: ``slots`` has (submission, unit) per result, in order."""
@@ -106,6 +121,7 @@ class ComposedEntry:
     submissions: list[Submission]
     deciding: list[tuple[str, Sequence[str]]]
     opening: list[tuple[tuple[str, str], int]]
+    deleting: list[int]  # slots of partitions
 
 
 class Admission:
@@ -121,6 +137,8 @@ class Admission:
         # Both hold what is under way and nothing else: apps and topics come and go.
         self._deciding: dict[str, set[str]] = {}  # app -> ids
         self._opening: dict[tuple[str, str], int] = {}  # (app, topic) -> in entries not yet applied
+        #: Slot of a partition -> deletions of its topic that may be in the log and are not applied yet.
+        self._deleting: Counter[int] = Counter()
         self._last_ms = 0
 
     def offer(self, submission: Submission) -> bool:
@@ -162,7 +180,11 @@ class Admission:
                     self._write_decision(writer, submission, number, ROLLED_BACK)
                 elif kind == OpType.PREPARE and not self._room_for(unit.ops[0], writer):
                     submission.results[number] = [int(ResultCode.TOO_MANY_OPEN), self._open_max]
+                elif kind == OpType.TRIM and self._is_another(unit.ops[0].meta[0], submission):
+                    submission.results[number] = [int(ResultCode.UNKNOWN_TOPIC)]
                 else:
+                    if kind == OpType.DELETE_TOPIC:
+                        self._note_deletion(unit.ops[0].meta[0], writer)
                     writer.verbatim(submission, number, unit)
         return writer.finish()
 
@@ -182,6 +204,24 @@ class Admission:
             self._opening[app, topic] = opening + new
             writer.opening.append(((app, topic), new))
         return True
+
+    def _note_deletion(self, name: str, writer: _EntryWriter) -> None:
+        """From here on the topic that there is now counts as deleted."""
+        known = self._state.topics
+        for slot in [slot for slot in self._deleting if slot not in known.slots]:
+            del self._deleting[slot]  # applied after its proposal had timed out
+        topic = known.topics.get(name)
+        slots = [] if topic is None else [partition.slot for partition in topic.partitions.values()]
+        self._deleting.update(slots)
+        writer.deleting += slots
+
+    def _is_another(self, name: str, submission: Submission) -> bool:
+        """Whether this name means, or may mean by the time it is applied, another topic than the request."""
+        topic = self._state.topics.topics.get(name)
+        if isinstance(submission, AboutTopic) and submission.topic is not topic:
+            return True
+        partitions = () if topic is None else topic.partitions.values()
+        return any(partition.slot in self._deleting for partition in partitions)
 
     def _write_decision(
         self, writer: _EntryWriter, submission: Submission, number: int, outcome: int
@@ -249,7 +289,7 @@ class Admission:
         writer.copy_budget = budget
         slots, frames = self._state.topics.slots, []
         for slot, runs in runs_by_slot.items():
-            if slot in slots:  # else the topic was deleted: its messages go nowhere
+            if slot in slots and slot not in self._deleting:  # else the topic is gone: they go nowhere
                 topic, number = slots[slot].topic, slots[slot].number
                 for copied, flat in runs:
                     build_one = self._copied if copied else build.reference
@@ -265,6 +305,7 @@ class Admission:
         """Leadership is lost. Not before: an entry whose proposal timed out may still be applied in this
         term, and until then its transactions must not get a second decision."""
         self._deciding.clear()
+        self._deleting.clear()
 
     def ended(self, entry: ComposedEntry, *, decided: bool) -> None:
         """The entry's proposal has ended. ``decided``: it is applied, or surely in no log, so that its
@@ -276,6 +317,9 @@ class Admission:
             else:
                 del self._opening[key]
         if decided:
+            for slot in entry.deleting:
+                self._deleting[slot] -= 1
+            self._deleting = +self._deleting if entry.deleting else self._deleting
             for app, tx_ids in entry.deciding:
                 deciding = self._deciding.get(app)
                 if deciding is not None:
@@ -386,6 +430,7 @@ class _EntryWriter:
         self.submissions: list[Submission] = []
         self.deciding: list[tuple[str, Sequence[str]]] = []
         self.opening: list[tuple[tuple[str, str], int]] = []
+        self.deleting: list[int] = []
 
     def verbatim(self, submission: Submission, number: int, unit: Unit) -> None:
         shift = self.size - unit.start
@@ -405,5 +450,12 @@ class _EntryWriter:
     def finish(self) -> ComposedEntry:
         command = encode_command(self.frames, len(self.ops), self.now_ms)
         return ComposedEntry(
-            command, self.now_ms, self.ops, self.slots, self.submissions, self.deciding, self.opening
+            command,
+            self.now_ms,
+            self.ops,
+            self.slots,
+            self.submissions,
+            self.deciding,
+            self.opening,
+            self.deleting,
         )

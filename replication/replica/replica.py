@@ -19,7 +19,7 @@ from escrowmq.replication.format import ops as build
 from escrowmq.replication.format.codec import Op, decode_ops
 from escrowmq.replication.log.journal import SegmentJournal
 from escrowmq.replication.replica import fetching, retention
-from escrowmq.replication.replica.admission import Admission, ComposedEntry, Submission
+from escrowmq.replication.replica.admission import AboutTopic, Admission, ComposedEntry, Submission
 from escrowmq.replication.replica.checkpoints import Checkpoints, Job
 from escrowmq.replication.replica.levels import next_level
 from escrowmq.replication.replica.validation import level_needed
@@ -273,14 +273,15 @@ class Replica:
             snapshot = self.checkpoints.oldest_needed_index()
             self._retention = retention.RetentionRound(self.state, now_ms, snapshot)
         look = self._retention
-        frames = look.step(self.limits.slice_visits)
+        for frame in look.step(self.limits.slice_visits):
+            ops = decode_ops(frame)
+            self.admission.offer(AboutTopic(frame, ops, self.state.topics.topics[ops[0].meta[0]]))
         if look.done:
             self._retention = None
             first = look.first_needed_index
             if self.journal.segment_start(first) > self.journal.first_index:
-                frames.append(build.retain(first))
-        for frame in frames:
-            self.admission.offer(Submission(frame, decode_ops(frame), lambda status: None))
+                frame = build.retain(first)
+                self.admission.offer(Submission(frame, decode_ops(frame), lambda status: None))
 
     # -------------------------------------------------------------- reads
 
