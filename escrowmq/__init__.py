@@ -53,6 +53,9 @@ if TYPE_CHECKING:
         TooManyOpenTransactions,
         TopicExists,
         TransactionConflict,
+        TransactionIdTaken,
+        TransactionRunning,
+        TransactionSettled,
         Unavailable,
         UnknownGroup,
         UnknownTopic,
@@ -116,8 +119,11 @@ __all__ = [
     "TopicInfo",
     "Transaction",
     "TransactionConflict",
+    "TransactionIdTaken",
     "TransactionRequest",
     "TransactionResult",
+    "TransactionRunning",
+    "TransactionSettled",
     "TransactionState",
     "TxStatusQuerier",
     "Unavailable",
@@ -137,8 +143,9 @@ _ERRORS = (
     "ClusterNotFound Closed ConfigError CorruptLog DataDirLocked DataDirMismatch DataLoss DiskFull "
     "EscrowMQError InvalidDecision InvalidMessage JavaNotFound MessageTooLarge NotAuthorized "
     "NotFullyPrepared NotLeader NotSupported OffsetOutOfRange OutcomeUnknown Overloaded ProducerFenced "
-    "StaleMember TooManyOpenTransactions TopicExists TransactionConflict Unavailable UnknownGroup "
-    "UnknownTopic UnknownTransaction UnknownVersion"
+    "StaleMember TooManyOpenTransactions TopicExists TransactionConflict TransactionIdTaken "
+    "TransactionRunning TransactionSettled Unavailable UnknownGroup UnknownTopic UnknownTransaction "
+    "UnknownVersion"
 )
 _VALUES = "ConsumerRecord Message OpenTransaction RecordMetadata TopicInfo TransactionState"
 #: Module -> the names it gives to the public face.

@@ -108,7 +108,11 @@ class MessageTooLarge(EscrowMQError):
 
 
 class TransactionConflict(EscrowMQError):
-    """The id is taken by other content, or the transaction was already decided the other way."""
+    """The transaction cannot be run or decided as asked, since its id is recorded otherwise.
+
+    Which of these it is: :class:`TransactionSettled`, :class:`TransactionIdTaken` or
+    :class:`TransactionRunning`; this class itself where that cannot be told.
+    """
 
     def __init__(self, tx_id: str, recorded_state: str) -> None:
         super().__init__(tx_id, recorded_state)
@@ -116,6 +120,35 @@ class TransactionConflict(EscrowMQError):
 
     def __str__(self) -> str:
         return f"transaction {self.tx_id!r} is already recorded as {self.recorded_state}; that stands"
+
+
+class TransactionSettled(TransactionConflict):
+    """The very same transaction was settled before, or has been decided the other way: ``recorded_state``."""
+
+
+def decided_otherwise(tx_id: str, recorded: str) -> TransactionConflict:
+    """The error of a decision that is not the one that is recorded."""
+    return (TransactionConflict if recorded == "PREPARE" else TransactionSettled)(tx_id, recorded)
+
+
+class TransactionIdTaken(TransactionConflict):
+    """The id belongs to other content, whose state is ``recorded_state``. Nothing was done."""
+
+    def __str__(self) -> str:
+        return (
+            f"transaction id {self.tx_id!r} belongs to other content, recorded as {self.recorded_state}; "
+            "choose another id, or send the same messages as the first time"
+        )
+
+
+class TransactionRunning(TransactionConflict):
+    """This producer is running a transaction of this id already; this call has done nothing."""
+
+    def __str__(self) -> str:
+        return (
+            f"transaction {self.tx_id!r} is being run by this producer already; wait for its result "
+            "instead of running it twice, or choose another id"
+        )
 
 
 class UnknownTransaction(EscrowMQError):

@@ -21,9 +21,10 @@ from escrowmq.replication.errors import (
     InvalidMessage,
     NotFullyPrepared,
     NotSupported,
-    TransactionConflict,
+    TransactionSettled,
     Unavailable,
     UnknownTransaction,
+    decided_otherwise,
 )
 from escrowmq.replication.format import ops
 from escrowmq.replication.model import OpenTransaction, ResultCode, TransactionState
@@ -145,7 +146,7 @@ class TransactionAdmin:
             row is not None and row.state in ("COMMITTED", "ROLLBACK") and (gid in row.groups or index < 0)
         )
         if row is not None and decided and row.state != state.value:
-            raise TransactionConflict(tx_id, row.state)
+            raise TransactionSettled(tx_id, row.state)
         if state is TransactionState.COMMITTED and not decided and index >= 0:
             raise NotFullyPrepared(tx_id, f"its home group {entry.home_group} has no record of it")
         self._decide(gid, app, tx_id, state, by, None if index < 0 else index, entry.home_group)
@@ -193,7 +194,7 @@ class TransactionAdmin:
         if code in (ResultCode.OK, ResultCode.DUPLICATE):
             return code == ResultCode.OK
         if code == ResultCode.TX_CONFLICT:
-            raise TransactionConflict(tx_id, str(info))
+            raise decided_otherwise(tx_id, str(info))
         if code == ResultCode.UNKNOWN_TX:
             raise UnknownTransaction(tx_id)
         if code == ResultCode.NOT_PREPARED:

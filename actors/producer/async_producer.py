@@ -202,7 +202,7 @@ class AsyncTransaction(TransactionBase):
         """Make the messages durable; when this returns, run the local transaction."""
         recorded = await self._prepare()
         if recorded is not None:
-            raise TransactionConflict(self.tx_id, recorded.value)
+            raise self._settled_before(recorded)
 
     async def _prepare(self) -> TransactionState | None:
         plan = self._plan()
@@ -230,7 +230,7 @@ class AsyncTransaction(TransactionBase):
 
     async def _decide(self, commit: bool) -> None:
         if self._phase is Phase.COLLECTING:
-            await self.prepare()
+            await self._prepare()  # if it was settled before, so it stands: see below
         if self._needs_no_answer(commit):
             return
         future, done = self._face._bridge().waiter()
@@ -245,7 +245,9 @@ class AsyncTransaction(TransactionBase):
         kind: type[BaseException] | None,
         error: BaseException | None,
         traceback: TracebackType | None,
-    ) -> None:
+    ) -> bool:
+        if self._takes_up(error):
+            return True
         if error is None:
             if self._phase in (Phase.COLLECTING, Phase.PREPARED):
                 await self._decide(True)
@@ -256,3 +258,4 @@ class AsyncTransaction(TransactionBase):
                 error.add_note(unconfirmed(self.tx_id))
             except TransactionConflict as conflict:
                 raise conflict from error
+        return False

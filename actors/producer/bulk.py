@@ -25,7 +25,13 @@ from escrowmq.actors.producer.local_transaction import decision_of, leaves_open
 from escrowmq.actors.producer.results import TransactionResult
 from escrowmq.actors.producer.transaction import GUARD_S
 from escrowmq.actors.producer.transaction_base import timeout_ms
-from escrowmq.replication.errors import Closed, EscrowMQError, InvalidDecision, OutcomeUnknown
+from escrowmq.replication.errors import (
+    Closed,
+    EscrowMQError,
+    InvalidDecision,
+    OutcomeUnknown,
+    TransactionRunning,
+)
 from escrowmq.replication.model import TransactionState, group_of
 
 #: Home topic, home group, branch groups.
@@ -113,11 +119,14 @@ class _BulkRun:
                 tx_id = next(core.ids)
             else:
                 tx_id = check_id(given_id)
-                self._given.add(tx_id)
+                self._hold(tx_id)
             query_id = tx_id if query_id is None else check_query_id(query_id)
             placed, size = core.encoder.place(messages, tx_id)
         except Closed:
             raise
+        except TransactionRunning as error:  # whose messages the other one decides about
+            self._failed.append((index, TransactionResult(tx_id, TransactionState.UNKNOWN, error)))
+            return
         except EscrowMQError as error:
             self._failed.append((index, TransactionResult(tx_id, TransactionState.ROLLBACK, error)))
             return
@@ -143,6 +152,18 @@ class _BulkRun:
         count = len(builder.tx_ids)
         if builder.size + TX_OVERHEAD * count >= core.config.request_bytes or count >= BLOCK_TRANSACTIONS:
             self._send_block(builder)
+
+    def _hold(self, tx_id: str) -> None:
+        """An id of the application's own: a callback must not get it twice, nor while another one runs it.
+        Without a callback it may come again, as nothing of it runs here."""
+        running = self._core.running
+        if tx_id in self._given:
+            taken = not self._pipelined
+        else:
+            taken = running.holds_given(tx_id) if self._pipelined else not running.begin_given(tx_id)
+        if taken:
+            raise TransactionRunning(tx_id, TransactionState.PREPARE.value)
+        self._given.add(tx_id)
 
     def _add_spread(
         self, tx_id: str, query_id: str, placed: Sequence[Placed], size: int, index: int, *, given: bool
@@ -301,8 +322,12 @@ class _BulkRun:
 
     def end(self) -> None:
         """Whatever happened: from here on checks of these transactions go to the querier."""
+        running = self._core.running
         for unit in self._units:
-            self._core.running.made.difference_update(unit.tx_ids)
+            running.made.difference_update(unit.tx_ids)
+        if not self._pipelined:
+            for tx_id in self._given:
+                running.end_given(tx_id)
 
     def results(self) -> list[TransactionResult]:
         """In the order of the batch."""

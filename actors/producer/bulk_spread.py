@@ -66,7 +66,7 @@ class SpreadUnit(BulkUnit):
                 if given and staged.left_open(place):
                     self.refuse(place, unprepared(tx_id, given, across_groups.left_open_failure(problem)))
                     continue
-                self.refuse(place, prepare_problem(tx_id, *problem))
+                self.refuse(place, prepare_problem(tx_id, *problem, opened=opened))
                 if opened:
                     (careful if given else named).append(place)
                 elif not staged.tracked and problem[0] not in across_groups.NOT_OURS:

@@ -141,13 +141,13 @@ class Producer(Closing):
         is no ``Exception`` (an interrupt), leave it to the check instead.
 
         If the messages cannot be prepared, the callback is not run and the reason is raised:
-        TooManyOpenTransactions, TransactionConflict (the id has other content), UnknownTopic,
-        MessageTooLarge, Unavailable, Overloaded, DiskFull; or OutcomeUnknown for an id of your own, which
-        may be open then: call again with the same id and messages. The same id with the same messages
-        again, after it was settled, does not run the callback: it returns the result if that is COMMITTED,
-        and raises TransactionConflict if it was rolled back, since ROLLBACK is returned only where the
-        callback said so. Raises OutcomeUnknown(tx_id) if the decision could not be confirmed: it is not a
-        failure, the check carries the decision out.
+        TooManyOpenTransactions, TransactionIdTaken (the id has other content), TransactionRunning (this
+        producer runs it at this moment), UnknownTopic, MessageTooLarge, Unavailable, Overloaded, DiskFull; or
+        OutcomeUnknown for an id of your own, which may be open then: call again with the same id and
+        messages. The same id with the same messages again, after it was settled, does not run the callback:
+        it returns the result if that is COMMITTED, and raises TransactionSettled if it was rolled back, since
+        ROLLBACK is returned only where the callback said so. Raises OutcomeUnknown(tx_id) if the decision
+        could not be confirmed: it is not a failure, the check carries the decision out.
         """
         check_callable(local_transaction)
         tx = self.transaction(

@@ -19,9 +19,12 @@ from escrowmq.replication.errors import (
     Overloaded,
     TooManyOpenTransactions,
     TransactionConflict,
+    TransactionIdTaken,
+    TransactionSettled,
     Unavailable,
     UnknownTopic,
     UnknownTransaction,
+    decided_otherwise,
 )
 from escrowmq.replication.model import ResultCode, TransactionState
 
@@ -43,12 +46,15 @@ class TransactionResult:
     error: EscrowMQError | None = None
 
 
-def prepare_problem(tx_id: str, code: int, info: Any) -> EscrowMQError | TransactionState:
-    """Why a transaction was not prepared; a state if the same transaction is settled already."""
+def prepare_problem(
+    tx_id: str, code: int, info: Any, *, opened: bool = False
+) -> EscrowMQError | TransactionState:
+    """Why a transaction was not prepared; a state if the same transaction is settled already. ``opened``: its
+    home group has opened it, so another one has refused it: a decision may have come there first."""
     if code == ResultCode.DUPLICATE:
         return TransactionState(info)
     if code == ResultCode.TX_CONFLICT:
-        return TransactionConflict(tx_id, str(info))
+        return (TransactionConflict if opened else TransactionIdTaken)(tx_id, str(info))
     if code == ResultCode.TOO_MANY_OPEN:
         text = f"the limit of {info} open transactions of this app and topic is reached: settle some first"
         return TooManyOpenTransactions(text, LIMIT_RETRY_AFTER_S)
@@ -80,17 +86,17 @@ def prepared(plan: TxPlan, outcome: Outcome) -> EscrowMQError | TransactionState
         return unprepared(plan.tx_id, plan.given_id, outcome)
     if not outcome:
         return None
-    return prepare_problem(plan.tx_id, *outcome[0])
+    return prepare_problem(plan.tx_id, *outcome[0], opened=plan.home_index is not None)
 
 
 def settled_before(tx_id: str, recorded: TransactionState) -> TransactionResult:
     """The result of a call that has not run its callback, as the very same transaction was settled before.
 
-    Committed: it has its effect. Rolled back it has none, and raises TransactionConflict: whoever gets
+    Committed: it has its effect. Rolled back it has none, and raises TransactionSettled: whoever gets
     ROLLBACK as a result knows that the local transaction had its turn.
     """
     if recorded is not TransactionState.COMMITTED:
-        raise TransactionConflict(tx_id, recorded.value)
+        raise TransactionSettled(tx_id, recorded.value)
     return TransactionResult(tx_id, recorded)
 
 
@@ -104,12 +110,12 @@ def unprepared(tx_id: str, given_id: bool, failure: Failure) -> EscrowMQError:
 
 
 def decided(tx_id: str, outcome: Outcome) -> EscrowMQError | None:
-    """None: the decision stands. TransactionConflict: the other one does. Else OutcomeUnknown."""
+    """None: the decision stands. TransactionSettled: the other one does. Else OutcomeUnknown."""
     if not isinstance(outcome, Failure):
         if not outcome:
             return None
         code, info = outcome[0]
         if code == ResultCode.TX_CONFLICT:
-            return TransactionConflict(tx_id, str(info))
+            return decided_otherwise(tx_id, str(info))
     # UNKNOWN_TX too: it was open a moment ago, so it was settled and has been forgotten since.
     return OutcomeUnknown(tx_id)

@@ -13,8 +13,7 @@ import threading
 class RunningHere:
     """Two tables, for speed. Ids that the producer has made are running once, so a plain set holds them.
 
-    An id of the application's own may be running twice, while one of the two is being told that the other has
-    it; so those are counted.
+    An id of the application's own comes from outside, perhaps twice at once: who takes it second is told so.
     """
 
     __slots__ = ("_given", "_lock", "made")
@@ -22,22 +21,25 @@ class RunningHere:
     def __init__(self) -> None:
         #: Ids that the producer has made, and all of ``send_transactions``.
         self.made: set[str] = set()
-        self._given: dict[str, int] = {}
+        self._given: set[str] = set()
         self._lock = threading.Lock()
 
-    def begin_given(self, tx_id: str) -> None:
-        """Another transaction under this id of the application's own."""
+    def begin_given(self, tx_id: str) -> bool:
+        """A transaction under this id of the application's own begins; False: one runs already, and this one
+        must not."""
         with self._lock:
-            self._given[tx_id] = self._given.get(tx_id, 0) + 1
+            if tx_id in self._given:
+                return False
+            self._given.add(tx_id)
+            return True
 
     def end_given(self, tx_id: str) -> None:
-        """One of them is over."""
-        with self._lock:
-            left = self._given.get(tx_id, 0) - 1
-            if left > 0:
-                self._given[tx_id] = left
-            else:
-                self._given.pop(tx_id, None)
+        """It is over."""
+        self._given.discard(tx_id)
+
+    def holds_given(self, tx_id: str) -> bool:
+        """Whether one under this id of the application's own runs."""
+        return tx_id in self._given
 
     def __contains__(self, tx_id: object) -> bool:
         return tx_id in self.made or tx_id in self._given

@@ -28,11 +28,14 @@ class Transaction(TransactionBase):
     The end of the block commits. An exception rolls back and goes on; but OutcomeUnknown, and what is no
     ``Exception`` (an interrupt), leave the decision to the check, as ``tx.unknown()`` does. Without
     ``prepare()`` the messages are prepared and committed at the end of the block, which is right only if
-    there is no local transaction. Errors: ``prepare`` raises what keeps the transaction from being opened
-    (nothing of it will be read, do not run the local transaction), TransactionConflict if this id was
-    settled before; the end of the block raises OutcomeUnknown if the decision could not be confirmed
-    (never roll the local transaction back on it) and TransactionConflict if an operator or a check has
-    decided otherwise.
+    there is no local transaction.
+
+    ``prepare`` raises what keeps the transaction from being opened: nothing of it will be read, do not run
+    the local transaction. If this same transaction was settled before, it raises TransactionSettled; where it
+    was committed, that goes no further than the end of the block, and ``state`` is COMMITTED.
+    TransactionIdTaken: the id has other content; TransactionRunning: this producer runs it at this moment.
+    The end of the block raises OutcomeUnknown if the decision could not be confirmed (never roll the local
+    transaction back on it), and TransactionSettled if an operator or a check has decided otherwise.
     """
 
     __slots__ = ()
@@ -45,7 +48,7 @@ class Transaction(TransactionBase):
         """Make the messages durable; when this returns, run the local transaction."""
         recorded = self._prepare()
         if recorded is not None:
-            raise TransactionConflict(self.tx_id, recorded.value)
+            raise self._settled_before(recorded)
 
     def _prepare(self) -> TransactionState | None:
         """The recorded state if the very same transaction was settled before, else None."""
@@ -74,7 +77,7 @@ class Transaction(TransactionBase):
 
     def _decide(self, commit: bool) -> None:
         if self._phase is Phase.COLLECTING:
-            self.prepare()
+            self._prepare()  # if it was settled before, so it stands: see below
         if self._needs_no_answer(commit):
             return
         waiter = Waiter()
@@ -97,7 +100,9 @@ class Transaction(TransactionBase):
         kind: type[BaseException] | None,
         error: BaseException | None,
         traceback: TracebackType | None,
-    ) -> None:
+    ) -> bool:
+        if self._takes_up(error):
+            return True
         if error is None:
             if self._phase in (Phase.COLLECTING, Phase.PREPARED):
                 self._decide(True)
@@ -108,3 +113,4 @@ class Transaction(TransactionBase):
                 error.add_note(unconfirmed(self.tx_id))
             except TransactionConflict as conflict:
                 raise conflict from error
+        return False

@@ -23,6 +23,8 @@ from escrowmq.replication.errors import (
     MessageTooLarge,
     OutcomeUnknown,
     TransactionConflict,
+    TransactionRunning,
+    TransactionSettled,
 )
 from escrowmq.replication.model import Message, TransactionState
 
@@ -62,7 +64,7 @@ class TransactionBase:
 
     __slots__ = (
         "_answer", "_core", "_decision", "_given_id", "_groups", "_home_index", "_one_way_commit", "_phase",
-        "_placed", "_size", "_timeout_ms", "query_id", "tx_id",
+        "_placed", "_size", "_taken_up", "_timeout_ms", "query_id", "tx_id",
     )  # fmt: skip
 
     def __init__(
@@ -88,6 +90,7 @@ class TransactionBase:
         self._groups: Sequence[int] = ()  # home group first, once prepared
         self._home_index: int | None = None
         self._answer: Callable[[Outcome], None] | None = None
+        self._taken_up: TransactionSettled | None = None
 
     # ------------------------------------------------------------ for users
 
@@ -146,18 +149,19 @@ class TransactionBase:
             return None
         if self._phase is not Phase.COLLECTING:
             raise InvalidMessage(f"transaction {self.tx_id!r} is {self._phase.text}: it cannot be prepared")
-        self._to(Phase.PREPARING)
         if not self._placed:
+            self._to(Phase.PREPARING)
             self._to(Phase.PREPARED)
             return None
         plan = self._core.encoder.plan(
             self.tx_id, self.query_id, self._placed, self._size, self._timeout_ms, self._given_id
         )
+        if self._given_id and not self._core.running.begin_given(self.tx_id):
+            raise TransactionRunning(self.tx_id, TransactionState.PREPARE.value)
+        self._to(Phase.PREPARING)
         self._placed = []
         self._groups = plan.groups
-        if self._given_id:
-            self._core.running.begin_given(self.tx_id)
-        else:
+        if not self._given_id:
             self._core.running.made.add(self.tx_id)
         return plan
 
@@ -194,6 +198,19 @@ class TransactionBase:
             self._core.catalog.forget(topic)
         self._to(Phase.LEFT if isinstance(problem, OutcomeUnknown) else Phase.FAILED)
         raise problem
+
+    def _settled_before(self, recorded: TransactionState) -> TransactionSettled:
+        """What ``prepare`` raises so that the local transaction is not run. If it was committed, the block is
+        left by it and ends as if it had run: see ``_takes_up``."""
+        error = TransactionSettled(self.tx_id, recorded.value)
+        if recorded is TransactionState.COMMITTED:
+            self._taken_up = error
+        return error
+
+    def _takes_up(self, error: BaseException | None) -> bool:
+        """Whether what leaves the block only says that this same transaction was committed before."""
+        taken_up, self._taken_up = self._taken_up, None  # an error holds its frames, and those this object
+        return error is not None and error is taken_up
 
     def _commits(self, returned: object) -> bool | None:
         """Whether what the local transaction returned means to commit; None: it is left to the check.
@@ -244,7 +261,7 @@ class TransactionBase:
         """
         if self._phase in (Phase.DECIDED, Phase.FAILED):
             if self.state is not (TransactionState.COMMITTED if commit else TransactionState.ROLLBACK):
-                raise TransactionConflict(self.tx_id, self.state.value)
+                raise TransactionSettled(self.tx_id, self.state.value)
             return True
         if self._phase is not Phase.PREPARED:
             raise OutcomeUnknown(self.tx_id)

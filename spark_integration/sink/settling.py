@@ -18,7 +18,7 @@ from escrowmq.actors.client.topology import ClusterInfo
 from escrowmq.cluster.address import AUTO
 from escrowmq.cluster.connecting import connect
 from escrowmq.feedback.states import TxStatusQuerier
-from escrowmq.replication.errors import ConfigError, TransactionConflict
+from escrowmq.replication.errors import ConfigError, TransactionConflict, decided_otherwise
 from escrowmq.replication.model import ResultCode, TransactionState
 from escrowmq.spark_integration.sink.batch import settle_batch
 from escrowmq.spark_integration.sink.commit import EpochConflict, carry_out, require_own, require_this_batch
@@ -168,7 +168,7 @@ def _discard(store: IntentStore, link: SinkLink, epoch: int) -> None:
     for gid, ids in intent.ids().items():  # in the order in which a driver would commit them
         for place, (code, recorded) in link.rollback(gid, ids).items():
             if code == ResultCode.TX_CONFLICT:
-                raise TransactionConflict(ids[place], str(recorded))
+                raise decided_otherwise(ids[place], str(recorded))
     store.remove(epoch)
 
 

@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from escrowmq.actors.producer.encoder import crc32c
 from escrowmq.actors.producer.results import prepare_problem
-from escrowmq.replication.errors import EscrowMQError, TransactionConflict
+from escrowmq.replication.errors import EscrowMQError, TransactionSettled
 from escrowmq.replication.format import ops
 from escrowmq.replication.format.codec import PrepareExtra
 from escrowmq.replication.model import TransactionState, group_of
@@ -222,9 +222,9 @@ class ChunkWriter:
 
 
 def _problem(tx_id: str, code: int, info: Any) -> EscrowMQError:
-    problem = prepare_problem(tx_id, code, info)
+    problem = prepare_problem(tx_id, code, info, opened=True)
     if isinstance(problem, TransactionState):  # rolled back meanwhile: somebody took us for dead
-        return TransactionConflict(tx_id, problem.value)
+        return TransactionSettled(tx_id, problem.value)
     return problem
 
 

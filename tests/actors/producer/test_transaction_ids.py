@@ -9,7 +9,12 @@ import pytest
 
 from escrowmq.actors.producer.results import TransactionResult
 from escrowmq.actors.producer.transaction import Transaction
-from escrowmq.replication.errors import TransactionConflict
+from escrowmq.replication.errors import (
+    TransactionConflict,
+    TransactionIdTaken,
+    TransactionRunning,
+    TransactionSettled,
+)
 from escrowmq.replication.format import ops
 from escrowmq.replication.model import Message, TransactionState
 from tests.support.brokers import Brokers
@@ -35,7 +40,7 @@ def test_an_id_that_was_rolled_back_raises_as_the_callback_is_not_run(
     message = Message(topic, b"b")
     first = producer_of(brokers).send_message_in_transaction(message, lambda: False, tx_id="undone")
     assert first.state is ROLLBACK, "this one was run"
-    with pytest.raises(TransactionConflict, match="already recorded as ROLLBACK"):
+    with pytest.raises(TransactionSettled, match="already recorded as ROLLBACK"):
         producer_of(brokers).send_message_in_transaction(message, never, tx_id="undone")
     assert values(brokers, topic) == []
 
@@ -54,24 +59,96 @@ def test_an_id_with_other_content_is_a_conflict_open_or_settled(
 ) -> None:
     producer = producer_of(brokers)
     producer.send_message_in_transaction(Message(topic, b"a"), lambda: UNKNOWN, tx_id="taken")
-    with pytest.raises(TransactionConflict, match="PREPARE"):
+    with pytest.raises(TransactionIdTaken, match="belongs to other content, recorded as PREPARE"):
         producer.send_message_in_transaction(Message(topic, b"other"), never, tx_id="taken")
     producer.send_message_in_transaction(Message(topic, b"a"), lambda: None, tx_id="taken")
-    with pytest.raises(TransactionConflict, match="COMMITTED"):
+    with pytest.raises(TransactionIdTaken, match="belongs to other content, recorded as COMMITTED"):
         producer.send_message_in_transaction(Message(topic, b"other"), never, tx_id="taken")
     assert values(brokers, topic) == [b"a"]
 
 
-def test_in_a_block_a_settled_id_stops_before_the_local_transaction(
+def test_a_block_takes_up_a_committed_id_without_its_local_transaction(
     brokers: Brokers, topic: str, producer_of: ProducerOf
 ) -> None:
+    """As the callback does: the same id and content again is done, and that is no error."""
     producer = producer_of(brokers)
     producer.send_message_in_transaction(Message(topic, b"a"), lambda: None, tx_id="block")
-    with pytest.raises(TransactionConflict, match="COMMITTED"), producer.transaction(tx_id="block") as tx:
+    with producer.transaction(tx_id="block") as tx:
         tx.send(Message(topic, b"a"))
         tx.prepare()
         never()
     assert tx.state is COMMITTED
+    with producer.transaction(tx_id="block") as tx:  # without a local transaction
+        tx.send(Message(topic, b"a"))
+    assert tx.state is COMMITTED
+    with producer.transaction(tx_id="block") as tx:
+        tx.send(Message(topic, b"a"))
+        with pytest.raises(TransactionSettled, match="COMMITTED"):
+            tx.prepare()
+        with pytest.raises(TransactionSettled, match="COMMITTED"):
+            tx.rollback()
+    assert values(brokers, topic) == [b"a"]
+
+
+def test_a_block_does_not_take_up_what_is_not_the_same_and_committed(
+    brokers: Brokers, topic: str, producer_of: ProducerOf
+) -> None:
+    producer = producer_of(brokers)
+    producer.send_message_in_transaction(Message(topic, b"a"), lambda: False, tx_id="undone-block")
+    for prepares in (True, False):
+        with (
+            pytest.raises(TransactionSettled, match="ROLLBACK"),
+            producer.transaction(tx_id="undone-block") as tx,
+        ):
+            tx.send(Message(topic, b"a"))
+            if prepares:
+                tx.prepare()
+                never()
+    producer.send_message_in_transaction(Message(topic, b"a"), lambda: None, tx_id="done-block")
+    with pytest.raises(TransactionIdTaken), producer.transaction(tx_id="done-block") as tx:
+        tx.send(Message(topic, b"other"))
+        tx.prepare()
+        never()
+    with pytest.raises(TransactionSettled), producer.transaction(tx_id="done-block") as tx:
+        tx.send(Message(topic, b"a"))
+        tx.rollback()
+        raise TransactionSettled(tx.tx_id, "COMMITTED")  # somebody else's: it goes on
+
+
+def test_one_producer_runs_an_id_once_at_a_time(
+    brokers: Brokers, topic: str, producer_of: ProducerOf
+) -> None:
+    producer, message = producer_of(brokers), Message(topic, b"a")
+
+    def again() -> bool:
+        for run in (never, None):
+            (result,) = producer.send_transactions([(message, None, "one-at-a-time")], run)
+            assert (type(result.error), result.state) == (TransactionRunning, UNKNOWN)
+        with pytest.raises(TransactionRunning, match="wait for its result"):
+            producer.send_message_in_transaction(message, never, tx_id="one-at-a-time")
+        return True
+
+    assert producer.send_message_in_transaction(message, again, tx_id="one-at-a-time").state is COMMITTED
+    taken = producer.send_message_in_transaction(message, never, tx_id="one-at-a-time")
+    assert taken.state is COMMITTED and values(brokers, topic) == [b"a"]
+
+
+def test_a_batch_with_a_callback_runs_an_id_once(
+    brokers: Brokers, topic: str, producer_of: ProducerOf
+) -> None:
+    producer, seen = producer_of(brokers), []
+    batch = [(Message(topic, b"a"), None, "in-batch"), (Message(topic, b"a"), None, "in-batch")]
+
+    def local(prepared):
+        seen.extend(tx.tx_id for tx in prepared)
+        with pytest.raises(TransactionRunning):
+            producer.send_message_in_transaction(Message(topic, b"a"), never, tx_id="in-batch")
+
+    first, second = producer.send_transactions(batch, local)
+    assert seen == ["in-batch"] and first == TransactionResult("in-batch", COMMITTED)
+    assert isinstance(second.error, TransactionRunning) and second.state is UNKNOWN
+    (again,) = producer.send_transactions(batch[:1], local)
+    assert again == first and seen == ["in-batch"] and values(brokers, topic) == [b"a"]
 
 
 def test_two_producers_with_one_id_agree_on_one_outcome(
