@@ -18,9 +18,10 @@ from escrowmq.actors.client.closing import AsyncClosing
 from escrowmq.actors.client.loop_bridge import AsyncPromise, LoopBridge
 from escrowmq.actors.producer import bulk
 from escrowmq.actors.producer.bulk_requests import LocalBatch, Requested
+from escrowmq.actors.producer.callback_check import check_callable
 from escrowmq.actors.producer.core import ProducerCore
 from escrowmq.actors.producer.encoder import as_messages
-from escrowmq.actors.producer.local_transaction import call_local, check_callable
+from escrowmq.actors.producer.local_transaction import call_local
 from escrowmq.actors.producer.results import TransactionResult, settled_before
 from escrowmq.actors.producer.transaction_base import Phase, TransactionBase, unconfirmed
 from escrowmq.replication.errors import (
@@ -105,7 +106,7 @@ class AsyncProducer(AsyncClosing):
         A plain function runs in the event loop's thread and should not block it. A cancelled task leaves
         the transaction to the check, since its local part may have been cut off anywhere.
         """
-        check_callable(local_transaction)
+        check_callable(local_transaction, awaits=True)
         tx = self.transaction(
             query_id, tx_id, transaction_timeout_s=transaction_timeout_s, one_way_commit=one_way_commit
         )
@@ -134,6 +135,8 @@ class AsyncProducer(AsyncClosing):
         The callback may be a coroutine function.
         """
         self._core.check_open()
+        if local_transaction is not None:
+            check_callable(local_transaction, awaits=True, many=True)
         loop = asyncio.get_running_loop()
 
         async def run(prepared: Any) -> Any:

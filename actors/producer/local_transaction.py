@@ -11,7 +11,7 @@ from collections.abc import Callable
 from types import FunctionType, MethodType
 from typing import Any
 
-from escrowmq.replication.errors import InvalidDecision, InvalidMessage, OutcomeUnknown
+from escrowmq.replication.errors import InvalidDecision, OutcomeUnknown
 from escrowmq.replication.model import TransactionState
 
 #: Returned value -> decision. None is what a function without a return statement says: it came to its
@@ -24,12 +24,6 @@ _DECISIONS: dict[Any, TransactionState] = {
     TransactionState.ROLLBACK: TransactionState.ROLLBACK,
     TransactionState.UNKNOWN: TransactionState.UNKNOWN,
 }
-
-
-def check_callable(local_transaction: object) -> None:
-    """Raises InvalidMessage if it cannot be called: said before anything is sent."""
-    if not callable(local_transaction):
-        raise InvalidMessage(f"local_transaction must be callable, not {local_transaction!r:.80}")
 
 
 def decision_of(returned: Any) -> TransactionState:

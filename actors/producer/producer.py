@@ -17,10 +17,11 @@ from escrowmq.actors.client.topology import ClusterInfo
 from escrowmq.actors.producer import bulk
 from escrowmq.actors.producer.async_producer import AsyncProducer
 from escrowmq.actors.producer.bulk_requests import LocalBatch, Requested
+from escrowmq.actors.producer.callback_check import check_callable
 from escrowmq.actors.producer.config import ProducerConfig
 from escrowmq.actors.producer.core import ProducerCore
 from escrowmq.actors.producer.encoder import as_messages
-from escrowmq.actors.producer.local_transaction import call_local, check_callable
+from escrowmq.actors.producer.local_transaction import call_local
 from escrowmq.actors.producer.results import TransactionResult, settled_before
 from escrowmq.actors.producer.send_future import SendFuture
 from escrowmq.actors.producer.transaction import Transaction
@@ -136,7 +137,9 @@ class Producer(Closing):
 
         The callback runs in this thread once the messages are durable and still invisible. It is called
         as ``f()``, ``f(tx)`` or ``f(tx_id, query_id)``. It returns TransactionState.COMMITTED (or None, or
-        True) to commit, ROLLBACK (or False) to roll back, UNKNOWN to leave it to the check. If it raises,
+        True) to commit, ROLLBACK (or False) to roll back, UNKNOWN to leave it to the check. Anything else
+        raises InvalidMessage before anything is sent, where its type tells; else InvalidDecision when it has
+        run, and the check decides. If it raises,
         the transaction is rolled back and the exception goes on to the caller; OutcomeUnknown, and what
         is no ``Exception`` (an interrupt), leave it to the check instead.
 
@@ -183,11 +186,14 @@ class Producer(Closing):
             producer.send_transactions(((msgs(o), o.number) for o in orders), store)
 
         It returns one decision for all, or a sequence with one for each, as in
-        ``send_message_in_transaction``; an exception rolls all of them back and goes on.
+        ``send_message_in_transaction``; an exception rolls all of them back and goes on. What its type shows
+        to be no decision is refused before anything is sent (InvalidMessage).
 
         Raises nothing for single transactions: look at ``state`` and ``error`` of the results.
         """
         self._core.check_open()
+        if local_transaction is not None:
+            check_callable(local_transaction, many=True)
         return bulk.send_transactions(self._core, batch, local_transaction, transaction_timeout_s)
 
     # ------------------------------------------------------------ end
