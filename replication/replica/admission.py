@@ -139,6 +139,8 @@ class Admission:
         self._opening: dict[tuple[str, str], int] = {}  # (app, topic) -> in entries not yet applied
         #: Slot of a partition -> deletions of its topic that may be in the log and are not applied yet.
         self._deleting: Counter[int] = Counter()
+        #: What of both is in entries that were given up, and may be applied yet.
+        self._unsure: list[tuple[Sequence[tuple[str, Sequence[str]]], Sequence[int]]] = []
         self._last_ms = 0
 
     def offer(self, submission: Submission) -> bool:
@@ -207,10 +209,7 @@ class Admission:
 
     def _note_deletion(self, name: str, writer: _EntryWriter) -> None:
         """From here on the topic that there is now counts as deleted."""
-        known = self._state.topics
-        for slot in [slot for slot in self._deleting if slot not in known.slots]:
-            del self._deleting[slot]  # applied after its proposal had timed out
-        topic = known.topics.get(name)
+        topic = self._state.topics.topics.get(name)
         slots = [] if topic is None else [partition.slot for partition in topic.partitions.values()]
         self._deleting.update(slots)
         writer.deleting += slots
@@ -306,10 +305,12 @@ class Admission:
         term, and until then its transactions must not get a second decision."""
         self._deciding.clear()
         self._deleting.clear()
+        self._unsure.clear()
 
     def ended(self, entry: ComposedEntry, *, decided: bool) -> None:
         """The entry's proposal has ended. ``decided``: it is applied, or surely in no log, so that its
-        transactions may be decided again; else they may not, until leadership is lost."""
+        transactions may be decided again; else they may not, until an entry behind it is applied, or
+        leadership is lost."""
         for key, count in entry.opening:
             left = self._opening[key] - count
             if left:
@@ -317,18 +318,27 @@ class Admission:
             else:
                 del self._opening[key]
         if decided:
-            for slot in entry.deleting:
-                self._deleting[slot] -= 1
-            self._deleting = +self._deleting if entry.deleting else self._deleting
-            for app, tx_ids in entry.deciding:
-                deciding = self._deciding.get(app)
-                if deciding is not None:
-                    deciding.difference_update(tx_ids)
-                    if not deciding:
-                        del self._deciding[app]
+            self._let_go(entry.deciding, entry.deleting)
+        elif entry.deciding or entry.deleting:
+            self._unsure.append((entry.deciding, entry.deleting))
+
+    def _let_go(self, decisions: Sequence[tuple[str, Sequence[str]]], deletions: Sequence[int]) -> None:
+        for app, tx_ids in decisions:
+            deciding = self._deciding.get(app)
+            if deciding is not None:
+                deciding.difference_update(tx_ids)
+                if not deciding:
+                    del self._deciding[app]
+        if deletions:
+            self._deleting -= Counter(deletions)
 
     def applied(self, entry: ComposedEntry, results: Sequence[Result]) -> None:
-        """The entry is applied: answer its requests."""
+        """The entry is applied: answer its requests. What was given up before is applied by now, too: it
+        stands before this one, since proposals are given up in their order."""
+        if self._unsure:
+            unsure, self._unsure = self._unsure, []
+            for decisions, deletions in unsure:
+                self._let_go(decisions, deletions)
         self.ended(entry, decided=True)
         for (submission, number), result in zip(entry.slots, results, strict=True):
             if number in submission.left_out:

@@ -114,6 +114,7 @@ BOUNDS: dict[str, int | Most] = {
     "Admission._deciding[]": DECIDING,
     "Admission._opening": _of("ComposedEntry.opening"),
     "Admission._deleting": REQUESTS,
+    "Admission._unsure": REQUESTS,
     "ComposedEntry.deciding": REQUESTS,
     "ComposedEntry.deleting": REQUESTS,
     "ComposedEntry.opening": REQUESTS,
