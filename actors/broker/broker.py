@@ -381,6 +381,11 @@ class Broker:
         return self._led(lambda parts: parts.offers.checkpoint_manifest())
 
     @ray.method(concurrency_group="peer")
+    def never_voted(self, rid: int) -> Reply:
+        """A replica asks that starts empty and bears a number above the founders'."""
+        return self._led(lambda parts: parts.members.never_voted(rid))
+
+    @ray.method(concurrency_group="peer")
     def checkpoint_read(self, name: str, pos: int, size: int) -> bytes:
         return self._running().offers.checkpoint_read(name, pos, size)
 

@@ -95,6 +95,17 @@ class RayPeers:
         status, *rest = self._ask(peer, "checkpoint_manifest") or ("gone",)
         return rest[0] if status == "ok" else None
 
+    def never_voted(self, peer: str, rid: int) -> bool | None:
+        """Whether replica ``rid`` never voted, as the peer knows if it surely leads."""
+        try:
+            actor: Any = ray.get_actor(broker_name(self._gid, int(peer)), namespace=self._info.namespace)
+            status, *rest = ray.get(actor.never_voted.remote(rid), timeout=ASK_S)
+        except (ValueError, ray.exceptions.RayError, ray.exceptions.GetTimeoutError, Unavailable):
+            return None
+        except AttributeError:  # of an earlier version, whose log alone was asked
+            return None if self.manifest(peer) is None else True
+        return bool(rest[0]) if status == "ok" else None
+
     def read(self, peer: str, name: str, pos: int, size: int) -> bytes:
         """Part of a file; raises Unavailable when the peer does not answer."""
         part: bytes | None = self._ask(peer, "checkpoint_read", name, pos, size, timeout_s=COPY_S)

@@ -9,6 +9,7 @@ Entries of members need format level 3: a replica with older software that met o
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
@@ -19,11 +20,15 @@ from escrowmq.replication.errors import ChangeNotYet, ChangeRefused, Closed, Dis
 from escrowmq.replication.format.membership import CHANGE_ID_MAX, LEARNERS_MAX, Members, in_order
 from escrowmq.replication.host.running import NOT_RUNNING, RunningReplica
 from escrowmq.replication.raft.members import Act, Goal, Step, in_vain, next_step
+from escrowmq.replication.raft.newcomers import votes_in
 
 #: The format level that entries of members need.
 LEVEL: Final = 3
 #: A step is applied within this time, or its outcome is unknown to the caller, who asks again anyway.
 STEP_WAIT_S: Final = 10.0
+#: A leader without a majority ends within about this time; one with it is answered in a round trip.
+CONFIRM_S: Final = 1.0
+CONFIRM_EVERY_S: Final = 0.01
 #: More than that do not come or go in one change: seven voters, and whoever takes their places.
 IDS_MAX: Final = 16
 _ID_MAX: Final = 1_000_000
@@ -67,6 +72,32 @@ class MemberChanges:
             return answer.result(STEP_WAIT_S)
         except FutureTimeout:
             return ("unknown",)
+
+    def never_voted(self, rid: int) -> Reply:
+        """``("ok", whether)`` replica ``rid`` votes in no configuration in this log; only from a leader that
+        a majority has answered since the question (raft/newcomers.py). Blocks for a second at most."""
+        running, node = self._running, self._running.node
+
+        def answer() -> bool | None:
+            if not node.leads_since(check):
+                return None
+            return not votes_in(str(rid), running.journal.members.since(0))
+
+        try:
+            check = running.driver.call(node.check_lead)
+            deadline = time.monotonic() + CONFIRM_S
+            while node.is_leader:
+                never = running.driver.call(answer)
+                if never is not None:
+                    return "ok", never
+                if time.monotonic() >= deadline:
+                    break
+                time.sleep(CONFIRM_EVERY_S)
+        except Closed:
+            return NOT_RUNNING
+        except TimeoutError as error:
+            raise Unavailable(f"{running.setup} does not answer", 1.0) from error
+        return running.replica.not_leader()
 
     def hand_over(self, to: int) -> Reply:
         """Let replica ``to`` lead, as soon as it holds the whole log; leader only. Does nothing while a

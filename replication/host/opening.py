@@ -30,6 +30,7 @@ from escrowmq.replication.log.journal import SegmentJournal
 from escrowmq.replication.log.marks import BEHIND, LEARNER, LOST, NEWCOMER, PORT_FILE, WANTS_COPY, Marks
 from escrowmq.replication.log.peer_marks import PeerMarks
 from escrowmq.replication.log.recovery import segment_firsts
+from escrowmq.replication.raft.newcomers import has_promised_nothing
 from escrowmq.replication.raft.node import check_fit
 from escrowmq.replication.replica.checkpoints import Checkpoints
 from escrowmq.replication.state.machine import StateMachine
@@ -164,15 +165,31 @@ class _Opening:
         self._copy(self._patience_s, lost_log=True, mark=NEWCOMER if never_seen else LOST)
 
     def _forgive_newcomer(self, found: Recovered) -> None:
-        """No learner any more, in the sense of rejoin.py, if no configuration in the log that was copied lets
-        it vote: it is made a voter when it has caught up, like any that comes."""
+        """No learner any more, in the sense of rejoin.py, if it never voted (raft/newcomers.py): it is made a
+        voter when it has caught up, like any that comes. Raises Unavailable if nobody can tell."""
         if not self._setup.joining or self._marks.read(LEARNER) != NEWCOMER:
             return
         members, own = found.journal.members, str(self._setup.identity.replica)
         if found.state.members is not None:
             members.begin(*found.state.members)
-        if not any(own in one.voters for one in members.since(0)):
+        nothing = has_promised_nothing(own, members.since(0), self._ask_who_leads)
+        if nothing is None:
+            raise Unavailable(
+                "no leader has told, being answered by a majority, whether this replica voted", 1.0
+            )
+        if nothing:
             self._marks.remove(LEARNER)
+
+    def _ask_who_leads(self) -> bool | None:
+        waited, rid = 0.0, self._setup.identity.replica
+        while True:
+            for peer in self._peers:
+                if (never := self._setup.source.never_voted(peer, rid)) is not None:
+                    return never
+            if waited >= self._patience_s:
+                return None
+            self._pause(ASK_INTERVAL_S)
+            waited += ASK_INTERVAL_S
 
     def _catch_up(self) -> None:
         """Take the leader's log, or else go on with the own one, which is sound, only old.

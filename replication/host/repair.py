@@ -53,6 +53,10 @@ class PeerSource(EntrySource, Protocol):
 
     def founded(self, peer: str) -> bool | None: ...
     def manifest(self, peer: str) -> Manifest | None: ...
+    def never_voted(self, peer: str, rid: int) -> bool | None:
+        """Whether replica ``rid`` votes in no configuration in the peer's log; None, too: it does not surely
+        lead."""
+
     def read(self, peer: str, name: str, pos: int, size: int) -> bytes: ...
     def suspect(self, peer: str, name: str, size: int) -> None:
         """Tell the peer that the file it offers is damaged; it looks for itself."""
@@ -65,6 +69,9 @@ class NoPeers:
         return None
 
     def manifest(self, peer: str) -> Manifest | None:
+        return None
+
+    def never_voted(self, peer: str, rid: int) -> bool | None:
         return None
 
     def read(self, peer: str, name: str, pos: int, size: int) -> bytes:

@@ -44,7 +44,7 @@ from escrowmq.replication.raft.progress import quorum_index
 from escrowmq.replication.raft.proposals import COMMAND_BYTES_MAX, OnProposed, Proposals
 from escrowmq.replication.raft.pysync import LEADER, Core
 from escrowmq.replication.raft.rejoin import Rejoin
-from escrowmq.replication.raft.replicator import Replicator
+from escrowmq.replication.raft.replicator import LeadCheck, Replicator
 from escrowmq.replication.raft.types import Clock, Log, PeerLink, PeerStatus, RaftConfig
 from escrowmq.replication.raft.votes import Votes
 
@@ -225,6 +225,12 @@ class RaftNode:
     def progress(self) -> list[PeerStatus]:
         """The followers, for status pages; empty unless leader."""
         return self._replicator.status()
+
+    def check_lead(self) -> LeadCheck:
+        return self._replicator.check_lead()
+
+    def leads_since(self, check: LeadCheck) -> bool:
+        return self._replicator.leads_since(check)
 
     # -------------------------------------------------------------- proposing
     def propose(self, command: bytes, done: OnProposed) -> None:

@@ -21,6 +21,7 @@ class PeerProgress:
     probing: bool = True
     in_flight_bytes: int = 0
     rewound_at_seq: int = 0  # refusals of messages up to this one are stale
+    heard_seq: int = 0  # the newest message that it has answered in our term, as one that counts
     _flights: deque[tuple[int, int]] = field(default_factory=deque)  # (last index, bytes), in order
 
     def sent(self, last_index: int, size_bytes: int) -> None:

@@ -9,6 +9,7 @@ exists for one leadership: a new one starts with fresh progress for every peer.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from escrowmq.replication.errors import DamagedEntry
 from escrowmq.replication.format.wire import RaftMessage
@@ -16,6 +17,13 @@ from escrowmq.replication.raft.members import Circle
 from escrowmq.replication.raft.progress import PeerProgress
 from escrowmq.replication.raft.pysync import LEADER, Core
 from escrowmq.replication.raft.types import Clock, Log, PeerLink, PeerStatus, RaftConfig
+
+
+class LeadCheck(NamedTuple):
+    """When it was asked whether this replica still leads: its term, and the last message before."""
+
+    term: int
+    seq: int
 
 
 class Replicator:
@@ -75,6 +83,22 @@ class Replicator:
         match, peer = max(matches)
         return peer, match
 
+    # -------------------------------------------------------------- does it still lead
+    def check_lead(self) -> LeadCheck:
+        """Ask everybody. See ``leads_since``."""
+        check = LeadCheck(self._core.term(), self._seq)
+        if self._core.role() == LEADER:
+            self.broadcast()
+        return check
+
+    def leads_since(self, check: LeadCheck) -> bool:
+        """Whether a majority, this replica among it, was in our term after ``check``: then nobody had been
+        elected in a later one by that time, and all that was committed by then is in our log."""
+        if self._core.role() != LEADER or self._core.term() != check.term:
+            return False
+        heard = [self._progress[peer].heard_seq > check.seq for peer in self._circle.voters]
+        return (sum(heard) + 1) * 2 > len(heard) + 1
+
     # -------------------------------------------------------------- when to send
     def broadcast(self) -> None:
         """A heartbeat to everybody, with entries where there are some."""
@@ -130,6 +154,8 @@ class Replicator:
         elif message["reset"] and state.refused(self._next_try(state.next, index), message["seq"], self._seq):
             self._replicate(peer, heartbeat=state.next > self._journal.first_index)
         if message["counts"]:
+            if message["seq"] > state.heard_seq:
+                state.heard_seq = message["seq"]
             self._core.heard(peer, index if success else 0)
         if success:
             self._replicate(peer)

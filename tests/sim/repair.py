@@ -50,6 +50,9 @@ class SimPeers:
         files += [(name, source.disk.size_of(name)) for name in state_files if not name.endswith(".runs")]
         return Manifest(source.name, source.node.term, source.node.commit_index, files)
 
+    def never_voted(self, peer: str, rid: int) -> bool | None:
+        return None  # here a newcomer's log fills over its links
+
     def read(self, peer: str, name: str, pos: int, size: int) -> bytes:
         source = self._reached(peer)
         if source is None:

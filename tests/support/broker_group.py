@@ -138,6 +138,14 @@ class BrokerGroup(RunningGroup[Member], Submitting):
             return None
         return answer[1] if answer[0] == "ok" else None
 
+    def never_voted(self, peer: str, rid: int) -> bool | None:
+        member = self.alive.get(int(peer))
+        try:
+            answer = ("gone",) if member is None else member.parts.members.never_voted(rid)
+        except Unavailable:
+            return None
+        return answer[1] if answer[0] == "ok" else None
+
     def read(self, peer: str, name: str, pos: int, size: int) -> bytes:
         return self.alive[int(peer)].parts.offers.checkpoint_read(name, pos, size)
 

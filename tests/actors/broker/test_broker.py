@@ -79,6 +79,7 @@ LEADERS_CALLS: list[tuple[str, tuple[Any, ...]]] = [
     ("group_describe", ("g",)),
     ("checkpoint_manifest", ()),
     ("change_members", ("c", [], [])),
+    ("never_voted", (3,)),
 ]
 CALLS_OF_ALL: list[tuple[str, tuple[Any, ...]]] = [
     ("fetch", ([("t", 0, 0)], 1000, 0.0)),

@@ -17,6 +17,7 @@ from escrowmq.replication.host.peer_list import PeerList
 from escrowmq.replication.log.disk import RealDisk
 from escrowmq.replication.log.marks import LEARNER, MEMBERS, Marks
 from escrowmq.replication.raft.members import Act, Step
+from escrowmq.replication.raft.replicator import Replicator
 from tests.support.asking import Asked
 from tests.support.broker_group import BrokerGroup, Member, texts
 from tests.support.waiting import wait_until
@@ -96,6 +97,28 @@ def test_a_newcomer_that_votes_already_and_has_lost_its_disk_does_not_begin_as_i
     member.open()
     wait_until(lambda: isinstance(group.ended.get(3), Superseded), what="the refusal")
     assert member.parts.running.learner and Marks(RealDisk(setup.data_dir)).read(LEARNER)
+
+
+@pytest.mark.parametrize("asks", [True, False], ids=["asks", "planted: it trusts the log that it has copied"])
+def test_a_newcomer_does_not_trust_the_log_of_a_leader_who_may_be_none(
+    group: BrokerGroup, monkeypatch: pytest.MonkeyPatch, asks: bool
+) -> None:
+    """The leader's log says that it never voted. It must say so, too, once a majority has answered it."""
+    if not asks:
+        monkeypatch.setattr(_Opening, "_ask_who_leads", lambda self: True)
+    monkeypatch.setattr(Replicator, "leads_since", lambda self, check: False)  # it was deposed
+    group.seated = (0, 1, 2, 3)
+    member = group.create(3)
+    if not asks:
+        member.host.open(IN_VAIN_S)
+        assert Marks(RealDisk(group.path / "r3")).read(LEARNER) is None
+        return
+    with pytest.raises(Unavailable, match="being answered by a majority"):
+        member.host.open(IN_VAIN_S)
+    assert Marks(RealDisk(group.path / "r3")).read(LEARNER)
+    monkeypatch.undo()  # and now there is a leader: it may be asked again
+    member.host.open(10.0)
+    assert Marks(RealDisk(group.path / "r3")).read(LEARNER) is None
 
 
 def test_a_newcomer_with_an_empty_disk_counts_again_as_a_further_incarnation(group: BrokerGroup) -> None:
