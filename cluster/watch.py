@@ -64,6 +64,7 @@ class Track:
     retry_at: float = 0.0
     node_missing_since: float | None = None
     away_since: float | None = None  # its node is missing, its process does not answer, or it cannot start
+    begun_at: float | None = None  # its process was created then, and has not answered yet
     superseded_by: int | None = None
     question: Any = None
     asked_at: float = 0.0
@@ -79,6 +80,16 @@ class Track:
         """Whether its process answers, and nothing keeps it from starting."""
         starting = self.condition is Condition.STARTING and self.failure is None
         return starting or self.condition in (Condition.RUNNING, Condition.LEARNING)
+
+    def note_presence(self, now: float, start_timeout_s: float) -> None:
+        """After each look. A process that was created and has not answered yet is not away for so long: a
+        cold node takes seconds to have one, and a newcomer that is given up is followed by another such one.
+        """
+        begins = self.begun_at is not None and now - self.begun_at < start_timeout_s
+        if self.takes_part or (begins and self.failure is None and self.node_missing_since is None):
+            self.away_since = None
+        elif self.away_since is None:
+            self.away_since = now
 
     def seen(self) -> Seen:
         """For ``placement.decide``."""
@@ -128,10 +139,7 @@ class Watch:
             ray.wait(asked, num_returns=len(asked), timeout=ANSWER_TIMEOUT_S, fetch_local=False)
         for track in tracks:
             self._note(track, now)
-            if track.takes_part:
-                track.away_since = None
-            elif track.away_since is None:
-                track.away_since = now
+            track.note_presence(now, self.settings.start_timeout_s)
 
     def _ask(self, track: Track, now: float) -> None:
         if track.handle is None:
@@ -157,7 +165,7 @@ class Watch:
             track.condition = Condition.SILENT
             log.info("%s does not answer: %s", broker_name(*track.seat.key), first_line(error))
         else:
-            track.status, track.condition = status, condition_of(status)
+            track.status, track.condition, track.begun_at = status, condition_of(status), None
             starting = status.role == "starting"
             track.failure = failure_in(status.failure or "") if starting else None
             track.superseded_by = status.superseded_by
@@ -225,6 +233,7 @@ class Watch:
             track.handle, track.question, track.condition = None, None, Condition.GONE
             return
         track.condition, track.question = Condition.STARTING, None
+        track.begun_at = time.monotonic()
         log.info("starting %s on node %s", broker_name(seat.gid, seat.rid), node.name)
 
 
