@@ -102,7 +102,7 @@ def _list(wanted: bool) -> None:
 
 
 def main(
-    trials: Annotated[int, typer.Option(help="faults to inflict", min=1)] = 50,
+    trials: Annotated[int, typer.Option(help="faults to inflict", min=1)] = 2 * ROUND_TRIALS,
     seed: Annotated[int, typer.Option(help="the faults and what clients do are drawn from it")] = 1,
     kinds: Annotated[str, typer.Option(help="comma-separated; all if not given (see --list)")] = "",
     per_round: Annotated[int, typer.Option(help="trials per cluster, before all is checked")] = ROUND_TRIALS,

@@ -36,14 +36,14 @@ LARGE, HUGE = 30_000, 1_000_000
 
 
 class OneReplica:
-    """Calls that all go to one replica of each group, whichever was meant."""
+    """Calls that all go to one replica of each group, whichever was meant. ``rids``: of each group."""
 
-    def __init__(self, info: ClusterInfo, rid: int) -> None:
-        self._calls, self._rid = RayCalls(info), rid
+    def __init__(self, info: ClusterInfo, rids: Sequence[int]) -> None:
+        self._calls, self._rids = RayCalls(info), rids
 
     def call(self, gid: int, rid: int, method: str, args: tuple[Any, ...], done: OnAnswer) -> None:
         """See ReplicaCalls."""
-        self._calls.call(gid, self._rid, method, args, done)
+        self._calls.call(gid, self._rids[gid], method, args, done)
 
     def close(self) -> None:
         """See ReplicaCalls."""
@@ -85,12 +85,13 @@ def read_everything(deployment: Deployment, recorder: Recorder, places: Sequence
         op = recorder.invoke("offset-fetch", group=GROUP, topic=topic, partition=partition)
         recorder.ok(op, offset=offset)
     figures: Counter[str] = Counter()
-    for rid in range(info.replicas):
-        calls = OneReplica(info, rid)
+    voters = [deployment.voters(gid) for gid in range(info.groups)]
+    for turn, rids in enumerate(zip(*voters, strict=True)):
+        calls = OneReplica(info, rids)
         for place in places:
             where = bounds[place]
             assert not isinstance(where, Exception), where
-            _read(info, calls, recorder, f"final-{rid}", place, where, figures if rid == 0 else Counter())
+            _read(info, calls, recorder, f"final-{turn}", place, where, figures if turn == 0 else Counter())
         calls.close()
     return figures
 

@@ -6,6 +6,7 @@ never a guess by name.
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -42,13 +43,17 @@ class Deployment:
 
     def broker_pids(self) -> dict[tuple[int, int], int]:
         """(group, replica) -> pid."""
-        pids = self.pids()
-        return {
-            (gid, rid): pids[name]
-            for gid in range(self.info.groups)
-            for rid in range(self.info.replicas)
-            if (name := broker_name(gid, rid)) in pids
-        }
+        return {key: pid for name, pid in self.pids().items() if (key := replica_of(name)) is not None}
+
+    def voters(self, gid: int) -> list[int]:
+        """Of one group, as its leader tells them. Raises Stuck."""
+        found = until(f"group {gid} tells its members", lambda: self.cluster.admin.members()[gid], 60.0)
+        return sorted(found.voters)
+
+    def removed(self, name: str) -> bool:
+        """Whether a broker of that name is none that is to run."""
+        key = replica_of(name)
+        return key is not None and key not in self.seats()
 
     def feedback_names(self) -> list[str]:
         """Feedback actors that live."""
@@ -94,9 +99,7 @@ class Deployment:
         """Until every replica has applied that format level, as those of a new cluster do. Raises Stuck."""
 
         def reached() -> bool:
-            names = [
-                broker_name(gid, rid) for gid in range(self.info.groups) for rid in range(self.info.replicas)
-            ]
+            names = [broker_name(*key) for key in self.seats()]
             brokers = [ray.get_actor(name, namespace=self.info.namespace) for name in names]
             reports: list[LevelReport] = ray.get([broker.levels.remote() for broker in brokers])
             return all(report.applied >= level for report in reports)
@@ -127,6 +130,12 @@ class Deployment:
             )
 
         until("all replicas have applied the same", same, within_s)
+
+
+def replica_of(name: str) -> ReplicaKey | None:
+    """Whose broker bears this name; None: it is no broker's."""
+    found = re.fullmatch(r"broker-g(\d+)-r(\d+)", name)
+    return None if found is None else (int(found[1]), int(found[2]))
 
 
 def leading(replicas: Iterable[ReplicaStatus]) -> int | None:

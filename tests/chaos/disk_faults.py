@@ -85,7 +85,7 @@ class DiskFaults(NodeFaults):
         """Of every entry that is hit on one replica the others have a sound copy, if nothing else befalls
         them."""
         gid, rng = self.group(fault), dice(fault, "damages")
-        first, second = rng.sample(range(self.deployment.info.replicas), 2)
+        first, second = rng.sample(self.deployment.voters(gid), 2)
         victims = [(gid, first), (gid, second)]
         killed = [victim for victim in victims if rng.random() < 0.5]
         with self._flipped(fault, victims, killed) as blow:
@@ -120,7 +120,7 @@ class DiskFaults(NodeFaults):
     def _chosen(self, fault: Fault, victims: list[ReplicaKey]) -> list[Flip] | None:
         """One to three places in the log of each; None: too little is in the logs as yet."""
         gid, rng = self.group(fault), dice(fault, "places")
-        directories = {rid: self.log_directory((gid, rid)) for rid in range(self.deployment.info.replicas)}
+        directories = {rid: self.log_directory((gid, rid)) for rid in self.deployment.voters(gid)}
         used = {index for group, index in self.damaged if group == gid}
         counts = {rid: rng.randint(1, 3) for _, rid in victims}
         chosen = places_to_damage(directories, counts, used, rng)

@@ -1,14 +1,13 @@
 """Inflicting faults. Each ends healed: what was stopped runs, what was cut is joined, what was full is empty.
 
-Here are those on the processes of brokers, of others of the cluster, and of clients; ``node_faults`` and
-``disk_faults`` have the rest.
+Here are those on the processes of brokers, of others of the cluster, and of clients; ``node_faults``,
+``disk_faults`` and ``member_faults`` have the rest.
 """
 
 from __future__ import annotations
 
 import contextlib
 import signal
-import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -19,13 +18,13 @@ import ray
 from escrowmq.actors.client.topology import SUPERVISOR, broker_name
 from escrowmq.cluster.placement import ReplicaKey
 from tests.chaos.deployment import gone, until
-from tests.chaos.disk_faults import DiskFaults
 from tests.chaos.kinds import Kind
+from tests.chaos.member_faults import MemberFaults
 from tests.chaos.plan import Fault
-from tests.chaos.striking import BACK_S, Blow, dice, send, timed
+from tests.chaos.striking import BACK_S, Blow, dice, in_thread, send, timed
 
 
-class Faults(DiskFaults):
+class Faults(MemberFaults):
     """Strikes one cluster and its clients."""
 
     @contextlib.contextmanager
@@ -57,10 +56,14 @@ class Faults(DiskFaults):
         return self._paused(self.follower(fault), fault)
 
     def _paused(self, victim: ReplicaKey, fault: Fault) -> Any:
-        (pid,) = self.pids([victim])
-        return timed(
-            fault, broker_name(*victim), lambda: send(pid, signal.SIGSTOP), lambda: send(pid, signal.SIGCONT)
-        )
+        pids = self.pids([victim])
+
+        def all_get(number: signal.Signals) -> None:
+            for pid in pids:
+                send(pid, number)
+
+        stop, go_on = (lambda: all_get(signal.SIGSTOP)), (lambda: all_get(signal.SIGCONT))
+        return timed(fault, broker_name(*victim), stop, go_on)
 
     # -------------------------------------------------------------- others of the cluster
 
@@ -90,12 +93,18 @@ class Faults(DiskFaults):
             name = self._client("producer", fault)
             pid = self.fleet.stop(name)
         else:
-            name = {
+            chosen = {
                 "broker": lambda: broker_name(*self.leader_or_follower(fault, 0.5)),
                 "feedback": lambda: self._feedback(fault),
                 "supervisor": lambda: SUPERVISOR,
-            }[role]()
-            pid = until(f"{name} runs", lambda: self.living(name), BACK_S)
+            }[role]
+
+            def running() -> tuple[str, int] | None:  # chosen anew: replicas may come and go meanwhile
+                name = chosen()
+                pid = self.living(name)
+                return None if pid is None else (name, pid)
+
+            name, pid = until(f"a {role} runs", running, BACK_S)
             send(pid, signal.SIGTERM)
         ended: list[bool] = []
 
@@ -109,31 +118,13 @@ class Faults(DiskFaults):
         if role != "producer":
             self.until_back(name, pid)
 
-    @contextlib.contextmanager
-    def _rolling_restart(self, fault: Fault) -> Iterator[Blow]:
-        """In a thread, so that clients are looked at while it goes on."""
-        failures: list[BaseException] = []
-
-        def restart() -> None:
-            try:
-                self._restart_all()
-            except BaseException as error:
-                failures.append(error)
-
-        thread = threading.Thread(target=restart, name="rolling-restart", daemon=True)
-        blow = Blow(time.monotonic_ns(), "all, one after the other", thread.is_alive)
-        thread.start()
-        try:
-            yield blow
-        finally:
-            thread.join()
-        if failures:
-            raise failures[0]
+    def _rolling_restart(self, fault: Fault) -> Any:
+        return in_thread("all, one after the other", self._restart_all)
 
     def _restart_all(self) -> None:
         info = self.deployment.info
         for gid in range(info.groups):
-            for rid in range(info.replicas):
+            for rid in self.deployment.voters(gid):
                 name = broker_name(gid, rid)
                 actor = ray.get_actor(name, namespace=info.namespace)
                 ray.get(actor.stop.remote(), timeout=30.0)

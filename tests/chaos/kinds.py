@@ -32,6 +32,11 @@ class Kind(enum.Enum):
     DISK_FULL_RESTART = "disk-full-restart"
     DISK_FILLS = "disk-fills"
     DISK_FULL_MENDING = "disk-full-mending"
+    SET_REPLICAS = "set-replicas"
+    MOVE_REPLICA = "move-replica"
+    NODE_DRAIN = "node-drain"
+    NODE_MAINTENANCE = "node-maintenance"
+    DISK_FULL_JOINING = "disk-full-joining"
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,9 +109,24 @@ KINDS: dict[Kind, About] = {
         True,
         (2.0, 5.0),
     ),
+    Kind.SET_REPLICAS: About("a group gets five replicas, or one, and three again", 2, seconds=(2.0, 4.0)),
+    Kind.MOVE_REPLICA: About(
+        "another replica, elsewhere, takes the place of a leader or follower, and one more takes its own",
+        1,
+        True,
+        (2.0, 4.0),
+    ),
+    Kind.NODE_DRAIN: About("all replicas go from a node, which is then opened again", 1, True, (2.0, 4.0)),
+    Kind.NODE_MAINTENANCE: About(
+        "a node is killed and started again, and is in maintenance meanwhile", 1, True, (0.0, 3.0)
+    ),
+    Kind.DISK_FULL_JOINING: About(
+        "the disk of a newcomer's node, or the leader's, is full while a replica moves", 1, True, (3.0, 8.0)
+    ),
 }
 
-#: Machine faults that last, and during which another may strike: a leader killed while a link is cut.
+#: Faults that last, and during which another may strike: a leader killed while a link is cut, the supervisor
+#: while replicas come and go.
 LASTING = (
     Kind.LEADER_CUT,
     Kind.FOLLOWER_CUT,
@@ -114,12 +134,16 @@ LASTING = (
     Kind.SLOW_LINKS,
     Kind.DISK_FULL,
     Kind.DISK_FILLS,
+    Kind.SET_REPLICAS,
+    Kind.MOVE_REPLICA,
+    Kind.NODE_DRAIN,
+    Kind.DISK_FULL_JOINING,
 )
 #: What may strike meanwhile: all on processes, but what waits for all to be well itself.
 MEANWHILE = tuple(
     kind
     for kind, about in KINDS.items()
-    if not about.machines and kind not in (Kind.ROLLING_RESTART, Kind.TWO_DAMAGES)
+    if not about.machines and kind not in (Kind.ROLLING_RESTART, Kind.TWO_DAMAGES, Kind.SET_REPLICAS)
 )
 
 #: Kinds after which another replica has to lead before anything can be committed.

@@ -35,8 +35,9 @@ class NodeFaults(Striking):
         """That replica, or another of its group if it lives on Ray's head: that one has no small disk, and
         with it Ray itself would be gone."""
         gid, rid = replica
-        count = self.deployment.info.replicas
-        candidates = [(gid, (rid + more) % count) for more in range(count)]
+        voters = self.deployment.voters(gid)
+        place = voters.index(rid) if rid in voters else 0
+        candidates = [(gid, other) for other in voters[place:] + voters[:place]]
         return next(one for one in candidates if self.host(one) != HEAD)
 
     # -------------------------------------------------------------- links

@@ -15,8 +15,9 @@ from itertools import islice
 from tests.chaos.kinds import KINDS, LASTING, MEANWHILE, Kind
 from tests.support.faults.dealing import deal, pick
 
-#: Trials on one cluster before everything is read and checked, and a fresh one is started.
-ROUND_TRIALS = 25
+#: Trials on one cluster before everything is read and checked, and a fresh one is started: a round on
+#: machines has had every kind.
+ROUND_TRIALS = 30
 #: Rounds of odd numbers run on machines of their own, where the network can be cut: the second round of a run
 #: already, so that two rounds have had every kind.
 MACHINES_EVERY = 2
@@ -27,7 +28,7 @@ GROUPS = (1, 2, 3)
 #: within twelve rounds with every number of groups, on machines and without.
 SLOW_DATABASE = (1, 2)
 SLOW_DATABASE_EVERY = 4
-#: Share of lasting machine faults during which another one strikes, on a process.
+#: Share of lasting faults during which another one strikes, on a process.
 MEANWHILE_SHARE = 0.4
 #: Share of faults that strike before the cluster has recovered from the one before.
 OVERLAP_SHARE = 0.2

@@ -56,8 +56,9 @@ class Striking:
         return gid, self.deployment.leader(gid)
 
     def follower(self, fault: Fault) -> ReplicaKey:
+        """The leader itself where nobody else votes."""
         gid, leader = self.leader(fault)
-        others = [rid for rid in range(self.deployment.info.replicas) if rid != leader]
+        others = [rid for rid in self.deployment.voters(gid) if rid != leader] or [leader]
         return gid, others[fault.target % len(others)]
 
     def leader_or_follower(self, fault: Fault, leaders: float) -> ReplicaKey:
@@ -78,12 +79,16 @@ class Striking:
     # -------------------------------------------------------------- processes
 
     def pids(self, victims: list[ReplicaKey]) -> list[int]:
-        """Of processes that run: the one before may still be coming back from the last fault."""
+        """Of processes that run: the one before may still be coming back from the last fault. Without those
+        of replicas that were removed meanwhile."""
 
-        def found() -> list[int] | None:
+        def found() -> Found | None:
             pids = self.deployment.broker_pids()
             if all(victim in pids and not gone(pids[victim]) for victim in victims):
-                return [pids[victim] for victim in victims]
+                return Found(pids[victim] for victim in victims)
+            seats = self.deployment.seats()
+            if not all(victim in seats for victim in victims):
+                victims[:] = [victim for victim in victims if victim in seats]
             if self.machines is not None:
                 self.machines.revive()  # a node may die late of an earlier cut, and its broker with it
             return None
@@ -97,8 +102,12 @@ class Striking:
         return None if pid is None or gone(pid) else pid
 
     def until_back(self, name: str, before: int) -> None:
-        """Until an actor runs in another process than that one."""
-        until(f"{name} is back", lambda: (self.living(name) or before) != before, BACK_S)
+        """Until an actor runs in another process than that one, or is a replica that was removed."""
+
+        def back() -> bool:
+            return (self.living(name) or before) != before or self.deployment.removed(name)
+
+        until(f"{name} is back", back, BACK_S)
 
     @contextlib.contextmanager
     def killed(self, victims: list[ReplicaKey]) -> Iterator[Blow]:
@@ -108,6 +117,35 @@ class Striking:
         for pid in pids:
             send(pid, signal.SIGKILL)
         yield blow
+
+
+class Found(list[int]):
+    """A list that is true even if it is empty."""
+
+    def __bool__(self) -> bool:
+        return True
+
+
+@contextlib.contextmanager
+def in_thread(victim: str, work: Callable[[], None]) -> Iterator[Blow]:
+    """Many blows one after the other, in a thread, so that clients are looked at while it goes on."""
+    failures: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            work()
+        except BaseException as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=run, name=victim, daemon=True)
+    blow = Blow(time.monotonic_ns(), victim, thread.is_alive)
+    thread.start()
+    try:
+        yield blow
+    finally:
+        thread.join()
+    if failures:
+        raise failures[0]
 
 
 @contextlib.contextmanager

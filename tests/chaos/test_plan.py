@@ -15,6 +15,7 @@ from tests.chaos.plan import (
     GROUPS,
     MEANWHILE_SHARE,
     OVERLAP_SHARE,
+    ROUND_TRIALS,
     cards,
     groups_of,
     only,
@@ -29,15 +30,15 @@ MACHINES = [kind for kind in Kind if KINDS[kind].machines]
 
 
 def test_the_same_seed_is_the_same_plan_and_another_seed_another() -> None:
-    assert rounds(7, 100, 25, ALL) == rounds(7, 100, 25, ALL)
-    assert rounds(7, 100, 25, ALL) != rounds(8, 100, 25, ALL)
+    assert rounds(7, 100, ROUND_TRIALS, ALL) == rounds(7, 100, ROUND_TRIALS, ALL)
+    assert rounds(7, 100, ROUND_TRIALS, ALL) != rounds(8, 100, ROUND_TRIALS, ALL)
 
 
 def test_a_round_can_be_planned_without_the_others() -> None:
-    planned = rounds(3, 110, 25, ALL)
-    assert [len(plan.faults) for plan in planned] == [25, 25, 25, 25, 10]
+    planned = rounds(3, 130, ROUND_TRIALS, ALL)
+    assert [len(plan.faults) for plan in planned] == [30, 30, 30, 30, 10]
     assert all(plan == plan_round(3, plan.number, len(plan.faults), ALL) for plan in planned)
-    assert planned[4].faults == plan_round(3, 4, 25, ALL).faults[:10]
+    assert planned[4].faults == plan_round(3, 4, ROUND_TRIALS, ALL).faults[:10]
 
 
 def test_every_kind_comes_once_before_any_comes_twice_and_as_often_as_its_cards_say() -> None:
@@ -47,7 +48,7 @@ def test_every_kind_comes_once_before_any_comes_twice_and_as_often_as_its_cards_
 
 
 def test_rounds_on_machines_have_all_kinds_and_the_others_those_on_processes() -> None:
-    planned = rounds(5, 300, 25, ALL)
+    planned = rounds(5, 12 * ROUND_TRIALS, ROUND_TRIALS, ALL)
     assert {plan.machines for plan in planned} == {True, False}
     for plan in planned:
         assert {fault.kind for fault in plan.faults} == set(ALL if plan.machines else ORDINARY)
@@ -59,13 +60,13 @@ def test_faults_on_processes_strike_while_cuts_and_full_disks_last() -> None:
     pairs = {
         (fault.kind, fault.meanwhile.kind)
         for seed in range(40)
-        for plan in rounds(seed, 300, 25, ALL)
+        for plan in rounds(seed, 12 * ROUND_TRIALS, ROUND_TRIALS, ALL)
         for fault in plan.faults
         if fault.meanwhile is not None
     }
     assert pairs == {(first, second) for first in LASTING for second in MEANWHILE}
     assert {(Kind.LEADER_CUT, Kind.LEADER_KILL), (Kind.DISK_FULL, Kind.BROKERS_KILL)} < pairs
-    lasting = [f for plan in rounds(11, 3000, 25, ALL) for f in plan.faults if f.kind in LASTING]
+    lasting = [f for plan in rounds(11, 3000, ROUND_TRIALS, ALL) for f in plan.faults if f.kind in LASTING]
     doubled = [fault for fault in lasting if fault.meanwhile is not None]
     assert abs(len(doubled) / len(lasting) - MEANWHILE_SHARE) < 0.1
     for fault in doubled:
@@ -83,7 +84,7 @@ def test_a_run_of_some_kinds_draws_only_those() -> None:
 
 
 def test_parameters_are_within_what_is_said_of_the_kind() -> None:
-    faults = [fault for plan in rounds(11, 600, 25, ALL) for fault in plan.faults]
+    faults = [fault for plan in rounds(11, 600, ROUND_TRIALS, ALL) for fault in plan.faults]
     for fault in faults:
         low, high = KINDS[fault.kind].seconds
         assert low <= fault.seconds <= high
@@ -94,15 +95,17 @@ def test_parameters_are_within_what_is_said_of_the_kind() -> None:
 
 @pytest.mark.parametrize("seed", range(1, 20))
 def test_rounds_have_one_two_and_three_groups_on_machines_and_without(seed: int) -> None:
-    planned = rounds(seed, 300, 25, ALL)
+    planned = rounds(seed, 12 * ROUND_TRIALS, ROUND_TRIALS, ALL)
     for groups in GROUPS:
         of_them = [plan for plan in planned if plan.groups == groups]
         assert len(of_them) == 4
         assert [plan.machines for plan in of_them].count(True) == 2
         slow = [plan for plan in of_them if plan.slow_database]
         assert {plan.machines for plan in slow} == {True, False}, "two instances with a slow database"
-    assert {plan.groups for plan in rounds(seed, 300, 25, ALL, groups=2)} == {2}
-    assert [replace(plan, groups=2) for plan in planned] == rounds(seed, 300, 25, ALL, groups=2)
+    assert {plan.groups for plan in rounds(seed, 12 * ROUND_TRIALS, ROUND_TRIALS, ALL, groups=2)} == {2}
+    assert [replace(plan, groups=2) for plan in planned] == rounds(
+        seed, 12 * ROUND_TRIALS, ROUND_TRIALS, ALL, groups=2
+    )
 
 
 def test_the_seed_says_how_many_groups_the_first_round_has() -> None:
@@ -110,11 +113,11 @@ def test_the_seed_says_how_many_groups_the_first_round_has() -> None:
 
 
 def test_a_trial_can_be_repeated_alone() -> None:
-    plan = plan_round(3, 1, 25, ALL)
+    plan = plan_round(3, 1, ROUND_TRIALS, ALL)
     assert only(plan, None) is plan
     assert only(plan, 7) == replace(plan, faults=(plan.faults[7],))
-    with pytest.raises(ValueError, match="0 to 24"):
-        only(plan, 25)
+    with pytest.raises(ValueError, match="0 to 29"):
+        only(plan, 30)
 
 
 def test_every_kind_can_be_named_and_inflicted() -> None:

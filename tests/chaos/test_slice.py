@@ -27,7 +27,9 @@ pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(500)]
 #: Every kind on processes. Each round's seed is one with short pauses, two broker groups, a slow database
 #: without a fence, and the second fault below.
 #: A restart of all brokers, one after the other, takes half a minute, and has a round of its own.
-ON_PROCESSES = tuple(kind for kind in Kind if not KINDS[kind].machines and kind is not Kind.ROLLING_RESTART)
+#: So does a group that gets five replicas and three again.
+LONG = (Kind.ROLLING_RESTART, Kind.SET_REPLICAS)
+ON_PROCESSES = tuple(kind for kind in Kind if not KINDS[kind].machines and kind not in LONG)
 PROCESSES_SEED, PROCESSES_ROUND = 342, 2
 ON_MACHINES = (Kind.LEADER_CUT, Kind.DISK_FULL_RESTART, Kind.LEADER_KILL)
 MACHINES_SEED, MACHINES_ROUND = 5645, 1
@@ -89,6 +91,12 @@ def test_promises_hold_while_processes_are_killed_stopped_and_restarted() -> Non
 @pytest.mark.long
 def test_promises_hold_while_all_brokers_are_restarted_one_after_the_other() -> None:
     results = ran(PROCESSES_SEED, PROCESSES_ROUND, (Kind.ROLLING_RESTART,), producers=2).results
+    assert results.operations()["decide"]["ok"] > 100
+
+
+@pytest.mark.long
+def test_promises_hold_while_replicas_come_and_go() -> None:
+    results = ran(PROCESSES_SEED, PROCESSES_ROUND, (Kind.SET_REPLICAS,), producers=2).results
     assert results.operations()["decide"]["ok"] > 100
 
 

@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,11 +27,15 @@ TOPIC = "orders"
 
 
 class Load(threading.Thread):
-    """Plain messages and transactions in turn, each numbered, one at a time."""
+    """Plain messages and transactions in turn, each numbered, one at a time. ``only``: nothing but one of the
+    two."""
 
-    def __init__(self, cluster: Cluster) -> None:
-        super().__init__(name="load", daemon=True)
-        self._producer = cluster.producer(app="load", linger_ms=0)
+    def __init__(self, cluster: Cluster, topic: str = TOPIC, only: str = "") -> None:
+        super().__init__(name=f"load-{topic}", daemon=True)
+        self._producer = cluster.producer(app=f"load-{topic}", linger_ms=0)
+        self._topic, self._only = topic, only
+        #: When each was acknowledged (time.monotonic()).
+        self.moments: list[float] = []
         self._stopping = threading.Event()
         self.sent: list[bytes] = []
         self.error: BaseException | None = None
@@ -39,11 +44,12 @@ class Load(threading.Thread):
         try:
             while not self._stopping.is_set():
                 value = b"%d" % len(self.sent)
-                if len(self.sent) % 2:
-                    self._producer.send(Message(TOPIC, value)).result(30)
+                if self._only == "plain" or (not self._only and len(self.sent) % 2):
+                    self._producer.send(Message(self._topic, value)).result(30)
                 else:
                     with self._producer.transaction() as tx:
-                        tx.send(Message(TOPIC, value))
+                        tx.send(Message(self._topic, value))
+                self.moments.append(time.monotonic())
                 self.sent.append(value)
         except BaseException as error:
             self.error = error
@@ -53,6 +59,11 @@ class Load(threading.Thread):
         there = len(self.sent)
         wait_until(lambda: self.error or len(self.sent) >= there + 10, 30.0, "more messages")
         assert self.error is None, self.error
+
+    def worst_gap(self, since: float) -> float:
+        """The longest time between two acknowledgements from then on (seconds)."""
+        moments = [since, *(moment for moment in self.moments if moment > since), time.monotonic()]
+        return max(later - earlier for earlier, later in pairwise(moments))
 
     def stop(self) -> list[bytes]:
         """What was acknowledged."""
@@ -111,11 +122,50 @@ def test_from_one_replica_to_three_and_back(
         (left,) = admin.members()[0].voters
         assert [path.name for path in tmp_path.glob("g0-r*")] == [f"g0-r{left}"]
         assert [seat["replica"] for seat in cluster.health()["replicas"]] == [left]
-        with cluster.consumer(auto_offset_reset="earliest") as consumer:
-            consumer.assign([(TOPIC, 0)])
-            found: list[bytes] = []
-            deadline = time.monotonic() + 20
-            while len(found) < len(sent) and time.monotonic() < deadline:
-                found += [record.value for record in consumer.poll(timeout_s=0.5)]
-            found += [record.value for record in consumer.poll(timeout_s=0.3)]
-        assert found == sent, "each once, and in their order"
+        assert everything(cluster, TOPIC, len(sent)) == sent, "each once, and in their order"
+
+
+@pytest.mark.long
+@pytest.mark.timeout(400)
+def test_from_one_to_three_to_five_to_three_to_one(
+    ray_local: str, unique: Callable[[str], str], tmp_path: Path
+) -> None:
+    """All replicas share this machine's disk and processors: the gaps that are told are no figures for
+    machines of their own."""
+    with escrowmq.start_local(1, 1, tmp_path, namespace=unique("members")) as cluster:
+        admin = cluster.admin
+        loads = [Load(cluster, only, only) for only in ("plain", "transactions")]
+        for load in loads:
+            admin.create_topic(load.name.removeprefix("load-"))
+            load.start()
+        before = 1
+        for size in (3, 5, 3, 1):
+            for load in loads:
+                load.goes_on()
+            since = time.monotonic()
+            admin.set_replicas(0, size)
+            wait_until(lambda size=size: as_wanted(cluster, size), 120.0, f"{size} voters", every_s=0.2)  # type: ignore[misc]
+            took = time.monotonic() - since
+            gaps = ", ".join(f"{load.name} {load.worst_gap(since):.2f} s" for load in loads)
+            print(f"{before} -> {size} replicas in {took:.1f} s; longest time without a commit: {gaps}")
+            before = size
+        for load in loads:
+            load.goes_on()
+            sent = load.stop()
+            found = everything(cluster, load.name.removeprefix("load-"), len(sent))
+            assert found == sent, f"{load.name}: each once, and in their order"
+            print(f"{load.name}: {len(sent)} messages")
+        (left,) = admin.members()[0].voters
+        assert [path.name for path in tmp_path.glob("g0-r*")] == [f"g0-r{left}"]
+
+
+def everything(cluster: Cluster, topic: str, expected: int) -> list[bytes]:
+    """The values in the topic's only partition, once so many are there, and what comes soon after."""
+    found: list[bytes] = []
+    with cluster.consumer(auto_offset_reset="earliest") as consumer:
+        consumer.assign([(topic, 0)])
+        deadline = time.monotonic() + 30
+        while len(found) < expected and time.monotonic() < deadline:
+            found += [record.value for record in consumer.poll(timeout_s=0.5)]
+        found += [record.value for record in consumer.poll(timeout_s=0.3)]
+    return found
