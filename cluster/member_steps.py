@@ -322,7 +322,8 @@ class _Look:
     # ------------------------------------------------------------ what is seen
     def _leaves(self, rid: int) -> bool:
         node = self._node(rid)
-        return node is None or node in self._fleet.drained or rid in self._group.moves
+        moves = self._group.moves.get(rid, node) != node  # it may have been built anew there meanwhile
+        return node is None or node in self._fleet.drained or moves
 
     def _doomed(self, rid: int) -> bool:
         node = self._node(rid)
@@ -371,11 +372,12 @@ def best_leader(group: Group, fleet: Fleet, voters: Collection[int]) -> int | No
 
 
 def moves_done(group: Group) -> list[int]:
-    """Replicas that are to be moved and are members no more."""
+    """Replicas that are to be moved and are members no more, or were built anew where they are to be."""
     members = group.members
     if members is None or not members.applied:
         return []
-    return [rid for rid in group.moves if rid <= members.highest and rid not in members.all]
+    there = {rid for rid, node in group.moves.items() if rid in group.seats and group.seats[rid].node == node}
+    return [r for r in group.moves if r in there or (r <= members.highest and r not in members.all)]
 
 
 def lead_done(group: Group, fleet: Fleet, lost: Collection[int]) -> bool:

@@ -207,6 +207,24 @@ def test_a_move_brings_the_new_one_first_and_takes_the_directory_last() -> None:
     ]
 
 
+def test_a_move_is_done_when_the_replica_itself_was_built_anew_on_that_node() -> None:
+    """Its old node was lost before the move began, and the supervisor has replaced it."""
+    world = World.of(3)
+    world.moves, world.nodes = {1: "n4"}, set(NODES) - {"n1"}
+    world.seats[1] = Seat(0, 1, "n4", incarnation=1)
+    assert world.turn() is None and not world.moves
+    assert world.seats[1].node == "n4" and len(world.seats) == 3
+
+
+def test_without_a_look_at_where_it_sits_such_a_move_ends_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_Look, "_leaves", lambda self, rid: rid in self._group.moves)
+    world = World.of(3)
+    world.moves, world.nodes = {1: "n4"}, set(NODES) - {"n1"}
+    world.seats[1] = Seat(0, 1, "n4", incarnation=1)
+    step = next_step(world.group(), world.fleet(), 0.0, PATIENCE_S)
+    assert step is not None and step.do is Do.PLACE and step.node != "n4"
+
+
 def test_a_leader_hands_over_before_its_node_is_drained_or_goes_away_for_a_while() -> None:
     for how in ("drained", "maintained"):
         world = World.of(3)
@@ -372,6 +390,7 @@ def test_where_nothing_is_wanted_nothing_is_done() -> None:
 FAULTS = st.one_of(
     st.tuples(st.just("lose"), st.sampled_from(NODES)),
     st.tuples(st.just("return"), st.sampled_from(NODES)),
+    st.tuples(st.just("replace"), st.tuples(st.integers(0, 9), st.sampled_from(NODES))),
     st.tuples(st.just("wait"), st.sampled_from((1.0, 700.0))),
     st.tuples(st.just("lead"), st.integers(0, 9)),
     st.tuples(st.just("want"), st.sampled_from((1, 3, 5))),
@@ -407,6 +426,12 @@ def happen(world: World, kind: str, about: object) -> None:
         world.nodes.discard(str(about))
     elif kind == "return":
         world.nodes.add(str(about))
+    elif kind == "replace":  # under its own number: see placement.py
+        assert isinstance(about, tuple)
+        rid, node = about
+        closed = world.drained | world.maintained | {seat.node for seat in world.seats.values()}
+        if rid in world.voters - world.running and node in world.nodes - closed:
+            world.seats[rid] = Seat(0, rid, node, world.seats[rid].incarnation + 1)
     elif kind == "wait":
         world.now += float(str(about))
     elif kind == "lead":
