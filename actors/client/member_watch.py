@@ -84,8 +84,9 @@ class MemberWatch:
 
     def _answered(self, group: _Group, question: int, answer: Any, error: BaseException | None) -> None:
         """In any thread. A replica of an earlier version, which does not know the question, ends in an error:
-        then the members are those of the beginning."""
-        if error is None and isinstance(answer, MembersReport):
+        then the members are those of the beginning. What is not applied may be cut off again, and another
+        change then has its version: that one would change nothing here."""
+        if error is None and isinstance(answer, MembersReport) and answer.applied:
             self._post(lambda: self._follow(group, question, answer))
 
     def _follow(self, group: _Group, question: int, answer: MembersReport) -> None:

@@ -82,7 +82,9 @@ class _KnownMembers:
         self.ids, self.epoch, self.asked = tuple(range(replicas)), 0, 0
 
     def told(self, answer: Any, error: BaseException | None) -> None:
-        if error is None and isinstance(answer, MembersReport) and answer.version > self.epoch:
+        if error is not None or not isinstance(answer, MembersReport) or not answer.applied:
+            return  # what is not applied may be cut off, and another change then has its version
+        if answer.version > self.epoch:
             self.ids, self.epoch = answer.all, answer.version
 
 

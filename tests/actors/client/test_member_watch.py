@@ -57,6 +57,18 @@ def test_a_leader_is_asked_now_and_then_and_an_older_list_changes_nothing() -> N
     assert asked.follower.members == (1, 2, 5)
 
 
+def test_a_list_that_may_be_cut_off_again_does_not_stand_in_the_way_of_the_true_one() -> None:
+    """Two leaders have changed the members after version 4: one was deposed, and its change is in no other
+    log. What it told must not be taken for the newest."""
+    asked = Asked()
+    asked.follower.heard(1, True, 1, 0.0)
+    ((*_, done),) = asked.run(LOOK_EVERY_S, 2 * LOOK_EVERY_S)
+    done(MembersReport(version=5, voters=(0, 1, 3), applied=False), None)
+    ((*_, done),) = asked.run(2 * LOOK_EVERY_S, 3 * LOOK_EVERY_S)
+    done(of(5, 0, 1, 4), None)
+    assert asked.follower.members == (0, 1, 4)
+
+
 def test_whoever_searches_in_vain_asks_the_supervisor_and_a_replica_in_turn() -> None:
     asked = Asked()
     asked.searching = True

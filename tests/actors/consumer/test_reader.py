@@ -7,7 +7,7 @@ import time
 import pytest
 
 from escrowmq.actors.client.replica_calls import SUPERVISOR_RID
-from escrowmq.actors.consumer.reader import PartitionReader
+from escrowmq.actors.consumer.reader import PartitionReader, _KnownMembers
 from escrowmq.replication.calling.answers import MembersReport
 from escrowmq.replication.errors import ConfigError, OffsetOutOfRange, Overloaded, Unavailable, UnknownTopic
 from escrowmq.replication.format.codec import decode_rows
@@ -208,3 +208,10 @@ def test_replicas_that_came_since_the_groups_beginning_are_read(brokers, topic):
     reader = PartitionReader(brokers.info, topic, 0, 0, 5_000, calls=Moved(brokers), timeout_s=20.0)
     found, _ = rows_of(reader)
     assert found == [(i, b"%d" % i) for i in range(5_000)]
+
+
+def test_a_change_of_members_that_may_be_cut_off_is_not_taken_for_the_newest():
+    known = _KnownMembers(3)
+    known.told(MembersReport(version=2, voters=[0, 1], applied=False), None)
+    known.told(MembersReport(version=2, voters=[1, 2]), None)
+    assert known.ids == (1, 2)
