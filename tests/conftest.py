@@ -44,13 +44,22 @@ LONGEST_FIRST = (
     "sim/test_campaign.py",
     "sim/test_member_changes.py",
 )
-#: One worker takes these one after the other: they share a Ray, a cluster, and a JVM with a session of Spark.
+#: One worker takes the files of a group one after the other: they share a Ray, a cluster, and a JVM with a
+#: session of Spark; or database servers.
 ON_ONE_WORKER = (
-    "tests/integration/test_spark_sessions.py",
-    "tests/integration/test_spark_batch.py",
-    "tests/integration/test_spark_stream.py",
-    "tests/integration/test_spark_sink.py",
-    "tests/integration/test_spark_dataframes.py",
+    (
+        "tests/integration/test_spark_sessions.py",
+        "tests/integration/test_spark_batch.py",
+        "tests/integration/test_spark_stream.py",
+        "tests/integration/test_spark_sink.py",
+        "tests/integration/test_spark_dataframes.py",
+    ),
+    (
+        "tests/feedback/database/test_races.py",
+        "tests/feedback/database/test_misuse.py",
+        "tests/feedback/database/test_purging.py",
+        "tests/feedback/database/test_lost_commits.py",
+    ),
 )
 #: Each test of these stands for itself, and together they take longer than anything else.
 ONE_BY_ONE = ("tests/controls/test_controls.py",)
@@ -80,6 +89,6 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadFil
             file = super()._split_scope(nodeid)
             if file in ONE_BY_ONE:
                 return nodeid
-            return ON_ONE_WORKER[0] if file in ON_ONE_WORKER else file
+            return next((group[0] for group in ON_ONE_WORKER if file in group), file)
 
     return Scheduling(config, log)

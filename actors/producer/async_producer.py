@@ -49,6 +49,11 @@ class AsyncProducer(AsyncClosing):
         self._bridges: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, LoopBridge]
         self._bridges = weakref.WeakKeyDictionary()
 
+    @property
+    def app(self) -> str:
+        """The app whose transactions these are."""
+        return self._core.app
+
     def _bridge(self) -> LoopBridge:
         loop = asyncio.get_running_loop()
         bridge = self._bridges.get(loop)

@@ -104,6 +104,11 @@ class TransactionBase:
         return TransactionState.UNKNOWN if self._phase is Phase.LEFT else TransactionState.PREPARE
 
     @property
+    def prepared(self) -> bool:
+        """Whether the local transaction may run now: all is durable, and nothing is decided."""
+        return self._phase is Phase.PREPARED
+
+    @property
     def result(self) -> TransactionResult:
         """Id and state."""
         return TransactionResult(self.tx_id, self.state)

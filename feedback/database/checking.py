@@ -1,0 +1,131 @@
+"""A check's statements: write "rolled back" where there is no row yet, then read which row there is.
+
+What a check has found is committed by another transaction, or by itself, before it is answered. It waits for
+rows that a local transaction has written and not yet committed, up to a limit; then the answer is UNKNOWN,
+which is repeated later.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Sequence
+
+from escrowmq.feedback.database import rows
+from escrowmq.feedback.database.failures import Failure, failure_of
+from escrowmq.feedback.database.links import Link
+from escrowmq.feedback.database.statements import KEYS_MAX, Statements
+from escrowmq.replication.model import TransactionState
+
+#: Of many checks, each piece waits this part of the limit for a row that is locked, then is halved: the
+#: others must not be held up by one local transaction. All pieces together wait no longer than about the
+#: limit.
+PIECES = 8
+
+
+class Checking:
+    """For one table and app."""
+
+    def __init__(self, statements: Statements, app: str, limit_s: float, clock: Callable[[], float]) -> None:
+        self._statements, self._app, self._limit_s, self._clock = statements, app, limit_s, clock
+
+    def states(self, link: Link, tx_ids: Sequence[str]) -> list[TransactionState]:
+        """A state for each, in their order."""
+        by_key = {rows.key_of(self._app, tx_id): tx_id for tx_id in tx_ids}
+        keys = sorted(by_key)
+        found: dict[bytes, int] = {}
+        with_limit = _LimitOf(link, self._statements)
+        try:
+            for at in range(0, len(keys), KEYS_MAX):
+                self._settle(link, keys[at : at + KEYS_MAX], by_key, found)
+        finally:
+            with_limit.restore()
+        return [rows.state_of(found.get(rows.key_of(self._app, tx_id))) for tx_id in tx_ids]
+
+    def outcome(self, link: Link, key: bytes) -> int | None:
+        """What the row says; None: there is none that is committed."""
+        outcome = dict(self._read(link, [key])).get(key)
+        link.commit()
+        return outcome
+
+    def name_database(self, link: Link) -> bytes:
+        """The random name in the table; given now if it has none."""
+        name = {
+            "key": rows.IDENTITY_KEY,
+            "app": b"",
+            "tx_id": uuid.uuid4().hex.encode(),
+            "created_ms": int(self._clock() * 1000),
+        }
+        found = identity(link, self._statements)
+        if found is None:
+            link.run(self._statements.name, name)
+            link.commit()
+            found = identity(link, self._statements)
+        link.commit()
+        assert found is not None
+        return found
+
+    def _settle(
+        self, link: Link, keys: Sequence[bytes], by_key: dict[bytes, str], found: dict[bytes, int]
+    ) -> None:
+        """Fill ``found`` for these keys, but for those that stay locked."""
+        if len(keys) > 1:  # most are there already, as a rule: nothing needs to wait for those
+            self._begin(link, self._limit_s)
+            found.update(self._read(link, keys))
+            link.commit()
+        pieces: list[Sequence[bytes]] = [[key for key in keys if key not in found]]
+        began, waits = self._clock(), 0
+        while pieces:
+            piece = pieces.pop(0)
+            if not piece:
+                continue
+            alone = len(piece) == len(keys) == 1
+            try:
+                found.update(self._block(link, piece, by_key, self._limit_s / (1 if alone else PIECES)))
+            except Exception as error:
+                link.rollback()
+                if failure_of(error) is not Failure.LOCKED:
+                    raise
+                waits += 1
+                late = self._clock() - began >= self._limit_s
+                if late or waits >= PIECES or not self._statements.dialect.locks_rows:
+                    return
+                if len(piece) > 1:
+                    pieces += rows.halves(piece)
+
+    def _block(
+        self, link: Link, keys: Sequence[bytes], by_key: dict[bytes, str], limit_s: float
+    ) -> dict[bytes, int]:
+        self._begin(link, limit_s)
+        blocking = [(key, by_key[key].encode()) for key in keys]
+        link.run(*self._statements.block(blocking, self._app.encode(), int(self._clock() * 1000)))
+        read = self._read(link, keys)
+        link.commit()
+        return read
+
+    def _begin(self, link: Link, limit_s: float) -> None:
+        for statement in self._statements.begin_check(limit_s):
+            link.run(statement)
+
+    def _read(self, link: Link, keys: Sequence[bytes]) -> dict[bytes, int]:
+        return {bytes(key): int(outcome) for key, outcome in link.rows(*self._statements.read(keys))}
+
+
+def identity(link: Link, statements: Statements) -> bytes | None:
+    """The random name of the database that a link leads to; None: it has none yet."""
+    found = link.rows(statements.identity, {"key": rows.IDENTITY_KEY})
+    return bytes(found[0][0]) if found else None
+
+
+class _LimitOf:
+    """The connection's own limit of waiting, given back: the next user of a pooled one must not inherit a
+    check's."""
+
+    def __init__(self, link: Link, statements: Statements) -> None:
+        self._link, self._dialect, self._limit = link, statements.dialect, 0
+        if self._dialect.limit_of is not None:
+            self._limit = int(link.rows(self._dialect.limit_of)[0][0])
+
+    def restore(self) -> None:
+        if self._dialect.restore_limit is not None:
+            self._link.run(self._dialect.restore_limit.format(limit=self._limit))
+            self._link.commit()

@@ -1,0 +1,61 @@
+"""What a fence raises. All of them are ``EscrowMQError``.
+
+A mistake in the set-up (``FenceMisused`` and what derives from it) is raised before the fence's row is
+written, or so that the database transaction cannot be committed with it.
+"""
+
+from __future__ import annotations
+
+from escrowmq.replication.errors import EscrowMQError, OutcomeUnknown
+
+
+class FenceLost(EscrowMQError):
+    """A check came first: the messages of this transaction are rolled back, so roll the local one back too.
+
+    Inside ``fence.transaction`` both have been. Run the business again under a new transaction id.
+    """
+
+    def __init__(self, tx_id: str) -> None:
+        super().__init__(tx_id)
+        self.tx_id = tx_id
+
+    def __str__(self) -> str:
+        return (
+            f"transaction {self.tx_id!r} was checked before its local transaction began, and is rolled back; "
+            "roll the local transaction back and start again under a new id"
+        )
+
+
+class AlreadyDone(OutcomeUnknown):
+    """A local transaction of this id has committed before. Roll this one back; never the messages.
+
+    An ``OutcomeUnknown``, so that a transaction of the producer is left to the check, which commits it.
+    ``fence.transaction`` has committed it already when it raises this.
+    """
+
+    def __str__(self) -> str:
+        return (
+            f"the local transaction of {self.tx_id!r} has committed before, so its messages are committed "
+            "too; "
+            "do not run it again"
+        )
+
+
+class FenceMisused(EscrowMQError):
+    """The fence cannot protect this call; the text says what to change. Base of the four below."""
+
+
+class FenceTableMissing(FenceMisused):
+    """The database has no fence table."""
+
+
+class NoDatabaseTransaction(FenceMisused):
+    """The connection is in autocommit: the fence's row would be committed without the business's rows."""
+
+
+class WrongDatabase(FenceMisused):
+    """The connection leads to another database than the one that the fence answers checks from."""
+
+
+class NotPrimary(FenceMisused):
+    """The database takes no writes: a standby, or a file that is read-only."""

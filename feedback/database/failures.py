@@ -1,0 +1,98 @@
+"""What an error of a database driver means to a fence. Pure: it reads numbers, never texts, where there are
+some.
+
+Drivers agree on little more than the names of their classes. SQLAlchemy hands on the driver's own error as
+``orig``; PostgreSQL has SQLSTATE, MariaDB a number, SQLite the name of its result code.
+"""
+
+from __future__ import annotations
+
+import enum
+import sqlite3
+
+
+class Failure(enum.Enum):
+    """Why a statement failed."""
+
+    DUPLICATE = "the key is there"
+    NO_TABLE = "there is no table"
+    LOCKED = "another transaction holds the row, or was preferred"
+    READ_ONLY = "the database takes no writes"
+    OTHER = "anything else"
+
+
+_SQLSTATES = {
+    "23505": Failure.DUPLICATE,
+    "42P01": Failure.NO_TABLE,
+    "3F000": Failure.NO_TABLE,
+    "55P03": Failure.LOCKED,  # lock_timeout
+    "40P01": Failure.LOCKED,  # deadlock
+    "40001": Failure.LOCKED,  # serialization failure
+    "57014": Failure.LOCKED,  # statement_timeout of the server or the role
+    "25006": Failure.READ_ONLY,
+}
+_NUMBERS = {
+    1062: Failure.DUPLICATE,
+    1146: Failure.NO_TABLE,
+    1205: Failure.LOCKED,  # innodb_lock_wait_timeout
+    1213: Failure.LOCKED,  # deadlock
+    1020: Failure.LOCKED,  # innodb_snapshot_isolation
+    1290: Failure.READ_ONLY,
+    1792: Failure.READ_ONLY,
+    1836: Failure.READ_ONLY,
+}
+_SQLITE_NAMES = {
+    "SQLITE_CONSTRAINT_PRIMARYKEY": Failure.DUPLICATE,
+    "SQLITE_CONSTRAINT_UNIQUE": Failure.DUPLICATE,
+    "SQLITE_BUSY": Failure.LOCKED,
+    "SQLITE_LOCKED": Failure.LOCKED,
+    "SQLITE_READONLY": Failure.READ_ONLY,
+}
+
+
+def failure_of(error: BaseException) -> Failure:
+    """What an error of SQLAlchemy or of a driver says."""
+    error = _driver_error(error)
+    if isinstance(error, sqlite3.Error):
+        name = getattr(error, "sqlite_errorname", "")
+        if name == "SQLITE_ERROR" and "no such table" in str(error):  # SQLite has no code for it
+            return Failure.NO_TABLE
+        return _SQLITE_NAMES.get(name) or _SQLITE_NAMES.get("_".join(name.split("_")[:2]), Failure.OTHER)
+    if number := _number_of(error):  # first: drivers of MariaDB have an SQLSTATE too, which says less
+        return _NUMBERS.get(number, Failure.OTHER)
+    return _SQLSTATES.get(sqlstate_of(error) or "", Failure.OTHER)
+
+
+def certainly_rolled_back(error: BaseException) -> bool:
+    """Whether an error of COMMIT is the server's word that the transaction is rolled back.
+
+    Everything else may be a lost answer, and so the outcome is unknown: class 23 (a deferred constraint) and
+    class 40 but 40003, "statement completion unknown"; deadlock and lock wait of MariaDB (a cluster that
+    certifies at COMMIT reports them).
+    """
+    error = _driver_error(error)
+    if isinstance(error, sqlite3.Error):
+        return False
+    if number := _number_of(error):
+        return number in (1205, 1213)
+    state = sqlstate_of(error) or ""
+    return state[:2] in ("23", "40") and state != "40003"
+
+
+def sqlstate_of(error: BaseException) -> str | None:
+    """PostgreSQL's code: psycopg and asyncpg call it ``sqlstate``, psycopg2 ``pgcode``."""
+    for name in ("sqlstate", "pgcode"):
+        state = getattr(error, name, None)
+        if isinstance(state, str):
+            return state
+    return None
+
+
+def _driver_error(error: BaseException) -> BaseException:
+    original = getattr(error, "orig", None)
+    return original if isinstance(original, BaseException) else error
+
+
+def _number_of(error: BaseException) -> int:
+    number = error.args[0] if error.args else 0
+    return number if isinstance(number, int) else 0

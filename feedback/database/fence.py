@@ -1,0 +1,401 @@
+"""The fence: the querier that nobody has to write, free of the race between a check and a slow local
+transaction.
+
+A row says which came first. The local transaction inserts it as its first statement, so a check that comes
+while it runs waits for it (the primary key makes it wait) instead of ending it. A check that comes before
+inserts the row itself, and the local transaction then fails on it. Neither can be fooled by "no row yet",
+because nobody ever decides by the absence of a row.
+
+It must never answer from anything but a committed row, and never write a row COMMITTED outside of the
+application's transaction.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+from escrowmq.feedback.database import rows
+from escrowmq.feedback.database.checking import Checking, identity
+from escrowmq.feedback.database.errors import (
+    AlreadyDone,
+    FenceLost,
+    FenceMisused,
+    FenceTableMissing,
+    NotPrimary,
+    WrongDatabase,
+)
+from escrowmq.feedback.database.failures import Failure, certainly_rolled_back, failure_of
+from escrowmq.feedback.database.links import Database, DriverDatabase, Link, driver_of
+from escrowmq.feedback.database.purging import OpenTransactions, Purged, purge
+from escrowmq.feedback.database.statements import Statements, dialect_of
+from escrowmq.feedback.states import TransactionState, TxStatusQuerier
+from escrowmq.replication.errors import OutcomeUnknown
+from escrowmq.replication.model import Message
+
+log = logging.getLogger(__name__)
+
+#: The table, unless another name is given.
+TABLE = "escrowmq_fence"
+#: How long a check waits for a local transaction that still runs; then it says UNKNOWN and is repeated. Well
+#: under ``query_timeout_s`` (5 s), after which the check would count as one that hangs.
+LOCK_TIMEOUT_S = 2.0
+#: Places of which it is remembered that they lead to the fence's database; more are asked again.
+PLACES_MAX = 256
+
+
+class Transaction(Protocol):
+    """A producer's transaction, or one of ``send_transactions``."""
+
+    @property
+    def tx_id(self) -> str:
+        """Its id."""
+
+
+class TransactionBlock(Protocol):
+    """What ``Producer.transaction`` returns, as far as a fence needs it."""
+
+    tx_id: str
+
+    def send(self, *messages: Message) -> None:
+        """Add messages."""
+
+    def prepare(self) -> None:
+        """Make them durable."""
+
+    def commit(self) -> None:
+        """Release them."""
+
+    def __enter__(self) -> Any: ...
+    def __exit__(self, *error: Any) -> Any: ...
+
+
+class Producing(Protocol):
+    """A producer, blocking face."""
+
+    @property
+    def app(self) -> str:
+        """Its app."""
+
+    def transaction(
+        self,
+        query_id: str | None = None,
+        tx_id: str | None = None,
+        *,
+        transaction_timeout_s: float | None = None,
+    ) -> Any:
+        """A transaction for a ``with`` block."""
+
+
+class Fence(TxStatusQuerier):
+    """Ties local transactions of one database to the transactions of one app, and answers their checks.
+
+    ::
+
+        fence = Fence(create_engine(url), app="shop")
+        fence.create_table()                               # or put fence.schema() into a migration
+        producer = cluster.producer(app="shop", tx_status_querier=fence)
+        with fence.transaction(producer, [Message("orders", b"...")], query_id="42") as (tx, db):
+            db.execute(text("insert into orders ..."))     # both happen, or neither does
+
+    ``database``: an Engine or a sessionmaker of SQLAlchemy 2 (the block then gets a Connection or a
+    Session), or a function that opens a DB-API connection of sqlite3, psycopg or PyMySQL. It must lead to
+    the *primary* of the database that the local transactions change. A database that fails over
+    asynchronously can lose the row together with the transaction, and no fence helps against that.
+
+    Raises FenceMisused for what cannot work: an asynchronous engine (``AsyncFence`` is for those), a
+    database in memory, another database than SQLite, PostgreSQL, MariaDB or MySQL. Thread-safe. Source of
+    the rules: SEMANTICS 5.1.
+    """
+
+    def __init__(
+        self,
+        database: Any,
+        *,
+        app: str,
+        table: str = TABLE,
+        lock_timeout_s: float = LOCK_TIMEOUT_S,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """``app``: the producer's, a part of every key. ``lock_timeout_s``: see ``LOCK_TIMEOUT_S``.
+        ``clock``: seconds since the epoch; it only says when a row may be purged."""
+        if type(app) is not str or not app:
+            raise FenceMisused(f"app must be the name of the producer's app, not {app!r:.80}")
+        if not 0 < lock_timeout_s <= 60:
+            raise FenceMisused(f"lock_timeout_s must be above 0 and at most 60, not {lock_timeout_s!r}")
+        self.app, self._clock = app, clock
+        self._database = database_of(database)
+        self.statements = Statements(dialect_of(self._database.dialect), table)
+        self._checking = Checking(self.statements, app, lock_timeout_s, clock)
+        self._identity: bytes | None = None
+        self._places: set[str] = set()
+
+    # ------------------------------------------------------------ the table
+
+    def schema(self) -> str:
+        """The statement that makes the table, for a migration. Making it again is fine."""
+        return self.statements.create
+
+    def create_table(self) -> None:
+        """Make the table, if it is not there. Needs the right to create tables."""
+        with self._database.checking() as link:
+            link.run(self.statements.create)
+            link.commit()
+        self._own_identity()
+
+    # ------------------------------------------------------------ local transactions
+
+    @contextmanager
+    def transaction(
+        self,
+        producer: Producing,
+        messages: Message | Sequence[Message],
+        *,
+        query_id: str | None = None,
+        tx_id: str | None = None,
+        transaction_timeout_s: float | None = None,
+    ) -> Iterator[tuple[Any, Any]]:
+        """Messages and a database transaction together: yields (transaction, connection or session).
+
+        Prepares the messages, begins the database transaction with the fence's row, runs the block, commits
+        the database, then the messages. An exception out of the block rolls both back. Do not commit or roll
+        back inside the block.
+
+        Raises what ``prepare`` raises (nothing has happened then); FenceLost if a check came first (both are
+        rolled back); AlreadyDone if a local transaction of this ``tx_id`` committed before (the messages are
+        committed, the block is not run); OutcomeUnknown if the answer to the database's commit, or to the
+        broker's, was lost: never repeat under another id then, the check carries out what the database says.
+        """
+        if producer.app != self.app:
+            raise FenceMisused(f"the fence is for app {self.app!r}, the producer for {producer.app!r}")
+        block: TransactionBlock = producer.transaction(
+            query_id, tx_id, transaction_timeout_s=transaction_timeout_s
+        )
+        with block as tx:
+            tx.send(*([messages] if isinstance(messages, Message) else messages))
+            tx.prepare()
+            with self._database.opening() as (db, link):
+                try:
+                    self._enter(link, tx)
+                except AlreadyDone:
+                    tx.commit()
+                    raise
+                with self._ending(link, tx):
+                    yield tx, db
+
+    @contextmanager
+    def local(self, tx: Transaction) -> Iterator[Any]:
+        """The database's half alone, for ``send_message_in_transaction(messages, local_transaction)``::
+
+            def store(tx):
+                with fence.local(tx) as db:
+                    db.execute(...)
+            producer.send_message_in_transaction(Message("orders", b"..."), store)
+
+        ``tx`` must be prepared. Raises as ``transaction`` does; OutcomeUnknown (and AlreadyDone, which is
+        one) leaves the producer's transaction to the check.
+        """
+        with self._database.opening() as (db, link):
+            self._enter(link, tx)
+            with self._ending(link, tx):
+                yield db
+
+    def enter(self, db: Any, *transactions: Transaction) -> None:
+        """Write the fence's rows into a database transaction of your own: after ``tx.prepare()``, as its
+        first statement, and before any savepoint.
+
+        ``db``: a Connection or Session of SQLAlchemy, or a DB-API connection. Several transactions, those of
+        ``send_transactions``, may share one database transaction. Raises FenceLost, AlreadyDone: roll the
+        database transaction back. Raises FenceMisused: a connection in autocommit, of another database,
+        without the table; entered twice. Commit by ``fence.commit(db, tx)``, which knows a lost answer from a
+        refusal.
+        """
+        self._enter(self._database.link(db), *transactions)
+
+    def commit(self, db: Any, tx: Transaction) -> None:
+        """Commit the database transaction. Raises OutcomeUnknown where the answer was lost, so that the
+        messages are left to the check; the driver's own error where the database has surely rolled back."""
+        self._commit(self._database.link(db), tx)
+
+    def _enter(self, link: Link, *transactions: Transaction) -> None:
+        for tx in transactions:
+            if not getattr(tx, "prepared", True):
+                raise FenceMisused(
+                    f"transaction {tx.tx_id!r} is not prepared: call tx.prepare() first, or the database "
+                    "could "
+                    "commit messages that were never accepted"
+                )
+        link.refuse_autocommit()
+        # In the order of their keys, as checks are: two that share some cannot wait for each other.
+        for key, tx_id in sorted((rows.key_of(self.app, tx.tx_id), tx.tx_id) for tx in transactions):
+            try:
+                link.run(self.statements.enter, self._row(key, tx_id))
+            except Exception as error:
+                if failure_of(error) is Failure.DUPLICATE:
+                    raise self._lost_to(key, tx_id, error) from error
+                raise self.explained(error) from error
+        self._refuse_other_database(link)
+
+    def _row(self, key: bytes, tx_id: str) -> dict[str, Any]:
+        return {
+            "key": key,
+            "app": self.app.encode(),
+            "tx_id": tx_id.encode(),
+            "created_ms": int(self._clock() * 1000),
+        }
+
+    def _lost_to(self, key: bytes, tx_id: str, error: Exception) -> Exception:
+        """The row is there: who was first? Read on another connection, since PostgreSQL has ended this
+        transaction, and since a snapshot of it may not show the row."""
+        try:
+            with self._database.checking() as link:
+                outcome = self._checking.outcome(link, key)
+        except Exception as unreadable:
+            unknown = OutcomeUnknown(tx_id)
+            unknown.add_note(f"(the fence's row is there, but cannot be read: {unreadable})")
+            return unknown
+        if outcome is None:
+            return FenceMisused(
+                f"transaction {tx_id!r} was entered before in this same database transaction: enter it once"
+            )
+        return AlreadyDone(tx_id) if outcome == rows.COMMITTED else FenceLost(tx_id)
+
+    def explained(self, error: Exception) -> Exception:
+        """The error itself, or the typed one that says what to do."""
+        match failure_of(error):
+            case Failure.NO_TABLE:
+                return FenceTableMissing(
+                    f"there is no table {self.statements.table} where this connection leads: run "
+                    "fence.create_table(), or put fence.schema() into a migration of the database that the "
+                    "local "
+                    "transactions change"
+                )
+            case Failure.READ_ONLY:
+                return NotPrimary(
+                    "the database takes no writes: the fence needs the primary, for checks too, since a "
+                    "standby "
+                    "lags behind what has been committed"
+                )
+        return error
+
+    def _refuse_other_database(self, link: Link) -> None:
+        """After the fence's row, which must be the first statement; and once for each place."""
+        place = link.place()
+        if place is not None and place in self._places:
+            return
+        found = identity(link, self.statements)
+        if found is None or found != self._own_identity():
+            raise WrongDatabase(
+                f"the connection leads to another database ({place}) than the one that answers checks: the "
+                "row in "
+                "it would protect nothing. Give Fence the engine of the database that the local "
+                "transactions change"
+            )
+        if place is not None:
+            if len(self._places) >= PLACES_MAX:
+                self._places.clear()
+            self._places.add(place)
+
+    def _own_identity(self) -> bytes:
+        """The name of the fence's own database; given when it is first asked for."""
+        if self._identity is None:
+            with self._database.checking() as link:
+                try:
+                    self._identity = self._checking.name_database(link)
+                except Exception as error:
+                    raise self.explained(error) from error
+        return self._identity
+
+    @contextmanager
+    def _ending(self, link: Link, tx: Transaction) -> Iterator[None]:
+        """Commit at the end of a block, roll back after an exception; neither if the block did so itself."""
+        mark = link.mark()
+        try:
+            yield
+        except BaseException as error:
+            if link.mark() != mark and isinstance(error, Exception):
+                raise self._ended_inside(tx) from error
+            try:
+                link.rollback()
+            except Exception as broken:  # the connection is gone, and so is the transaction
+                error.add_note(f"(escrowmq: the roll-back of the database failed: {broken})")
+            raise
+        if link.mark() != mark:
+            raise self._ended_inside(tx)
+        self._commit(link, tx)
+
+    @staticmethod
+    def _ended_inside(tx: Transaction) -> OutcomeUnknown:
+        unknown = OutcomeUnknown(tx.tx_id)
+        unknown.add_note("(the database transaction was committed or rolled back inside the fence's block)")
+        return unknown
+
+    def _commit(self, link: Link, tx: Transaction) -> None:
+        mark = link.mark()
+        try:
+            link.commit()
+        except Exception as error:
+            # SQLite keeps a transaction that could not be committed (a reader was in the way): still ours.
+            refused = certainly_rolled_back(error) or (link.dialect == "sqlite" and link.mark() == mark)
+            if not refused:
+                raise OutcomeUnknown(tx.tx_id) from error
+            link.rollback()
+            raise
+
+    # ------------------------------------------------------------ checks
+
+    def query_status(self, tx_id: str, query_id: str) -> TransactionState:
+        """COMMITTED or ROLLBACK for good; UNKNOWN while a local transaction of this id still runs."""
+        return self.query_statuses([(tx_id, query_id)])[0]
+
+    def query_statuses(self, checks: list[tuple[str, str]]) -> Sequence[TransactionState]:
+        """The same for many: two statements for up to 1,000 of them, a few more while some are locked."""
+        try:
+            with self._database.checking() as link:
+                return self._checking.states(link, [tx_id for tx_id, _ in checks])
+        except Exception as error:
+            raise self.explained(error) from error
+
+    # ------------------------------------------------------------ old rows
+
+    def purge(
+        self,
+        admin: OpenTransactions,
+        *,
+        keep_s: float = rows.KEEP_S,
+        slice_rows: int = 1000,
+        pause_s: float = 0.01,
+    ) -> Purged:
+        """Remove rows of the app that are ``keep_s`` old and older than its oldest open transaction.
+
+        ``admin``: ``cluster.admin``. The whole table is read in slices of ``slice_rows``, each a short
+        transaction of its own, with a pause between them; once a day is enough. Ids of your own must not be
+        used again after their row is gone.
+        """
+        if keep_s < 3600:
+            raise FenceMisused(f"keep_s must be an hour or more, not {keep_s!r}: a row protects for as long")
+        if not 1 <= slice_rows <= 1000:
+            raise FenceMisused(f"slice_rows must be from 1 to 1000, not {slice_rows!r}")
+        now_ms = int(self._clock() * 1000)
+        try:
+            with self._database.checking() as link:
+                return purge(link, self.statements, self.app, admin, now_ms, keep_s, slice_rows, pause_s)
+        except Exception as error:
+            raise self.explained(error) from error
+
+
+def database_of(given: Any) -> Database:
+    """What a fence was given; raises FenceMisused for what it cannot use."""
+    if any(kind.__module__.partition(".")[0] == "sqlalchemy" for kind in type(given).__mro__):
+        from escrowmq.feedback.database.sqlalchemy_links import database_of as of_sqlalchemy
+
+        return of_sqlalchemy(given)
+    if driver_of(given) is not None or not callable(given):
+        raise FenceMisused(
+            f"give an Engine or a sessionmaker of SQLAlchemy, or a function that opens a connection, not "
+            f"{type(given).__name__}: a check needs a connection of its own"
+        )
+    return DriverDatabase(given)

@@ -1,0 +1,210 @@
+"""One connection of a database, whoever made it: what a fence needs of it, and how a plain driver gives it.
+
+A ``Link`` runs statements in the connection's own transaction. Drivers: sqlite3, psycopg 3, PyMySQL; all
+others through SQLAlchemy (``sqlalchemy_links``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, Protocol
+
+from escrowmq.feedback.database.errors import FenceMisused, NoDatabaseTransaction
+from escrowmq.feedback.database.statements import in_pyformat
+
+#: Flag of MariaDB's protocol in each answer: a transaction is open.
+_IN_TRANSACTION = 0x0001
+#: Module of a driver's connection -> dialect.
+DRIVERS = {"sqlite3": "sqlite", "psycopg": "postgresql", "pymysql": "mysql"}
+
+
+class Link(Protocol):
+    """A connection with its transaction. Not thread-safe, as connections are not."""
+
+    dialect: str
+
+    def run(self, sql: str, values: Mapping[str, Any] | None = None) -> None:
+        """A statement without rows."""
+
+    def rows(self, sql: str, values: Mapping[str, Any] | None = None) -> Sequence[Sequence[Any]]:
+        """All rows of a statement."""
+
+    def place(self) -> str | None:
+        """A name for where it leads, the same for all connections to the same database with the same
+        settings; None: it has none, so ask the database each time."""
+
+    def refuse_autocommit(self) -> None:
+        """Raises FenceMisused if what runs now would be committed by itself, or undone by itself."""
+
+    def mark(self) -> object:
+        """The transaction that is open now: equal for as long as it is the same one. None: there is none."""
+
+    def commit(self) -> None:
+        """Commit the transaction."""
+
+    def rollback(self) -> None:
+        """Roll the transaction back."""
+
+
+class Database(Protocol):
+    """Where the fence's table is: makes connections of its own."""
+
+    dialect: str
+
+    def checking(self) -> AbstractContextManager[Link]:
+        """A connection of the fence's own, in a state in which a check's statements may follow."""
+
+    def opening(self) -> AbstractContextManager[tuple[Any, Link]]:
+        """For a local transaction: what the application gets, and its link. Rolled back unless committed."""
+
+    def link(self, given: Any) -> Link:
+        """The link of what the application has; raises FenceMisused if it is nothing of this database's
+        kind."""
+
+
+def driver_of(connection: Any) -> str | None:
+    """The module that a DB-API connection comes from, if it is one of ``DRIVERS``."""
+    for kind in type(connection).__mro__:
+        module = kind.__module__.partition(".")[0]
+        if module in DRIVERS and kind.__name__ == "Connection":
+            return module
+    return None
+
+
+class DriverLink:
+    """A plain DB-API connection."""
+
+    def __init__(self, connection: Any) -> None:
+        driver = driver_of(connection)
+        if driver is None:
+            raise FenceMisused(
+                f"{type(connection).__module__}.{type(connection).__name__} is no connection of sqlite3, "
+                "psycopg "
+                "or PyMySQL: give one of those, or an engine, a connection or a session of SQLAlchemy"
+            )
+        self.connection, self.driver, self.dialect = connection, driver, DRIVERS[driver]
+
+    def run(self, sql: str, values: Mapping[str, Any] | None = None) -> None:
+        self._execute(sql, values).close()
+
+    def rows(self, sql: str, values: Mapping[str, Any] | None = None) -> Sequence[Sequence[Any]]:
+        cursor = self._execute(sql, values)
+        found: Sequence[Any] = cursor.fetchall()
+        cursor.close()
+        # A connection may be set to give rows as mappings (sqlite3.Row, dict_row, DictCursor).
+        return [tuple(row.values()) if isinstance(row, Mapping) else tuple(row) for row in found]
+
+    def _execute(self, sql: str, values: Mapping[str, Any] | None) -> Any:
+        cursor = self.connection.cursor()
+        try:
+            if values:
+                cursor.execute(sql if self.driver == "sqlite3" else in_pyformat(sql), dict(values))
+            else:
+                cursor.execute(sql)
+        except BaseException:
+            cursor.close()
+            raise
+        return cursor
+
+    def place(self) -> str | None:
+        connection = self.connection
+        if self.driver == "sqlite3":
+            path = next((row[2] for row in self.rows("PRAGMA database_list") if row[1] == "main"), "")
+            return path or None  # without a file: each connection may be a database of its own
+        if self.driver == "psycopg":
+            info = connection.info
+            return f"{info.host}:{info.port}/{info.dbname}?{info.user}"
+        return f"{connection.host}:{connection.port}/{connection.db}?{connection.user!r}"
+
+    def refuse_autocommit(self) -> None:
+        connection = self.connection
+        if self.driver == "sqlite3":
+            implicit = getattr(connection, "autocommit", -1) is False or (
+                getattr(connection, "autocommit", -1) == -1 and connection.isolation_level is not None
+            )
+            open_now, hint = connection.in_transaction, "execute BEGIN IMMEDIATE first"
+        elif self.driver == "psycopg":
+            implicit, open_now = not connection.autocommit, connection.info.transaction_status.value > 0
+            hint = "use `with connection.transaction():`"
+        else:
+            implicit, open_now = not connection.get_autocommit(), _is_open(connection)
+            hint = "call connection.begin() first"
+        if not implicit and not open_now:
+            raise NoDatabaseTransaction(
+                f"the connection is in autocommit and in no transaction; {hint}, or the fence's row would be "
+                "committed without the business's rows"
+            )
+
+    def mark(self) -> object:
+        connection = self.connection
+        if self.driver == "sqlite3":
+            return connection.in_transaction or None
+        if self.driver == "psycopg":
+            return connection.info.transaction_status.value in (1, 2, 3) or None
+        return _is_open(connection) or None
+
+    def commit(self) -> None:
+        self.connection.commit()
+
+    def rollback(self) -> None:
+        self.connection.rollback()
+
+
+def _is_open(connection: Any) -> bool:
+    return bool(connection.server_status & _IN_TRANSACTION)
+
+
+class DriverDatabase:
+    """A function that opens a DB-API connection: ``lambda: sqlite3.connect("shop.db")``."""
+
+    def __init__(self, connect: Callable[[], Any]) -> None:
+        self._connect = connect
+        with self._open() as link:
+            self.dialect = link.dialect
+            if link.place() is None:
+                raise FenceMisused(
+                    "a database in memory, or without a file: a check runs in a connection of its own, and "
+                    "would "
+                    "find another database; give a file"
+                )
+
+    @contextmanager
+    def _open(self) -> Iterator[DriverLink]:
+        connection = self._connect()
+        try:
+            yield DriverLink(connection)
+        finally:
+            with contextlib.suppress(Exception):  # it is of no use any more, whatever close() says
+                connection.close()
+
+    @contextmanager
+    def checking(self) -> Iterator[Link]:
+        with self._open() as link:
+            _end_autocommit(link)
+            yield link
+
+    @contextmanager
+    def opening(self) -> Iterator[tuple[Any, Link]]:
+        with self._open() as link:
+            _end_autocommit(link)
+            yield link.connection, link
+
+    def link(self, given: Any) -> Link:
+        link = DriverLink(given)
+        if link.dialect != self.dialect:
+            raise FenceMisused(f"a connection of {link.dialect}, but the fence is on {self.dialect}")
+        return link
+
+
+def _end_autocommit(link: DriverLink) -> None:
+    """This connection is the fence's own, and a transaction begins with its first statement."""
+    if link.driver == "psycopg":
+        link.connection.autocommit = False
+    elif link.driver == "pymysql":
+        link.connection.autocommit(False)
+    elif getattr(link.connection, "autocommit", -1) == -1:
+        link.connection.isolation_level = "DEFERRED"
+    else:
+        link.connection.autocommit = False

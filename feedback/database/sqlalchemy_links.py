@@ -1,0 +1,153 @@
+"""Connections and sessions of SQLAlchemy 2, as links. Imported only once an object of SQLAlchemy was given.
+
+An asynchronous engine has a synchronous inside, and these links are of that: ``async_fence`` runs them in the
+greenlet that SQLAlchemy gives for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from sqlalchemy import Connection, Engine, text
+from sqlalchemy.orm import Session, scoped_session, sessionmaker
+from sqlalchemy.pool import SingletonThreadPool, StaticPool
+
+from escrowmq.feedback.database.errors import FenceMisused, NoDatabaseTransaction
+from escrowmq.feedback.database.links import Link
+from escrowmq.feedback.database.statements import dialect_of
+
+#: What a check's transaction begins with. SQLite has one isolation; there each statement is a transaction.
+_CHECKING = {"sqlite": "AUTOCOMMIT"}
+
+
+class SqlAlchemyLink:
+    """A Connection, also that of a session."""
+
+    def __init__(self, connection: Connection, given: Connection | Session) -> None:
+        self.connection, self._given = connection, given
+        self.dialect = dialect_of(connection.dialect.name).name
+
+    def run(self, sql: str, values: Mapping[str, Any] | None = None) -> None:
+        self.connection.execute(text(sql), dict(values or {})).close()
+
+    def rows(self, sql: str, values: Mapping[str, Any] | None = None) -> Sequence[Sequence[Any]]:
+        return [tuple(row) for row in self.connection.execute(text(sql), dict(values or {}))]
+
+    def place(self) -> str | None:
+        options = self.connection.get_execution_options().get("schema_translate_map")
+        return f"{self.connection.engine.url.render_as_string(hide_password=True)}{options or ''}"
+
+    def refuse_autocommit(self) -> None:
+        connection = self.connection
+        if connection.in_nested_transaction():
+            raise FenceMisused(
+                "enter the fence before the first savepoint: a savepoint that is rolled back would take the "
+                "fence's row along, and leave the rest of the transaction"
+            )
+        proxied: Any = connection.connection
+        try:
+            autocommit = connection.dialect.detect_autocommit_setting(proxied.dbapi_connection)
+        except NotImplementedError:
+            return
+        if autocommit and not self._begun_by_an_event(proxied.driver_connection):
+            raise NoDatabaseTransaction(
+                "the connection is in AUTOCOMMIT, so the fence's row would be committed without the "
+                "business's "
+                "rows; use a connection without isolation_level='AUTOCOMMIT'"
+            )
+
+    def _begun_by_an_event(self, driver: Any) -> bool:
+        """The documented way to SQLite's own BEGIN: autocommit in the driver, and a listener that begins."""
+        if self.dialect != "sqlite":
+            return False
+        self.rows("PRAGMA user_version")  # the first statement begins the transaction, if something does
+        return bool(getattr(driver, "in_transaction", False))
+
+    def mark(self) -> object:
+        return self._given.get_transaction()
+
+    def commit(self) -> None:
+        if isinstance(self._given, Session):
+            self._given.flush()  # what fails here has failed for sure, and is raised as it is
+        self._given.commit()
+
+    def rollback(self) -> None:
+        self._given.rollback()
+
+
+class SqlAlchemyDatabase:
+    """An Engine, or a sessionmaker whose sessions local transactions get."""
+
+    def __init__(self, given: Engine | sessionmaker[Session]) -> None:
+        self._sessions: sessionmaker[Session] | None = None
+        if isinstance(given, sessionmaker):
+            self._sessions = given
+            with given() as session:
+                bind = session.get_bind()
+            given = bind.engine
+        self.engine: Engine = given
+        self.dialect = dialect_of(given.dialect.name).name
+        url = given.url
+        memory = url.database in (None, "", ":memory:") or "mode=memory" in str(url.database)
+        if self.dialect == "sqlite" and memory:
+            raise FenceMisused(
+                "a database in memory: a check runs in another thread and would find another database; "
+                "give a file"
+            )
+        if isinstance(given.pool, StaticPool | SingletonThreadPool):
+            raise FenceMisused(
+                f"{type(given.pool).__name__} gives a check the connection of a local transaction that "
+                "still runs; "
+                "use the pool that SQLAlchemy chooses"
+            )
+
+    @contextmanager
+    def checking(self) -> Iterator[Link]:
+        with self.engine.connect() as connection:
+            level = _CHECKING.get(self.dialect, "READ COMMITTED")
+            yield SqlAlchemyLink(connection.execution_options(isolation_level=level), connection)
+
+    @contextmanager
+    def opening(self) -> Iterator[tuple[Any, Link]]:
+        if self._sessions is None:
+            with self.engine.connect() as connection:
+                yield connection, SqlAlchemyLink(connection, connection)
+        else:
+            with self._sessions() as session:
+                yield session, SqlAlchemyLink(session.connection(), session)
+
+    def link(self, given: Any) -> Link:
+        return link_of(given)
+
+
+def link_of(given: Any) -> SqlAlchemyLink:
+    """The link of a Connection or a Session; raises FenceMisused for what is neither."""
+    if isinstance(given, scoped_session):
+        given = given()
+    if isinstance(given, Session):
+        if not given.is_active:
+            given.connection()  # raises SQLAlchemy's own error, which says what happened before
+        return SqlAlchemyLink(given.connection(), given)
+    if isinstance(given, Connection):
+        return SqlAlchemyLink(given, given)
+    kind = type(given).__name__
+    if kind.startswith(("Async", "async_")):
+        raise FenceMisused(f"{kind} is asynchronous: use escrowmq.integrations.AsyncFence")
+    raise FenceMisused(
+        f"give a Connection or a Session, not {kind}: the fence's row is part of its transaction"
+    )
+
+
+def database_of(given: Any) -> SqlAlchemyDatabase:
+    """Of an engine or a sessionmaker; raises FenceMisused for what is neither."""
+    if isinstance(given, Engine | sessionmaker):
+        return SqlAlchemyDatabase(given)
+    kind = type(given).__name__
+    if kind.startswith(("Async", "async_")):
+        raise FenceMisused(f"{kind} is asynchronous: use escrowmq.integrations.AsyncFence")
+    raise FenceMisused(
+        f"give an Engine, a sessionmaker or a function that opens a connection, not {kind}: a check needs a "
+        "connection of its own"
+    )

@@ -1,0 +1,131 @@
+"""The SQL of each dialect: SQLite, PostgreSQL, MariaDB (and MySQL). Text with named values (``:key``); pure.
+
+Insert plainly, insert or ignore, read, remove: these four, and the table. The rest of each dialect is how a
+check waits no longer than its limit for a local transaction that still runs.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from escrowmq.feedback.database.errors import FenceMisused
+from escrowmq.feedback.database.rows import COMMITTED, IDENTITY, ROLLED_BACK
+
+#: One name, or a schema and a name, that needs no quotes in any dialect.
+TABLE = re.compile(r"[a-z_][a-z0-9_]{0,62}(\.[a-z_][a-z0-9_]{0,62})?")
+#: Keys in one statement: SQLite takes 32,766 values, PostgreSQL 65,535; a row has two of its own.
+KEYS_MAX = 1000
+_VALUE = re.compile(r":(\w+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """What differs. ``locks_rows``: a check waits for a row, not for the whole database."""
+
+    name: str
+    binary_key: str
+    binary: str
+    after_table: str
+    insert: str
+    ignoring: str
+    locks_rows: bool
+    begin_check: tuple[str, ...]
+    limit_of: str | None = None
+    restore_limit: str | None = None
+
+
+SQLITE = Dialect(
+    "sqlite", "BLOB", "BLOB", " WITHOUT ROWID", "INSERT OR IGNORE INTO", "", False,
+    ("PRAGMA busy_timeout = {limit_ms}",), "PRAGMA busy_timeout", "PRAGMA busy_timeout = {limit}",
+)  # fmt: skip
+#: READ COMMITTED: a row that was waited for is seen, whatever the server's default is. synchronous_commit:
+#: what a check has answered must not be lost with a server that crashes.
+POSTGRESQL = Dialect(
+    "postgresql", "BYTEA", "BYTEA", "", "INSERT INTO", " ON CONFLICT DO NOTHING", True,
+    ("SET TRANSACTION ISOLATION LEVEL READ COMMITTED", "SET LOCAL lock_timeout = {limit_ms}",
+     "SET LOCAL synchronous_commit = on"),
+)  # fmt: skip
+#: InnoDB is named, since an engine without transactions would keep the row of a transaction that is rolled
+#: back. Its limit has whole seconds.
+MARIADB = Dialect(
+    "mysql", "BINARY(32)", "VARBINARY(2048)", " ENGINE=InnoDB", "INSERT IGNORE INTO", "", True,
+    ("SET SESSION innodb_lock_wait_timeout = {limit_s}",),
+    "SELECT @@SESSION.innodb_lock_wait_timeout", "SET SESSION innodb_lock_wait_timeout = {limit}",
+)  # fmt: skip
+DIALECTS = {"sqlite": SQLITE, "postgresql": POSTGRESQL, "mysql": MARIADB, "mariadb": MARIADB}
+
+
+def dialect_of(name: str) -> Dialect:
+    """By its name in SQLAlchemy; raises FenceMisused for a database that has not been tested."""
+    if name not in DIALECTS:
+        raise FenceMisused(f"no fence for {name!r}: there are SQLite, PostgreSQL, MariaDB and MySQL")
+    return DIALECTS[name]
+
+
+class Statements:
+    """The statements for one table. Values are named ``:key``, ``:app``, ``:tx_id`` and ``:created_ms``."""
+
+    def __init__(self, dialect: Dialect, table: str) -> None:
+        if not TABLE.fullmatch(table):
+            raise FenceMisused(
+                f"table {table!r}: give a name of a-z, 0-9 and _ (up to 63), or a schema, a dot and a name"
+            )
+        self.dialect, self.table = dialect, table
+        self.create = (
+            f"CREATE TABLE IF NOT EXISTS {table} (tx_key {dialect.binary_key} NOT NULL PRIMARY KEY, "
+            f"app {dialect.binary} NOT NULL, tx_id {dialect.binary} NOT NULL, outcome SMALLINT NOT NULL, "
+            f"created_ms BIGINT NOT NULL){dialect.after_table}"
+        )
+        self.enter = f"INSERT INTO {table} VALUES (:key, :app, :tx_id, {COMMITTED}, :created_ms)"
+        self.name = (
+            f"{dialect.insert} {table} VALUES (:key, :app, :tx_id, {IDENTITY}, :created_ms){dialect.ignoring}"
+        )
+        self.identity = f"SELECT tx_id FROM {table} WHERE tx_key = :key"
+        self.slice = (
+            f"SELECT tx_key, app, created_ms FROM {table} WHERE tx_key > :after ORDER BY tx_key LIMIT :most"
+        )
+        self.since = (
+            f"SELECT tx_key, tx_id, outcome FROM {table} WHERE tx_key > :after AND app = :app "
+            "AND created_ms >= :since ORDER BY tx_key LIMIT :most"
+        )
+
+    def block(
+        self, rows: Sequence[tuple[bytes, bytes]], app: bytes, now_ms: int
+    ) -> tuple[str, dict[str, Any]]:
+        """Insert (key, tx_id) as rolled back where there is no row yet."""
+        values: dict[str, Any] = {"app": app, "created_ms": now_ms}
+        parts = []
+        for at, (key, tx_id) in enumerate(rows):
+            values[f"k{at}"], values[f"t{at}"] = key, tx_id
+            parts.append(f"(:k{at}, :app, :t{at}, {ROLLED_BACK}, :created_ms)")
+        insert = f"{self.dialect.insert} {self.table} VALUES {', '.join(parts)}{self.dialect.ignoring}"
+        return insert, values
+
+    def read(self, keys: Sequence[bytes]) -> tuple[str, dict[str, Any]]:
+        """Key and outcome of the rows that there are."""
+        names, values = _listed(keys)
+        return f"SELECT tx_key, outcome FROM {self.table} WHERE tx_key IN ({names})", values
+
+    def remove(self, keys: Sequence[bytes]) -> tuple[str, dict[str, Any]]:
+        """By key alone: a condition on a range would lock its gaps, and so the local transactions that
+        begin."""
+        names, values = _listed(keys)
+        return f"DELETE FROM {self.table} WHERE tx_key IN ({names})", values
+
+    def begin_check(self, limit_s: float) -> list[str]:
+        """What goes before the statements of a check, so that none waits longer than about ``limit_s``."""
+        limits = {"limit_ms": max(int(limit_s * 1000), 1), "limit_s": round(limit_s)}
+        return [text.format(**limits) for text in self.dialect.begin_check]
+
+
+def _listed(keys: Sequence[bytes]) -> tuple[str, dict[str, Any]]:
+    return ", ".join(f":k{at}" for at in range(len(keys))), {f"k{at}": key for at, key in enumerate(keys)}
+
+
+def in_pyformat(sql: str) -> str:
+    """For drivers that take ``%(name)s`` (psycopg, PyMySQL); none of the statements has another colon or
+    %."""
+    return _VALUE.sub(r"%(\1)s", sql)

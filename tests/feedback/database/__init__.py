@@ -1,0 +1,1 @@
+"""Fences on real databases: SQLite, PostgreSQL and MariaDB, by SQLAlchemy and by plain connections."""

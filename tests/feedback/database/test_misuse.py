@@ -1,0 +1,231 @@
+"""What a fence refuses, before it is worth nothing: each mistake has an error that says what to change."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import create_async_engine
+from sqlalchemy.orm import Session, scoped_session, sessionmaker
+from sqlalchemy.pool import StaticPool
+
+from escrowmq import EscrowMQError, OutcomeUnknown, TransactionState
+from escrowmq.integrations import (
+    Fence,
+    FenceMisused,
+    FenceTableMissing,
+    NoDatabaseTransaction,
+    NotPrimary,
+    WrongDatabase,
+)
+from tests.support.shops import Shop, ShopMaker, Tx
+
+
+def test_a_missing_table_is_named_with_what_makes_it(shop: Shop) -> None:
+    fence = shop.make_fence(table="not_there")
+    local = shop.begin()
+    with pytest.raises(FenceTableMissing, match=r"not_there.*create_table\(\)"):
+        fence.enter(local.connection, Tx("1"))
+    local.rollback()
+    with pytest.raises(FenceTableMissing, match="not_there"):
+        fence.query_status("1", "1")
+    assert fence.schema().startswith("CREATE TABLE IF NOT EXISTS not_there")
+
+
+def test_a_connection_in_autocommit_is_refused_before_anything_is_written(shop: Shop, kind: str) -> None:
+    local = shop.begin(None if shop.plain else "AUTOCOMMIT")
+    if shop.plain and kind == "sqlite":
+        local.connection.isolation_level = None
+    elif shop.plain and kind == "postgresql":
+        local.connection.autocommit = True
+    elif shop.plain:
+        local.connection.autocommit(True)
+    with pytest.raises(NoDatabaseTransaction, match=r"(?i)autocommit"):
+        local.enter("1")
+    local.rollback()
+    assert shop.count() == 0
+
+
+def test_a_transaction_begun_by_hand_on_such_a_connection_is_welcome(shop: Shop, kind: str) -> None:
+    if shop.plain:
+        connection = shop.connect()
+        if kind == "sqlite":
+            connection.isolation_level = None
+            connection.execute("begin immediate")
+        elif kind == "postgresql":
+            connection.autocommit = True
+            connection.execute("begin")
+        else:
+            connection.autocommit(True)
+            connection.begin()
+        shop.fence.enter(connection, Tx("1"))
+        connection.commit()
+        connection.close()
+        assert shop.fence.query_status("1", "1") is TransactionState.COMMITTED
+
+
+def test_sqlite_with_a_listener_that_begins_is_in_a_transaction(tmp_path: Path) -> None:
+    """The way that SQLAlchemy's documentation describes for SQLite's own BEGIN."""
+    engine = sa.create_engine(f"sqlite:///{tmp_path / 'shop.db'}")
+
+    @sa.event.listens_for(engine, "connect")
+    def _quiet(dbapi: sqlite3.Connection, _: object) -> None:
+        dbapi.isolation_level = None
+
+    @sa.event.listens_for(engine, "begin")
+    def _begin(connection: sa.Connection) -> None:
+        connection.exec_driver_sql("BEGIN")
+
+    fence = Fence(engine, app="shop")
+    fence.create_table()
+    with engine.connect() as db:
+        fence.enter(db, Tx("1"))
+        db.rollback()
+    assert fence.query_status("1", "1") is TransactionState.ROLLBACK
+    engine.dispose()
+
+
+def test_a_connection_to_another_database_is_refused(make_shop: ShopMaker, kind: str, tmp_path: Path) -> None:
+    shop = make_shop()
+    if kind == "sqlite":
+        elsewhere = sa.create_engine(f"sqlite:///{tmp_path / 'other.db'}")
+    else:
+        with shop.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as db:
+            db.execute(sa.text(f"create database {shop.table}"))
+        elsewhere = sa.create_engine(shop.engine.url.set(database=shop.table))
+    other = Fence(elsewhere, app="shop", table=shop.table)
+    other.create_table()
+    with elsewhere.connect() as db:
+        given = db if not shop.plain else db.connection.driver_connection
+        with pytest.raises(WrongDatabase, match="another database"):
+            shop.fence.enter(given, Tx("1"))
+    assert other.query_status("1", "1") is TransactionState.ROLLBACK, "nothing was left there"
+    elsewhere.dispose()
+    if kind != "sqlite":
+        with shop.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as db:
+            db.execute(sa.text(f"drop database {shop.table}"))
+
+
+def test_a_database_that_takes_no_writes_is_not_the_primary(shop: Shop, kind: str) -> None:
+    if kind != "sqlite":
+        local = shop.begin()
+        local.execute("rollback")
+        local.execute("start transaction read only")
+        with pytest.raises(NotPrimary, match="primary"):
+            local.enter("1")
+        local.rollback()
+
+
+def test_entering_twice_or_too_early_or_in_a_savepoint(shop: Shop) -> None:
+    local = shop.begin().enter("1")
+    with pytest.raises(FenceMisused, match="entered before in this same database transaction"):
+        local.enter("1")
+    local.rollback()
+    local = shop.begin()
+    with pytest.raises(FenceMisused, match=r"call tx\.prepare\(\) first"):
+        shop.fence.enter(local.connection, Tx("1", prepared=False))
+    if not shop.plain:
+        local.connection.begin_nested()
+        with pytest.raises(FenceMisused, match="savepoint"):
+            local.enter("1")
+    local.rollback()
+
+
+def test_databases_that_a_check_would_not_find(tmp_path: Path) -> None:
+    with pytest.raises(FenceMisused, match="in memory"):
+        Fence(sa.create_engine("sqlite://"), app="shop")
+    with pytest.raises(FenceMisused, match="in memory"):
+        Fence(lambda: sqlite3.connect(":memory:"), app="shop")
+    with pytest.raises(FenceMisused, match="StaticPool"):
+        Fence(sa.create_engine(f"sqlite:///{tmp_path / 'a.db'}", poolclass=StaticPool), app="shop")
+
+
+def test_what_is_no_database(tmp_path: Path) -> None:
+    engine = sa.create_engine(f"sqlite:///{tmp_path / 'a.db'}")
+    for wrong, text in (
+        (engine.connect(), "give an Engine"),
+        (sqlite3.connect(tmp_path / "a.db"), "function that opens"),
+        (lambda: 3, "no connection of sqlite3"),
+        ("sqlite:///a.db", "not str"),
+        (create_async_engine(f"sqlite+aiosqlite:///{tmp_path / 'a.db'}"), "AsyncFence"),
+    ):
+        with pytest.raises(FenceMisused, match=text):
+            Fence(wrong, app="shop")
+        if hasattr(wrong, "close"):
+            wrong.close()
+    for app, table in (("", "fence"), (None, "fence"), ("shop", "fence; drop table x"), ("shop", "Fence")):
+        with pytest.raises(FenceMisused):
+            Fence(engine, app=app, table=table)  # type: ignore[arg-type]
+    fence = Fence(engine, app="shop")
+    for wrong in (engine, "x", None):
+        with pytest.raises(FenceMisused, match="Connection or a Session"):
+            fence.enter(wrong, Tx("1"))
+    assert issubclass(FenceMisused, EscrowMQError)
+
+
+def test_sessions_and_registries_of_them(tmp_path: Path) -> None:
+    engine = sa.create_engine(f"sqlite:///{tmp_path / 'a.db'}")
+    sessions = sessionmaker(engine)
+    fence = Fence(sessions, app="shop")
+    fence.create_table()
+    with sessions() as session:
+        fence.enter(session, Tx("1"))
+        fence.commit(session, Tx("1"))
+    registry = scoped_session(sessions)
+    fence.enter(registry, Tx("2"))
+    registry.rollback()
+    with fence.local(Tx("3")) as db:
+        assert isinstance(db, Session)
+    said = fence.query_statuses([("1", ""), ("2", ""), ("3", "")])
+    assert [state.value for state in said] == ["COMMITTED", "ROLLBACK", "COMMITTED"]
+    registry.remove()
+    engine.dispose()
+
+
+def test_a_block_that_ends_its_transaction_itself_leaves_it_to_the_check(shop: Shop) -> None:
+    with pytest.raises(OutcomeUnknown) as committed, shop.fence.local(Tx("1")) as db:
+        db.commit()
+    assert "inside the fence's block" in committed.value.__notes__[0]
+    with pytest.raises(OutcomeUnknown), shop.fence.local(Tx("2")) as db:
+        db.commit()
+        raise ValueError("behind the commit: the messages must not be rolled back")
+    with pytest.raises(OutcomeUnknown), shop.fence.local(Tx("3")) as db:
+        db.rollback()
+    said = shop.fence.query_statuses([("1", ""), ("2", ""), ("3", "")])
+    assert [state.value for state in said] == ["COMMITTED", "COMMITTED", "ROLLBACK"]
+
+
+def test_an_exception_rolls_back_and_comes_out_as_it_is(shop: Shop) -> None:
+    with pytest.raises(ZeroDivisionError), shop.fence.local(Tx("1")):
+        _ = 1 / 0
+    assert shop.count() == 0
+
+
+def test_names_of_any_kind_are_kept_apart(shop: Shop) -> None:
+    """Case, trailing blanks, accents, NUL and what is beyond the table's character set: bytes decide."""
+    names = ["a", "A", "a ", "\u00e1", "a\u0301", "ß", "ss", "\x00", "🦄" * 500, "a" * 512]
+    for name in names:
+        shop.begin().enter(name).commit()
+    assert set(shop.fence.query_statuses([(name, "") for name in names])) == {TransactionState.COMMITTED}
+    other = shop.make_fence(app="Shop")
+    assert set(other.query_statuses([(name, "") for name in names])) == {TransactionState.ROLLBACK}
+
+
+def test_a_connection_of_the_pool_is_given_back_as_it_was(shop: Shop, kind: str) -> None:
+    if shop.plain:
+        return  # connections of checks are not the application's
+    shown = {
+        "sqlite": "pragma busy_timeout",
+        "postgresql": "show lock_timeout",
+        "mariadb": "select @@session.innodb_lock_wait_timeout",
+    }[kind]
+    with shop.engine.connect() as db:
+        before = db.execute(sa.text(shown)).scalar()
+    running = shop.begin().enter("1")
+    assert shop.fence.query_status("1", "") is TransactionState.UNKNOWN
+    for _ in range(3):
+        with shop.engine.connect() as db:
+            assert db.execute(sa.text(shown)).scalar() == before
+    running.rollback()

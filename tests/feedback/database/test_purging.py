@@ -1,0 +1,72 @@
+"""Old rows go in slices; what an open transaction may still be asked about stays."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+
+from escrowmq import OpenTransaction
+from escrowmq.feedback.database import rows
+from escrowmq.integrations import FenceMisused
+from tests.support.shops import ShopMaker, Tx
+
+DAY_S = 86_400.0
+
+
+@dataclass
+class Admin:
+    """``cluster.admin``, as far as a purge asks it."""
+
+    prepared_ms: list[int] = field(default_factory=list)
+
+    def list_transactions(self, *, app: str | None = None) -> list[OpenTransaction]:
+        assert app == "shop"
+        return [OpenTransaction("shop", "x", "x", "t", ms, 0, 0, False, 1, 0) for ms in self.prepared_ms]
+
+
+def test_rows_that_are_old_go_and_others_stay(make_shop: ShopMaker) -> None:
+    shop, now = make_shop(), [100 * DAY_S]
+    fence, other = shop.make_fence(clock=lambda: now[0]), shop.make_fence(app="other", clock=lambda: now[0])
+    for number in range(25):
+        local = shop.begin()
+        fence.enter(local.connection, *(Tx(f"{number}-{part}") for part in range(4)))
+        local.commit()
+        now[0] += DAY_S / 2
+    other.query_status("theirs", "")
+    now[0] = 110 * DAY_S
+    purged = fence.purge(Admin(), slice_rows=16, pause_s=0.0)
+    assert (purged.removed, purged.read, shop.count()) == (4 * 6, 101, 101 - 24)
+    assert purged.before_ms == int(103 * DAY_S * 1000)
+    assert fence.purge(Admin(), pause_s=0.0).removed == 0
+    local = shop.begin()
+    fence.enter(local.connection, Tx("after"))
+    local.commit()
+    assert fence.query_status("24-0", "").value == "COMMITTED", "the database is still known by its name"
+
+
+def test_what_was_written_since_the_oldest_open_transaction_stays(make_shop: ShopMaker) -> None:
+    shop, now = make_shop(), [100 * DAY_S]
+    fence = shop.make_fence(clock=lambda: now[0])
+    for _ in range(10):
+        fence.query_status(f"{now[0]}", "")
+        now[0] += DAY_S
+    now[0] = 130 * DAY_S
+    oldest = int(103.5 * DAY_S * 1000)
+    assert fence.purge(Admin([oldest, oldest + 5]), pause_s=0.0).removed == 4
+    for wrong in ({"keep_s": 60.0}, {"slice_rows": 0}, {"slice_rows": 5000}):
+        with pytest.raises(FenceMisused):
+            fence.purge(Admin(), **wrong)  # type: ignore[arg-type]
+
+
+def test_keys_of_no_two_pairs_are_the_same() -> None:
+    pairs = [(app, tx) for app in ("a", "a:", "1:a", "aa") for tx in ("a", ":a", "a:", "aa", "")]
+    assert len({rows.key_of(*pair) for pair in pairs}) == len(pairs)
+    assert all(len(rows.key_of(*pair)) == 32 != rows.IDENTITY_KEY for pair in pairs)
+
+
+def test_clocks_that_differ_cost_no_row() -> None:
+    day_ms = 86_400_000
+    assert rows.before_ms(30 * day_ms, 7 * DAY_S, None) == 23 * day_ms
+    assert rows.before_ms(30 * day_ms, 7 * DAY_S, 20 * day_ms) == 20 * day_ms - rows.CLOCKS_DIFFER_MS
+    assert rows.before_ms(30 * day_ms, 7 * DAY_S, 29 * day_ms) == 23 * day_ms
