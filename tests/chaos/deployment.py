@@ -19,6 +19,7 @@ from escrowmq.actors.admin.types import GroupStatus, ReplicaStatus
 from escrowmq.actors.client.topology import SUPERVISOR, broker_name
 from escrowmq.cluster.placement import Condition, ReplicaKey, Seat
 from escrowmq.replication.calling.answers import LevelReport
+from escrowmq.replication.errors import Unavailable
 
 POLL_S = 0.05
 
@@ -111,13 +112,18 @@ class Deployment:
         until("every replica is back and has caught up", self.well, within_s)
 
     def well(self) -> bool:
-        """Whether every replica answers, each group is led, and all have applied about the same."""
-        for group in self.cluster.status().groups:
-            if not group.healthy or not any(r.details.get("ready") for r in group.replicas):
-                return False
+        """Whether every replica answers, each group is led, and all have applied about the same. Raises
+        Unavailable that says what is not well."""
+        found = self.cluster.status()
+        if found.problems:
+            raise Unavailable("; ".join(found.problems), POLL_S)
+        for group in found.groups:
+            if not any(r.details.get("ready") for r in group.replicas):
+                raise Unavailable(f"nobody leads group {group.group}", POLL_S)
             commit = max(replica.commit_index for replica in group.replicas)
-            if any(commit - replica.applied_index > 200 for replica in group.replicas):
-                return False
+            behind = [r.replica for r in group.replicas if commit - r.applied_index > 200]
+            if behind:
+                raise Unavailable(f"replicas {behind} of group {group.group} are behind", POLL_S)
         return True
 
     def same_everywhere(self, within_s: float = 60.0) -> None:
