@@ -59,6 +59,7 @@ ON_ONE_WORKER = (
         "tests/feedback/database/test_misuse.py",
         "tests/feedback/database/test_purging.py",
         "tests/feedback/database/test_lost_commits.py",
+        "tests/feedback/database/test_async.py",
     ),
 )
 #: Each test of these stands for itself, and together they take longer than anything else.

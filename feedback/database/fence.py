@@ -317,18 +317,19 @@ class Fence(TxStatusQuerier):
             yield
         except BaseException as error:
             if link.mark() != mark and isinstance(error, Exception):
-                raise self._ended_inside(tx) from error
+                raise self.ended_inside(tx) from error
             try:
                 link.rollback()
             except Exception as broken:  # the connection is gone, and so is the transaction
                 error.add_note(f"(escrowmq: the roll-back of the database failed: {broken})")
             raise
         if link.mark() != mark:
-            raise self._ended_inside(tx)
+            raise self.ended_inside(tx)
         self._commit(link, tx)
 
     @staticmethod
-    def _ended_inside(tx: Transaction) -> OutcomeUnknown:
+    def ended_inside(tx: Transaction) -> OutcomeUnknown:
+        """What a block that ended its transaction itself comes to: the check finds out."""
         unknown = OutcomeUnknown(tx.tx_id)
         unknown.add_note("(the database transaction was committed or rolled back inside the fence's block)")
         return unknown

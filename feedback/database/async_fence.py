@@ -1,0 +1,202 @@
+"""The fence for asynchronous engines of SQLAlchemy: the same rules, ``await`` instead of blocking.
+
+All of the work is done by ``Fence`` on the engine's synchronous inside, in the greenlet that SQLAlchemy
+gives for that (``run_sync``). Checks come in threads without an event loop, and connections of an
+asynchronous driver belong to one loop. So each call for checks runs in a loop and with a connection of its
+own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+from sqlalchemy import Connection
+from sqlalchemy.ext.asyncio import (
+    AsyncConnection,
+    AsyncEngine,
+    AsyncSession,
+    async_scoped_session,
+    async_sessionmaker,
+    create_async_engine,
+)
+from sqlalchemy.orm import Session
+from sqlalchemy.pool import NullPool
+
+from escrowmq.feedback.database import rows
+from escrowmq.feedback.database.errors import AlreadyDone, FenceMisused
+from escrowmq.feedback.database.fence import LOCK_TIMEOUT_S, TABLE, Fence, Producing, Transaction
+from escrowmq.feedback.database.purging import OpenTransactions, Purged
+from escrowmq.feedback.database.sqlalchemy_links import link_of
+from escrowmq.feedback.states import TransactionState, TxStatusQuerier
+from escrowmq.replication.model import Message
+
+Given = AsyncConnection | AsyncSession
+
+
+class AsyncFence(TxStatusQuerier):
+    """As :class:`escrowmq.integrations.Fence`, for an AsyncEngine or an async_sessionmaker.
+
+    ::
+
+        fence = AsyncFence(create_async_engine(url), app="shop")
+        await fence.create_table()
+        producer = cluster.producer(app="shop", tx_status_querier=fence)
+        async with fence.transaction(producer.aio, [Message("orders", b"...")]) as (tx, db):
+            await db.execute(text("insert into orders ..."))
+
+    The errors are those of ``Fence``. A cancelled task leaves the transaction to the check.
+    """
+
+    def __init__(
+        self,
+        database: AsyncEngine | async_sessionmaker[Any],
+        *,
+        app: str,
+        table: str = TABLE,
+        lock_timeout_s: float = LOCK_TIMEOUT_S,
+        clock: Callable[[], float] = time.time,
+        checks: Callable[[], AsyncEngine] | None = None,
+    ) -> None:
+        """``checks`` makes an engine for one call of checks, without a pool; by default from the engine's
+        URL, so give it where the URL does not say all (``connect_args``). The rest: see ``Fence``."""
+        self._sessions = database if isinstance(database, async_sessionmaker) else None
+        engine: Any = database
+        if isinstance(database, async_sessionmaker):
+            engine = database.kw.get("bind")
+        if not isinstance(engine, AsyncEngine):
+            raise FenceMisused(
+                f"give an AsyncEngine, or an async_sessionmaker that is bound to one, not "
+                f"{type(engine).__name__}; for others use escrowmq.integrations.Fence"
+            )
+        self.app, self._engine = app, engine
+        self._checks = checks or (lambda: create_async_engine(engine.url, poolclass=NullPool))
+        options: dict[str, Any] = {"table": table, "lock_timeout_s": lock_timeout_s, "clock": clock}
+        self._options = options
+        self._fence = Fence(engine.sync_engine, app=app, **options)
+
+    def schema(self) -> str:
+        """The statement that makes the table, for a migration."""
+        return self._fence.schema()
+
+    async def create_table(self) -> None:
+        """Make the table, if it is not there."""
+        async with self._engine.connect() as connection:
+            await connection.run_sync(lambda _: self._fence.create_table())
+
+    # ------------------------------------------------------------ local transactions
+
+    @asynccontextmanager
+    async def transaction(
+        self,
+        producer: Producing,
+        messages: Message | Sequence[Message],
+        *,
+        query_id: str | None = None,
+        tx_id: str | None = None,
+        transaction_timeout_s: float | None = None,
+    ) -> AsyncIterator[tuple[Any, Any]]:
+        """See ``Fence.transaction``. ``producer``: the asyncio face, ``producer.aio``."""
+        if producer.app != self.app:
+            raise FenceMisused(f"the fence is for app {self.app!r}, the producer for {producer.app!r}")
+        block = producer.transaction(query_id, tx_id, transaction_timeout_s=transaction_timeout_s)
+        if not hasattr(block, "__aenter__"):
+            raise FenceMisused("the producer is the blocking one: give producer.aio")
+        async with block as tx:
+            await tx.send(*([messages] if isinstance(messages, Message) else messages))
+            await tx.prepare()
+            async with self._opening() as db:
+                try:
+                    await self.enter(db, tx)
+                except AlreadyDone:
+                    await tx.commit()
+                    raise
+                async with self._ending(db, tx):
+                    yield tx, db
+
+    @asynccontextmanager
+    async def local(self, tx: Transaction) -> AsyncIterator[Any]:
+        """See ``Fence.local``."""
+        async with self._opening() as db:
+            await self.enter(db, tx)
+            async with self._ending(db, tx):
+                yield db
+
+    async def enter(self, db: Any, *transactions: Transaction) -> None:
+        """See ``Fence.enter``; ``db``: an AsyncConnection or an AsyncSession."""
+        await _asynchronous(db).run_sync(self._fence.enter, *transactions)
+
+    async def commit(self, db: Any, tx: Transaction) -> None:
+        """See ``Fence.commit``."""
+        await _asynchronous(db).run_sync(self._fence.commit, tx)
+
+    def _opening(self) -> Any:
+        return self._engine.connect() if self._sessions is None else self._sessions()
+
+    @asynccontextmanager
+    async def _ending(self, db: Given, tx: Transaction) -> AsyncIterator[None]:
+        """As ``Fence``'s: commit at the end, roll back after an exception; neither if the block did so
+        itself."""
+        mark = await db.run_sync(_mark)
+        try:
+            yield
+        except BaseException as error:
+            if isinstance(error, Exception) and await db.run_sync(_mark) != mark:
+                raise self._fence.ended_inside(tx) from error
+            try:
+                await db.rollback()
+            except Exception as broken:  # the connection is gone, and so is the transaction
+                error.add_note(f"(escrowmq: the roll-back of the database failed: {broken})")
+            raise
+        if await db.run_sync(_mark) != mark:
+            raise self._fence.ended_inside(tx)
+        await self.commit(db, tx)
+
+    # ------------------------------------------------------------ checks and old rows
+
+    def query_status(self, tx_id: str, query_id: str) -> TransactionState:
+        """See ``Fence.query_status``. Blocking: the producer calls it in threads of its own."""
+        return self.query_statuses([(tx_id, query_id)])[0]
+
+    def query_statuses(self, checks: list[tuple[str, str]]) -> Sequence[TransactionState]:
+        """See ``Fence.query_statuses``."""
+        found: Sequence[TransactionState] = asyncio.run(
+            self._in_a_loop_of_its_own(lambda fence: fence.query_statuses(checks))
+        )
+        return found
+
+    async def purge(self, admin: OpenTransactions, *, keep_s: float = rows.KEEP_S) -> Purged:
+        """See ``Fence.purge``; runs in a helper thread."""
+        purged: Purged = await asyncio.to_thread(
+            asyncio.run, self._in_a_loop_of_its_own(lambda fence: fence.purge(admin, keep_s=keep_s))
+        )
+        return purged
+
+    async def _in_a_loop_of_its_own(self, work: Callable[[Fence], Any]) -> Any:
+        engine = self._checks()
+        try:
+            # Not connected: ``work`` opens the one connection that it needs, inside of the greenlet.
+            async with AsyncSession(engine) as session:
+                return await session.run_sync(
+                    lambda _: work(Fence(engine.sync_engine, app=self.app, **self._options))
+                )
+        finally:
+            await engine.dispose()
+
+
+def _mark(given: Connection | Session) -> object:
+    return link_of(given).mark()
+
+
+def _asynchronous(given: Any) -> Given:
+    if isinstance(given, async_scoped_session):
+        given = given()
+    if not isinstance(given, AsyncConnection | AsyncSession):
+        raise FenceMisused(
+            f"give an AsyncConnection or an AsyncSession, not {type(given).__name__}; for others use "
+            "escrowmq.integrations.Fence"
+        )
+    return given

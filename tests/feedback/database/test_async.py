@@ -1,0 +1,102 @@
+"""The fence on asynchronous engines: aiosqlite, psycopg and asyncmy, checks from threads without a loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker, create_async_engine
+
+from escrowmq import OutcomeUnknown, TransactionState
+from escrowmq.integrations import AlreadyDone, AsyncFence, Fence, FenceLost, FenceMisused
+from tests.support.shops import Shop, Tx
+
+COMMITTED, ROLLBACK, UNKNOWN = TransactionState.COMMITTED, TransactionState.ROLLBACK, TransactionState.UNKNOWN
+DRIVERS = {"sqlite": "aiosqlite", "postgresql": "psycopg", "mariadb": "asyncmy"}
+
+
+def on(shop: Shop, story: Callable[[AsyncFence, AsyncEngine], Awaitable[None]]) -> None:
+    """Runs a story on an asynchronous engine over the shop's database."""
+
+    async def run() -> None:
+        engine = create_async_engine(shop.url(DRIVERS[shop.kind]))
+        try:
+            fence = AsyncFence(engine, app="shop", table=shop.table, lock_timeout_s=0.3)
+            await fence.create_table()
+            await story(fence, engine)
+        finally:
+            await engine.dispose()
+
+    asyncio.run(run())
+
+
+def test_both_orders_and_a_check_while_it_runs(shop: Shop) -> None:
+    async def story(fence: AsyncFence, engine: AsyncEngine) -> None:
+        async def check(tx_id: str) -> TransactionState:
+            return await asyncio.to_thread(fence.query_status, tx_id, "")
+
+        async with fence.local(Tx("1")) as db:
+            await db.execute(sa.text(f"insert into {shop.orders} values ('1')"))
+            assert await check("1") is UNKNOWN
+        assert await check("1") is COMMITTED
+        with pytest.raises(AlreadyDone):
+            async with fence.local(Tx("1")):
+                raise AssertionError("not reached")
+        assert await check("2") is ROLLBACK
+        async with engine.connect() as connection:
+            with pytest.raises(FenceLost):
+                await fence.enter(connection, Tx("2"))
+        with pytest.raises(ZeroDivisionError):
+            async with fence.local(Tx("3")):
+                _ = 1 / 0
+        said = await asyncio.to_thread(fence.query_statuses, [("1", ""), ("3", "")])
+        assert list(said) == [COMMITTED, ROLLBACK]
+
+    on(shop, story)
+    assert shop.stored() == {"1"}
+    assert shop.fence.query_status("1", "") is COMMITTED, "the same rows as those of the blocking fence"
+
+
+def test_sessions_cancelled_tasks_and_blocks_that_end_themselves(shop: Shop) -> None:
+    async def story(_: AsyncFence, engine: AsyncEngine) -> None:
+        fence = AsyncFence(async_sessionmaker(engine), app="shop", table=shop.table, lock_timeout_s=0.3)
+
+        async def slow() -> None:
+            async with fence.local(Tx("cancelled")) as db:
+                assert isinstance(db, AsyncSession)
+                await asyncio.sleep(60)
+
+        task = asyncio.create_task(slow())
+        await asyncio.sleep(0.3)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        with pytest.raises(OutcomeUnknown):
+            async with fence.local(Tx("inside")) as db:
+                await db.commit()
+        async with AsyncSession(engine) as session:
+            await fence.enter(session, Tx("by hand"))
+            await fence.commit(session, Tx("by hand"))
+        asked = [(name, "") for name in ("cancelled", "inside", "by hand")]
+        said = await asyncio.to_thread(fence.query_statuses, asked)
+        assert list(said) == [ROLLBACK, COMMITTED, COMMITTED]
+
+    on(shop, story)
+
+
+def test_what_is_blocking_is_refused(shop: Shop) -> None:
+    with pytest.raises(FenceMisused, match="Fence"):
+        AsyncFence(shop.engine, app="shop")  # type: ignore[arg-type]
+
+    async def story(fence: AsyncFence, engine: AsyncEngine) -> None:
+        for wrong in (shop.engine, engine, None):
+            with pytest.raises(FenceMisused, match="AsyncConnection"):
+                await fence.enter(wrong, Tx("1"))
+        async with engine.connect() as connection:
+            blocking = Fence(shop.engine, app="shop", table=shop.table)
+            with pytest.raises(FenceMisused, match="AsyncFence"):
+                blocking.enter(connection, Tx("1"))
+
+    on(shop, story)
