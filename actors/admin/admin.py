@@ -219,6 +219,16 @@ class Admin(Closing):
         """
         return self._transactions.resolve(tx_id, state, app, by)
 
+    def recheck_transaction(self, tx_id: str, app: str | None = None) -> TransactionDescription:
+        """Has a parked transaction checked once more, as soon as a producer of its app with a querier is
+        online; returns how it stood before that.
+
+        What the querier answers counts as ever; UNKNOWN leaves it parked if all of its checks are used up.
+        One that is not parked is checked anyway. The leader of its group remembers the wish in memory: repeat
+        it after a fail-over. Raises UnknownTransaction, TransactionSettled, Unavailable.
+        """
+        return self._transactions.recheck(tx_id, app)
+
     # ------------------------------------------------------------ consumer groups
 
     def groups(self) -> list[str]:

@@ -21,6 +21,7 @@ from escrowmq.replication.errors import (
     InvalidMessage,
     NotFullyPrepared,
     NotSupported,
+    OutcomeUnknown,
     TransactionSettled,
     Unavailable,
     UnknownTransaction,
@@ -114,6 +115,25 @@ class TransactionAdmin:
                     self._decide(gid, shown.app, tx_id, state, by)
                     break
         return self.show(tx_id, shown.app)
+
+    def recheck(self, tx_id: str, app: str | None) -> TransactionDescription:
+        """See :meth:`Admin.recheck_transaction`."""
+        shown = self.show(tx_id, app)
+        if not shown.open:
+            raise TransactionSettled(tx_id, shown.state.value)
+        for gid, entry in shown.open.items():
+            if entry.parked and entry.home_group < 0:
+                asked = self._router.leader_call(
+                    gid, "check_again", shown.app, tx_id, timeout_s=self._timeout_s
+                )
+                try:
+                    result_of(asked, self._timeout_s)
+                except OutcomeUnknown:
+                    raise Unavailable(
+                        f"the leader of group {gid} does not answer to check_again; repeat it, which does no "
+                        "harm, or upgrade its software if that is of an earlier version"
+                    ) from None
+        return shown
 
     @staticmethod
     def _homes(shown: TransactionDescription) -> tuple[set[int], dict[int, OpenTransaction]]:

@@ -214,6 +214,10 @@ class Broker:
         return self._led(lambda parts: parts.due_checks.release_locks(app, topic, tx_ids, owner, waits_ms))
 
     @ray.method(concurrency_group="control")
+    def check_again(self, app: str, tx_id: str) -> Reply:
+        return self._led(lambda parts: parts.due_checks.check_again(app, tx_id))
+
+    @ray.method(concurrency_group="control")
     def open_topics(self, app: str) -> Reply:
         return self._led(lambda parts: parts.due_checks.open_topics(app))
 

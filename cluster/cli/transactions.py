@@ -1,4 +1,4 @@
-"""``escrowmq txn list|show|commit|rollback``: open transactions, and deciding one by hand."""
+"""``escrowmq txn list|show|recheck|commit|rollback``: open transactions, and deciding one by hand."""
 
 from __future__ import annotations
 
@@ -9,9 +9,12 @@ from typing import Annotated, Any
 import typer
 
 from escrowmq.cluster.cli.options import App, ConnectionOptions, Format, Shown, with_connection
-from escrowmq.cluster.cli.output import plain, show_pairs, show_rows, when
+from escrowmq.cluster.cli.output import note, plain, show_pairs, show_rows, when
 
-app = typer.Typer(no_args_is_help=True, help="List open transactions, look at one, decide one by hand.")
+app = typer.Typer(
+    no_args_is_help=True,
+    help="List open transactions, look at one, have one checked again, decide one by hand.",
+)
 TxId = Annotated[str, typer.Argument(metavar="TX_ID", help="Id of the transaction.", show_default=False)]
 By = Annotated[str | None, typer.Option(help="Who decides, for the audit trail (default: the user's name).")]
 
@@ -66,6 +69,25 @@ def show(
     """One transaction, open or still remembered."""
     with connection.joined() as cluster:
         found = cluster.admin.show_transaction(tx_id, app_name)
+    _show(shown, found)
+
+
+@app.command()
+@with_connection
+def recheck(
+    connection: ConnectionOptions,
+    tx_id: TxId,
+    app_name: App = None,
+    shown: Shown = Format.table,
+) -> None:
+    """Have a parked transaction checked once more, as soon as a producer of its app is online.
+
+    Repeat it after a fail-over. 'escrowmq txn show' tells what has become of it.
+    """
+    with connection.joined() as cluster:
+        found = cluster.admin.recheck_transaction(tx_id, app_name)
+    if not any(entry.parked for entry in found.open.values()):
+        note(f"transaction {tx_id!r} is not parked: it is checked anyway")
     _show(shown, found)
 
 

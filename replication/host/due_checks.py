@@ -142,6 +142,12 @@ class DueChecks:
         waits = [min(max(int(wait), 0), WAIT_MS_MAX) for wait in waits_ms]
         return running.led(lambda: due.release(app, tx_ids, owner, running.now_ms(), waits))
 
+    def check_again(self, app: str, tx_id: str) -> Reply:
+        """``("ok", whether a parked transaction has this id)``: it is checked once more. In this leader's
+        memory only: whoever leads next knows nothing of it."""
+        running, due = self._running, self._replica.state.due
+        return running.led(lambda: due.check_again(app, tx_id, running.now_ms()))
+
     def open_topics(self, app: str) -> Reply:
         """``("ok", [topic, ...])`` that have open transactions of ``app``."""
 
@@ -183,7 +189,9 @@ def lock_due(
     found = state.due.lock(app, topic, max_n, owner, int(lease_s * 1000), now_ms, owned=owned)
     return [
         (
-            *(tx, r.query_id, r.prepared_ms, r.checks, r.home_group, rolls_back and r.checks >= check_max),
+            *(tx, r.query_id, r.prepared_ms, r.checks, r.home_group),
+            # A parked one is here because an operator wants the application to be asked.
+            rolls_back and r.checks >= check_max and r.due_ms >= 0,
             *(r.instance, r.newest_index if state.level > 1 else 0, max(now_ms - r.prepared_ms, 0)),
         )
         for tx, r in found

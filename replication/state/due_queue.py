@@ -64,6 +64,7 @@ class DueQueue:
         self._order: list[int] = []  # heap of buckets; may name some that are gone
         self._due: dict[TxKey, deque[str]] = {}  # (app, topic) -> tx ids, oldest first
         self._leases: dict[TxKey, tuple[str, int]] = {}  # (app, tx_id) -> owner, expiry
+        self._again: set[TxKey] = set()  # parked ones that an operator has asked to have checked once more
         self._queued = 0  # ids in buckets and due queues
         self._untidied: list[tuple[int | TxKey, int]] = []  # what this round of tidying still has to visit
 
@@ -117,7 +118,8 @@ class DueQueue:
 
     def _needed(self, app: str, tx_id: str, bucket: int) -> bool:
         record = self._table.look(app).open.get(tx_id)
-        return record is not None and record.due_ms >= 0 and _bucket(record.due_ms) <= bucket
+        due_ms = -1 if record is None else self._due_ms(app, tx_id, record)
+        return due_ms >= 0 and _bucket(due_ms) <= bucket
 
     def _tidy_due(self, key: TxKey, left: int, budget: int) -> tuple[int, int]:
         """Goes once round the queue, so that its order stays."""
@@ -140,10 +142,12 @@ class DueQueue:
     def forget(self, app: str, tx_id: str) -> None:
         """Drop the lease of a transaction that was settled or whose check was answered."""
         self._leases.pop((app, tx_id), None)
+        if self._again:
+            self._again.discard((app, tx_id))
 
     def has_leases(self) -> bool:
-        """Whether any lease is out: lets the hot path skip ``forget``."""
-        return bool(self._leases)
+        """Whether there is anything to ``forget``: lets the hot path skip it."""
+        return bool(self._leases or self._again)
 
     def rebuild(self) -> None:
         """From the table alone, as after a restart."""
@@ -153,6 +157,7 @@ class DueQueue:
         self.news.clear()
         self.branches = BranchQueue()
         self._leases.clear()
+        self._again.clear()
         self._untidied.clear()
         self._queued = 0
         gathered: dict[tuple[str, int], list[str]] = {}
@@ -192,9 +197,12 @@ class DueQueue:
         opened = self._table.look(app).open
         for tx_id in tx_ids:
             record = opened.get(tx_id)
-            if record is None or record.due_ms < 0 or self._leased(app, tx_id, now_ms):
+            if record is None or self._leased(app, tx_id, now_ms):
                 continue  # the expiry of a lease is scheduled
-            if record.due_ms > now_ms + BUCKET_MS:
+            due_ms = self._due_ms(app, tx_id, record)
+            if due_ms < 0:
+                continue
+            if due_ms > now_ms + BUCKET_MS:
                 continue  # was checked meanwhile; a later bucket holds it
             if record.home_group >= 0:
                 self.branches.add(record.home_group, app, tx_id)
@@ -207,6 +215,22 @@ class DueQueue:
             moved += 1
         self._queued += moved
         return moved
+
+    def check_again(self, app: str, tx_id: str, now_ms: int) -> bool:
+        """Have a parked transaction checked once more, as soon as a producer can be asked; False: nothing
+        parked has this id. It stays parked until the check is answered; asking again changes nothing."""
+        record = self._table.look(app).open.get(tx_id)
+        if record is None or record.due_ms >= 0 or record.home_group >= 0:
+            return False
+        if (app, tx_id) not in self._again:
+            self._again.add((app, tx_id))
+            self.schedule(app, (tx_id,), now_ms)
+        return True
+
+    def _due_ms(self, app: str, tx_id: str, record: OpenTx) -> int:
+        """When the next check is due; -1: it is parked, and nobody has asked for another one."""
+        due_ms = record.due_ms
+        return 0 if due_ms < 0 and self._again and (app, tx_id) in self._again else due_ms
 
     def _leased(self, app: str, tx_id: str, now_ms: int) -> bool:
         lease = self._leases.get((app, tx_id)) if self._leases else None
@@ -234,7 +258,9 @@ class DueQueue:
             tx_id = queue.popleft()
             self._queued -= 1
             record = opened.get(tx_id)
-            if record is None or record.topic != topic or not 0 <= record.due_ms <= now_ms + BUCKET_MS:
+            if record is None or record.topic != topic:
+                continue
+            if not 0 <= self._due_ms(app, tx_id, record) <= now_ms + BUCKET_MS:
                 continue
             if self._leased(app, tx_id, now_ms):  # it may be queued twice
                 continue
@@ -288,6 +314,7 @@ class DueQueue:
     def resign(self, now_ms: int) -> None:
         """This replica leads no more: leases end, and what is due waits for its next leadership."""
         self._leases.clear()
+        self._again.clear()
         due, self._due = self._due, {}
         self.news.clear()
         for (app, _), queue in due.items():

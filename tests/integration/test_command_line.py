@@ -307,6 +307,36 @@ def test_a_transaction_rolled_back_by_hand_is_never_read(
     assert as_json("txn", "list", "--app", app_name) == []
 
 
+def test_a_parked_transaction_is_checked_once_more(cluster: Cluster, unique: Unique) -> None:
+    class Database(TxStatusQuerier):
+        knows = TransactionState.UNKNOWN
+
+        def query_status(self, tx_id: str, query_id: str) -> TransactionState:
+            return self.knows
+
+    name, app_name, tx_id, database = unique("cli"), unique("app"), unique("tx"), Database()
+    cluster.admin.create_topic(name, check_max=1, transaction_timeout_ms=100)
+
+    def state() -> tuple[str, bool]:
+        shown = as_json("txn", "show", tx_id)
+        return shown["state"], any(entry["parked"] for entry in shown["open"].values())
+
+    with cluster.producer(app_name, tx_status_querier=database) as producer:
+        with producer.transaction(tx_id=tx_id) as tx:
+            tx.send(Message(name, b"held back"))
+            tx.prepare()
+            tx.unknown()
+        wait_until(lambda: state() == ("PREPARE", True), 20.0, "the transaction is parked")
+        database.knows = TransactionState.COMMITTED
+        assert as_json("txn", "recheck", tx_id)["state"] == "PREPARE"
+        wait_until(lambda: state() == ("COMMITTED", False), 20.0, "its check is answered")
+    settled = run("txn", "recheck", tx_id)
+    assert settled.exit_code == 5 and "already recorded as COMMITTED" in settled.stderr
+    left_open(cluster, name, f"{tx_id}-2", app_name)
+    assert "is not parked" in run("txn", "recheck", f"{tx_id}-2").stderr
+    good("txn", "rollback", f"{tx_id}-2")
+
+
 # ------------------------------------------------------------ the cluster
 
 
@@ -363,7 +393,7 @@ def test_up_again_with_the_same_settings_and_with_others(
 def test_every_command_explains_itself() -> None:
     nouns = {
         "topic": ("create", "alter", "list", "describe", "trim", "delete"),
-        "txn": ("list", "show", "commit", "rollback"),
+        "txn": ("list", "show", "recheck", "commit", "rollback"),
         "group": ("list", "describe"),
     }
     verbs = ("up", "down", "status", "leftovers", "members", "demo", "produce", "consume")

@@ -30,7 +30,15 @@ from tests.support.waiting import wait_until
 _PARTS = {
     "requests": ["submit", "follow"],
     "reads": ["fetch", "fetch_ends", "offsets", "topics", "partition_bounds", "committed"],
-    "due_checks": ["lock_due", "due_pairs", "lock_pairs", "open_pairs", "release_locks", "open_topics"],
+    "due_checks": [
+        "lock_due",
+        "due_pairs",
+        "lock_pairs",
+        "open_pairs",
+        "release_locks",
+        "open_topics",
+        "check_again",
+    ],
     "inspection": ["tx_states", "transactions", "find_transaction", "audit", "status"],
     "watching": ["watch", "spans"],
     "running": ["whoami"],

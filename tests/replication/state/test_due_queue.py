@@ -160,3 +160,45 @@ def test_owned_transactions_do_not_keep_an_earlier_version_from_the_others(
     assert found == ["free"]
     assert queued_checks(due) >= 12
     assert {tx for tx, _ in due.lock("app", "t", 100, "me", 4_000, later)} == set(owned)
+
+
+def parked() -> tuple[FedState, DueQueue]:
+    """``parked``, of a topic of three checks, after them."""
+    log = FedState()
+    log.prepare(["parked", "open"])
+    for _ in range(3):
+        log.add(ops.checked("app", ["parked"]))
+    return log, log.state.due
+
+
+def locked(due: DueQueue, now_ms: int) -> list[str]:
+    due.advance(now_ms)
+    return [tx for tx, _ in due.lock("app", "t", 10, "me", 5_000, now_ms)]
+
+
+def test_a_parked_transaction_is_handed_out_when_it_is_asked_for_until_that_check_is_answered() -> None:
+    log, due = parked()
+    now = log.now_ms
+    assert "parked" not in locked(due, now)
+    assert due.check_again("app", "parked", now) and due.check_again("app", "parked", now)
+    due.tidy()
+    assert locked(due, now + 300) == ["parked"] and locked(due, now + 600) == []
+    assert "parked" in locked(due, now + 7_000), "that lease ended without an answer"
+    due.release("app", ["parked"], "me", now + 7_000)
+    assert "parked" in locked(due, now + 9_000), "nobody could be asked"
+    log.add(ops.checked("app", ["parked"]))
+    assert "parked" not in locked(due, now + 30_000), "answered: it stays parked"
+    record = log.state.transactions.app("app").open["parked"]
+    assert (record.checks, record.due_ms) == (4, -1)
+
+
+def test_only_what_is_parked_is_checked_again_and_a_new_leader_knows_of_no_wish() -> None:
+    log, due = parked()
+    assert not due.check_again("app", "open", log.now_ms)
+    assert not due.check_again("app", "nobody's", log.now_ms)
+    assert due.check_again("app", "parked", log.now_ms)
+    due.resign(log.now_ms)
+    assert "parked" not in locked(due, log.now_ms + 1_000) and not due.check_again("other", "parked", 0)
+    assert due.check_again("app", "parked", log.now_ms)
+    log.add(ops.rollback("app", ["parked"], by="operator:eve"))
+    assert not due.has_leases(), "settled: nothing is kept of it"
