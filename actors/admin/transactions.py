@@ -14,7 +14,12 @@ from typing import Any
 
 from escrowmq.actors.admin.types import TransactionDescription
 from escrowmq.actors.client.router import Router, result_of
-from escrowmq.replication.calling.answers import FoundTransaction, OpenTransactions, Standing
+from escrowmq.replication.calling.answers import (
+    AuditEntry,
+    FoundTransaction,
+    OpenTransactions,
+    Standing,
+)
 from escrowmq.replication.errors import (
     ConfigError,
     EscrowMQError,
@@ -75,12 +80,19 @@ class TransactionAdmin:
         if len(known) > 1:
             raise ConfigError(f"transaction {tx_id!r} exists in apps {sorted(known)}: say which with app=...")
         ((found_app, by_group),) = known.items()
-        return TransactionDescription(
-            found_app,
-            tx_id,
-            self._state_of(by_group),
-            {gid: entry for gid, (_, entry) in by_group.items() if entry is not None},
-        )
+        state = self._state_of(by_group)
+        opened = {gid: entry for gid, (_, entry) in by_group.items() if entry is not None}
+        decision = None if state is TransactionState.PREPARE else self._decision_of(found_app, tx_id, state)
+        if decision is None:
+            return TransactionDescription(found_app, tx_id, state, opened)
+        return TransactionDescription(found_app, tx_id, state, opened, decision.by, decision.at_ms)
+
+    def _decision_of(self, app: str, tx_id: str, state: TransactionState) -> AuditEntry | None:
+        """The newest decision over this id that no producer made: an id may have come before."""
+        audits: list[list[AuditEntry]] = self._everywhere("audit")
+        named = [entry for audit in audits for entry in audit if entry.tx_id == tx_id and entry.app == app]
+        newest = max(named, key=lambda entry: entry.at_ms, default=None)
+        return newest if newest is not None and newest.outcome == state.value else None
 
     @staticmethod
     def _state_of(

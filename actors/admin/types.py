@@ -44,12 +44,19 @@ class TopicDescription:
 
 @dataclass(frozen=True, slots=True)
 class TransactionDescription:
-    """A transaction: what is recorded of it, and the open entries (one per broker group it spans)."""
+    """A transaction: what is recorded of it, and the open entries (one per broker group it spans).
+
+    ``decided_by``, ``decided_ms``: of a settled one who decided it and when (ms since the epoch), if that was
+    an operator ("operator:<name>") or the topic's policy, and is among the last 1,000 such decisions of its
+    group; else None.
+    """
 
     app: str
     tx_id: str
     state: TransactionState
     open: Mapping[int, OpenTransaction]
+    decided_by: str | None = None
+    decided_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,7 +50,10 @@ def list_transactions(
 
 
 def _show(shown: Format, found: Any) -> None:
-    show_pairs(shown, found, {"app": found.app, "tx_id": found.tx_id, "state": found.state.value})
+    pairs = {"app": found.app, "tx_id": found.tx_id, "state": found.state.value}
+    if found.decided_by is not None:
+        pairs |= {"decided_by": found.decided_by, "decided": when(found.decided_ms)}
+    show_pairs(shown, found, pairs)
     if shown is Format.table and found.open:
         rows = [{"group": gid, **_row(entry)} for gid, entry in found.open.items()]
         show_rows(

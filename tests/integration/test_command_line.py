@@ -290,6 +290,8 @@ def test_an_open_transaction_is_listed_shown_and_committed_by_hand(
     assert lines_of("consume", topic) == []
 
     assert as_json("txn", "commit", tx_id, "--by", "ops")["state"] == "COMMITTED"
+    assert as_json("txn", "show", tx_id)["decided_by"] == "operator:ops"
+    assert "operator:ops" in good("txn", "show", tx_id)
     assert [record["value"] for record in lines_of("consume", topic)] == ["held back"]
     assert as_json("txn", "commit", tx_id)["state"] == "COMMITTED"  # again is harmless
 

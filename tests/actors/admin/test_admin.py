@@ -189,12 +189,25 @@ class TestTransactions:
         assert admin.resolve_transaction("keep", COMMITTED, app=app, by="ann").state is COMMITTED
         assert admin.resolve_transaction("drop", ROLLBACK, app=app, by="ann").state is ROLLBACK
         assert admin.describe_topic(topic).messages == 1
-        assert admin.resolve_transaction("keep", COMMITTED, app=app, by="bob").state is COMMITTED
+        for tx_id in ("keep", "drop"):
+            shown = admin.show_transaction(tx_id, app)
+            assert shown.decided_by == "operator:ann" and shown.decided_ms is not None
+            assert abs(shown.decided_ms / 1000 - time.time()) < 60
+        assert admin.resolve_transaction("keep", COMMITTED, app=app, by="bob").decided_by == "operator:ann"
         with pytest.raises(TransactionConflict, match="COMMITTED"):
             admin.resolve_transaction("keep", ROLLBACK, app=app)
         audit = brokers.groups[0].leader().parts.inspection.audit()[1]
         decided = [(entry.by, entry.tx_id, entry.outcome) for entry in audit if entry.app == app]
         assert decided == [("operator:ann", "keep", "COMMITTED"), ("operator:ann", "drop", "ROLLBACK")]
+
+    def test_what_no_operator_decided_names_none(self, brokers, admin, unique):
+        topic, app = unique("t"), unique("app")
+        admin.create_topic(topic)
+        prepare(brokers, app, "x", topic)
+        assert admin.show_transaction("x", app).decided_by is None
+        brokers.groups[0].submit(ops.rollback(app, ["x"]))
+        shown = admin.show_transaction("x", app)
+        assert (shown.state, shown.decided_by, shown.decided_ms) == (ROLLBACK, None, None)
 
     def test_an_id_that_two_apps_use_needs_the_app(self, brokers, admin, unique):
         topic, app, other, tx_id = unique("t"), unique("app"), unique("app"), unique("x")
