@@ -14,6 +14,7 @@ from escrowmq.replication.errors import (
     ConfigError,
     TopicExists,
     TransactionConflict,
+    TransactionSettled,
     UnknownTopic,
     UnknownTransaction,
 )
@@ -22,6 +23,7 @@ from escrowmq.replication.model import ResultCode, TransactionState, group_of
 from escrowmq.replication.state.topics import alter_problem
 from tests.support.brokers import Brokers
 from tests.support.polling import read, settle
+from tests.support.waiting import wait_until
 
 COMMITTED, ROLLBACK = TransactionState.COMMITTED, TransactionState.ROLLBACK
 
@@ -199,6 +201,26 @@ class TestTransactions:
         audit = brokers.groups[0].leader().parts.inspection.audit()[1]
         decided = [(entry.by, entry.tx_id, entry.outcome) for entry in audit if entry.app == app]
         assert decided == [("operator:ann", "keep", "COMMITTED"), ("operator:ann", "drop", "ROLLBACK")]
+
+    def test_a_parked_transaction_is_due_again_when_it_is_asked_for(self, brokers, admin, unique):
+        topic, app = unique("t"), unique("app")
+        admin.create_topic(topic, check_max=1)
+        prepare(brokers, app, "x", topic)
+        due = brokers.groups[0].leader().parts.due_checks
+        assert not admin.recheck_transaction("x", app).open[0].parked
+        brokers.groups[0].submit(ops.checked(app, ["x"]))
+        assert admin.list_transactions("PARKED", app)
+        assert admin.recheck_transaction("x", app).open[0].parked
+        wait_until(
+            lambda: due.lock_pairs([(app, topic, 1)], 5.0, "me")[1][0].tx_ids,
+            5.0,
+            "it is handed out",
+        )
+        admin.resolve_transaction("x", ROLLBACK, app)
+        with pytest.raises(TransactionSettled, match="ROLLBACK"):
+            admin.recheck_transaction("x", app)
+        with pytest.raises(UnknownTransaction):
+            admin.recheck_transaction(unique("never"), app)
 
     def test_what_no_operator_decided_names_none(self, brokers, admin, unique):
         topic, app = unique("t"), unique("app")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from dataclasses import replace
 
 from tests.support.clock import now, run, until
 from tests.support.feedback_producers import Producer, World, always, silent, world
@@ -251,6 +252,48 @@ def test_what_exceeds_check_max_is_parked_and_kept() -> None:
             assert w.group.open("t1").checks == 15 == p.times_asked("t1")
             await asyncio.sleep(600)
             assert p.times_asked("t1") == 15 and w.group.outcome("t1") == "PREPARE"
+
+    run(main())
+
+
+def test_a_parked_transaction_is_asked_once_more_when_an_operator_says_so() -> None:
+    async def main() -> None:
+        async with world() as w:
+            w.group.topic("strict", check_max=2)
+            strict = w.also(w.new_feedback(topic="strict"))
+            knows = ["UNKNOWN"]
+            p = w.producer("p1", lambda tx_id, query_id: knows[0], feedback=strict)
+            w.group.prepare("t1", topic="strict")
+            due = w.group.state.due
+            await until(lambda: w.group.open("t1").due_ms == -1, 30)
+            assert due.check_again("shop", "t1", w.group.now_ms())
+            await until(lambda: w.group.open("t1").checks == 3, 10)
+            await asyncio.sleep(60)
+            assert p.times_asked("t1") == 3 and w.group.open("t1").due_ms == -1, "once, and parked as before"
+            p.die()
+            assert due.check_again("shop", "t1", w.group.now_ms())
+            await asyncio.sleep(60)
+            knows[0] = "COMMITTED"
+            w.producer("p2", lambda tx_id, query_id: knows[0], feedback=strict)
+            await until(lambda: w.group.outcome("t1") == "COMMITTED", 20)
+
+    run(main())
+
+
+def test_who_asks_for_a_check_has_the_application_asked_before_a_policy_counts() -> None:
+    async def main() -> None:
+        async with world() as w:
+            w.group.topic("strict", check_max=2)
+            strict = w.also(w.new_feedback(topic="strict"))
+            knows = ["UNKNOWN"]
+            w.producer("p1", lambda tx_id, query_id: knows[0], feedback=strict)
+            w.group.prepare("t1", topic="strict")
+            await until(lambda: w.group.open("t1").due_ms == -1, 30)
+            topics = w.group.state.topics.topics
+            topics["strict"].info = replace(topics["strict"].info, on_check_exhausted="rollback")
+            knows[0] = "COMMITTED"
+            assert w.group.state.due.check_again("shop", "t1", w.group.now_ms())
+            await until(lambda: w.group.outcome("t1") == "COMMITTED", 10)
 
     run(main())
 
