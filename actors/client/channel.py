@@ -32,6 +32,14 @@ RETRY = Backoff(first_s=0.015, longest_s=0.75, jitter=1.0)
 #: Calls under way to a slow leader: while one is worked on, the next one waits there. More would only wait
 #: there longer, in a queue that nobody can look into, while bigger requests would be cheaper for it.
 SLOW_CALLS_MIN = 2
+#: What changes nothing: without an answer, nothing was done.
+READ_ONLY = frozenset(
+    (
+        "about", "audit", "committed", "fetch", "fetch_ends", "find_transaction", "group_describe",
+        "group_list", "levels", "members", "offsets", "open_pairs", "open_topics", "partition_bounds",
+        "spans", "status", "topics", "transactions", "tx_states", "watch", "whoami",
+    )
+)  # fmt: skip
 _by_number = attrgetter("number")
 
 
@@ -55,6 +63,11 @@ class Request:
     not_before: float = 0.0
     maybe_done: bool = False
     refusal: Failure = field(default_factory=lambda: Failure(FailureKind.UNAVAILABLE))
+
+    @property
+    def in_doubt(self) -> bool:
+        """Whether nobody knows if it changed anything."""
+        return self.maybe_done and self.method not in READ_ONLY
 
 
 @dataclass(slots=True)
@@ -117,7 +130,7 @@ class GroupChannel:
         self._calls.clear()
         waiting, self._waiting = self._waiting, []
         for request in waiting:
-            self._finish(request, Failure(FailureKind.UNKNOWN if request.maybe_done else kind, detail))
+            self._finish(request, Failure(FailureKind.UNKNOWN if request.in_doubt else kind, detail))
 
     # ------------------------------------------------------------ answers
 
@@ -267,6 +280,8 @@ class GroupChannel:
         for token in late:
             call = self._calls.pop(token)
             call.request.maybe_done = True
+            silent = f"replica {call.rid} gave no answer in time"
+            call.request.refusal = Failure(FailureKind.UNAVAILABLE, silent)
             self._give_up(call.request)
         if any(now >= request.deadline for request in self._waiting):
             expired = [request for request in self._waiting if now >= request.deadline]
@@ -275,7 +290,7 @@ class GroupChannel:
                 self._give_up(request)
 
     def _give_up(self, request: Request) -> None:
-        self._finish(request, Failure(FailureKind.UNKNOWN) if request.maybe_done else request.refusal)
+        self._finish(request, Failure(FailureKind.UNKNOWN) if request.in_doubt else request.refusal)
 
     def _finish(self, request: Request, outcome: Any) -> None:
         self._windowed -= request.windowed

@@ -75,9 +75,10 @@ class Turns:
 
         Any other answer that is not about leadership or load is returned as it is. ``patience_s``: how
         long the method may take on purpose (long polls). The future's error is OutcomeUnknown at the
-        deadline if the call may have been executed; else Unavailable, Overloaded or DiskFull. ``repeated``
-        is called before that, in the router's thread, if a sending of it was left without an answer: that
-        copy may still be on its way, and be executed later than anything that is called from now on.
+        deadline if the call may have been executed, and is none that only reads; else Unavailable, Overloaded
+        or DiskFull. ``repeated`` is called before that, in the router's thread, if a sending of it was left
+        without an answer: that copy may still be on its way, and be executed later than anything that is
+        called from now on.
         """
         future: Future[Any] = Future()
 

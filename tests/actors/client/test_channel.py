@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
+from escrowmq.actors.broker.broker import Broker
+from escrowmq.actors.client.channel import READ_ONLY, Request
 from escrowmq.actors.client.failures import Failure, FailureKind
 from tests.support.channel_wire import Wire, led
 
@@ -232,3 +236,32 @@ def test_closing_tells_the_sent_from_the_unsent() -> None:
     wire.channel.fail_all(FailureKind.CLOSED, "closed")
     assert sorted(failure.kind.value for failure in wire.ended) == ["closed", "unknown"]
     assert wire.channel.in_flight == 0
+
+
+@pytest.mark.parametrize("method", ["topics", "find_transaction", "committed"])
+def test_a_call_that_only_reads_never_ends_in_doubt(method: str) -> None:
+    wire, ended = led(0), []
+    for deadline in (2.0, 50.0):
+        wire.channel.submit(Request(method, (), deadline, lambda answer, _: ended.append(answer)), 1.0)
+    wire.channel.tick(2.0)
+    wire.channel.fail_all(FailureKind.CLOSED, "closed")
+    assert [failure.kind for failure in ended] == [FailureKind.UNAVAILABLE, FailureKind.CLOSED]
+    assert "replica 0 gave no answer in time" in str(ended[0].error(method))
+
+
+def test_every_call_of_a_broker_is_known_to_read_or_to_change() -> None:
+    change = {
+        "change_members", "checkpoint_suspect", "commit_offsets", "follow", "group_heartbeat", "group_join",
+        "group_leave", "hand_over", "lock_due", "lock_pairs", "peer_moved", "release_locks", "stop", "submit",
+        "told",
+    }  # fmt: skip
+    of_brokers = {
+        "due_pairs",
+        "founded",
+        "raft_address",
+        "checkpoint_manifest",
+        "checkpoint_read",
+        "log_entries",
+    }
+    calls = {name for name, value in vars(Broker).items() if callable(value) and not name.startswith("_")}
+    assert calls == READ_ONLY | change | of_brokers
