@@ -208,12 +208,17 @@ def fitting(
 ) -> list[StoredEntry] | None:
     """The entries of the hole, if ``entries`` of another log prove that they are ours; else None.
 
+    Two logs that have one entry, by index and term, are the same up to it (Raft's log matching): one from the
+    hole's last on will do. So will a last one of the term of our entry behind the hole: that term's leader
+    appended both, to one log. The other log may end there.
+
     ``term_of``: the term of an entry of our own log, None if it is not known or there is no such entry.
     """
     inside = [entry for entry in entries if hole.first <= entry.index <= hole.last]
     if len(inside) != hole.last - hole.first + 1:
         return None
-    if not any(entry.index >= hole.last and entry.term == term_of(entry.index) for entry in entries):
+    same = any(entry.index >= hole.last and entry.term == term_of(entry.index) for entry in entries)
+    if not same and (term_of(hole.last) is not None or inside[-1].term != term_of(hole.last + 1)):
         return None
     return inside
 

@@ -10,7 +10,7 @@ from escrowmq.replication.errors import CorruptLog
 from escrowmq.replication.host import mending
 from escrowmq.replication.host.mending import Mender
 from escrowmq.replication.log import journal as journals
-from escrowmq.replication.log.holes import Hole, StoredEntry
+from escrowmq.replication.log.holes import Hole, StoredEntry, fitting
 from escrowmq.replication.log.journal import SegmentJournal
 from escrowmq.replication.raft.node import RaftNode
 from tests.controls.planting import plant
@@ -54,6 +54,20 @@ def mends_without_a_look_at_terms(patch: pytest.MonkeyPatch) -> None:
 
     patch.setattr(journals, "fitting", careless)
     patch.setattr(mending, "fitting", careless)
+
+
+@plant("mended-by-the-same-entry-only", *STUCK, within=5, workload="broker", start=155)
+def mended_by_the_same_entry_only(patch: pytest.MonkeyPatch) -> None:
+    """A hole is mended only from a log that has an entry behind it, too, or one of a term that is known: who
+    ends with the hole's last entry, and is the only one there, cannot help."""
+
+    def strict(hole: Hole, entries: list[StoredEntry], term_of: Any) -> list[StoredEntry] | None:
+        found = fitting(hole, entries, term_of)
+        same = any(entry.index >= hole.last and entry.term == term_of(entry.index) for entry in entries)
+        return found if same else None
+
+    patch.setattr(journals, "fitting", strict)
+    patch.setattr(mending, "fitting", strict)
 
 
 @plant(

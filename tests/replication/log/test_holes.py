@@ -58,6 +58,25 @@ def drop_sidecars(disk: SimDisk) -> None:
             disk.remove(name)
 
 
+def test_a_log_that_ends_with_the_hole_mends_it_if_one_leader_wrote_its_end_and_what_follows_here() -> None:
+    """Entries 1 to 3 are damaged and their terms not known; the peer has no entry 4, which would tell."""
+
+    def damaged(terms: dict[int, int]) -> SimDisk:
+        disk = log(terms, segment_bytes=1 << 20)
+        name = log_name(1)
+        data = bytearray(disk.read_all(name))
+        data[FILE_HEADER_SIZE + 3 : len(data) - 80] = bytes(len(data) - 80 - FILE_HEADER_SIZE - 3)
+        set_content(disk, name, bytes(data))
+        return disk
+
+    disk = damaged({1: 1, 2: 1, 3: 2, 4: 2})
+    assert [(hole.first, hole.last) for hole in survey_log(disk).holes] == [(1, 3)]
+    assert not mend(disk, log({1: 1, 2: 1, 3: 1})), "nothing tells that entry 3 of term 1 is ours"
+    assert not mend(disk, log({1: 1, 2: 1}))
+    assert mend(disk, log({1: 1, 2: 1, 3: 2}))
+    assert commands(disk) == commands(log({1: 1, 2: 1, 3: 2, 4: 2}, segment_bytes=1 << 20))
+
+
 @pytest.mark.parametrize("sidecars", [True, False])
 @pytest.mark.parametrize("segment_bytes", [SEGMENT_BYTES, 1 << 20])
 def test_whichever_byte_is_damaged_a_peer_mends_it(sidecars: bool, segment_bytes: int) -> None:
