@@ -42,7 +42,7 @@ class ClientSettings:
     crashes: float = 0.0  # share of transactions (producers) or polls (consumers) that end in a crash
     long_share: float = 0.0  # of transactions whose local part takes long
     hold_max_s: float = 0.2  # for so long a long one keeps the database's lock
-    fenced: bool = True  # whether checks write a fence; else a missing row is a rollback, as in the README
+    fenced: bool = True  # whether checks write a fence; else a missing row is a rollback
     threads: int = 3
     pause_s: float = 0.1  # mean, between two things that a thread does
     options: dict[str, float] = field(default_factory=dict)  # settings of the producer

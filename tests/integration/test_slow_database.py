@@ -1,4 +1,4 @@
-"""Two processes of one service, a database that makes them wait, and the README's querier: nothing is
+"""Two processes of one service, a database that makes them wait, and a querier without a fence: nothing is
 torn."""
 
 from __future__ import annotations

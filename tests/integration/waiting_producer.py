@@ -20,7 +20,7 @@ from escrowmq import Message, TransactionState, TxStatusQuerier
 
 
 class Orders(TxStatusQuerier):
-    """The README's: no row means ROLLBACK."""
+    """Without a fence: no row means ROLLBACK."""
 
     def __init__(self, database: str) -> None:
         self.database, self.asked = database, list[str]()

@@ -3,7 +3,7 @@
 One ``Feedback`` is the feedback actor of one app and topic. It locks due transactions at a replica that
 believes to lead, hands them to producers that poll, and has their answers carried out. Producers look
 into the app's database: in time or late, twice, with UNKNOWN first, with an error, or not at all,
-because they died with the check in hand. Where transactions name their owners, the querier is the README's,
+because they died with the check in hand. Where transactions name their owners, the querier is a plain one,
 which takes "no row" for ROLLBACK; elsewhere, and where two live processes run one id, it writes a fence.
 """
 

@@ -117,7 +117,7 @@ class Ledger:
         self.recorder.ok(self.recorder.invoke("outcome", app=app, tx=tx_id, **where), outcome=outcome)
 
     def no_row(self, app: str, tx: str) -> str:
-        """What the README's querier makes of it, and a producer whose local transaction was rolled back. If
+        """What a plain querier makes of it, and a producer whose local transaction was rolled back. If
         no row ever comes, that was the truth."""
         self._no_row.add((app, tx))
         return "ROLLBACK"

@@ -249,7 +249,7 @@ def test_a_producer_that_closes_leaves_its_seat() -> None:
 
 
 class Service:
-    """One instance of a service: orders in a SQLite file that both share, and the README's querier."""
+    """One instance of a service: orders in a SQLite file that both share, and a querier without a fence."""
 
     def __init__(self, place: Place, name: str, database: Path) -> None:
         self.name, self.running = name, set[str]()

@@ -1,6 +1,6 @@
 """The owner of a transaction is asked first: whether it runs the local part, and alone while it is there.
 
-A querier as in the README says ROLLBACK when it finds no row, which means no more than "not yet" while the
+A querier without a fence says ROLLBACK when it finds no row, which means no more than "not yet" while the
 local transaction runs in another process. Virtual time, the real table and the real replicated state.
 """
 
@@ -28,7 +28,7 @@ GONE_S = FeedbackConfig().owner_gone_s
 
 
 class Shop:
-    """An app of several instances over one database of rows. Its querier is the README's."""
+    """An app of several instances over one database of rows. Its querier has no fence."""
 
     def __init__(self, w: World) -> None:
         self.w, self.rows = w, set[str]()

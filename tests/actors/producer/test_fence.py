@@ -1,0 +1,168 @@
+"""A fence between real producers and a real database: what becomes of the messages, whoever comes first."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import create_async_engine
+
+from escrowmq.integrations import AlreadyDone, AsyncFence, Fence, FenceLost, FenceMisused
+from escrowmq.replication.errors import OutcomeUnknown
+from escrowmq.replication.model import Message
+from tests.support.brokers import Brokers
+from tests.support.producing import COMMITTED, ROLLBACK, ProducerOf, open_transactions, values
+from tests.support.shops import Tx
+
+
+class AnswerLost(sqlite3.Connection):
+    """Its commit takes place, and its answer does not arrive."""
+
+    def commit(self) -> None:
+        super().commit()
+        raise sqlite3.OperationalError("the connection was lost")
+
+
+@pytest.fixture
+def connect(tmp_path: Path) -> Callable[..., sqlite3.Connection]:
+    def opened(kind: type[sqlite3.Connection] = sqlite3.Connection) -> sqlite3.Connection:
+        return sqlite3.connect(tmp_path / "shop.db", timeout=10, factory=kind)
+
+    connection = opened()
+    connection.execute("create table orders (id text primary key)")
+    connection.close()
+    return opened
+
+
+@pytest.fixture
+def fence(connect: Callable[..., sqlite3.Connection]) -> Fence:
+    made = Fence(connect, app="shop")
+    made.create_table()
+    return made
+
+
+def stored(connect: Callable[..., sqlite3.Connection]) -> list[str]:
+    connection = connect()
+    found = [order for (order,) in connection.execute("select id from orders order by id")]
+    connection.close()
+    return found
+
+
+def test_both_or_neither(
+    brokers: Brokers, topic: str, producer_of: ProducerOf, fence: Fence, connect: Any
+) -> None:
+    producer = producer_of(brokers)
+    with fence.transaction(producer, Message(topic, b"a"), query_id="42") as (tx, db):
+        db.execute("insert into orders values ('a')")
+        assert values(brokers, topic) == [] and tx.query_id == "42"
+    with pytest.raises(ZeroDivisionError), fence.transaction(producer, [Message(topic, b"b")]) as (_, db):
+        db.execute("insert into orders values ('b')")
+        _ = 1 / 0
+    assert values(brokers, topic) == [b"a"] and stored(connect) == ["a"]
+    assert open_transactions(brokers, topic) == []
+
+
+def test_a_check_that_was_first_keeps_both_out(
+    brokers: Brokers, topic: str, producer_of: ProducerOf, fence: Fence, connect: Any
+) -> None:
+    assert fence.query_status("lost", "") is ROLLBACK
+    with (
+        pytest.raises(FenceLost),
+        fence.transaction(producer_of(brokers), Message(topic, b"a"), tx_id="lost"),
+    ):
+        raise AssertionError("the block must not run")
+    assert values(brokers, topic) == [] and stored(connect) == [] and open_transactions(brokers, topic) == []
+
+
+def test_a_local_transaction_that_committed_before_brings_its_messages(
+    brokers: Brokers, topic: str, producer_of: ProducerOf, fence: Fence, connect: Any
+) -> None:
+    with fence.local(Tx("done")) as db:  # the first try, whose process died before it could say COMMIT
+        db.execute("insert into orders values ('a')")
+    with (
+        pytest.raises(AlreadyDone),
+        fence.transaction(producer_of(brokers), Message(topic, b"a"), tx_id="done"),
+    ):
+        raise AssertionError("the block must not run twice")
+    assert (
+        values(brokers, topic) == [b"a"]
+        and stored(connect) == ["a"]
+        and open_transactions(brokers, topic) == []
+    )
+
+
+def test_a_commit_whose_answer_is_lost_is_left_to_the_check(
+    brokers: Brokers, topic: str, producer_of: ProducerOf, fence: Fence, connect: Any
+) -> None:
+    deaf = Fence(connect, app="shop")
+    deaf.create_table()  # so that it knows its database
+    deaf._database._connect = lambda: connect(AnswerLost)  # type: ignore[attr-defined]
+    with (
+        pytest.raises(OutcomeUnknown),
+        deaf.transaction(producer_of(brokers), Message(topic, b"a"), tx_id="unknown") as (_, db),
+    ):
+        db.execute("insert into orders values ('a')")
+    assert len(open_transactions(brokers, topic)) == 1 and values(brokers, topic) == []
+    assert fence.query_status("unknown", "") is COMMITTED and stored(connect) == ["a"]
+
+
+def test_many_transactions_in_one_of_the_database(
+    brokers: Brokers, topic: str, producer_of: ProducerOf, fence: Fence, connect: Any
+) -> None:
+    def store(prepared: list[Any]) -> None:
+        db = connect()
+        fence.enter(db, *prepared)
+        db.executemany("insert into orders values (?)", [(f"{tx.index}",) for tx in prepared])
+        fence.commit(db, prepared[0])
+        db.close()
+
+    results = producer_of(brokers).send_transactions([Message(topic, b"%d" % n) for n in range(5)], store)
+    asked = [(result.tx_id, "") for result in results]
+    assert set(fence.query_statuses(asked)) == {COMMITTED}
+    assert len(values(brokers, topic)) == len(stored(connect)) == 5
+
+
+def test_another_app_and_the_wrong_face(
+    brokers: Brokers, topic: str, producer_of: ProducerOf, fence: Fence
+) -> None:
+    with (
+        pytest.raises(FenceMisused, match="app 'shop', the producer for 'other'"),
+        fence.transaction(producer_of(brokers, app="other"), Message(topic, b"a")),
+    ):
+        raise AssertionError("not reached")
+
+
+def test_asyncio(
+    brokers: Brokers, topic: str, producer_of: ProducerOf, fence: Fence, connect: Any, tmp_path: Path
+) -> None:
+    producer = producer_of(brokers)
+
+    async def main() -> None:
+        engine = create_async_engine(f"sqlite+aiosqlite:///{tmp_path / 'shop.db'}")
+        ours = AsyncFence(engine, app="shop")
+        async with ours.transaction(producer.aio, Message(topic, b"a")) as (_, db):
+            await db.execute(text("insert into orders values ('a')"))
+        with pytest.raises(ZeroDivisionError):
+            async with ours.transaction(producer.aio, Message(topic, b"b")):
+                _ = 1 / 0
+        await asyncio.to_thread(ours.query_status, "async-lost", "")
+        with pytest.raises(FenceLost):
+            async with ours.transaction(producer.aio, Message(topic, b"c"), tx_id="async-lost"):
+                raise AssertionError("the block must not run")
+        async with ours.local(Tx("async-done")):
+            pass
+        with pytest.raises(AlreadyDone):
+            async with ours.transaction(producer.aio, Message(topic, b"d"), tx_id="async-done"):
+                raise AssertionError("the block must not run")
+        with pytest.raises(FenceMisused, match=r"producer\.aio"):
+            async with ours.transaction(producer, Message(topic, b"e")):
+                raise AssertionError("not reached")
+        await engine.dispose()
+
+    asyncio.run(asyncio.wait_for(main(), 60.0))
+    assert values(brokers, topic) == [b"a", b"d"] and stored(connect) == ["a"]
