@@ -13,6 +13,7 @@ from tests.controls import (
     mending_faults,
     raft_faults,
     state_faults,
+    topic_faults,
 )
 from tests.controls.planting import PLANTED, Planted
 
@@ -27,6 +28,7 @@ MODULES = (
     inquiry_faults,
     client_faults,
     feedback_faults,
+    topic_faults,
 )
 
 __all__ = ["MODULES", "PLANTED", "Planted"]

@@ -21,6 +21,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 
+from tests.sim import topic_changes
 from tests.sim.checks import Checker
 from tests.sim.faultplan import ADDED, GROUP_WEIGHTS, WEIGHTS
 
@@ -119,6 +120,8 @@ def planted(fault: Planted | str | None) -> Iterator[None]:
         fault = by_name(fault)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Checker, "blind", fault.blind)
+        # What comes on top of the others' schedules, and would make new ones of them, is there on demand.
+        patch.setattr(topic_changes, "SHARE", 0.0)
         for kind, weight in fault.often.items():
             weights = next(table for table in (WEIGHTS, GROUP_WEIGHTS, ADDED) if kind in table)
             patch.setitem(weights, kind, weight)

@@ -41,7 +41,7 @@ def deduplication_off(patch: pytest.MonkeyPatch) -> None:
         topic, number, producer, epoch, _, count = op.meta[:6]
         return message(self, index, Op(op.type, (topic, number, producer, epoch, -1, count), *op[2:]))
 
-    _rewire(patch, OpType.MESSAGE, again)
+    rewire(patch, OpType.MESSAGE, again)
 
 
 @plant(
@@ -147,7 +147,7 @@ def offsets_at_prepare(patch: pytest.MonkeyPatch) -> None:
         return self._settle(self.transactions.app(app), app, tx_ids, by, COMMITTED)
 
     patch.setattr(StateMachine, "_prepare", early)
-    _rewire(patch, OpType.COMMIT, settle_only)
+    rewire(patch, OpType.COMMIT, settle_only)
 
 
 @plant(
@@ -173,7 +173,7 @@ def ref_and_commit_apart(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Replica, "_propose", in_two)
     handlers = (StateMachine._ref_message, StateMachine._tx_message)
     for kind, handler in zip(REFERENCES, handlers, strict=True):
-        _rewire(patch, kind, _at_once(handler))
+        rewire(patch, kind, _at_once(handler))
 
 
 def _split(entry: ComposedEntry) -> list[ComposedEntry]:
@@ -223,7 +223,7 @@ def torn_by_partition(patch: pytest.MonkeyPatch) -> None:
             late[id(self)] = [ref for ref in refs if ref[0] == last]
         return result
 
-    _rewire(patch, OpType.COMMIT, commit)
+    rewire(patch, OpType.COMMIT, commit)
 
 
 @plant("rollback-leaves-messages", "G1a")
@@ -240,7 +240,7 @@ def rollback_leaves_messages(patch: pytest.MonkeyPatch) -> None:
                 _index_all(self, record)
         return result
 
-    _rewire(patch, OpType.ROLLBACK, rollback)
+    rewire(patch, OpType.ROLLBACK, rollback)
 
 
 @plant("commit-drops-a-reference", "torn", "lost-write")
@@ -329,7 +329,7 @@ def group_offsets_twice(patch: pytest.MonkeyPatch) -> None:
         before[key] = op
         return result
 
-    _rewire(patch, OpType.GROUP_OFFSETS, again)
+    rewire(patch, OpType.GROUP_OFFSETS, again)
 
 
 @plant("requests-without-bound", "unbounded")
@@ -401,7 +401,7 @@ def late_messages_stored(patch: pytest.MonkeyPatch) -> None:
 
 
 # ------------------------------------------------------------------ helpers
-def _rewire(patch: pytest.MonkeyPatch, kind: OpType, handler: Callable[..., Any]) -> None:
+def rewire(patch: pytest.MonkeyPatch, kind: OpType, handler: Callable[..., Any]) -> None:
     """Another handler for one operation; a StateMachine binds its handlers when it is made."""
     made = StateMachine.__init__
 

@@ -30,6 +30,7 @@ from tests.sim.decisions import Decision
 from tests.sim.desk import Desk
 from tests.sim.ledger import ClientTx, Ledger
 from tests.sim.producers import PLACES, Producer
+from tests.sim.topic_changes import TopicChanges
 from tests.sim.workload import Application, Cluster, ReplicaContext
 from tests.sim.world import Violation
 from tests.support.faults.tables import Cells
@@ -75,6 +76,7 @@ class BrokerWorkload(Acting):
         self.crowd = None
         if cluster.world.stream("crowded").random() < crowds.SHARE:
             self.crowd = Crowd(self.desk, self.ledger, self._of_crowd, self._number)
+        self.changes = TopicChanges([cluster], PLACES)
         self._topics = 0
         keep = self._rng.choice(({}, {}, {"retention_ms": 3_000}, {"retention_bytes": 2_000}))
         for name, partitions in (("t", 2), ("u", 1)):
@@ -120,6 +122,7 @@ class BrokerWorkload(Acting):
         self.act_at_random()
         if self.crowd is not None:
             self.crowd.act()
+        self.changes.act()
 
     def _go_up(self) -> None:
         """The leader has heard that all replicas know all format levels: early, in the middle of things, or
@@ -218,14 +221,15 @@ class BrokerWorkload(Acting):
         while True:
             leader = self._leader()
             opened = [] if leader is None else [t for t in self._listed(leader) if app in (None, t[0])]
-            if leader is not None and not opened and not self.desk.waiting:
+            waiting = self.desk.waiting + self.changes.waiting
+            if leader is not None and not opened and not waiting:
                 return leader
             if self._cluster.world.now >= until:
                 if leader is None:
                     raise Violation("no leader long after the calm", "stuck")
                 if opened:
                     raise Violation(f"still open long after the calm: {opened[:5]}", "unresolved")
-                raise Violation(f"{self.desk.waiting} requests are still without answer", "stuck")
+                raise Violation(f"{waiting} requests are still without answer", "stuck")
             self._run(STEP_S)
 
     def _mute_stay_open(self, leader: BrokerApplication) -> None:
@@ -246,6 +250,7 @@ class BrokerWorkload(Acting):
                 break
         else:
             raise Violation(f"of {READS} tries to read everything none could be ended", "stuck")
+        self.changes.check([leader])
         for consumer in self.consumers:
             consumer.check_offsets(leader)
         tables = leader.replica.state.transactions.apps

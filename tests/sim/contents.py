@@ -18,15 +18,20 @@ def everything(state: StateMachine) -> list[object]:
     """What two states must have alike."""
     topics = state.topics
     parts: list[object] = [state.gid, state.groups, state.applied_index, state.now_ms, state.first_index]
-    parts += [topics.next_slot, sorted((slot, *_partition(p)) for slot, p in topics.slots.items())]
+    parts += [state.level, state.settings, state.forgotten_ms, state.turned_ms]
+    parts += [topics.altered, topics.next_slot]
+    parts += [sorted((slot, *_partition(p)) for slot, p in topics.slots.items())]
     for name, topic in sorted(topics.topics.items()):
-        parts.append((name, topic.info, sorted((p.number, p.slot) for p in topic.partitions.values())))
+        slots = sorted((p.number, p.slot) for p in topic.partitions.values())
+        parts.append((name, topic.info, topic.altered, slots))
     for app, table in sorted(state.transactions.apps.items()):
         counts = sorted((topic, count) for topic, count in table.open_by_topic.items() if count)
-        if table.open or len(table.settled) or counts or table.decided:
-            decided = sorted(table.decided.items())
-            parts.append((app, list(table.open.items()), table.settled.copy(), counts, decided))
+        if table.open or len(table.settled) or len(table.given) or counts or table.decided:
+            decided, remembered = sorted(table.decided.items()), (table.settled.copy(), table.given.copy())
+            parts.append((app, list(table.open.items()), remembered, counts, decided))
     transactions = state.transactions
+    given = transactions.given
+    parts += [given.turned_ms, given.forgotten_ms, given.age_ms, given.young, given.old, given.opened]
     parts += [transactions.audit, transactions._young, transactions.oldest_index(), transactions.open_count()]
     across = transactions.across
     parts += [across.opened, across.decided, sorted((g, sorted(keys)) for g, keys in across.undone.items())]

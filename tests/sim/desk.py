@@ -24,11 +24,11 @@ Then = Callable[[list[Any]], None]
 
 
 class Desk:
-    """The way from clients to brokers."""
+    """The way from clients to brokers. ``stream``: its luck is not that of the others at the same cluster."""
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: Cluster, stream: str = "desk") -> None:
         self.cluster, self.world = cluster, cluster.world
-        self.rng = cluster.world.stream(f"desk{cluster.prefix}")
+        self.rng = cluster.world.stream(f"{stream}{cluster.prefix}")
         self.answers: Counter[str] = Counter()
         self.waiting = 0  # requests that somebody wants an answer for
 

@@ -56,7 +56,7 @@ def met_too_little(reached: Cells) -> list[str]:
 @pytest.mark.timeout(600)
 def test_promises_hold_over_many_schedules_that_reach_every_phase() -> None:
     counts: Counter[str] = Counter()
-    reached = Cells()
+    reached, changes = Cells(), Counter[str]()
     for seed in range(SEEDS_MAX):
         missing = met_too_little(reached)
         if seed >= SEEDS and not missing:
@@ -65,9 +65,11 @@ def test_promises_hold_over_many_schedules_that_reach_every_phase() -> None:
         assert workload.report is not None
         counts += workload.report.counts
         reached += cells
+        changes += workload.changes.done
     assert counts["transactions committed"] > 40 * SEEDS, counts
     assert counts["transactions rolled back"] > 20 * SEEDS, counts
     assert counts["records read"] > 500 * SEEDS, counts
+    assert changes["altered"] > 3 and changes["trimmed"] > 3, changes
     assert not grid(reached, COMMON).empty(), "find out why this is no longer reached"
     for kind in RARE:
         assert len(grid(reached, (kind,)).empty()) <= len(Phase) // 2, f"{kind} met hardly any transaction"

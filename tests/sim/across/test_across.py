@@ -19,7 +19,7 @@ from tests.sim.world import Violation
 from tests.support.faults.tables import Cells
 
 SEEDS = 12
-BEGUN = ("bulk", "bulk without a callback", "one id twice", "one id for two things")
+BEGUN = ("bulk", "bulk without a callback", "one id twice", "one id for two things", "altered", "trimmed")
 
 
 def run(seed: int, groups: int) -> ManyGroups:
@@ -43,6 +43,7 @@ def test_promises_hold_over_several_groups_and_every_phase_is_reached() -> None:
         reached += simulation.workload.coverage(simulation.fault_log)
         struck.update(kind for _, kind, _ in simulation.fault_log)
         did += simulation.workload.did
+        did += simulation.workload.changes.done
     assert counts["transactions committed"] > 25 * SEEDS, counts
     assert counts["transactions rolled back"] > 15 * SEEDS, counts
     assert counts["records read"] > 200 * SEEDS, counts

@@ -33,6 +33,7 @@ from tests.sim.consumers import Consumer, read_finally
 from tests.sim.coverage import Phase, cells
 from tests.sim.crowd import NAMES, Crowd
 from tests.sim.desk import Desk
+from tests.sim.topic_changes import TopicChanges
 from tests.sim.workload import Application, Cluster, ReplicaContext
 from tests.sim.world import Violation
 from tests.support.faults.tables import Cells
@@ -107,6 +108,7 @@ class AcrossWorkload(Acting):
         self.crowds: list[Crowd] = []
         if self.scene.crowd:
             self.crowds += [self._crowd(gid, desk) for gid, desk in enumerate(self.desks)]
+        self.changes = TopicChanges(many.parts, self.scene.places())
         self.processes: list[FeedbackProcess] = []
         keep = self._rng.choice(({}, {}, {"retention_ms": 3_000}, {"retention_bytes": 2_000}))
         for desk, (name, partitions) in itertools.product(self.desks, self.scene.topics.items()):
@@ -226,6 +228,7 @@ class AcrossWorkload(Acting):
         self.act_at_random()
         for crowded in self.crowds:
             crowded.act()
+        self.changes.act()
 
     def another(self, producer: AcrossProducer) -> AcrossProducer | None:
         """A live process of the same app."""
@@ -336,7 +339,8 @@ class AcrossWorkload(Acting):
     def _waiting(self) -> int:
         alive = [producer for producer in self.producers if producer.alive]
         own = sum(len(producer.preparing) + len(producer.deciding) for producer in alive)
-        return own + self.operator.waiting + sum(desk.waiting for desk in self.desks)
+        asked = sum(desk.waiting for desk in self.desks) + self.changes.waiting
+        return own + self.operator.waiting + asked
 
     def _mute_stay_open(self) -> None:
         """Nobody answers for this app: what no producer and no operator decided must be open at home."""
@@ -357,6 +361,7 @@ class AcrossWorkload(Acting):
                 break
         else:
             raise Violation(f"of {READS} tries to read everything none could be ended", "stuck")
+        self.changes.check(leaders)
         for consumer, leader in zip(self.consumers, leaders, strict=True):
             if self.scene.tables is None or len(self.consumers) <= self.scene.tables.groups_kept:
                 consumer.check_offsets(leader)

@@ -1,0 +1,101 @@
+"""Planted faults in what operators change: topics, what is trimmed by hand, what is remembered."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from escrowmq.replication.format.codec import OpType
+from escrowmq.replication.model import TopicInfo
+from escrowmq.replication.replica.checkpoints import Checkpoints
+from escrowmq.replication.state import capture
+from escrowmq.replication.state.machine import OK, StateMachine
+from escrowmq.replication.state.topics import TopicTable
+from tests.controls.planting import plant
+from tests.controls.scenes import FORGETFUL, world
+from tests.controls.state_faults import rewire
+from tests.sim import topic_changes
+
+CHANGED = "state-differs", "restart-differs", "lost-change", "unexpected-answer"
+Settings = Mapping[str, int | str]
+SNAPSHOTS = {"snapshot": 40, "roll": 40, "kill": 30}
+
+
+def changed_often(patch: pytest.MonkeyPatch) -> None:
+    """In every schedule somebody changes topics, several times a second, and most requests arrive again."""
+    patch.setattr(topic_changes, "SHARE", 1.0)
+    patch.setattr(topic_changes, "PAUSE_S", 0.1)
+    patch.setattr(topic_changes, "COPIED", 0.7)
+
+
+@plant("alter-without-effect", *CHANGED, start=1, conditions=changed_often)
+def alter_without_effect(patch: pytest.MonkeyPatch) -> None:
+    """Other settings of a topic are acknowledged, and those from before stay in force."""
+    alter = TopicTable.alter
+
+    def without(self: TopicTable, index: int, name: str, settings: Settings, *number: Any) -> list[object]:
+        before = self.topics[name].info
+        result = alter(self, index, name, settings, *number)
+        self.topics[name].info = before
+        return result
+
+    patch.setattr(TopicTable, "alter", without)
+
+
+@plant("late-alteration-counts", *CHANGED, within=60, start=10, conditions=changed_often)
+def late_alteration_counts(patch: pytest.MonkeyPatch) -> None:
+    """An alteration that arrives late undoes the ones behind which it comes."""
+    alter = TopicTable.alter
+
+    def again(self: TopicTable, index: int, name: str, settings: Settings, *number: Any) -> list[object]:
+        newest = self.topics[name].altered + (self.gid > 0)
+        return alter(self, index, name, settings, *((newest,) if settings else number))
+
+    patch.setattr(TopicTable, "alter", again)
+
+
+@plant("trim-without-effect", "lost-change", conditions=changed_often)
+def trim_without_effect(patch: pytest.MonkeyPatch) -> None:
+    """A trim is acknowledged, and everything stays where it was."""
+    rewire(patch, OpType.TRIM, lambda self, index, op: OK)
+
+
+@plant("snapshot-of-first-settings", *CHANGED, start=3, conditions=changed_often)
+def snapshot_of_first_settings(patch: pytest.MonkeyPatch) -> None:
+    """A snapshot holds the settings with which a topic was created, and not those of today."""
+    first: dict[str, TopicInfo] = {}
+    alter, begin = TopicTable.alter, Checkpoints.begin
+
+    def noted(self: TopicTable, index: int, name: str, *asked: Any) -> list[object]:
+        first.setdefault(name, self.topics[name].info)
+        return alter(self, index, name, *asked)
+
+    def begun(self: Checkpoints, state: StateMachine, term: int) -> None:
+        begin(self, state, term)
+        assert self._capture is not None
+        whole = self._capture.snapshot
+        topics = [(first.get(info.name, info), count) for info, count in whole.topics]
+        self._capture.snapshot = replace(whole, topics=topics)
+
+    patch.setattr(TopicTable, "alter", noted)
+    patch.setattr(Checkpoints, "begin", begun)
+
+
+@plant(
+    *("snapshot-without-what-is-forgotten", *CHANGED, "committed-twice", "duplicate"),
+    groups=2,
+    often=SNAPSHOTS,
+    conditions=world(FORGETFUL),
+)
+def snapshot_without_what_is_forgotten(patch: pytest.MonkeyPatch) -> None:
+    """A snapshot does not say up to when settled transactions are forgotten: late copies open them anew."""
+    meta = capture._meta
+
+    def without(*args: Any) -> dict[str, Any]:
+        whole = meta(*args)
+        return whole | {"forgotten_ms": -1} if "forgotten_ms" in whole else whole
+
+    patch.setattr(capture, "_meta", without)

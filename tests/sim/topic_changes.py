@@ -1,0 +1,187 @@
+"""Operators who change topics while everything goes on: other settings, and old messages that are let go by
+hand. Each is the admin's own function (ALTER_TOPIC, and TRIM as trimming sends it), over all groups.
+
+One operator works at a topic at a time. Now and then one dies in the middle, and a copy of a request arrives
+much later. What was answered last is in force in the end in every group, and what was trimmed stays away;
+else it is a ``lost-change``.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from escrowmq.actors.admin.topic_altering import alter_topic
+from escrowmq.actors.admin.topic_creation import Submit
+from escrowmq.actors.admin.trimming import PartitionTrim, carry_out
+from escrowmq.replication.errors import Overloaded
+from escrowmq.replication.model import TopicInfo, group_of
+from escrowmq.replication.state.machine import LEVEL_MAX
+from tests.sim.broker_app import BrokerApplication
+from tests.sim.desk import Desk
+from tests.sim.workload import Cluster
+from tests.sim.world import Violation
+
+SHARE = 0.3  # of schedules in which somebody does it: what is trimmed, the checker cannot miss
+PAUSE_S = 1.5  # from one to the next, about
+DIES, DIES_S = 0.15, 0.5  # of operators, and how soon
+#: Of requests, and how much later the copy comes: in the calm too, but before all is read.
+COPIED, COPY_LATER_S = 0.15, (0.3, 1.0, 2.5)
+#: Not what the broker does with transactions that nobody answers for: whether it decides is the application's
+#: word, of which the history would have to know.
+SETTINGS: tuple[dict[str, int | str], ...] = (
+    {"retention_ms": -1},
+    {"retention_ms": 3_000},
+    {"retention_bytes": 2_000},
+    {"retention_ms": 604_800_000, "retention_bytes": -1},
+    {"transaction_timeout_ms": 200},
+    {"transaction_timeout_ms": 1_500},
+)
+
+
+class _Ask(Exception):
+    """What an operator asks next, of which group."""
+
+    def __init__(self, gid: int, request: bytes) -> None:
+        self.gid, self.request = gid, request
+
+
+@dataclass(slots=True)
+class _Work:
+    """One operator's. ``steps`` asks with what it is given and returns what it has in the end; it is begun
+    anew with each further answer, of those in ``answers``, as far as they lead."""
+
+    topic: str
+    steps: Callable[[Submit], Any]
+    then: Callable[[Any], None]
+    answers: list[tuple[int, Any]] = field(default_factory=list)
+    alive: bool = True
+
+
+class TopicChanges:
+    """Of one world. ``places``: the partitions of all its groups."""
+
+    def __init__(self, clusters: Sequence[Cluster], places: Sequence[tuple[str, int]]) -> None:
+        world = clusters[0].world
+        self._desks, self._places = [Desk(one, "desk-of-topics") for one in clusters], places
+        self._rng = world.stream("topics")
+        self._works = self._rng.random() < SHARE
+        self._next_s = 0.0
+        self._busy: set[str] = set()
+        self._settings: dict[str, TopicInfo] = {}  # as they were answered last, and nobody has asked since
+        self._starts: dict[tuple[str, int], int] = {}
+        self.done: Counter[str] = Counter()
+
+    @property
+    def waiting(self) -> int:
+        """Requests that are not answered yet."""
+        return sum(desk.waiting for desk in self._desks)
+
+    # -------------------------------------------------------------- what operators do
+    def act(self) -> None:
+        """Change something, if it is time."""
+        now_s = self._desks[0].world.elapsed_s
+        if not self._works or now_s < self._next_s or self._desks[0].cluster.calm:
+            return
+        self._next_s = now_s + self._rng.expovariate(1 / PAUSE_S)
+        leaders = [next((app for r, app in desk.leaders() if r.node.ready), None) for desk in self._desks]
+        topic, number = self._rng.choice(self._places)
+        states = [leader.replica.state for leader in leaders if leader is not None]
+        there = len(states) == len(leaders) and all(topic in state.topics.topics for state in states)
+        if not there or topic in self._busy:
+            return
+        if self._rng.random() < 0.5:
+            index = states[self._gid(topic, number)].topics.topics[topic].partitions[number].index
+            before = self._rng.randint(index.start, index.end)
+            self._trim(topic, PartitionTrim(number, index.start, before, index.end))
+        elif all(state.level == LEVEL_MAX for state in states):
+            values = self._rng.choice(SETTINGS)
+            self._settings.pop(topic, None)
+            self._begin(topic, lambda submit: alter_topic(submit, len(states), topic, values), self._altered)
+
+    def _gid(self, topic: str, number: int) -> int:
+        return group_of(topic, number, len(self._desks))
+
+    def _altered(self, wanted: TopicInfo) -> None:
+        self._settings[wanted.name] = wanted
+        self.done["altered"] += 1
+
+    def _trim(self, topic: str, plan: PartitionTrim) -> None:
+        """Up to somewhere in what this leader has."""
+        groups = len(self._desks)
+        told = partial(self._trimmed, (topic, plan.partition), plan.before)
+        self._begin(topic, lambda submit: carry_out(submit, groups, topic, [plan]), told)
+
+    def _trimmed(self, place: tuple[str, int], before: int, _: None) -> None:
+        self._starts[place] = max(before, self._starts.get(place, 0))
+        self.done["trimmed"] += 1
+
+    # -------------------------------------------------------------- how they ask
+    def _begin(self, topic: str, steps: Callable[[Submit], Any], then: Callable[[Any], None]) -> None:
+        work = _Work(topic, steps, then)
+        self._busy.add(topic)
+        if self._rng.random() < DIES:
+            self._desks[0].later(DIES_S * self._rng.random(), self._die, work)
+        self._go_on(work)
+
+    def _die(self, work: _Work) -> None:
+        if work.alive:
+            self.done["cut short"] += 1
+            self._end(work)
+
+    def _end(self, work: _Work) -> None:
+        work.alive = False
+        self._busy.discard(work.topic)
+
+    def _go_on(self, work: _Work) -> None:
+        """To where an answer is missing."""
+        told = iter(work.answers)
+
+        def submit(gid: int, request: bytes) -> tuple[int, Any]:
+            for answer in told:
+                return answer
+            raise _Ask(gid, request)
+
+        try:
+            result = work.steps(submit)
+        except _Ask as ask:
+            self._ask(work, ask.gid, ask.request)
+        except Overloaded:  # its own requests arrive again and again
+            self._end(work)
+        else:
+            self._end(work)
+            work.then(result)
+
+    def _ask(self, work: _Work, gid: int, request: bytes) -> None:
+        desk = self._desks[gid]
+        desk.call(request, partial(self._answered, work), lambda: work.alive)
+        if self._rng.random() < COPIED:
+            pause_s = self._rng.choice(COPY_LATER_S) * (0.5 + self._rng.random())
+            desk.later(pause_s, self._copy_arrives, desk, request)
+
+    def _answered(self, work: _Work, results: list[Any]) -> None:
+        code, *told = results[0]
+        work.answers.append((code, told[0] if told else None))
+        self._go_on(work)
+
+    def _copy_arrives(self, desk: Desk, request: bytes) -> None:
+        self.done["copied"] += 1
+        desk.call(request, lambda results: None, lambda: True, once=True)
+
+    # -------------------------------------------------------------- at the end
+    def check(self, leaders: Sequence[BrokerApplication]) -> None:
+        """In the end, at replicas that have applied everything, one of each group."""
+        topics = [leader.replica.state.topics.topics for leader in leaders]
+        for gid, there in enumerate(topics):
+            for name, wanted in self._settings.items():
+                if there[name].info != wanted:
+                    text = f"the last answer was {wanted}, and group {gid} has {there[name].info}"
+                    raise Violation(text, "lost-change")
+        for (name, number), wanted_start in self._starts.items():
+            start = topics[self._gid(name, number)][name].partitions[number].index.start
+            if start < wanted_start:
+                text = f"{name}-{number} was trimmed to {wanted_start}, and begins at {start}"
+                raise Violation(text, "lost-change")
