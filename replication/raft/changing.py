@@ -83,6 +83,10 @@ class MemberChanges:
             why = not_yet("this leader has not applied an entry of its own term yet; it soon will")
         if why is None and not self.last_change_applied():
             why = not_yet("the change before is not applied yet; most voters have to store it")
+        if why is None and step.act is Act.REMOVE and not self.go_on_without(step.replica):
+            why = not_yet(
+                f"without {step.replica} no majority of the voters is sound; another one has to catch up"
+            )
         if why is None and step.act is Act.PROMOTE and not self.caught_up(step.replica):
             why = not_yet(f"{step.replica} has not caught up yet; it has to run and to copy the log")
         if why is None and step.act is Act.PROMOTE and not self.knows_the_marks(step.replica):
@@ -95,6 +99,16 @@ class MemberChanges:
 
     def last_change_applied(self) -> bool:
         return self._core.applied_index() >= self._journal.members.newest_index
+
+    def go_on_without(self, replica: str) -> bool:
+        """Whether of the voters that stay a majority has an entry of this leadership on its disk, this leader
+        counted in. One that has lost its disk acknowledges nothing that counts until it has learned all (then
+        its match is forgotten): a configuration in which it makes the majority would be in force in this log,
+        and neither be committed nor elect anybody, although the voter that was to go has everything."""
+        noop = self._core.noop_index()
+        staying = [voter for voter in self._circle.voters if voter != replica]
+        sound = 1 + sum(noop is not None and self._core.match_index(voter) >= noop for voter in staying)
+        return 2 * sound > 1 + len(staying)
 
     def caught_up(self, replica: str) -> bool:
         """Whether this learner's disk has reached the leader's last index in as many rounds as it takes."""

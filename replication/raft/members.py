@@ -9,6 +9,8 @@ in common with each majority of the other (Raft thesis, section 4.1). That alone
   committed beside the new one (the defect that the thesis had, mended in 2015);
 * a learner becomes a voter when its disk has twice reached what the leader had when it began to wait. An
   empty voter counts in the majority at once, and the group could stand still until it is filled;
+* a voter goes only if those that stay have a majority that holds something of this leadership. One that lost
+  its disk and learns holds nothing that counts; where it is needed, the group would stand still for good;
 * a leader does not remove itself: it hands over first. So whoever leads counts itself rightly;
 * no number is ever used again. What a removed replica promised, and what was acknowledged in its name, could
   be taken for its namesake's.

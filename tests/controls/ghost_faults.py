@@ -15,7 +15,7 @@ from escrowmq.replication.log.peer_marks import Incarnations, PeerMarks
 from escrowmq.replication.raft.changing import MemberChanges
 from escrowmq.replication.raft.rejoin import Rejoin
 from escrowmq.replication.raft.votes import Votes
-from tests.controls.member_faults import many_changes
+from tests.controls.member_faults import many_changes, without_looking_who_stays
 from tests.controls.planting import plant
 from tests.controls.raft_faults import LOST, STUCK, VOTES
 from tests.sim import faultplan
@@ -161,3 +161,16 @@ def promoted_without_marks(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(MemberChanges, "knows_the_marks", lambda self, replica: True)
     patch.setattr(Votes, "going_out", lambda self, message: message)
     patch.setattr(Votes, "_marks_are_known", lambda self: False)
+
+
+@plant(
+    "removal-towards-who-is-empty",
+    *STUCK,
+    workload="raw",
+    start=27,
+    chaos_s=8.0,
+    conditions=ghosts_amid_changes,
+)
+def removal_towards_who_is_empty(patch: pytest.MonkeyPatch) -> None:
+    """A leader removes a voter though the majority that stays has lost its disk, and has not learned yet."""
+    without_looking_who_stays(patch)

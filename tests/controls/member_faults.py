@@ -35,6 +35,11 @@ def many_changes(patch: pytest.MonkeyPatch) -> None:
     patch.setitem(faultplan.CHANGES, "per_schedule", (4, 6))
 
 
+def without_looking_who_stays(patch: pytest.MonkeyPatch) -> None:
+    """Voters go whoever stays, also one that has lost its disk: so that more is tried."""
+    patch.setattr(MemberChanges, "go_on_without", lambda self, replica: True)
+
+
 @plant(
     "two-changes-at-once",
     *SURE,
@@ -46,6 +51,7 @@ def many_changes(patch: pytest.MonkeyPatch) -> None:
 )
 def two_changes_at_once(patch: pytest.MonkeyPatch) -> None:
     """A leader changes members again before the change before is applied."""
+    without_looking_who_stays(patch)
     patch.setattr(MemberChanges, "last_change_applied", lambda self: True)
 
 
@@ -88,6 +94,7 @@ def member_id_used_again(patch: pytest.MonkeyPatch) -> None:
 )
 def lone_voter_ahead_of_its_disk(patch: pytest.MonkeyPatch) -> None:
     """A leader without other voters commits what is in its memory, and tells its learners."""
+    without_looking_who_stays(patch)
     entries = Core._SyncObj__getEntries  # type: ignore[attr-defined]
 
     def uncapped(self: Core, *place: Any) -> Any:

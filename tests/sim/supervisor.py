@@ -15,9 +15,12 @@ import random
 from functools import partial
 from typing import TYPE_CHECKING
 
+from escrowmq.cluster.group_members import possible_voters
 from escrowmq.cluster.placement import Condition, Node, ReplicaKey, Seat, Seen, decide
+from escrowmq.replication.calling.answers import MembersReport, ReplicaReport
 from escrowmq.replication.format.wire import RaftMessage
 from escrowmq.replication.log.marks import DAMAGED
+from tests.sim.broker_app import number_of
 from tests.sim.damage import others_have_all
 from tests.sim.faultplan import GHOST
 from tests.sim.world import Violation
@@ -88,16 +91,27 @@ class Supervisor:
         for replica in sim.replicas:
             if replica.up and not replica.learner:
                 self._full[replica.name] = max(self._full.get(replica.name, 0), replica.own.number)
-        seats = {self._key(r): Seat(0, n, r.address, r.own.number) for n, r in enumerate(sim.replicas)}
+        by_key = {_key(r): r for r in sim.replicas}
+        seats = {key: Seat(*key, r.address, r.own.number) for key, r in by_key.items()}
         nodes = [_node(r.address) for r in sim.replicas if r.address not in self._missing]
         nodes.append(_node("spare"))
-        for start in decide(seats, self._seen(), nodes, now, REPLACE_AFTER_S):
-            victim = sim.replicas[start.seat.rid]
+        voters = possible_voters(self._report(r) for r in sim.replicas)
+        for start in decide(seats, self._seen(), nodes, now, REPLACE_AFTER_S, voters):
+            victim = by_key[start.seat.key]
             if start.moved and self._may_lose(victim):
                 self._replace(victim, start.seat.incarnation)
 
-    def _key(self, replica: SimReplica) -> ReplicaKey:
-        return 0, self._sim.replicas.index(replica)
+    def _report(self, replica: SimReplica) -> ReplicaReport | None:
+        """What it answers to the supervisor, as far as members go."""
+        seen = replica.address not in self._missing
+        if not (seen and replica.up and self._goes_on(replica)):
+            return None
+        members = MembersReport(
+            version=replica.node.members.version,
+            voters=[number_of(name) for name in replica.node.members.voters],
+            applied=replica.node.members_applied,
+        )
+        return ReplicaReport(gid=0, rid=number_of(replica.name), role="", members=members)
 
     def _seen(self) -> dict[ReplicaKey, Seen]:
         now = self._sim.world.now
@@ -112,7 +126,7 @@ class Supervisor:
                 state = Seen(Condition.SILENT)
             else:
                 state = Seen(Condition.LEARNING if replica.learner else Condition.RUNNING)
-            seen[self._key(replica)] = state
+            seen[_key(replica)] = state
         return seen
 
     def _replace(self, ghost: SimReplica, number: int) -> None:
@@ -178,6 +192,10 @@ def _note(peer: SimReplica, moved: SimReplica) -> None:
     if peer is not moved:
         peer.marks.learn([(moved.name, *moved.own)])
         peer.drop_link(moved.name)
+
+
+def _key(replica: SimReplica) -> ReplicaKey:
+    return 0, number_of(replica.name)
 
 
 def _node(name: str) -> Node:

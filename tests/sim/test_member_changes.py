@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.controls.member_faults import many_changes
+from tests.controls.ghost_faults import ghosts_amid_changes
+from tests.controls.member_faults import many_changes, without_looking_who_stays
 from tests.sim.faultplan import CHANGE, WEIGHTS, draw_faults
 from tests.sim.schedules import run_seed
 from tests.sim.simulation import Plan, Simulation
@@ -32,7 +33,15 @@ def test_a_voter_without_others_commits_only_what_its_disk_has(
 ) -> None:
     """Else learners apply, told by it that they are committed, entries that are gone when it dies."""
     many_changes(monkeypatch)
+    without_looking_who_stays(monkeypatch)
     _, broken = run_seed(seed, chaos_s=6.0)
+    assert broken is None, broken
+
+
+def test_no_voter_goes_while_an_empty_one_would_be_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the group stands still for good, with all its entries on two disks. Seed 27 is a control's."""
+    ghosts_amid_changes(monkeypatch)
+    _, broken = run_seed(40, chaos_s=8.0)
     assert broken is None, broken
 
 
@@ -41,6 +50,7 @@ def test_an_entry_is_judged_by_those_who_counted_when_it_was_committed(
 ) -> None:
     """Here a voter is removed between the commit of an entry and its acknowledgement."""
     many_changes(monkeypatch)
+    without_looking_who_stays(monkeypatch)
     for kind in ("kill", "power-cut"):
         monkeypatch.setitem(WEIGHTS, kind, 60)
     _, broken = run_seed(1001, chaos_s=6.0)

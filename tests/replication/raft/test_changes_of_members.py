@@ -111,6 +111,16 @@ def test_an_entry_of_the_own_term_must_be_applied() -> None:
     assert "own term" in ask(stage.members["r1"], Act.REMOVE, "r2").why
 
 
+def test_a_voter_that_is_needed_does_not_go() -> None:
+    stage = our_group()
+    stage.isolate("r2")
+    leader = stage.elect("r0")
+    assert "no majority of the voters" in ask(leader, Act.REMOVE, "r1").why
+    removed = ask(leader, Act.REMOVE, "r2")
+    stage.run(0.2)
+    assert removed.applied
+
+
 def test_an_empty_learner_does_not_become_a_voter() -> None:
     stage = our_group()
     leader = stage.elect("r0")
