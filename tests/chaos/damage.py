@@ -43,28 +43,32 @@ class Flip:
 
 
 def sound_entries(directory: Path) -> tuple[dict[int, Place], list[str]]:
-    """The sound entries of a log by index, and where there are others: not counting the end of the newest
-    file, where a write may be under way."""
+    """The sound entries of a log by index, and where there are others, or none up to the next file: not
+    counting the end of the newest file, where a write may be under way."""
     found: dict[int, Place] = {}
     problems: list[str] = []
     files = sorted(file for file in directory.glob("*.log") if first_of_name(file.name) is not None)
-    for file in files:
+    for number, file in enumerate(files):
         try:
             data = file.read_bytes()
         except FileNotFoundError:  # retention, or a copied log in its place
             continue
         at: int | None = FILE_HEADER_SIZE
+        follows = first_of_name(file.name)
         while at is not None and at < len(data):
             entry = read_entry(memoryview(data), at)
             if entry is not None:
                 size = HEADER_SIZE + entry.size
                 found[entry.index] = Place(file, at, size, entry.batch_first)
-                at += size
+                at, follows = at + size, entry.index + 1
                 continue
             behind = _next_sound(data, at + 1)
             if behind is not None or file != files[-1]:
                 problems.append(f"{file} at byte {at} of {len(data)}: no sound entry")
             at = behind
+        next_first = None if file == files[-1] else first_of_name(files[number + 1].name)
+        if at is not None and next_first not in (None, follows):
+            problems.append(f"{file} ends at byte {len(data)}, and the next file does not begin at {follows}")
     return found, problems
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 import escrowmq
+from escrowmq.replication.state.machine import LEVEL_MAX
 from tests.chaos import audit
 from tests.chaos.client import ClientSettings
 from tests.chaos.consumer import places
@@ -105,7 +106,7 @@ class Trials:
             cluster.admin.create_topic(topic, partitions, transaction_timeout_ms=TRANSACTION_TIMEOUT_MS)
         with contextlib.ExitStack() as stack:
             stack.callback(self.fleet.end)
-            self.deployment.wait_level(2)
+            self.deployment.wait_level(LEVEL_MAX)
             self._add_clients()
             probe = Probe(cluster, self.recorded, self.plan.number)
             stack.callback(probe.close)

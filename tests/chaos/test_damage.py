@@ -69,3 +69,15 @@ def test_a_write_under_way_is_no_damage(tmp_path: Path) -> None:
     with newest.open("ab") as file:
         file.write(b"EMQ1 half an entry")
     assert sound_entries(directory)[1] == []
+
+
+def test_a_file_that_ends_where_an_entry_ends_is_damage_all_the_same(tmp_path: Path) -> None:
+    directory = logs(tmp_path)[0]
+    entries, _ = sound_entries(directory)
+    first = min(directory.glob("*.log"))
+    last = max(index for index, place in entries.items() if place.file == first)
+    with first.open("r+b") as file:
+        file.truncate(entries[last].start)
+    left, (problem,) = sound_entries(directory)
+    assert last not in left and len(left) == len(entries) - 1
+    assert f"does not begin at {last}" in problem
