@@ -38,6 +38,8 @@ from escrowmq.replication.state.transactions import BY_HOME, COMMITTED, ROLLED_B
 PUSH_AFTER_MS = 100
 #: Transactions of one call: some milliseconds of the other leader's time.
 BATCH = 1_000
+#: And no fewer, however often calls fail: their ids are 20 KB at the most.
+FEWEST = 10
 #: A branch whose home group has not answered is asked about again after this time.
 ASK_AGAIN_MS = 2_000
 #: Home that has not decided yet tells when it has; asking again only finds what such a telling missed.
@@ -75,6 +77,7 @@ class Branches:
         self._asking: dict[int, object] = {}  # home group -> the same
         self._failures: Counter[int] = Counter()  # of calls to a group, in a row
         self._not_before: dict[int, int] = {}  # group -> ms
+        self._fewer: dict[int, int] = {}  # group -> transactions of one call, where that is not BATCH
         self._now_ms = 0
 
     def with_counts(self, seen: AcrossReport) -> AcrossReport:
@@ -91,6 +94,7 @@ class Branches:
         self._asking.clear()
         self._failures.clear()
         self._not_before.clear()
+        self._fewer.clear()
 
     def step(self, now_ms: int) -> None:
         """Start what is due; a few times a second, at the leader. ``now_ms``: the group's time."""
@@ -98,21 +102,35 @@ class Branches:
         across = self._state.transactions.across
         for gid in list(across.undone):
             if gid not in self._pushing and now_ms >= self._not_before.get(gid, 0):
-                rows = across.next_undone(gid, BATCH, now_ms - PUSH_AFTER_MS)
+                rows = across.next_undone(gid, self._batch(gid), now_ms - PUSH_AFTER_MS)
                 if rows:
                     self._push(gid, rows)
         for home in self._state.due.branches.homes():
             if home not in self._asking and now_ms >= self._not_before.get(home, 0):
-                found = self._state.due.take_branches(home, BATCH, ASK_AGAIN_MS, now_ms)
+                found = self._state.due.take_branches(home, self._batch(home), ASK_AGAIN_MS, now_ms)
                 if found:
                     self._ask(home, found)
 
-    def _answered(self, gid: int, answer: Any) -> bool:
+    def _batch(self, gid: int) -> int:
+        return self._fewer.get(gid, BATCH)
+
+    def _fitted(self, gid: int, fits: bool, asked: int) -> None:
+        """Whether a request about ``asked`` transactions of this group was taken: one that is too large, or
+        makes an entry that is, never will be. So one that fails is followed by smaller ones, whatever was
+        wrong."""
+        count = 2 * self._batch(gid) if fits else max(min(asked, self._batch(gid)) // 2, FEWEST)
+        if count < BATCH:
+            self._fewer[gid] = count
+        else:
+            self._fewer.pop(gid, None)
+
+    def _answered(self, gid: int, answer: Any, asked: int) -> bool:
         """Count how calls to a group end; whether this one has an answer."""
         if answer is not None:
             self._failures.pop(gid, None)
             self._not_before.pop(gid, None)
             return True
+        self._fitted(gid, False, asked)
         pause_s = PAUSE.pause_s(self._failures[gid])
         self._failures[gid] += 1
         self._not_before[gid] = self._now_ms + int(pause_s * 1000)
@@ -140,9 +158,15 @@ class Branches:
         self._links.call(gid, "follow", (b"".join(frames),), answered)
 
     def _pushed(self, gid: int, operations: Sequence[Sequence[Undone]], answer: Any) -> None:
-        if not self._answered(gid, answer) or type(answer) is not list or len(answer) != len(operations):
+        told = sum(map(len, operations))
+        if (
+            not self._answered(gid, answer, told)
+            or type(answer) is not list
+            or len(answer) != len(operations)
+        ):
             del self._pushing[gid]
             return
+        self._fitted(gid, True, 0)
         done: dict[str, list[Undone]] = {}
         behind: list[TxKey] = []
         for rows, result in zip(operations, answer, strict=True):
@@ -214,7 +238,8 @@ class Branches:
         self._links.call(home, "submit", (b"".join(frames),), answered)
 
     def _inquired(self, home: int, asked: Sequence[Sequence[Branch]], answer: Any) -> None:
-        if not self._answered(home, answer) or type(answer) is not list or len(answer) != len(asked):
+        count = sum(map(len, asked))
+        if not self._answered(home, answer, count) or type(answer) is not list or len(answer) != len(asked):
             del self._asking[home]
             return
         decided: dict[tuple[str, int], list[Branch]] = {}
@@ -237,6 +262,7 @@ class Branches:
                 )
                 for (app, outcome), those in decided.items()
             ],
+            count,
         )
 
     def _ask_as_before(self, home: int, found: Sequence[Branch], turn: object, *, last: bool) -> None:
@@ -248,7 +274,8 @@ class Branches:
         def answered(answer: Any) -> None:
             if self._asking.get(home) is not turn and last:
                 return
-            if not self._answered(home, answer) or type(answer) is not list or len(answer) != len(branches):
+            known = self._answered(home, answer, len(branches))
+            if not known or type(answer) is not list or len(answer) != len(branches):
                 if last:
                     del self._asking[home]
                 return
@@ -262,22 +289,24 @@ class Branches:
             self.counts["followed"] += sum(map(len, ids.values()))
             frames = [decision(app, outcome, tx_ids, f"{BY_HOME}{home}") for outcome, tx_ids in ids.items()]
             if last:
-                self._write_decisions(home, frames)
+                self._write_decisions(home, frames, len(branches))
             elif frames:
                 self._links.write(b"".join(frames), lambda _: None)
 
         self._links.call(home, "tx_states", (app, [tx_id for _, tx_id, _ in branches]), answered)
 
-    def _write_decisions(self, home: int, frames: Sequence[bytes]) -> None:
+    def _write_decisions(self, home: int, frames: Sequence[bytes], asked: int) -> None:
         """In the own log; then the next ones are asked about. What stays open comes back."""
         if not frames:
             del self._asking[home]
+            self._fitted(home, True, asked)
             return
         turn = self._asking[home]
 
-        def written(_: Any) -> None:
+        def written(results: Sequence[Result] | None) -> None:
             if self._asking.get(home) is turn:
                 del self._asking[home]
+                self._fitted(home, results is not None, asked)
 
         self._links.write(b"".join(frames), written)
 
