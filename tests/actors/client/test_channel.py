@@ -251,17 +251,13 @@ def test_a_call_that_only_reads_never_ends_in_doubt(method: str) -> None:
 
 def test_every_call_of_a_broker_is_known_to_read_or_to_change() -> None:
     change = {
-        "change_members", "checkpoint_suspect", "commit_offsets", "follow", "group_heartbeat", "group_join",
-        "group_leave", "hand_over", "lock_due", "lock_pairs", "peer_moved", "release_locks", "stop", "submit",
-        "told",
+        "change_members", "check_again", "checkpoint_suspect", "commit_offsets", "follow", "group_heartbeat",
+        "group_join", "group_leave", "hand_over", "lock_due", "lock_pairs", "peer_moved", "release_locks",
+        "stop", "submit", "told",
     }  # fmt: skip
     of_brokers = {
-        "due_pairs",
-        "founded",
+        "checkpoint_manifest", "checkpoint_read", "due_pairs", "founded", "log_entries", "never_voted",
         "raft_address",
-        "checkpoint_manifest",
-        "checkpoint_read",
-        "log_entries",
-    }
+    }  # fmt: skip
     calls = {name for name, value in vars(Broker).items() if callable(value) and not name.startswith("_")}
     assert calls == READ_ONLY | change | of_brokers
