@@ -160,6 +160,7 @@ BOUNDS: dict[str, int | Most] = {
     "DueQueue._due": _of("DueQueue._due[]"),
     "DueQueue._due idle": 0,
     "DueQueue._due[]": _due,
+    "DueQueue._again": _opened,
     "DueQueue._leases": _opened,
     "BranchQueue._homes": _of("BranchQueue._homes[]"),
     "BranchQueue._homes idle": 0,
