@@ -76,7 +76,7 @@ class Handover:
 
     def _watch_disk(self, now: float) -> None:
         durable = self._journal.durable_index
-        if durable != self._durable or durable == self._journal.last_index or self._core.role() != LEADER:
+        if durable == self._journal.last_index or durable != self._durable or self._core.role() != LEADER:
             self._durable, self._durable_since = durable, now
         elif now - self._durable_since >= self._config.disk_stall_s:
             self._durable_since = now

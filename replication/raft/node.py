@@ -300,17 +300,17 @@ class RaftNode:
         """Once after every batch of deliveries, proposals or syncs, and at least every 20 ms."""
         if self._closed:
             return
-        now = self._clock()
+        core, journal, circle, now = self._core, self._journal, self._circle, self._clock()
         self._rejoin.tick(now)
-        if not self.can_apply or not self._circle.votes:
-            self._core.postpone_election()
-        elif self._circle.learners and self._core.role() == LEADER:
+        if not self.can_apply or not circle.votes:
+            core.postpone_election()
+        elif circle.learners and core.role() == LEADER:
             self._changes.watch(now)
         self._prevote.tick(now, self._connected)
         # K: of its own log, too, only what its fdatasync covered is counted and applied.
-        sound = sound_index(self._journal, self._core.commit_index())
-        self._core.tick(self._commit_cap(sound), sound)
-        if self._member_edits != self._journal.members.edits:
+        sound = sound_index(journal, core.commit_index())
+        core.tick(self._commit_cap(sound), sound)
+        if self._member_edits != journal.members.edits:
             self._follow_members()  # what was damaged is mended
         self.flush()
         self._handover.tick(now)

@@ -53,7 +53,7 @@ class PreVote:
     def tick(self, now: float, connected: set[str]) -> None:
         """Turn a due election into a question first. Who is no voter (yet, or any more) does not campaign."""
         core, circle = self._core, self._circle
-        if not core.election_due() or core.transfer_requested():
+        if not core.election_due(now) or core.transfer_requested():
             return
         if not circle.votes:
             core.postpone_election()
