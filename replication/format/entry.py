@@ -40,7 +40,7 @@ def encode_header(command: bytes, index: int, term: int, unsynced: int) -> bytes
     return _pack(_MAGIC, VERSION, KIND_ENTRY, unsynced, size, crc, term, index)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class EntryHeader:
     """A header whose checksum was right."""
 
@@ -67,22 +67,32 @@ def read_entry(data: memoryview, at: int) -> EntryHeader | None:
     magic, version, kind, unsynced, size, crc, term, index = HEADER.unpack_from(data, at)
     if magic != _MAGIC or body + size > len(data):
         return None
-    covered = bytes(data[at : at + 12]) + bytes(data[at + 16 : body])
-    if extend(value(covered), bytes(data[body : body + size])) != crc:
+    header = bytes(data[at:body])
+    if extend(value(header[:12] + header[16:]), bytes(data[body : body + size])) != crc:
         return None
+    _check_version(version, kind)
+    return EntryHeader(index, term, unsynced, size)
+
+
+def sound_command(raw: bytes, index: int) -> bytes | None:
+    """The command of ``raw``, if that is the whole entry ``index``, and sound. Raises as ``read_entry``."""
+    if len(raw) < HEADER_SIZE:
+        return None
+    magic, version, kind, _, size, crc, _, found = HEADER.unpack_from(raw)
+    command = raw[HEADER_SIZE:]
+    if magic != _MAGIC or size != len(command):
+        return None
+    if extend(value(raw[:12] + raw[16:HEADER_SIZE]), command) != crc:
+        return None
+    _check_version(version, kind)
+    return command if found == index else None
+
+
+def _check_version(version: int, kind: int) -> None:
     if version != VERSION or kind != KIND_ENTRY:
         raise UnknownVersion(
             f"entry of format version {version}, kind {kind}; this software reads {VERSION}: upgrade it"
         )
-    return EntryHeader(index, term, unsynced, size)
-
-
-def checked_command(raw: bytes, index: int, where: str) -> bytes:
-    """The command of the whole entry ``raw``, which must be entry ``index``; else CorruptLog."""
-    header = read_entry(memoryview(raw), 0)
-    if header is None or header.index != index or header.size != len(raw) - HEADER_SIZE:
-        raise CorruptLog(f"entry {index} in {where} fails its checksum; repair this replica from a peer")
-    return raw[HEADER_SIZE:]
 
 
 @dataclass(slots=True)

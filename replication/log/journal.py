@@ -65,6 +65,8 @@ class SegmentJournal(Journal):  # type: ignore[misc]  # pysyncobj has no types
         self._vote = VoteFile(disk, must_exist=bool(segment_firsts(disk)))
         log = recover(disk, mendable=mendable)
         self.holes = KnownHoles(log.holes)
+        #: The first entry after the given one that is known to be damaged. Asked for several times a tick.
+        self.damaged_after: Callable[[int], int | None] = self.holes.after
         self._reader = SegmentReader(disk, open_segments, self.holes.note, mendable=mendable)
         self._table = SegmentTable([s.first for s in log.segments], log.segments)
         self._terms: TermRuns = log.terms
@@ -303,10 +305,6 @@ class SegmentJournal(Journal):  # type: ignore[misc]  # pysyncobj has no types
 
     # ---------------------------------------------------------------- damage
 
-    def damaged_after(self, index: int) -> int | None:
-        """The first entry after ``index`` that is known to be damaged."""
-        return self.holes.after(index)
-
     def stored(self, first: int, last: int, bytes_max: int) -> bytes:
         """Entries from ``first`` up to ``last`` as they lie on disk, each verified: whole ones, at most
         ``bytes_max`` or the first one alone. Ends where one is damaged or not here. Thread-safe."""
@@ -368,7 +366,7 @@ class SegmentJournal(Journal):  # type: ignore[misc]  # pysyncobj has no types
 
     def stored_bytes(self) -> int:
         """Durable bytes of all segments. Thread-safe."""
-        return sum(segment.durable_size for segment in self._table.segments)
+        return sum([segment.durable_size for segment in self._table.segments])
 
     def cached(self, index: int) -> bytes | None:
         """The command, if it is in memory. Thread-safe."""

@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 from google_crc32c import value
 
 from escrowmq.replication.errors import CorruptLog, DamagedEntry, OffsetGone, UnknownVersion
-from escrowmq.replication.format.entry import HEADER_SIZE, checked_command
+from escrowmq.replication.format.entry import HEADER_SIZE, sound_command
 from escrowmq.replication.format.segment_format import FILE_HEADER_SIZE, file_header_is_sound, log_name
 from escrowmq.replication.log.disk import Disk, File
 from escrowmq.replication.log.holes import Hole
@@ -268,11 +268,14 @@ class SegmentReader:
         return command
 
     def _verified(self, segment: Segment, raw: bytes, index: int, start: int, end: int) -> bytes:
-        try:
-            return checked_command(raw, index, f"{segment.name} at byte {start}")
-        except CorruptLog as error:
+        command = sound_command(raw, index)
+        if command is None:
             self._on_damage(Hole(segment.first, index, index, start, end))
-            raise DamagedEntry(*error.args) from None
+            raise DamagedEntry(
+                f"entry {index} in {segment.name} at byte {start} fails its checksum; "
+                "repair this replica from a peer"
+            )
+        return command
 
 
 def _block_sums(data: bytes) -> array[int]:

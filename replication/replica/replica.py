@@ -169,7 +169,9 @@ class Replica:
         """
         passed = 0 if self._clock_ms is None else now_ms - self._clock_ms
         self._clock_ms = now_ms
-        group_ms = max(self._group_ms, self.state.now_ms)
+        group_ms = self._group_ms
+        if group_ms < self.state.now_ms:
+            group_ms = self.state.now_ms
         if now_ms >= group_ms:
             group_ms = now_ms
         elif passed > 0:

@@ -145,7 +145,7 @@ def checksums_off(patch: pytest.MonkeyPatch) -> None:
 
     for module in (entry, recovery):
         patch.setattr(module, "read_entry", trusting)
-    patch.setattr(segment, "checked_command", lambda raw, index, where: raw[entry.HEADER_SIZE :])
+    patch.setattr(segment, "sound_command", lambda raw, index: raw[entry.HEADER_SIZE :])
 
 
 @plant("snapshot-without-its-last-entry", *STATE, often={"snapshot": 40, "roll": 40, "kill": 30})
