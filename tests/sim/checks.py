@@ -130,25 +130,31 @@ class Checker:
         if replica.learner or self._ballots.get(name, NO_BALLOT) != ballot:
             self._voted(replica)
         commit, leads = node.commit_index, node.term if node.is_leader else 0
-        seen = self._seen.get(name)
-        if seen is not None and seen[0] == replica.incarnation:
+        seen, now = self._seen.get(name), (replica.incarnation, leads, commit)
+        if leads or seen != now:
+            self._moved(replica, seen, now)
+            self._seen[name] = now
+        if journal.damaged_after(node.applied_index) is not None:
+            self._unfit[name] = replica.incarnation
+        elif name in self._unfit:
+            del self._unfit[name]
+
+    def _moved(self, replica: Observed, seen: tuple[int, int, int] | None, now: tuple[int, int, int]) -> None:
+        """What is seen of it: its process, the term that it leads, its commit index."""
+        incarnation, leads, commit = now
+        if seen is not None and seen[0] == incarnation:
             if commit < seen[2]:
                 self._broken(
                     "commit-fell", f"the commit index of {replica.name} fell from {seen[2]} to {commit}"
                 )
             if leads == seen[1] != 0:
                 self._leading(replica, commit if commit > seen[2] else 0)
-                if node.members is not self._members[name]:
+                if replica.node.members is not self._members[replica.name]:
                     self._changed(replica)
             if leads and leads != seen[1]:
                 self._elected(replica, leads)
         elif leads:
             self._elected(replica, leads)
-        self._seen[name] = (replica.incarnation, leads, commit)
-        if replica.journal.damaged_after(node.applied_index) is not None:
-            self._unfit[name] = replica.incarnation
-        elif name in self._unfit:
-            del self._unfit[name]
 
     def look_at_ghost(self, ghost: Observed) -> None:
         """After every step of a process whose replica was replaced. Until each peer has met its successor it
@@ -201,13 +207,15 @@ class Checker:
             )
         for peer, progress in replica.node._replicator._progress.items():
             other = self._replicas.get(peer)
-            if other is None or other.learner or not other.up or other.node.term > term:
-                continue  # one that follows a later leader may have cut what it acknowledged to this one
+            if other is None:
+                continue
             match = progress.match
             # What was durable in one process stays so until it cuts its log.
             claim = (match, term, other.incarnation, other.journal.generation)
             if self._matched.get((replica.name, peer)) == claim:
                 continue
+            if other.learner or not other.up or other.node.term > term:
+                continue  # one that follows a later leader may have cut what it acknowledged to this one
             entry_term = journal.term_at(match)  # None: retention has taken it, or it is not there at all
             beyond = match > journal.last_index
             if beyond or (entry_term is not None and not _holds_durably(other.journal, match, entry_term)):

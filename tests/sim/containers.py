@@ -1,18 +1,22 @@
 """Every container that an object of the product holds, however deep, by the class and attribute that hold it.
 
-So that a new queue or table is noticed by itself, and not only if somebody thinks of it.
+So that a new queue or table is noticed by itself, and not only if somebody thinks of it. What a class alone
+decides is found once for each class: there are thousands of objects, and they are looked at again and again.
 """
 
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Iterable
 from functools import cache
+from operator import attrgetter
 from typing import Any
 
 PRODUCT = "escrowmq."
 CONTAINERS = (dict, list, set, deque)
-PLAIN = frozenset((int, str, bytes, float, tuple))  # what holds nothing that is looked into
+#: What there is to do with an object of a class: nothing, to count what it holds, or to look into it.
+NOTHING, COUNT, LOOK_INTO = range(3)
+NO_NAMES: dict[str, Any] = {}
 
 
 def sizes(*roots: Any) -> Counter[str]:
@@ -20,53 +24,103 @@ def sizes(*roots: Any) -> Counter[str]:
     ``Class.attribute idle`` are its values that say nothing: empty containers, and counts of zero."""
     found: Counter[str] = Counter()
     seen: set[int] = set()
-    waiting = list(roots)
+    waiting, whats = list(roots), _WHATS
     while waiting:
         owner = waiting.pop()
         if id(owner) in seen:
             continue
         seen.add(id(owner))
-        for name, value in _attributes(owner):
-            waiting += _look(f"{type(owner).__name__}.{name}", value, found)
+        shape = _shape(type(owner))
+        for path, value in shape.slots_of(owner):
+            if what := whats[type(value)]:
+                if what == COUNT:
+                    _count(path, value, found, waiting)
+                else:
+                    waiting.append(value)
+        for name, value in getattr(owner, "__dict__", NO_NAMES).items():
+            if what := whats[type(value)]:
+                if what == COUNT:
+                    _count(shape.paths[name], value, found, waiting)
+                else:
+                    waiting.append(value)
     return found
 
 
-def _look(path: str, value: Any, found: Counter[str]) -> list[Any]:
-    """Count what ``value`` holds; the objects of the product in it, to be looked into."""
-    if isinstance(value, CONTAINERS):
-        found[path] += len(value)
-        inside: list[Any] = []
-        for item in value.values() if isinstance(value, dict) else value:
-            kind = type(item)
-            if kind in PLAIN and item:
-                continue
-            if isinstance(value, dict) and kind in (*CONTAINERS, int) and not item:
-                found[f"{path} idle"] += 1
-            if isinstance(item, CONTAINERS):
-                inside += _look(f"{path}[]", item, found)
-            elif _is_ours(item):
-                inside.append(item)
-        return inside
-    return [value] if _is_ours(value) else []
+def _count(path: str, value: Any, found: Counter[str], waiting: list[Any]) -> None:
+    """Count what a container holds; the objects of the product in it are to be looked into."""
+    found[path] += len(value)
+    if not value:
+        return
+    by_key = isinstance(value, dict)
+    values = value.values() if by_key else value
+    kinds = set(map(type, values))
+    if not any(map(_WHATS.__getitem__, kinds)):
+        if by_key and int in kinds:
+            # Of nothing but int what equals zero is zero; among others it may be False.
+            idle = list(values).count(0) if len(kinds) == 1 else sum(type(v) is int and not v for v in values)
+            if idle:
+                found[f"{path} idle"] += idle
+        return
+    for item in values:
+        what = _WHATS[type(item)]
+        if by_key and not item and (what == COUNT or type(item) is int):
+            found[f"{path} idle"] += 1
+        if what == COUNT:
+            _count(f"{path}[]", item, found, waiting)
+        elif what == LOOK_INTO:
+            waiting.append(item)
 
 
-def _is_ours(value: Any) -> bool:
-    kind = type(value)
-    return kind.__module__.startswith(PRODUCT) and not isinstance(value, tuple)
+class _Whats(dict[type, int]):
+    """What there is to do with an object of a class."""
+
+    def __missing__(self, kind: type) -> int:
+        if issubclass(kind, CONTAINERS):
+            what = COUNT
+        elif kind.__module__.startswith(PRODUCT) and not issubclass(kind, tuple):
+            what = LOOK_INTO
+        else:
+            what = NOTHING
+        self[kind] = what
+        return what
 
 
-def _attributes(owner: Any) -> Iterator[tuple[str, Any]]:
-    yield from getattr(owner, "__dict__", {}).items()
-    for name in _slots(type(owner)):
-        if hasattr(owner, name):
-            yield name, getattr(owner, name)
+_WHATS = _Whats()
 
 
-@cache
-def _slots(kind: type) -> tuple[str, ...]:
-    """Names of the slots of a class and of those it derives from."""
-    names: list[str] = []
-    for each in kind.__mro__:
-        slots = each.__dict__.get("__slots__", ())
-        names += (slots,) if isinstance(slots, str) else slots
-    return tuple(name for name in names if name not in ("__dict__", "__weakref__"))
+class _Paths(dict[str, str]):
+    """Attributes of one class, as they are called."""
+
+    def __init__(self, kind: type) -> None:
+        super().__init__()
+        self._kind = kind.__name__
+
+    def __missing__(self, name: str) -> str:
+        path = self[name] = f"{self._kind}.{name}"
+        return path
+
+
+class _Shape:
+    """What a class alone says of its objects: how its attributes are called, and which slots there are."""
+
+    def __init__(self, kind: type) -> None:
+        self.paths = _Paths(kind)
+        names: list[str] = []
+        for each in kind.__mro__:
+            slots = each.__dict__.get("__slots__", ())
+            names += (slots,) if isinstance(slots, str) else slots
+        self._names = [name for name in names if name not in ("__dict__", "__weakref__")]
+        self._paths = [self.paths[name] for name in self._names]
+        self._read = attrgetter(*self._names) if len(self._names) > 1 else None  # it reads one as itself
+
+    def slots_of(self, owner: Any) -> Iterable[tuple[str, Any]]:
+        """Path and value of each slot that is set."""
+        if self._read is not None:
+            try:
+                return zip(self._paths, self._read(owner), strict=True)
+            except AttributeError:
+                pass
+        return [(self.paths[n], getattr(owner, n)) for n in self._names if hasattr(owner, n)]
+
+
+_shape = cache(_Shape)

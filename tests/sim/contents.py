@@ -7,11 +7,18 @@ checks holds is in: nobody would ever ask for those.
 
 from __future__ import annotations
 
+from dataclasses import fields
+from operator import attrgetter
+
+from escrowmq.replication.model import TopicInfo
 from escrowmq.replication.state.machine import StateMachine
+from escrowmq.replication.state.open_table import OpenTable, View
 from escrowmq.replication.state.topics import Partition
 from tests.sim.runs import joined
 
 ALL_RUNS = 100_000
+#: All that is said of a topic, as a plain tuple: see ``_opened``.
+_INFO = attrgetter(*(field.name for field in fields(TopicInfo)))
 
 
 def everything(state: StateMachine) -> list[object]:
@@ -23,12 +30,12 @@ def everything(state: StateMachine) -> list[object]:
     parts += [sorted((slot, *_partition(p)) for slot, p in topics.slots.items())]
     for name, topic in sorted(topics.topics.items()):
         slots = sorted((p.number, p.slot) for p in topic.partitions.values())
-        parts.append((name, topic.info, topic.altered, slots))
+        parts.append((name, _INFO(topic.info), topic.altered, slots))
     for app, table in sorted(state.transactions.apps.items()):
         counts = sorted((topic, count) for topic, count in table.open_by_topic.items() if count)
         if table.open or len(table.settled) or len(table.given) or counts or table.decided:
             decided, remembered = sorted(table.decided.items()), (table.settled.copy(), table.given.copy())
-            parts.append((app, list(table.open.items()), remembered, counts, decided))
+            parts.append((app, _opened(table.open), remembered, counts, decided))
     transactions = state.transactions
     given = transactions.given
     parts += [given.turned_ms, given.forgotten_ms, given.age_ms, given.young, given.old, given.opened]
@@ -53,6 +60,12 @@ def _never_checked(state: StateMachine) -> list[tuple[str, str]]:
         queued.update((app, tx_id) for app, tx_ids in chunks for tx_id in tx_ids)
     opened = state.transactions.iterate_open()
     return sorted((app, tx_id) for app, tx_id, tx in opened if tx.due_ms >= 0 and (app, tx_id) not in queued)
+
+
+def _opened(table: OpenTable) -> list[tuple[str, tuple[object, ...]]]:
+    """In log order. As plain tuples, which are written down five times as fast as named ones."""
+    view = View(table.old, table.young, table.gone, table._changed)
+    return [(tx_id, tuple(record)) for tx_id, record in view.items()]
 
 
 def _partition(partition: Partition) -> tuple[object, ...]:

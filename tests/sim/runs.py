@@ -11,17 +11,15 @@ from collections.abc import Iterable
 from escrowmq.replication.state.index import Run
 
 
-def joined(runs: Iterable[Run]) -> list[Run]:
-    """Neighbours in the same entry with the same time as one run."""
-    out: list[Run] = []
+def joined(runs: Iterable[Run]) -> list[tuple[int, ...]]:
+    """Neighbours in the same entry with the same time as one run, each with the fields of ``Run``."""
+    out: list[tuple[int, ...]] = []
+    last_index = last_time_ms = end = -1
     for run in runs:
-        last = out[-1] if out else None
-        if last is not None and (last.log_index, last.pos + last.size, last.time_ms) == (
-            run.log_index,
-            run.pos,
-            run.time_ms,
-        ):
-            out[-1] = last._replace(size=last.size + run.size, messages=last.messages + run.messages)
-        else:
-            out.append(run)
+        base, log_index, pos, size, messages, time_ms = run
+        if pos == end and log_index == last_index and time_ms == last_time_ms:
+            base, _, pos, size_before, messages_before, _ = out.pop()
+            size, messages = size + size_before, messages + messages_before
+        out.append((base, log_index, pos, size, messages, time_ms))
+        last_index, last_time_ms, end = log_index, time_ms, pos + size
     return out

@@ -306,7 +306,7 @@ class Simulation:
 
     def look(self, replica: SimReplica) -> None:
         """After every step of a replica."""
-        if replica in self.ghosts:
+        if self.ghosts and replica in self.ghosts:
             self.supervisor.look_at_ghost(replica)
             return
         self.checker.look(replica)

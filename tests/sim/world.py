@@ -7,9 +7,9 @@ stream of its own, so that a schedule with one fault less differs as little as p
 
 from __future__ import annotations
 
-import heapq
 import random
 from collections.abc import Callable
+from heapq import heappop, heappush
 from typing import Any
 
 START_S = 1000.0  # not zero, so that a forgotten time stands out
@@ -40,14 +40,14 @@ class World:
 
     def later(self, delay_s: float, fn: Callable[..., None], *args: Any) -> None:
         """Run ``fn(*args)`` after ``delay_s`` of virtual time; events of one instant keep their order."""
-        self._serial += 1
-        heapq.heappush(self._heap, (self.now + delay_s, self._serial, fn, args))
+        self._serial = serial = self._serial + 1
+        heappush(self._heap, (self.now + delay_s, serial, fn, args))
 
     def run(self, until_s: float) -> None:
         """Run events up to ``until_s``."""
         heap = self._heap
         while heap and heap[0][0] <= until_s:
-            at, _, fn, args = heapq.heappop(heap)
+            at, _, fn, args = heappop(heap)
             if at > self.now:
                 self.now = at
             self.events += 1
