@@ -14,7 +14,7 @@ import socket
 
 import ray
 
-from escrowmq.cluster.embedded_ray import as_guest
+from escrowmq.cluster.embedded_ray import as_guest, refuse_after_fork
 from escrowmq.cluster.head import HOW_TO
 from escrowmq.replication.errors import ClusterNotFound, ConfigError, NotAuthorized
 
@@ -112,6 +112,7 @@ def join_ray(address: str, namespace: str, *, leave_other: bool = False) -> bool
     Raises ClusterNotFound, NotAuthorized, and ConfigError when this process is connected elsewhere, but
     ``leave_other``: then it leaves there, if anybody is at ``address``.
     """
+    refuse_after_fork()
     if ray.is_initialized():
         here = current_address()
         if same_address(here, address):

@@ -8,8 +8,11 @@ test compares the two. Nothing here may print: an embedded broker is a guest in 
 
 from __future__ import annotations
 
+import atexit
 import logging
+import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,7 +20,9 @@ from typing import Any
 
 import ray
 
+from escrowmq.actors.client.forking import FORKED
 from escrowmq.cluster.settings import RaySettings
+from escrowmq.replication.errors import ConfigError
 
 #: What an application handles to end in its own way.
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -61,6 +66,27 @@ def start_ray(settings: RaySettings, namespace: str) -> str:
             **options,
         )
     return str(ray.get_runtime_context().gcs_address)
+
+
+def refuse_after_fork() -> None:
+    """Raise ConfigError if this process was forked from one that had joined Ray: it can neither use that
+    connection nor make one of its own."""
+    if _forked:
+        raise ConfigError(f"Ray cannot be used in this process: {FORKED}")
+
+
+def _in_child() -> None:
+    """Ray's end at the child's exit would end the parent's Ray, and its hook for exceptions hangs."""
+    global _forked
+    if ray.is_initialized():
+        _forked = True
+        atexit.unregister(ray.shutdown)
+        if sys.excepthook.__module__.startswith("ray."):
+            sys.excepthook = sys.__excepthook__
+
+
+_forked = False
+os.register_at_fork(after_in_child=_in_child)
 
 
 @contextmanager

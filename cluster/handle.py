@@ -18,6 +18,7 @@ import ray
 from escrowmq.actors.admin.admin import Admin
 from escrowmq.actors.admin.types import ClusterStatus
 from escrowmq.actors.client.closing import Closing
+from escrowmq.actors.client.forking import FORKED, tell_after_fork
 from escrowmq.actors.client.topology import ClusterInfo
 from escrowmq.actors.consumer.config import ConsumerConfig
 from escrowmq.actors.consumer.consumer import Consumer
@@ -48,6 +49,8 @@ class Cluster(Closing):
         self._clients: weakref.WeakSet[Any] = weakref.WeakSet()
         self._lock = threading.Lock()
         self._closed = False
+        self._why = "this cluster object was closed; connect again"
+        tell_after_fork(self)
 
     # ------------------------------------------------------------ clients
 
@@ -151,9 +154,14 @@ class Cluster(Closing):
                 client.close()
         self._on_close()
 
+    def forked(self) -> None:
+        """See :class:`~escrowmq.actors.client.forking.Forkable`."""
+        self._lock = threading.Lock()
+        self._closed, self._why = True, f"this cluster object cannot be used: {FORKED}"
+
     def _open_info(self) -> ClusterInfo:
         if self._closed:
-            raise Closed("this cluster object was closed; connect again")
+            raise Closed(self._why)
         return self.info
 
     def _made(self, client: C) -> C:

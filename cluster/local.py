@@ -16,7 +16,7 @@ import ray
 
 from escrowmq.cluster.address import current_address
 from escrowmq.cluster.config import Config, load_config, override
-from escrowmq.cluster.embedded_ray import as_guest, start_ray
+from escrowmq.cluster.embedded_ray import as_guest, refuse_after_fork, start_ray
 from escrowmq.cluster.handle import Cluster, LocalCluster
 from escrowmq.cluster.launch import launch, stop_cluster
 from escrowmq.cluster.secret import given_secret
@@ -54,6 +54,7 @@ def start_local(
     settings = override(config, changes) if isinstance(config, Config) else load_config(config, changes)
     secret = given_secret(settings.security)
 
+    refuse_after_fork()
     ours = not ray.is_initialized()
     if ours:
         start_ray(settings.ray, settings.cluster.namespace)

@@ -18,6 +18,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from escrowmq.actors.client.config import ChannelConfig
+from escrowmq.actors.client.forking import FORKED, tell_after_fork
 from escrowmq.actors.client.member_watch import MemberWatch
 from escrowmq.actors.client.replica_calls import RayCalls, ReplicaCalls
 from escrowmq.actors.client.topology import ClusterInfo
@@ -26,6 +27,7 @@ from escrowmq.replication.errors import Closed, EscrowMQError
 
 log = logging.getLogger(__name__)
 
+_CLOSED = "this client was closed; create a new one"
 #: Longest sleep: bounds what a lost wake-up could cost.
 SLEEP_S_MAX = 1.0
 
@@ -46,6 +48,8 @@ class Router(Turns):
             info, config or ChannelConfig(), calls or RayCalls(info), clock=clock, rng=random.Random()
         )
         self._closing = self._ended = False
+        self._why = _CLOSED
+        tell_after_fork(self)
         self.attach(MemberWatch(self.channels, self._calls.call, self._post_if_open, clock()))
         self._end_lock = threading.Lock()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -62,14 +66,14 @@ class Router(Turns):
                 future.set_result(answer)
 
         if self._closing:
-            raise Closed("this client was closed; create a new one")
+            raise Closed(self._why)
         self._calls.call(gid, rid, method, args, done)
         return future
 
     def post(self, work: Callable[[], None]) -> None:
         """Run ``work`` in the router's thread soon."""
         if self._closing:
-            raise Closed("this client was closed; create a new one")
+            raise Closed(self._why)
         super().post(work)
         if self._ended:  # lost the race against close: nobody else will look at it
             self.end("this client was closed")
@@ -84,11 +88,17 @@ class Router(Turns):
 
     def close(self) -> None:
         """See :meth:`Turns.close`; stops the thread, too. Safe to call twice."""
+        if self._why is not _CLOSED:  # the parent's
+            return
         self._closing = True
         self.wakeup.set()
         if threading.current_thread() is not self._thread:
             self._thread.join(timeout=10.0)
         self._calls.close()
+
+    def forked(self) -> None:
+        """See :class:`~escrowmq.actors.client.forking.Forkable`."""
+        self._closing, self._why = True, f"this client cannot be used: {FORKED}"
 
     def _run(self) -> None:
         detail = "this client was closed"

@@ -15,6 +15,7 @@ from datetime import datetime
 
 from escrowmq.actors.client.catalog import TopicCatalog
 from escrowmq.actors.client.consumer_groups import GroupSnapshot, TopicPartition, coordinator_group
+from escrowmq.actors.client.forking import FORKED, tell_after_fork
 from escrowmq.actors.client.observable import ObservableCondition
 from escrowmq.actors.client.replica_calls import RayCalls, ReplicaCalls
 from escrowmq.actors.client.router import Router, result_of
@@ -66,6 +67,8 @@ class ConsumerCore:
         self.info, self.config, self.group = info, config, group
         self.condition = ObservableCondition()
         self.closed = False
+        self._why = "this consumer was closed; create a new one"
+        tell_after_fork(self)
         self.positions = Positions(
             fetch_bytes=config.fetch_bytes,
             buffer_bytes=config.buffer_bytes,
@@ -118,7 +121,7 @@ class ConsumerCore:
     def check_open(self) -> None:
         """Raises Closed after ``close``."""
         if self.closed:
-            raise Closed("this consumer was closed; create a new one")
+            raise Closed(self._why)
 
     def _check_known(self, group: str) -> None:
         """A group of such a name may be one of earlier times; a new one is refused."""
@@ -360,6 +363,11 @@ class ConsumerCore:
             self.condition.notify_all()
 
     # ------------------------------------------------------------ the end
+
+    def forked(self) -> None:
+        """See :class:`~escrowmq.actors.client.forking.Forkable`."""
+        self.condition = ObservableCondition()
+        self.closed, self._why = True, f"this consumer cannot be used: {FORKED}"
 
     def close(self) -> None:
         """Ends the threads in an order in which none waits for another's calls. Idempotent."""

@@ -16,6 +16,7 @@ from typing import Any
 
 from escrowmq.actors.client.catalog import TopicCatalog
 from escrowmq.actors.client.failures import Failure, FailureKind
+from escrowmq.actors.client.forking import FORKED, tell_after_fork
 from escrowmq.actors.client.replica_calls import ReplicaCalls
 from escrowmq.actors.client.router import Router
 from escrowmq.actors.client.topology import ClusterInfo
@@ -68,6 +69,7 @@ class ProducerCore:
         self._buffered = 0
         self._bound = BufferBound(config.buffer_bytes, config.buffer_s + config.linger_ms / 1000)
         self._closed = self._ended = False
+        self._why = _CLOSED
         self._messages: list[tuple[str, int | None, bytes, Promise]] = []
         self._blocks: list[tuple[int, Block]] = []
         self._inbox_bytes = 0
@@ -79,6 +81,7 @@ class ProducerCore:
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
         self._timer_numbers = itertools.count()
         self.router.attach(self)
+        tell_after_fork(self)
 
     # ------------------------------------------------------------ callers' side
 
@@ -87,7 +90,7 @@ class ProducerCore:
         size = len(row)
         with self._lock:
             if self._closed:
-                raise Closed(_CLOSED)
+                raise Closed(self._why)
             if self._full(size):
                 return False
             self._buffered += size
@@ -101,7 +104,7 @@ class ProducerCore:
         """Count ``size`` bytes as queued if there is room; give them back with :meth:`release`."""
         with self._lock:
             if self._closed:
-                raise Closed(_CLOSED)
+                raise Closed(self._why)
             if self._full(size):
                 return False
             self._buffered += size
@@ -171,7 +174,7 @@ class ProducerCore:
     def check_open(self) -> None:
         """Raises Closed if the producer was closed."""
         if self._closed:
-            raise Closed(_CLOSED)
+            raise Closed(self._why)
 
     # ------------------------------------------------------------ closing
 
@@ -193,6 +196,12 @@ class ProducerCore:
             self._room.notify_all()
         self.flush(timeout_s)
         self.router.close()
+
+    def forked(self) -> None:
+        """See :class:`~escrowmq.actors.client.forking.Forkable`."""
+        self._lock = threading.Lock()
+        self._room = threading.Condition(self._lock)
+        self._closed, self._why = True, f"this producer cannot be used: {FORKED}"
 
     @property
     def closed(self) -> bool:
