@@ -74,13 +74,13 @@ FINE = [says(None), says(bool), says("bool | None"), says(TransactionState), say
         lambda: Order(), {}.clear, Order]  # fmt: skip
 
 
-@pytest.mark.parametrize("callback", WRONG, ids=str)
+@pytest.mark.parametrize("callback", WRONG, ids=range(len(WRONG)))
 def test_what_its_type_shows_to_be_no_decision_is_refused(callback: object) -> None:
     with pytest.raises(InvalidMessage, match="local_transaction"):
         check_callable(callback)
 
 
-@pytest.mark.parametrize("callback", FINE, ids=str)
+@pytest.mark.parametrize("callback", FINE, ids=range(len(FINE)))
 def test_what_may_return_a_decision_is_let_through(callback: object) -> None:
     check_callable(callback)
 
