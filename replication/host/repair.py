@@ -164,7 +164,9 @@ def copy_from_leader(
 
 
 def _copy(disk: Disk, peer: str, offer: Manifest, source: PeerSource) -> None:
-    for name, size in offer.files:
+    # Segments last: they are the most, and while they are read the leader supersedes the snapshot that it has
+    # offered, with every one that it takes. It keeps segments until retention.
+    for name, size in sorted(offer.files, key=lambda offered: offered[0].endswith(".log")):
         if not _may_be_taken(name):
             raise Unavailable(f"replica {peer} offers a file named {name!r}", ASK_INTERVAL_S)
         disk.remove(staged_name(name))

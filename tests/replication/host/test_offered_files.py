@@ -38,6 +38,23 @@ def test_sound_files_are_taken() -> None:
     assert source.suspected == []
 
 
+class Supersedes(Offering):
+    """A leader that is busy: when a segment is read, its snapshot has been superseded."""
+
+    def read(self, peer: str, name: str, pos: int, size: int) -> bytes:
+        if name.endswith(".log"):
+            self._disk.remove(SNAP_NAME)
+            self._disk.remove(RUNS_NAME)
+        return super().read(peer, name, pos, size)
+
+
+def test_a_snapshot_that_is_superseded_meanwhile_does_not_break_the_copy_off() -> None:
+    """With a large log under load each copy broke off, and the next one met the same: for ever."""
+    own, source = sim_disk(), Supersedes(disk_with(files()), KINDS)
+    copy_from_leader(own, ["r0"], source, lambda s: None, 0.0, lambda text: None)
+    assert {name: own.read_all(name) for name in KINDS} == files()
+
+
 @pytest.mark.parametrize("name", KINDS)
 def test_a_flipped_version_is_damage_that_its_owner_hears_of(name: str) -> None:
     """A snapshot's and a run file's version is under no checksum; the copy ended with UnknownVersion, the
