@@ -157,9 +157,10 @@ class Supervisor:
         with self._lock:
             return self._health()
 
-    def group_founded(self, gid: int) -> bool:
-        """Whether the group has once had a leader; a replica with an empty directory asks."""
-        return self._dir is not None and gid in self._dir.record.founded
+    def group_founded(self, gid: int) -> bool | None:
+        """Whether the group has once had a leader; a replica with an empty directory asks. None: this
+        supervisor has not read it yet."""
+        return None if self._dir is None else gid in self._dir.record.founded
 
     def members_of(self, gid: int) -> MembersReport | None:
         """Of one group, as the newest configuration has them that was ever seen; clients ask that find no

@@ -46,13 +46,16 @@ class RayPeers:
         """Tell the peer that replica ``rid`` is this process now; whether it has noted it."""
         return bool(self._ask(peer, "peer_moved", rid, own.number, own.disk_id))
 
-    def group_founded(self) -> bool:
-        """Whether the supervisor knows that this group has once had a leader; False if it does not answer."""
+    def group_founded(self) -> bool | None:
+        """Whether the supervisor knows that this group has once had a leader; None: it does not say."""
         try:
             supervisor = ray.get_actor(SUPERVISOR, namespace=self._info.namespace)
-            return bool(ray.get(supervisor.group_founded.remote(self._gid), timeout=ASK_S))
-        except (ValueError, AttributeError, ray.exceptions.RayError, ray.exceptions.GetTimeoutError):
+            answer: bool | None = ray.get(supervisor.group_founded.remote(self._gid), timeout=ASK_S)
+            return answer
+        except AttributeError:  # of an earlier version, which does not keep it
             return False
+        except (ValueError, ray.exceptions.RayError, ray.exceptions.GetTimeoutError):
+            return None
 
     def founded(self, peer: str) -> bool | None:
         """Whether the peer's log has any history."""

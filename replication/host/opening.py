@@ -11,6 +11,7 @@ import gc
 import socket
 import traceback
 from collections.abc import Callable
+from typing import TypeVar
 
 from escrowmq.replication.errors import CorruptLog, DiskFull, ReadFailed, Superseded, Unavailable
 from escrowmq.replication.host.mending import BEYOND_MENDING, mend_before_start
@@ -38,6 +39,7 @@ from escrowmq.replication.state.machine import StateMachine
 BEHIND_PATIENCE_S = 5.0  # several elections
 MEND_PATIENCE_S = 5.0  # peers that are starting as well answer from their first moment on
 
+T = TypeVar("T")
 #: Waits for so many seconds, or raises because the opening is to be broken off.
 Pause = Callable[[float], None]
 
@@ -147,13 +149,32 @@ class _Opening:
     def _has_lost_its_log(self) -> bool:
         if has_history(self._disk):
             return False
+        founded = self._asked(self._setup.founded, lambda answer: answer is not None)
         if not self._peers:  # the group began with this replica alone, and others may have come since
-            self._peers.tell(self._peers.epoch, map(str, self._setup.ask_members()))
+            members = self._asked(
+                lambda: tuple(self._setup.ask_members()), lambda answer: bool(answer) or not founded
+            )
+            self._peers.tell(self._peers.epoch, map(str, members))
         if not self._peers:
             return False
-        if self._setup.founded():  # however many others are as empty: what the group had is with somebody
+        if founded:  # however many others are as empty: what the group had is with somebody
             return True
         return must_copy(self._peers, self._setup.source, self._pause, self._patience_s)
+
+    def _asked(self, ask: Callable[[], T], is_answer: Callable[[T], bool]) -> T:
+        """What the supervisor says. Not to know must not pass for a new group: with an empty directory this
+        replica would begin one beside what the others hold. Raises Unavailable, to be tried again."""
+        waited = 0.0
+        while not is_answer(answer := ask()):
+            if waited >= self._patience_s:
+                raise Unavailable(
+                    "this replica's directory is empty, and the supervisor does not say whether its group "
+                    "has a history: it waits, since a new group would hide what the others hold",
+                    self._patience_s,
+                )
+            self._pause(ASK_INTERVAL_S)
+            waited += ASK_INTERVAL_S
+        return answer
 
     def _join(self) -> None:
         """This replica came after the group's beginning and holds nothing. Either it never was a member; then

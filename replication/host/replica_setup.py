@@ -74,9 +74,9 @@ class ReplicaSetup:
     replica of every group, this one among them, for its format level, and may block for seconds; without an
     answer the group stays at its level. ``source`` reads the other replicas when this one needs a copy of the
     log. ``founded()``: the group is known to have had a leader, so that an empty directory is one that was
-    lost; it may be slow, and is asked only by an empty one. ``ask_members()``: the numbers of the group's
-    members now, () if nobody knows; asked by an empty replica that knows of no other. ``fatal(error)`` must
-    end the process.
+    lost; None: nobody says, and an empty one waits. It may be slow, and is asked only by an empty one.
+    ``ask_members()``: the numbers of the group's members now, () if nobody knows; asked by an empty replica
+    that knows of no other. ``fatal(error)`` must end the process.
     """
 
     config: HostConfig
@@ -89,7 +89,7 @@ class ReplicaSetup:
     resolve: Resolve
     source: PeerSource = field(default_factory=NoPeers)
     levels: AskLevels = nobody
-    founded: Callable[[], bool] = lambda: False
+    founded: Callable[[], bool | None] = lambda: False
     tls: TlsFiles | None = None
     told: tuple[int, ...] = ()
     ask_members: Callable[[], Iterable[int]] = lambda: ()
