@@ -213,6 +213,8 @@ class ClusterDir:
 
 
 def _unknown(kind: type[Any], content: Mapping[str, Any]) -> dict[str, Any]:
-    """What stands in the content and is no field of the dataclass."""
+    """What stands in the content and is no field of the dataclass. Raises TypeError for what has none."""
+    if not isinstance(content, Mapping):
+        raise TypeError(f"{content!r:.80} stands where the fields of {kind.__name__} belong")
     known = {one.name for one in fields(kind)}
-    return {name: value for name, value in dict(content).items() if name not in known}
+    return {name: value for name, value in content.items() if name not in known}

@@ -92,7 +92,7 @@ def branch_decides_by_itself(patch: pytest.MonkeyPatch) -> None:
             decision(app, ROLLED_BACK, [tx_id], f"{BY_HOME}{home}", [record.home_index], home)
             for app, tx_id, record in found
         ]
-        self._write_decisions(home, frames)
+        self._write_decisions(home, frames, len(found))
 
     patch.setattr(Branches, "_ask", alone)
 
