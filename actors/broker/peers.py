@@ -49,7 +49,7 @@ class RayPeers:
     def group_founded(self) -> bool | None:
         """Whether the supervisor knows that this group has once had a leader; None: it does not say."""
         try:
-            supervisor = ray.get_actor(SUPERVISOR, namespace=self._info.namespace)
+            supervisor: Any = ray.get_actor(SUPERVISOR, namespace=self._info.namespace)
             answer: bool | None = ray.get(supervisor.group_founded.remote(self._gid), timeout=ASK_S)
             return answer
         except AttributeError:  # of an earlier version, which does not keep it
