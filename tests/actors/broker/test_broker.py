@@ -39,6 +39,9 @@ class SilentPeers(NoPeers):
     def members(self) -> Sequence[int]:
         return ()
 
+    def group_founded(self) -> bool:
+        return False
+
 
 @pytest.fixture
 def start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[[int], Broker]]:

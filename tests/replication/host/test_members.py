@@ -191,7 +191,7 @@ def test_the_only_founder_does_not_found_its_group_anew_once_it_has_others(
         wait_until(lambda: group.alive[1].whoami()[0], 10.0, "the other one's leadership")
         group.stop(0)
         shutil.rmtree(tmp_path / "r0")
-        group.had_a_leader, group.seated = True, (0, 1) if known else ()
+        group.had_a_leader, group.seated = known, (0, 1) if known else ()
         group.alive[0] = member = Member(replace(group.setup(0), told=()))  # as Ray starts it again
         member.open()
         if known:
