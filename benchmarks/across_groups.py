@@ -17,7 +17,6 @@ from benchmarks.measure import Latencies
 from benchmarks.workload import BULK_THREADS, TX_BYTES, check_committed
 from escrowmq import Message, TransactionState
 from escrowmq.actors.producer.producer import Producer
-from escrowmq.replication.model import group_of
 
 TOPIC, GROUPS, PARTITIONS = "across", 2, 4
 IN_FLIGHT = 1_024
@@ -40,12 +39,13 @@ class AcrossFigure:
 
 def measure_across(folder: Path, seconds: float, repeat: int) -> AcrossFigure:
     """A cluster of two groups in ``folder``; the kinds take turns, and the medians count."""
-    places = [[p for p in range(PARTITIONS) if group_of(TOPIC, p, GROUPS) == gid] for gid in range(GROUPS)]
-    kinds = {"one": tuple(places[0][:2]), "two": (places[0][0], places[1][0])}
-    rates: dict[str, list[float]] = {kind: [] for kind in kinds}
-    times: dict[str, list[float]] = {kind: [] for kind in kinds}
+    rates: dict[str, list[float]] = {"one": [], "two": []}
+    times: dict[str, list[float]] = {"one": [], "two": []}
     with escrowmq.start_local(groups=GROUPS, replicas=3, data_dir=folder) as cluster:
         cluster.admin.create_topic(TOPIC, partitions=PARTITIONS)
+        found = cluster.admin.describe_topic(TOPIC).partitions
+        places = [[p.partition for p in found if p.group == gid] for gid in range(GROUPS)]
+        kinds = {"one": tuple(places[0][:2]), "two": (places[0][0], places[1][0])}
         with GroupUnderTest(cluster).producer(app="bench-across") as producer:
             for partitions in kinds.values():
                 _lone(producer, partitions, 0.5)  # warm

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from escrowmq.replication.errors import InvalidMessage
@@ -132,9 +132,14 @@ class OpenTransaction:
             object.__setattr__(self, item.name, value)
 
 
+#: In place of a topic's first group: its creator has written none, and its name says it.
+BY_NAME = -1
+
+
 @dataclass(frozen=True, slots=True)
 class TopicInfo:
-    """A topic's replicated settings. What holds for a new topic is up to its creator (``TopicOptions``)."""
+    """A topic's replicated settings, and where it lies. What holds for a new topic is up to its creator
+    (``TopicOptions``)."""
 
     name: str
     partitions: int
@@ -143,10 +148,29 @@ class TopicInfo:
     transaction_timeout_ms: int
     retention_ms: int  # -1: unlimited
     retention_bytes: int  # per partition; -1: unlimited
+    first_group: int = BY_NAME  # broker group of partition 0
+
+    def __setstate__(self, values: Sequence[Any]) -> None:
+        """As an earlier version pickles it: by position, and without what it does not know."""
+        for item in fields(self)[len(values) :]:
+            object.__setattr__(self, item.name, item.default)
+        for item, value in zip(fields(self), values, strict=False):
+            object.__setattr__(self, item.name, value)
+
+    def settings(self) -> dict[str, Any]:
+        """Without the place, as earlier versions know and store them."""
+        values = asdict(self)
+        del values["first_group"]
+        return values
 
 
-def group_of(topic: str, partition: int, groups: int) -> int:
-    """The broker group that hosts a partition: fixed by name and number, so no table can disagree."""
-    if groups == 1:
-        return 0
-    return (sum(topic.encode()) + partition) % groups
+def first_group(topic: TopicInfo) -> int:
+    """Where the topic's partitions begin, for :func:`group_of`. A topic that was created without a first
+    group begins at the sum of its name's bytes, for ever: that is where its messages are."""
+    return sum(topic.name.encode()) if topic.first_group == BY_NAME else topic.first_group
+
+
+def group_of(first: int, partition: int, groups: int) -> int:
+    """The broker group that hosts a partition of a topic whose ``first_group`` is given: the only place that
+    computes it. Partitions that follow each other lie in groups that follow each other."""
+    return (first + partition) % groups

@@ -7,6 +7,7 @@ log of the groups they concern; repeating one that was cut short is always safe.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from datetime import datetime
 from typing import Any, TypeVar
 
@@ -42,7 +43,6 @@ from escrowmq.replication.model import (
     ResultCode,
     TopicInfo,
     TransactionState,
-    group_of,
 )
 
 P = TypeVar("P")
@@ -110,7 +110,10 @@ class Admin(Closing):
         later; what is parked stays parked. Repeat it if it was cut short. Raises ConfigError, UnknownTopic,
         NotSupported while a replica runs older software.
         """
-        return alter_topic(self._submit, self.info.groups, name, settings)
+        altered = alter_topic(self._submit, self.info.groups, name, settings)
+        if self.info.groups == 1:
+            return altered
+        return replace(altered, first_group=self._topic(name).first_group)
 
     def topics(self) -> list[TopicInfo]:
         """All topics by name."""
@@ -125,7 +128,7 @@ class Admin(Closing):
         for (_, partition), where in bounds.items():
             if isinstance(where, UnknownTopic):
                 raise where
-            gid = group_of(name, partition, self.info.groups)
+            gid = self._router.places.group_of(name, partition)
             leader = self._router.channels[gid].leader
             found.append(PartitionDescription(partition, gid, leader, *where))
         return TopicDescription(info, tuple(found))
@@ -169,7 +172,9 @@ class Admin(Closing):
         """
         planned = isinstance(before, Sequence)
         plan = tuple(before) if planned else self.plan_trim(name, before, partition)  # type: ignore[arg-type]
-        carry_out(self._submit, self.info.groups, name, plan)
+        if planned:
+            self._topic(name)  # where it lies
+        carry_out(self._submit, self._router.places.group_of, name, plan)
         return plan
 
     def _topic(self, name: str) -> TopicInfo:
@@ -183,6 +188,7 @@ class Admin(Closing):
         moment ago."""
         asked = self._router.leader_call(0, "topics", names, timeout_s=self._timeout_s)
         known: list[TopicInfo] = result_of(asked, self._timeout_s)
+        self._router.places.hear(known)
         return known
 
     def _submit(self, gid: int, request: bytes) -> tuple[int, Any]:

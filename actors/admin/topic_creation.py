@@ -5,23 +5,34 @@ what an entry without a setting means is part of the log's format and stays (``r
 The default must not delete what a transaction promised, so messages are kept for ever.
 
 A setting that the caller did not state accepts what an existing topic has. Broker group 0 decides: what
-stands there is what the other groups get, whoever created it and however far that creation came.
+stands there is what the other groups get, whoever created it and however far that creation came. With them
+goes the group in which the topic begins, which the creator chooses by a checksum of the name.
 """
 
 from __future__ import annotations
 
 import re
+import time
+import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from escrowmq.replication.errors import ConfigError, EscrowMQError, TopicExists
+from escrowmq.replication.errors import (
+    ConfigError,
+    EscrowMQError,
+    InvalidMessage,
+    NotSupported,
+    TopicExists,
+)
 from escrowmq.replication.format import ops
-from escrowmq.replication.model import ResultCode, TopicInfo
+from escrowmq.replication.model import BY_NAME, ResultCode, TopicInfo
 from escrowmq.replication.state.topics import settings_problem
 
 #: Submits one operation to a broker group; its result code, and what comes with it.
 Submit = Callable[[int, bytes], tuple[int, Any]]
+#: Groups go up to a format level one after the other: each asks all replicas every five seconds at least.
+LEVEL_WAIT_S, LEVEL_PAUSE_S = 15.0, 0.2
 _UNITS_MS = ((86_400_000, "day"), (3_600_000, "hour"), (60_000, "minute"), (1000, "second"))
 _UNITS_BYTES = ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
 
@@ -69,8 +80,21 @@ def topic_settings(partitions: int = 1, **options: int | str) -> dict[str, int |
     return {"partitions": partitions, **asdict(TopicOptions()), **options}
 
 
+def spread_over(name: str, groups: int) -> int:
+    """The group in which a new topic is to begin: by a checksum, which spreads names that are alike (the sum
+    of their bytes does not). It is written into the log, so it may be another one in a later version."""
+    return zlib.crc32(name.encode()) % groups
+
+
 def create_topic(
-    submit: Submit, groups: int, name: str, partitions: int, options: Mapping[str, int | str | None]
+    submit: Submit,
+    groups: int,
+    name: str,
+    partitions: int,
+    options: Mapping[str, int | str | None],
+    *,
+    clock: Callable[[], float] = time.monotonic,
+    pause: Callable[[float], None] = time.sleep,
 ) -> TopicInfo:
     """Creates the topic in every group, and returns what exists then. Safe to repeat.
 
@@ -81,26 +105,49 @@ def create_topic(
     problem = settings_problem(name, settings)
     if problem is not None:
         raise ConfigError(problem)
-    for gid in range(groups):
-        code, info = submit(gid, ops.create_topic(name, settings))
+    first = BY_NAME if groups == 1 else spread_over(name, groups)
+    until = clock() + LEVEL_WAIT_S
+    gid = 0
+    while gid < groups:
+        try:
+            code, info = submit(gid, ops.create_topic(name, settings, None if first == BY_NAME else first))
+        except (NotSupported, InvalidMessage):  # the latter from an earlier version, which cannot decode it
+            if first == BY_NAME:
+                raise
+            if gid == 0:
+                first = BY_NAME  # as every topic was created until all replicas are upgraded
+            elif clock() < until:
+                pause(LEVEL_PAUSE_S)  # group 0 has it, so the others are about to
+            else:
+                raise
+            continue
         if code == ResultCode.TOPIC_EXISTS:
-            differs = _differences(settings if gid else stated, info)
             if gid:
-                todo = "alter it again with what it is to have, or, if its deletion was cut short, delete it"
-                if settings["partitions"] != info["partitions"]:
-                    todo = "its deletion was cut short or is under way; delete it and create it again"
-                raise TopicExists(
-                    f"topic {name!r} has other settings in broker group {gid} than in group 0 ({differs}): "
-                    + todo
-                )
+                raise _differs_from_group_0(name, gid, {**settings, "first_group": first}, info)
+            differs = _differences(stated, info)
             if differs:
                 raise TopicExists(f"topic {name!r} exists with other settings: {differs}")
+            first = info.get("first_group", BY_NAME)
             settings = {key: info[key] for key in settings}
         elif code == ResultCode.MALFORMED:
             raise ConfigError(str(info))
         elif code not in (ResultCode.OK, ResultCode.DUPLICATE):
             raise EscrowMQError(f"creating {name!r} was refused: {ResultCode(code).name}")
-    return TopicInfo(name, **settings)  # type: ignore[arg-type]
+        gid += 1
+    return TopicInfo(name, **settings, first_group=first)  # type: ignore[arg-type]
+
+
+def _differs_from_group_0(
+    name: str, gid: int, wanted: Mapping[str, int | str], found: Mapping[str, int | str]
+) -> TopicExists:
+    found = {"first_group": BY_NAME, **found}
+    todo = "alter it again with what it is to have, or, if its deletion was cut short, delete it"
+    if any(wanted[key] != found[key] for key in ("partitions", "first_group")):
+        todo = "its deletion was cut short or is under way; delete it and create it again"
+    differs = _differences(wanted, found)
+    return TopicExists(
+        f"topic {name!r} has other settings in broker group {gid} than in group 0 ({differs}): {todo}"
+    )
 
 
 def _stated(

@@ -22,7 +22,7 @@ from escrowmq.replication.errors import (
     UnknownTopic,
 )
 from escrowmq.replication.format import ops
-from escrowmq.replication.model import ResultCode, group_of
+from escrowmq.replication.model import ResultCode
 
 #: For each partition ``(start, end)``, and the first offset at or after a time in ms.
 Bounds = Callable[[Sequence[int]], Sequence[tuple[int, int]]]
@@ -81,12 +81,15 @@ def plan_trim(
     return tuple(plan)
 
 
-def carry_out(submit: Submit, groups: int, topic: str, plan: Sequence[PartitionTrim]) -> None:
-    """Trims the partitions of the plan. Safe to repeat; raises UnknownTopic if the topic has gone."""
+def carry_out(
+    submit: Submit, group_of: Callable[[str, int], int], topic: str, plan: Sequence[PartitionTrim]
+) -> None:
+    """Trims the partitions of the plan. ``group_of``: the broker group of each. Safe to repeat; raises
+    UnknownTopic if the topic has gone."""
     by_group: dict[int, dict[int, int]] = {}
     for trim in plan:
         if trim.messages:
-            by_group.setdefault(group_of(topic, trim.partition, groups), {})[trim.partition] = trim.before
+            by_group.setdefault(group_of(topic, trim.partition), {})[trim.partition] = trim.before
     for gid, starts in by_group.items():
         try:
             code, _ = submit(gid, ops.trim(topic, starts))

@@ -165,6 +165,7 @@ class TopicCatalog:
             found = {topic.name: _Heard(topic) for topic in answer}
         except (TypeError, AttributeError):  # such as the status of a broker of another version
             return Unavailable(f"asked for topics, a broker answered {answer!r:.200}", NO_SENSE_S)
+        self._router.places.hear(answer)  # first: whoever finds a topic known asks for its place next
         self._topics.update(found)
         for name in names:
             if name not in found:

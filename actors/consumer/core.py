@@ -39,7 +39,7 @@ from escrowmq.replication.errors import (
     Unavailable,
     UnknownTopic,
 )
-from escrowmq.replication.model import ConsumerRecord, group_of
+from escrowmq.replication.model import ConsumerRecord
 from escrowmq.replication.replica.validation import has_control_characters
 
 
@@ -166,7 +166,7 @@ class ConsumerCore:
             count = self.catalog.partitions(topic)
             if partition >= count:
                 raise UnknownTopic(topic, partition, count)
-            wanted[topic, partition] = group_of(topic, partition, self.info.groups)
+            wanted[topic, partition] = self.router.places.group_of(topic, partition)
         with self.condition:
             for tp in self.positions.assign(wanted, self.positions.assigned()):
                 self.redelivery.drop(tp)
@@ -229,7 +229,7 @@ class ConsumerCore:
         offer = member.take_over()
         if offer is None:
             return
-        wanted = {tp: group_of(*tp, self.info.groups) for tp in offer.partitions}
+        wanted = {tp: self.router.places.group_of(*tp) for tp in offer.partitions}
         kept = self.positions.assigned() if offer.kept is None else offer.kept
         for tp in self.positions.assign(wanted, kept):
             self.redelivery.drop(tp)

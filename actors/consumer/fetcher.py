@@ -156,6 +156,9 @@ class Fetches:
             if (offset < start or for_s >= LAG_PATIENCE_S) and not state.chunks:
                 state.look_up("check", offset)
                 return True
+        elif for_s >= LAG_PATIENCE_S and code == ResultCode.BAD_PARTITION and not state.chunks:
+            state.look_up("check", offset)  # perhaps the topic was created again, and lies elsewhere
+            return True
         elif for_s >= LAG_PATIENCE_S:
             state.error = UnknownTopic(tp[0])
             return True

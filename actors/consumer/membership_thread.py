@@ -202,6 +202,7 @@ class MembershipThread:
                 if isinstance(offset, EscrowMQError):
                     self._positions.refuse(look.tp, look.epoch, offset)
                 else:
-                    self._positions.resolve(look.tp, look.epoch, offset)
+                    gid = self._router.places.group_of(*look.tp)
+                    self._positions.resolve(look.tp, look.epoch, offset, gid)
             self._condition.notify_all()
         self._on_positions()

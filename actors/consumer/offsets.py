@@ -6,15 +6,16 @@ answers into offsets or typed errors; knows nothing of threads or of who waits.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from escrowmq.actors.client.catalog import NAMES_MAX
 from escrowmq.actors.client.consumer_groups import TopicPartition, coordinator_group
 from escrowmq.actors.client.router import Router, result_of
 from escrowmq.replication.calling.answers import FoundOffsets
 from escrowmq.replication.errors import EscrowMQError, OffsetOutOfRange, UnknownTopic
-from escrowmq.replication.model import ResultCode, group_of
+from escrowmq.replication.model import ResultCode, TopicInfo
 
 #: What the broker's ``offsets`` call takes in place of a time.
 LATEST, EARLIEST = -1, -2
@@ -40,23 +41,53 @@ class OffsetReader:
 
     def offsets(self, requests: Sequence[OffsetRequest], timeout_s: float) -> list[int | UnknownTopic]:
         """``(topic, partition, ts_ms | LATEST | EARLIEST)`` -> first offset at or after that time."""
-        groups = self._router.info.groups
+        found: list[int | UnknownTopic] = [UnknownTopic(topic) for topic, _, _ in requests]
+        places = self._router.places
+        self._hear(places.unheard(topic for topic, _, _ in requests), timeout_s)
+        asked = self._ask(requests, range(len(requests)), found, timeout_s)
+        missing = [i for i in asked if isinstance(found[i], UnknownTopic)]
+        if missing and self._router.info.groups > 1:  # perhaps created again, and elsewhere
+            self._hear({requests[i][0] for i in missing}, timeout_s)
+            moved = [i for i in missing if places.group_of(*requests[i][:2]) != asked[i]]
+            self._ask(requests, moved, found, timeout_s)
+        return found
+
+    def _hear(self, topics: Collection[str], timeout_s: float) -> None:
+        """Ask where these topics lie."""
+        if not topics:
+            return
+        names = sorted(topics) if len(topics) <= NAMES_MAX else True
+        call = self._router.leader_call(0, "topics", names, timeout_s=timeout_s)
+        infos: Sequence[TopicInfo] = result_of(call, timeout_s)
+        self._router.places.hear(infos)
+
+    def _ask(
+        self,
+        requests: Sequence[OffsetRequest],
+        which: Iterable[int],
+        found: list[int | UnknownTopic],
+        timeout_s: float,
+    ) -> dict[int, int]:
+        """Ask the groups of these requests, as far as they are known, and put in what they find; the group
+        that each was asked of."""
         by_group: dict[int, list[int]] = {}
-        for i, (topic, partition, _) in enumerate(requests):
-            by_group.setdefault(group_of(topic, partition, groups), []).append(i)
+        unheard = self._router.places.unheard(requests[i][0] for i in which)
+        for i in which:
+            topic, partition, _ = requests[i]
+            if topic not in unheard:
+                by_group.setdefault(self._router.places.group_of(topic, partition), []).append(i)
         futures = {
             gid: self._router.leader_call(
                 gid, "offsets", [requests[i] for i in places], True, timeout_s=timeout_s
             )
             for gid, places in by_group.items()
         }
-        found: list[int | UnknownTopic] = [0] * len(requests)
         for gid, places in by_group.items():
             answer: FoundOffsets = result_of(futures[gid], timeout_s)
             for i, code, offset in zip(places, answer.codes, answer.offsets, strict=True):
                 topic, partition, _ = requests[i]
                 found[i] = offset if code == ResultCode.OK else _unknown(topic, partition, code)
-        return found
+        return {i: gid for gid, places in by_group.items() for i in places}
 
     def bounds(
         self, partitions: Iterable[TopicPartition], timeout_s: float

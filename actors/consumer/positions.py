@@ -138,10 +138,12 @@ class Positions:
         """Partitions whose position must be looked up before they can be fetched."""
         return [state for state in self._states.values() if state.position is None and state.error is None]
 
-    def resolve(self, tp: TopicPartition, epoch: int, offset: int) -> None:
-        """The looked-up position, unless the application sought elsewhere meanwhile."""
+    def resolve(self, tp: TopicPartition, epoch: int, offset: int, gid: int | None = None) -> None:
+        """The looked-up position, unless the application sought elsewhere meanwhile. ``gid``: the broker
+        group that was asked, if that may be another one than before."""
         state = self._states.get(tp)
         if state is not None and state.epoch == epoch and state.position is None:
+            state.gid = state.gid if gid is None else gid
             state.restart(offset)
 
     def refuse(self, tp: TopicPartition, epoch: int, error: EscrowMQError) -> None:

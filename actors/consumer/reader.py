@@ -31,7 +31,7 @@ from escrowmq.replication.errors import (
     Unavailable,
     UnknownTopic,
 )
-from escrowmq.replication.model import ResultCode, group_of
+from escrowmq.replication.model import ResultCode
 
 #: Bytes of one fetch. A call costs two to three milliseconds of processor time in all, whatever its size, and
 #: a megabyte another one; the broker has memory at hand for answers up to this (see answer_buffers.py).
@@ -104,6 +104,7 @@ class PartitionReader(Closing):
         start: int,
         end: int,
         *,
+        group: int | None = None,
         fetch_bytes: int = FETCH_BYTES,
         in_flight: int = IN_FLIGHT,
         leader: int | None = None,
@@ -113,12 +114,15 @@ class PartitionReader(Closing):
         clock: Callable[[], float] = time.monotonic,
         pause: Callable[[float], None] = time.sleep,
     ) -> None:
+        """``group``: the broker group that hosts the partition (``TopicPlaces``), if there are several."""
+        if group is None and info.groups > 1:
+            raise ConfigError(f"which of the {info.groups} broker groups hosts {topic}/{partition}?")
         if not 0 <= start <= end:
             raise ConfigError(f"need 0 <= start <= end, not start={start}, end={end}")
         if in_flight < 1:
             raise ConfigError(f"in_flight is {in_flight}: nothing can be read without a fetch under way")
         self.topic, self.partition, self.start, self.end = topic, partition, start, end
-        self._gid = group_of(topic, partition, info.groups)
+        self._gid = group or 0
         self._fetch_bytes, self._timeout_s, self._clock = fetch_bytes, timeout_s, clock
         self._lag_patience_s, self._pause = lag_patience_s, pause
         self._own_calls = RayCalls(info) if calls is None else None

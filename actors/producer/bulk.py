@@ -32,7 +32,7 @@ from escrowmq.replication.errors import (
     OutcomeUnknown,
     TransactionRunning,
 )
-from escrowmq.replication.model import TransactionState, group_of
+from escrowmq.replication.model import TransactionState
 
 #: Home topic, home group, branch groups.
 SpreadKey = tuple[str, int, tuple[int, ...]]
@@ -131,9 +131,9 @@ class _BulkRun:
             self._failed.append((index, TransactionResult(tx_id, TransactionState.ROLLBACK, error)))
             return
         topic, partition, _ = placed[0]
-        groups = core.info.groups
-        gid = group_of(topic, partition, groups)
-        one_group = groups == 1 or all(group_of(t, p, groups) == gid for t, p, _ in placed)
+        group_of = core.encoder.group_of
+        gid = group_of(topic, partition)
+        one_group = core.info.groups == 1 or all(group_of(t, p) == gid for t, p, _ in placed)
         if size > core.config.part_bytes:
             plan = core.encoder.plan(tx_id, query_id, placed, size, self._timeout_ms, given_id is not None)
             self._send(PlanUnit(core, plan, index, self._give_up_s))
@@ -170,8 +170,8 @@ class _BulkRun:
     ) -> None:
         """One over several groups: into the block of those that go to the same ones, home being the same."""
         core, topic = self._core, placed[0][0]
-        all_groups = core.info.groups
-        groups = tuple(dict.fromkeys(group_of(t, p, all_groups) for t, p, _ in placed))
+        group_of = core.encoder.group_of
+        groups = tuple(dict.fromkeys(group_of(t, p) for t, p, _ in placed))
         key: SpreadKey = (topic, groups[0], tuple(sorted(groups[1:])))
         builder = self._spread.get(key)
         if builder is None:
@@ -181,7 +181,7 @@ class _BulkRun:
             builder = self._spread[key] = SpreadBuilder(groups, topic)
         if given:
             builder.ids.add(tx_id)
-        builder.add(tx_id, query_id, placed, size, index, all_groups)
+        builder.add(tx_id, query_id, placed, size, index, group_of)
         count = len(builder.tx_ids)
         # As large as in one group: each group's block is a call of its own, of a part of it.
         full = core.config.request_bytes * len(groups)

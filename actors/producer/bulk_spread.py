@@ -8,7 +8,7 @@ out of the next step and rolled back, and the others go on.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from escrowmq.actors.client.failures import Failure
@@ -19,7 +19,7 @@ from escrowmq.actors.producer.core import ProducerCore
 from escrowmq.actors.producer.encoder import digest_of
 from escrowmq.actors.producer.results import prepare_problem, unprepared
 from escrowmq.replication.errors import OutcomeUnknown
-from escrowmq.replication.model import ResultCode, group_of
+from escrowmq.replication.model import ResultCode
 
 
 class SpreadUnit(BulkUnit):
@@ -131,9 +131,15 @@ class SpreadBuilder:
         self._columns: dict[int, dict[tuple[str, int], Column]] = {gid: {} for gid in groups}
 
     def add(
-        self, tx_id: str, query_id: str, placed: Sequence[Placed], size: int, index: int, all_groups: int
+        self,
+        tx_id: str,
+        query_id: str,
+        placed: Sequence[Placed],
+        size: int,
+        index: int,
+        group_of: Callable[[str, int], int],
     ) -> None:
-        """One more transaction, of a cluster of ``all_groups``."""
+        """One more transaction; ``group_of``: see ``Encoder``."""
         place = len(self.tx_ids)
         self.tx_ids.append(tx_id)
         self.query_ids.append(query_id)
@@ -141,7 +147,7 @@ class SpreadBuilder:
         self.size += size
         rows_of: dict[int, list[bytes]] = {gid: [] for gid in self.groups}
         for topic, partition, row in placed:
-            gid = group_of(topic, partition, all_groups)
+            gid = group_of(topic, partition)
             columns = self._columns[gid]
             column = columns.get((topic, partition))
             if column is None:

@@ -31,7 +31,6 @@ from escrowmq.actors.producer.ids import client_version, instance_id, transactio
 from escrowmq.actors.producer.partition_stream import PartitionStream, Promise
 from escrowmq.actors.producer.running import RunningHere
 from escrowmq.replication.errors import Closed, Overloaded
-from escrowmq.replication.model import group_of
 
 _CLOSED = "this producer was closed; create a new one"
 
@@ -60,7 +59,7 @@ class ProducerCore:
         self.running = RunningHere()
         self.router = turns or Router(info, config.channel, calls, clock=clock, name="escrowmq-producer")
         self.catalog = TopicCatalog(self.router, config.delivery_timeout_s, clock=clock)
-        self.encoder = Encoder(config, info.groups, self.catalog.partitions)
+        self.encoder = Encoder(config, self.catalog.partitions, self.router.places.group_of)
         owner = self.instance if answers_checks else ""
         self._batchers = [GroupBatcher(self.app, config, owner) for _ in range(info.groups)]
         self._lock = threading.Lock()
@@ -253,13 +252,13 @@ class ProducerCore:
                 self._batchers[gid].tell_done(block, now)
             else:
                 self._batchers[gid].inquire(block, now)
-        groups = self.info.groups
+        group_of = self.encoder.group_of
         for topic, partition, row, promise in messages:
             if partition is None:
                 partition = self._sticky.get(topic)
                 if partition is None:
                     partition = self._sticky[topic] = 0
-            gid = group_of(topic, partition, groups)
+            gid = group_of(topic, partition)
             stream = self._batchers[gid].stream(topic, partition)
             if stream is None:
                 stream = self._new_stream(gid, topic, partition)

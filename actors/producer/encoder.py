@@ -16,7 +16,7 @@ from escrowmq.actors.producer.blocks import Column, Placed, PrepareBlock
 from escrowmq.actors.producer.config import ProducerConfig
 from escrowmq.replication.errors import InvalidMessage, MessageTooLarge, UnknownTopic
 from escrowmq.replication.format.codec import FRAME, encode_row
-from escrowmq.replication.model import Message, group_of
+from escrowmq.replication.model import Message
 from escrowmq.replication.replica.validation import NAME_BYTES_MAX, has_control_characters
 
 crc32c: Callable[[bytes], int] = google_crc32c.value
@@ -55,10 +55,16 @@ class Encoder:
     """Encodes for one producer. Thread-safe: it keeps nothing between calls.
 
     ``partitions(topic)`` raises UnknownTopic; it may ask a broker, but only for a topic not seen before.
+    ``group_of(topic, partition)`` is the broker group of a partition; of topics that ``partitions`` has told.
     """
 
-    def __init__(self, config: ProducerConfig, groups: int, partitions: Callable[[str], int]) -> None:
-        self._config, self._groups, self._partitions = config, groups, partitions
+    def __init__(
+        self,
+        config: ProducerConfig,
+        partitions: Callable[[str], int],
+        group_of: Callable[[str, int], int],
+    ) -> None:
+        self._config, self._partitions, self.group_of = config, partitions, group_of
 
     def plain(self, message: Message) -> tuple[int | None, bytes]:
         """(partition, row) of a plain message; partition None: wherever there is company."""
@@ -104,7 +110,7 @@ class Encoder:
         home_topic = placed[0][0]
         if len(placed) == 1:  # by far the most frequent
             row = placed[0][2]
-            home = group_of(home_topic, placed[0][1], self._groups)
+            home = self.group_of(home_topic, placed[0][1])
             single = PrepareBlock(
                 home_topic,
                 -1,
@@ -120,7 +126,7 @@ class Encoder:
             return TxPlan(tx_id, query_id, home_topic, (home,), single, None, size, given_id)
         by_group: dict[int, list[Placed]] = {}
         for item in placed:
-            by_group.setdefault(group_of(item[0], item[1], self._groups), []).append(item)
+            by_group.setdefault(self.group_of(item[0], item[1]), []).append(item)
         groups = tuple(by_group)
         header = (home_topic, timeout_ms, tx_id, query_id, given_id)
         parts: dict[int, list[PrepareBlock]] = {}

@@ -116,6 +116,7 @@ META_TYPES: dict[int, Any] = {
 }
 #: The shapes of frame version 2, where there is one.
 META_TYPES_2: dict[int, Any] = {
+    OpType.CREATE_TOPIC: tuple[str, dict[str, int | str], int],
     OpType.MESSAGE: tuple[str, int, str, int, int, int, int],
     OpType.PREPARE: tuple[str, str, list[str], list[str] | None, int, int, list[int], int, int, PrepareExtra],
     OpType.ROLLBACK: tuple[str, list[str], str, list[int]],

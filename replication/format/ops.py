@@ -149,9 +149,15 @@ def park(app: str, tx_ids: Sequence[str], reason: str) -> bytes:
     return encode_op(OpType.CHECKED, (app, tx_ids, reason), version=2)
 
 
-def create_topic(name: str, settings: Mapping[str, object]) -> bytes:
-    """CREATE_TOPIC ``[name, settings]``; settings are the fields of ``TopicInfo`` without the name."""
-    return encode_op(OpType.CREATE_TOPIC, (name, dict(settings)))
+def create_topic(name: str, settings: Mapping[str, object], first_group: int | None = None) -> bytes:
+    """CREATE_TOPIC ``[name, settings]`` or, version 2, ``[name, settings, first_group]``, for groups of
+    level 4; settings are the fields of ``TopicInfo`` without the name.
+
+    ``first_group``: where partition 0 lies; None: where the name says, see ``model.first_group``.
+    """
+    if first_group is None:
+        return encode_op(OpType.CREATE_TOPIC, (name, dict(settings)))
+    return encode_op(OpType.CREATE_TOPIC, (name, dict(settings), first_group), version=2)
 
 
 def delete_topic(name: str) -> bytes:

@@ -38,6 +38,8 @@ _FROM_CLIENTS = frozenset(
 _LEVEL_2 = frozenset((OpType.TX_DONE, OpType.INQUIRE, OpType.SETTINGS))
 #: And with level 3, with which MESSAGE has a second version.
 _LEVEL_3 = frozenset((OpType.ALTER_TOPIC,))
+#: CREATE_TOPIC has a second version, of so many columns, since level 4.
+_PLACED = 3
 NAME_BYTES_MAX = 512
 IDS_PER_OPERATION_MAX = 20_000
 #: Numbers of clients that are added to others later: sums must stay inside what snapshots can hold.
@@ -72,11 +74,13 @@ def level_needed(ops: Sequence[Op]) -> int:
         kind, columns = op.type, len(op.meta)
         if kind == OpType.MESSAGE:
             if columns > 6:
-                return 3
+                needed = 3
             continue
+        if kind == OpType.CREATE_TOPIC and columns >= _PLACED:
+            return 4
         if kind in _LEVEL_3:
-            return 3
-        if (
+            needed = 3
+        elif needed < 2 and (
             kind in _LEVEL_2
             or (kind == OpType.PREPARE and columns > 9)
             or (kind == OpType.ROLLBACK and columns > 3)
@@ -107,6 +111,9 @@ def parse_request(
             attached = ops[at + 1 : at + 1 + op.meta[8]]
             problem = _prepare_problem(op, attached) or (place and _place_problem(op, *place))
             at += len(attached)
+        elif op.type == OpType.CREATE_TOPIC and problem is None and len(op.meta) >= _PLACED:
+            if not 0 <= op.meta[2] < (place[1] if place else GROUPS_MAX):
+                problem = f"there is no broker group {op.meta[2]} for a topic to begin at"
         elif op.type == OpType.PRE_MESSAGE:
             problem = "PRE_MESSAGE without its PREPARE before it"
         if problem is not None:
@@ -144,7 +151,7 @@ def _problem(op: Op) -> str | None:
     if op.type == OpType.SETTINGS:
         return setting_problem(*meta)
     if op.type == OpType.CREATE_TOPIC:
-        return settings_problem(*meta) or _too_large(meta[1])
+        return settings_problem(*meta[:2]) or _too_large(meta[1])
     if op.type == OpType.ALTER_TOPIC:
         if len(meta) > 2 and not -1 <= meta[2] <= NUMBER_MAX:
             return f"the number of an alteration must be -1 to {NUMBER_MAX}"

@@ -104,7 +104,8 @@ def release_steps(state: StateMachine, snapshot: Snapshot) -> Iterator[None]:
 
 
 def _meta(state: StateMachine, run_files: Iterable[str]) -> dict[str, Any]:
-    """The file's first chunk; topics and group offsets, which are large, are put in when it is written."""
+    """The file's first chunk; topics, their first groups and group offsets, which are large, are put in when
+    it is written."""
     meta = {
         "gid": state.gid,
         "groups": state.groups,
@@ -126,6 +127,8 @@ def _meta(state: StateMachine, run_files: Iterable[str]) -> dict[str, Any]:
         if state.topics.altered:
             numbers = {name: topic.altered for name, topic in state.topics.topics.items() if topic.altered}
             meta["altered"] = [state.topics.altered, numbers]
+    if state.level > 3:
+        meta["first_groups"] = {}
     if state.members is not None:
         meta["members"] = list(state.members)
     return meta

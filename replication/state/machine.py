@@ -39,7 +39,7 @@ Result = list[Any]
 OK: Result = [int(ResultCode.OK)]
 
 #: The highest format level that this software knows: what the log may hold from there on, it can read.
-LEVEL_MAX = 3
+LEVEL_MAX = 4
 
 
 class StateMachine:

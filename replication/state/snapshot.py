@@ -15,7 +15,7 @@ from __future__ import annotations
 import struct
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
@@ -24,7 +24,7 @@ from google_crc32c import value as crc32c
 from escrowmq.replication.errors import CorruptLog, UnknownVersion
 from escrowmq.replication.format.codec import pack, unpack
 from escrowmq.replication.format.membership import decode_members
-from escrowmq.replication.model import TopicInfo
+from escrowmq.replication.model import BY_NAME, TopicInfo
 from escrowmq.replication.state.decided import Decided
 from escrowmq.replication.state.group_offsets import ByTopic
 from escrowmq.replication.state.index import Columns
@@ -111,7 +111,8 @@ def _chunks_of_tables(snapshot: Snapshot) -> Iterator[list[Any]]:
 
 
 def _packed_meta(snapshot: Snapshot) -> bytes:
-    """As ``pack(["meta", index, term, meta])`` with topics and groups in their places, piece by piece."""
+    """As ``pack(["meta", index, term, meta])`` with topics, their first groups and consumer groups in their
+    places, piece by piece."""
     parts = [b"\x94", pack("meta"), pack(snapshot.index), pack(snapshot.term), _map_head(len(snapshot.meta))]
     for name, value in snapshot.meta.items():
         parts.append(pack(name))
@@ -119,6 +120,9 @@ def _packed_meta(snapshot: Snapshot) -> bytes:
             parts += (_array_head(len(snapshot.topics)), *_packed_topics(snapshot))
         elif name == "group_offsets":
             parts += (_array_head(sum(len(by) for _, by in snapshot.groups)), *_packed_groups(snapshot))
+        elif name == "first_groups":
+            placed = {info.name: info.first_group for info, _ in snapshot.topics}
+            parts.append(pack({topic: first for topic, first in placed.items() if first != BY_NAME}))
         else:
             parts.append(pack(value))
     return b"".join(parts)
@@ -128,7 +132,7 @@ def _packed_topics(snapshot: Snapshot) -> Iterator[bytes]:
     bounds, at = snapshot.bounds, 0
     for info, count in snapshot.topics:
         end = at + count * BOUNDS
-        yield pack([asdict(info), [bounds[n : n + BOUNDS].tolist() for n in range(at, end, BOUNDS)]])
+        yield pack([info.settings(), [bounds[n : n + BOUNDS].tolist() for n in range(at, end, BOUNDS)]])
         at = end
 
 
@@ -257,8 +261,9 @@ def _restore_meta(state: StateMachine, name: str, meta: dict[str, Any]) -> None:
         raise CorruptLog(f"{name}: snapshot of group {meta['gid']} of {meta['groups']}, not of this one")
     state.now_ms, state.first_index = meta["now_ms"], meta["first_index"]
     state.topics.next_slot = meta["next_slot"]
+    placed = meta.get("first_groups", {})
     for info, partitions in meta["topics"]:
-        topic = Topic(TopicInfo(**info), {})
+        topic = Topic(TopicInfo(**info, first_group=placed.get(info["name"], BY_NAME)), {})
         for slot, number, start, end, last_time in partitions:
             partition = state.topics.partition(slot, topic.info.name, number, start, end, last_time)
             topic.partitions[number] = partition

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, replace
 
 from escrowmq.replication.errors import UnknownVersion
-from escrowmq.replication.model import ResultCode, TopicInfo, group_of
+from escrowmq.replication.model import BY_NAME, ResultCode, TopicInfo, first_group, group_of
 from escrowmq.replication.state.cuts import Cuts
 from escrowmq.replication.state.index import PartitionIndex
 
@@ -26,6 +26,8 @@ UNSTATED: Mapping[str, int | str] = {
     "retention_ms": 604_800_000,  # seven days
     "retention_bytes": -1,
 }
+
+_EARLIER = "this client's version looks for it: upgrade the client"
 
 #: What ALTER_TOPIC can change. Not the number of partitions: keys would move, and with them their order.
 ALTERABLE = frozenset(UNSTATED.keys() - {"partitions"})
@@ -62,20 +64,25 @@ class TopicTable:
         self.slots: dict[int, Partition] = {}
         self.next_slot = 0
 
-    def create(self, name: str, settings: Mapping[str, object]) -> list[object]:
-        """Apply CREATE_TOPIC; the same settings again are no error."""
+    def create(self, name: str, settings: Mapping[str, object], first: int = BY_NAME) -> list[object]:
+        """Apply CREATE_TOPIC; the same settings again are no error. ``first``: the group of partition 0."""
         problem = settings_problem(name, settings)
         if problem is not None:
             return [int(ResultCode.MALFORMED), problem]
-        info = TopicInfo(name, **{**UNSTATED, **settings})  # type: ignore[arg-type]
+        info = TopicInfo(name, **{**UNSTATED, **settings}, first_group=first)  # type: ignore[arg-type]
         known = self.topics.get(name)
         if known is not None:
             if known.info == info:
                 return [int(ResultCode.DUPLICATE)]
-            return [int(ResultCode.TOPIC_EXISTS), asdict(known.info)]
+            if first == BY_NAME != known.info.first_group:
+                # To a client of an earlier version, which would look for it elsewhere, and would create it
+                # elsewhere in the groups that do not have it yet.
+                return [int(ResultCode.MALFORMED), f"topic {name!r} exists, and not where {_EARLIER}"]
+            return [int(ResultCode.TOPIC_EXISTS), asdict(known.info)]  # earlier versions pass new names over
+        begin = first_group(info)
         partitions: dict[int, Partition] = {}
         for number in range(info.partitions):
-            if group_of(name, number, self.groups) == self.gid:
+            if group_of(begin, number, self.groups) == self.gid:
                 self.next_slot += 1
                 partitions[number] = self.partition(self.next_slot, name, number)
         self.topics[name] = Topic(info, partitions, self.altered)
@@ -116,7 +123,7 @@ class TopicTable:
             if number is not None:
                 topic.altered = number
                 self.altered = max(self.altered, number)
-        info = asdict(topic.info)
+        info = topic.info.settings()  # earlier versions of clients take no other names
         return [int(code), info if number is None else [info, topic.altered]]
 
     def partition(self, slot: int, topic: str, number: int, *bounds: int) -> Partition:

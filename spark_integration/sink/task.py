@@ -23,7 +23,7 @@ from escrowmq.actors.producer.results import prepare_problem
 from escrowmq.replication.errors import EscrowMQError, TransactionSettled
 from escrowmq.replication.format import ops
 from escrowmq.replication.format.codec import PrepareExtra
-from escrowmq.replication.model import TransactionState, group_of
+from escrowmq.replication.model import TransactionState
 from escrowmq.replication.replica.validation import NUMBER_MAX
 from escrowmq.spark_integration.sink.intents import Attempt, chunk_id
 from escrowmq.spark_integration.sink.link import CALL_S, NotOpened, SinkLink, roll_back_chunks
@@ -146,9 +146,9 @@ class ChunkWriter:
 
     def add(self, rows: Iterable[Rows]) -> None:
         """Take encoded rows; prepares what is full. Raises what keeps a chunk from being prepared."""
-        groups = self._link.info.groups
+        group_of = self._link.router.places.group_of
         for piece in rows:
-            gid = group_of(piece.topic, piece.partition, groups)
+            gid = group_of(piece.topic, piece.partition)
             chunk = self._waiting.setdefault(gid, _PendingRows())
             if chunk.size and chunk.size + len(piece.body) > self._chunk_bytes:
                 self._send(gid)

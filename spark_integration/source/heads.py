@@ -25,7 +25,7 @@ from escrowmq.replication.calling.answers import PartitionBounds
 from escrowmq.replication.calling.backoff import Backoff
 from escrowmq.replication.calling.patience import Answer, Patience, patiently
 from escrowmq.replication.errors import OutcomeUnknown, Overloaded, Unavailable, UnknownTopic
-from escrowmq.replication.model import ResultCode, TopicInfo, group_of
+from escrowmq.replication.model import ResultCode, TopicInfo
 from escrowmq.spark_integration.source.options import Subscription
 from escrowmq.spark_integration.source.planning import present_partitions
 from escrowmq.spark_integration.source.stream_planning import Bounds, Heads
@@ -64,6 +64,7 @@ class LeaderCatalog:
         """Number of partitions by topic."""
         call = self._router.leader_call(0, "topics", self._what, timeout_s=self._timeout_s)
         topics: Sequence[TopicInfo] = result_of(call, self._timeout_s)
+        self._router.places.hear(topics)
         return {topic.name: topic.partitions for topic in topics}
 
     def offsets(self, wanted: Sequence[tuple[str, int, int]]) -> list[int]:
@@ -181,7 +182,7 @@ class HeadWatch:
     def _by_group(self) -> dict[int, list[TopicPartition]]:
         groups: dict[int, list[TopicPartition]] = {}
         for topic, partition in self._partitions:
-            gid = group_of(topic, partition, self._router.info.groups)
+            gid = self._router.places.group_of(topic, partition)
             groups.setdefault(gid, []).append((topic, partition))
         return groups
 

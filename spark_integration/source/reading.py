@@ -30,7 +30,6 @@ from escrowmq.replication.errors import (
     Unavailable,
     UnknownTopic,
 )
-from escrowmq.replication.model import group_of
 from escrowmq.spark_integration.collector import collector_paused
 from escrowmq.spark_integration.decode.records import RowFormat, record_batches
 from escrowmq.spark_integration.ray_link import join_from_worker
@@ -47,20 +46,23 @@ ASK_TIMEOUT_S = 30.0
 
 @dataclass(frozen=True)
 class Split(InputPartition):
-    """The work of one Spark task. ``leader``: who led the partition's group when this was planned."""
+    """The work of one Spark task. ``leader``: who led the partition's group when this was planned; ``group``:
+    that broker group."""
 
     info: ClusterInfo
     range: OffsetRange
     leader: int | None = None
+    group: int = 0
 
 
 def splits(router: Router, ranges: Iterable[OffsetRange]) -> list[Split]:
     """One for each range, after ``router`` has asked the leaders for their ends."""
 
-    def leader(part: OffsetRange) -> int | None:
-        return router.channels[group_of(part.topic, part.partition, router.info.groups)].leader
+    def one(part: OffsetRange) -> Split:
+        group = router.places.group_of(part.topic, part.partition)
+        return Split(router.info, part, router.channels[group].leader, group)
 
-    return [Split(router.info, part, leader(part)) for part in ranges]
+    return [one(part) for part in ranges]
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,7 @@ class TaskReader:
             return
         join_from_worker(self.address, self.namespace)
         part = partition.range
-        stretches = self.stretches(partition.info, part, leader=partition.leader)
+        stretches = self.stretches(partition.info, part, leader=partition.leader, group=partition.group)
         with collector_paused():
             yield from record_batches(part.topic, part.partition, stretches, self.format)
 
@@ -90,9 +92,12 @@ class TaskReader:
         calls: ReplicaCalls | None = None,
         lag_patience_s: float = LAG_PATIENCE_S,
         leader: int | None = None,
+        group: int = 0,
     ) -> Iterator[Stretch]:
         """All messages of ``part``. ``calls``: a way to the brokers other than Ray."""
-        reader_of = partial(PartitionReader, calls=calls, lag_patience_s=lag_patience_s, leader=leader)
+        reader_of = partial(
+            PartitionReader, calls=calls, lag_patience_s=lag_patience_s, leader=leader, group=group
+        )
         at = part.start
         while at < part.end:
             try:
@@ -109,7 +114,7 @@ class TaskReader:
                 if at != part.end:
                     raise CorruptLog(f"{part.topic}/{part.partition}: ended at {at}, not at {part.end}")
             except (OffsetOutOfRange, UnknownTopic) as error:
-                at = self._after_loss(part, at, error, partial(_bounds_at_leader, info, part, calls))
+                at = self._after_loss(part, at, error, partial(_bounds_at_leader, info, part, group, calls))
 
     def _after_loss(
         self,
@@ -142,13 +147,17 @@ class TaskReader:
 
 
 def _bounds_at_leader(
-    info: ClusterInfo, part: OffsetRange, calls: ReplicaCalls | None
+    info: ClusterInfo, part: OffsetRange, group: int, calls: ReplicaCalls | None
 ) -> tuple[int, int] | UnknownTopic:
-    """What the partition holds, if it exists. Raises Unavailable, so that the task is tried again."""
+    """What the partition holds, if it exists in that broker group: in another one it is that of a topic which
+    was created again. Raises Unavailable, so that the task is tried again."""
     router = Router(info, calls=calls, name="escrowmq-spark")
     which = part.topic, part.partition
     try:
-        return OffsetReader(router).bounds([which], ASK_TIMEOUT_S)[which]
+        found = OffsetReader(router).bounds([which], ASK_TIMEOUT_S)[which]
+        if isinstance(found, UnknownTopic) or router.places.group_of(*which) == group:
+            return found
+        return UnknownTopic(*which)
     except (Overloaded, OutcomeUnknown) as error:
         name = f"{part.topic}/{part.partition}"
         raise Unavailable(f"no replica has all of {name}, and its leader does not answer", 1.0) from error

@@ -25,7 +25,7 @@ from pyspark.sql.streaming.datasource import (
 from escrowmq.actors.client.consumer_groups import TopicPartition
 from escrowmq.actors.client.router import Router, result_of
 from escrowmq.replication.calling.answers import PartitionSpans
-from escrowmq.replication.model import ResultCode, group_of
+from escrowmq.replication.model import ResultCode
 from escrowmq.spark_integration.ray_link import find_cluster
 from escrowmq.spark_integration.source.heads import IDLE_WAIT_S, PLAN_TIMEOUT_S, HeadWatch, LeaderCatalog
 from escrowmq.spark_integration.source.options import SourceOptions, Subscription
@@ -211,7 +211,7 @@ class Link:
         """(offset, bytes until there) of each partition, as far as its share goes; none of unknown ones."""
         by_group: dict[int, list[TopicPartition]] = {}
         for which in starts:
-            by_group.setdefault(group_of(*which, self.info.groups), []).append(which)
+            by_group.setdefault(self.router.places.group_of(*which), []).append(which)
         calls = {}
         for gid, members in by_group.items():
             asked = [(*m, starts[m], heads[m].end, bytes_max.get(m, 0)) for m in members]

@@ -91,13 +91,16 @@ def read_everything(deployment: Deployment, recorder: Recorder, places: Sequence
         for place in places:
             where = bounds[place]
             assert not isinstance(where, Exception), where
-            _read(info, calls, recorder, f"final-{turn}", place, where, figures if turn == 0 else Counter())
+            counted = figures if turn == 0 else Counter[str]()
+            gid = router.places.group_of(*place)
+            _read(info, gid, calls, recorder, f"final-{turn}", place, where, counted)
         calls.close()
     return figures
 
 
 def _read(
     info: ClusterInfo,
+    gid: int,
     calls: OneReplica,
     recorder: Recorder,
     reader: str,
@@ -106,7 +109,7 @@ def _read(
     figures: Counter[str],
 ) -> None:
     records: list[tuple[int, str]] = []
-    for block in PartitionReader(info, *place, *bounds, calls=calls):
+    for block in PartitionReader(info, *place, *bounds, group=gid, calls=calls):
         for n, (_, value, _, _) in enumerate(decode_rows(block.rows, block.messages)):
             records.append((block.base_offset + n, identify(value)))
             figures["messages"] += 1

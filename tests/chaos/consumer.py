@@ -16,11 +16,12 @@ from contextlib import suppress
 
 from escrowmq import Cluster, Consumer, EscrowMQError, StaleMember
 from escrowmq.actors.client.router import Router
+from escrowmq.actors.client.topic_places import TopicPlaces
 from escrowmq.actors.client.topology import ClusterInfo
 from escrowmq.actors.consumer.offsets import OffsetReader
 from escrowmq.actors.consumer.reader import PartitionReader
 from escrowmq.replication.format.codec import decode_rows
-from escrowmq.replication.model import ConsumerRecord, group_of
+from escrowmq.replication.model import ConsumerRecord
 from tests.chaos.client import ClientSettings, Parent, connected, crash, say_ready
 from tests.history.events import Recorder, identify
 
@@ -42,9 +43,9 @@ def by_partition(records: Sequence[ConsumerRecord]) -> dict[Place, list[tuple[in
     return found
 
 
-def read_range(info: ClusterInfo, place: Place, start: int, end: int) -> list[tuple[int, str]]:
-    """Everything in ``[start, end)`` of a partition."""
-    with PartitionReader(info, *place, start, end, timeout_s=15.0) as blocks:
+def read_range(info: ClusterInfo, gid: int, place: Place, start: int, end: int) -> list[tuple[int, str]]:
+    """Everything in ``[start, end)`` of a partition of a broker group."""
+    with PartitionReader(info, *place, start, end, group=gid, timeout_s=15.0) as blocks:
         return [
             (block.base_offset + n, identify(value))
             for block in blocks
@@ -174,7 +175,7 @@ class Reader:
             for due in self._cuts_due():
                 try:
                     if due:
-                        self._cut(offsets)
+                        self._cut(offsets, router.places)
                     records = consumer.poll(timeout_s=0.3)
                 except EscrowMQError:
                     continue
@@ -191,7 +192,7 @@ class Reader:
             last = time.monotonic() if due else last
             yield due
 
-    def _cut(self, offsets: OffsetReader) -> None:
+    def _cut(self, offsets: OffsetReader, where: TopicPlaces) -> None:
         """What has come since the cut before, up to ends that stand together; one cut per broker group,
         since transactions become readable at one instant within a group only."""
         bounds = offsets.bounds(self.places, 5.0)
@@ -199,8 +200,8 @@ class Reader:
         for place in self.places:
             found = bounds[place]
             assert not isinstance(found, Exception), found
-            gid = group_of(*place, self.cluster.info.groups)
-            records = read_range(self.cluster.info, place, self.ends[place], found[1])
+            gid = where.group_of(*place)
+            records = read_range(self.cluster.info, gid, place, self.ends[place], found[1])
             self.recorder.read(
                 f"{self.settings.name}/cuts-{gid}",
                 *place,

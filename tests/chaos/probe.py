@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable
 
 from escrowmq import Cluster, EscrowMQError, Message, OpenTransaction, TransactionState
-from escrowmq.replication.model import group_of
 from tests.chaos.deployment import Stuck
 from tests.chaos.producer import ORPHANS
 from tests.chaos.recording import Recorded
@@ -32,7 +31,9 @@ class Probe:
 
     def __init__(self, cluster: Cluster, recorded: Recorded, number: int) -> None:
         self._producer = cluster.producer(app=PROBES)
-        self._recorded, self._groups, self._number, self._count = recorded, cluster.info.groups, number, 0
+        self._recorded, self._number, self._count = recorded, number, 0
+        found = cluster.admin.describe_topic(TOPIC).partitions
+        self._partition_of = {place.group: place.partition for place in found}
 
     def until_acknowledged(self, gid: int, since: int) -> float:
         """Seconds from ``since`` (ns) to the acknowledgement of a transaction that begins now."""
@@ -50,7 +51,7 @@ class Probe:
     def _transaction(self, gid: int) -> bool:
         self._count += 1
         identity = f"probe-{self._number}-{self._count}"
-        partition = next(p for p in range(self._groups) if group_of(TOPIC, p, self._groups) == gid)
+        partition = self._partition_of[gid]
         with self._producer.transaction() as tx:
             tx.send(Message(TOPIC, body(identity, 200), partition=partition))
             op = self._recorded.prepare(PROBES, tx.tx_id, [Sent(identity, TOPIC, partition, None)])

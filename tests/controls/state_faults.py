@@ -13,6 +13,7 @@ from escrowmq.replication.replica import admission
 from escrowmq.replication.replica.admission import Admission, ComposedEntry, Submission
 from escrowmq.replication.replica.fetching import FetchRequest, FetchResult
 from escrowmq.replication.replica.replica import Raft, Replica
+from escrowmq.replication.state import topics
 from escrowmq.replication.state.index import PartitionIndex
 from escrowmq.replication.state.machine import OK, Result, StateMachine
 from escrowmq.replication.state.producer_memory import ProducerMemory
@@ -424,3 +425,14 @@ def _index_all(state: StateMachine, record: OpenTx) -> None:
 
 def _places(record: OpenTx) -> list[tuple[int, ...]]:
     return [record.refs[at : at + 5] for at in range(0, len(record.refs), 5)]
+
+
+@plant(
+    "goes-by-its-name",
+    "unexpected-answer",
+    groups=2,
+    conditions=world({"firsts": {"t": 1, "u": 0}, "level_at_s": 0.1}),
+)
+def goes_by_its_name(patch: pytest.MonkeyPatch) -> None:
+    """A group hosts the partitions that the topic's name would give it, whatever its first group is."""
+    patch.setattr(topics, "first_group", lambda info: sum(info.name.encode()))

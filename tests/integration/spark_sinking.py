@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from escrowmq.actors.client.catalog import TopicCatalog
 from escrowmq.spark_integration.sink.intents import Attempt, IntentStore, app_of, epoch_id_of
 from escrowmq.spark_integration.sink.link import SinkLink
 from escrowmq.spark_integration.sink.task import attempt_name, write_batches
@@ -81,7 +82,7 @@ def prepare_as_a_dead_driver(
     link = SinkLink(target.router, app_of(query_id))
     attempt, _ = write_batches(
         [pa.RecordBatch.from_arrays([pa.array(values)], names=["value"])],
-        lambda: (link, lambda _: PARTITIONS),
+        lambda: (link, TopicCatalog(target.router).partitions),
         epoch_id=epoch_id_of(query_id, epoch),
         attempt=attempt_name(0, 0),
         topic=target.topic,

@@ -16,7 +16,6 @@ from escrowmq.actors.admin.topic_creation import topic_settings
 from escrowmq.replication.calling.answers import LevelReport
 from escrowmq.replication.format import ops
 from escrowmq.replication.model import ResultCode
-from escrowmq.replication.state.machine import LEVEL_MAX
 from tests.history.events import Sent
 from tests.history.report import Report
 from tests.sim import crowd as crowds
@@ -40,6 +39,7 @@ RESOLVE_S = 60.0  # after the calm, for the last check
 STEP_S = 0.5
 TAKEN_UP, TAKEN_UP_S = 0.7, 5.0  # of what a dead producer left behind under ids of the application's own
 TWICE, TWICE_S = 0.05, (0.0, 0.02, 0.3)  # of transactions: begun again elsewhere while they run
+LEVEL = 3  # the highest that is taken: level 4 concerns several groups
 READS = 5  # of everything, in the end: each may find the damage of one replica
 
 
@@ -131,8 +131,8 @@ class BrokerWorkload(Acting):
         if self._cluster.world.elapsed_s >= self._level_2_at:
             for replica, app in self.desk.leaders():
                 level = app.replica.state.level
-                if level < LEVEL_MAX:
-                    told = [LevelReport(LEVEL_MAX, level)] * len(self._cluster.replicas)
+                if level < LEVEL:
+                    told = [LevelReport(LEVEL, level)] * len(self._cluster.replicas)
                     replica.guarded(partial(app.replica.raise_level, told))
 
     def _take_up(self, dead: Producer, successor: Producer) -> None:

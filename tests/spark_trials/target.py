@@ -48,7 +48,8 @@ class Target:
         found = []
         for partition, (start, end) in enumerate(zip(starts, self.ends(), strict=True)):
             assert isinstance(start, int)
-            with PartitionReader(self.info, self.topic, partition, start, end) as reader:
+            gid = self.router.places.group_of(self.topic, partition)
+            with PartitionReader(self.info, self.topic, partition, start, end, group=gid) as reader:
                 for block in reader:
                     for i, row in enumerate(decode_rows(block.rows, block.messages)):
                         found.append(

@@ -22,7 +22,9 @@ from escrowmq.replication.format import codec, ops
 from escrowmq.replication.model import group_of
 from escrowmq.replication.replica.admission import Submission
 from escrowmq.replication.replica.validation import level_needed
+from escrowmq.replication.state.machine import LEVEL_MAX
 from tests.support.broker_group import BrokerGroup, Member
+from tests.support.places import by_name
 from tests.support.requests import message
 from tests.support.waiting import wait_until
 
@@ -69,6 +71,7 @@ class Brokers:
         #: Calls by replica and method, to see who was asked.
         self.asked: list[tuple[int, int, str]] = []
         self._threads = ThreadPoolExecutor(64)
+        self._firsts: dict[str, int] = {}
         #: What brokers say of transactions over several groups.
         self.reported: list[str] = []
         for group in self.groups:
@@ -130,14 +133,28 @@ class Brokers:
         return self.groups[gid].leader().rid
 
     def group_of(self, topic: str, partition: int) -> BrokerGroup:
-        return self.groups[group_of(topic, partition, self.info.groups)]
+        first = self._firsts.get(topic)
+        if first is None:
+            return self.groups[by_name(topic, partition, self.info.groups)]
+        return self.groups[group_of(first, partition, self.info.groups)]
 
     def leader_of(self, topic: str, partition: int) -> Member:
         return self.group_of(topic, partition).leader()
 
-    def topic(self, name: str, partitions: int = 1, **settings: Any) -> None:
+    def topic(self, name: str, partitions: int = 1, first: int | None = None, **settings: Any) -> None:
+        """``first``: where it begins, which takes level 4; else where its name says."""
         for group in self.groups:
-            group.topic(name, partitions, **settings)
+            group.topic(name, partitions, first, **settings)
+        if first is not None:
+            self._firsts[name] = first
+
+    def at_highest_level(self) -> None:
+        """Wait for it."""
+
+        def applied() -> set[int]:
+            return {report.applied for report in self.ask_levels().values() if report is not None}
+
+        wait_until(lambda: applied() == {LEVEL_MAX}, 20.0, "the highest level everywhere")
 
     def delete(self, name: str) -> None:
         for group in self.groups:

@@ -96,6 +96,13 @@ def state_with_a_numbered_alteration() -> FedState:
     return log
 
 
+def state_with_a_first_group() -> FedState:
+    """The same at level 4, and a topic whose creator has written where it begins."""
+    log = state_with_a_numbered_alteration()
+    log.add(ops.level(4), ops.create_topic("placed", {"partitions": 2}, 0))
+    return log
+
+
 def dump(state: StateMachine) -> dict[str, Any]:
     """All of a state that a restart must bring back; "counts" is told apart, since it may be counted anew."""
     return {

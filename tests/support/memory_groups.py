@@ -20,12 +20,12 @@ from escrowmq.replication.format.codec import OpType, PrepareExtra, encode_comma
 from escrowmq.replication.host.due_checks import DueChecks
 from escrowmq.replication.host.inspection import Inspection
 from escrowmq.replication.host.running import RunningReplica
-from escrowmq.replication.model import group_of
 from escrowmq.replication.replica.validation import parse_request
 from escrowmq.replication.state.machine import StateMachine
 from escrowmq.replication.state.transactions import STATE_OF
 from tests.sim.disk import SimDisk
 from tests.support.clock import now
+from tests.support.places import by_name
 from tests.support.requests import Submitting, prepare
 from tests.support.single import Single
 
@@ -91,7 +91,7 @@ class GroupDouble(Submitting):
         that was, which the log holds from level 2 on."""
         if instance and self.state.level < 2:
             self.single.node.propose(encode_command([ops.level(2)], 1, self.now_ms()), lambda *_: None)
-        here = next(n for n in range(self.groups) if group_of(topic, n, self.groups) == self.gid)
+        here = next(n for n in range(self.groups) if by_name(topic, n, self.groups) == self.gid)
         extra = PrepareExtra(instance=instance, heard_ms=self.now_ms() + 1)
         request = prepare(
             [tx_id],

@@ -54,9 +54,11 @@ class Submitting(ABC):
     def submit(self, *frames: bytes) -> list[Any]:
         """One request, done for sure; its results, one for each operation."""
 
-    def topic(self, name: str = TOPIC, partitions: int = 1, **settings: Any) -> None:
-        """A topic; one that is there already stays."""
-        (result,) = self.submit(ops.create_topic(name, topic_settings(partitions, **settings)))
+    def topic(
+        self, name: str = TOPIC, partitions: int = 1, first: int | None = None, **settings: Any
+    ) -> None:
+        """A topic; one that is there already stays. ``first``: where it begins, else where its name says."""
+        (result,) = self.submit(ops.create_topic(name, topic_settings(partitions, **settings), first))
         assert result[0] in (0, 2), result
 
     def publish(self, *tx_ids: str, size: int = 20, topic: str = TOPIC) -> None:

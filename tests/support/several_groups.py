@@ -30,12 +30,13 @@ from escrowmq.actors.producer.encoder import Encoder, TxPlan
 from escrowmq.replication.calling.answers import Standing
 from escrowmq.replication.format import ops
 from escrowmq.replication.format.codec import PrepareExtra, decode_ops
-from escrowmq.replication.model import Message, group_of
+from escrowmq.replication.model import Message
 from escrowmq.replication.replica.branches import Branches
 from escrowmq.replication.replica.validation import level_needed, parse_request
 from escrowmq.replication.state.machine import Result
 from escrowmq.replication.state.transactions import STATE_OF
 from tests.sim.disk import SimDisk
+from tests.support.places import by_name
 from tests.support.reading import everything, named
 from tests.support.single import Single
 
@@ -135,7 +136,7 @@ class Group:
 
     def texts(self) -> list[str]:
         """What is readable here."""
-        mine = [p for p in range(PARTITIONS) if group_of(TOPIC, p, self.groups) == self.gid]
+        mine = [p for p in range(PARTITIONS) if by_name(TOPIC, p, self.groups) == self.gid]
         return [text for p in mine for text in named(everything(self.single.replica.fetch, TOPIC, p))]
 
 
@@ -187,7 +188,11 @@ class Client:
         """``old``: with software from before format levels."""
         self.world, self.dead = world, False
         self.config = ProducerConfig()
-        self.encoder = Encoder(self.config, len(world.groups), lambda topic: PARTITIONS)
+        self.encoder = Encoder(
+            self.config,
+            lambda topic: PARTITIONS,
+            lambda topic, partition: by_name(topic, partition, len(world.groups)),
+        )
         self.batchers = [GroupBatcher(APP, self.config, instance) for _ in world.groups]
         for batcher in self.batchers if old else ():
             batcher._speech.version = 1
@@ -251,7 +256,7 @@ class Client:
     def plan(self, tx_id: str, *, given: bool = False, timeout_ms: int = 0) -> TxPlan:
         """A transaction with one message in each group, home in group 0."""
         groups = len(self.world.groups)
-        partition = {group_of(TOPIC, p, groups): p for p in reversed(range(PARTITIONS))}
+        partition = {by_name(TOPIC, p, groups): p for p in reversed(range(PARTITIONS))}
         messages = [
             Message(TOPIC, f"{tx_id}.{gid}".encode(), partition=partition[gid]) for gid in range(groups)
         ]

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 import pyarrow as pa
 
+from escrowmq.actors.client.catalog import TopicCatalog
 from escrowmq.actors.client.router import Router
 from escrowmq.spark_integration.sink.intents import Attempt, app_of, epoch_id_of
 from escrowmq.spark_integration.sink.link import SinkLink
@@ -52,7 +53,7 @@ def prepare(
     """What one task does."""
     return write_batches(
         batches,
-        lambda: (link, lambda _: PARTITIONS),
+        lambda: (link, TopicCatalog(link.router).partitions),
         epoch_id=epoch_id_of(query, epoch),
         attempt=attempt_name(task, attempt),
         topic=topic,

@@ -19,9 +19,10 @@ from escrowmq.replication.errors import (
     UnknownTransaction,
 )
 from escrowmq.replication.format import codec, ops
-from escrowmq.replication.model import ResultCode, TransactionState, group_of
+from escrowmq.replication.model import ResultCode, TransactionState
 from escrowmq.replication.state.topics import alter_problem
 from tests.support.brokers import Brokers
+from tests.support.places import by_name
 from tests.support.polling import read, settle
 from tests.support.waiting import wait_until
 
@@ -38,7 +39,7 @@ def prepare(brokers, app, tx_id, topic, partitions=(0,), home=None):
     groups = brokers.info.groups
     by_group = {}
     for partition in partitions:
-        by_group.setdefault(group_of(topic, partition, groups), []).append(partition)
+        by_group.setdefault(by_name(topic, partition, groups), []).append(partition)
     home = next(iter(by_group)) if home is None else home
     row = codec.encode_row(None, b"value", None, tx_id)
     home_index = []

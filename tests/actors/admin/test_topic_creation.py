@@ -6,6 +6,8 @@ The broker groups are the replicated tables themselves, without the replicas aro
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
@@ -14,16 +16,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from escrowmq.actors.admin.topic_creation import (
+    LEVEL_WAIT_S,
     TopicOptions,
     create_topic,
     kept,
     new_name_problem,
+    spread_over,
     topic_settings,
 )
-from escrowmq.replication.errors import ConfigError, TopicExists
+from escrowmq.replication.errors import ConfigError, InvalidMessage, NotSupported, TopicExists
+from escrowmq.replication.format import ops
 from escrowmq.replication.format.codec import decode_ops
-from escrowmq.replication.model import TopicInfo
+from escrowmq.replication.model import BY_NAME, TopicInfo
 from escrowmq.replication.state.topics import TopicTable
+from tests.support.places import by_name
 
 DAY_MS = 86_400_000
 WEEK_MS = 7 * DAY_MS
@@ -39,6 +45,9 @@ class Groups:
 
     def __init__(self, count: int = 1) -> None:
         self.tables = [TopicTable(gid, count) for gid in range(count)]
+        #: Groups that are not at level 4 yet, and what their leaders say to what needs it.
+        self.behind: dict[int, Exception] = {}
+        self.now = 0.0
         #: What happens before a group is asked, once: another creator comes in between, say.
         self.before: dict[int, Any] = {}
 
@@ -46,11 +55,30 @@ class Groups:
         if gid in self.before:
             self.before.pop(gid)()
         (op,) = decode_ops(request)
+        if gid in self.behind and len(op.meta) > 2:
+            raise self.behind[gid]
         code, *info = self.tables[gid].create(*op.meta)
         return code, info[0] if info else None
 
     def create(self, partitions: int = 1, **options: int | str | None) -> TopicInfo:
-        return create_topic(self.submit, len(self.tables), "t", partitions, options)
+        return create_topic(
+            self.submit,
+            len(self.tables),
+            "t",
+            partitions,
+            options,
+            clock=lambda: self.now,
+            pause=self.pass_time,
+        )
+
+    def pass_time(self, seconds: float) -> None:
+        self.now += seconds
+
+    def hosts(self) -> list[int]:
+        """By partition, the group that has it; each is in one."""
+        found = [(number, table.gid) for table in self.tables for number in table.topics["t"].partitions]
+        assert [number for number, _ in sorted(found)] == list(range(len(found)))
+        return [gid for _, gid in sorted(found)]
 
     def create_as_an_old_client(self, partitions: int = 1, **options: int | str) -> None:
         """One whose default is seven days, and that states it like everything else."""
@@ -86,7 +114,7 @@ def test_every_setting_is_written_into_the_log() -> None:
         return 0, None
 
     made = create_topic(submit, 1, "t", 2, {"check_max": 3})
-    assert written == [{key: value for key, value in asdict(made).items() if key != "name"}]
+    assert written == [{key: value for key, value in made.settings().items() if key != "name"}]
 
 
 @pytest.mark.parametrize(
@@ -212,3 +240,93 @@ def test_an_unknown_option_is_refused_though_it_is_none() -> None:
 def test_retention_in_words(retention_ms: int, retention_bytes: int, words: str) -> None:
     settings = topic_settings(1, retention_ms=retention_ms, retention_bytes=retention_bytes)
     assert kept(TopicInfo("t", **settings)) == words  # type: ignore[arg-type]
+
+
+# ---------------------------------------------------------------- where a topic begins
+REFUSALS = [NotSupported("level 4"), InvalidMessage("operation of type 16 of format version 2")]
+
+
+def fullest(place: Callable[[str, int], int], groups: int) -> float:
+    """Of a thousand names that are alike: how many times the mean the fullest group has."""
+    hosted = Counter(place(f"orders-{number:03}", groups) for number in range(1_000))
+    return max(hosted.values()) * groups / 1_000
+
+
+@pytest.mark.parametrize(
+    ("groups", "by_bytes", "by_checksum"), [(8, 1.02, 1.01), (16, 1.20, 1.02), (64, 4.80, 1.09)]
+)
+def test_new_topics_are_spread_evenly_over_many_groups(
+    groups: int, by_bytes: float, by_checksum: float
+) -> None:
+    """The figures of docs/decisions.md, 53."""
+    assert round(fullest(lambda name, count: by_name(name, 0, count), groups), 2) == by_bytes
+    assert round(fullest(spread_over, groups), 2) == by_checksum
+
+
+def test_every_group_hosts_what_the_creator_has_written() -> None:
+    groups = Groups(5)
+    made = groups.create(7)
+    assert made.first_group == spread_over("t", 5) != by_name("t", 0, 5)
+    assert groups.hosts() == [(made.first_group + number) % 5 for number in range(7)]
+    assert groups.create(7) == made, "repeating it changes nothing"
+
+
+@pytest.mark.parametrize("refusal", REFUSALS)
+def test_until_all_replicas_are_upgraded_topics_lie_where_their_names_say(refusal: Exception) -> None:
+    groups = Groups(5)
+    groups.behind = dict.fromkeys(range(5), refusal)
+    made = groups.create(7)
+    assert made.first_group == BY_NAME
+    assert groups.hosts() == [by_name("t", number, 5) for number in range(7)]
+    groups.behind = {}
+    assert groups.create(7) == made, "and stay there, whoever creates them again"
+    assert groups.hosts() == [by_name("t", number, 5) for number in range(7)]
+
+
+def test_a_group_that_takes_the_level_a_moment_later_is_waited_for() -> None:
+    groups = Groups(3)
+    groups.behind = {2: REFUSALS[0]}
+    until = groups.pass_time
+
+    def go_up(seconds: float) -> None:
+        until(seconds)
+        if groups.now > 5.0:
+            groups.behind = {}
+
+    groups.pass_time = go_up  # type: ignore[method-assign]
+    made = groups.create(4)
+    assert 5.0 < groups.now < 6.0 and groups.settings() == [made] * 3
+
+
+def test_one_that_never_does_is_told_and_repeating_it_goes_on_where_it_was() -> None:
+    groups = Groups(3)
+    groups.behind = {2: REFUSALS[0]}
+    with pytest.raises(NotSupported):
+        groups.create(4)
+    assert LEVEL_WAIT_S <= groups.now < LEVEL_WAIT_S + 1
+    groups.behind = {}
+    made = groups.create(4)
+    assert groups.settings() == [made] * 3 and len(groups.hosts()) == 4
+
+
+def test_a_client_of_an_earlier_version_is_told_that_it_cannot_use_the_topic() -> None:
+    """Else it would create it elsewhere in a group that does not have it yet."""
+    groups = Groups(3)
+    groups.before[1] = lambda: (_ for _ in ()).throw(CutShort())
+    with pytest.raises(CutShort):
+        groups.create(4)
+    code, text = groups.submit(0, ops.create_topic("t", topic_settings(4)))
+    assert code == 11 and "upgrade the client" in str(text)
+    assert groups.settings()[1:] == [None, None]
+    made = groups.create(4)
+    assert groups.settings() == [made] * 3 and len(groups.hosts()) == 4
+
+
+def test_a_topic_whose_deletion_was_cut_short_is_not_created_in_two_places() -> None:
+    groups = Groups(3)
+    groups.behind = dict.fromkeys(range(3), REFUSALS[0])
+    groups.create(4)
+    groups.tables[0].delete("t")
+    groups.behind = {}
+    with pytest.raises(TopicExists, match=r"first_group is -1.*delete it and create it again"):
+        groups.create(4)

@@ -19,7 +19,6 @@ from escrowmq.replication.errors import (
 )
 from escrowmq.replication.format import ops
 from escrowmq.replication.format.codec import decode_ops
-from escrowmq.replication.model import group_of
 from tests.support.brokers import Brokers
 from tests.support.requests import prepare
 
@@ -77,9 +76,12 @@ def test_every_group_is_told_of_its_own_partitions_and_of_nothing_else() -> None
         return 0, None
 
     carry_out(
-        submit, 2, "t", [PartitionTrim(0, 0, 5, 9), PartitionTrim(1, 4, 4, 9), PartitionTrim(2, 0, 7, 9)]
+        submit,
+        lambda topic, partition: partition % 2,
+        "t",
+        [PartitionTrim(0, 0, 5, 9), PartitionTrim(1, 4, 4, 9), PartitionTrim(2, 0, 7, 9)],
     )
-    assert told == {group_of("t", 0, 2): {0: 5, 2: 7}}
+    assert told == {0: {0: 5, 2: 7}}
 
 
 def test_a_leader_of_an_earlier_version_is_named_as_the_reason() -> None:
@@ -87,7 +89,7 @@ def test_a_leader_of_an_earlier_version_is_named_as_the_reason() -> None:
         raise InvalidMessage("operations of type 21 are written by leaders only")
 
     with pytest.raises(NotSupported, match="upgrade every replica first"):
-        carry_out(submit, 1, "t", [PartitionTrim(0, 0, 5, 9)])
+        carry_out(submit, lambda topic, partition: 0, "t", [PartitionTrim(0, 0, 5, 9)])
 
 
 def test_messages_go_and_what_is_open_stays(

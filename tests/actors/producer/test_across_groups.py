@@ -13,8 +13,9 @@ from escrowmq.actors.producer.config import ProducerConfig
 from escrowmq.actors.producer.encoder import Encoder, TxPlan
 from escrowmq.actors.producer.results import prepare_problem
 from escrowmq.replication.errors import Unavailable
-from escrowmq.replication.model import Message, ResultCode, group_of
+from escrowmq.replication.model import Message, ResultCode
 from escrowmq.replication.state import preparing
+from tests.support.places import by_name
 
 NO_LEADER = Failure(FailureKind.UNAVAILABLE, "no leader")
 
@@ -56,8 +57,10 @@ class TwoGroups:
 
 def plan(given_id: bool) -> TxPlan:
     """A transaction with a message in each of two groups."""
-    encoder = Encoder(ProducerConfig(), 2, lambda topic: 8)
-    one_of = {group_of("orders", partition, 2): partition for partition in range(8)}
+    encoder = Encoder(
+        ProducerConfig(), lambda topic: 8, lambda topic, partition: by_name(topic, partition, 2)
+    )
+    one_of = {by_name("orders", partition, 2): partition for partition in range(8)}
     messages = [Message("orders", b"a", partition=one_of[0]), Message("orders", b"b", partition=one_of[1])]
     placed, size = encoder.place(messages, "tx")
     return encoder.plan("tx", "tx", placed, size, 0, given_id)

@@ -21,6 +21,7 @@ from escrowmq.replication.errors import OutcomeUnknown, Unavailable, UnknownTopi
 from escrowmq.replication.format.codec import OpType, decode_ops, decode_rows
 from escrowmq.replication.model import Message, ResultCode
 from escrowmq.replication.replica.validation import parse_request
+from tests.support.places import by_name
 
 CONFIG = ProducerConfig(request_bytes=10_000, linger_ms=3.0, transaction_linger_ms=1.0)
 MESSAGES = st.lists(
@@ -38,7 +39,7 @@ MESSAGES = st.lists(
 
 
 def encoder(groups: int = 1, config: ProducerConfig = CONFIG) -> Encoder:
-    return Encoder(config, groups, lambda topic: 3)
+    return Encoder(config, lambda topic: 3, lambda topic, partition: by_name(topic, partition, groups))
 
 
 def a_batcher() -> GroupBatcher:
@@ -117,7 +118,7 @@ def test_the_same_transaction_always_encodes_to_the_same_blocks() -> None:
 def test_large_transactions_are_split_between_messages_and_one_digest_stands_for_all() -> None:
     config = ProducerConfig(part_bytes=1000)
     messages = [Message("a", b"x" * 400, partition=0) for _ in range(7)]
-    made = Encoder(config, 1, lambda topic: 3)
+    made = Encoder(config, lambda topic: 3, lambda topic, partition: 0)
     placed, size = made.place(messages, "tx")
     plan = made.plan("tx", "q", placed, size, 0, True)
     assert plan.single is None and plan.parts is not None

@@ -37,6 +37,7 @@ from tests.support.fed_state import (
     busy_state,
     busy_state_of_level_2,
     busy_state_of_level_3,
+    state_with_a_first_group,
     state_with_a_numbered_alteration,
 )
 
@@ -53,6 +54,7 @@ DAMAGED = [
     "ROLLBACK version 3",
     "ALTER_TOPIC",
     "ALTER_TOPIC version 2",
+    "CREATE_TOPIC version 2",
 ]
 ROWS = [encode_row(b"k", b"v", {"h": b"1"}, None), encode_row(None, b"", None, "tx")]
 
@@ -92,12 +94,15 @@ def samples() -> dict[str, str]:
         "ALTER_TOPIC": ops.alter_topic("orders", {"retention_ms": 3_600_000, "on_check_exhausted": "hold"}),
     }
     frames["ALTER_TOPIC version 2"] = ops.alter_topic("orders", {"check_max": 3}, 1_000)
+    frames["CREATE_TOPIC version 2"] = ops.create_topic("orders", {"partitions": 4}, 7)
     frames["command"] = encode_command([frames["MESSAGE"], frames["COMMIT"]], 2, 1_700_000_000_123)
     frames["snapshot"] = b"".join(encode(capture(busy_state().state, 3, ["a.runs"])))
     frames["snapshot version 2"] = b"".join(encode(capture(busy_state_of_level_2().state, 3, ["a.runs"])))
     frames["snapshot of level 3"] = b"".join(encode(capture(busy_state_of_level_3().state, 3, ["a.runs"])))
     numbered = state_with_a_numbered_alteration()
     frames["snapshot with a numbered alteration"] = b"".join(encode(capture(numbered.state, 3, ["a.runs"])))
+    placed = b"".join(encode(capture(state_with_a_first_group().state, 3, ["a.runs"])))
+    frames["snapshot with a first group"] = placed
     columns = tuple(array("Q", [i, i + 1]) for i in range(6))
     frames["run file"] = b"".join(encode_runs({7: columns}))
     return {name: data.hex() for name, data in frames.items()}

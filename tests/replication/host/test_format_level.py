@@ -69,7 +69,22 @@ def test_what_needs_level_3_is_refused_below_it_and_done_from_it_on(tmp_path: Pa
     assert single.submit(alter)[0][0] == 0
     single.close()
     again = Single(tmp_path)
-    assert (again.state.level, again.state.topics.topics["t"].info.retention_ms) == (3, 5)
+    assert (again.state.level, again.state.topics.topics["t"].info.retention_ms) == (machine.LEVEL_MAX, 5)
+    again.close()
+
+
+def test_what_needs_level_4_is_refused_below_it_and_done_from_it_on(tmp_path: Path) -> None:
+    single = Single(tmp_path)
+    create = ops.create_topic("t", {}, 0)
+    single.to_level_2()
+    single.replica.raise_level([LevelReport(3, 2)])
+    assert single.submit(ops.settings({}))[0][0] == 0 and single.state.level == 3
+    assert single.send(create, ops.settings({}) + create) == [("unsupported", 4)] * 2
+    single.to_highest_level()
+    assert single.submit(create) == [[0]]
+    single.close()
+    again = Single(tmp_path)
+    assert (again.state.level, again.state.topics.topics["t"].info.first_group) == (4, 0)
     again.close()
 
 
@@ -107,7 +122,10 @@ def test_with_that_taken_away_an_older_replica_would_be_given_what_it_cannot_rea
 
 def old_software(patch: pytest.MonkeyPatch, level: int) -> None:
     """Types and versions as they were in software that knows this level as the highest; 1: none."""
-    known = {kind: decode for kind, decode in codec._decode_meta.items() if kind & 0xFF != OpType.ALTER_TOPIC}
+    later = {OpType.CREATE_TOPIC | 2 << 8}
+    if level < 3:
+        later |= {OpType.ALTER_TOPIC, OpType.ALTER_TOPIC | 2 << 8}
+    known = {kind: decode for kind, decode in codec._decode_meta.items() if kind not in later}
     if level == 1:
         known = {kind: decode for kind, decode in known.items() if kind < 256 + OpType.TX_DONE}
         patch.setattr(snapshot, "VERSION_MAX", 1)
@@ -115,7 +133,9 @@ def old_software(patch: pytest.MonkeyPatch, level: int) -> None:
     patch.setattr(machine, "LEVEL_MAX", level)
 
 
-@pytest.mark.parametrize(("level", "what_it_met"), [(1, "type 31"), (2, "format level 3")])
+@pytest.mark.parametrize(
+    ("level", "what_it_met"), [(1, "type 31"), (2, "format level 3"), (3, "format level 4")]
+)
 def test_older_software_meets_a_newer_level_and_stops_without_harm(
     tmp_path: Path, level: int, what_it_met: str
 ) -> None:

@@ -25,6 +25,7 @@ from tests.support.fed_state import (
     busy_state_of_level_2,
     busy_state_of_level_3,
     dump,
+    state_with_a_first_group,
     state_with_a_numbered_alteration,
 )
 
@@ -54,6 +55,7 @@ def without_runs(state: StateMachine) -> dict[str, object]:
         ("snapshot version 2", 2, busy_state_of_level_2),
         ("snapshot of level 3", 3, busy_state_of_level_3),
         ("snapshot with a numbered alteration", 3, state_with_a_numbered_alteration),
+        ("snapshot with a first group", 4, state_with_a_first_group),
     ],
 )
 def test_snapshots_of_all_levels_bring_back_the_state(

@@ -17,14 +17,15 @@ from escrowmq.actors.producer.core import ProducerCore
 from escrowmq.actors.producer.encoder import Encoder, TxPlan
 from escrowmq.actors.producer.transaction_base import Phase as Stands
 from escrowmq.actors.producer.transaction_base import TransactionBase
-from escrowmq.replication.errors import EscrowMQError, OutcomeUnknown, TransactionConflict
-from escrowmq.replication.model import Message, RecordMetadata, group_of
+from escrowmq.replication.errors import EscrowMQError, OutcomeUnknown, TransactionConflict, UnknownTopic
+from escrowmq.replication.model import Message, RecordMetadata
 from tests.history.events import Sent, body
 from tests.sim.across.bulk import BulkCall, Wanted
 from tests.sim.across.ledger import AcrossTx
 from tests.sim.across.turns import WorldTurns
 from tests.sim.coverage import AcrossPhase, Phase
 from tests.sim.producers import DEATH, OF_PRODUCERS, SIZES
+from tests.sim.world import Violation
 
 if TYPE_CHECKING:
     from tests.sim.across.workload import AcrossWorkload
@@ -80,7 +81,7 @@ class AcrossProducer:
         self._turns = WorldTurns(self._world, clients.wire, info, config.channel, self.rng)
         self.core = _Core(info, app, config, clock=lambda: self._world.now, turns=self._turns, instance=name)
         self.core.ids = map("x{}".format, iter(clients.number, None))
-        self.core.encoder = Encoder(config, scene.groups, scene.topics.__getitem__)
+        self.core.encoder = Encoder(config, scene.topics.__getitem__, scene.group_of)
         self._mine: list[AcrossTx] = []
         #: Operations that wait for their answer.
         self.preparing: dict[int, AcrossTx] = {}
@@ -150,7 +151,7 @@ class AcrossProducer:
         for place in places:
             for _ in range(rng.choice((1, 1, 2))):
                 id = f"{name}.{len(sent)}"
-                sent.append(Sent(id, *place, group=group_of(*place, scene.groups)))
+                sent.append(Sent(id, *place, group=scene.group_of(*place)))
                 messages.append(Message(place[0], body(id, rng.choice(SIZES)), partition=place[1]))
         return sent, messages
 
@@ -219,6 +220,8 @@ class AcrossProducer:
             else:
                 self.leave(record)
             return
+        except UnknownTopic as error:  # all groups have created both topics before anybody begins
+            raise Violation(f"PREPARE of {record.tx}: {error}", "unexpected-answer") from error
         except EscrowMQError as error:
             recorder.unknown(op, f"not prepared: {error}")
             self._rolled_back_by_client(record)
@@ -333,7 +336,7 @@ class AcrossProducer:
         place = self.rng.choice(self._clients.scene.places())
         id = f"m{self._clients.number()}"
         recorder = self.recorder
-        sent = Sent(id, *place, group=group_of(*place, self._clients.scene.groups))
+        sent = Sent(id, *place, group=self._clients.scene.group_of(*place))
         message = Message(place[0], body(id, self.rng.choice(SIZES)), partition=place[1])
         op = recorder.invoke("send", producer=self.name, messages=[sent])
 

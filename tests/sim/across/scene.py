@@ -9,9 +9,11 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from escrowmq.replication.model import group_of
+from escrowmq.replication.model import BY_NAME, first_group, group_of
+from escrowmq.replication.state.machine import LEVEL_MAX
 from escrowmq.replication.state.settings import Settings
 from tests.sim import crowd
+from tests.support.places import info
 
 #: name -> what it brings into the world.
 REACHES = {
@@ -19,6 +21,8 @@ REACHES = {
     "small-tables": "ids, producers and groups are forgotten in every schedule, and not only in half of them",
 }
 #: Those that are part of every schedule.
+#: Share of the worlds whose topics lie where their creator has written, of those that go up at once.
+PLACED = 0.4
 KEPT: frozenset[str] = frozenset({"mute-branches"})
 
 
@@ -39,6 +43,7 @@ class Scene:
     crowd: bool  # hundreds of topics of one app, and apps that are used once
     tables: Settings | None  # how much is remembered, by a SETTINGS of the first moment; None: the defaults
     reach: frozenset[str]
+    firsts: dict[str, int] | None  # name -> first group, written by the creator; None: where the names say
 
     @staticmethod
     def of(seed: int, groups: int, *, size: int | None = None, reach: frozenset[str] = KEPT) -> Scene:
@@ -53,6 +58,10 @@ class Scene:
         if share == 0.0 or forgetful or "small-tables" in reach:  # an app counts as APP_AS_IDS beside its ids
             tables = Settings(settled_generation=small, producers_generation=small // 20, groups_kept=2)
             level_at_s = 0.1
+        places = random.Random(f"places-{seed}-{groups}")  # by itself: other scenes stay as they were
+        firsts = None
+        if level_at_s == 0.1 and places.random() < PLACED:
+            firsts = {"t": places.randrange(groups), "u": places.randrange(groups)}
         return Scene(
             groups=groups,
             size=size or chosen_size,
@@ -67,12 +76,23 @@ class Scene:
             crowd=rng.random() < crowd.SHARE,
             tables=tables,
             reach=reach,
+            firsts=firsts,
         )
 
     @property
     def from_level_2(self) -> bool:
         """Clients begin when all groups are at format level 2: faults begin after it, or neither would."""
-        return self.tables is not None or not self.fence
+        return self.tables is not None or self.firsts is not None or not self.fence
+
+    @property
+    def level(self) -> int:
+        """The highest that the groups take. Level 4 brings first groups, and nothing else."""
+        return LEVEL_MAX if self.firsts is not None else LEVEL_MAX - 1
+
+    def group_of(self, topic: str, partition: int) -> int:
+        """The broker group of a partition, as the clients' own code finds it."""
+        known = info(topic, first=BY_NAME if self.firsts is None else self.firsts[topic])
+        return group_of(first_group(known), partition, self.groups)
 
     def tables_of(self, gid: int) -> Settings | None:
         """How much a group remembers."""
@@ -81,4 +101,4 @@ class Scene:
     def places(self, gid: int | None = None) -> list[tuple[str, int]]:
         """Partitions of one group, or of all."""
         every = [(topic, number) for topic, count in self.topics.items() for number in range(count)]
-        return [p for p in every if gid is None or group_of(*p, self.groups) == gid]
+        return [p for p in every if gid is None or self.group_of(*p) == gid]

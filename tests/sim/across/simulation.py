@@ -14,7 +14,6 @@ from functools import partial
 
 from escrowmq.replication.calling.answers import LevelReport
 from escrowmq.replication.replica.replica import Replica
-from escrowmq.replication.state.machine import LEVEL_MAX
 from tests.sim.across.scene import Scene
 from tests.sim.across.workload import AcrossWorkload, GroupWorkload
 from tests.sim.broker_app import BrokerApplication
@@ -193,8 +192,8 @@ class ManyGroups:
         for part in self.parts:
             for replica in part.replicas:
                 there = replica.up and now >= replica.paused_until and not part.clients_cut
-                reports.append(LevelReport(LEVEL_MAX, _broker(replica).state.level) if there else None)
-        if all(report is not None and report.applied == LEVEL_MAX for report in reports):
+                reports.append(LevelReport(self.scene.level, _broker(replica).state.level) if there else None)
+        if all(report is not None and report.applied == self.scene.level for report in reports):
             return
         self.world.later(LEVEL_EVERY_S, self._raise_levels)
         for part in self.parts:

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from escrowmq.actors.admin.topic_creation import topic_settings
 from escrowmq.replication.format import ops
-from escrowmq.replication.model import ResultCode, group_of
+from escrowmq.replication.model import ResultCode
 from escrowmq.replication.raft.node import RaftNode
-from escrowmq.replication.state.machine import LEVEL_MAX
 from tests.history.events import Sent
 from tests.history.report import Report
 from tests.sim import crowd
@@ -37,6 +36,7 @@ from tests.sim.topic_changes import TopicChanges
 from tests.sim.workload import Application, Cluster, ReplicaContext
 from tests.sim.world import Violation
 from tests.support.faults.tables import Cells
+from tests.support.places import by_name
 
 if TYPE_CHECKING:
     from tests.sim.across.simulation import ManyGroups
@@ -110,10 +110,30 @@ class AcrossWorkload(Acting):
             self.crowds += [self._crowd(gid, desk) for gid, desk in enumerate(self.desks)]
         self.changes = TopicChanges(many.parts, self.scene.places())
         self.processes: list[FeedbackProcess] = []
-        keep = self._rng.choice(({}, {}, {"retention_ms": 3_000}, {"retention_bytes": 2_000}))
+        self._keep = self._rng.choice(({}, {}, {"retention_ms": 3_000}, {"retention_bytes": 2_000}))
+        if self.scene.firsts is None:
+            self._create_topics()
+        else:
+            self.later(LEVEL_STEP_S, self._create_placed)
+
+    def _create_placed(self) -> None:
+        """As soon as all groups are at the level that it takes."""
+        if self._all_up():
+            self._create_topics()
+        else:
+            self.later(LEVEL_STEP_S, self._create_placed)
+
+    def _create_topics(self) -> None:
         for desk, (name, partitions) in itertools.product(self.desks, self.scene.topics.items()):
-            settings = topic_settings(partitions, transaction_timeout_ms=500, **keep)
-            desk.call(ops.create_topic(name, settings), self._created, lambda: True)
+            settings = topic_settings(partitions, transaction_timeout_ms=500, **self._keep)
+            first = None if self.scene.firsts is None else self.scene.firsts[name]
+            desk.call(ops.create_topic(name, settings, first), self._created, lambda: True)
+
+    def _all_up(self) -> bool:
+        leaders = [self._leader(gid) for gid in range(self.scene.groups)]
+        return all(
+            leader is not None and leader.replica.state.level == self.scene.level for leader in leaders
+        )
 
     def _crowd(self, gid: int, desk: Desk) -> Crowd:
         def add(app: str, tx_id: str, sent: list[Sent]) -> AcrossTx:
@@ -121,7 +141,7 @@ class AcrossWorkload(Acting):
             self.ledger.add(tx, {gid: 1})
             return tx
 
-        topics = [name for name in NAMES if group_of(name, 0, self.scene.groups) == gid]
+        topics = [name for name in NAMES if by_name(name, 0, self.scene.groups) == gid]
         forgets = self.scene.tables is not None
         return Crowd(desk, self.ledger, add, self.number, topics, gid=gid, forgets=forgets)
 
@@ -142,8 +162,7 @@ class AcrossWorkload(Acting):
         if not self.scene.from_level_2:
             self._open_shop()
             return
-        leaders = [self._leader(gid) for gid in range(self.scene.groups)]
-        if not all(leader is not None and leader.replica.state.level == LEVEL_MAX for leader in leaders):
+        if not self._all_up():
             self.later(LEVEL_STEP_S, self._set_tables)
             return
         tables = [self.scene.tables_of(gid) for gid in range(self.scene.groups)]

@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from escrowmq.actors.client.catalog import TopicCatalog
 from escrowmq.actors.client.router import result_of
 from escrowmq.replication.errors import ConfigError, MessageTooLarge, UnknownTopic
 from escrowmq.replication.format import ops
@@ -25,7 +26,7 @@ from escrowmq.spark_integration.sink.intents import Attempt, Intent, IntentStore
 from escrowmq.spark_integration.sink.link import SinkLink
 from escrowmq.spark_integration.sink.task import ChunkWriter
 from tests.support.brokers import Brokers
-from tests.support.sinking import PARTITIONS, ROWS, batch, effect, linked, prepare, readable, still_open
+from tests.support.sinking import ROWS, batch, effect, linked, prepare, readable, still_open
 
 
 def test_an_epoch_is_readable_after_its_commit_and_not_before(
@@ -236,7 +237,7 @@ def prepare_small(
 
     epoch_id = epoch_id_of(query, 0)
     writer = ChunkWriter(link, epoch_id, "0.0.small", timeout_ms=60_000, chunk_bytes=10_000)
-    encoder = RowEncoder(epoch_id, topic, lambda _: PARTITIONS, 1 << 20, 5_000)
+    encoder = RowEncoder(epoch_id, topic, TopicCatalog(link.router).partitions, 1 << 20, 5_000)
     for each in batches:
         for rows in encoder.encode(each):
             writer.add(rows)

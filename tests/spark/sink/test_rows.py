@@ -52,7 +52,7 @@ def test_rows_and_partitions_are_those_of_a_producer() -> None:
     found = encode(
         encoder(), key=pa.array(keys, pa.binary()), value=pa.array(values), headers=pa.array(headers, HEADERS)
     )
-    producer = Encoder(ProducerConfig(), 1, partitions)
+    producer = Encoder(ProducerConfig(), partitions, lambda topic, partition: 0)
     expected = defaultdict(list)
     for key, value, pairs in zip(keys, values, headers, strict=True):
         named = {pair["key"]: pair["value"] for pair in pairs or []}

@@ -25,6 +25,7 @@ from escrowmq.spark_integration.source.reading import TaskReader
 from escrowmq.spark_integration.source.stream_planning import from_json, to_json
 from escrowmq.spark_integration.source.stream_reader import EscrowMQStreamReader, Link
 from tests.support.brokers import Brokers, ClientCalls
+from tests.support.places import by_name
 
 ReaderOf = Callable[..., EscrowMQStreamReader]
 
@@ -32,15 +33,16 @@ ReaderOf = Callable[..., EscrowMQStreamReader]
 @pytest.fixture(scope="module")
 def brokers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Brokers]:
     running = Brokers(tmp_path_factory.mktemp("brokers"), groups=2, replicas=1)
+    running.at_highest_level()
     yield running
     running.close()
 
 
 @pytest.fixture
 def topic(request: pytest.FixtureRequest, brokers: Brokers) -> str:
-    """A topic of two partitions, ten messages in the first."""
+    """A topic of two partitions, ten messages in the first; it lies elsewhere than its name would say."""
     name = f"t-{abs(hash(request.node.nodeid)):x}"
-    brokers.topic(name, 2)
+    brokers.topic(name, 2, first=1 - by_name(name, 0, 2))
     brokers.produce(name, 0, numbers(0, 10))
     return name
 
