@@ -99,7 +99,7 @@ def release_steps(state: StateMachine, snapshot: Snapshot) -> Iterator[None]:
     """As ``release``, app by app; nobody else may hold the same state before it is at its end."""
     state.group_offsets.release()
     for app, _ in snapshot.open:
-        state.transactions.app(app).open.release()
+        state.transactions.release(app)
         yield
 
 

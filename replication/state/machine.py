@@ -227,7 +227,7 @@ class StateMachine:
                 if problem is not None:
                     problems.append([i, *problem])
         if fresh:
-            self.transactions.opened(table, topic, len(fresh), given, participants, home_group)
+            self.transactions.opened(table, topic, len(fresh), given, participants, home_group, index)
             self.due.schedule(app, fresh, due)
             opened.age()
         if participants:

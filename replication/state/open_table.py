@@ -11,7 +11,7 @@ the ages.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import islice
+from itertools import islice, takewhile
 from typing import Any, NamedTuple
 
 #: Entries of the young table: three times what is in flight at 50,000 a second, and half a megabyte.
@@ -93,7 +93,7 @@ class View:
 class OpenTable(Mapping[str, OpenTx]):
     """tx_id -> record. Changed only by ``AppTransactions`` and the state machine."""
 
-    __slots__ = ("_changed", "_holders", "gone", "old", "young")
+    __slots__ = ("_changed", "_first", "_front", "_holders", "gone", "old", "young")
 
     def __init__(self) -> None:
         self.young: dict[str, OpenTx] = {}
@@ -101,6 +101,9 @@ class OpenTable(Mapping[str, OpenTx]):
         self.gone: set[str] = set()  # in ``old``, and settled
         self._changed: dict[str, OpenTx] = {}  # in ``old``, and replaced
         self._holders = 0
+        # While a view is held ``old`` does not change: the first that was not gone, and what follows it.
+        self._first: str | None = None
+        self._front: Iterator[str] | None = None
 
     # -------------------------------------------------------------- reading
 
@@ -136,9 +139,26 @@ class OpenTable(Mapping[str, OpenTx]):
         return all(map(self.young.__contains__, tx_ids)) or all(map(self.__contains__, tx_ids))
 
     def oldest(self) -> OpenTx | None:
-        """The first in log order. (A replaced record keeps its place in the log.)"""
-        first = next(iter(self), None)
+        """The first in log order. (A replaced record keeps its place in the log.) Only in the thread that
+        changes the table; each of those that are gone is passed over once, however often this is asked."""
+        if self.gone:
+            if self._holders:
+                return self._oldest_beside_a_view()
+            for tx_id in list(takewhile(self.gone.__contains__, self.old)):
+                del self.old[tx_id]
+                self.gone.remove(tx_id)
+        first = next(iter(self.old), None) or next(iter(self.young), None)
         return None if first is None else self[first]
+
+    def _oldest_beside_a_view(self) -> OpenTx | None:
+        if self._front is None:
+            self._front = iter(self.old)
+            self._first = next(self._front, None)
+        while self._first is not None and self._first in self.gone:
+            self._first = next(self._front, None)
+        if self._first is not None:
+            return self._changed.get(self._first) or self.old[self._first]
+        return next(iter(self.young.values()), None)
 
     # -------------------------------------------------------------- changing
     # New ones are put into ``young`` by the state machine, which then calls ``age``.
@@ -198,13 +218,19 @@ class OpenTable(Mapping[str, OpenTx]):
     def release(self) -> None:
         """A view is not used any more."""
         self._holders -= 1
-
-    def tidy(self) -> None:
-        """Put in place what happened meanwhile, a step at a time. Called now and then."""
         if not self._holders:
-            self._settle(STEP)
+            self._front = None
 
-    def _settle(self, budget: int) -> None:
+    @property
+    def untidy(self) -> bool:
+        """Whether something that happened beside a view is not in place yet."""
+        return bool(self.gone or self._changed)
+
+    def tidy(self, budget: int = STEP) -> int:
+        """Put in place what happened meanwhile, so many entries at most; how many may follow elsewhere."""
+        return budget if self._holders else self._settle(budget)
+
+    def _settle(self, budget: int) -> int:
         while self.gone and budget > 0:
             del self.old[self.gone.pop()]
             budget -= 1
@@ -212,3 +238,4 @@ class OpenTable(Mapping[str, OpenTx]):
             tx_id, record = self._changed.popitem()
             self.old[tx_id] = record
             budget -= 1
+        return budget

@@ -8,14 +8,16 @@ configuration that could differ.
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Iterator, Sequence
+from heapq import heapify, heappop, heappush, heapreplace
 
 from escrowmq.replication.model import ResultCode, TransactionState
 from escrowmq.replication.state.decided import AcrossGroups, Decided
 from escrowmq.replication.state.dedup import TwoGenerations
 from escrowmq.replication.state.given_ids import APP_AS_GIVEN_IDS, GivenIds
-from escrowmq.replication.state.open_table import OpenTable, OpenTx
+from escrowmq.replication.state.open_table import STEP, OpenTable, OpenTx
 from escrowmq.replication.state.settings import Settings
 
 #: What an app with settled ids counts as beside them: its tables, which every look over all apps passes. So
@@ -23,6 +25,8 @@ from escrowmq.replication.state.settings import Settings
 APP_AS_IDS = 50
 #: Operator decisions kept for audit in the state (the log itself keeps them until retention).
 AUDIT_KEPT = 1_000
+#: Apps that are put right at a time, a few times a second: a fraction of a millisecond.
+FRONTS_STEP = 256
 
 #: Who decides over a branch for its home group: this, and the home group's number.
 BY_HOME = "home:"
@@ -38,7 +42,7 @@ class AppTransactions:
     ones that branches in other groups have still to carry out; see decided.py.
     """
 
-    __slots__ = ("decided", "given", "open", "open_by_topic", "settled")
+    __slots__ = ("decided", "given", "open", "open_by_topic", "queued", "settled")
 
     def __init__(self) -> None:
         self.open = OpenTable()
@@ -46,6 +50,7 @@ class AppTransactions:
         self.given: TwoGenerations[str, int] = TwoGenerations(sys.maxsize)  # too
         self.open_by_topic: dict[str, int] = {}
         self.decided: dict[str, Decided] = {}
+        self.queued = False  # in ``TransactionTable._fronts``
 
     def mark(self, tx_id: str) -> int | None:
         """``digest << 2 | outcome`` of a settled transaction, or None."""
@@ -95,6 +100,12 @@ class TransactionTable:
         self._young = 0  # settled ids in the apps' young generations; derived from them
         self.given = GivenIds()
         self.across = AcrossGroups()
+        #: A heap with each app that has open transactions, and an index that its oldest is not before. The
+        #: number only tells apart.
+        self._fronts: list[tuple[int, int, AppTransactions]] = []
+        self._number = itertools.count()
+        #: Apps' tables in which something is to be put in place.
+        self._untidy: list[OpenTable] = []
 
     def look(self, name: str) -> AppTransactions:
         """The app's transactions, to look at: one that has none is not kept."""
@@ -115,8 +126,13 @@ class TransactionTable:
         given: bool,
         participants: Sequence[int],
         home_group: int,
+        index: int,
     ) -> None:
-        """So many were put among the open ones of an app, all with these fields of ``OpenTx``."""
+        """So many were put among the open ones of an app, all with these fields of ``OpenTx``, by the entry
+        of this index."""
+        if not table.queued:
+            table.queued = True
+            heappush(self._fronts, (index, next(self._number), table))
         table.open_by_topic[topic] = table.open_by_topic.get(topic, 0) + count
         if given:
             self.given.opened += count
@@ -213,10 +229,19 @@ class TransactionTable:
         # nobody may hold an app's table over a call that comes here: what it opened there would be lost.
         idle = [name for name, table in self.apps.items() if table.idle]
         for name in idle:
-            del self.apps[name]
+            self.apps.pop(name).queued = False
+        if idle:
+            self._fronts = [front for front in self._fronts if front[2].queued]
+            heapify(self._fronts)
 
     def count(self) -> None:
         """After the tables were filled from a snapshot."""
+        self._fronts = []
+        for table in self.apps.values():
+            first = table.open.oldest()
+            table.queued = first is not None
+            if first is not None:
+                heappush(self._fronts, (first.log_index, next(self._number), table))
         self.across = AcrossGroups()
         self.across.opened = sum(bool(record.participants) for _, _, record in self.iterate_open())
         self.across.branches = sum(
@@ -245,14 +270,43 @@ class TransactionTable:
         """Log index of the oldest open transaction's PREPARE: retention must not pass it.
 
         Transactions enter the table in log order and keep their place, so each app's first is its oldest.
+        Only in the applying thread. Apps whose oldest has changed since they were looked at are put right,
+        each once; ``tidy`` has done that for most.
         """
-        firsts = [first.log_index for table in self.apps.values() if (first := table.open.oldest())]
-        return min(firsts, default=None)
+        while self._fronts:
+            if self._front_is_right():
+                return self._fronts[0][0]
+        return None
+
+    def _front_is_right(self) -> bool:
+        """Whether the first of the heap is the oldest of all; else it gets its right place, or leaves."""
+        index, number, table = self._fronts[0]
+        first = table.open.oldest()
+        if first is None:
+            heappop(self._fronts)
+            table.queued = False
+        elif first.log_index != index:
+            heapreplace(self._fronts, (first.log_index, number, table))
+        return first is not None and first.log_index == index
+
+    def release(self, app: str) -> None:
+        """A view of an app's open transactions is not used any more."""
+        table = self.app(app).open
+        table.release()
+        if table.untidy:
+            self._untidy.append(table)
 
     def tidy(self) -> None:
         """A bounded step of housekeeping; readers see no difference, so it may run at any time."""
-        for table in self.apps.values():
-            table.open.tidy()
+        budget = STEP
+        while self._untidy and budget > 0:
+            table = self._untidy[-1]
+            budget = table.tidy(budget) - 1
+            if table.in_use or not table.untidy:  # one that is held again comes back when it is released
+                self._untidy.pop()
+        for _ in range(FRONTS_STEP):
+            if not self._fronts or self._front_is_right():
+                return
 
     def open_count(self) -> int:
         """Open transactions of all apps."""

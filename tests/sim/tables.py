@@ -150,6 +150,8 @@ BOUNDS: dict[str, int | Most] = {
     "Topic.partitions": _slots,
     "TopicTable.slots": TOPICS,
     "TopicTable.topics": TOPICS,  # every group knows every topic, and has slots for some of the partitions
+    "TransactionTable._fronts": _apps,
+    "TransactionTable._untidy": _apps,
     "TransactionTable.apps": _apps,
     "TransactionTable.audit": AUDIT_KEPT,
     "TwoGenerations.old": _settled,

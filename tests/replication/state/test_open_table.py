@@ -89,3 +89,33 @@ def test_a_view_is_taken_in_one_bounded_step_however_many_were_settled_under_the
     for _ in range(3):
         table.tidy()
     assert not table.gone and len(table.old) == STEP
+
+
+class Counted(set[str]):
+    """Counts how often it is asked."""
+
+    asked = 0
+
+    def __contains__(self, item: object) -> bool:
+        self.asked += 1
+        return super().__contains__(item)
+
+
+@pytest.mark.parametrize("held", [True, False])
+def test_what_is_gone_from_the_front_is_passed_over_once_however_often_the_oldest_is_asked_for(
+    held: bool,
+) -> None:
+    """Retention asks every ten seconds, in the thread that sends heartbeats."""
+    table = OpenTable()
+    table.old.update((f"t{n}", record(n)) for n in range(10_000))
+    table.hold()
+    table.gone = gone = Counted()
+    for n in range(9_000):
+        table.take(f"t{n}")
+    if not held:
+        table.release()
+    gone.asked = 0
+    for n in range(9_000, 9_100):
+        assert table.oldest() == record(n)
+        table.take(f"t{n}")
+    assert gone.asked < 10_000
