@@ -29,7 +29,8 @@ UNFENCED: dict[str, Any] = {"fence": False, "level_at_s": 0.1}
 
 
 def world(wanted: dict[str, Any]) -> Install:
-    """Every scene as it is drawn, but for these fields."""
+    """Every scene as it is drawn, but for these fields; without ``firsts`` topics lie by their names."""
+    wanted = {"firsts": None, **wanted}
 
     def install(patch: pytest.MonkeyPatch) -> None:
         drawn = Scene.of

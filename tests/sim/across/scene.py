@@ -17,6 +17,7 @@ from tests.support.places import info
 
 #: name -> what it brings into the world.
 REACHES = {
+    "placed-topics": "topics that lie where their creator has written, in some of the worlds",
     "mute-branches": "transactions over several groups of an app whose producers never poll",
     "small-tables": "ids, producers and groups are forgotten in every schedule, and not only in half of them",
 }
@@ -60,7 +61,7 @@ class Scene:
             level_at_s = 0.1
         places = random.Random(f"places-{seed}-{groups}")  # by itself: other scenes stay as they were
         firsts = None
-        if level_at_s == 0.1 and places.random() < PLACED:
+        if "placed-topics" in reach and level_at_s == 0.1 and places.random() < PLACED:
             firsts = {"t": places.randrange(groups), "u": places.randrange(groups)}
         return Scene(
             groups=groups,
