@@ -18,8 +18,7 @@ from escrowmq.actors.admin.topic_altering import alter_topic
 from escrowmq.actors.admin.topic_creation import Submit
 from escrowmq.actors.admin.trimming import PartitionTrim, carry_out
 from escrowmq.replication.errors import Overloaded
-from escrowmq.replication.model import TopicInfo, group_of
-from escrowmq.replication.state.machine import LEVEL_MAX
+from escrowmq.replication.model import TopicInfo, first_group, group_of
 from tests.sim.broker_app import BrokerApplication
 from tests.sim.desk import Desk
 from tests.sim.workload import Cluster
@@ -49,6 +48,9 @@ class _Ask(Exception):
         self.gid, self.request = gid, request
 
 
+ALTERS = 3  # the format level that it takes to alter a topic
+
+
 @dataclass(slots=True)
 class _Work:
     """One operator's. ``steps`` asks with what it is given and returns what it has in the end; it is begun
@@ -72,6 +74,7 @@ class TopicChanges:
         self._next_s = 0.0
         self._busy: set[str] = set()
         self._settings: dict[str, TopicInfo] = {}  # as they were answered last, and nobody has asked since
+        self._firsts: dict[str, int] = {}
         self._starts: dict[tuple[str, int], int] = {}
         self.done: Counter[str] = Counter()
 
@@ -93,17 +96,18 @@ class TopicChanges:
         there = len(states) == len(leaders) and all(topic in state.topics.topics for state in states)
         if not there or topic in self._busy:
             return
+        self._firsts[topic] = first_group(states[0].topics.topics[topic].info)
         if self._rng.random() < 0.5:
             index = states[self._gid(topic, number)].topics.topics[topic].partitions[number].index
             before = self._rng.randint(index.start, index.end)
             self._trim(topic, PartitionTrim(number, index.start, before, index.end))
-        elif all(state.level == LEVEL_MAX for state in states):
+        elif all(state.level >= ALTERS for state in states):
             values = self._rng.choice(SETTINGS)
             self._settings.pop(topic, None)
             self._begin(topic, lambda submit: alter_topic(submit, len(states), topic, values), self._altered)
 
     def _gid(self, topic: str, number: int) -> int:
-        return group_of(topic, number, len(self._desks))
+        return group_of(self._firsts[topic], number, len(self._desks))
 
     def _altered(self, wanted: TopicInfo) -> None:
         self._settings[wanted.name] = wanted
@@ -111,9 +115,8 @@ class TopicChanges:
 
     def _trim(self, topic: str, plan: PartitionTrim) -> None:
         """Up to somewhere in what this leader has."""
-        groups = len(self._desks)
         told = partial(self._trimmed, (topic, plan.partition), plan.before)
-        self._begin(topic, lambda submit: carry_out(submit, groups, topic, [plan]), told)
+        self._begin(topic, lambda submit: carry_out(submit, self._gid, topic, [plan]), told)
 
     def _trimmed(self, place: tuple[str, int], before: int, _: None) -> None:
         self._starts[place] = max(before, self._starts.get(place, 0))
@@ -177,7 +180,7 @@ class TopicChanges:
         topics = [leader.replica.state.topics.topics for leader in leaders]
         for gid, there in enumerate(topics):
             for name, wanted in self._settings.items():
-                if there[name].info != wanted:
+                if there[name].info.settings() != wanted.settings():
                     text = f"the last answer was {wanted}, and group {gid} has {there[name].info}"
                     raise Violation(text, "lost-change")
         for (name, number), wanted_start in self._starts.items():
