@@ -52,6 +52,7 @@ def check_rebuilt(simulation: Simulation, replica: SimReplica, moment: str = "")
         app = simulation.workload.open(
             ReplicaContext(
                 replica.name,
+                replica.address,
                 disk,
                 journal,
                 random.Random(0),

@@ -187,7 +187,16 @@ class SimReplica:
         )
         self.marks = PeerMarks(self.meta, self.own, must_exist=True)
         self.app: Application = sim.workload.open(
-            ReplicaContext(self.name, self.disk, self.journal, self.rng, self.clock, self.later, self.guarded)
+            ReplicaContext(
+                self.name,
+                self.address,
+                self.disk,
+                self.journal,
+                self.rng,
+                self.clock,
+                self.later,
+                self.guarded,
+            )
         )
         self.node = RaftNode(
             self.name,

@@ -32,6 +32,8 @@ class ReplicaContext:
     """What an application gets of its replica. ``later`` is forgotten when the replica crashes."""
 
     name: str
+    #: Of the process: a predecessor that lives on (a ghost) has the name, and another address.
+    address: str
     disk: Disk
     journal: SegmentJournal
     rng: random.Random

@@ -73,9 +73,9 @@ class GroupWorkload:
         return app
 
     def _begin(self, app: BrokerApplication, context: ReplicaContext) -> None:
-        if context.name in self._branching:
-            self._branching[context.name].end()
-        self._branching[context.name] = SimBranches(app, context, self._clients)
+        if context.address in self._branching:  # this process began before; a ghost is another one
+            self._branching[context.address].end()
+        self._branching[context.address] = SimBranches(app, context, self._clients)
 
     def _on_entry(self, index: int, command: bytes) -> None:
         self._clients.ledger.heard(self._gid, index, command)

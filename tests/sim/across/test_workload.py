@@ -1,0 +1,48 @@
+"""What belongs to a process of a replica, where two processes have the replica's name."""
+
+from __future__ import annotations
+
+import random
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from tests.sim.across import workload
+from tests.sim.across.workload import AcrossWorkload, GroupWorkload
+from tests.sim.broker_app import BrokerApplication
+from tests.sim.workload import ReplicaContext
+
+
+class Turns:
+    """``SimBranches`` that only knows whether it was ended."""
+
+    def __init__(self, app: BrokerApplication, context: ReplicaContext, clients: AcrossWorkload) -> None:
+        self.ended = False
+
+    def end(self) -> None:
+        self.ended = True
+
+
+def test_a_ghost_that_starts_leaves_its_successor_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both are ``g0r1``; with the successor's turns ended, nobody would ask about the group's branches."""
+    monkeypatch.setattr(workload, "SimBranches", Turns)
+    group = GroupWorkload(cast("AcrossWorkload", SimpleNamespace()), 0, 2)
+
+    def starts(address: str) -> None:
+        nothing = cast("Any", None)
+        context = ReplicaContext(
+            "g0r1", address, nothing, nothing, random.Random(0), nothing, nothing, nothing
+        )
+        group._begin(cast("BrokerApplication", None), context)
+
+    def working() -> set[str]:
+        return {address for address, turns in group._branching.items() if not cast("Any", turns).ended}
+
+    starts("g0r1#2")
+    starts("g0r1")
+    assert working() == {"g0r1", "g0r1#2"}
+    first = group._branching["g0r1"]
+    starts("g0r1")
+    assert working() == {"g0r1", "g0r1#2"}
+    assert cast("Any", first).ended, "what the process began before its restart"
