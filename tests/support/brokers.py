@@ -19,12 +19,11 @@ from escrowmq.actors.client.replica_calls import OnAnswer
 from escrowmq.actors.client.topology import ClusterInfo
 from escrowmq.replication.calling.answers import LevelReport
 from escrowmq.replication.format import codec, ops
-from escrowmq.replication.model import group_of
+from escrowmq.replication.model import first_group, group_of
 from escrowmq.replication.replica.admission import Submission
 from escrowmq.replication.replica.validation import level_needed
 from escrowmq.replication.state.machine import LEVEL_MAX
 from tests.support.broker_group import BrokerGroup, Member
-from tests.support.places import by_name
 from tests.support.requests import message
 from tests.support.waiting import wait_until
 
@@ -71,7 +70,6 @@ class Brokers:
         #: Calls by replica and method, to see who was asked.
         self.asked: list[tuple[int, int, str]] = []
         self._threads = ThreadPoolExecutor(64)
-        self._firsts: dict[str, int] = {}
         #: What brokers say of transactions over several groups.
         self.reported: list[str] = []
         for group in self.groups:
@@ -132,11 +130,14 @@ class Brokers:
     def leader(self, gid: int = 0) -> int:
         return self.groups[gid].leader().rid
 
+    def place(self, topic: str, partition: int) -> int:
+        """The group of a partition, which the topic says: where a new one begins depends on the format level
+        at its creation, and that rises when the replicas have heard of each other."""
+        known = self.groups[0].leader().parts.running.replica.state.topics.topics[topic].info
+        return group_of(first_group(known), partition, self.info.groups)
+
     def group_of(self, topic: str, partition: int) -> BrokerGroup:
-        first = self._firsts.get(topic)
-        if first is None:
-            return self.groups[by_name(topic, partition, self.info.groups)]
-        return self.groups[group_of(first, partition, self.info.groups)]
+        return self.groups[self.place(topic, partition)]
 
     def leader_of(self, topic: str, partition: int) -> Member:
         return self.group_of(topic, partition).leader()
@@ -145,8 +146,6 @@ class Brokers:
         """``first``: where it begins, which takes level 4; else where its name says."""
         for group in self.groups:
             group.topic(name, partitions, first, **settings)
-        if first is not None:
-            self._firsts[name] = first
 
     def at_highest_level(self) -> None:
         """Wait for it."""

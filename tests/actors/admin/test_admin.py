@@ -22,7 +22,6 @@ from escrowmq.replication.format import codec, ops
 from escrowmq.replication.model import ResultCode, TransactionState
 from escrowmq.replication.state.topics import alter_problem
 from tests.support.brokers import Brokers
-from tests.support.places import by_name
 from tests.support.polling import read, settle
 from tests.support.waiting import wait_until
 
@@ -36,10 +35,9 @@ def admin(brokers, admin_of):
 
 def prepare(brokers, app, tx_id, topic, partitions=(0,), home=None):
     """Opens a transaction with one message per partition, as a producer does; at its groups."""
-    groups = brokers.info.groups
     by_group = {}
     for partition in partitions:
-        by_group.setdefault(by_name(topic, partition, groups), []).append(partition)
+        by_group.setdefault(brokers.place(topic, partition), []).append(partition)
     home = next(iter(by_group)) if home is None else home
     row = codec.encode_row(None, b"value", None, tx_id)
     home_index = []

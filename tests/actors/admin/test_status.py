@@ -16,7 +16,6 @@ from escrowmq.replication.format import codec, ops
 from escrowmq.replication.format.codec import PrepareExtra
 from escrowmq.replication.state.machine import LEVEL_MAX
 from tests.support.brokers import Brokers, ClientCalls
-from tests.support.places import by_name
 from tests.support.waiting import wait_until
 
 
@@ -135,7 +134,7 @@ def test_what_a_group_owes_to_others_and_waits_for_is_shown(wide: Brokers, admin
     topic, app = "orders", "shop"
     admin.create_topic(topic, partitions=2)
     wait_until(lambda: all(g.level == LEVEL_MAX for g in admin.status().groups), 10.0, "the highest level")
-    home_partition, branch_partition = sorted(range(2), key=lambda p: by_name(topic, p, 2))
+    home_partition, branch_partition = sorted(range(2), key=lambda p: wide.place(topic, p))
     row = codec.encode_row(None, b"value", None, "x")
 
     def part(partition: int) -> bytes:
