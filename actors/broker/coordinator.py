@@ -5,7 +5,9 @@ replicated; members are not: after a fail-over they join the new leader and clai
 (``owned``), so a group comes back without moving a partition. Partitions change hands in two
 steps: the old reader first confirms, with the generation it was told, that it has let go (or its
 session expires), and only then is the partition given to the new one. So two *live* members never
-read one partition in the same term, and a member may commit up to the moment it lets go.
+read one partition in the same term, and a member may commit up to the moment it lets go. A topic that was
+deleted and created again is another one: who reads it lets its partitions go and commits no place in them,
+and is then given those of the new topic, of which the group has no place yet.
 
 Pure: takes ``now`` (seconds of any clock that never falls), starts no thread, and must never keep
 anything that a fail-over may not lose. The Broker actor calls it under its own lock.
@@ -56,6 +58,9 @@ class _MemberState:
     confirmed: int
     current: frozenset[TopicPartition] = frozenset()
     granted: frozenset[TopicPartition] = frozenset()
+    #: Partitions that were given before in an earlier topic of that name: until the member has taken them
+    #: over once more, it may stand in that one.
+    anew: frozenset[TopicPartition] = frozenset()
 
     @property
     def held(self) -> frozenset[TopicPartition]:
@@ -71,14 +76,17 @@ class _Group:
     members: dict[str, _MemberState] = field(default_factory=dict)
     target: dict[TopicPartition, str] = field(default_factory=dict)
     partitions: dict[str, int] = field(default_factory=dict)
-    #: Last member a partition was given to in this term: a claim by anybody else is void.
-    last_holder: dict[TopicPartition, str] = field(default_factory=dict)
+    #: Last member a partition was given to in this term, and of which topic of that name it was: a claim by
+    #: anybody else is void, and so is one to a partition of an earlier topic.
+    last_given: dict[TopicPartition, tuple[str, object]] = field(default_factory=dict)
 
 
 class GroupCoordinator:
     """Membership of every consumer group that this leader coordinates, for one term of leadership."""
 
-    def __init__(self) -> None:
+    def __init__(self, which: Callable[[str], object] = lambda topic: None) -> None:
+        """``which(topic)``: something else after the topic was deleted and created again."""
+        self._which = which
         self._term = 0
         self._since = 0.0
         self._counter = 0
@@ -126,12 +134,16 @@ class GroupCoordinator:
         known = state.members.get(member)
         if known is None and len(state.members) >= MEMBERS_MAX:
             return GroupCallRefused(f"group {group!r} has {MEMBERS_MAX} members; close some")
-        # A claim counts when nobody else was given the partition in this term.
-        claims = frozenset(tp for tp in map(_pair, owned) if state.last_holder.get(tp, member) == member)
+        claims = self._valid_claims(state, member, map(_pair, owned))
         if known is None:
             known = _MemberState(frozenset(topics), session_timeout_s, 0.0, 0, 0, claims, claims)
             state.members[member] = known
-            state.last_holder.update(dict.fromkeys(claims, member))
+            state.last_given.update((tp, (member, self._which(tp[0]))) for tp in claims)
+        elif renewed := self._renewed(state, known) | known.anew:
+            # Whatever it claims, it may stand in an earlier topic there: given again with a later generation.
+            claims -= renewed
+            known.current, known.granted = known.current - renewed, known.granted - renewed
+            known.anew = renewed
         known.topics, known.session_timeout_s = frozenset(topics), session_timeout_s
         known.expires = now + session_timeout_s
         self._assign(state, partitions)
@@ -155,6 +167,7 @@ class GroupCoordinator:
             self._assign(state, partitions)
         if generation == known.generation:
             known.confirmed, known.current = generation, known.granted
+            known.anew -= known.granted
         self._reconcile(state, member, known, now)
         return self._assignment(state, member, known)
 
@@ -181,9 +194,15 @@ class GroupCoordinator:
         known = None if state is None else state.members.get(member)
         if known is None or generation not in (known.generation, known.confirmed):
             return f"{member} is not in this generation of {group!r}; its partitions may have a new reader"
-        lost = sorted(set(partitions) - known.held)
+        wanted = set(partitions)
+        lost = sorted(wanted - known.held)
         if lost:
             return f"{member} does not hold {lost[:3]} of {group!r} (any more)"
+        renewed = self._renewed(state, known) if state is not None else frozenset()
+        if generation != known.generation:
+            renewed |= known.anew
+        if renewed := renewed & wanted:
+            return f"the topic of {sorted(renewed)[:3]} was deleted and created again"
         return None
 
     def expire(self, now: float) -> None:
@@ -239,6 +258,7 @@ class GroupCoordinator:
         if member.generation != member.confirmed:
             return  # one unconfirmed change at a time: two generations are all a member can be in
         mine = frozenset(tp for tp, owner in state.target.items() if owner == name)
+        mine -= self._renewed(state, member)
         if member.granted - mine:
             granted = member.granted & mine
         elif now < state.grace_until:
@@ -247,10 +267,37 @@ class GroupCoordinator:
             taken = {tp for other, m in state.members.items() if other != name for tp in m.held}
             granted = mine - taken
         if granted != member.granted:
+            self._note_given(state, name, member, granted - member.granted)
             member.granted = granted
             member.generation = self._next_generation()
-            for tp in granted:
-                state.last_holder[tp] = name
+
+    def _note_given(
+        self, state: _Group, name: str, member: _MemberState, given: frozenset[TopicPartition]
+    ) -> None:
+        anew = set()
+        for tp in given:
+            now = name, self._which(tp[0])
+            if state.last_given.get(tp, now)[1] is not now[1]:
+                anew.add(tp)
+            state.last_given[tp] = now
+        member.anew |= anew
+
+    def _valid_claims(
+        self, state: _Group, member: str, claims: Iterable[TopicPartition]
+    ) -> frozenset[TopicPartition]:
+        """Those to partitions that nobody else was given in this term. Of another topic than the member was
+        given, the partition is not what it claims. After a fail-over nobody knows of which it was."""
+        valid = set()
+        for tp in claims:
+            now = member, self._which(tp[0])
+            if state.last_given.get(tp, now) == now:
+                valid.add(tp)
+        return frozenset(valid)
+
+    def _renewed(self, state: _Group, member: _MemberState) -> frozenset[TopicPartition]:
+        """What the member holds of topics that are others now."""
+        which = {topic: self._which(topic) for topic in {tp[0] for tp in member.held}}
+        return frozenset(tp for tp in member.held if state.last_given[tp][1] is not which[tp[0]])
 
     @staticmethod
     def _assignment(state: _Group, name: str, member: _MemberState) -> GroupAssignment:

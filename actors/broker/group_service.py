@@ -46,16 +46,18 @@ class GroupService:
         group_names: Callable[[], Sequence[str]],
         submit: Callable[[bytes, Turn], Reply],
         clock: Callable[[], float],
+        which: Callable[[str], object] = lambda topic: None,
     ) -> None:
         """``leadership()``: (ready leader?, leader's replica number, term), as ``whoami`` answers.
 
         ``partitions(topic)``: how many, None for an unknown topic. ``committed(group)``: its offsets
         of all topics; ``group_names()``: groups that have any. ``submit``: see ``Requests.submit_in_turn``.
+        ``which(topic)``: see ``GroupCoordinator``.
         """
         self._leadership, self._partitions, self._committed = leadership, partitions, committed
         self._group_names, self._submit, self._clock = group_names, submit, clock
         self._lock = threading.Lock()
-        self._coordinator = GroupCoordinator()
+        self._coordinator = GroupCoordinator(which)
 
     @classmethod
     def over(cls, running: RunningReplica, reads: Reads, requests: Requests) -> Self:
@@ -67,6 +69,7 @@ class GroupService:
             group_names=reads.group_names,
             submit=requests.submit_in_turn,
             clock=time.monotonic,
+            which=reads.which_topic,
         )
 
     def join(

@@ -122,6 +122,11 @@ class Reads:
         known = self._replica.state.topics.topics.get(topic)
         return None if known is None else known.info.partitions
 
+    def which_topic(self, name: str) -> object:
+        """The topic that has this name now: another object once it was deleted and created again. None: no
+        topic has it."""
+        return self._replica.state.topics.topics.get(name)
+
     # -------------------------------------------------------------- positions of consumer groups
 
     def committed(self, group: str, topics: Sequence[str] | None = None) -> Reply:

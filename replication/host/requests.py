@@ -40,7 +40,8 @@ class Requests:
 
     def submit_in_turn(self, request: bytes, turn: Turn) -> Reply:
         """As ``submit``. ``turn`` is given what queues the request, and calls it at the moment from which on
-        later ones come after it in the log; everything slow comes before or after that."""
+        later ones come after it in the log; everything slow comes before or after that. All of the request
+        are places of consumer groups."""
         return self._submit(request, from_broker=False, turn=turn)
 
     def _submit(self, request: bytes, *, from_broker: bool, turn: Turn | None = None) -> Reply:
@@ -57,9 +58,12 @@ class Requests:
         if running.driver.disk_full or (scarce and brings_new_work(ops)):
             return ("disk_full", DISK_FULL_RETRY_S)
         answer: Future[Reply] = Future()
+        # Before the turn's checks: if they find these topics, and the log still does, it is about these.
+        topics = running.replica.state.topics.topics
+        about = None if turn is None else {op.meta[1]: topics.get(op.meta[1]) for op in ops}
 
         def queue() -> None:
-            running.driver.submit(lambda: running.replica.submit(request, ops, answer.set_result))
+            running.driver.submit(lambda: running.replica.submit(request, ops, answer.set_result, about))
 
         try:
             if turn is None:

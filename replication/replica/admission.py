@@ -17,7 +17,7 @@ about it, must not reach the new one, so it is left out from the moment at which
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -100,14 +100,21 @@ class Submission:
         self.left_out: dict[int, LeftOut] = {}  # by unit
 
 
-class AboutTopic(Submission):
-    """A request of the leader's own about ``topic``, and about no later one of that name."""
+class AboutTopics(Submission):
+    """A request about ``topics``, as they were when it was found right, and about no later ones of their
+    names: of the leader's own, or a consumer group's place, which is one in a topic that was read before."""
 
-    __slots__ = ("topic",)
+    __slots__ = ("topics",)
 
-    def __init__(self, request: bytes, ops: Sequence[Op], topic: Topic) -> None:
-        super().__init__(request, ops, lambda status: None)
-        self.topic = topic
+    def __init__(
+        self,
+        request: bytes,
+        ops: Sequence[Op],
+        topics: Mapping[str, Topic | None],
+        done: Callable[[tuple[Any, ...]], None] = lambda status: None,
+    ) -> None:
+        super().__init__(request, ops, done)
+        self.topics = topics
 
 
 @dataclass(slots=True, eq=False)
@@ -121,7 +128,7 @@ class ComposedEntry:
     submissions: list[Submission]
     deciding: list[tuple[str, Sequence[str]]]
     opening: list[tuple[tuple[str, str], int]]
-    deleting: list[int]  # slots of partitions
+    deleting: list[int | Topic]  # topics, and slots of their partitions
 
 
 class Admission:
@@ -137,10 +144,10 @@ class Admission:
         # Both hold what is under way and nothing else: apps and topics come and go.
         self._deciding: dict[str, set[str]] = {}  # app -> ids
         self._opening: dict[tuple[str, str], int] = {}  # (app, topic) -> in entries not yet applied
-        #: Slot of a partition -> deletions of its topic that may be in the log and are not applied yet.
-        self._deleting: Counter[int] = Counter()
+        #: Topic, or slot of a partition -> deletions of it that may be in the log and are not applied yet.
+        self._deleting: Counter[int | Topic] = Counter()
         #: What of both is in entries that were given up, and may be applied yet.
-        self._unsure: list[tuple[Sequence[tuple[str, Sequence[str]]], Sequence[int]]] = []
+        self._unsure: list[tuple[Sequence[tuple[str, Sequence[str]]], Sequence[int | Topic]]] = []
         self._last_ms = 0
 
     def offer(self, submission: Submission) -> bool:
@@ -184,6 +191,8 @@ class Admission:
                     submission.results[number] = [int(ResultCode.TOO_MANY_OPEN), self._open_max]
                 elif kind == OpType.TRIM and self._is_another(unit.ops[0].meta[0], submission):
                     submission.results[number] = [int(ResultCode.UNKNOWN_TOPIC)]
+                elif kind == OpType.GROUP_OFFSETS and self._is_another(unit.ops[0].meta[1], submission):
+                    submission.results[number] = [int(ResultCode.UNKNOWN_TOPIC), [unit.ops[0].meta[1]]]
                 else:
                     if kind == OpType.DELETE_TOPIC:
                         self._note_deletion(unit.ops[0].meta[0], writer)
@@ -210,17 +219,17 @@ class Admission:
     def _note_deletion(self, name: str, writer: _EntryWriter) -> None:
         """From here on the topic that there is now counts as deleted."""
         topic = self._state.topics.topics.get(name)
-        slots = [] if topic is None else [partition.slot for partition in topic.partitions.values()]
-        self._deleting.update(slots)
-        writer.deleting += slots
+        if topic is not None:
+            gone: list[int | Topic] = [topic, *(partition.slot for partition in topic.partitions.values())]
+            self._deleting.update(gone)
+            writer.deleting += gone
 
     def _is_another(self, name: str, submission: Submission) -> bool:
         """Whether this name means, or may mean by the time it is applied, another topic than the request."""
         topic = self._state.topics.topics.get(name)
-        if isinstance(submission, AboutTopic) and submission.topic is not topic:
+        if isinstance(submission, AboutTopics) and submission.topics[name] is not topic:
             return True
-        partitions = () if topic is None else topic.partitions.values()
-        return any(partition.slot in self._deleting for partition in partitions)
+        return topic is not None and topic in self._deleting
 
     def _write_decision(
         self, writer: _EntryWriter, submission: Submission, number: int, outcome: int
@@ -322,7 +331,9 @@ class Admission:
         elif entry.deciding or entry.deleting:
             self._unsure.append((entry.deciding, entry.deleting))
 
-    def _let_go(self, decisions: Sequence[tuple[str, Sequence[str]]], deletions: Sequence[int]) -> None:
+    def _let_go(
+        self, decisions: Sequence[tuple[str, Sequence[str]]], deletions: Sequence[int | Topic]
+    ) -> None:
         for app, tx_ids in decisions:
             deciding = self._deciding.get(app)
             if deciding is not None:
@@ -440,7 +451,7 @@ class _EntryWriter:
         self.submissions: list[Submission] = []
         self.deciding: list[tuple[str, Sequence[str]]] = []
         self.opening: list[tuple[tuple[str, str], int]] = []
-        self.deleting: list[int] = []
+        self.deleting: list[int | Topic] = []
 
     def verbatim(self, submission: Submission, number: int, unit: Unit) -> None:
         shift = self.size - unit.start

@@ -9,7 +9,7 @@ which may run in any. Time comes in as ``now_ms``.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -19,11 +19,12 @@ from escrowmq.replication.format import ops as build
 from escrowmq.replication.format.codec import Op, decode_ops
 from escrowmq.replication.log.journal import SegmentJournal
 from escrowmq.replication.replica import fetching, retention
-from escrowmq.replication.replica.admission import AboutTopic, Admission, ComposedEntry, Submission
+from escrowmq.replication.replica.admission import AboutTopics, Admission, ComposedEntry, Submission
 from escrowmq.replication.replica.checkpoints import Checkpoints, Job
 from escrowmq.replication.replica.levels import next_level
 from escrowmq.replication.replica.validation import level_needed
 from escrowmq.replication.state.machine import LEVEL_MAX, Result, StateMachine
+from escrowmq.replication.state.topics import Topic
 
 #: When a client asks again whose leader's disk is full: space is freed by people, or by retention.
 DISK_FULL_RETRY_S = 1.0
@@ -139,8 +140,15 @@ class Replica:
 
     # -------------------------------------------------------------- requests
 
-    def submit(self, request: bytes, ops: Sequence[Op], done: Callable[[Reply], None]) -> None:
-        """Take a request that ``validation.parse_request`` accepted; ``done(status)`` exactly once."""
+    def submit(
+        self,
+        request: bytes,
+        ops: Sequence[Op],
+        done: Callable[[Reply], None],
+        about: Mapping[str, Topic | None] | None = None,
+    ) -> None:
+        """Take a request that ``validation.parse_request`` accepted; ``done(status)`` exactly once.
+        ``about``: see ``AboutTopics``; None: about whatever has its names when it is applied."""
         raft = self._raft
         assert raft is not None
         if not raft.ready:
@@ -150,7 +158,10 @@ class Replica:
         if self.state.level < LEVEL_MAX and (needed := level_needed(ops)) > self.state.level:
             done(("unsupported", needed))
             return
-        if not self.admission.offer(Submission(request, ops, done)):
+        submission = (
+            Submission(request, ops, done) if about is None else AboutTopics(request, ops, about, done)
+        )
+        if not self.admission.offer(submission):
             done(("overloaded", 0.05))
 
     def not_leader(self) -> Reply:
@@ -277,7 +288,8 @@ class Replica:
         look = self._retention
         for frame in look.step(self.limits.slice_visits):
             ops = decode_ops(frame)
-            self.admission.offer(AboutTopic(frame, ops, self.state.topics.topics[ops[0].meta[0]]))
+            name = ops[0].meta[0]
+            self.admission.offer(AboutTopics(frame, ops, {name: self.state.topics.topics[name]}))
         if look.done:
             self._retention = None
             first = look.first_needed_index

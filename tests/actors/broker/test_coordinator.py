@@ -26,7 +26,8 @@ class Group:
 
     def __init__(self, term=1, had_offsets=False):
         self.now, self.had_offsets, self.topics = 100.0, had_offsets, dict(TOPICS)
-        self.coordinator = GroupCoordinator()
+        self.created = dict.fromkeys(TOPICS, 1)
+        self.coordinator = GroupCoordinator(self.created.get)
         self.coordinator.lead(term, self.now)
 
     def join(self, member, topics=("orders",), session_s=6.0, owned=()):
@@ -277,3 +278,47 @@ def test_no_partition_has_two_readers_and_all_get_one_in_the_end(seed):
                 adopt(name, answer)
     reading = sorted(tp for _, mine in clients.values() for tp in mine)
     assert reading == sorted((t, p) for t, n in TOPICS.items() for p in range(n)), f"seed {seed}"
+
+
+def test_a_topic_that_was_created_again_is_let_go_and_given_anew():
+    group = Group()
+    first = group.join("a").assignment.generation
+    group.beat("a", first)
+    group.created["orders"] += 1
+    assert not group.may_commit("a", first, 0), "its place is one in the topic before"
+    told = group.beat("a", first)
+    assert not told.partitions
+    assert not group.may_commit("a", told.generation, 0)
+    given = group.beat("a", told.generation)
+    assert given.partitions == orders(0, 1, 2, 3)
+    assert not group.may_commit("a", told.generation, 0), "it has not taken them over"
+    assert group.may_commit("a", given.generation, 0)
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["a member", "one whose session ran out"])
+def test_nobody_goes_on_in_a_topic_that_was_created_again_however_often_he_joins(known):
+    """The answer of the first join may be lost: what the second one says counts as little."""
+    group = Group()
+    group.beat("a", group.join("a").assignment.generation)
+    group.created["orders"] += 1
+    group.now += 0.0 if known else 7.0
+    for _ in range(3):
+        joined = group.join("a", owned=orders(0, 1, 2, 3))
+        assert not joined.kept
+        assert joined.assignment.partitions == orders(0, 1, 2, 3)
+        assert not group.may_commit("a", joined.base, 0), "it has not taken over what it was given"
+        group.beat("a", joined.base)
+        assert not group.may_commit("a", joined.base, 0)
+    assert group.may_commit("a", joined.assignment.generation, 0)
+    group.beat("a", joined.assignment.generation)
+    assert group.join("a", owned=orders(0, 1, 2, 3)).kept == orders(0, 1, 2, 3)
+
+
+def test_topics_beside_one_that_was_created_again_are_kept():
+    group = Group()
+    joined = group.join("a", ("orders", "items"))
+    group.beat("a", joined.assignment.generation)
+    group.created["items"] += 1
+    again = group.join("a", ("orders", "items"), owned=orders(0, 1, 2, 3) | {("items", 0), ("items", 1)})
+    assert again.kept == orders(0, 1, 2, 3)
+    assert group.may_commit("a", again.base, 0, 1)

@@ -7,14 +7,18 @@ about to be another one.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from escrowmq.actors.admin.topic_creation import topic_settings
 from escrowmq.replication.errors import Overloaded
 from escrowmq.replication.format import ops
+from escrowmq.replication.model import ResultCode
 from escrowmq.replication.replica.admission import Admission
 from escrowmq.replication.replica.replica import Limits
+from escrowmq.replication.replica.validation import parse_request
+from tests.support.places import by_name
 from tests.support.requests import APP, TOPIC, message, prepare
 from tests.support.single import Single
 
@@ -60,6 +64,28 @@ def test_retention_does_not_trim_a_topic_that_comes_before_it_is_written(tmp_pat
     single.node.release()
     single.send()
     assert single.state.topics.topics[TOPIC].partitions[0].index.start == 0
+
+
+@pytest.mark.parametrize("here", [True, False], ids=["in its group", "in another group than its partitions"])
+@pytest.mark.parametrize("applied", [True, False], ids=["behind both", "while both are under way"])
+def test_a_place_in_the_old_topic_is_not_taken_for_one_in_the_new(
+    tmp_path: Path, here: bool, applied: bool
+) -> None:
+    """A broker found the member's place right, and queued it when another topic had the name."""
+    groups = 1 if here else 2
+    single = Single(tmp_path, gid=0 if here else 1 - by_name(TOPIC, 0, groups), groups=groups)
+    single.submit(CREATE)
+    known = single.state.topics.topics
+    about = {TOPIC: known[TOPIC]}
+    single.node.held = None if applied else []
+    single.send(DELETE)
+    single.send(CREATE)
+    place, answers = ops.group_offsets("g", TOPIC, {0: 100}), list[tuple[Any, ...]]()
+    single.replica.submit(place, parse_request(place), answers.append, about)
+    single.send()
+    single.node.release()
+    assert answers[0][1] == [[ResultCode.UNKNOWN_TOPIC, [TOPIC]]]
+    assert "g" not in single.state.group_offsets and TOPIC in known
 
 
 def test_a_deletion_that_no_log_took_leaves_the_topic_as_it_is(tmp_path: Path) -> None:
