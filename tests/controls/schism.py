@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from escrowmq.replication.host.mending import RANGE_BYTES_MAX
-from tests.sim import replica as replicas
+from tests.sim import upkeep
 from tests.sim.damage import scrub, sound_entries
 from tests.sim.repair import SimPeers
 from tests.sim.replica import SimReplica
@@ -50,7 +50,7 @@ def damage_where_logs_differ(patch: pytest.MonkeyPatch) -> None:
         self.world.later(LOOK_EVERY_S, _look, self, self.world.stream("schism"))
         return run(self)
 
-    patch.setattr(replicas, "MEND_S", 0.001)
+    patch.setattr(upkeep, "MEND_S", 0.001)
     patch.setattr(SimPeers, "entries", from_the_other_side)
     patch.setattr(Simulation, "run", divided)
 

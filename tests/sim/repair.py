@@ -17,6 +17,7 @@ from escrowmq.replication.host.repair import (
 from escrowmq.replication.log.install import finish_install
 from escrowmq.replication.log.recovery import segment_firsts
 from escrowmq.replication.log.survey import read_files
+from tests.sim.broker_app import BrokerApplication
 from tests.sim.damage import scrub
 
 if TYPE_CHECKING:
@@ -99,7 +100,15 @@ def _look_at(source: SimReplica, name: str, size: int) -> None:
     if name.endswith(".log"):
         scrub(source)
     else:
-        source.replace_file(name, CorruptLog(damage))
+        replace_file(source, name, CorruptLog(damage))
+
+
+def replace_file(replica: SimReplica, name: str, error: CorruptLog) -> None:
+    """As ``RunningReplica.replace_file``."""
+    if name.endswith(".snap") and isinstance(replica.app, BrokerApplication):
+        replica.app.checkpoints.drop_damaged(name)
+    else:
+        raise error
 
 
 def mend_log(simulation: Simulation, replica: SimReplica) -> bool | None:

@@ -12,9 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from escrowmq.replication.errors import ApplyFailed, CorruptLog, DiskFailed, DiskFull, FsyncFailed, Superseded
 from escrowmq.replication.format import wire
-from escrowmq.replication.host.mending import Mender
 from escrowmq.replication.host.repair import knows_its_end
-from escrowmq.replication.host.scrubbing import Scrubber, ScrubState
 from escrowmq.replication.log.journal import SegmentJournal
 from escrowmq.replication.log.marks import BEHIND, DAMAGED
 from escrowmq.replication.log.peer_marks import Incarnation, PeerMarks
@@ -24,18 +22,16 @@ from escrowmq.replication.net.handshake import ToldSuperseded
 from escrowmq.replication.raft.node import RaftNode
 from escrowmq.replication.raft.pysync import FOLLOWER
 from tests.sim.bounds import RECOUNT_EVERY, check_bounds
-from tests.sim.broker_app import BrokerApplication
 from tests.sim.disk import PowerCut, SimDisk
-from tests.sim.repair import SimPeers, copy_log, has_forgotten_nothing, mend_log
+from tests.sim.repair import copy_log, has_forgotten_nothing, mend_log
 from tests.sim.tables import WALK_EVERY, check_tables
+from tests.sim.upkeep import Upkeep, note_mended
 from tests.sim.workload import Application, ReplicaContext
 
 if TYPE_CHECKING:
     from tests.sim.simulation import Simulation
 
 TICK_S = 0.02
-SCRUB_PERIOD_S, SCRUB_STEP_S, SCRUB_PIECE_BYTES = 2.0, 0.01, 1000
-MEND_S = 0.1  # from damage that is met, or could not be mended, to the next try
 IDLE_TICKS_MAX = 4  # regular ones that may be left out
 STEP_S = 0.0002  # from an event to the tick it causes
 DISK_FULL_RETRY_S = 0.2
@@ -214,11 +210,7 @@ class SimReplica:
             joining=self.joining,
         )
         self.app.attach(self.node)
-        others = [name for name in sim.names if name != self.name]
-        self._mender = Mender(self.journal, others, SimPeers(sim, self), self._in_loop, sim.happened)
-        self._mending = False
-        self._scrubber = self._make_scrubber()
-        self.later(SCRUB_STEP_S, self._scrub)
+        self._upkeep = Upkeep(sim, self)
         self.opening = self._just_mended = self._in_vain = False
         sim.happened(f"{self.address} starts with log {self.journal.first_index}..{self.journal.last_index}")
         sim.network.host_up(self.address)
@@ -230,7 +222,7 @@ class SimReplica:
         if not self.up:
             return
         self.up, self.opening, self._effects_left = False, False, None
-        self.note_mended()
+        note_mended(self._sim, self)
         self._sim.happened(f"{self.address} {'loses power' if power else 'is killed'}")
         if self._job is not None and self._fail_rng.random() < 0.5:
             self.disk.stop_after(self._fail_rng.randrange(4))
@@ -391,64 +383,14 @@ class SimReplica:
         if delay is not None and not self._wake_queued:
             self._wake_queued = True
             self.later(delay, self._woken_up)
-        if self.journal.holes and not self._mending:
-            self._mending = True
-            self.later(MEND_S, self._mend)
-        if node.too_far_behind or (self.journal.holes and self._lost_next()):
+        if self.journal.holes:
+            self._upkeep.mend_soon()
+        if node.too_far_behind or (self.journal.holes and self._upkeep.lost_next()):
             self.wants_copy, self._copy_tries = BEHIND, 0
             self._sim.crash(self, False, self._fail_rng)
         self._quiet = not self._tick_queued and node._core.role() == FOLLOWER and not node.rejoining
 
-    def _lost_next(self) -> bool:
-        """Whether no replica has the entry that is to be applied next, and another one leads."""
-        node, waits_for = self.node, self.node.applied_index + 1
-        lost = self.journal.damaged_after(waits_for - 1) == waits_for and self._mender.lacks(waits_for)
-        return lost and node.leader_id not in (None, self.name)
-
-    def _mend(self) -> None:
-        """What the thread of ``upkeep.py`` does; a real one waits longer where nothing could be done."""
-        self._mending = False
-        self._mender.round()
-
-    def _make_scrubber(self) -> Scrubber:
-        """A week is two seconds here, in pieces of an entry or two; its place is kept with the disk."""
-        return Scrubber(
-            self.journal,
-            self.disk,
-            SCRUB_PERIOD_S,
-            1 << 30,
-            ScrubState.decode(self.scrubbed),
-            note=lambda state: setattr(self, "scrubbed", state.encode()),
-            in_loop=self._in_loop,
-            damaged=self.replace_file,
-            busy=lambda: self._sim.world.now < self.paused_until,
-            clock=self.clock,
-            wall_ms=lambda: int(self.wall_clock() * 1000),
-            report=self._sim.happened,
-            piece_bytes=SCRUB_PIECE_BYTES,
-        )
-
-    def replace_file(self, name: str, error: CorruptLog) -> None:
-        """As ``RunningReplica.replace_file``."""
-        if name.endswith(".snap") and isinstance(self.app, BrokerApplication):
-            self.app.checkpoints.drop_damaged(name)
-        else:
-            raise error
-
-    def _scrub(self) -> None:
-        pause_s = self._scrubber.step()
-        self.later(min(max(pause_s, SCRUB_STEP_S), SCRUB_PERIOD_S), self._scrub)
-
-    def note_mended(self) -> None:
-        """At the end of a process, or of the schedule: what its journal counted."""
-        if not hasattr(self, "journal"):  # the disk of one that came was at fault when it first started
-            return
-        holes = self.journal.holes
-        self._sim.damage_found += holes.found
-        self._sim.mended += holes.mended
-        holes.found = holes.mended = 0
-
-    def _in_loop(self, fn: Callable[[], bool]) -> bool:
+    def in_loop(self, fn: Callable[[], bool]) -> bool:
         self.kick()
         return fn()
 

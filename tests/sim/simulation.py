@@ -28,6 +28,7 @@ from tests.sim.rebuild import check_now_and_then, check_rebuilt
 from tests.sim.replica import LIVES, SimReplica
 from tests.sim.supervisor import Supervisor
 from tests.sim.tables import check_tables
+from tests.sim.upkeep import note_mended
 from tests.sim.workload import Application, RawWorkload, Workload
 from tests.sim.world import START_S, Violation, World
 
@@ -171,7 +172,7 @@ class Simulation:
         """There was time to read everything again, to mend what is damaged, and to go on."""
         for replica in self.replicas:
             if replica.up:
-                replica.note_mended()
+                note_mended(self, replica)
                 left = mendable_entries(self, replica)
                 if left:
                     raise Violation(f"still damaged on {replica.name} after the calm: {left}", "unmended")

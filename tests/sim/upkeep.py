@@ -1,0 +1,83 @@
+"""What a simulated replica does beside its ticks: mend damaged entries, and read its log again for damage.
+
+The broker's own Mender and Scrubber, as ``replication/host/upkeep.py`` drives them in threads.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from escrowmq.replication.host.mending import Mender
+from escrowmq.replication.host.scrubbing import Scrubber, ScrubState
+from tests.sim.repair import SimPeers, replace_file
+
+if TYPE_CHECKING:
+    from tests.sim.replica import SimReplica
+    from tests.sim.simulation import Simulation
+
+SCRUB_PERIOD_S, SCRUB_STEP_S, SCRUB_PIECE_BYTES = 2.0, 0.01, 1000
+MEND_S = 0.1  # from damage that is met, or could not be mended, to the next try
+
+
+class Upkeep:
+    """That of one process: it begins, and ends, with it."""
+
+    def __init__(self, simulation: Simulation, replica: SimReplica) -> None:
+        self._sim, self._replica = simulation, replica
+        others = [name for name in simulation.names if name != replica.name]
+        self._mender = Mender(
+            replica.journal, others, SimPeers(simulation, replica), replica.in_loop, simulation.happened
+        )
+        self._mending = False
+        self._scrubber = self._make_scrubber()
+        replica.later(SCRUB_STEP_S, self._scrub)
+
+    def mend_soon(self) -> None:
+        if not self._mending:
+            self._mending = True
+            self._replica.later(MEND_S, self._mend)
+
+    def _mend(self) -> None:
+        """A real replica waits longer where nothing could be done."""
+        self._mending = False
+        self._mender.round()
+
+    def lost_next(self) -> bool:
+        """Whether no replica has the entry that is to be applied next, and another one leads."""
+        journal, node = self._replica.journal, self._replica.node
+        waits_for = node.applied_index + 1
+        lost = journal.damaged_after(waits_for - 1) == waits_for and self._mender.lacks(waits_for)
+        return lost and node.leader_id not in (None, self._replica.name)
+
+    def _make_scrubber(self) -> Scrubber:
+        """A week is two seconds here, in pieces of an entry or two; its place is kept with the disk."""
+        replica = self._replica
+        return Scrubber(
+            replica.journal,
+            replica.disk,
+            SCRUB_PERIOD_S,
+            1 << 30,
+            ScrubState.decode(replica.scrubbed),
+            note=lambda state: setattr(replica, "scrubbed", state.encode()),
+            in_loop=replica.in_loop,
+            damaged=lambda name, error: replace_file(replica, name, error),
+            busy=lambda: self._sim.world.now < replica.paused_until,
+            clock=replica.clock,
+            wall_ms=lambda: int(replica.wall_clock() * 1000),
+            report=self._sim.happened,
+            piece_bytes=SCRUB_PIECE_BYTES,
+        )
+
+    def _scrub(self) -> None:
+        pause_s = self._scrubber.step()
+        self._replica.later(min(max(pause_s, SCRUB_STEP_S), SCRUB_PERIOD_S), self._scrub)
+
+
+def note_mended(simulation: Simulation, replica: SimReplica) -> None:
+    """At the end of a process, or of the schedule: what its journal counted."""
+    if not hasattr(replica, "journal"):  # the disk of one that came was at fault when it first started
+        return
+    holes = replica.journal.holes
+    simulation.damage_found += holes.found
+    simulation.mended += holes.mended
+    holes.found = holes.mended = 0
