@@ -151,6 +151,12 @@ class GroupCoordinator:
         self._reconcile(state, member, known, now)
         return GroupJoined(self._assignment(state, member, known), known.granted & claims, base)
 
+    def begin(self, group: str) -> None:
+        """A group that the replicated state does not know takes its first places in this term, before anybody
+        joins: by those it is no older one, whose members would have to claim what they read."""
+        if group not in self._groups and (len(self._groups) < GROUPS_MAX or self._forget_empty()):
+            self._groups[group] = _Group(older=False)
+
     def heartbeat(
         self, group: str, member: str, generation: int, now: float, *, partitions: Topics
     ) -> GroupAssignment | MembershipStale:

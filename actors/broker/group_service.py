@@ -11,16 +11,19 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Self, TypeVar
 
 from escrowmq.actors.broker.coordinator import GroupCoordinator
 from escrowmq.actors.client.consumer_groups import (
+    FIRST_PLACES,
     GROUP_NAME_BYTES_MAX,
     GroupCallRefused,
     GroupSnapshot,
     MembershipStale,
     TopicMissing,
+    TopicPartition,
 )
 from escrowmq.replication.calling.answers import Leadership, Reply
 from escrowmq.replication.format import ops
@@ -30,6 +33,8 @@ from escrowmq.replication.host.running import RunningReplica
 from escrowmq.replication.model import ResultCode
 
 TOPICS_MAX = 10_000
+#: First places are tried again after this: by then, what is in the log before them has been applied.
+FIRST_PLACES_AGAIN_S = 0.02
 
 T = TypeVar("T")
 
@@ -58,6 +63,7 @@ class GroupService:
         self._group_names, self._submit, self._clock = group_names, submit, clock
         self._lock = threading.Lock()
         self._coordinator = GroupCoordinator(which)
+        self._under_way = PlacesUnderWay()
 
     @classmethod
     def over(cls, running: RunningReplica, reads: Reads, requests: Requests) -> Self:
@@ -115,7 +121,9 @@ class GroupService:
     ) -> Reply:
         """``("ok", None)`` once replicated; ``("ok", MembershipStale | TopicMissing | GroupCallRefused)``;
         any other status as submit."""
-        wanted = [(topic, partition) for topic, by in offsets.items() for partition in by]
+        if member == "" and generation == FIRST_PLACES:
+            return self._commit_first(group, offsets)
+        wanted = _pairs(offsets)
 
         def check(queue: Callable[[], None]) -> Reply | None:
             def check_and_queue(coordinator: GroupCoordinator, now: float) -> MembershipStale | None:
@@ -123,6 +131,7 @@ class GroupService:
                 if problem is not None:
                     return MembershipStale(problem)
                 queue()
+                self._under_way.add(group, wanted)
                 return None
 
             checked = self._led(check_and_queue)
@@ -130,9 +139,56 @@ class GroupService:
 
         if not offsets:
             return check(lambda: None) or ("ok", None)
+        return self._log(group, offsets, check)
+
+    def _commit_first(self, group: str, offsets: Mapping[str, Mapping[int, int]]) -> Reply:
+        """Places only where the group has none. What it has is what is applied, and what is under way to the
+        log: while any of these is under way, nobody knows, and the caller is to try again."""
+        known = self._committed(group)
+        left = {
+            topic: {p: offset for p, offset in by.items() if p not in known.get(topic, ())}
+            for topic, by in offsets.items()
+        }
+        left = {topic: by for topic, by in left.items() if by}
+        if not left:
+            return self._led(lambda coordinator, now: None)
+        wanted = _pairs(left)
+
+        def check(queue: Callable[[], None]) -> Reply | None:
+            def check_and_queue(coordinator: GroupCoordinator, now: float) -> bool:
+                by_topic = self._committed(group)
+                if any(p in by_topic.get(topic, ()) for topic, p in wanted) or self._under_way.has(
+                    group, wanted
+                ):
+                    return False
+                if not by_topic:
+                    coordinator.begin(group)
+                queue()
+                self._under_way.add(group, wanted)
+                return True
+
+            checked = self._led(check_and_queue)
+            if checked == ("ok", False):
+                return ("overloaded", FIRST_PLACES_AGAIN_S)
+            return None if checked == ("ok", True) else checked
+
+        return self._log(group, left, check)
+
+    def _log(self, group: str, offsets: Mapping[str, Mapping[int, int]], check: Turn) -> Reply:
         topics = list(offsets)
         request = b"".join(ops.group_offsets(group, topic, offsets[topic]) for topic in topics)
-        answer = self._submit(request, check)
+        queued = False
+
+        def turn(queue: Callable[[], None]) -> Reply | None:
+            nonlocal queued
+            refused = check(queue)
+            queued = refused is None
+            return refused
+
+        answer = self._submit(request, turn)
+        if queued and answer != ("unknown",):
+            with self._lock:
+                self._under_way.discard(group, _pairs(offsets))
         if answer[0] != "ok" or isinstance(answer[1], MembershipStale):
             return answer
         for topic, (code, *_) in zip(topics, answer[1], strict=True):
@@ -170,7 +226,47 @@ class GroupService:
             now = self._clock()
             if not self._coordinator.lead(leadership.term, now):
                 return leadership._replace(leader=None).refusal()
+            self._under_way.lead(leadership.term)
             return "ok", do(self._coordinator, now)
+
+
+class PlacesUnderWay:
+    """Places that are queued for the log in this term, and perhaps not applied yet. One whose outcome is not
+    known stays here until the term ends: whoever leads after that has applied all that was before it."""
+
+    def __init__(self) -> None:
+        self._term = 0
+        self._queued: dict[str, Counter[TopicPartition]] = {}
+
+    def lead(self, term: int) -> None:
+        """As the coordinator's: in a new term nothing is under way."""
+        if term > self._term:
+            self._term = term
+            self._queued.clear()
+
+    def add(self, group: str, places: Iterable[TopicPartition]) -> None:
+        self._queued.setdefault(group, Counter()).update(places)
+
+    def discard(self, group: str, places: Iterable[TopicPartition]) -> None:
+        """They are applied, or surely not done. Of an earlier term, they are forgotten already."""
+        queued = self._queued.get(group)
+        if queued is None:
+            return
+        for place in places:
+            if queued[place] <= 1:
+                del queued[place]
+            else:
+                queued[place] -= 1
+        if not queued:
+            del self._queued[group]
+
+    def has(self, group: str, places: Iterable[TopicPartition]) -> bool:
+        queued = self._queued.get(group)
+        return queued is not None and any(place in queued for place in places)
+
+
+def _pairs(offsets: Mapping[str, Mapping[int, int]]) -> list[TopicPartition]:
+    return [(topic, partition) for topic, by in offsets.items() for partition in by]
 
 
 def _group_problem(group: str) -> str | None:

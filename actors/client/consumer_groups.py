@@ -18,6 +18,10 @@ TopicPartition: TypeAlias = tuple[str, int]
 #: Longest name of a group: it stands in every offset commit.
 GROUP_NAME_BYTES_MAX = 255
 
+#: In place of a generation, with ``""`` for the member: a commit of *first* places, which changes none that
+#: the group has. Older brokers know the call, too: they do it while the group has no members, else refuse it.
+FIRST_PLACES = -1
+
 
 def coordinator_group(group: str, groups: int) -> int:
     """The broker group whose leader coordinates a consumer group and whose log holds its offsets."""

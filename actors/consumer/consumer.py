@@ -59,14 +59,17 @@ class Consumer(Closing):
     def subscribe(self, topics: Sequence[str]) -> None:
         """Reads these topics from now on (instead of others), sharing partitions with the group.
 
-        Returns before partitions are assigned; ``poll`` brings them. Raises UnknownTopic.
+        Returns before partitions are assigned; ``poll`` brings them. With auto_offset_reset "latest", the
+        ends are committed where the group has no place yet: what is sent after this returns is delivered.
+        Raises UnknownTopic; Unavailable if, for that, no leader answers for ``call_timeout_s``.
         """
         self.core.subscribe(topics)
 
     def assign(self, partitions: Iterable[TopicPartition]) -> None:
         """Reads exactly these ``(topic, partition)`` pairs, without a group. Raises UnknownTopic.
 
-        Partitions that were assigned before go on where they are.
+        Partitions that were assigned before go on where they are. With auto_offset_reset "latest", what is
+        sent after this returns is delivered; raises Unavailable if, for that, no leader answers.
         """
         self.core.assign(partitions)
 
@@ -144,7 +147,8 @@ class Consumer(Closing):
         self.core.commit(offsets)
 
     def committed(self, topic: str, partition: int) -> int | None:
-        """What the group has committed: the next offset to read. None: nothing yet."""
+        """What the group has committed: the next offset to read. None: nothing yet (with "latest", the ends
+        count as committed from the moment the first consumer was made)."""
         return self.core.committed(topic, partition)
 
     def nack(self, record: ConsumerRecord, delay_s: float = 5.0) -> None:

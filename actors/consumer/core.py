@@ -26,7 +26,7 @@ from escrowmq.actors.consumer.config import ConsumerConfig
 from escrowmq.actors.consumer.fetcher import FetchThread
 from escrowmq.actors.consumer.membership import Membership
 from escrowmq.actors.consumer.membership_thread import MembershipThread
-from escrowmq.actors.consumer.offsets import OffsetReader
+from escrowmq.actors.consumer.offsets import Lookup, OffsetReader
 from escrowmq.actors.consumer.positions import PartitionState, Positions
 from escrowmq.actors.consumer.redelivery import Redelivery
 from escrowmq.actors.consumer.replica_choice import ReplicaChoice
@@ -148,6 +148,10 @@ class ConsumerCore:
         for topic in topics:
             if self.catalog.known(topic) is None:
                 raise UnknownTopic(topic)
+        if self.config.auto_offset_reset == "latest":
+            self._places_now(
+                [(t, p) for t in dict.fromkeys(topics) for p in range(self.catalog.partitions(t))]
+            )
         with self.condition:
             member.topics = tuple(dict.fromkeys(topics))
             member.joined = False  # joins (again) with these
@@ -167,10 +171,33 @@ class ConsumerCore:
             if partition >= count:
                 raise UnknownTopic(topic, partition, count)
             wanted[topic, partition] = self.router.places.group_of(topic, partition)
+        places: dict[TopicPartition, int] = {}
+        if self.config.auto_offset_reset == "latest":
+            with self.condition:
+                fresh = [tp for tp in wanted if self.positions.get(tp) is None]
+            places = self._places_now(fresh)
         with self.condition:
             for tp in self.positions.assign(wanted, self.positions.assigned()):
                 self.redelivery.drop(tp)
+            for tp, offset in places.items():
+                if (state := self.positions.get(tp)) is not None:
+                    self.positions.resolve(tp, state.epoch, offset)
+        self.fetch.wake()
         self.membership_thread.wake()
+
+    def _places_now(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
+        """Where reading starts, with "latest": the group's places, which it has from now on, or the ends.
+        Before the caller goes on, so that what is sent after that is delivered, whoever reads it."""
+        lookups = [Lookup(tp, 0, "committed", 0) for tp in partitions]
+        if not lookups:
+            return {}
+        found = self.offsets.resolve(lookups, self.group, "latest", self.config.call_timeout_s)
+        places: dict[TopicPartition, int] = {}
+        for tp, offset in zip(partitions, found, strict=True):
+            if isinstance(offset, EscrowMQError):
+                raise offset
+            places[tp] = offset
+        return places
 
     def assignment(self) -> list[TopicPartition]:
         """See :meth:`Consumer.assignment`."""

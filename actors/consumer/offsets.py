@@ -6,15 +6,29 @@ answers into offsets or typed errors; knows nothing of threads or of who waits.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from escrowmq.actors.client.catalog import NAMES_MAX
-from escrowmq.actors.client.consumer_groups import TopicPartition, coordinator_group
+from escrowmq.actors.client.consumer_groups import (
+    FIRST_PLACES,
+    GroupCallRefused,
+    MembershipStale,
+    TopicMissing,
+    TopicPartition,
+    coordinator_group,
+)
 from escrowmq.actors.client.router import Router, result_of
 from escrowmq.replication.calling.answers import FoundOffsets
-from escrowmq.replication.errors import EscrowMQError, OffsetOutOfRange, UnknownTopic
+from escrowmq.replication.errors import (
+    EscrowMQError,
+    InvalidMessage,
+    OffsetOutOfRange,
+    OutcomeUnknown,
+    Unavailable,
+    UnknownTopic,
+)
 from escrowmq.replication.model import ResultCode, TopicInfo
 
 #: What the broker's ``offsets`` call takes in place of a time.
@@ -117,7 +131,10 @@ class OffsetReader:
     def resolve(
         self, lookups: Sequence[Lookup], group: str | None, reset: str, timeout_s: float
     ) -> list[int | EscrowMQError]:
-        """The position for each look-up, or the error that ``poll`` has to raise for it."""
+        """The position for each look-up, or the error that ``poll`` has to raise for it.
+
+        Where a ``group`` without a place starts at the end, that is its place from now on: it is committed.
+        """
         committed: dict[TopicPartition, int] = {}
         if group is not None and any(look.goal == "committed" for look in lookups):
             topics = [look.tp[0] for look in lookups if look.goal == "committed"]
@@ -125,10 +142,44 @@ class OffsetReader:
         known = [committed.get(look.tp) if look.goal == "committed" else None for look in lookups]
         missing = [look.tp for look, offset in zip(lookups, known, strict=True) if offset is None]
         bounds = self.bounds(missing, timeout_s)
-        return [
+        chosen = [
             offset if offset is not None else _choose(look, bounds[look.tp], reset)
             for look, offset in zip(lookups, known, strict=True)
         ]
+        if group is None or reset != "latest":
+            return chosen
+        first = {
+            look.tp: offset
+            for look, was, offset in zip(lookups, known, chosen, strict=True)
+            if was is None and look.goal == "committed" and not isinstance(offset, EscrowMQError)
+        }
+        standing = self._commit_first(group, first, timeout_s) if first else {}
+        return [standing.get(look.tp, offset) for look, offset in zip(lookups, chosen, strict=True)]
+
+    def _commit_first(
+        self, group: str, ends: Mapping[TopicPartition, int], timeout_s: float
+    ) -> dict[TopicPartition, int]:
+        """The ends become the group's places where it has none; the places as they are then.
+
+        A place that only this consumer knew would be lost with it, and so would all messages until the next
+        consumer of the group takes one.
+        """
+        by_topic: dict[str, dict[int, int]] = {}
+        for (topic, partition), offset in ends.items():
+            by_topic.setdefault(topic, {})[partition] = offset
+        gid = coordinator_group(group, self._router.info.groups)
+        arguments = group, "", FIRST_PLACES, by_topic
+        try:
+            answer: MembershipStale | TopicMissing | GroupCallRefused | None = result_of(
+                self._router.leader_call(gid, "commit_offsets", *arguments, timeout_s=timeout_s), timeout_s
+            )
+        except OutcomeUnknown as error:
+            raise Unavailable(f"the first places of group {group!r} may not be committed", 1.0) from error
+        if isinstance(answer, GroupCallRefused):
+            raise InvalidMessage(f"the first places of group {group!r} were refused: {answer.reason}")
+        # MembershipStale: an older broker, which commits nothing for those who are no members. TopicMissing:
+        # deleted meanwhile, which is told when it is read.
+        return self.committed(group, by_topic, timeout_s)
 
 
 def _choose(look: Lookup, bounds: tuple[int, int] | UnknownTopic, reset: str) -> int | EscrowMQError:

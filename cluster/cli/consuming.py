@@ -105,8 +105,8 @@ def _alone(
         for topic, partition in ends:
             if isinstance(since, int):
                 consumer.seek_to_time(topic, partition, since)
-        if since == LATEST:
-            consumer.seek_to_end()
+            elif since == LATEST:
+                consumer.seek(topic, partition, ends[topic, partition])
         while follow or any(consumer.position(*tp) < end for tp, end in ends.items()):
             for record in consumer.poll(500, POLL_S):
                 if follow or record.offset < ends[record.topic, record.partition]:
