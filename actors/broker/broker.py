@@ -40,6 +40,7 @@ from escrowmq.replication.calling.answers import (
     ReplicaReport,
     Reply,
 )
+from escrowmq.replication.calling.metrics_report import MetricsReport
 from escrowmq.replication.carried_settings import pack_settings, unpack_settings
 from escrowmq.replication.errors import Closed, Superseded
 from escrowmq.replication.host.hosting import ReplicaHost
@@ -283,6 +284,11 @@ class Broker:
             superseded_by=self._superseded_by,
             across=across,
         )
+
+    @ray.method(concurrency_group="control")
+    def metrics(self) -> MetricsReport:
+        """Counters and histograms of this process; every replica answers."""
+        return msgspec.structs.replace(self._running().instruments.metrics(), pid=os.getpid())
 
     # -------------------------------------------------------------- members
 

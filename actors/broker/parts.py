@@ -5,6 +5,7 @@ from __future__ import annotations
 from escrowmq.actors.broker.group_service import GroupService
 from escrowmq.replication.host.due_checks import DueChecks
 from escrowmq.replication.host.inspection import Inspection
+from escrowmq.replication.host.instruments import Instruments
 from escrowmq.replication.host.member_changes import MemberChanges
 from escrowmq.replication.host.offers import Offers
 from escrowmq.replication.host.reads import Reads
@@ -22,6 +23,7 @@ class Parts:
         self.reads = Reads(running)
         self.due_checks = DueChecks(running)
         self.inspection = Inspection(running)
+        self.instruments = Instruments(running, self.requests.counts)
         self.watching = Watching(running)
         self.members = MemberChanges(running)
         self.offers = Offers(running)

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from escrowmq.replication.errors import Closed, Overloaded, Superseded, Unavailable
 from escrowmq.replication.format.wire import RaftMessage
 from escrowmq.replication.log.peer_marks import Incarnation, Incarnations
+from escrowmq.replication.metrics import LATENCY_S, Histogram
 from escrowmq.replication.net.handshake import About, PeerIdentity
 from escrowmq.replication.net.tcp import LinkCounters, Resolve, TcpTransport
 from escrowmq.replication.net.tls import TlsFiles, TlsIdentity
@@ -80,6 +81,9 @@ class Driver:
         certificate = None if tls is None else TlsIdentity(tls)
         self.address: tuple[str, int] | None = None
         self.disk_full = False
+        #: How late the regular tick came, and how long the disk took; each counted by its own thread.
+        self.stall_s, self.fsync_s = Histogram(LATENCY_S), Histogram(LATENCY_S)
+        self._tick_at: float | None = None
         self._build, self._journal, self._fatal, self._after_tick = build, journal, fatal, after_tick
         self._listen, self._use_uvloop = (listen_host, listen_port), use_uvloop
         self._helpers = ThreadPoolExecutor(2, thread_name_prefix=f"resolve-{identity.replica}")
@@ -239,6 +243,10 @@ class Driver:
 
     def _regular_tick(self) -> None:
         assert self._loop is not None
+        now = self._loop.time()
+        if self._tick_at is not None:
+            self.stall_s.observe(max(now - self._tick_at, 0.0))
+        self._tick_at = now + TICK_S
         self._loop.call_later(TICK_S, self._regular_tick)
         self.kick()
 
@@ -317,11 +325,13 @@ class Driver:
         """The disk thread: run jobs one after the other."""
         assert self._loop is not None
         while (job := self._jobs.get()) is not None:
+            began = time.monotonic()
             try:
                 job.run()
             except BaseException as error:
                 self._die(error)
                 return
+            self.fsync_s.observe(time.monotonic() - began)
             try:
                 self._loop.call_soon_threadsafe(self._guarded, self._synced, job)
             except RuntimeError:  # the loop has been closed: no caller waits for this

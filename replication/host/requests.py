@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 
 from escrowmq.replication.calling.answers import Reply
 from escrowmq.replication.errors import Closed, InvalidMessage, Overloaded
+from escrowmq.replication.format.codec import Op
+from escrowmq.replication.host.request_counts import RequestCounts
 from escrowmq.replication.host.running import NOT_RUNNING, RunningReplica
 from escrowmq.replication.replica.replica import DISK_FULL_RETRY_S
 from escrowmq.replication.replica.validation import brings_new_work, parse_request
@@ -25,6 +28,8 @@ class Requests:
         self._running = running
         self._place = running.gid, running.setup.groups
         self._bytes_max = running.setup.config.request_bytes_max
+        #: What became of them, for whoever exports it.
+        self.counts = RequestCounts()
 
     def submit(self, request: bytes) -> Reply:
         """Have operations done; see the contract in ops.py for frames and results.
@@ -45,14 +50,25 @@ class Requests:
         return self._submit(request, from_broker=False, turn=turn)
 
     def _submit(self, request: bytes, *, from_broker: bool, turn: Turn | None = None) -> Reply:
-        if type(request) is not bytes:
-            return ("malformed", f"a request is bytes, not {type(request).__name__}")
-        if len(request) > self._bytes_max:
-            return ("malformed", f"request of {len(request)} bytes; at most {self._bytes_max}")
+        began = time.monotonic()
+        ops: Sequence[Op] = ()
         try:
-            ops = parse_request(request, from_broker=from_broker, place=self._place)
+            ops = self._parse(request, from_broker=from_broker)
         except InvalidMessage as error:
-            return ("malformed", str(error))
+            answer: Reply = ("malformed", str(error))
+        else:
+            answer = self._answer(request, ops, turn)
+        self.counts.answered(answer[0], ops, time.monotonic() - began)
+        return answer
+
+    def _parse(self, request: bytes, *, from_broker: bool) -> list[Op]:
+        if type(request) is not bytes:
+            raise InvalidMessage(f"a request is bytes, not {type(request).__name__}")
+        if len(request) > self._bytes_max:
+            raise InvalidMessage(f"request of {len(request)} bytes; at most {self._bytes_max}")
+        return parse_request(request, from_broker=from_broker, place=self._place)
+
+    def _answer(self, request: bytes, ops: Sequence[Op], turn: Turn | None) -> Reply:
         running = self._running
         scarce = running.disk.free_bytes() < running.setup.config.disk_reserve_bytes
         if running.driver.disk_full or (scarce and brings_new_work(ops)):

@@ -52,6 +52,7 @@ from escrowmq.replication.log.marks import (
     Marks,
 )
 from escrowmq.replication.log.peer_marks import PeerMarks
+from escrowmq.replication.metrics import LONG_S, Histogram
 from escrowmq.replication.net.handshake import PeerIdentity
 from escrowmq.replication.raft.node import PeerLink, RaftConfig, RaftNode
 from escrowmq.replication.replica.checkpoints import Checkpoints, Job
@@ -114,6 +115,7 @@ class RunningReplica:
         self._heard: frozenset[str] | None = None
         self._noted_version = 0
         self._checkpoint: threading.Thread | None = None
+        self.snapshot_s = Histogram(LONG_S)  # one is written at a time
         self._marking, self._halting = threading.Lock(), threading.Lock()
         self.replica = Replica(
             state=found.state,
@@ -367,11 +369,13 @@ class RunningReplica:
 
     def _start_job(self, job: Job, done: Callable[[], None]) -> None:
         def work() -> None:
+            began = time.monotonic()
             try:
                 job.run()
             except Exception as error:  # a failed fsync above all
                 self.end(error)
                 return
+            self.snapshot_s.observe(time.monotonic() - began)
             self.later(done)
 
         self._checkpoint = threading.Thread(target=work, name=f"checkpoint-{self.rid}", daemon=True)

@@ -149,6 +149,8 @@ class Admission:
         #: What of both is in entries that were given up, and may be applied yet.
         self._unsure: list[tuple[Sequence[tuple[str, Sequence[str]]], Sequence[int | Topic]]] = []
         self._last_ms = 0
+        #: PREPAREs refused by the limit of open transactions.
+        self.too_many_open = 0
 
     def offer(self, submission: Submission) -> bool:
         """Queue it; False when the queue is full (nothing was done)."""
@@ -210,6 +212,7 @@ class Admission:
         if opened + opening + new > self._open_max:
             new -= sum(tx_id in table.open for tx_id in tx_ids)  # sent again: its answer was lost
             if new and opened + opening + new > self._open_max:
+                self.too_many_open += 1
                 return False
         if new:
             self._opening[app, topic] = opening + new

@@ -18,6 +18,7 @@ from escrowmq.replication.errors import DiskFull, EscrowMQError, MessageTooLarge
 from escrowmq.replication.format import ops as build
 from escrowmq.replication.format.codec import Op, decode_ops
 from escrowmq.replication.log.journal import SegmentJournal
+from escrowmq.replication.metrics import Counts
 from escrowmq.replication.replica import fetching, retention
 from escrowmq.replication.replica.admission import AboutTopics, Admission, ComposedEntry, Submission
 from escrowmq.replication.replica.checkpoints import Checkpoints, Job
@@ -95,6 +96,10 @@ class Replica:
         self._next_retention_ms = self._next_slice_ms = self._dropped_to = 0
         self._retention: retention.RetentionRound | None = None
         self._leads = False
+        #: What was applied of its own entries, as leader. What others led, or is redone, counts elsewhere: so
+        #: each transaction counts at one replica, and a restart counts none of them again.
+        self.led, self._followed = Counts(), state.counts
+        self.terms_led = 0
         if state.members is not None:
             journal.members.begin(*state.members)
         self._clock_ms: int | None = None  # this machine's, when it was last looked at
@@ -111,7 +116,9 @@ class Replica:
         own = self._own
         if own and own[0].command is command:
             entry = own[0]  # decoded when it was composed; not decoded again
+            self.state.counts = self.led
             results = self.state.apply_ops(index, entry.now_ms, entry.ops)
+            self.state.counts = self._followed
         else:
             results = self.state.apply(index, command)
         if self.checkpoints.due(index, len(command)):
@@ -208,6 +215,7 @@ class Replica:
             return
         if not self._leads:
             self._leads, self._retention = True, None
+            self.terms_led += 1
             self._next_retention_ms = now_ms + self.limits.retention_pause_ms
         while self._in_flight < self.limits.entries_in_flight:
             entry = self.admission.compose(now_ms)

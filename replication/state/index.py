@@ -75,6 +75,7 @@ class PartitionIndex:
         "_sealed",
         "_sizes",
         "_start",
+        "bytes",
         "end",
         "last_time_ms",
     )
@@ -82,6 +83,7 @@ class PartitionIndex:
     def __init__(self, start: int = 0, end: int = 0, last_time_ms: int = 0, cuts: Cuts | None = None) -> None:
         """``cuts``: those of its state (None: it is by itself)."""
         self._start, self.end, self.last_time_ms = start, end, last_time_ms
+        self.bytes = 0  # of what was appended since the process began; not part of the state
         self._cuts = Cuts() if cuts is None else cuts
         self._cut, self._floor = self._cuts.number, self._cuts.floor
         self._at_cut: AtCut | None = None
@@ -121,6 +123,7 @@ class PartitionIndex:
                 counts.append(count)
                 times.append(time_ms)
             self.last_time_ms = time_ms
+            self.bytes += size
             self.end = base + count
         return base
 

@@ -42,13 +42,14 @@ class AppTransactions:
     ones that branches in other groups have still to carry out; see decided.py.
     """
 
-    __slots__ = ("decided", "given", "open", "open_by_topic", "queued", "settled")
+    __slots__ = ("decided", "given", "open", "open_by_topic", "parked", "queued", "settled")
 
     def __init__(self) -> None:
         self.open = OpenTable()
         self.settled: TwoGenerations[str, int] = TwoGenerations(sys.maxsize)  # turned by the table
         self.given: TwoGenerations[str, int] = TwoGenerations(sys.maxsize)  # too
         self.open_by_topic: dict[str, int] = {}
+        self.parked: set[str] = set()  # of the open ones; derived from their records
         self.decided: dict[str, Decided] = {}
         self.queued = False  # in ``TransactionTable._fronts``
 
@@ -87,6 +88,8 @@ class AppTransactions:
         """A record of a snapshot, in log order, into a table that is not in use yet."""
         self.open.old[tx_id] = record
         self.open_by_topic[record.topic] = self.open_by_topic.get(record.topic, 0) + 1
+        if record.due_ms < 0:
+            self.parked.add(tx_id)
 
 
 class TransactionTable:
@@ -97,6 +100,7 @@ class TransactionTable:
         self.audit: list[tuple[int, str, str, str, str]] = []  # now_ms, by, app, tx_id, outcome
         #: Replicated; the state machine keeps them up to date.
         self.settings = Settings()
+        self._open = 0  # of all apps; derived from them
         self._young = 0  # settled ids in the apps' young generations; derived from them
         self.given = GivenIds()
         self.across = AcrossGroups()
@@ -134,6 +138,7 @@ class TransactionTable:
             table.queued = True
             heappush(self._fronts, (index, next(self._number), table))
         table.open_by_topic[topic] = table.open_by_topic.get(topic, 0) + count
+        self._open += count
         if given:
             self.given.opened += count
         if participants:
@@ -148,6 +153,9 @@ class TransactionTable:
         waits for them, the rest is remembered. True: what settled before the last time was forgotten, in all
         apps."""
         before, given_before = len(table.settled.young), len(table.given.young)
+        self._open -= len(tx_ids)
+        if table.parked:
+            table.parked.difference_update(tx_ids)
         for tx_id in tx_ids:
             record = table.settle(tx_id, outcome)
             if record.participants:
@@ -237,6 +245,7 @@ class TransactionTable:
     def count(self) -> None:
         """After the tables were filled from a snapshot."""
         self._fronts = []
+        self._open = sum(len(table.open) for table in self.apps.values())
         for table in self.apps.values():
             first = table.open.oldest()
             table.queued = first is not None
@@ -273,10 +282,18 @@ class TransactionTable:
         Only in the applying thread. Apps whose oldest has changed since they were looked at are put right,
         each once; ``tidy`` has done that for most.
         """
+        return self._fronts[0][0] if self._look_at_front() else None
+
+    def oldest(self) -> OpenTx | None:
+        """The first of all open transactions in log order. Only in the applying thread."""
+        return self._fronts[0][2].open.oldest() if self._look_at_front() else None
+
+    def _look_at_front(self) -> bool:
+        """Whether any transaction is open; the first of the heap is the oldest of all then."""
         while self._fronts:
             if self._front_is_right():
-                return self._fronts[0][0]
-        return None
+                return True
+        return False
 
     def _front_is_right(self) -> bool:
         """Whether the first of the heap is the oldest of all; else it gets its right place, or leaves."""
@@ -309,8 +326,8 @@ class TransactionTable:
                 return
 
     def open_count(self) -> int:
-        """Open transactions of all apps."""
-        return sum(len(table.open) for table in self.apps.values())
+        """Open transactions of all apps. Any thread."""
+        return self._open
 
     def iterate_open(self) -> Iterator[tuple[str, str, OpenTx]]:
         """(app, tx_id, record) of every open transaction; only in the applying thread."""

@@ -1,0 +1,117 @@
+"""What replicas tell of their counters: each transaction counts once, and names are bounded."""
+
+from __future__ import annotations
+
+import pickle
+import threading
+from collections import Counter
+
+import pytest
+
+from escrowmq.actors.broker.config import BrokerConfig
+from escrowmq.replication.calling.metrics_report import MetricsReport
+from escrowmq.replication.format import ops
+from escrowmq.replication.host import instruments
+from escrowmq.replication.host.request_counts import RequestCounts
+from tests.support.broker_group import BrokerGroup, Member
+from tests.support.requests import prepare
+from tests.support.waiting import wait_until
+
+
+def told(member: Member) -> MetricsReport:
+    return member.parts.instruments.metrics()
+
+
+def summed(group: BrokerGroup, what: str) -> Counter[str]:
+    total = Counter[str]()
+    for member in group.alive.values():
+        total.update(getattr(told(member), what))
+    return total
+
+
+def everybody_has_applied_all(group: BrokerGroup) -> None:
+    def applied() -> set[int]:
+        return {m.parts.running.replica.state.applied_index for m in group.alive.values()}
+
+    wait_until(lambda: len(applied()) == 1, what="the same state everywhere")
+
+
+def test_each_transaction_counts_at_one_replica_and_no_restart_counts_it_again(trio: BrokerGroup) -> None:
+    trio.topic()
+    trio.submit(prepare(["a", "b", "c"]))
+    trio.submit(ops.commit("app", ["a"]))
+    trio.submit(ops.rollback("app", ["b"], "operator:ann"))
+    everybody_has_applied_all(trio)
+    assert sum(told(member).prepared for member in trio.alive.values()) == 3
+    assert summed(trio, "decided") == {"COMMITTED/producer": 1, "ROLLBACK/operator": 1}
+    led = told(trio.leader()).led
+    assert led is not None
+    assert (led.apps.names, led.apps.columns, led.apps.rest, led.apps.all) == (["app"], [[1], [0]], [0, 0], 1)
+    assert led.topics.names == ["t"]
+    assert led.topics.columns[0] == [1]
+    assert led.topics.columns[1][0] > 20
+    assert 0 < led.oldest_age_s < 60
+    assert told(trio.follower()[0]).led is None
+    latencies = told(trio.leader()).histograms
+    assert sum(latencies["prepare"].counts) == 1
+    assert sum(latencies["commit"].counts) == 2
+    assert sum(latencies["fsync"].counts) > 0 < sum(latencies["driver_stall"].counts)
+
+    trio.close()
+    trio.start()
+    trio.leader()
+    everybody_has_applied_all(trio)
+    assert summed(trio, "decided") == {}, "what is redone from the log is not done again"
+    assert sum(told(member).terms_led for member in trio.alive.values()) == 1
+    assert all(told(member).link_connects >= 2 for member in trio.alive.values())
+    assert all(told(member).disk_bytes > 1 << 20 for member in trio.alive.values())
+    carried = pickle.loads(pickle.dumps(told(trio.leader())))  # noqa: S301
+    assert isinstance(carried, MetricsReport)
+    assert carried.led is not None
+    assert carried.led.topics.columns[0] == [1], "messages that ever became readable, as the state has them"
+
+
+def test_what_is_refused_is_counted_by_its_reason(trio: BrokerGroup) -> None:
+    trio.config = BrokerConfig(open_transactions_max=2)
+    trio.close()
+    trio.start()
+    trio.topic()
+    leader = trio.leader()
+    trio.submit(prepare(["a", "b"]))
+    trio.submit(prepare(["c"]))
+    leader.parts.requests.submit(b"garbage")
+    trio.follower()[0].parts.requests.submit(ops.commit("app", ["a"]))
+    assert summed(trio, "refused") == {"too_many_open": 1, "malformed": 1, "not_leader": 1}
+
+
+def test_names_are_bounded_and_what_is_not_named_is_summed(
+    trio: BrokerGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(instruments, "APPS_MAX", 2)
+    monkeypatch.setattr(instruments, "TOPICS_MAX", 1)
+    for name in ("first", "second", "third"):
+        trio.topic(name)
+    for number, app in enumerate(("one", "two", "three", "four")):
+        trio.submit(prepare([f"{app}-{i}" for i in range(number + 1)], topic="second", app=app))
+    trio.submit(ops.commit("two", ["two-0"]))
+    led = told(trio.leader()).led
+    assert led is not None
+    assert led.apps.names == ["four", "three"], "those with most open ones"
+    assert (led.apps.columns, led.apps.rest, led.apps.all) == ([[4, 3], [0, 0]], [2, 0], 4)
+    assert led.topics.names == ["first"], "those that were there first"
+    assert (led.topics.columns[0], led.topics.rest[0], led.topics.all) == ([0], 1, 3)
+
+
+def test_no_count_is_lost_where_many_threads_count() -> None:
+    counts, threads, each = RequestCounts(), 8, 5_000
+
+    def count() -> None:
+        for _ in range(each):
+            counts.answered("overloaded", (), 0.0)
+
+    running = [threading.Thread(target=count) for _ in range(threads)]
+    for thread in running:
+        thread.start()
+    for thread in running:
+        thread.join()
+    assert counts.refused() == {"overloaded": threads * each}
