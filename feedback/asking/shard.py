@@ -12,8 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import Any
 
@@ -25,6 +24,7 @@ from escrowmq.feedback.asking.checks import WANTED_MAX
 from escrowmq.feedback.asking.due_watch import DueWatch, Pair
 from escrowmq.feedback.asking.group_feedback import Way
 from escrowmq.feedback.asking.lobby import Lobby
+from escrowmq.feedback.asking.pair_table import PairTable
 from escrowmq.feedback.asking.pulse import Pulse
 from escrowmq.feedback.asking.shard_report import ShardReport
 from escrowmq.feedback.asking.topic_feedback import Handed, Place, TopicFeedback
@@ -37,12 +37,10 @@ from escrowmq.replication.model import TransactionState
 
 log = logging.getLogger(__name__)
 
-#: Pairs, and apps, that one tick forgets.
+#: Apps that one tick forgets.
 FORGET_PER_TICK = 200
 #: Pairs that ``status`` shows one by one.
 PAIRS_SHOWN = 1_000
-#: A pair that raised is there again after this.
-MADE_ANEW_S = 1.0
 #: A producer whose answers all meet full queues comes back after this.
 ANSWER_AGAIN_S = 0.5
 
@@ -92,14 +90,9 @@ class FeedbackShard:
         self._apps = self._lobby.apps
         #: What happened, here and in the lobby.
         self.counts = self._lobby.counts
-        self._pairs: dict[Pair, TopicFeedback] = {}
-        self._working: dict[TopicFeedback, None] = {}  # those that have deadlines
-        self._asleep: OrderedDict[TopicFeedback, None] = OrderedDict()  # the longest ones first
+        self._pairs = PairTable(self, self._lobby, self._way, pinned=only is not None)
         self._news, self._pulse = 0, Pulse(config.tick_s)
-        self._place = asyncio.Event()
-        self._place.set()
         self._tasks: list[asyncio.Task[None]] = []
-        self._closing: set[asyncio.Task[None]] = set()
 
     def start(self) -> None:
         """Start the loops."""
@@ -108,16 +101,14 @@ class FeedbackShard:
         runs += [watch.run() for watch in self._watches.values()]
         self._tasks = [asyncio.create_task(run) for run in runs]
         if self._only is not None:
-            self._host(*self._only)
+            self._pairs.host(*self._only)
 
     async def close(self) -> None:
         """End the loops and send parked producers away. Leases end by themselves."""
-        for pair in list(self._pairs.values()):
-            self._drop(pair)
-        ending = [*self._tasks, *self._closing]
         for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*ending, return_exceptions=True)
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._pairs.close()
         for leader in self._way.leaders.values():
             leader.close()
         for app in self._apps.values():
@@ -174,20 +165,20 @@ class FeedbackShard:
         refused, touched = [], dict[TopicFeedback, None]()
         for number, (key, state, trouble, index) in enumerate(arguments.answers_of(answers)):
             (gid, topic), tx_id = key
-            pair = self._pairs.get((app, topic))
+            pair = self._pairs.get(app, topic)
             if pair is None and state in DECISIVE:  # a late one: as true as an early one
-                if not self._lobby.has_place_for(app) or len(self._pairs) >= self._config.pairs_max:
+                if not self._lobby.has_place_for(app) or self._pairs.full:
                     refused.append(number)
                     continue
-                pair = self._host(app, topic)
+                pair = self._pairs.host(app, topic)
             if pair is None:
                 continue
             touched[pair] = None
-            if self._guarded(pair, pair.answer, instance, (gid, tx_id), state, trouble, index) is False:
+            if self._pairs.guarded(pair, pair.answer, instance, (gid, tx_id), state, trouble, index) is False:
                 refused.append(number)
         for pair in touched:
-            self._guarded(pair, pair.match)
-            self._review(pair)
+            self._pairs.guarded(pair, pair.match)
+            self._pairs.review(pair)
         if refused:
             self.counts["answers_refused"] += len(refused)
             self._lobby.say("answers_refused", "answers of app %r wait for a leader: more are sent away", app)
@@ -203,32 +194,24 @@ class FeedbackShard:
             return
         producers.remove(instance, idle=idle)
         for pair in list(producers.awake):
-            self._guarded(pair, lambda p=pair: p.leave(instance, idle=idle))
+            self._pairs.guarded(pair, lambda p=pair: p.leave(instance, idle=idle))
         self._match(producers)
 
     # ---------------------------------------------------------------- the watches call these (Pairs)
 
     async def places(self) -> int:
         """How many further pairs may be here, once there are any. What is due meanwhile is the leader's."""
-        while self._asleep and len(self._pairs) >= self._config.pairs_max:
-            self._drop(next(iter(self._asleep)))
-        if len(self._pairs) >= self._config.pairs_max:
-            self.counts["pairs_full"] += 1
-            text = "%d apps and topics have checks here: further ones wait"
-            self._lobby.say("pairs_full", text, len(self._pairs))
-            self._place.clear()
-            await self._place.wait()
-        return max(self._config.pairs_max - len(self._pairs), 1)
+        return await self._pairs.places()
 
     def due(self, gid: int, pair: Pair) -> None:
         """Group ``gid`` says that something is due, or open. Without a producer of the app that is of no
         use: when one comes, the app is looked up."""
         app, topic = pair
         producers = self._apps.get(app)
-        if self._belongs_here(pair) and producers is not None:
+        if self.belongs_here(pair) and producers is not None:
             self._news += 1
             producers.due.setdefault(topic, {})[gid] = self._news
-            self._want(gid, pair)
+            self.want(gid, pair)
 
     def nothing_due(self, gid: int, pair: Pair, news: int) -> None:
         """Group ``gid`` had less than was asked for, when its last news were ``news``."""
@@ -246,8 +229,8 @@ class FeedbackShard:
 
     def room(self, gid: int, pair: Pair) -> int:
         """How many transactions are worth locking for it at this group now."""
-        hosted = self._pairs.get(pair)
-        if hosted is not None and hosted in self._working:
+        hosted = self._pairs.get(*pair)
+        if hosted is not None and self._pairs.works(hosted):
             return hosted.room(gid)
         producers = self._apps.get(pair[0])
         if producers is None:
@@ -260,19 +243,20 @@ class FeedbackShard:
 
     def take(self, gid: int, pair: Pair, rows: Sequence[LockedRow]) -> None:
         """These were locked for ``pair``."""
-        hosted = self._host(*pair) if rows else self._pairs.get(pair)
+        hosted = self._pairs.host(*pair) if rows else self._pairs.get(*pair)
         if hosted is None:
             return
         if rows:
-            self._guarded(hosted, self._wake, hosted, self._lobby.app(hosted.app))
-            self._guarded(hosted, hosted.take, gid, rows)
-        self._review(hosted)
+            self._pairs.guarded(hosted, self._pairs.wake, hosted, self._lobby.app(hosted.app))
+            self._pairs.guarded(hosted, hosted.take, gid, rows)
+        self._pairs.review(hosted)
 
-    def _want(self, gid: int, pair: Pair) -> None:
+    def want(self, gid: int, pair: Pair) -> None:
+        """Something is due at this group: lock it if the pair has room."""
         if self.room(gid, pair) > 0:
             self._watches[gid].want(pair)
 
-    # ---------------------------------------------------------------- the pairs call these (Host)
+    # ---------------------------------------------------------------- the table and pairs call these (Keeper)
 
     def now(self) -> float:
         """Seconds of the event loop."""
@@ -296,64 +280,25 @@ class FeedbackShard:
 
     def changed(self, pair: TopicFeedback) -> None:
         """Something was settled."""
-        self._review(pair)
+        self._pairs.review(pair)
 
-    # ---------------------------------------------------------------- apps and pairs
+    def look_anew(self, pair: Pair) -> None:
+        """Ask every group for it."""
+        for gid in self._watches:
+            self.due(gid, pair)
+
+    def belongs_here(self, pair: Pair) -> bool:
+        """Whether this process is the pair's."""
+        if self._only is not None:
+            return pair == self._only
+        return part_of(*pair, self.shards) == self.index
+
+    # ---------------------------------------------------------------- apps
 
     def _find(self, app: str) -> None:
         """What does this app have open? Nobody named it here."""
         for watch in self._watches.values():
             watch.find(app)
-
-    def _belongs_here(self, pair: Pair) -> bool:
-        if self._only is not None:
-            return pair == self._only
-        return part_of(*pair, self.shards) == self.index
-
-    def _host(self, app: str, topic: str) -> TopicFeedback | None:
-        """The pair, made if there is none yet; None: it does not belong here."""
-        pair = self._pairs.get((app, topic))
-        if pair is None and self._belongs_here((app, topic)):
-            producers = self._lobby.app(app)
-            pair = TopicFeedback(app, topic, self._way, self, producers.owners)
-            self._pairs[app, topic] = producers.hosted[topic] = pair
-        return pair
-
-    def _review(self, pair: TopicFeedback) -> None:
-        """After anything that happened to it: does it wait for time, for a lock, for nothing?"""
-        key = pair.app, pair.topic
-        if self._pairs.get(key) is not pair:
-            return
-        producers = self._lobby.app(pair.app)
-        if pair.working:
-            self._wake(pair, producers)
-        else:
-            self._sleep(pair, producers)
-        for gid in producers.due.get(pair.topic, ()):
-            self._want(gid, key)
-
-    def _sleep(self, pair: TopicFeedback, producers: AppProducers) -> None:
-        """It has nothing on hand, and hears of no polls."""
-        self._working.pop(pair, None)
-        producers.awake.pop(pair, None)
-        if pair not in self._asleep and self._only is None:
-            pair.idle_since = self.now()
-            self._asleep[pair] = None
-            self._place.set()
-
-    def _wake(self, pair: TopicFeedback, producers: AppProducers) -> None:
-        """It has checks on hand from here on, and hears of polls; of those before it has not heard."""
-        if pair in self._working:
-            return
-        self._asleep.pop(pair, None)
-        self._working[pair] = None
-        producers.awake[pair] = None
-        online = producers.online(self._config.silent_s)
-        pair.forget_but({present.instance for present in online})
-        for present in online:
-            parked = present.poll is not None
-            seen = self.now() if parked else present.last_seen
-            pair.arrive(present.instance, present.room, (), seen, parked=parked)
 
     def _tell(
         self,
@@ -371,76 +316,37 @@ class FeedbackShard:
         now = self.now()
         for pair in list(producers.awake):
             working = by_topic.get(pair.topic, ())
-            self._guarded(pair, lambda p=pair, w=working: p.arrive(instance, room, w, now, parked=parked))
+            self._pairs.guarded(
+                pair, lambda p=pair, w=working: p.arrive(instance, room, w, now, parked=parked)
+            )
 
     def _match(self, producers: AppProducers) -> None:
         for pair in list(producers.awake):
-            self._guarded(pair, pair.match)
-            self._review(pair)
+            self._pairs.guarded(pair, pair.match)
+            self._pairs.review(pair)
         if producers.starved:
             producers.starved = False
             for topic, due in list(producers.due.items()):
                 for gid in due:
-                    self._want(gid, (producers.app, topic))
+                    self.want(gid, (producers.app, topic))
 
     def _poll_ended(self, producers: AppProducers, present: Present) -> None:
         now = self.now()
         for pair in list(producers.awake):
-            self._guarded(pair, pair.depart, present.instance, now)
-
-    def _guarded(self, pair: TopicFeedback, do: Callable[..., Any], *args: Any) -> Any:
-        """What it raises ends this pair, and nothing else."""
-        try:
-            return do(*args)
-        except Exception:
-            self.counts["errors"] += 1
-            log.exception(
-                "feedback of app %r, topic %r stumbled and is made anew; its checks come back in %g s",
-                pair.app,
-                pair.topic,
-                self._config.lock_lease_s,
-            )
-            self._drop(pair)
-            # What the leader named for it would not be named again.
-            asyncio.get_running_loop().call_later(MADE_ANEW_S, self._make_anew, pair.app, pair.topic)
-            return None
-
-    def _make_anew(self, app: str, topic: str) -> None:
-        for gid in self._watches:
-            self.due(gid, (app, topic))
-
-    def _drop(self, pair: TopicFeedback) -> None:
-        if self._pairs.get((pair.app, pair.topic)) is pair:
-            del self._pairs[pair.app, pair.topic]
-        self._working.pop(pair, None)
-        self._asleep.pop(pair, None)
-        producers = self._apps.get(pair.app)
-        if producers is not None and producers.hosted.get(pair.topic) is pair:
-            del producers.hosted[pair.topic]
-            producers.awake.pop(pair, None)
-        if pair.working:
-            closing = asyncio.ensure_future(pair.close())
-            self._closing.add(closing)
-            closing.add_done_callback(self._closing.discard)
-        self._place.set()
+            self._pairs.guarded(pair, pair.depart, present.instance, now)
 
     # ---------------------------------------------------------------- time
 
     async def _tick(self) -> None:
         await asyncio.sleep(self._config.tick_s)
         self._pulse.beat(self.now())
-        for pair in list(self._working):
-            self._guarded(pair, pair.tick)
-            self._review(pair)
+        self._pairs.tick()
         self._forget_some()
 
     def _forget_some(self) -> None:
         """What has had nothing to do for long."""
         before = self.now() - self._config.idle_exit_s
-        for pair in list(islice(self._asleep, FORGET_PER_TICK)):
-            if pair.idle_since >= before:
-                break
-            self._drop(pair)
+        self._pairs.forget_before(before)
         for app in list(islice(self._apps.values(), FORGET_PER_TICK)):
             if app.last_poll_at >= before:
                 break
@@ -452,7 +358,7 @@ class FeedbackShard:
         if app.parked or app.awake or self._only is not None:
             return False
         for pair in list(app.hosted.values()):
-            self._drop(pair)
+            self._pairs.drop(pair)
         del self._apps[app.app]
         return True
 
@@ -463,7 +369,7 @@ class FeedbackShard:
             shards=self.shards,
             apps=len(self._apps),
             pairs_here=len(self._pairs),
-            pairs_working=len(self._working),
+            pairs_working=self._pairs.at_work,
             pairs_due=sum(len(app.due) for app in self._apps.values()),
             polls_parked=self._lobby.parked,
             poll_wait_s=self._lobby.pace.wait_s(),
@@ -474,7 +380,7 @@ class FeedbackShard:
         """``report``, with the first thousand pairs of this app and topic that are here."""
         shown = (
             pair
-            for pair in self._pairs.values()
+            for pair in self._pairs
             if (app is None or pair.app == app) and (topic is None or pair.topic == topic)
         )
         return {
@@ -485,7 +391,7 @@ class FeedbackShard:
 
     def pair(self, app: str, topic: str) -> TopicFeedback | None:
         """The feedback of this app and topic, made if need be; None: it is another process's."""
-        return self._host(app, topic)
+        return self._pairs.host(app, topic)
 
     def producers(self, app: str) -> AppProducers | None:
         """The producers of this app, if any polled lately."""

@@ -254,7 +254,7 @@ def test_without_making_it_anew_one_error_would_leave_checks_for_ever(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The mend taken away: what the leader has named once it does not name again."""
-    monkeypatch.setattr(FeedbackShard, "_make_anew", lambda self, app, topic: None)
+    monkeypatch.setattr(FeedbackShard, "look_anew", lambda self, pair: None)
     usual, raised = TopicFeedback.take, 0
 
     def take(self: TopicFeedback, gid: int, rows: Sequence[LockedRow]) -> None:

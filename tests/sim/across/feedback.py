@@ -135,7 +135,7 @@ class FeedbackProcess:
     def check(self) -> None:
         """Its loops survive errors; here there must be none."""
         counts = [self.shard.counts, *(watch.counts for watch in self.shard._watches.values())]
-        counts += [pair.counts for pair in self.shard._pairs.values()]
+        counts += [pair.counts for pair in self.shard._pairs]
         if errors := sum(counted["errors"] for counted in counts):
             raise Violation(f"feedback process {self.index} met {errors} errors", "client-failed")
 
