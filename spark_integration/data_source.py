@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from pyspark.errors import PySparkException
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
 from escrowmq.actors.client.router import Router
@@ -96,7 +97,12 @@ def _tasks(options: SourceOptions, schema: StructType) -> TaskReader:
     """What tasks do, by the options and the schema: ours, or the user's if it is one that we can give."""
     from pyspark.sql.pandas.types import to_arrow_schema
 
-    wanted = to_arrow_schema(schema, timezone="UTC")
+    try:
+        wanted = to_arrow_schema(schema, timezone="UTC")
+    except PySparkException as error:  # it names the type only
+        raise ConfigError(
+            f"the escrowmq source cannot give the schema ({schema.simpleString()}): {error}"
+        ) from error
     decoder = None
     if options.value_format != "binary" and "value" in wanted.names:
         decoder = ValueDecoder(options.value_format, wanted.field("value").type, options.value_mode)

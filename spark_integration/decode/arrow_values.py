@@ -114,8 +114,11 @@ def _joined(values: pa.BinaryArray, layout: _Layout, members: Places, type: pa.L
 
 
 def _rows(stream: pa.Buffer, row: pa.StructType) -> pa.StructArray:
-    with pa.ipc.open_stream(stream) as reader:
+    source = pa.BufferReader(stream)
+    with pa.ipc.open_stream(source) as reader:
         table = reader.read_all()
+        if source.tell() < stream.size:  # such as a second stream, whose rows nobody would read
+            raise ValueError("there is more behind the end of the stream")
     table.validate(full=True)  # bytes of strangers: nothing behind this looks at them again
     columns = []
     for i in range(row.num_fields):
@@ -167,7 +170,9 @@ def _layout(values: pa.BinaryArray) -> _Layout:
     for _ in range(_MESSAGES_MAX):
         at = end[left]
         stops = (_number(data, at, 4) == _CONTINUES) & (_number(data, at + 4, 4) == 0)
-        left = left[(at < limit[left]) & ~(stops & (limit[left] - at >= 8))]
+        stops &= limit[left] - at >= 8
+        plain[left[stops & (limit[left] - at > 8)]] = False  # something follows: read by itself, and refused
+        left = left[(at < limit[left]) & ~stops]
         if not len(left):
             break
         message = _message(data, end[left], limit[left])

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json
@@ -47,8 +48,7 @@ class ValueDecoder:
         if row is None or not pa.types.is_struct(row):
             shape = "ARRAY<STRUCT<...>>" if self.format == "arrow" else "STRUCT<...>"
             raise ConfigError(f"valueFormat={self.format}: the column 'value' must be {shape}")
-        for i in range(row.num_fields):
-            _check_type(self.format, row.field(i).name, row.field(i))
+        _check_fields(self.format, "", row)
 
     def decode(
         self, values: pa.BinaryArray, name_of: Callable[[int], str]
@@ -64,6 +64,8 @@ class ValueDecoder:
             column, bad = halved(
                 len(values), lambda at, size: parse(values.slice(at, size), self.type), self.type
             )
+            if column.null_count > len(bad):  # JSON's null and msgpack's nil are no objects either
+                bad = np.flatnonzero(column.is_null()).tolist()
         if not bad or self.mode == PERMISSIVE:
             return column, None
         if self.mode == FAILFAST:
@@ -82,13 +84,20 @@ def value_ddl(format: str, schema: str) -> str:
     return f"ARRAY<STRUCT<{schema}>>" if format == "arrow" else f"STRUCT<{schema}>"
 
 
+def _check_fields(format: str, inside: str, row: pa.StructType) -> None:
+    for i in range(row.num_fields):
+        field = row.field(i)
+        if row.get_field_index(field.name) < 0:
+            raise ConfigError(f"valueSchema: {inside + field.name!r} is there twice")
+        _check_type(format, inside + field.name, field)
+
+
 def _check_type(format: str, name: str, field: pa.Field) -> None:
     kind = field.type
     if not field.nullable:
         raise ConfigError(f"valueSchema: {name!r} is NOT NULL; a value may lack it, so leave that out")
     if pa.types.is_struct(kind):
-        for i in range(kind.num_fields):
-            _check_type(format, f"{name}.{kind.field(i).name}", kind.field(i))
+        _check_fields(format, f"{name}.", kind)
     elif pa.types.is_list(kind):
         _check_type(format, f"{name}[]", kind.value_field)
     elif pa.types.is_map(kind) and format != "arrow":

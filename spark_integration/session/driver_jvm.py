@@ -18,12 +18,18 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from escrowmq.replication.errors import ConfigError, Unavailable
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 #: A JVM that has been told to end and hangs in a hook gets this long.
 END_TIMEOUT_S = 10.0
 KILL_AGAIN_S = 1.0
+#: Lines of a Java error that are told: what was called, the error, and where it was raised first.
+JAVA_LINES = 4
 
 
 _ours: list[object] = []  # the gateway to the JVM that bounded_start saw starting, at most one
@@ -47,6 +53,16 @@ def require_no_jvm() -> None:
             "start this one in a process of its own"
         )
     end_jvm()
+
+
+def jvm_is_gone(spark: SparkSession) -> bool:
+    """Whether the JVM of this session has been ended; the process may have another one by now."""
+    from pyspark import SparkContext
+
+    gateway = SparkContext._gateway
+    return (
+        gateway is None or getattr(spark, "_jvm", gateway.jvm)._gateway_client is not gateway._gateway_client
+    )
 
 
 def end_jvm() -> None:
@@ -105,13 +121,28 @@ def bounded_start(limit_s: float, look_at: str, unblock: Callable[[], None] = la
     except BaseException as error:
         done.set()
         watcher.join()
+        said = _java_text(error)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # pyspark says that the JVM it stops is gone
             _forget_context()
         end_jvm()
         if expired.is_set() and isinstance(error, Exception):
             raise Unavailable(f"Spark did not start within {limit_s:g} s: {look_at}", 5.0) from error
+        if said is not None:  # an error of the JVM's asks the JVM for its text, which has gone
+            raise Unavailable(f"Spark did not start: {said}", 5.0) from None
         raise
+
+
+def _java_text(error: BaseException) -> str | None:
+    """The first lines of an error of the JVM's, None if it is another one."""
+    from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+
+    if not isinstance(error, Py4JError):
+        return None
+    try:
+        return "; ".join(str(error).splitlines()[:JAVA_LINES])
+    except Exception as silent:  # it has gone before it said why
+        return f"its JVM ended ({silent!r})"
 
 
 def _kill_jvm(fresh: set[int]) -> None:

@@ -8,6 +8,7 @@ is an error that says what is missing. Never starts or stops a Ray cluster.
 from __future__ import annotations
 
 import os
+import re
 import sys
 import uuid
 from collections.abc import Callable, Mapping
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 SessionFactory = Callable[[SessionRequest], "SparkSession"]
+#: Masters that are threads of this machine.
+_LOCAL = re.compile(r"local(\[ *(\*|\d+) *(, *\d+ *)?\])?")
 MODES = ("auto", "raydp", "standalone", "local")
 
 
@@ -55,6 +58,13 @@ def spark_session(
     """
     if isinstance(mode, str) and mode not in MODES:
         raise ConfigError(f"mode must be one of {', '.join(MODES)}, or a function, not {mode!r}")
+    master = (configs or {}).get("spark.master")
+    if master is not None and isinstance(mode, str) and not (mode == "local" and _LOCAL.fullmatch(master)):
+        raise ConfigError(
+            f"configs must not name 'spark.master' ({master!r}): mode={mode!r} says where Spark runs (with "
+            '"local", a master like local[2,4] may be named); for a master of your own, give a function that '
+            "makes the session as mode="
+        )
     request = session_request(
         app_name,
         executors=executors,
@@ -84,10 +94,15 @@ def spark_session(
 
 
 def stop_session(spark: SparkSession) -> None:
-    """End a session of any mode, with its executors on Ray and its JVM here. The Ray cluster stays."""
+    """End a session of any mode, with its executors on Ray and its JVM here. The Ray cluster stays.
+
+    One that was ended by this already has no JVM any more, and nothing is done.
+    """
     from escrowmq.spark_integration.session import driver_jvm, standalone
     from escrowmq.spark_integration.session import raydp as raydp_session
 
+    if driver_jvm.jvm_is_gone(spark):
+        return
     if str(spark.conf.get("spark.master", "")).startswith("ray://"):
         raydp_session.stop()
     else:

@@ -16,6 +16,7 @@ from typing import Any
 
 from escrowmq.replication.errors import ConfigError
 from escrowmq.spark_integration.decode.records import COLUMNS
+from escrowmq.spark_integration.decode.value_schema import check_value_schema
 from escrowmq.spark_integration.decode.values import MODES
 from escrowmq.spark_integration.option_values import (
     boolean,
@@ -58,6 +59,7 @@ OPTIONS = {
 }
 _BY_LOWER_CASE = {name.lower(): name for name in OPTIONS}
 _SUBSCRIPTIONS = ("subscribe", "subscribePattern", "assign")
+_STREAMING = ("maxOffsetsPerTrigger", "maxBytesPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay")
 _ENDING = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
 
 VALUE_FORMATS = ("binary", "json", "msgpack", "arrow")
@@ -149,20 +151,22 @@ def parse_options(
     value_format = one_of(options, "valueFormat", VALUE_FORMATS)
     if value_format == "binary" and (extra := {"valueSchema", "valueMode"} & options.keys()):
         raise ConfigError(f"option {min(extra)!r} needs option 'valueFormat': json, msgpack or arrow")
+    if value_schema := options.get("valueSchema"):
+        check_value_schema(value_schema, value_format)
     return SourceOptions(
         address=ray_address(options.get("escrowmq.address") or default_address),
         namespace=options.get("escrowmq.namespace") or default_namespace,
         subscription=_subscription(options),
         starting=starting,
         ending=ending,
-        limits=_limits(options),
+        limits=_limits(options, use),
         min_partitions=positive(options, "minPartitions"),
         max_records_per_partition=positive(options, "maxRecordsPerPartition"),
         fail_on_data_loss=boolean(options, "failOnDataLoss", True),
         push_filters=push_filters,
         columns=_columns(options),
         value_format=value_format,
-        value_schema=options.get("valueSchema") or None,
+        value_schema=value_schema or None,
         value_mode=one_of(options, "valueMode", MODES),
     )
 
@@ -179,7 +183,7 @@ def _known(given: Mapping[str, str]) -> dict[str, str]:
     return options
 
 
-def _limits(options: Mapping[str, str]) -> BatchLimits:
+def _limits(options: Mapping[str, str], use: Use) -> BatchLimits:
     limits = BatchLimits(
         positive(options, "maxOffsetsPerTrigger"),
         size_bytes(options, "maxBytesPerTrigger"),
@@ -188,6 +192,12 @@ def _limits(options: Mapping[str, str]) -> BatchLimits:
     )
     if limits.min_offsets and limits.max_offsets and limits.min_offsets > limits.max_offsets:
         raise ConfigError("option 'minOffsetsPerTrigger' must not be more than 'maxOffsetsPerTrigger'")
+    for name in _STREAMING if use is Use.BATCH else ():
+        if name in options:
+            raise ConfigError(
+                f"option {name!r} is for streaming queries: a batch reads all at once; cut it with "
+                "endingOffsets, or its Spark partitions with maxRecordsPerPartition"
+            )
     return limits
 
 

@@ -40,6 +40,7 @@ def session(request: pytest.FixtureRequest, cluster: Cluster) -> Iterator[SparkS
     spark = spark_session(f"sessions-{request.param}", mode=request.param, quick_start=True)
     yield spark
     stop_session(spark)
+    stop_session(spark)  # asked a JVM that was gone
     assert java_children() == children, "stop_session left its JVM behind"
     until(lambda: free_cpus() >= before, "stop_session left executors behind")
 
@@ -110,6 +111,7 @@ def test_a_session_that_was_stopped_by_spark_s_own_means_makes_room_for_the_next
         assert heap > 640 << 20, "the second session has a JVM of its own, not the first one's"
     finally:
         stop_session(spark)
+        stop_session(spark)  # it was ended: nothing to do
 
 
 def test_a_start_that_takes_too_long_is_given_up_with_nothing_left_behind(cluster: Cluster) -> None:

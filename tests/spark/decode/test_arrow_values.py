@@ -53,6 +53,12 @@ KINDS: dict[str, bytes] = {
     "no batch": stream(table(0), end=False)[: 8 + int.from_bytes(ONE[4:8], "little")],
     "no end": stream(table(3), end=False),
     "more behind the end": stream(table(3)) + b"more",
+    "two streams": stream(table(3)) + ONE,
+    "two streams with dictionaries": 2 * stream(pa.table({"name": pa.array(["a"]).dictionary_encode()})),
+    "two streams in the old framing": 2
+    * stream(table(2), options=pa.ipc.IpcWriteOptions(use_legacy_format=True)),
+    "two streams, one without its end": stream(table(3), end=False) + ONE,
+    "padded": ONE + bytes(8),
     "another schema": stream(pa.table({"other": [1.5], "name": ["x"]})),
     "narrow numbers": stream(pa.table({"id": pa.array([4, None], pa.int8())})),
     "large strings": stream(pa.table({"name": pa.array(["y"], pa.large_string())})),
@@ -73,9 +79,10 @@ ALONE = {name: decoded([value])[0] for name, value in KINDS.items()}
 
 def test_every_kind_alone() -> None:
     bad = {"wrong type", "too large", "twice the same name", "empty", "short", "text"}
-    bad |= {"schema that goes on", "length below zero"}
+    bad |= {"schema that goes on", "length below zero", "more behind the end", "padded"}
+    bad |= {name for name in KINDS if name.startswith("two streams")}
     assert {name for name, found in ALONE.items() if found is None} == bad
-    assert ALONE["plain"] == rows(0) and ALONE["no end"] == ALONE["more behind the end"] == rows(3)
+    assert ALONE["plain"] == rows(0) and ALONE["no end"] == rows(3)
     assert ALONE["two batches"] == rows(1, 4) and ALONE["many batches"] == rows(0, 70)
     assert ALONE["an empty batch"] == ALONE["no batch"] == []
     assert ALONE["compressed"] == rows(5, 100) and ALONE["old framing"] == rows(2)

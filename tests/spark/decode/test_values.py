@@ -110,6 +110,22 @@ def test_modes() -> None:
         assert decoded(format, [], kind) == []
 
 
+@pytest.mark.parametrize(
+    ("format", "nothing"), [("json", b"null"), ("json", b" null\n"), ("msgpack", b"\xc0")]
+)
+def test_a_value_that_is_null_is_no_object(format: str, nothing: bytes) -> None:
+    """It passed every mode, as a row whose value is null, although nobody had asked for such rows."""
+    encode = json.dumps if format == "json" else msgspec.msgpack.encode
+    one, two = ({"id": 1, "name": None}, {"id": 2, "name": None})
+    values = [bytes(encode(one), "utf8") if format == "json" else encode(one) for one in (one, two)]
+    values.insert(1, nothing)
+    assert decoded(format, values) == [one, None, two]
+    assert decoded(format, values, mode="DROPMALFORMED") == [one, two]
+    assert decoded(format, [*values, b"\xc1"], mode="DROPMALFORMED") == [one, two]
+    with pytest.raises(InvalidMessage, match=r"no\. 1: the value is no"):
+        decoded(format, values, mode="FAILFAST")
+
+
 texts = st.text(max_size=8)
 rows = st.fixed_dictionaries({"id": st.integers(-(2**63), 2**63 - 1), "name": st.none() | texts})
 
@@ -172,6 +188,8 @@ def test_an_arrow_value_is_a_list_of_rows() -> None:
             "'a.b' is NOT",
         ),
         ("json", pa.struct([("a", pa.duration("us"))]), "'a' has a type"),
+        ("json", pa.struct([("a", pa.int64()), ("a", pa.string())]), "'a' is there twice"),
+        ("arrow", pa.list_(pa.struct([("b", pa.struct([("a", ROW), ("a", ROW)]))])), "'b.a' is there twice"),
     ],
 )
 def test_schemas_that_cannot_be_are_refused_by_column(format: str, type: pa.DataType, said: str) -> None:

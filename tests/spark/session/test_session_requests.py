@@ -40,6 +40,9 @@ def test_memory_is_read_as_spark_writes_it() -> None:
         ("app_name", {"app_name": ""}),
         ("memory", {"memory": "all"}),
         ("address", {"address": "ray://127.0.0.1:10001"}),
+        ("spark.master", {"configs": {"spark.master": "spark://127.0.0.1:1"}}),
+        ("spark.master", {"configs": {"spark.master": "spark://127.0.0.1:1"}, "mode": "local"}),
+        ("spark.master", {"configs": {"spark.master": "local[2]"}, "mode": "standalone"}),
     ],
 )
 def test_bad_settings_are_named(named: str, options: dict[str, object]) -> None:

@@ -102,9 +102,19 @@ def test_filters_are_pushed_only_where_a_batch_read_asks_for_it() -> None:
 
 def test_limits_with_units() -> None:
     given = {"maxOffsetsPerTrigger": "9", "minOffsetsPerTrigger": "3", "maxBytesPerTrigger": "64m"}
-    assert parse(subscribe="a", maxTriggerDelay="90s", **given).limits == BatchLimits(9, 64 << 20, 3, 90.0)
+    limits = parse(Use.STREAM, subscribe="a", maxTriggerDelay="90s", **given).limits
+    assert limits == BatchLimits(9, 64 << 20, 3, 90.0)
     for text, seconds in {"250": 0.25, "15m": 900, "2 h": 7200, "500ms": 0.5, "1d": 86400}.items():
-        assert parse(subscribe="a", maxTriggerDelay=text).limits.max_trigger_delay_s == seconds
+        assert parse(Use.STREAM, subscribe="a", maxTriggerDelay=text).limits.max_trigger_delay_s == seconds
+
+
+def test_limits_of_micro_batches_are_refused_where_there_are_none() -> None:
+    """A batch read took all there was, whatever they said."""
+    limits = ("maxOffsetsPerTrigger", "maxBytesPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay")
+    for name in limits:
+        with pytest.raises(ConfigError, match=f"{name}.*is for streaming queries"):
+            parse(Use.BATCH, subscribe="a", **{name: "9"})
+        parse(Use.SCHEMA, subscribe="a", **{name: "9"})
 
 
 def test_columns_are_delivered_as_named() -> None:
