@@ -53,13 +53,20 @@ class DiskFull(_Retryable):
 
 
 class UnknownTopic(EscrowMQError):
-    """The topic, or the partition of it, does not exist."""
+    """The topic, or the partition of it, does not exist. ``gone``: the topic did, when reading began."""
 
-    def __init__(self, topic: str, partition: int | None = None, partitions: int | None = None) -> None:
-        super().__init__(topic, partition, partitions)
-        self.topic, self.partition, self.partitions = topic, partition, partitions
+    def __init__(
+        self, topic: str, partition: int | None = None, partitions: int | None = None, gone: bool = False
+    ) -> None:
+        super().__init__(topic, partition, partitions, gone)
+        self.topic, self.partition, self.partitions, self.gone = topic, partition, partitions, gone
 
     def __str__(self) -> str:
+        if self.gone:
+            return (
+                f"topic {self.topic!r} was deleted while it was read; create it again with "
+                f"admin.create_topic({self.topic!r}), or read topics that exist"
+            )
         if self.partition is None:
             return f"unknown topic {self.topic!r}; create it: admin.create_topic({self.topic!r})"
         if self.partitions is None:

@@ -84,7 +84,9 @@ class Consumer(Closing):
 
         Also takes over a changed assignment: what the previous ``poll`` returned should be dealt with
         and committed before. Raises OffsetOutOfRange or UnknownTopic for a partition that cannot be
-        read on, Unavailable when no replica has answered for ``call_timeout_s``, Closed.
+        read on; UnknownTopic when nothing came and a topic was deleted some seconds ago, until it is created
+        again or others are subscribed to; Unavailable when no replica has answered for ``call_timeout_s``;
+        Closed.
         """
         args.check_poll(max_records, timeout_s)
         return self.core.poll(max_records, timeout_s)

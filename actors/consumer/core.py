@@ -274,8 +274,10 @@ class ConsumerCore:
             raise type(error)(*error.args)
 
     def raise_trouble(self) -> None:
-        """Nothing came for longer than a fail-over explains: say so."""
+        """Nothing came for longer than a fail-over explains, or will come: say so."""
         with self.condition:
+            for topic in sorted(self.membership_thread.gone):
+                raise UnknownTopic(topic, gone=True)
             now, patience_s = self.clock(), self.config.call_timeout_s
             trouble = self.fetch.fetches.trouble(now, patience_s)
             since = self.membership_thread.trouble_since

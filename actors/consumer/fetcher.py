@@ -160,7 +160,7 @@ class Fetches:
             state.look_up("check", offset)  # perhaps the topic was created again, and lies elsewhere
             return True
         elif for_s >= LAG_PATIENCE_S:
-            state.error = UnknownTopic(tp[0])
+            state.error = UnknownTopic(tp[0], gone=True)
             return True
         return False
 

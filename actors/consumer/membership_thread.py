@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from escrowmq.actors.client.catalog import NAMES_MAX
 from escrowmq.actors.client.consumer_groups import (
     GroupAssignment,
     GroupCallRefused,
@@ -25,6 +26,7 @@ from escrowmq.actors.consumer.config import ConsumerConfig
 from escrowmq.actors.consumer.membership import Membership
 from escrowmq.actors.consumer.offsets import Lookup, OffsetReader
 from escrowmq.actors.consumer.positions import Positions
+from escrowmq.actors.consumer.replica_choice import LAG_PATIENCE_S
 from escrowmq.replication.errors import ConfigError, EscrowMQError
 
 log = logging.getLogger(__name__)
@@ -36,6 +38,9 @@ PENDING_S = 0.1
 RETRY_S = 0.2
 #: Leaving is a courtesy: the session's end would do it too.
 LEAVE_S = 2.0
+#: Topics of which this member reads nothing are looked for so often: others may read them, or they are gone.
+#: One that is missing twice in a row is gone; one that is created again at once is not missed.
+LOOK_FOR_TOPICS_S = LAG_PATIENCE_S
 
 
 class MembershipThread:
@@ -62,6 +67,10 @@ class MembershipThread:
         self.trouble_since: float | None = None
         self.error: EscrowMQError | None = None
         self.failure: Exception | None = None
+        #: Topics of the subscription that do not exist any more.
+        self.gone: frozenset[str] = frozenset()
+        self._missed: frozenset[str] = frozenset()
+        self._next_look = float("-inf")
         self._thread = threading.Thread(target=self._run, name="escrowmq-membership", daemon=True)
         self._thread.start()
 
@@ -117,6 +126,7 @@ class MembershipThread:
     def _turn(self) -> float:
         self._keep_membership(self._clock())
         self._look_up()
+        self._look_for_topics(self._clock())
         return max(min(self._next_heartbeat - self._clock(), 1.0), 0.001) if self._membership else 1.0
 
     # ------------------------------------------------------------ membership
@@ -187,6 +197,26 @@ class MembershipThread:
     def _call(self, method: str, group: str, *args: object) -> Any:
         gid = coordinator_group(group, self._router.info.groups)
         return result_of(self._router.leader_call(gid, method, group, *args, timeout_s=CALL_S), CALL_S)
+
+    def _look_for_topics(self, now: float) -> None:
+        member = self._membership
+        if member is None or self._closing:
+            return
+        with self._condition:
+            read = {topic for topic, _ in self._positions.assigned()}
+            unread = [topic for topic in member.topics if topic not in read] if member.joined else []
+            self._missed &= frozenset(unread)
+            self.gone &= self._missed
+        if not unread or now < self._next_look:
+            return
+        self._next_look = now + LOOK_FOR_TOPICS_S
+        asked = unread[:NAMES_MAX]
+        call = self._router.leader_call(0, "topics", asked, timeout_s=CALL_S)
+        missing = frozenset(asked) - {info.name for info in result_of(call, CALL_S)}
+        with self._condition:
+            self.gone, self._missed = missing & self._missed, missing
+            if self.gone:
+                self._condition.notify_all()
 
     # ------------------------------------------------------------ positions
 

@@ -15,7 +15,7 @@ GOOD = [
     "`a column` STRING COMMENT 'it\\'s', `b``c` INT COMMENT \"so, or <so>\"",
     "at TIMESTAMP, day DATE, local timestamp_ntz, n DECIMAL, m DECIMAL(10), o DEC(38, 10), p NUMERIC(3,0)",
     "tags ARRAY<STRING>, rows ARRAY<STRUCT<a: INT, b: STRUCT<c:BOOLEAN,d:ARRAY<ARRAY<FLOAT>>>>>",
-    "array INT, struct STRING",
+    "array INT, struct STRING COLLATE UNICODE",
     "\n  id\tLONG ,\n  s SHORT\n",
 ]
 
