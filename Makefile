@@ -4,7 +4,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: test-long spark-trials controls help demo test lint simulate campaign bench stored bench-spark walk load chaos fuzz spark-nodes
+.PHONY: docs test-long spark-trials controls help demo test lint simulate campaign bench stored bench-spark walk load chaos fuzz spark-nodes
 
 # The tests start hundreds of processes: what one of them has compiled, the others need not.
 unexport PYTHONDONTWRITEBYTECODE
@@ -46,9 +46,13 @@ test: $(STAMP) ## everything: lint, types, layers, then the fast tests, then rea
 test-long: $(STAMP) ## what make test leaves out: Spark under the other ways to a session, its examples, sessions that are killed, a ghost's node, overload, a lost head (40 minutes)
 	$(BIN)/python -m pytest -m long --durations=20
 
+docs: $(STAMP) ## the documents and the API reference as a searchable site: artifacts/site/index.html
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
 lint: $(STAMP) ## ruff, mypy --strict, and the direction of imports
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/mypy docs/site
 	$(BIN)/lint-imports
 
 simulate: $(STAMP) ## random schedules of faults against one broker group and several: SEEDS=<how many> SEED=<first>
