@@ -4,7 +4,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: docs test-long spark-trials controls help demo test lint simulate campaign bench stored bench-spark walk load chaos fuzz spark-nodes
+.PHONY: instruments docs test-long spark-trials controls help demo test lint simulate campaign bench stored bench-spark walk load chaos fuzz spark-nodes
 
 # The tests start hundreds of processes: what one of them has compiled, the others need not.
 unexport PYTHONDONTWRITEBYTECODE
@@ -76,6 +76,11 @@ controls: $(STAMP) ## faults planted in the code, and how soon the simulator fin
 
 bench: $(STAMP) ## figures and their ratio to a ceiling measured in the same run (5 minutes; ARGS=--help)
 	$(BIN)/python -m benchmarks $(ARGS)
+
+instruments: $(STAMP) ## alert rules, Grafana board and tables of docs/metrics.md, made from the table of metrics
+	$(BIN)/python -m escrowmq.cluster.exporter.rules deploy/prometheus/rules.yml
+	$(BIN)/python -m escrowmq.cluster.exporter.board deploy/grafana/escrowmq.json
+	$(BIN)/python -m escrowmq.cluster.exporter.metrics_doc docs/metrics.md
 
 walk: $(STAMP) ## calls and files that one message passes, client and replicas (a minute; ARGS="--tree" lists them)
 	$(BIN)/python -m benchmarks.walk $(ARGS)

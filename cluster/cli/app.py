@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from escrowmq.cluster.cli.consuming import consume
+from escrowmq.cluster.cli.exporting import exporter
 from escrowmq.cluster.cli.failing import Commands
 from escrowmq.cluster.cli.groups import app as groups
 from escrowmq.cluster.cli.leftovers import leftovers
@@ -48,7 +49,7 @@ def top(
     """EscrowMQ: a transactional message broker on Ray."""
 
 
-for command in (up, down, status, leftovers, demo, produce, consume, settings):
+for command in (up, down, status, leftovers, demo, produce, consume, settings, exporter):
     app.command()(command)
 app.add_typer(topics, name="topic")
 app.add_typer(transactions, name="txn")

@@ -37,6 +37,11 @@ class PollPace:
         """It will not poll again."""
         self._seen.pop(instance, None)
 
+    @property
+    def producers(self) -> int:
+        """How many polled lately; no more than make a difference."""
+        return len(self._seen)
+
     def wait_s(self) -> float:
         """How long a poll may be parked that comes in now."""
         return min(max(len(self._seen) / self._config.polls_per_s, self._config.poll_wait_s), self._longest_s)

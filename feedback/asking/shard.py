@@ -373,6 +373,7 @@ class FeedbackShard:
             pairs_due=sum(len(app.due) for app in self._apps.values()),
             polls_parked=self._lobby.parked,
             poll_wait_s=self._lobby.pace.wait_s(),
+            producers=self._lobby.pace.producers,
             counts=dict(self.counts),
         )
 

@@ -10,7 +10,8 @@ from escrowmq.replication.calling.carried_answers import Carried
 class ShardReport(Carried, frozen=True, kw_only=True):
     """Feedback process ``shard`` of ``shards``.
 
-    ``apps``: whose producers polled lately. ``pairs_here``: apps and topics hosted; ``pairs_working`` of them
+    ``apps``: whose producers polled lately; ``producers``: how many of them there are, as far as they are
+    counted (``PollPace``). ``pairs_here``: apps and topics hosted; ``pairs_working`` of them
     have checks on hand. ``pairs_due``: those of which a broker group has named due checks. ``polls_parked``:
     producers that wait here to be asked; ``poll_wait_s``: for how long each stays. ``counts``: what happened
     since the process started, by name; ``errors`` are pairs that stumbled, ``polls_refused`` and
@@ -26,4 +27,5 @@ class ShardReport(Carried, frozen=True, kw_only=True):
     pairs_due: int = 0
     polls_parked: int = 0
     poll_wait_s: float = 0.0
+    producers: int = 0
     counts: dict[str, int] = msgspec.field(default_factory=dict)

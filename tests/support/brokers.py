@@ -41,6 +41,7 @@ _PARTS = {
         "check_again",
     ],
     "inspection": ["tx_states", "transactions", "find_transaction", "audit", "status"],
+    "instruments": ["metrics"],
     "watching": ["watch", "spans"],
     "running": ["whoami"],
 }

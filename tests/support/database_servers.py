@@ -38,8 +38,13 @@ PACKAGES = {
         "libldap-2.5-0",
     ),
     "mariadb": ("mariadb-server-core", "liburing2", "libaio1", "libnuma1"),
+    "prometheus": ("prometheus",),  # no database of applications', but fetched and kept as those are
 }
-PROGRAM = {"postgresql": "usr/lib/postgresql/*/bin/initdb", "mariadb": "usr/sbin/mariadbd"}
+PROGRAM = {
+    "postgresql": "usr/lib/postgresql/*/bin/initdb",
+    "mariadb": "usr/sbin/mariadbd",
+    "prometheus": "usr/bin/promtool",
+}
 START_S = 60.0
 DOWNLOAD_S = 240.0
 _PR_SET_PDEATHSIG = 1

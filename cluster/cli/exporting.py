@@ -1,0 +1,47 @@
+"""``escrowmq exporter``: metrics for Prometheus, from a process that looks at the whole cluster."""
+
+from __future__ import annotations
+
+import threading
+from typing import Annotated
+
+import typer
+
+from escrowmq.cluster.cli.options import ConnectionOptions, with_connection
+from escrowmq.cluster.cli.output import note
+from escrowmq.replication.log_lines import LogFormat, log_to_stderr
+
+
+@with_connection
+def exporter(
+    connection: ConnectionOptions,
+    listen: Annotated[
+        str, typer.Option(help="host:port. Who reaches it reads names of topics and apps: there is no login.")
+    ] = "127.0.0.1:9644",
+    every: Annotated[float, typer.Option(help="Seconds between two looks at the cluster.", min=0.5)] = 5.0,
+    log_format: Annotated[LogFormat, typer.Option(help="Of this process's log.")] = LogFormat.text,
+) -> None:
+    """Serve /metrics, /healthz and /readyz for Prometheus until it is ended. One is enough for a cluster.
+
+    Readers are answered out of the last look, so a broker that hangs delays nobody.
+    """
+    from escrowmq.cluster.exporter.exporter import Exporter
+    from escrowmq.cluster.exporter.serving import Server, parse_listen
+
+    log_to_stderr(log_format)
+    host, port = parse_listen(listen)
+    with connection.joined() as cluster:
+        running = Exporter(cluster, every)
+        try:
+            server = Server(running.watching, host, port)
+            running.start()
+            server.start()
+            note(f"metrics at http://{server.address}/metrics")
+            try:
+                threading.Event().wait()
+            except KeyboardInterrupt:
+                note("ended")
+            finally:
+                server.close()
+        finally:
+            running.close()

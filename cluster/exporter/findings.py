@@ -1,0 +1,43 @@
+"""What one look at the cluster has found: values only, so that what is made of them needs no cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from escrowmq.actors.client.feedback_processes import ShardReports
+from escrowmq.replication.calling.answers import MembersReport, ReplicaReport
+from escrowmq.replication.calling.metrics_report import MetricsReport
+
+#: Group and number of a replica.
+ReplicaKey = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A look that ended at ``at`` (seconds since the epoch) and took ``took_s``.
+
+    ``members``: of each group, as the newest configuration has them that was ever seen. Who did not answer in
+    time has no report; a broker of an earlier version has no metrics. ``lag``: messages by consumer group and
+    topic, ``lag_limited``: there are more consumer groups than were asked. ``supervisor``: it answers.
+    """
+
+    at: float
+    took_s: float
+    members: Mapping[int, MembersReport]
+    reports: Mapping[ReplicaKey, ReplicaReport] = field(default_factory=dict)
+    metrics: Mapping[ReplicaKey, MetricsReport] = field(default_factory=dict)
+    feedback: ShardReports = field(default_factory=list)
+    lag: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    lag_limited: bool = False
+    supervisor: bool = False
+
+    def leader(self, gid: int) -> ReplicaReport | None:
+        """Who leads a group and answers as its leader: of several, the one with the highest term."""
+        led: Sequence[ReplicaReport] = [r for (of, _), r in self.reports.items() if of == gid and r.ready]
+        return max(led, key=lambda report: report.term, default=None)
+
+    def runs(self, key: ReplicaKey) -> bool:
+        """Whether the replica answered, and runs."""
+        report = self.reports.get(key)
+        return report is not None and report.role in ("leader", "follower")

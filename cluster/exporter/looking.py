@@ -1,0 +1,172 @@
+"""One look at the cluster: everybody is asked at once, and nobody is waited for longer than a second.
+
+Who did not answer the last time is not asked again while that question is under way, so that a process which
+hangs, or is stopped, meets no queue of questions when it goes on. What takes long (the places of consumer
+groups) is asked in a thread of its own, less often, and a look takes what it found last. Nothing here decides
+anything: what the answers mean stands in series.py.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import TimeoutError as FutureTimeout
+from typing import Any, Generic, TypeVar
+
+from escrowmq.actors.admin.group_places import describe_groups
+from escrowmq.actors.client.feedback_processes import FeedbackProcesses
+from escrowmq.actors.client.router import Router, result_of
+from escrowmq.actors.consumer.offsets import OffsetReader
+from escrowmq.cluster.exporter.findings import Found, ReplicaKey
+from escrowmq.replication.calling.answers import MembersReport, ReplicaReport
+from escrowmq.replication.errors import EscrowMQError
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+#: A healthy process answers in milliseconds; a second is for a busy machine.
+WAIT_S = 1.0
+#: A question without an answer is given up then: a process that died may never answer.
+GIVEN_UP_S = 30.0
+#: Consumer groups that are asked for, and how often: each costs its coordinator a call.
+CONSUMER_GROUPS_MAX = 200
+LAG_EVERY_S = 15.0
+LAG_TIMEOUT_S = 10.0
+
+Lag = tuple[dict[tuple[str, str], int], bool]
+
+
+class OneAtATime(Generic[T]):
+    """Questions to one process: the next one is asked once the last one was answered, or given up."""
+
+    def __init__(self, ask: Callable[[], Future[T]], clock: Callable[[], float]) -> None:
+        self._ask, self._clock = ask, clock
+        self._asked: Future[T] | None = None
+        self._since = 0.0
+
+    def ask(self) -> Future[T]:
+        """The question under way; a new one if there is none."""
+        now = self._clock()
+        if self._asked is None or self._asked.done() or now - self._since >= GIVEN_UP_S:
+            self._asked, self._since = self._ask(), now
+        return self._asked
+
+
+class Looks:
+    """Looks at one cluster. One thread; ``close`` ends what asks beside it."""
+
+    def __init__(
+        self,
+        router: Router,
+        feedback: FeedbackProcesses,
+        supervisor: Callable[[], bool],
+        *,
+        wait_s: float = WAIT_S,
+        clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        """``supervisor()``: whether it answers; may block for seconds, or raise."""
+        self._router, self._feedback, self._wait_s = router, feedback, wait_s
+        self._clock, self._wall_clock = clock, wall_clock
+        self._offsets = OffsetReader(router)
+        self._questions: dict[tuple[ReplicaKey, str], OneAtATime[Any]] = {}
+        # One thread for each, so that a supervisor that hangs keeps nobody from the lag.
+        self._slow = [ThreadPoolExecutor(1, thread_name_prefix=f"look-{what}") for what in ("head", "lag")]
+        self._supervisor = OneAtATime(lambda: self._slow[0].submit(supervisor), clock)
+        self._lags = OneAtATime(lambda: self._slow[1].submit(self._look_at_lag), clock)
+        self._lag: Lag = ({}, False)
+        self._lag_at = float("-inf")
+        info = router.info
+        self._members = {
+            gid: MembersReport(version=-1, voters=list(range(info.replicas))) for gid in range(info.groups)
+        }
+
+    def look(self) -> Found:
+        """What there is to see, after ``wait_s`` at most."""
+        began = self._clock()
+        deadline = began + self._wait_s
+        keys = [(gid, rid) for gid, members in self._members.items() for rid in members.all]
+        asked = {what: self._ask(keys, what) for what in ("status", "metrics")}
+        feedback, supervisor = self._feedback.ask(self._wait_s / 2), self._supervisor.ask()
+        lag = self._lags.ask() if began - self._lag_at >= LAG_EVERY_S else None
+        reports = self._answers(asked["status"], deadline)
+        metrics = self._answers(asked["metrics"], deadline)
+        self._follow(reports.values())
+        shards = self._answer(feedback, deadline)
+        there = self._answer(supervisor, deadline)
+        found_lag = None if lag is None else self._answer(lag, self._clock())  # not waited for
+        if found_lag is not None:
+            self._lag, self._lag_at = found_lag, self._clock()
+        return Found(
+            self._wall_clock(),
+            self._clock() - began,
+            dict(self._members),
+            reports,
+            metrics,
+            [] if shards is None else shards,
+            *self._lag,
+            supervisor=bool(there),
+        )
+
+    def close(self) -> None:
+        """Ask no more; what is under way is left to itself."""
+        for slow in self._slow:
+            slow.shutdown(wait=False, cancel_futures=True)
+
+    def _ask(self, keys: Iterable[ReplicaKey], what: str) -> dict[ReplicaKey, Future[Any]]:
+        asked = {}
+        for key in keys:
+            question = self._questions.get((key, what))
+            if question is None:
+                ask = lambda key=key, what=what: self._router.replica_call(*key, what)  # noqa: E731
+                question = self._questions[key, what] = OneAtATime(ask, self._clock)
+            asked[key] = question.ask()
+        return asked
+
+    def _answers(self, asked: dict[ReplicaKey, Future[Any]], deadline: float) -> dict[ReplicaKey, Any]:
+        found = {key: self._answer(future, deadline) for key, future in asked.items()}
+        return {key: answer for key, answer in found.items() if answer is not None}
+
+    def _answer(self, asked: Future[T], deadline: float) -> T | None:
+        """None: not in time, or whatever a call to a process ends in that is dead, dying or of an earlier
+        version."""
+        try:
+            return asked.result(max(deadline - self._clock(), 0.0))
+        except FutureTimeout:
+            return None
+        except Exception as error:
+            log.debug("a question was not answered: %r", error)
+            return None
+
+    def _follow(self, reports: Iterable[ReplicaReport]) -> None:
+        """Who belongs to each group, from those who know it best."""
+        for report in reports:
+            members = report.members
+            if members is not None and members.version > self._members[report.gid].version:
+                self._members[report.gid] = members
+        known = {(gid, rid) for gid, members in self._members.items() for rid in members.all}
+        self._questions = {place: asked for place, asked in self._questions.items() if place[0] in known}
+
+    def _look_at_lag(self) -> Lag:
+        """By consumer group and topic, of so many groups at most."""
+        router = self._router
+        asked = [
+            router.leader_call(gid, "group_list", timeout_s=LAG_TIMEOUT_S)
+            for gid in range(router.info.groups)
+        ]
+        names: set[str] = set()
+        for future in asked:
+            try:
+                names.update(result_of(future, LAG_TIMEOUT_S))
+            except EscrowMQError as error:  # a group without a leader must not hide the others
+                log.debug("consumer groups of a broker group are not known: %s", error)
+        chosen, found = sorted(names)[:CONSUMER_GROUPS_MAX], dict[tuple[str, str], int]()
+        for group in describe_groups(router, self._offsets, chosen, LAG_TIMEOUT_S):
+            for place in group.partitions:
+                if place.lag is not None:
+                    key = group.group, place.topic
+                    found[key] = found.get(key, 0) + place.lag
+        return found, len(names) > CONSUMER_GROUPS_MAX

@@ -1,0 +1,197 @@
+"""From what was found to series: names, label values, numbers. The names are those of table.py and no others.
+
+What a process tells of itself is passed on as it is. What several tell of one thing, and must never fall, is
+added up here (``totals.py``), and names that applications choose have a bounded number of places
+(``names.py``); so one ``Series`` belongs to one exporter for its whole life. Pure: the time is that of what
+was found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Iterator
+
+from escrowmq.cluster.exporter.findings import Found
+from escrowmq.cluster.exporter.names import OTHER, Names
+from escrowmq.cluster.exporter.table import BY_NAME
+from escrowmq.cluster.exporter.totals import Totals
+from escrowmq.replication.calling.metrics_report import HistogramReport, MetricsReport, Named
+
+#: Series that names may make: each is stored for as long as Prometheus keeps anything.
+TOPICS_MAX, APPS_MAX, CONSUMERS_MAX = 1_000, 200, 1_000
+
+Value = float | HistogramReport
+#: Metric and label values, in the order of the table.
+Key = tuple[str, tuple[str, ...]]
+Sample = tuple[Key, Value]
+
+HISTOGRAMS = {
+    "driver_stall": "escrowmq_replica_driver_stall_seconds",
+    "fsync": "escrowmq_replica_fsync_seconds",
+    "snapshot": "escrowmq_replica_snapshot_seconds",
+    "prepare": "escrowmq_transactions_prepare_seconds",
+    "commit": "escrowmq_transactions_commit_seconds",
+}
+#: What a feedback process counts, and the result of a check that it is.
+CHECK_RESULTS = {
+    "answered_COMMITTED": "committed",
+    "answered_ROLLBACK": "rollback",
+    "answered_UNKNOWN": "unknown",
+    "checks_returned": "returned",
+    "parked": "parked",
+}
+
+
+class Series:
+    """The series of one cluster. Not thread-safe."""
+
+    def __init__(
+        self, *, topics_max: int = TOPICS_MAX, apps_max: int = APPS_MAX, consumers_max: int = CONSUMERS_MAX
+    ) -> None:
+        self._topics, self._apps = Names("topic", topics_max), Names("app", apps_max)
+        self._consumers = Names("consumer_group", consumers_max)
+        self._messages, self._bytes, self._changes = Totals(), Totals(), Totals()
+
+    def of(self, found: Found) -> dict[Key, Value]:
+        """All of one look."""
+        series: dict[Key, Value] = {}
+        for (name, labels), value in self._samples(found):
+            metric = BY_NAME[name]
+            assert len(metric.labels) == len(labels), (name, labels)
+            before = series.get((name, labels), 0.0)  # several names may share a place
+            series[name, labels] = value if isinstance(value, HistogramReport) else value + _number(before)
+        return series
+
+    def _samples(self, found: Found) -> Iterator[Sample]:
+        for gid in found.members:
+            yield from self._group(found, gid)
+        for (gid, rid), told in found.metrics.items():
+            yield from _replica_counters((str(gid), str(rid)), told)
+        yield from self._topic_totals(found)
+        yield from self._lags(found)
+        yield from _feedback(found)
+        yield ("escrowmq_supervisor_up", ()), float(found.supervisor)
+        yield ("escrowmq_exporter_last_look_timestamp_seconds", ()), found.at
+        yield ("escrowmq_exporter_look_seconds", ()), found.took_s
+        for names in (self._topics, self._apps, self._consumers):
+            names.tidy(found.at)
+            yield ("escrowmq_exporter_names_limited", (names.label,)), float(names.limited)
+
+    # -------------------------------------------------------------- groups and replicas
+
+    def _group(self, found: Found, gid: int) -> Iterator[Sample]:
+        members, label, leader = found.members[gid], (str(gid),), found.leader(gid)
+        learning = [rid for rid in members.voters if (r := found.reports.get((gid, rid))) and r.learner]
+        running = [rid for rid in members.voters if found.runs((gid, rid)) and rid not in learning]
+        yield ("escrowmq_group_has_leader", label), float(leader is not None)
+        yield ("escrowmq_group_voters", label), len(members.voters)
+        yield ("escrowmq_group_spare_replicas", label), len(running) - (len(members.voters) // 2 + 1)
+        for rid in members.all:
+            yield from _replica(found, gid, rid)
+            told = found.metrics.get((gid, rid))
+            if told is not None:
+                self._changes.feed(label[0], (gid, rid), told.pid, told.terms_led, at_first=True)
+        yield ("escrowmq_group_leader_changes_total", label), self._changes.values.get(label[0], 0.0)
+        led = None if leader is None else found.metrics.get((gid, leader.rid))
+        if led is not None and led.led is not None:
+            yield ("escrowmq_transactions_oldest_age_seconds", label), led.led.oldest_age_s
+            yield from self._open(label[0], led.led.apps, found.at)
+
+    def _open(self, group: str, apps: Named, now: float) -> Iterator[Sample]:
+        for name, opened, parked in [*zip(apps.names, *apps.columns, strict=True), (OTHER, *apps.rest)]:
+            if name == OTHER and not opened and not parked:
+                continue
+            app = OTHER if name == OTHER else self._apps.place(name, now)
+            yield ("escrowmq_transactions_open", (group, app)), opened
+            yield ("escrowmq_transactions_parked", (group, app)), parked
+        if apps.all > len(apps.names):
+            self._apps.sent_away(now)
+
+    # -------------------------------------------------------------- topics and consumers
+
+    def _topic_totals(self, found: Found) -> Iterator[Sample]:
+        sources: set[Hashable] = set()
+        for gid in found.members:
+            leader = found.leader(gid)
+            told = None if leader is None else found.metrics.get((gid, leader.rid))
+            if told is None or told.led is None:
+                sources |= {source for source in self._messages.sources if source[0] == gid}
+            else:
+                sources |= self._feed_topics(gid, told, told.led.topics, found.at)
+        for totals in (self._messages, self._bytes):
+            totals.keep(sources)
+        for topic in self._topics.tidy(found.at):
+            self._messages.forget(topic)
+            self._bytes.forget(topic)
+        for topic, total in self._messages.values.items():
+            yield ("escrowmq_topic_messages_total", (topic,)), total
+        for topic, total in self._bytes.values.items():
+            yield ("escrowmq_topic_bytes_total", (topic,)), total
+
+    def _feed_topics(self, gid: int, told: MetricsReport, topics: Named, now: float) -> set[Hashable]:
+        sources: set[Hashable] = set()
+        rows: Iterable[tuple[str | None, int, int]] = zip(topics.names, *topics.columns, strict=True)
+        if topics.all > len(topics.names):
+            self._topics.sent_away(now)
+            rows = [*rows, (None, *topics.rest)]  # type: ignore[list-item]
+        for name, messages, size in rows:
+            label = OTHER if name is None else self._topics.place(name, now)
+            source = gid, name
+            sources.add(source)
+            # All replicas agree on the messages of a topic; the bytes are each process's own.
+            self._messages.feed(label, source, "the state", messages, at_first=label != OTHER)
+            self._bytes.feed(label, source, (told.rid, told.pid), size)
+        return sources
+
+    def _lags(self, found: Found) -> Iterator[Sample]:
+        if found.lag_limited:
+            self._consumers.sent_away(found.at)
+        for (group, topic), lag in found.lag.items():
+            shown = self._consumers.place(f"{group}/{topic}", found.at) != OTHER
+            yield ("escrowmq_consumer_lag", (group, topic) if shown else (OTHER, OTHER)), lag
+
+
+def _number(value: Value) -> float:
+    assert not isinstance(value, HistogramReport)
+    return value
+
+
+def _replica(found: Found, gid: int, rid: int) -> Iterator[Sample]:
+    label, report = (str(gid), str(rid)), found.reports.get((gid, rid))
+    runs = found.runs((gid, rid))
+    yield ("escrowmq_replica_up", label), float(runs)
+    if report is None or not runs:
+        return
+    for name, value in (
+        ("commit_index", report.commit_index),
+        ("applied_index", report.applied_index),
+        ("durable_index", report.durable_index),
+        ("learner", report.learner),
+        ("incarnation", report.incarnation),
+        ("log_bytes", report.log_bytes),
+        ("disk_free_bytes", report.free_bytes),
+    ):
+        yield (f"escrowmq_replica_{name}", label), float(value)
+
+
+def _replica_counters(label: tuple[str, str], told: MetricsReport) -> Iterator[Sample]:
+    yield ("escrowmq_replica_link_connects_total", label), told.link_connects
+    yield ("escrowmq_replica_disk_size_bytes", label), told.disk_bytes
+    yield ("escrowmq_transactions_prepared_total", label), told.prepared
+    for decided, count in told.decided.items():
+        outcome, _, by = decided.partition("/")
+        yield ("escrowmq_transactions_decided_total", (*label, outcome.lower(), by)), count
+    for reason, count in told.refused.items():
+        yield ("escrowmq_refused_total", (*label, reason)), count
+    for name, histogram in told.histograms.items():
+        if name in HISTOGRAMS:  # a broker of a later version may have others
+            yield (HISTOGRAMS[name], label), histogram
+
+
+def _feedback(found: Found) -> Iterator[Sample]:
+    for number, report in enumerate(found.feedback):
+        process = str(number)
+        yield ("escrowmq_feedback_process_up", (process,)), float(report is not None)
+        if report is not None:
+            yield ("escrowmq_producers_online", (process,)), report.producers
+            for counted, result in CHECK_RESULTS.items():
+                yield ("escrowmq_checks_total", (process, result)), report.counts.get(counted, 0)

@@ -1,0 +1,127 @@
+"""``/metrics``, ``/healthz`` and ``/readyz`` over HTTP, out of what the last look found.
+
+It answers at once and holds little: so many connections at a time, each for some seconds, requests without a
+body, and no other path. There is no login; who reaches the port reads names of topics and applications, so it
+listens on the loopback unless told otherwise.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from escrowmq.cluster.exporter.exposition import text
+from escrowmq.cluster.exporter.watching import Watching
+from escrowmq.replication.errors import ConfigError
+
+log = logging.getLogger(__name__)
+
+PORT = 9644
+#: A reader that says nothing, or takes nothing, is let go.
+TIMEOUT_S = 5.0
+#: Prometheus needs one; beyond these a connection is closed at once.
+CONNECTIONS_MAX = 16
+PLAIN = "text/plain; charset=utf-8"
+
+Answer = tuple[HTTPStatus, bytes, str]
+
+
+def answer(watching: Watching, path: str, accept: str) -> Answer:
+    """What is answered to a GET of ``path``: status, body and its type."""
+    match path.partition("?")[0]:
+        case "/metrics":
+            return HTTPStatus.OK, *text(watching.series(), accept)
+        case "/healthz":
+            trouble = watching.trouble()
+            return _plain([] if trouble is None else [trouble])
+        case "/readyz":
+            return _plain(watching.not_ready())
+        case "/":
+            return HTTPStatus.OK, b"/metrics\n/healthz\n/readyz\n", PLAIN
+        case _:
+            return HTTPStatus.NOT_FOUND, b"there are /metrics, /healthz and /readyz\n", PLAIN
+
+
+def _plain(problems: list[str]) -> Answer:
+    status = HTTPStatus.SERVICE_UNAVAILABLE if problems else HTTPStatus.OK
+    return status, "".join(f"{line}\n" for line in problems or ["ok"]).encode(), PLAIN
+
+
+class _Handler(BaseHTTPRequestHandler):
+    timeout = TIMEOUT_S
+    server_version, sys_version = "escrowmq", ""
+
+    def do_GET(self) -> None:
+        assert isinstance(self.server, Server)
+        status, body, kind = answer(self.server.watching, self.path, self.headers.get("Accept", ""))
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(body)))
+        self.send_header("Connection", "close")
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        log.debug(format, *args)
+
+
+class Server(ThreadingHTTPServer):
+    """Serves what ``watching`` keeps. ``start`` it; ``close`` ends it."""
+
+    daemon_threads = True
+    allow_reuse_address = True
+
+    def __init__(self, watching: Watching, host: str, port: int) -> None:
+        """Raises ConfigError where the address cannot be bound. ``port`` 0: any."""
+        self.watching = watching
+        self._places = threading.BoundedSemaphore(CONNECTIONS_MAX)
+        self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        try:
+            super().__init__((host, port), _Handler)
+        except OSError as error:
+            raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror or error}") from error
+        self._thread = threading.Thread(target=self.serve_forever, name="exporter-http", daemon=True)
+
+    def start(self) -> None:
+        """Answer from now on."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Answer no more."""
+        if self._thread.is_alive():
+            self.shutdown()
+        self.server_close()
+
+    @property
+    def address(self) -> str:
+        """host:port."""
+        host, port = self.server_address[:2]
+        return f"{host!s}:{port}"
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if not self._places.acquire(blocking=False):
+            log.warning("%d readers are connected: one more is sent away", CONNECTIONS_MAX)
+            self.shutdown_request(request)
+            return
+        super().process_request(request, client_address)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._places.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        log.debug("a reader went away", exc_info=True)
+
+
+def parse_listen(given: str) -> tuple[str, int]:
+    """``host:port``, ``:port`` or ``[::1]:port``. Raises ConfigError."""
+    host, colon, port = given.rpartition(":")
+    if not colon or not port.isdecimal() or int(port) > 65_535:
+        raise ConfigError(f"--listen must be host:port, as 127.0.0.1:{PORT}, not {given!r}")
+    return host.strip("[]") or "127.0.0.1", int(port)

@@ -1,0 +1,625 @@
+"""Every metric: its name, what it means, who counts it, and the alerts and the panel that it serves.
+
+The one place where names stand. The exporter refuses a sample that is not listed here, and the alert rules,
+the Grafana board and docs/metrics.md are made from this table (``make instruments``). Values of a label come
+from a bounded set: broker groups, replicas and reasons are few; of names that applications choose so many are
+shown (``names.py``), and the rest is "other".
+"""
+
+from __future__ import annotations
+
+from escrowmq.cluster.exporter.metric import Alert, Kind, Metric, Panel, Severity
+
+GROUP, REPLICA = ("group",), ("group", "replica")
+CLUSTER, REPLICAS, TRANSACTIONS = "Cluster", "Replicas", "Transactions"
+TOPICS = "Topics and consumers"
+
+_BROKER = "the broker"
+_STATUS = "the broker's status"
+_LEADER = "the group's leader"
+_EXPORTER = "the exporter"
+
+
+def _rate(name: str, by: str, shown: str = "") -> tuple[str, str]:
+    return f"sum by ({by}) (rate({name}[1m]))", shown or f"{{{{{by}}}}}"
+
+
+def _quantiles(name: str) -> tuple[tuple[str, str], ...]:
+    return tuple(
+        (f"histogram_quantile({q}, sum by (le) (rate({name}_bucket[1m])))", f"{round(q * 100)} %")
+        for q in (0.5, 0.99)
+    )
+
+
+CLUSTER_METRICS = (
+    Metric(
+        name="escrowmq_group_has_leader",
+        kind=Kind.gauge,
+        labels=GROUP,
+        help="1 while a replica of the group leads it and answers as its leader, else 0.",
+        source=_STATUS,
+        alerts=(
+            Alert(
+                name="EscrowMQNoLeader",
+                severity=Severity.page,
+                expr="escrowmq_group_has_leader == 0",
+                hold_s=30,
+                summary="Broker group {{ $labels.group }} has no leader: nothing can be written there.",
+                action="Bring a majority of its replicas back: escrowmq status says which are missing.",
+            ),
+        ),
+        panel=Panel(
+            title="Groups with a leader",
+            row=CLUSTER,
+            lines=(("escrowmq_group_has_leader", "group {{group}}"),),
+        ),
+    ),
+    Metric(
+        name="escrowmq_group_leader_changes_total",
+        kind=Kind.counter,
+        labels=GROUP,
+        help="How often a replica of the group came to lead it.",
+        source=f"{_BROKER}s, added up by {_EXPORTER}",
+        alerts=(
+            Alert(
+                name="EscrowMQLeaderChanges",
+                severity=Severity.ticket,
+                expr="increase(escrowmq_group_leader_changes_total[10m]) > 3",
+                hold_s=0,
+                summary=(
+                    "Broker group {{ $labels.group }} changed its leader more than 3 times in 10 minutes."
+                ),
+                action="Look for replicas that stall (driver stall, fsync) and for links that break.",
+            ),
+        ),
+        panel=Panel(
+            title="Changes of leader in 10 minutes",
+            row=CLUSTER,
+            lines=(("increase(escrowmq_group_leader_changes_total[10m])", "group {{group}}"),),
+        ),
+    ),
+    Metric(
+        name="escrowmq_group_voters",
+        kind=Kind.gauge,
+        labels=GROUP,
+        help="Replicas of the group that vote, running or not.",
+        source=_STATUS,
+    ),
+    Metric(
+        name="escrowmq_group_spare_replicas",
+        kind=Kind.gauge,
+        labels=GROUP,
+        help="Voting replicas that run, beyond a majority: so many losses the group survives now.",
+        source=f"{_STATUS}, counted by {_EXPORTER}",
+        alerts=(
+            Alert(
+                name="EscrowMQNoSpareReplica",
+                severity=Severity.page,
+                expr="escrowmq_group_spare_replicas < 1 and escrowmq_group_voters > 1",
+                hold_s=600,
+                summary="Broker group {{ $labels.group }} does not survive the loss of another replica.",
+                action="escrowmq status says which replica is missing and why; bring its node back.",
+            ),
+        ),
+        panel=Panel(
+            title="Replicas to spare",
+            row=CLUSTER,
+            lines=(("escrowmq_group_spare_replicas", "group {{group}}"),),
+        ),
+    ),
+    Metric(
+        name="escrowmq_supervisor_up",
+        kind=Kind.gauge,
+        help="1 while the supervisor answers. Without it nothing is replaced; messages go on.",
+        source="the supervisor",
+        alerts=(
+            Alert(
+                name="EscrowMQSupervisorAbsent",
+                severity=Severity.page,
+                expr="escrowmq_supervisor_up == 0",
+                hold_s=300,
+                summary="The supervisor does not answer: replicas that are lost are not replaced.",
+                action=(
+                    "Ray starts it again on the head node: look whether that node and its resources "
+                    "are there."
+                ),
+            ),
+        ),
+    ),
+    Metric(
+        name="escrowmq_exporter_last_look_timestamp_seconds",
+        kind=Kind.gauge,
+        unit="seconds",
+        help="When the exporter last finished a look at the cluster, in seconds since the epoch.",
+        source=_EXPORTER,
+        alerts=(
+            Alert(
+                name="EscrowMQNotWatched",
+                severity=Severity.page,
+                expr=(
+                    "absent(escrowmq_exporter_last_look_timestamp_seconds) "
+                    "or time() - escrowmq_exporter_last_look_timestamp_seconds > 60"
+                ),
+                hold_s=300,
+                summary="No exporter has looked at the cluster for a minute: no other alert can fire.",
+                action="Start escrowmq exporter again; its log says what it cannot reach.",
+            ),
+        ),
+    ),
+    Metric(
+        name="escrowmq_exporter_look_seconds",
+        kind=Kind.gauge,
+        unit="seconds",
+        help="How long the last look took. It waits for no broker longer than its bound.",
+        source=_EXPORTER,
+    ),
+    Metric(
+        name="escrowmq_exporter_names_limited",
+        kind=Kind.gauge,
+        labels=("label",),
+        help='1 while not every value of this label has a series of its own: the rest counts as "other".',
+        source=_EXPORTER,
+        alerts=(
+            Alert(
+                name="EscrowMQNamesLimited",
+                severity=Severity.ticket,
+                expr="escrowmq_exporter_names_limited == 1",
+                hold_s=3600,
+                summary='There are more values of {{ $labels.label }} than are shown: the rest is "other".',
+                action=(
+                    "Nothing is lost but the names; escrowmq topic list, txn list and group list have all."
+                ),
+            ),
+        ),
+    ),
+)
+
+REPLICA_METRICS = (
+    Metric(
+        name="escrowmq_replica_up",
+        kind=Kind.gauge,
+        labels=REPLICA,
+        help="1 while the replica runs and answers in time, else 0.",
+        source=_STATUS,
+        panel=Panel(
+            title="Replicas that answer",
+            row=REPLICAS,
+            lines=(("escrowmq_replica_up", "group {{group}}, replica {{replica}}"),),
+        ),
+    ),
+    Metric(
+        name="escrowmq_replica_commit_index",
+        kind=Kind.gauge,
+        labels=REPLICA,
+        help="The last log entry that the replica knows to be committed.",
+        source=_STATUS,
+    ),
+    Metric(
+        name="escrowmq_replica_applied_index",
+        kind=Kind.gauge,
+        labels=REPLICA,
+        help="The last log entry that the replica has applied: it answers readers up to there.",
+        source=_STATUS,
+        alerts=(
+            Alert(
+                name="EscrowMQReplicaLags",
+                severity=Severity.ticket,
+                expr=(
+                    "max by (group) (escrowmq_replica_commit_index) "
+                    "- on (group) group_right escrowmq_replica_applied_index > 1000"
+                ),
+                hold_s=300,
+                summary=(
+                    "Replica {{ $labels.replica }} of group {{ $labels.group }} is {{ $value }} "
+                    "entries behind."
+                ),
+                action="Look at its disk (fsync) and its processor; one that copies the log catches up.",
+            ),
+        ),
+        panel=Panel(
+            title="Entries behind the group",
+            row=REPLICAS,
+            lines=(
+                (
+                    "max by (group) (escrowmq_replica_commit_index) "
+                    "- on (group) group_right escrowmq_replica_applied_index",
+                    "group {{group}}, replica {{replica}}",
+                ),
+            ),
+        ),
+    ),
+    Metric(
+        name="escrowmq_replica_durable_index",
+        kind=Kind.gauge,
+        labels=REPLICA,
+        help="The last log entry that is on the replica's disk for good.",
+        source=_STATUS,
+    ),
+    Metric(
+        name="escrowmq_replica_learner",
+        kind=Kind.gauge,
+        labels=REPLICA,
+        help="1 while the replica copies the log and does not count for a majority.",
+        source=_STATUS,
+    ),
+    Metric(
+        name="escrowmq_replica_incarnation",
+        kind=Kind.gauge,
+        labels=REPLICA,
+        help="How often the replica was built anew on another node.",
+        source=_STATUS,
+    ),
+    Metric(
+        name="escrowmq_replica_link_connects_total",
+        kind=Kind.counter,
+        labels=REPLICA,
+        help="Links to other replicas that came up.",
+        source=f"{_BROKER}'s transport",
+        alerts=(
+            Alert(
+                name="EscrowMQLinksBreak",
+                severity=Severity.page,
+                expr="rate(escrowmq_replica_link_connects_total[5m]) > 1",
+                hold_s=60,
+                summary=(
+                    "Links of replica {{ $labels.replica }} of group {{ $labels.group }} break and "
+                    "come again."
+                ),
+                action=(
+                    "Its log says why each ended; look at the network and at what else listens on its port."
+                ),
+            ),
+        ),
+    ),
+    Metric(
+        name="escrowmq_replica_driver_stall_seconds",
+        kind=Kind.histogram,
+        labels=REPLICA,
+        unit="seconds",
+        help="How late the regular tick of the thread came that sends heartbeats: 50 a second are due.",
+        source=f"{_BROKER}'s event loop",
+        alerts=(
+            Alert(
+                name="EscrowMQDriverStalls",
+                severity=Severity.page,
+                expr=(
+                    "increase(escrowmq_replica_driver_stall_seconds_count[5m]) - ignoring (le) "
+                    'increase(escrowmq_replica_driver_stall_seconds_bucket{le="0.2"}[5m]) > 0.5'
+                ),
+                hold_s=600,
+                summary=(
+                    "Replica {{ $labels.replica }} of group {{ $labels.group }} stands still for "
+                    "more than 0.2 s, "
+                    "again and again: half of that more, and it loses its leadership."
+                ),
+                action="Give the node more processor, or move what starves the broker elsewhere.",
+            ),
+        ),
+        panel=Panel(
+            title="Stalls of the replicas' threads",
+            row=REPLICAS,
+            unit="s",
+            lines=_quantiles("escrowmq_replica_driver_stall_seconds"),
+        ),
+    ),
+    Metric(
+        name="escrowmq_replica_fsync_seconds",
+        kind=Kind.histogram,
+        labels=REPLICA,
+        unit="seconds",
+        help="One trip to the disk: entries appended and synced. A commit waits for two.",
+        source=f"{_BROKER}'s disk thread",
+        panel=Panel(
+            title="Append and fdatasync",
+            row=REPLICAS,
+            unit="s",
+            lines=_quantiles("escrowmq_replica_fsync_seconds"),
+        ),
+    ),
+    Metric(
+        name="escrowmq_replica_snapshot_seconds",
+        kind=Kind.histogram,
+        labels=REPLICA,
+        unit="seconds",
+        help="How long a snapshot took to be written.",
+        source=f"{_BROKER}'s checkpoint thread",
+    ),
+    Metric(
+        name="escrowmq_replica_log_bytes",
+        kind=Kind.gauge,
+        labels=REPLICA,
+        unit="bytes",
+        help="Bytes of the replica's log.",
+        source=_STATUS,
+        panel=Panel(
+            title="Log",
+            row=REPLICAS,
+            unit="bytes",
+            lines=(("escrowmq_replica_log_bytes", "group {{group}}, replica {{replica}}"),),
+        ),
+    ),
+    Metric(
+        name="escrowmq_replica_disk_size_bytes",
+        kind=Kind.gauge,
+        labels=REPLICA,
+        unit="bytes",
+        help="Size of the file system that holds the replica's data.",
+        source=_BROKER,
+    ),
+    Metric(
+        name="escrowmq_replica_disk_free_bytes",
+        kind=Kind.gauge,
+        labels=REPLICA,
+        unit="bytes",
+        help="Bytes that are free there. Below broker.disk_reserve_bytes new work is refused.",
+        source=_STATUS,
+        alerts=(
+            Alert(
+                name="EscrowMQDiskLow",
+                severity=Severity.page,
+                expr="escrowmq_replica_disk_free_bytes / escrowmq_replica_disk_size_bytes < 0.1",
+                hold_s=60,
+                summary=(
+                    "Less than a tenth of the disk of replica {{ $labels.replica }}, group {{ "
+                    "$labels.group }}, "
+                    "is free."
+                ),
+                action="Shorten a retention (escrowmq topic alter), trim a topic, or give it more disk.",
+            ),
+            Alert(
+                name="EscrowMQDiskFullSoon",
+                severity=Severity.page,
+                expr="predict_linear(escrowmq_replica_disk_free_bytes[1h], 4 * 3600) < 0",
+                hold_s=600,
+                summary=(
+                    "The disk of replica {{ $labels.replica }}, group {{ $labels.group }}, is full "
+                    "within 4 hours "
+                    "if it goes on like this."
+                ),
+                action="Find the topic that grows (bytes by topic), and shorten its retention.",
+            ),
+        ),
+        panel=Panel(
+            title="Free disk",
+            row=REPLICAS,
+            unit="bytes",
+            lines=(("escrowmq_replica_disk_free_bytes", "group {{group}}, replica {{replica}}"),),
+        ),
+    ),
+    Metric(
+        name="escrowmq_refused_total",
+        kind=Kind.counter,
+        labels=(*REPLICA, "reason"),
+        help="Requests that were not done. Most are done elsewhere or later: not_leader, overloaded.",
+        source=f"{_BROKER}'s requests",
+        panel=Panel(
+            title="Refused requests a second",
+            row=REPLICAS,
+            lines=(_rate("escrowmq_refused_total", "reason"),),
+        ),
+    ),
+)
+
+TRANSACTION_METRICS = (
+    Metric(
+        name="escrowmq_transactions_open",
+        kind=Kind.gauge,
+        labels=("group", "app"),
+        help="Transactions that are prepared and not decided.",
+        source=_LEADER,
+        panel=Panel(
+            title="Open transactions",
+            row=TRANSACTIONS,
+            lines=(("sum by (app) (escrowmq_transactions_open)", "{{app}}"),),
+        ),
+    ),
+    Metric(
+        name="escrowmq_transactions_parked",
+        kind=Kind.gauge,
+        labels=("group", "app"),
+        help="Open transactions that are no longer checked: a person has to decide them.",
+        source=_LEADER,
+        alerts=(
+            Alert(
+                name="EscrowMQTransactionsParked",
+                severity=Severity.page,
+                expr="escrowmq_transactions_parked > 0",
+                hold_s=900,
+                summary=(
+                    "{{ $value }} transactions of app {{ $labels.app }} wait for somebody to decide them."
+                ),
+                action=(
+                    "escrowmq txn list --state parked; then txn recheck, or txn commit or rollback by hand."
+                ),
+            ),
+        ),
+    ),
+    Metric(
+        name="escrowmq_transactions_oldest_age_seconds",
+        kind=Kind.gauge,
+        labels=GROUP,
+        unit="seconds",
+        help=(
+            "Age of the first open transaction of the group's log: retention does not pass "
+            "it. 0: none is open."
+        ),
+        source=_LEADER,
+        alerts=(
+            Alert(
+                name="EscrowMQTransactionOld",
+                severity=Severity.page,
+                expr="escrowmq_transactions_oldest_age_seconds > 3600",
+                hold_s=60,
+                summary="A transaction of group {{ $labels.group }} has been open for more than an hour.",
+                action="escrowmq txn list shows it first: is its app running, with a querier that answers?",
+            ),
+        ),
+        panel=Panel(
+            title="Age of the oldest open transaction",
+            row=TRANSACTIONS,
+            unit="s",
+            lines=(("escrowmq_transactions_oldest_age_seconds", "group {{group}}"),),
+        ),
+    ),
+    Metric(
+        name="escrowmq_transactions_prepared_total",
+        kind=Kind.counter,
+        labels=REPLICA,
+        help="Transactions opened, each counted at the replica that led. Sum over the replicas.",
+        source=f"{_BROKER}, while it leads",
+        panel=Panel(
+            title="Transactions prepared a second",
+            row=TRANSACTIONS,
+            lines=(_rate("escrowmq_transactions_prepared_total", "group", "group {{group}}"),),
+        ),
+    ),
+    Metric(
+        name="escrowmq_transactions_decided_total",
+        kind=Kind.counter,
+        labels=(*REPLICA, "outcome", "by"),
+        help=(
+            "Transactions decided, each counted at the replica that led. outcome: committed, "
+            "rollback; by: producer, "
+            "feedback (a check), home (of a branch), operator, policy, other."
+        ),
+        source=f"{_BROKER}, while it leads",
+        panel=Panel(
+            title="Transactions decided a second",
+            row=TRANSACTIONS,
+            lines=(
+                (
+                    "sum by (outcome, by) (rate(escrowmq_transactions_decided_total[1m]))",
+                    "{{outcome}} by {{by}}",
+                ),
+            ),
+        ),
+    ),
+    Metric(
+        name="escrowmq_transactions_prepare_seconds",
+        kind=Kind.histogram,
+        labels=REPLICA,
+        unit="seconds",
+        help="From the arrival of a request with PREPAREs to its answer, at the leader.",
+        source=f"{_BROKER}'s requests",
+        panel=Panel(
+            title="PREPARE at the leader",
+            row=TRANSACTIONS,
+            unit="s",
+            lines=_quantiles("escrowmq_transactions_prepare_seconds"),
+        ),
+    ),
+    Metric(
+        name="escrowmq_transactions_commit_seconds",
+        kind=Kind.histogram,
+        labels=REPLICA,
+        unit="seconds",
+        help="From the arrival of a request with COMMITs or ROLLBACKs to its answer, at the leader.",
+        source=f"{_BROKER}'s requests",
+        panel=Panel(
+            title="COMMIT and ROLLBACK at the leader",
+            row=TRANSACTIONS,
+            unit="s",
+            lines=_quantiles("escrowmq_transactions_commit_seconds"),
+        ),
+    ),
+    Metric(
+        name="escrowmq_checks_total",
+        kind=Kind.counter,
+        labels=("process", "result"),
+        help=(
+            "Transaction checks, by what came of them: committed, rollback or unknown as the "
+            "querier answered, "
+            "returned (no answer came in time), parked."
+        ),
+        source="the feedback process",
+        panel=Panel(
+            title="Checks a second", row=TRANSACTIONS, lines=(_rate("escrowmq_checks_total", "result"),)
+        ),
+    ),
+    Metric(
+        name="escrowmq_producers_online",
+        kind=Kind.gauge,
+        labels=("process",),
+        help="Producers that poll the feedback process for checks; each polls all of them.",
+        source="the feedback process",
+        panel=Panel(
+            title="Producers that answer checks",
+            row=TRANSACTIONS,
+            lines=(("max(escrowmq_producers_online)", "producers"),),
+        ),
+    ),
+    Metric(
+        name="escrowmq_feedback_process_up",
+        kind=Kind.gauge,
+        labels=("process",),
+        help=(
+            "1 while the feedback process answers. There is none until a producer that "
+            "answers checks has run."
+        ),
+        source="the feedback process",
+    ),
+)
+
+TOPIC_METRICS = (
+    Metric(
+        name="escrowmq_topic_messages_total",
+        kind=Kind.counter,
+        labels=("topic",),
+        help="Messages that became readable.",
+        source=f"{_LEADER}, added up by {_EXPORTER}",
+        panel=Panel(
+            title="Messages a second", row=TOPICS, lines=(_rate("escrowmq_topic_messages_total", "topic"),)
+        ),
+    ),
+    Metric(
+        name="escrowmq_topic_bytes_total",
+        kind=Kind.counter,
+        labels=("topic",),
+        unit="bytes",
+        help="Bytes of messages that became readable, since the exporter began.",
+        source=f"{_LEADER}, added up by {_EXPORTER}",
+        panel=Panel(
+            title="Bytes a second",
+            row=TOPICS,
+            unit="Bps",
+            lines=(_rate("escrowmq_topic_bytes_total", "topic"),),
+        ),
+    ),
+    Metric(
+        name="escrowmq_consumer_lag",
+        kind=Kind.gauge,
+        labels=("consumer_group", "topic"),
+        help=(
+            "Messages that a consumer group has still to read, of the topic's partitions "
+            "with a committed place."
+        ),
+        source="the coordinator of the consumer group",
+        alerts=(
+            Alert(
+                name="EscrowMQConsumerLags",
+                severity=Severity.ticket,
+                expr=(
+                    "min_over_time(escrowmq_consumer_lag[15m]) > 0 and deriv(escrowmq_consumer_lag[15m]) > 0"
+                ),
+                hold_s=900,
+                summary=(
+                    "Consumer group {{ $labels.consumer_group }} falls behind in topic {{ $labels.topic }}: "
+                    "{{ $value }} messages at the least."
+                ),
+                action=(
+                    "escrowmq group describe shows its members and places; start more, up to one a partition."
+                ),
+            ),
+        ),
+        panel=Panel(
+            title="Messages behind",
+            row=TOPICS,
+            lines=(
+                ("sum by (consumer_group, topic) (escrowmq_consumer_lag)", "{{consumer_group}}: {{topic}}"),
+            ),
+        ),
+    ),
+)
+
+METRICS: tuple[Metric, ...] = (*CLUSTER_METRICS, *REPLICA_METRICS, *TRANSACTION_METRICS, *TOPIC_METRICS)
+BY_NAME = {metric.name: metric for metric in METRICS}
