@@ -104,6 +104,11 @@ class TransactionBase:
         return TransactionState.UNKNOWN if self._phase is Phase.LEFT else TransactionState.PREPARE
 
     @property
+    def given_id(self) -> bool:
+        """Whether the application gave the id, so that another try or process may have run it before."""
+        return self._given_id
+
+    @property
     def prepared(self) -> bool:
         """Whether the local transaction may run now: all is durable, and nothing is decided."""
         return self._phase is Phase.PREPARED

@@ -27,11 +27,12 @@ from sqlalchemy.orm import Session
 from sqlalchemy.pool import NullPool
 
 from escrowmq.feedback.database import rows
-from escrowmq.feedback.database.errors import AlreadyDone, FenceMisused
+from escrowmq.feedback.database.errors import AlreadyDone, FenceLost, FenceMisused
 from escrowmq.feedback.database.fence import LOCK_TIMEOUT_S, TABLE, Fence, Producing, Transaction
 from escrowmq.feedback.database.purging import OpenTransactions, Purged
 from escrowmq.feedback.database.sqlalchemy_links import link_of
 from escrowmq.feedback.states import TransactionState, TxStatusQuerier
+from escrowmq.replication.errors import OutcomeUnknown
 from escrowmq.replication.model import Message
 
 Given = AsyncConnection | AsyncSession
@@ -108,22 +109,34 @@ class AsyncFence(TxStatusQuerier):
         async with block as tx:
             await tx.send(*([messages] if isinstance(messages, Message) else messages))
             await tx.prepare()
-            async with self._opening() as db:
-                try:
-                    await self.enter(db, tx)
-                except AlreadyDone:
-                    await tx.commit()
-                    raise
-                async with self._ending(db, tx):
+            try:
+                async with self.local(tx) as db:
                     yield tx, db
+            except AlreadyDone as done:
+                if done.tx_id == tx.tx_id:
+                    await tx.commit()
+                raise
 
     @asynccontextmanager
     async def local(self, tx: Transaction) -> AsyncIterator[Any]:
         """See ``Fence.local``."""
-        async with self._opening() as db:
-            await self.enter(db, tx)
-            async with self._ending(db, tx):
-                yield db
+        try:
+            async with self._opening() as db:
+                await self.enter(db, tx)
+                async with self._ending(db, tx):
+                    yield db
+        except (FenceLost, FenceMisused, OutcomeUnknown):
+            raise
+        except Exception as error:
+            failed = error
+            if getattr(tx, "given_id", True):
+                await asyncio.to_thread(
+                    asyncio.run,
+                    self._in_a_loop_of_its_own(
+                        lambda fence: fence.raise_unless_rolled_back(tx.tx_id, failed)
+                    ),
+                )
+            raise
 
     async def enter(self, db: Any, *transactions: Transaction) -> None:
         """See ``Fence.enter``; ``db``: an AsyncConnection or an AsyncSession."""

@@ -168,6 +168,8 @@ class Fence(TxStatusQuerier):
         rolled back); AlreadyDone if a local transaction of this ``tx_id`` committed before (the messages are
         committed, the block is not run); OutcomeUnknown if the answer to the database's commit, or to the
         broker's, was lost: never repeat under another id then, the check carries out what the database says.
+        With a ``tx_id`` of your own an earlier try of it may have committed: any failure is OutcomeUnknown,
+        too, where the database cannot be asked about that.
         """
         if producer.app != self.app:
             raise FenceMisused(f"the fence is for app {self.app!r}, the producer for {producer.app!r}")
@@ -177,14 +179,13 @@ class Fence(TxStatusQuerier):
         with block as tx:
             tx.send(*([messages] if isinstance(messages, Message) else messages))
             tx.prepare()
-            with self._database.opening() as (db, link):
-                try:
-                    self._enter(link, tx)
-                except AlreadyDone:
-                    tx.commit()
-                    raise
-                with self._ending(link, tx):
+            try:
+                with self.local(tx) as db:
                     yield tx, db
+            except AlreadyDone as done:
+                if done.tx_id == tx.tx_id:
+                    tx.commit()
+                raise
 
     @contextmanager
     def local(self, tx: Transaction) -> Iterator[Any]:
@@ -198,10 +199,33 @@ class Fence(TxStatusQuerier):
         ``tx`` must be prepared. Raises as ``transaction`` does; OutcomeUnknown (and AlreadyDone, which is
         one) leaves the producer's transaction to the check.
         """
-        with self._database.opening() as (db, link):
-            self._enter(link, tx)
-            with self._ending(link, tx):
-                yield db
+        try:
+            with self._database.opening() as (db, link):
+                self._enter(link, tx)
+                with self._ending(link, tx):
+                    yield db
+        except (FenceLost, FenceMisused, OutcomeUnknown):
+            raise
+        except Exception as error:
+            if getattr(tx, "given_id", True):
+                self.raise_unless_rolled_back(tx.tx_id, error)
+            raise
+
+    def raise_unless_rolled_back(self, tx_id: str, error: Exception) -> None:
+        """After a failed try with an id of the application's own: an earlier try, or another process, may
+        have committed its local transaction, or do so yet. So a failure here does not roll the messages
+        back before the database says "rolled back" for good, as to a check.
+
+        Raises AlreadyDone, or OutcomeUnknown where the database cannot be asked or another try runs."""
+        try:
+            state = self.query_status(tx_id, "")
+        except Exception as unreadable:
+            error.add_note(f"(escrowmq: the fence's row cannot be read: {unreadable})")
+            state = TransactionState.UNKNOWN
+        if state is TransactionState.COMMITTED:
+            raise AlreadyDone(tx_id) from error
+        if state is TransactionState.UNKNOWN:
+            raise OutcomeUnknown(tx_id) from error
 
     def enter(self, db: Any, *transactions: Transaction) -> None:
         """Write the fence's rows into a database transaction of your own: after ``tx.prepare()``, as its
@@ -229,6 +253,7 @@ class Fence(TxStatusQuerier):
                     "commit messages that were never accepted"
                 )
         link.refuse_autocommit()
+        own = self._own_identity()
         # In the order of their keys, as checks are: two that share some cannot wait for each other.
         for key, tx_id in sorted((rows.key_of(self.app, tx.tx_id), tx.tx_id) for tx in transactions):
             try:
@@ -237,7 +262,7 @@ class Fence(TxStatusQuerier):
                 if failure_of(error) is Failure.DUPLICATE:
                     raise self._lost_to(key, tx_id, error) from error
                 raise self.explained(error) from error
-        self._refuse_other_database(link)
+        self._refuse_other_database(link, own)
 
     def _row(self, key: bytes, tx_id: str) -> dict[str, Any]:
         return {
@@ -281,13 +306,12 @@ class Fence(TxStatusQuerier):
                 )
         return error
 
-    def _refuse_other_database(self, link: Link) -> None:
+    def _refuse_other_database(self, link: Link, own: bytes) -> None:
         """After the fence's row, which must be the first statement; and once for each place."""
         place = link.place()
         if place is not None and place in self._places:
             return
-        found = identity(link, self.statements)
-        if found is None or found != self._own_identity():
+        if identity(link, self.statements) != own:
             raise WrongDatabase(
                 f"the connection leads to another database ({place}) than the one that answers checks: the "
                 "row in "
@@ -300,12 +324,18 @@ class Fence(TxStatusQuerier):
             self._places.add(place)
 
     def _own_identity(self) -> bytes:
-        """The name of the fence's own database; given when it is first asked for."""
+        """The name of the fence's own database; given when it is first asked for, on a connection of its own:
+        a table that a migration has made has none yet."""
         if self._identity is None:
             with self._database.checking() as link:
                 try:
                     self._identity = self._checking.name_database(link)
                 except Exception as error:
+                    if failure_of(error) is Failure.LOCKED and not self.statements.dialect.locks_rows:
+                        raise FenceMisused(
+                            f"the table {self.statements.table} has no name yet, and this transaction's own "
+                            "lock keeps it from getting one: run fence.create_table() once, at start"
+                        ) from error
                     raise self.explained(error) from error
         return self._identity
 
@@ -390,6 +420,8 @@ class Fence(TxStatusQuerier):
 
 def database_of(given: Any) -> Database:
     """What a fence was given; raises FenceMisused for what it cannot use."""
+    if isinstance(given, Database):
+        return given
     if any(kind.__module__.partition(".")[0] == "sqlalchemy" for kind in type(given).__mro__):
         from escrowmq.feedback.database.sqlalchemy_links import database_of as of_sqlalchemy
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from escrowmq.feedback.database.errors import FenceMisused, NoDatabaseTransaction
 from escrowmq.feedback.database.statements import in_pyformat
@@ -48,8 +48,10 @@ class Link(Protocol):
         """Roll the transaction back."""
 
 
+@runtime_checkable
 class Database(Protocol):
-    """Where the fence's table is: makes connections of its own."""
+    """Where the fence's table is: makes connections of its own. An adapter for another way to a database has
+    these methods."""
 
     dialect: str
 

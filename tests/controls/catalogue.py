@@ -7,6 +7,7 @@ from tests.controls import (
     client_faults,
     disk_faults,
     feedback_faults,
+    fence_faults,
     ghost_faults,
     inquiry_faults,
     member_faults,
@@ -28,6 +29,7 @@ MODULES = (
     inquiry_faults,
     client_faults,
     feedback_faults,
+    fence_faults,
     topic_faults,
 )
 

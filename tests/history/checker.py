@@ -154,6 +154,11 @@ class Checker(Ending):
 
     def _ok_local(self, invoked: Event, event: Event) -> None: ...
 
+    def _invoke_stored(self, event: Event) -> None: ...
+
+    def _ok_stored(self, invoked: Event, event: Event) -> None:
+        self._tx(invoked).stored = event.fields["stored"]
+
     def _invoke_check(self, event: Event) -> None:
         tx = self._tx(event)
         tx.checks += 1

@@ -118,9 +118,25 @@ class Ending(ABC):
             return found("invented-decision", f"it is {outcome}, which nobody had asked for")
         if outcome is not None and tx.local not in (None, outcome) and outcome not in tx.operators:
             return found("invented-decision", f"it is {outcome}; the producer's database says {tx.local}")
+        if (split := self._split(tx, outcome)) is not None:
+            return found("fence-split", split)
         if tx.seen and tx.outcome == "PREPARE":
             return found("unstable-outcome", "its messages were read, and it is said to be open")
         return False
+
+    @staticmethod
+    def _split(tx: Tx, outcome: str | None) -> str | None:
+        """Whether database and broker differ. An operator may decide otherwise than the database, and what is
+        still open is no split yet."""
+        if tx.stored is None or (outcome is not None and outcome in tx.operators):
+            return None
+        if outcome is None:
+            if tx.stored and tx.outcome == "UNKNOWN":
+                return "it is in the database, and the broker has never heard of it"
+            return None
+        if tx.stored == (outcome == COMMITTED):
+            return None
+        return f"it is {outcome}, and {'is' if tx.stored else 'is not'} in the database"
 
     def _whole(self, tx: Tx, expect_resolved: bool) -> None:
         """Whether a transaction that contradicts nothing is all there, or rightly not there at all."""

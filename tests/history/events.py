@@ -20,8 +20,11 @@ import msgspec
 
 INVOKE, OK, FAIL, UNKNOWN, READ = "invoke", "ok", "fail", "unknown", "read"
 #: ``outcome`` asks what is recorded of a transaction: at its home group, or with ``branch`` at that group.
-#: ``check``: a producer of the app was asked about it. Offsets are those of consumer groups.
-KINDS = frozenset({"prepare", "decide", "send", "local", "outcome", "check", "offset-commit", "offset-fetch"})
+#: ``check``: a producer of the app was asked about it. ``stored``: whether the application's database, which
+#: has a fence, holds what the local transaction wrote, in the end. Offsets are those of consumer groups.
+KINDS = frozenset(
+    {"prepare", "decide", "send", "local", "stored", "outcome", "check", "offset-commit", "offset-fetch"}
+)
 
 _END = b"|"  # ends the id in a value
 _CRC_HEX = 8

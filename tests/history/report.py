@@ -35,6 +35,8 @@ MEANING = {
     "unstable-outcome": "what the broker said of a transaction changed",
     "invented-decision": "an outcome that no producer, check or operator had asked for, or against the "
     "producer's own database",
+    "fence-split": "the application's database holds what its transaction wrote and the messages are rolled "
+    "back, or the reverse, although a fence ties them together",
     "unresolved": "prepared, and still undecided in the end",
     "never-checked": "prepared and still open in the end, and no producer of its app, which answers checks, "
     "was ever asked about it",

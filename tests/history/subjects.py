@@ -33,6 +33,7 @@ class Tx:
         "prepared",
         "prepares",
         "seen",
+        "stored",
         "told",
         "tx",
     )
@@ -52,6 +53,7 @@ class Tx:
         self.outcome: str | None = None  # the last answer of the broker to a mere question
         self.forgotten: Event | None = None  # it was prepared, or decided, and then it was UNKNOWN
         self.local: str | None = None
+        self.stored: bool | None = None  # what the application's fenced database holds; None: not told
         self.early: Event | None = None  # read when nobody had asked for a commit
         self.branches: dict[int, Event] = {}  # broker group -> its last answer, where home is another one
         self.checks = 0  # how often a producer was asked about it

@@ -288,6 +288,18 @@ BAD = {
         Written().offset(5).offset(2).offset_is(5),
         "lost-offset",
     ),
+    "fence-split: in the database, and rolled back": (
+        one().rollback("x", by="check").stored("x", True),
+        "fence-split",
+    ),
+    "fence-split: read, and not in the database": (
+        one().commit("x", by="check").holds("a").stored("x", False),
+        "fence-split",
+    ),
+    "fence-split: in the database, and unknown to the broker": (
+        Written().prepare("x", "a", end="unknown").outcome("x", "UNKNOWN").stored("x", True),
+        "fence-split",
+    ),
     "lost-offset: between two that were committed": (
         Written().offset(5).offset(2, end="unknown").offset_is(3),
         "lost-offset",

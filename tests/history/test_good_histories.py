@@ -136,6 +136,18 @@ GOOD = {
     ),
     "a check of what its producer commits meanwhile": one().checked("x").commit("x").holds("a"),
     "no check was needed": (one().checked("x").rollback("x").prepare("y", "b").commit("y").holds("b")),
+    "what the fenced database holds": (
+        one()
+        .commit("x", by="check")
+        .stored("x", True)
+        .prepare("y", "b", end="unknown")
+        .outcome("y", "UNKNOWN")
+        .stored("y", False)
+        .holds("a")
+    ),
+    "an operator decides otherwise than the fenced database": (
+        one().rollback("x", by="operator").stored("x", True).holds()
+    ),
     "an outcome that was asked for": one().rollback("x", end="unknown").outcome("x", "ROLLBACK").holds(),
 }
 

@@ -51,6 +51,10 @@ class Written:
     def local(self, tx: str, outcome: str) -> Written:
         return self._end(self.recorder.invoke("local", app="a", tx=tx, outcome=outcome), "ok")
 
+    def stored(self, tx: str, stored: bool) -> Written:
+        """What the application's fenced database holds in the end."""
+        return self._end(self.recorder.invoke("stored", app="a", tx=tx), "ok", stored=stored)
+
     def outcome(self, tx: str, outcome: str, branch: int | None = None) -> Written:
         """What the home group says, or with ``branch`` that group."""
         where = {} if branch is None else {"branch": branch}

@@ -46,6 +46,8 @@ READS = 5  # of everything, in the end: each may find the damage of one replica
 class BrokerWorkload(Acting):
     """Clients of one broker group."""
 
+    crowded = True  # some of the worlds have a crowd
+
     def __init__(self) -> None:
         self.ledger: Ledger | None = None
         self._cluster: Cluster | None = None
@@ -62,19 +64,17 @@ class BrokerWorkload(Acting):
 
     def _begin(self, cluster: Cluster) -> None:
         self._cluster = cluster
-        self.ledger = Ledger(cluster.world)
+        self.ledger = self._new_ledger(cluster)
         self.desk = Desk(cluster)
         self._rng = cluster.rng
         self.producers: dict[str, Producer] = {}
         self._working = [self._hire(app) for app in APPS]
-        self.feedback = [
-            Feedback("shop", topic, self.desk, self.ledger, self.producers) for topic in ("t", "u")
-        ]
+        self.feedback = [self._new_feedback("shop", topic) for topic in ("t", "u")]
         self.consumers = [Consumer(f"c{n}", self.desk, self.ledger) for n in range(2)]
         self._levels = cluster.world.stream("levels")
         self._level_2_at = self._levels.choice((0.0, 0.0, 0.0, 3.0, math.inf))
         self.crowd = None
-        if cluster.world.stream("crowded").random() < crowds.SHARE:
+        if self.crowded and cluster.world.stream("crowded").random() < crowds.SHARE:
             self.crowd = Crowd(self.desk, self.ledger, self._of_crowd, self._number)
         self.changes = TopicChanges([cluster], PLACES)
         self._topics = 0
@@ -99,10 +99,20 @@ class BrokerWorkload(Acting):
         return tx
 
     def _hire(self, app: str) -> Producer:
-        assert self.ledger is not None
-        producer = Producer(f"p{self._number()}", app, self.desk, self.ledger)
+        producer = self._new_producer(f"p{self._number()}", app)
         self.producers[producer.name] = producer
         return producer
+
+    def _new_ledger(self, cluster: Cluster) -> Ledger:
+        return Ledger(cluster.world)
+
+    def _new_producer(self, name: str, app: str) -> Producer:
+        assert self.ledger is not None
+        return Producer(name, app, self.desk, self.ledger)
+
+    def _new_feedback(self, app: str, topic: str) -> Feedback:
+        assert self.ledger is not None
+        return Feedback(app, topic, self.desk, self.ledger, self.producers)
 
     # -------------------------------------------------------------- a moment of everybody's life
 

@@ -9,6 +9,7 @@ which takes "no row" for ROLLBACK; elsewhere, and where two live processes run o
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,7 +42,7 @@ STATES = {"COMMITTED": TransactionState.COMMITTED, "ROLLBACK": TransactionState.
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class Asked:
     """A check in the hands of a producer: under which PREPARE, and by which incarnation of the actor."""
 
     instance: str
@@ -103,7 +104,10 @@ class Feedback:
         rows = replica.guarded(
             lambda: app.lock_due(self.app, self.topic, room, CONFIG.lock_lease_s, self._owner)
         )
-        self._table.locked(0, (LockedRow(*row) for row in rows or ()), self._now)
+        self._table.locked(0, map(self._row, rows or ()), self._now)
+
+    def _row(self, locked: Sequence[Any]) -> LockedRow:
+        return LockedRow(*locked)
 
     def _put_off(self, waits_s: dict[str, float]) -> None:
         """What nobody is asked about now is due again later."""
@@ -133,8 +137,8 @@ class Feedback:
             tx = self._ledger.transactions[self.app, check.row.tx_id]
             if not tx.decided:
                 self._ledger.enter(tx, Phase.CHECK_OUT)
-            asked = _Asked(instance, check.row.tx_id, check.row.newest_index, self._table)
-            if check.row.tx_id in producer.running:
+            asked = Asked(instance, check.row.tx_id, check.row.newest_index, self._table)
+            if self._runs_it(producer, check.row.tx_id):
                 self._say(asked, TransactionState.UNKNOWN, Trouble.RUNNING)
             elif check.brief:
                 self._say(asked, TransactionState.UNKNOWN, Trouble.BUSY)
@@ -144,7 +148,10 @@ class Feedback:
         if producer.polls(self._now):
             self._table.arrive(instance, ROOM, working, self._now)
 
-    def _ask(self, asked: _Asked) -> None:
+    def _runs_it(self, producer: Producer, tx_id: str) -> bool:
+        return tx_id in producer.running
+
+    def _ask(self, asked: Asked) -> None:
         """The querier of a producer looks; its answer goes back, now and then twice."""
         if not self._producers[asked.instance].alive:
             return
@@ -167,7 +174,7 @@ class Feedback:
         # A local transaction may still run in another process; the fence decides which of the two wins.
         return STATES[stands or self._ledger.settle_locally(self.app, tx_id, "ROLLBACK")], Trouble.NONE
 
-    def _say(self, asked: _Asked, state: TransactionState, trouble: Trouble) -> None:
+    def _say(self, asked: Asked, state: TransactionState, trouble: Trouble) -> None:
         table, tx_id = asked.table, asked.tx_id
         if table is not self._table or not self._producers[asked.instance].alive:
             return  # the actor that asked is gone, or who was asked

@@ -143,8 +143,10 @@ class Producer:
         for tx in batch:
             tx.prepared = True
             self._ledger.leave(tx, Phase.PREPARED, Phase.PREPARING, Phase.PREPARED_IN_PART, Phase.ORPHANED)
-        if not batch or self._may_die():
-            return
+        if batch and not self._may_die():
+            self._run_locally(batch)
+
+    def _run_locally(self, batch: Sequence[ClientTx]) -> None:
         rng = self._rng
         duration = rng.choice((0.0, 0.02, 0.1, 0.1)) if rng.random() < 0.8 else 0.4 + 1.5 * rng.random()
         if batch[0].owned and self._habits.random() < SLOW:

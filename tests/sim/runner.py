@@ -26,6 +26,7 @@ from tests.controls.planting import by_name, planted
 from tests.sim.across.scene import KEPT, REACHES
 from tests.sim.across.workload import AcrossWorkload
 from tests.sim.broker_workload import BrokerWorkload
+from tests.sim.fenced import FencedWorkload
 from tests.sim.minimise import minimise as smaller
 from tests.sim.schedules import carry_out, chosen_faults, made
 from tests.sim.totals import Told, Totals, commit_hash
@@ -39,10 +40,16 @@ CHAOS_S = 10.0
 ENDED = 130  # what a run says that was ended from outside, as shells do of Ctrl-C
 #: Seed, workload, number of groups.
 Schedule = tuple[int, str, int]
+FENCED_EVERY = 4  # seeds: it is the least that brokers differ in
 GROUPS = ("1", "2", "3", "several", "mixed")
 OF_GROUPS = "1, 2, 3, several (2 or 3, by the seed), or mixed"
-#: What runs on the log: random bytes, which look closest at Raft, or the broker's transactions.
-WORKLOADS: dict[str, Callable[[], Workload]] = {"raw": RawWorkload, "broker": BrokerWorkload}
+#: What runs on the log: random bytes, which look closest at Raft; the broker's transactions; the same with
+#: the fence in the application's database.
+WORKLOADS: dict[str, Callable[[], Workload]] = {
+    "raw": RawWorkload,
+    "broker": BrokerWorkload,
+    "fenced": FencedWorkload,
+}
 
 
 @dataclass(slots=True)
@@ -112,19 +119,20 @@ def _told(seed: int, name: str, groups: int, options: Options) -> Told:
 
 
 def schedules(seeds: Iterable[int], workload: str | None, groups: str) -> Iterator[Schedule]:
-    """``mixed``: each seed with both workloads in one group, and with two or three groups in turn;
-    ``several``: only the latter."""
+    """``mixed``: each seed with two workloads (each fourth with all) in one group, and with two or three
+    groups in turn; ``several``: only the latter."""
     for n in seeds:
+        names = ("raw", "broker", *(("fenced",) if n % FENCED_EVERY == 0 else ()))
         several = (n, "broker", 2 + n % 2)
         if groups == "mixed":
-            every = [(n, "raw", 1), (n, "broker", 1), several]
+            every = [*((n, name, 1) for name in names), several]
             yield from (job for job in every if workload in (None, job[1]))
         elif groups == "several":
             yield several
         elif groups != "1":
             yield n, "broker", int(groups)
         else:
-            yield from ((n, name, 1) for name in (WORKLOADS if workload is None else (workload,)))
+            yield from ((n, name, 1) for name in (names if workload is None else (workload,)))
 
 
 def main(
@@ -133,7 +141,10 @@ def main(
     nodes: Annotated[int | None, typer.Option(help="Replicas; default: 3 or 5, by the seed.")] = None,
     net: Annotated[str | None, typer.Option(help="fifo or wild; default: by the seed.")] = None,
     chaos: Annotated[float | None, typer.Option(help="Virtual seconds of faults.", show_default="10")] = None,
-    workload: Annotated[str | None, typer.Option(help="raw or broker; default: both for every seed.")] = None,
+    workload: Annotated[
+        str | None,
+        typer.Option(help="raw, broker or fenced; default: the first two, and each fourth seed fenced."),
+    ] = None,
     groups: Annotated[
         str | None, typer.Option(help=f"Broker groups: {OF_GROUPS}; default: mixed, 1 with --workload.")
     ] = None,

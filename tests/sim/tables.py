@@ -136,6 +136,8 @@ BOUNDS: dict[str, int | Most] = {
     "AcrossGroups.undone[]": _decided,
     "AppTransactions.decided": _decided,
     "AppTransactions.open_by_topic": _apps,
+    "AppTransactions.parked": _opened,
+    "Counts.decided": OF_THE_PROGRAM,
     "OpenTable._changed": _aged,
     "OpenTable.gone": _aged,
     "OpenTable.old": lambda found, replica, broker: _opened(found, replica, broker) + found["OpenTable.gone"],

@@ -29,6 +29,7 @@ class Tx:
 
     tx_id: str
     prepared: bool = True
+    given_id: bool = False
 
 
 class Local:

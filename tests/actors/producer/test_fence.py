@@ -111,6 +111,39 @@ def test_a_commit_whose_answer_is_lost_is_left_to_the_check(
     assert fence.query_status("unknown", "") is COMMITTED and stored(connect) == ["a"]
 
 
+def test_a_failed_second_try_leaves_the_messages_to_the_check(
+    brokers: Brokers, topic: str, producer_of: ProducerOf, fence: Fence, connect: Any, tmp_path: Path
+) -> None:
+    """The first one's process died after the database's commit; the second one finds the database away."""
+    with fence.local(Tx("twice")) as db:
+        db.execute("insert into orders values ('a')")
+    producer, opened = producer_of(brokers), fence._database._connect  # type: ignore[attr-defined]
+
+    def away() -> None:
+        raise sqlite3.OperationalError("the connection was lost")
+
+    fence._database._connect = away  # type: ignore[attr-defined]
+    with pytest.raises(OutcomeUnknown), fence.transaction(producer, Message(topic, b"a"), tx_id="twice"):
+        raise AssertionError("not reached")
+    fence._database._connect = opened  # type: ignore[attr-defined]
+    assert len(open_transactions(brokers, topic)) == 1 and fence.query_status("twice", "") is COMMITTED
+
+
+def test_a_failed_try_with_an_id_of_ones_own_keeps_later_ones_out(
+    brokers: Brokers, topic: str, producer_of: ProducerOf, fence: Fence, connect: Any
+) -> None:
+    with (
+        pytest.raises(ZeroDivisionError),
+        fence.transaction(producer_of(brokers), Message(topic, b"a"), tx_id="failed"),
+    ):
+        _ = 1 / 0
+    db = connect()
+    with pytest.raises(FenceLost):  # another process that runs it at the same time
+        fence.enter(db, Tx("failed"))
+    db.close()
+    assert values(brokers, topic) == [] and open_transactions(brokers, topic) == []
+
+
 def test_many_transactions_in_one_of_the_database(
     brokers: Brokers, topic: str, producer_of: ProducerOf, fence: Fence, connect: Any
 ) -> None:

@@ -201,6 +201,9 @@ def test_an_exception_rolls_back_and_comes_out_as_it_is(shop: Shop) -> None:
     with pytest.raises(ZeroDivisionError), shop.fence.local(Tx("1")):
         _ = 1 / 0
     assert shop.count() == 0
+    with pytest.raises(ZeroDivisionError), shop.fence.local(Tx("2", given_id=True)):
+        _ = 1 / 0
+    assert shop.count() == 1, "another try of this id is kept out"
 
 
 def test_names_of_any_kind_are_kept_apart(shop: Shop) -> None:
@@ -229,3 +232,31 @@ def test_a_connection_of_the_pool_is_given_back_as_it_was(shop: Shop, kind: str)
         with shop.engine.connect() as db:
             assert db.execute(sa.text(shown)).scalar() == before
     running.rollback()
+
+
+def test_a_table_that_a_migration_made_needs_nothing_else(shop: Shop) -> None:
+    with shop.engine.begin() as db:
+        db.execute(sa.text(f"drop table {shop.table}"))
+        db.execute(sa.text(shop.fence.schema()))
+    fence = shop.make_fence()
+    local = shop.begin()
+    fence.enter(local.connection, Tx("1"))
+    local.order("1").commit()
+    assert fence.query_status("1", "") is TransactionState.COMMITTED and shop.stored() == {"1"}
+
+
+def test_sqlite_cannot_name_such_a_table_behind_the_lock_of_the_transaction(tmp_path: Path) -> None:
+    def connect() -> sqlite3.Connection:
+        return sqlite3.connect(tmp_path / "shop.db", timeout=0.05, isolation_level=None)
+
+    fence, db = Fence(connect, app="shop"), connect()
+    db.execute(fence.schema())
+    db.execute("begin immediate")
+    with pytest.raises(FenceMisused, match=r"create_table\(\) once"):
+        fence.enter(db, Tx("1"))
+    db.execute("rollback")
+    fence.create_table()
+    db.execute("begin immediate")
+    fence.enter(db, Tx("1"))
+    fence.commit(db, Tx("1"))
+    db.close()

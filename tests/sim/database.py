@@ -1,0 +1,315 @@
+"""An application's database in virtual time: locks, snapshots, limits, lost answers, crashes.
+
+It speaks the fence's own SQL through the fence's own seam (``feedback/database/links``), so that ``Fence``
+and ``Checking`` run here as they are. What is modelled is what they rely on: an insert waits for the
+transaction that has inserted the same key (SQLite: for whoever writes), a commit makes everything visible at
+one instant, and an error means what the dialect's drivers say by it.
+"""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from escrowmq.feedback.database.statements import DIALECTS
+from tests.sim.fibres import Fibre, Fibres
+from tests.sim.world import World
+
+#: Kind -> how long a local transaction waits for a lock, by default; None: for as long as it takes.
+KINDS = {"postgresql": None, "mariadb": 50.0, "sqlite": 5.0}
+COLUMNS = ("tx_key", "app", "tx_id", "outcome", "created_ms")
+#: Of calls: the connection is lost before the server has it, and after it has done it.
+LOST, LOST_COMMIT = 0.004, 0.08
+REFUSED = 0.02  # commits that the database rolls back by itself, and says so
+LATENCY_S, SLOW, SLOW_S = 0.001, 0.03, 0.3
+NOTICED_S = 1.0  # at most, until the server knows that a client has gone, and lets its locks go
+_INSERT = re.compile(r"INSERT (OR IGNORE |IGNORE )?INTO (\w+) VALUES (.+?)( ON CONFLICT DO NOTHING)?$")
+_SELECT = re.compile(r"SELECT ([\w, ]+) FROM (\w+) WHERE tx_key (?:= (:\w+)|IN \(([^)]*)\))$")
+_LIMIT = re.compile(r"(?:lock_timeout|innodb_lock_wait_timeout|busy_timeout) = (\d+)$")
+_CODES = {
+    "duplicate": ("23505", 1062, "SQLITE_CONSTRAINT_PRIMARYKEY"),
+    "locked": ("55P03", 1205, "SQLITE_BUSY"),
+    "refused": ("40001", 1213, "SQLITE_BUSY"),
+    "aborted": ("25P02", 0, ""),
+    "lost": ("08006", 2013, ""),
+}
+Lock = tuple[str, Any]
+#: SQLite's one lock.
+ALL: Lock = ("", b"")
+
+
+class ServerError(Exception):
+    """As psycopg's and PyMySQL's: a code, or a number in front."""
+
+    sqlstate: str | None = None
+
+
+class Transaction:
+    """One of the database, open or over."""
+
+    def __init__(self, level: str) -> None:
+        self.level, self.over, self.failed = level, False, False
+        self.snapshot: int | None = None
+        self.writes: dict[Lock, tuple[Any, ...]] = {}
+        self.locks: list[Lock] = []
+
+
+class SimDatabase:
+    """The server. ``kind`` of ``KINDS``; ``level``: of local transactions."""
+
+    def __init__(
+        self, world: World, fibres: Fibres, calm: Callable[[], bool], kind: str, level: str = "READ COMMITTED"
+    ) -> None:
+        self.world, self.fibres, self.calm, self.kind, self.level = world, fibres, calm, kind, level
+        self.rng = world.stream("database")
+        self.locks_rows = DIALECTS[kind].locks_rows
+        self.links: list[SimLink] = []
+        self.down_until = 0.0
+        self.crashes = 0
+        self._committed: dict[Lock, tuple[int, tuple[Any, ...]]] = {}
+        self._held: dict[Lock, Transaction] = {}
+        self._waiting: dict[Lock, list[Fibre]] = {}
+        self._commits = 0
+
+    def error(self, what: str) -> Exception:
+        """An error as the drivers of this kind raise it."""
+        state, number, name = _CODES[what]
+        if self.kind == "sqlite":
+            error: Exception = sqlite3.OperationalError(what)
+            error.sqlite_errorname = name  # type: ignore[attr-defined]
+        elif self.kind == "mariadb":
+            error = ServerError(number, what)
+        else:
+            error = ServerError(what)
+            error.sqlstate = state  # type: ignore[attr-defined]
+        return error
+
+    def committed(self, table: str) -> set[Any]:
+        """Keys of what is stored."""
+        return {key for name, key in self._committed if name == table}
+
+    def crash(self) -> None:
+        """The server ends and is started again: what is committed stays."""
+        self.crashes += 1
+        self.down_until = self.world.now + self.rng.random()
+        for link in list(self.links):
+            link.cut(0.0)
+
+    def drop(self, owner: str) -> None:
+        """A client's process has died."""
+        for link in list(self.links):
+            if link.owner == owner:
+                link.cut(0.0 if self.kind == "sqlite" else NOTICED_S * self.rng.random())
+
+    # -------------------------------------------------------------- transactions
+
+    def insert(
+        self, tx: Transaction, lock: Lock, row: tuple[Any, ...], ignoring: bool, limit_s: float | None
+    ) -> None:
+        """Waits for whoever has inserted the key and not ended yet."""
+        until = None if limit_s is None else self.world.now + limit_s
+        if not self.locks_rows:
+            self._take(tx, ALL, until)
+        while lock not in tx.writes and lock not in self._committed:
+            if not self.locks_rows or self._held.get(lock) in (None, tx):
+                self._take(tx, lock, until)
+                tx.writes[lock] = row
+                return
+            self._wait(tx, lock, until)
+        if not ignoring:
+            tx.failed = self.kind == "postgresql"
+            raise self.error("duplicate")
+
+    def _take(self, tx: Transaction, lock: Lock, until: float | None) -> None:
+        while (holder := self._held.get(lock)) is not None and holder is not tx:
+            self._wait(tx, lock, until)
+        if self._held.get(lock) is None:
+            self._held[lock] = tx
+            tx.locks.append(lock)
+
+    def _wait(self, tx: Transaction, lock: Lock, until: float | None) -> None:
+        left = None if until is None else until - self.world.now
+        if left is not None and left <= 0:
+            tx.failed = self.kind == "postgresql"
+            raise self.error("locked")
+        self._waiting.setdefault(lock, []).append(self.fibres.current())
+        self.fibres.wait(left)
+        if tx.over:
+            raise self.error("lost")
+
+    def read(self, tx: Transaction, lock: Lock) -> tuple[Any, ...] | None:
+        if tx.snapshot is None or tx.level == "READ COMMITTED":
+            tx.snapshot = self._commits
+        if lock in tx.writes:
+            return tx.writes[lock]
+        number, row = self._committed.get(lock, (0, ()))
+        return row if row and number <= tx.snapshot else None
+
+    def end(self, tx: Transaction, commit: bool) -> None:
+        """All at one instant; who waits goes on."""
+        if tx.over:
+            return
+        tx.over = True
+        if commit:
+            self._commits += 1
+            self._committed |= {lock: (self._commits, row) for lock, row in tx.writes.items()}
+        for lock in tx.locks:
+            del self._held[lock]
+            for fibre in self._waiting.pop(lock, ()):
+                self.fibres.wake(fibre)
+
+
+class SimLink:
+    """One connection."""
+
+    def __init__(self, database: SimDatabase, owner: str, level: str) -> None:
+        self._database, self.owner, self._level = database, owner, level
+        self.dialect = DIALECTS[database.kind].name
+        self.tx: Transaction | None = None
+        self._gone = False
+        self._limit_s = KINDS[database.kind]
+        self._limit_here_s: float | None = None  # of this transaction alone
+        database.links.append(self)
+
+    def cut(self, noticed_s: float) -> None:
+        """The connection is no more; its transaction ends when the server notices."""
+        self._gone = True
+        if self in self._database.links:
+            self._database.links.remove(self)
+        if self.tx is not None:
+            self._database.world.later(noticed_s, self._database.end, self.tx, False)
+
+    # -------------------------------------------------------------- what a fence needs
+
+    def run(self, sql: str, values: Mapping[str, Any] | None = None) -> None:
+        self._call(lambda: self._execute(sql, values or {}))
+
+    def rows(self, sql: str, values: Mapping[str, Any] | None = None) -> Sequence[Sequence[Any]]:
+        found: Sequence[Sequence[Any]] = self._call(lambda: self._execute(sql, values or {}))
+        return found
+
+    def order(self, tx_id: str) -> None:
+        """The business's own row."""
+        self._call(lambda: self._insert(("orders", tx_id), (tx_id,), ignoring=False))
+
+    def place(self) -> str | None:
+        return "here"
+
+    def refuse_autocommit(self) -> None: ...
+
+    def mark(self) -> object:
+        return self.tx
+
+    def commit(self) -> None:
+        self._call(self._commit, LOST_COMMIT)
+
+    def rollback(self) -> None:
+        self._call(lambda: self._end(False))
+
+    def close(self) -> None:
+        if not self._gone:
+            self.cut(0.0)
+
+    # -------------------------------------------------------------- at the server
+
+    def _call(self, work: Callable[[], Any], lost: float = LOST) -> Any:
+        database, rng = self._database, self._database.rng
+        self._way(lost)
+        if self.tx is None:
+            self.tx, self._limit_here_s = Transaction(self._level), None
+        if rng.random() < SLOW and not database.calm():
+            self._way(0.0, SLOW_S * rng.random())
+        answer = work()
+        self._way(lost)
+        return answer
+
+    def _way(self, lost: float, seconds: float = LATENCY_S) -> None:
+        database = self._database
+        if not self._gone:
+            database.fibres.wait(seconds)
+        if self._gone or database.world.now < database.down_until:
+            self.close()
+            raise database.error("lost")
+        if database.kind != "sqlite" and not database.calm() and database.rng.random() < lost:
+            self.cut(NOTICED_S * database.rng.random())
+            raise database.error("lost")
+
+    def _commit(self) -> None:
+        database, tx = self._database, self.tx
+        assert tx is not None
+        if tx.writes and not database.calm() and database.rng.random() < REFUSED:
+            if database.kind != "sqlite":  # which keeps the transaction open
+                self._end(False)
+            raise database.error("refused")
+        self._end(not tx.failed)
+
+    def _end(self, commit: bool) -> None:
+        assert self.tx is not None
+        self._database.end(self.tx, commit)
+        self.tx = None
+
+    def _execute(self, sql: str, values: Mapping[str, Any]) -> Sequence[Sequence[Any]]:
+        database, tx = self._database, self.tx
+        assert tx is not None
+        if tx.failed:
+            raise database.error("aborted")
+        if sql.startswith("SET TRANSACTION ISOLATION LEVEL "):
+            tx.level = sql.removeprefix("SET TRANSACTION ISOLATION LEVEL ")
+        elif found := _LIMIT.search(sql):
+            limit_s = int(found[1]) / (1 if database.kind == "mariadb" else 1000)
+            if sql.startswith("SET LOCAL"):
+                self._limit_here_s = limit_s
+            else:
+                self._limit_s = limit_s
+        elif sql in ("SELECT @@SESSION.innodb_lock_wait_timeout", "PRAGMA busy_timeout"):
+            return [(int((self._limit_s or 0) * (1 if database.kind == "mariadb" else 1000)),)]
+        elif found := _INSERT.match(sql):
+            for part in re.findall(r"\(([^)]*)\)", found[3]):
+                row = tuple(values[v[1:]] if v[0] == ":" else int(v) for v in part.split(", "))
+                self._insert((found[2], row[0]), row, ignoring=bool(found[1] or found[4]))
+        elif found := _SELECT.match(sql):
+            wanted = [COLUMNS.index(name) for name in found[1].split(", ")]
+            keys = [values[name[1:]] for name in (found[3] or found[4]).split(", ")]
+            rows = [database.read(tx, (found[2], key)) for key in keys]
+            return [tuple(row[at] for at in wanted) for row in rows if row is not None]
+        else:
+            assert sql.startswith("SET LOCAL synchronous_commit"), f"the simulated database knows no {sql}"
+        return []
+
+    def _insert(self, lock: Lock, row: tuple[Any, ...], ignoring: bool) -> None:
+        assert self.tx is not None
+        limit_s = self._limit_s if self._limit_here_s is None else self._limit_here_s
+        self._database.insert(self.tx, lock, row, ignoring, limit_s)
+
+
+class Access:
+    """One process's way to the database: what its fence is given."""
+
+    def __init__(self, database: SimDatabase, owner: str) -> None:
+        self._database, self._owner = database, owner
+        self.dialect = DIALECTS[database.kind].name
+
+    @contextmanager
+    def _open(self, level: str) -> Iterator[SimLink]:
+        link = SimLink(self._database, self._owner, level)
+        try:
+            yield link
+        finally:
+            link.close()
+
+    @contextmanager
+    def checking(self) -> Iterator[SimLink]:
+        with self._open("READ COMMITTED") as link:
+            yield link
+
+    @contextmanager
+    def opening(self) -> Iterator[tuple[Any, SimLink]]:
+        with self._open(self._database.level) as link:
+            yield link, link
+
+    def link(self, given: Any) -> SimLink:
+        assert isinstance(given, SimLink)
+        return given

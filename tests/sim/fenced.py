@@ -1,0 +1,237 @@
+"""A world in which every local transaction is tied to its messages by the product's own fence.
+
+The fence's code runs as it is over a simulated database (``database``): a local transaction is slow, fails,
+or loses its connection, also in its commit; checks go to any live instance of the app, whoever owns the
+transaction; instances share the database, and their clocks differ. At the end the rows of the database are
+held against what can be read: a difference is ``fence-split``.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from greenlet import GreenletExit
+
+from escrowmq.feedback.database.fence import Fence
+from escrowmq.feedback.policy import Trouble
+from escrowmq.integrations import AlreadyDone, FenceLost
+from escrowmq.replication.calling.answers import LockedRow
+from escrowmq.replication.errors import OutcomeUnknown
+from escrowmq.replication.model import TransactionState
+from tests.sim.broker_workload import BrokerWorkload
+from tests.sim.checkers import Asked, Feedback
+from tests.sim.coverage import Phase
+from tests.sim.database import KINDS, Access, ServerError, SimDatabase
+from tests.sim.desk import Desk
+from tests.sim.fibres import Fibres
+from tests.sim.ledger import ClientTx, Ledger
+from tests.sim.producers import Producer
+from tests.sim.workload import Cluster
+from tests.sim.world import Violation, World
+
+LOCK_TIMEOUT_S = 0.4
+LEVELS = ("READ COMMITTED", "REPEATABLE READ")
+CLOCKS_DIFFER_S = 1800.0
+LATE, LATE_S = 0.3, 2.5  # of local transactions: so long nothing happens between PREPARE and their beginning
+SLOW, SLOW_S = 0.3, 3.0
+FAILS = 0.2  # of local transactions, for reasons of the business
+TROUBLED_S = 3.0  # so long after the calm began answers of the database are lost
+CRASH = 0.003  # of moments at which something goes wrong somewhere
+TOGETHER_S = 0.02  # checks that come within it are asked about with one call
+
+
+class Refused(Exception):
+    """The business says no."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    """As much of a producer's transaction as a fence sees."""
+
+    tx_id: str
+    given_id: bool
+
+
+class FencedLedger(Ledger):
+    """Knows nothing of local transactions by itself: the database does."""
+
+    def __init__(self, world: World, database: SimDatabase) -> None:
+        super().__init__(world)
+        self.database = database
+
+    def tell_the_truth(self) -> None:
+        stored = self.database.committed("orders")
+        for app, tx_id in self.transactions:
+            op = self.recorder.invoke("stored", app=app, tx=tx_id)
+            self.recorder.ok(op, stored=f"{app}/{tx_id}" in stored)
+
+
+class FencedProducer(Producer):
+    """One process of an app, with a fence on the app's database."""
+
+    def __init__(self, name: str, app: str, desk: Desk, ledger: FencedLedger, fibres: Fibres) -> None:
+        super().__init__(name, app, desk, ledger)
+        self._database, self._fibres = ledger.database, fibres
+        self._luck = desk.world.stream(f"fence-{name}")
+        self._ahead_s = CLOCKS_DIFFER_S * (self._luck.random() - 0.5)
+        self.fence = Fence(
+            Access(ledger.database, name), app=app, lock_timeout_s=LOCK_TIMEOUT_S, clock=self._clock
+        )
+        self._to_ask: list[tuple[str, Callable[[TransactionState, Trouble], None]]] = []
+
+    def _clock(self) -> float:
+        """The wall clock of its machine, which is set now and then."""
+        if self._luck.random() < 0.01:
+            self._ahead_s = CLOCKS_DIFFER_S * (self._luck.random() - 0.5)
+        return self._desk.world.now + self._ahead_s
+
+    def die(self) -> None:
+        super().die()
+        self._database.drop(self.name)
+        self._fibres.kill(self.name)
+
+    # -------------------------------------------------------------- local transactions
+
+    def _run_locally(self, batch: Sequence[ClientTx]) -> None:
+        for tx in batch:
+            tx.running = True
+            if not tx.decided:
+                self._ledger.enter(tx, Phase.LOCAL)
+            self._fibres.start(self.name, self._local, tx)
+
+    def _pause(self, chance: float, most_s: float) -> None:
+        if self._luck.random() < chance:
+            self._fibres.wait(most_s * self._luck.random())
+
+    def _local(self, tx: ClientTx) -> None:
+        """What ``fence.transaction`` does between ``prepare`` and the end of its block."""
+        outcome = self._outcome(tx)
+        tx.running = False
+        self._ledger.leave(tx, Phase.LOCAL)
+        if outcome is None:
+            self.running.discard(tx.tx)  # left to the check
+        elif not self._may_die():
+            self._decide([tx], outcome, once=self._luck.random() < 0.15)
+
+    def _outcome(self, tx: ClientTx) -> str | None:
+        """None: it is not known, and the check finds out."""
+        calm = self._desk.cluster.calm
+        if not calm:
+            self._pause(LATE, LATE_S)
+        try:
+            with self.fence.local(_Prepared(tx.tx, tx.content is not None)) as db:
+                db.order(f"{self.app}/{tx.tx}")
+                self._pause(0.0 if calm else SLOW, SLOW_S)
+                if self._may_die():
+                    raise GreenletExit
+                if self._luck.random() < FAILS:
+                    raise Refused
+        except AlreadyDone:
+            return "COMMITTED"
+        except OutcomeUnknown:
+            return None
+        except (FenceLost, Refused, ServerError, sqlite3.Error):
+            return "ROLLBACK"
+        return "COMMITTED"
+
+    def give_up(self, batch: Sequence[ClientTx]) -> None:
+        """No answer to the PREPARE: rolled back, unless the id is the application's own, which may come back
+        with it. The local transaction never runs here."""
+        own = [tx for tx in batch if tx.content is None]
+        self.running.difference_update(tx.tx for tx in batch)
+        if own:
+            self._decide(own, "ROLLBACK", once=False)
+
+    # -------------------------------------------------------------- checks
+
+    def ask(self, tx_id: str, told: Callable[[TransactionState, Trouble], None]) -> None:
+        """Have the fence asked; several that come together, with one call."""
+        if not self._to_ask:
+            self._desk.later(TOGETHER_S * self._luck.random(), self._ask_all)
+        self._to_ask.append((tx_id, told))
+
+    def _ask_all(self) -> None:
+        asked, self._to_ask = self._to_ask, []
+        if self.alive:
+            self._fibres.start(self.name, self._query, asked)
+
+    def _query(self, asked: Sequence[tuple[str, Callable[[TransactionState, Trouble], None]]]) -> None:
+        states: Sequence[TransactionState] = [TransactionState.UNKNOWN] * len(asked)
+        trouble = Trouble.NONE
+        try:
+            states = self.fence.query_statuses([(tx_id, tx_id) for tx_id, _ in asked])
+        except (ServerError, sqlite3.Error):
+            trouble = Trouble.RAISED
+        for (_, told), state in zip(asked, states, strict=True):
+            told(state, trouble)
+
+
+class FencedFeedback(Feedback):
+    """Asks whoever polls first: with a fence the owner need not be asked before the others. (In half of the
+    worlds it is.)"""
+
+    def __init__(self, *args: Any, owners: bool) -> None:
+        self._owners = owners
+        super().__init__(*args)
+
+    def _row(self, locked: Sequence[Any]) -> LockedRow:
+        row = super()._row(locked)
+        return row if self._owners else row._replace(instance="")
+
+    def _runs_it(self, producer: Producer, tx_id: str) -> bool:
+        return self._owners and super()._runs_it(producer, tx_id)
+
+    def _ask(self, asked: Asked) -> None:
+        producer = self._producers[asked.instance]
+        assert isinstance(producer, FencedProducer)
+        if producer.alive:
+            producer.ask(asked.tx_id, lambda state, trouble: self._say(asked, state, trouble))
+
+
+class FencedWorkload(BrokerWorkload):
+    """Clients of one broker group whose database has a fence."""
+
+    crowded = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._quiet_at = 0.0
+
+    def _new_ledger(self, cluster: Cluster) -> FencedLedger:
+        drawn = cluster.world.stream("fenced")
+        self.fibres = Fibres(cluster.world)
+        self.database = SimDatabase(
+            cluster.world, self.fibres, self._quiet, drawn.choice(list(KINDS)), drawn.choice(LEVELS)
+        )
+        self._owners, self._trouble_rng = drawn.random() < 0.5, drawn
+        return FencedLedger(cluster.world, self.database)
+
+    def _quiet(self) -> bool:
+        """Much that began amid the faults comes to its commit when the group is well again: the database's
+        own troubles go on for a while."""
+        assert self._cluster is not None
+        world = self._cluster.world
+        if not self._cluster.calm:
+            return False
+        self._quiet_at = self._quiet_at or world.now + TROUBLED_S
+        return world.now >= self._quiet_at
+
+    def _new_producer(self, name: str, app: str) -> FencedProducer:
+        assert isinstance(self.ledger, FencedLedger)
+        return FencedProducer(name, app, self.desk, self.ledger, self.fibres)
+
+    def _new_feedback(self, app: str, topic: str) -> FencedFeedback:
+        return FencedFeedback(app, topic, self.desk, self.ledger, self.producers, owners=self._owners)
+
+    def act_at_random(self) -> None:
+        if self._trouble_rng.random() < CRASH:
+            self.database.crash()
+        super().act_at_random()
+
+    def _read_everything(self) -> None:
+        if self.fibres.running:
+            raise Violation(f"{self.fibres.running} local transactions or checks never end", "stuck")
+        super()._read_everything()

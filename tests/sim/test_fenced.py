@@ -1,0 +1,57 @@
+"""The product's own fence in virtual time: no row without its message, and no message without its row."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from tests.sim.database import Access, ServerError, SimDatabase
+from tests.sim.fenced import FencedWorkload
+from tests.sim.fibres import Fibres
+from tests.sim.schedules import carry_out, made
+from tests.sim.world import World
+
+
+def test_database_and_messages_agree_whatever_happens() -> None:
+    seen = Counter[str]()
+    for seed in (3, 5):
+        simulation = made(seed, workload=FencedWorkload, chaos_s=4.0)
+        workload = simulation.workload
+        assert isinstance(workload, FencedWorkload)
+        broken = carry_out(simulation)
+        assert broken is None, (
+            f"{broken}; again: python -m tests.sim --workload fenced --seeds 1 --seed {seed}"
+        )
+        assert workload.report is not None
+        stored = workload.database.committed("orders")
+        seen += workload.report.counts
+        seen["checks first"] += len(workload.database.committed("escrowmq_fence")) - len(stored) - 1
+    assert seen["transactions committed"] > 20 and seen["transactions rolled back"] > 20, seen
+    assert seen["checks first"] > 10, "a check that comes first leaves its row"
+
+
+def test_an_insert_waits_for_the_transaction_that_has_the_key() -> None:
+    """The simulated database's own rules, which the fence relies on."""
+    world = World(1)
+    fibres = Fibres(world)
+    database = SimDatabase(world, fibres, lambda: True, "postgresql")
+    told: list[str] = []
+
+    def first() -> None:
+        with Access(database, "a").opening() as (_, link):
+            link.order("1")
+            fibres.wait(1.0)
+            link.commit()
+            told.append(f"committed at {world.elapsed_s:.1f}")
+
+    def second() -> None:
+        with Access(database, "b").opening() as (_, link):
+            fibres.wait(0.1)
+            try:
+                link.order("1")
+            except ServerError as error:
+                told.append(f"{error.sqlstate} at {world.elapsed_s:.1f}")
+
+    fibres.start("a", first)
+    fibres.start("b", second)
+    world.run(world.now + 5.0)
+    assert sorted(told) == ["23505 at 1.0", "committed at 1.0"] and fibres.running == 0
