@@ -24,6 +24,7 @@ import pytest
 from tests.sim import topic_changes
 from tests.sim.checks import Checker
 from tests.sim.faultplan import ADDED, GROUP_WEIGHTS, WEIGHTS
+from tests.sim.recreated import topic as recreated_topic
 
 Install = Callable[[pytest.MonkeyPatch], None]
 
@@ -122,6 +123,7 @@ def planted(fault: Planted | str | None) -> Iterator[None]:
         patch.setattr(Checker, "blind", fault.blind)
         # What comes on top of the others' schedules, and would make new ones of them, is there on demand.
         patch.setattr(topic_changes, "SHARE", 0.0)
+        patch.setattr(recreated_topic, "SHARE", 0.0)
         for kind, weight in fault.often.items():
             weights = next(table for table in (WEIGHTS, GROUP_WEIGHTS, ADDED) if kind in table)
             patch.setitem(weights, kind, weight)

@@ -8,16 +8,21 @@ from typing import Any
 
 import pytest
 
+from escrowmq.actors.broker import coordinator
+from escrowmq.actors.broker.coordinator import GroupCoordinator
 from escrowmq.replication.format.codec import OpType
 from escrowmq.replication.model import TopicInfo
+from escrowmq.replication.replica.admission import Admission
 from escrowmq.replication.replica.checkpoints import Checkpoints
 from escrowmq.replication.state import capture
+from escrowmq.replication.state.group_offsets import GroupOffsets
 from escrowmq.replication.state.machine import OK, StateMachine
 from escrowmq.replication.state.topics import TopicTable
 from tests.controls.planting import plant
 from tests.controls.scenes import FORGETFUL, world
 from tests.controls.state_faults import rewire
 from tests.sim import topic_changes
+from tests.sim.recreated import topic as recreated_topic
 
 CHANGED = "state-differs", "restart-differs", "lost-change", "unexpected-answer"
 Settings = Mapping[str, int | str]
@@ -99,3 +104,36 @@ def snapshot_without_what_is_forgotten(patch: pytest.MonkeyPatch) -> None:
         return whole | {"forgotten_ms": -1} if "forgotten_ms" in whole else whole
 
     patch.setattr(capture, "_meta", without)
+
+
+def recreated_often(patch: pytest.MonkeyPatch) -> None:
+    """In every schedule a topic is deleted and created again, several times a second."""
+    patch.setattr(recreated_topic, "SHARE", 1.0)
+    patch.setattr(recreated_topic, "LIFE_S", 0.3)
+    patch.setattr(recreated_topic, "PAUSE_S", 0.01)
+    patch.setattr(recreated_topic, "HASTY", 0.8)
+    patch.setattr(coordinator, "REJOIN_GRACE_S", 0.1)
+
+
+@plant("deletion-not-noted", "namesake", "old-place", "cut-early", conditions=recreated_often)
+def deletion_not_noted(patch: pytest.MonkeyPatch) -> None:
+    """A leader composes by the topics that it has applied, with a deletion and a creation on their way."""
+    patch.setattr(Admission, "_note_deletion", lambda *args: None)
+
+
+@plant("name-for-the-topic", "old-place", "cut-early", conditions=recreated_often)
+def name_for_the_topic(patch: pytest.MonkeyPatch) -> None:
+    """What was found right about a topic is done to whatever has its name by then: a group's place, a cut."""
+    patch.setattr(Admission, "_is_another", lambda *args: False)
+
+
+@plant("place-by-name", "old-place", start=5, conditions=recreated_often)
+def place_by_name(patch: pytest.MonkeyPatch) -> None:
+    """A consumer group's coordinator takes a topic for the one that its members read before."""
+    patch.setattr(GroupCoordinator, "_renewed", lambda *args: frozenset())
+
+
+@plant("places-outlive-their-topic", "lost-offset", "old-place", start=8, conditions=recreated_often)
+def places_outlive_their_topic(patch: pytest.MonkeyPatch) -> None:
+    """Consumer groups keep their places in a topic that is deleted."""
+    patch.setattr(GroupOffsets, "drop_topic", lambda self, topic: None)

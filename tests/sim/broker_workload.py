@@ -29,6 +29,8 @@ from tests.sim.decisions import Decision
 from tests.sim.desk import Desk
 from tests.sim.ledger import ClientTx, Ledger
 from tests.sim.producers import PLACES, Producer
+from tests.sim.recreated import model as recreated
+from tests.sim.recreated.topic import RecreatedTopic
 from tests.sim.topic_changes import TopicChanges
 from tests.sim.workload import Application, Cluster, ReplicaContext
 from tests.sim.world import Violation
@@ -77,6 +79,8 @@ class BrokerWorkload(Acting):
         if self.crowded and cluster.world.stream("crowded").random() < crowds.SHARE:
             self.crowd = Crowd(self.desk, self.ledger, self._of_crowd, self._number)
         self.changes = TopicChanges([cluster], PLACES)
+        self.recreated = RecreatedTopic([cluster], members=True)
+        self.ledger.listener = self.recreated.heard
         self._topics = 0
         keep = self._rng.choice(({}, {}, {"retention_ms": 3_000}, {"retention_bytes": 2_000}))
         for name, partitions in (("t", 2), ("u", 1)):
@@ -133,6 +137,7 @@ class BrokerWorkload(Acting):
         if self.crowd is not None:
             self.crowd.act()
         self.changes.act()
+        self.recreated.act()
 
     def _go_up(self) -> None:
         """The leader has heard that all replicas know all format levels: early, in the middle of things, or
@@ -190,6 +195,7 @@ class BrokerWorkload(Acting):
         return {
             (name, tx_id): len(record.digests)
             for name, table in apps.items()
+            if name != recreated.APP
             for tx_id, record in table.open.items()
         }
 
@@ -231,7 +237,7 @@ class BrokerWorkload(Acting):
         while True:
             leader = self._leader()
             opened = [] if leader is None else [t for t in self._listed(leader) if app in (None, t[0])]
-            waiting = self.desk.waiting + self.changes.waiting
+            waiting = self.desk.waiting + self.changes.waiting + self.recreated.waiting
             if leader is not None and not opened and not waiting:
                 return leader
             if self._cluster.world.now >= until:
@@ -261,6 +267,7 @@ class BrokerWorkload(Acting):
         else:
             raise Violation(f"of {READS} tries to read everything none could be ended", "stuck")
         self.changes.check([leader])
+        self.recreated.check()
         for consumer in self.consumers:
             consumer.check_offsets(leader)
         tables = leader.replica.state.transactions.apps

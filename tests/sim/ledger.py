@@ -7,14 +7,15 @@ noted with its time, so that coverage.py can tell in which phases of which trans
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from escrowmq.replication.format.codec import OpType, decode_command
+from escrowmq.replication.format.codec import Op, OpType, decode_command
 from escrowmq.replication.state.transactions import STATE_OF, AppTransactions
 from tests.history.checker import Checker
 from tests.history.events import Event, Recorder, Sent
 from tests.sim.coverage import AnyPhase, Phase
+from tests.sim.recreated.model import APP as APART
 from tests.sim.world import Violation, World
 
 
@@ -38,6 +39,7 @@ class LiveRecorder(Recorder):
             raise Violation(str(first), first.kind)
 
 
+OF_TRANSACTIONS = frozenset({OpType.PREPARE, OpType.COMMIT, OpType.ROLLBACK})
 #: Topic, and rows by part: (part, (topic, partition), row).
 Content = tuple[str, list[tuple[int, tuple[str, int], bytes]]]
 
@@ -83,6 +85,8 @@ class Ledger:
         #: (from, to, phase): closed stays of transactions in phases.
         self.stays: list[tuple[float, float, AnyPhase]] = []
         self._heard = 0  # entries up to this index were applied by somebody
+        #: Gets group, index, time and operations of each entry. Transactions of the app ``APART`` are its.
+        self.listener: Callable[[int, int, int, Sequence[Op]], None] = lambda *entry: None
 
     # -------------------------------------------------------------- the local databases
 
@@ -156,7 +160,11 @@ class Ledger:
         self._heard = index
         if not command:
             return
-        for op in decode_command(command)[1]:
+        now_ms, ops = decode_command(command)
+        self.listener(0, index, now_ms, ops)
+        for op in ops:
+            if op.type in OF_TRANSACTIONS and op.meta[0] == APART:
+                continue
             if op.type == OpType.PREPARE:
                 self._prepared(op.meta[0], op.meta[2], op.meta[5])
             elif op.type in (OpType.COMMIT, OpType.ROLLBACK):

@@ -35,6 +35,9 @@ TOPICS = 1_000
 #: Ids of decisions in entries that are under way, or of which this leader does not know what became.
 DECIDING = 20_000
 
+#: Values in the answer to one operation, and partitions of one topic that simulated clients create.
+RESULT, PARTITIONS = 20, 20
+
 Most = Callable[[Counter[str], "SimReplica", Any], int]
 
 
@@ -96,8 +99,10 @@ def _positions(found: Counter[str], replica: SimReplica, broker: Any) -> int:
     return found["StateMachine.group_offsets"] * (1 + found["TopicTable.slots"])
 
 
-def _slots(found: Counter[str], replica: SimReplica, broker: Any) -> int:
-    return found["TopicTable.slots"]
+def _partitions(found: Counter[str], replica: SimReplica, broker: Any) -> int:
+    """Also those of topics that are deleted while what is about them is on its way."""
+    gone = "AboutTopics.topics", "Admission._deleting", "Admission._unsure", "ComposedEntry.deleting"
+    return found["TopicTable.slots"] + PARTITIONS * sum(found[name] for name in gone)
 
 
 def _due(found: Counter[str], replica: SimReplica, broker: Any) -> int:
@@ -124,6 +129,8 @@ BOUNDS: dict[str, int | Most] = {
     "Replica._own": _entries,
     "AboutTopics.left_out": 0,
     "AboutTopics.results": REQUESTS,
+    "AboutTopics.results[]": RESULT,
+    "AboutTopics.results[][]": RESULT,
     "AboutTopics.topics": REQUESTS,
     "AboutTopics.units": REQUESTS,
     "Submission.left_out": REQUESTS,
@@ -150,7 +157,7 @@ BOUNDS: dict[str, int | Most] = {
     "StateMachine.group_offsets": _groups,
     "StateMachine.group_offsets[]": _positions,
     "StateMachine.group_offsets[][]": _positions,
-    "Topic.partitions": _slots,
+    "Topic.partitions": _partitions,
     "TopicTable.slots": TOPICS,
     "TopicTable.topics": TOPICS,  # every group knows every topic, and has slots for some of the partitions
     "TransactionTable._fronts": _apps,

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 
 from escrowmq.replication.format.codec import OpType, decode_command
 from tests.sim.coverage import AcrossPhase, Phase
-from tests.sim.ledger import ClientTx, Ledger
+from tests.sim.ledger import OF_TRANSACTIONS, ClientTx, Ledger
+from tests.sim.recreated.model import APP as APART
 from tests.sim.world import World
 
 
@@ -84,7 +85,11 @@ class AcrossLedger(Ledger):
         self._heard_in[gid] = index
         if not command:
             return
-        for op in decode_command(command)[1]:
+        now_ms, ops = decode_command(command)
+        self.listener(gid, index, now_ms, ops)
+        for op in ops:
+            if op.type in OF_TRANSACTIONS and op.meta[0] == APART:
+                continue
             if op.type == OpType.PREPARE:
                 home = op.meta[7] if op.meta[7] >= 0 else gid
                 for tx_id in op.meta[2]:

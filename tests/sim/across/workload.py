@@ -32,6 +32,8 @@ from tests.sim.consumers import Consumer, read_finally
 from tests.sim.coverage import Phase, cells
 from tests.sim.crowd import NAMES, Crowd
 from tests.sim.desk import Desk
+from tests.sim.recreated import model as recreated
+from tests.sim.recreated.topic import RecreatedTopic
 from tests.sim.topic_changes import TopicChanges
 from tests.sim.workload import Application, Cluster, ReplicaContext
 from tests.sim.world import Violation
@@ -109,6 +111,8 @@ class AcrossWorkload(Acting):
         if self.scene.crowd:
             self.crowds += [self._crowd(gid, desk) for gid, desk in enumerate(self.desks)]
         self.changes = TopicChanges(many.parts, self.scene.places())
+        self.recreated = RecreatedTopic(many.parts, members=self.scene.tables is None)
+        self.ledger.listener = self.recreated.heard
         self.processes: list[FeedbackProcess] = []
         self._keep = self._rng.choice(({}, {}, {"retention_ms": 3_000}, {"retention_bytes": 2_000}))
         if self.scene.firsts is None:
@@ -248,6 +252,7 @@ class AcrossWorkload(Acting):
         for crowded in self.crowds:
             crowded.act()
         self.changes.act()
+        self.recreated.act()
 
     def another(self, producer: AcrossProducer) -> AcrossProducer | None:
         """A live process of the same app."""
@@ -303,6 +308,7 @@ class AcrossWorkload(Acting):
         return [
             self.ledger.on_wire(name, tx_id, record.home_group if record.home_group >= 0 else gid)
             for name, tx_id, record in app.replica.state.transactions.iterate_open()
+            if name != recreated.APP
         ]
 
     # -------------------------------------------------------------- the end
@@ -358,7 +364,7 @@ class AcrossWorkload(Acting):
     def _waiting(self) -> int:
         alive = [producer for producer in self.producers if producer.alive]
         own = sum(len(producer.preparing) + len(producer.deciding) for producer in alive)
-        asked = sum(desk.waiting for desk in self.desks) + self.changes.waiting
+        asked = sum(desk.waiting for desk in self.desks) + self.changes.waiting + self.recreated.waiting
         return own + self.operator.waiting + asked
 
     def _mute_stay_open(self) -> None:
@@ -381,6 +387,7 @@ class AcrossWorkload(Acting):
         else:
             raise Violation(f"of {READS} tries to read everything none could be ended", "stuck")
         self.changes.check(leaders)
+        self.recreated.check()
         for consumer, leader in zip(self.consumers, leaders, strict=True):
             if self.scene.tables is None or len(self.consumers) <= self.scene.tables.groups_kept:
                 consumer.check_offsets(leader)

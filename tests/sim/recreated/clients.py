@@ -1,0 +1,111 @@
+"""Who sends to the topic: plain messages, and transactions that may be decided when another topic has its
+name. They never die: what is prepared gets decided, so what stays open is the broker's doing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from escrowmq.replication.format import ops
+from escrowmq.replication.format.codec import PrepareExtra, encode_row
+from escrowmq.replication.model import ResultCode
+from tests.history.events import body
+from tests.sim.ledger import ClientTx
+from tests.sim.producers import prepare_request
+from tests.sim.recreated.model import APP, TOPIC
+from tests.sim.world import Violation
+
+if TYPE_CHECKING:
+    from tests.sim.recreated.topic import RecreatedTopic
+
+PAUSE_S = 0.12  # from one thing that somebody sends to the next, about
+AT_ONCE = 25
+PLAIN = 0.3
+LOCAL_S = (0.0, 0.1, 0.6, 2.0)
+COMMITTED = 0.8
+
+
+class Clients:
+    """All of them."""
+
+    def __init__(self, topic: RecreatedTopic) -> None:
+        self._topic, self._rng = topic, topic.rng
+        self.busy = 0  # transactions that are prepared and not decided
+        self._count = 0
+        self._next_s = 0.0
+        self._heard_ms = [-1 for _ in topic.desks]
+
+    def act(self) -> None:
+        """Send something, if it is time."""
+        topic, rng = self._topic, self._rng
+        now_s = topic.desks[0].world.elapsed_s
+        if topic.info is None or now_s < self._next_s or self.busy >= AT_ONCE:
+            return
+        self._next_s = now_s + rng.expovariate(1 / PAUSE_S)
+        self._count += 1
+        partition = rng.randrange(topic.info.partitions)
+        gid = topic.group_of(partition)
+        if rng.random() < PLAIN:
+            self._send(gid, partition)
+            return
+        here = [n for n in range(topic.info.partitions) if topic.group_of(n) == gid]
+        self._prepare(gid, rng.sample(here, min(len(here), rng.choice((1, 1, 2)))))
+
+    def _send(self, gid: int, partition: int) -> None:
+        name = f"r{self._count}"
+        sent = [(partition, f"{name}.{n}") for n in range(self._rng.choice((1, 2)))]
+        self._topic.models[gid].sent[name] = sent
+        rows = [encode_row(None, body(id, 40), None, None) for _, id in sent]
+        # Without a sequence: that of a producer is no matter of topics.
+        request = ops.message(TOPIC, partition, name, 0, -1, rows)
+        self._topic.desks[gid].call(request, lambda results: None, lambda: True)
+
+    def _prepare(self, gid: int, partitions: list[int]) -> None:
+        tx, rng = ClientTx(APP, f"r{self._count}", [], 1, APP), self._rng
+        sent = [(n, f"{tx.tx}.{n}.{k}") for n in partitions for k in range(rng.choice((1, 1, 3)))]
+        self._topic.models[gid].sent[tx.tx] = sent
+        rows = [
+            (0, (TOPIC, n), encode_row(None, body(id, rng.choice((1, 60, 300))), None, tx.tx))
+            for n, id in sent
+        ]
+        found = self._topic.desks[gid].any_leader()
+        level_2 = found is not None and found[1].replica.state.level > 1
+        extra = PrepareExtra(heard_ms=self._heard_ms[gid]) if level_2 else None
+        request = prepare_request(APP, TOPIC, [tx], [rows], 0, extra)
+        self.busy += 1
+
+        def hears(time_ms: int) -> None:
+            self._heard_ms[gid] = max(self._heard_ms[gid], time_ms)
+
+        def prepared(results: list[Any]) -> None:
+            code = results[0][0] if results[0][0] != ResultCode.PARTIAL else results[0][1][0][1]
+            tx.prepared = code == ResultCode.OK
+            if code not in (
+                ResultCode.OK,
+                ResultCode.UNKNOWN_TOPIC,
+                ResultCode.BAD_PARTITION,
+                ResultCode.STALE,
+            ):
+                raise Violation(f"a PREPARE was answered {results[0]}", "unexpected-answer")
+            commit = tx.prepared and rng.random() < COMMITTED
+            pause_s = rng.choice(LOCAL_S) * rng.random() if tx.prepared else 0.0
+            self._topic.later(pause_s, self._decide, gid, tx, commit)
+
+        self._topic.desks[gid].call(request, prepared, lambda: True, hears=hears)
+
+    def _decide(self, gid: int, tx: ClientTx, commit: bool) -> None:
+        """Also of what was refused: an earlier copy of its PREPARE may have opened it."""
+        request = (ops.commit if commit else ops.rollback)(APP, [tx.tx], ops.BY_PRODUCER)
+
+        def decided(results: list[Any]) -> None:
+            code = ResultCode.OK if results[0][0] == ResultCode.OK else results[0][1][0][1]
+            if code == ResultCode.RETRY:
+                self._topic.later(0.03, self._decide, gid, tx, commit)
+                return
+            # Ids may be forgotten before the copy of a decision comes.
+            if code not in (ResultCode.OK, ResultCode.DUPLICATE, ResultCode.UNKNOWN_TX):
+                raise Violation(f"the decision of {tx.tx} was answered {results[0]}", "unexpected-answer")
+            self.busy -= 1
+            self._topic.done["committed" if commit else "rolled back"] += 1
+
+        self._topic.desks[gid].call(request, decided, lambda: True)

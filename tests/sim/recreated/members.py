@@ -1,0 +1,239 @@
+"""Members of a consumer group that outlive the topic: the broker's own service of groups, and a consumer's
+own memory of its membership.
+
+A member commits what it has read, whenever it likes. Its calls may be lost, and so may their answers, which
+take their time. A new leader does not know which topic a member read before; that is told in the guide, so a
+member that joins under a new leader claims nothing in an earlier life of the topic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+from escrowmq.actors.broker.group_service import GroupService
+from escrowmq.actors.client.consumer_groups import (
+    GroupJoined,
+    MembershipStale,
+    TopicPartition,
+    coordinator_group,
+)
+from escrowmq.actors.consumer.membership import Membership
+from escrowmq.replication.calling.answers import Leadership, Reply
+from escrowmq.replication.model import ResultCode
+from escrowmq.replication.replica.validation import parse_request
+from tests.sim.broker_app import BrokerApplication, ids_of, number_of
+from tests.sim.recreated.model import TOPIC
+from tests.sim.replica import SimReplica
+from tests.sim.world import World
+
+if TYPE_CHECKING:
+    from tests.sim.recreated.topic import RecreatedTopic
+
+GROUP = "recreated"
+PAUSE_S = 0.06  # from one thing that a member does to the next, about
+SESSION_S = 1.0
+ANSWER_S = 0.1
+LOST = 0.05
+POLL_BYTES = (1, 300, 5_000)
+
+
+@dataclass(slots=True)
+class _Place:
+    offset: int
+    life: int  # the one in which it was looked up
+
+
+class _Service:
+    """The groups of one process of a broker. Answers of the log come to whoever asked last."""
+
+    def __init__(self, world: World, replica: SimReplica, app: BrokerApplication) -> None:
+        self._replica, self._app = replica, app
+        self._done: Callable[[Reply], None] = lambda reply: None
+        known = app.replica.state.topics.topics
+        offsets = app.replica.state.group_offsets
+        self.groups = GroupService(
+            leadership=self._leadership,
+            partitions=lambda topic: known[topic].info.partitions if topic in known else None,
+            committed=lambda group: offsets.get(group, {}),
+            group_names=lambda: list(offsets),
+            submit=self._submit,
+            clock=lambda: world.now,
+            which=known.get,
+        )
+
+    def _leadership(self) -> Leadership:
+        node = self._replica.node
+        return Leadership(node.ready, number_of(self._replica.name), node.term)
+
+    def commit(
+        self, member: str, generation: int, offsets: dict[str, dict[int, int]], done: Callable[[Reply], None]
+    ) -> Reply:
+        """``("queued",)``: the answer will come by ``done``."""
+        self._done = done
+        return self.groups.commit(GROUP, member, generation, offsets)
+
+    def _submit(self, request: bytes, turn: Callable[[Callable[[], None]], Reply | None]) -> Reply:
+        app, replica, done = self._app, self._replica, self._done
+        frames = parse_request(request)
+        known = app.replica.state.topics.topics
+        about = {op.meta[1]: known.get(op.meta[1]) for op in frames}
+        refused = turn(lambda: replica.guarded(lambda: app.replica.submit(request, frames, done, about)))
+        if refused is None and replica.up:
+            replica.kick()
+        return refused or ("queued",)
+
+
+_SERVICES: WeakKeyDictionary[BrokerApplication, _Service] = WeakKeyDictionary()
+
+
+class Member:
+    """One of them."""
+
+    def __init__(self, name: str, topic: RecreatedTopic) -> None:
+        self._topic, self._name = topic, name
+        self._rng = topic.desks[0].world.stream(f"recreated-{name}")
+        self._gid = coordinator_group(GROUP, len(topic.desks))
+        self._membership = Membership(GROUP, name)
+        self._held: dict[TopicPartition, _Place | None] = {}
+        self._term = -1
+        self._calling = self._committing = False
+
+    def act(self) -> None:
+        """Poll, tell that it lives, or commit; and again, until nobody does anything any more."""
+        if self._topic.desks[0].cluster.calm:
+            return
+        self._topic.later(self._rng.expovariate(1 / PAUSE_S), self.act)
+        chance = self._rng.random()
+        if chance < 0.3:
+            self._keep_membership()
+        elif chance < 0.7:
+            self._poll()
+        else:
+            self._commit()
+
+    def _service(self) -> tuple[BrokerApplication, _Service] | None:
+        found = self._topic.leader(self._gid)
+        if found is None or self._rng.random() < LOST:
+            return None
+        replica, app = found
+        if app not in _SERVICES:
+            _SERVICES[app] = _Service(self._topic.desks[0].world, replica, app)
+        return app, _SERVICES[app]
+
+    # -------------------------------------------------------------- membership
+    def _keep_membership(self) -> None:
+        found = None if self._calling else self._service()
+        if found is None:
+            return
+        app, service = found
+        member, generation = self._membership, self._membership.generation
+        self._calling = True
+        if member.joined:
+            answer = service.groups.heartbeat(GROUP, self._name, generation)
+            self._later(self._heard, generation, member.joins, answer)
+            return
+        term, life = app.replica._raft.term, self._topic.models[self._gid].at(app.applied_index)  # type: ignore[union-attr]
+        if term != self._term:
+            number = -1 if life is None else life.number
+            stale = [tp for tp, place in self._held.items() if place is not None and place.life != number]
+            for tp in stale:
+                del self._held[tp]
+        answer = service.groups.join(GROUP, self._name, [TOPIC], SESSION_S, list(self._held))
+        self._later(self._joined, term, answer)
+
+    def _later(self, then: Callable[..., None], *args: Any) -> None:
+        """The answer comes, or is lost."""
+        lost = self._rng.random() < LOST
+        self._topic.later(ANSWER_S * self._rng.random(), self._calls_end if lost else then, *args)
+
+    def _calls_end(self, *args: Any) -> None:
+        self._calling = False
+
+    def _joined(self, term: int, answer: Reply) -> None:
+        self._calling = False
+        if answer[0] == "ok" and isinstance(answer[1], GroupJoined):
+            self._term = term
+            self._membership.on_join(answer[1])
+
+    def _heard(self, generation: int, joins: int, answer: Reply) -> None:
+        self._calling = False
+        member = self._membership
+        if answer[0] != "ok" or joins != member.joins or not member.joined:
+            return
+        if isinstance(answer[1], MembershipStale):
+            member.on_stale()
+        elif generation == member.generation:
+            member.on_heartbeat(answer[1])
+
+    # -------------------------------------------------------------- reading
+    def _poll(self) -> None:
+        offer = self._membership.take_over()
+        if offer is not None:
+            kept = set(self._held) if offer.kept is None else offer.kept
+            self._held = {tp: self._held.get(tp) if tp in kept else None for tp in sorted(offer.partitions)}
+        for tp, place in self._held.items():
+            if place is None:
+                self._look_up(tp)
+        standing = [(tp, place) for tp, place in self._held.items() if place is not None]
+        if standing:
+            self._read(*self._rng.choice(standing))
+
+    def _look_up(self, tp: TopicPartition) -> None:
+        """Where the group is, else at the start."""
+        found = self._topic.leader(self._gid)
+        if found is None:
+            return
+        _, app = found
+        life = self._topic.models[self._gid].at(app.applied_index)
+        if life is not None:
+            committed = app.replica.state.group_offsets.get(GROUP, {}).get(TOPIC, {}).get(tp[1])
+            if committed is not None:
+                self._topic.models[self._gid].check_place(life, GROUP, tp[1], committed)
+            self._held[tp] = _Place(committed or 0, life.number)
+
+    def _read(self, tp: TopicPartition, place: _Place) -> None:
+        if self._topic.info is None or tp[1] >= self._topic.info.partitions:
+            return
+        gid = self._topic.group_of(tp[1])
+        replicas = self._topic.desks[gid].replicas()
+        if not replicas:
+            return
+        replica, app = self._rng.choice(replicas)
+        result = app.fetch(*tp, place.offset, self._rng.choice(POLL_BYTES))
+        model = self._topic.models[gid]
+        life = model.at(app.applied_index)
+        if result is None or life is None:
+            return
+        if result[2] == ResultCode.OUT_OF_RANGE and place.offset < result[3]:
+            place.offset, place.life = result[3], life.number
+        elif result[2] == ResultCode.OK and (records := ids_of(result, place.offset)):
+            model.check_read(life, tp[1], records, replica.name)
+            place.offset = records[-1][0] + 1
+
+    # -------------------------------------------------------------- committing
+    def _commit(self) -> None:
+        standing = [(tp, place) for tp, place in self._held.items() if place is not None]
+        found = None if self._committing or not standing or not self._membership.joined else self._service()
+        if found is None:
+            return
+        _, service = found
+        (topic, partition), place = self._rng.choice(standing)
+        stood = self._topic.models[self._gid].stood
+        stood.setdefault((GROUP, partition, place.offset), set()).add(place.life)
+        self._committing = True
+        self._topic.later(0.5, self._commit_ends)  # longer than the log takes, or its answer is lost
+        answer = service.commit(
+            *(self._name, self._membership.generation, {topic: {partition: place.offset}}), self._committed
+        )
+        if answer[0] == "ok" and isinstance(answer[1], MembershipStale):
+            self._topic.done["old place refused" if "created again" in answer[1].reason else "stale"] += 1
+            self._membership.on_stale()
+
+    def _commit_ends(self) -> None:
+        self._committing = False
+
+    def _committed(self, reply: Reply) -> None:
+        self._topic.done["places"] += reply[0] == "ok"

@@ -1,0 +1,166 @@
+"""What each life of a topic must hold, told by one group's log alone: a deletion ends a life, a creation
+begins the next one, and nothing of one reaches another.
+
+Messages that were prepared in an earlier life go nowhere when they are committed. What retention cuts is
+older than this life's own limit. A place of a consumer group is one that a member had in this life.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from escrowmq.replication.format.codec import Op, OpType
+from escrowmq.replication.model import BY_NAME, TopicInfo, first_group, group_of
+from escrowmq.replication.state.topics import UNSTATED
+from tests.sim.world import Violation
+
+#: The topic, and the app whose transactions are in no other one.
+TOPIC, APP = "d", "recreated"
+
+
+@dataclass(slots=True)
+class Life:
+    """From one creation to the next deletion, in one group. Partitions are those of this group."""
+
+    number: int
+    retention_ms: int
+    held: dict[int, list[tuple[str, int]]]  # partition -> (id, time in ms) by offset
+    starts: dict[int, int]
+    places: dict[str, dict[int, int]] = field(default_factory=dict)  # group -> partition -> next offset
+
+
+@dataclass(slots=True)
+class _Prepared:
+    life: Life
+    ended: bool = False
+
+
+class Model:
+    """Of one group. Fed with every entry once, in their order."""
+
+    def __init__(self, gid: int, groups: int) -> None:
+        self.gid, self._groups = gid, groups
+        self.life: Life | None = None
+        #: Transaction, or id of a plain batch -> (partition, id of a message) as its client sends them.
+        self.sent: dict[str, list[tuple[int, str]]] = {}
+        #: (group, partition, offset) -> lives in which a member was there when it committed.
+        self.stood: dict[tuple[str, int, int], set[int]] = {}
+        self._prepared: dict[str, _Prepared] = {}
+        self._lives: list[tuple[int, Life | None]] = [(0, None)]  # from which entry on
+        self._count = 0
+        self._now_ms = 0
+
+    def at(self, index: int) -> Life | None:
+        """The life after entry ``index``."""
+        return self._lives[bisect_right(self._lives, index, key=lambda change: change[0]) - 1][1]
+
+    # -------------------------------------------------------------- the log
+    def heard(self, index: int, now_ms: int, ops: Sequence[Op]) -> None:
+        """An entry is applied for the first time."""
+        self._now_ms = max(self._now_ms, now_ms)
+        for place, op in enumerate(ops):
+            if op.type == OpType.PREPARE and op.meta[0] == APP:
+                self._prepare(op, ops[place + 1 : place + 1 + op.meta[8]])
+            elif op.type in (OpType.COMMIT, OpType.ROLLBACK) and op.meta[0] == APP:
+                for tx_id in op.meta[1]:
+                    self._end(tx_id, op.type == OpType.COMMIT)
+            elif op.type == OpType.CREATE_TOPIC and op.meta[0] == TOPIC and self.life is None:
+                self._create(index, op)
+            elif op.type == OpType.DELETE_TOPIC and op.meta[0] == TOPIC:
+                self._lives.append((index, None))
+                self.life = None
+            elif op.type == OpType.GROUP_OFFSETS and op.meta[1] == TOPIC and self.life is not None:
+                self._place(op)
+            elif op.type in (OpType.MESSAGE, OpType.TRIM) and op.meta[0] == TOPIC and self.life is not None:
+                (self._message if op.type == OpType.MESSAGE else self._trim)(op)
+
+    def _create(self, index: int, op: Op) -> None:
+        info = TopicInfo(
+            TOPIC, **{**UNSTATED, **op.meta[1]}, first_group=op.meta[2] if len(op.meta) > 2 else BY_NAME
+        )
+        begin = first_group(info)
+        here = [n for n in range(info.partitions) if group_of(begin, n, self._groups) == self.gid]
+        self._count += 1
+        self.life = Life(self._count, info.retention_ms, {n: [] for n in here}, dict.fromkeys(here, 0))
+        self._lives.append((index, self.life))
+
+    def _prepare(self, op: Op, attached: Sequence[Op]) -> None:
+        (tx_id,) = op.meta[2]
+        fits = self.life is not None and all(pre.meta[1] in self.life.held for pre in attached)
+        if fits and tx_id not in self._prepared:
+            self._prepared[tx_id] = _Prepared(self.life)  # type: ignore[arg-type]
+
+    def _end(self, tx_id: str, commit: bool) -> None:
+        prepared = self._prepared.get(tx_id)
+        if prepared is None or prepared.ended:
+            return
+        prepared.ended = True
+        if commit and prepared.life is self.life:
+            self._append(tx_id)
+
+    def _message(self, op: Op) -> None:
+        """A plain one, which is stored as often as it comes."""
+        assert self.life is not None
+        if op.meta[1] in self.life.held:
+            self._append(op.meta[2])
+
+    def _append(self, name: str) -> None:
+        assert self.life is not None
+        for partition, id in self.sent[name]:
+            self.life.held[partition].append((id, self._now_ms))
+
+    def _trim(self, op: Op) -> None:
+        assert self.life is not None
+        topic, flat = op.meta
+        for partition, start in zip(flat[::2], flat[1::2], strict=True):
+            held = self.life.held.get(partition)
+            if held is None:
+                continue
+            start = min(start, len(held))
+            oldest_kept = self._now_ms - self.life.retention_ms if self.life.retention_ms >= 0 else -1
+            for offset in range(self.life.starts[partition], start):
+                id, time_ms = held[offset]
+                if time_ms > oldest_kept:
+                    text = f"{topic}[{partition}] loses {id} at {offset}, which is of {time_ms}"
+                    raise Violation(f"{text}: younger than {self.life.retention_ms} ms", "cut-early")
+            self.life.starts[partition] = max(start, self.life.starts[partition])
+
+    def _place(self, op: Op) -> None:
+        assert self.life is not None
+        group, _, flat = op.meta
+        for partition, offset in zip(flat[::2], flat[1::2], strict=True):
+            self.check_place(self.life, group, partition, offset)
+            self.life.places.setdefault(group, {})[partition] = offset
+
+    # -------------------------------------------------------------- what replicas say
+    def check_read(self, life: Life, partition: int, records: Sequence[tuple[int, str]], who: str) -> None:
+        """What a replica serves in that life."""
+        held = life.held.get(partition, [])
+        for offset, id in records:
+            wanted = held[offset][0] if offset < len(held) else None
+            if wanted != id:
+                text = f"{who} has {id} at {offset} of {TOPIC}[{partition}] in life {life.number}"
+                raise Violation(f"{text}, where {wanted} belongs", "namesake")
+
+    def check_place(self, life: Life, group: str, partition: int, offset: int) -> None:
+        """What stands for a group in that life."""
+        lives = self.stood.get((group, partition, offset), set())
+        if life.number not in lives:
+            text = f"{group} is at {offset} of {TOPIC}[{partition}] in life {life.number}"
+            raise Violation(f"{text}; its members stood there in {sorted(lives)}", "old-place")
+
+    def check_whole(self, partition: int, start: int, end: int, ids: Sequence[str], who: str) -> None:
+        """All that a replica has in the end."""
+        life = self.life
+        assert life is not None
+        self.check_read(life, partition, list(enumerate(ids, start)), who)
+        wanted = life.starts[partition], len(life.held[partition])
+        if (start, end) != wanted:
+            text = f"{who} has {start}..{end} of {TOPIC}[{partition}] in life {life.number}"
+            raise Violation(f"{text}, and the log says {wanted[0]}..{wanted[1]}", "namesake")
+
+    def still_open(self) -> list[str]:
+        """Transactions that nobody has decided."""
+        return [tx_id for tx_id, prepared in self._prepared.items() if not prepared.ended]

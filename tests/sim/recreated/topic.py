@@ -1,0 +1,182 @@
+"""The operators who delete the topic and create it again, also with other partitions in other groups, and all
+who use it.
+
+One operator works at a time, in all groups one after the other, as the admin does. One that dies in the
+middle is followed by one that does the same. Late copies of a deletion are not drawn: one would delete the
+namesake. In one group somebody else may create the topic while the deletion is on its way to the log.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from escrowmq.actors.admin.topic_creation import topic_settings
+from escrowmq.replication.format import ops
+from escrowmq.replication.format.codec import Op
+from escrowmq.replication.model import BY_NAME, ResultCode, TopicInfo, first_group, group_of
+from tests.sim.broker_app import BrokerApplication
+from tests.sim.consumers import read_all
+from tests.sim.desk import Desk
+from tests.sim.recreated.clients import Clients
+from tests.sim.recreated.members import Member
+from tests.sim.recreated.model import TOPIC, Model
+from tests.sim.replica import SimReplica
+from tests.sim.workload import Cluster
+from tests.sim.world import Violation
+
+SHARE = 0.25  # of schedules that have such a topic
+LIFE_S, PAUSE_S = 0.8, 0.05  # about: of a life, and of the time until the next one
+DIES, DIES_S = 0.1, 0.3  # of operators, and how soon
+HASTY = 0.5  # of deletions in one group: somebody else creates the topic at the same moment
+MEMBERS = 2
+PLACED_LEVEL = 4  # from which on a creator says where a topic begins
+DONE = (ResultCode.OK, ResultCode.DUPLICATE, ResultCode.UNKNOWN_TOPIC)
+
+
+class RecreatedTopic:
+    """Of one world. ``members``: whether a group reads it, which takes a place in the table of groups."""
+
+    def __init__(self, clusters: Sequence[Cluster], *, members: bool) -> None:
+        world = clusters[0].world
+        self.rng = world.stream("recreated")
+        self._works = self.rng.random() < SHARE
+        self.desks = [Desk(one, "desk-of-recreated") for one in clusters]
+        self.models = [Model(gid, len(clusters)) for gid in range(len(clusters))]
+        self.done: Counter[str] = Counter()
+        self.info: TopicInfo | None = None  # as it was created last; None: it is being deleted, or gone
+        self._busy = self._began = False
+        self._next_s = 0.0
+        self._wanted: tuple[dict[str, int | str], int | None] | None = None
+        self._deleting = self._hasty = False
+        self._clients = Clients(self)
+        self._members = [Member(f"m{n}", self) for n in range(MEMBERS)] if members else []
+
+    @property
+    def waiting(self) -> int:
+        """What is to be waited for in the end."""
+        return sum(desk.waiting for desk in self.desks) + self._clients.busy
+
+    def group_of(self, partition: int) -> int:
+        """Where a partition lies in this life."""
+        assert self.info is not None
+        return group_of(first_group(self.info), partition, len(self.desks))
+
+    def heard(self, gid: int, index: int, now_ms: int, entry: Sequence[Op]) -> None:
+        """An entry of a group is applied for the first time."""
+        if self._works:
+            self.models[gid].heard(index, now_ms, entry)
+
+    def leader(self, gid: int) -> tuple[SimReplica, BrokerApplication] | None:
+        """The one that may be asked, if it is there."""
+        return next(((r, app) for r, app in self.desks[gid].leaders() if r.node.ready), None)
+
+    # -------------------------------------------------------------- a moment
+    def act(self) -> None:
+        """Somebody does something, if it is time."""
+        if not self._works or self.desks[0].cluster.calm:
+            return
+        now_s = self.desks[0].world.elapsed_s
+        if not self._busy and now_s >= self._next_s:
+            self._operate(now_s)
+        self._clients.act()
+        for member in self._members if not self._began else ():
+            member.act()
+        self._began = True
+
+    def _operate(self, now_s: float) -> None:
+        rng = self.rng
+        if self.info is not None:  # else somebody died over what is begun
+            self.info, self._wanted, self._deleting = None, None, True
+            self._hasty = len(self.desks) == 1 and rng.random() < HASTY
+        if self._wanted is None and (self._hasty or not self._deleting) and not self._choose():
+            return
+        self._busy = True
+        alive = [True]
+        if rng.random() < DIES:
+            self.desks[0].later(DIES_S * rng.random(), self._die, alive)
+        self._step(0, alive)
+
+    def _choose(self) -> bool:
+        """How the topic is to be created next; False: no leader can be asked."""
+        leaders = [self.leader(gid) for gid in range(len(self.desks))]
+        if not all(leaders):
+            return False
+        placed = all(app.replica.state.level >= PLACED_LEVEL for _, app in filter(None, leaders))
+        first = self.rng.randrange(len(self.desks)) if placed and len(self.desks) > 1 else None
+        settings = topic_settings(
+            self.rng.randint(1, len(self.desks) + 2),
+            transaction_timeout_ms=600_000,  # nobody is asked
+            retention_ms=self.rng.choice((-1, -1, 300, 600)),
+        )
+        self._wanted = settings, first
+        return True
+
+    def _die(self, alive: list[bool]) -> None:
+        if alive[0] and self._busy:
+            alive[0] = self._busy = False
+            self.done["cut short"] += 1
+
+    def _step(self, gid: int, alive: list[bool]) -> None:
+        """The same in the next group."""
+        if gid == len(self.desks):
+            self._end(alive)
+            return
+        request = ops.delete_topic(TOPIC) if self._deleting else b""
+        if not self._deleting or self._hasty:
+            assert self._wanted is not None
+            request += ops.create_topic(TOPIC, *self._wanted)
+
+        def answered(results: list[Any]) -> None:
+            if any(result[0] not in DONE for result in results):
+                raise Violation(f"creation or deletion was answered {results[0]}", "unexpected-answer")
+            self._step(gid + 1, alive)
+
+        self.desks[gid].call(request, answered, lambda: alive[0])
+
+    def _end(self, alive: list[bool]) -> None:
+        alive[0] = self._busy = False
+        created = self._hasty or not self._deleting
+        self._deleting = self._hasty = False
+        if created:
+            assert self._wanted is not None
+            settings, first = self._wanted
+            self.info = TopicInfo(TOPIC, **settings, first_group=BY_NAME if first is None else first)  # type: ignore[arg-type]
+            self.done["created"] += 1
+        mean_s = PAUSE_S if self.info is None else LIFE_S
+        self._next_s = self.desks[0].world.elapsed_s + self.rng.expovariate(1 / mean_s)
+
+    def later(self, delay_s: float, fn: Callable[..., None], *args: Any) -> None:
+        self.desks[0].later(delay_s, fn, *args)
+
+    # -------------------------------------------------------------- at the end
+    def check(self) -> None:
+        """In the end, where all replicas have applied everything."""
+        if not self._works:
+            return
+        for model, desk in zip(self.models, self.desks, strict=True):
+            if opened := model.still_open():
+                raise Violation(f"still open long after the calm: {opened[:5]}", "unresolved")
+            for replica, app in desk.replicas():
+                self._check_replica(model, replica, app)
+
+    def _check_replica(self, model: Model, replica: SimReplica, app: BrokerApplication) -> None:
+        state, life = app.replica.state, model.life
+        known = state.topics.topics.get(TOPIC)
+        held = {} if known is None else known.partitions
+        if (known is None) != (life is None) or set(held) != (set() if life is None else set(life.held)):
+            raise Violation(f"{replica.name} has the partitions {set(held)} of {TOPIC}", "namesake")
+        if life is None:
+            return
+        for partition in held:
+            read = read_all(app, (TOPIC, partition), 0, settled=True)
+            if read is not None:  # else the replica found damage, and is gone
+                start, end, records = read
+                model.check_whole(partition, start, end, [id for _, id in records], replica.name)
+        found = {
+            group: by_topic[TOPIC] for group, by_topic in state.group_offsets.items() if TOPIC in by_topic
+        }
+        if self._members and found != life.places:
+            text = f"groups are at {found} of {TOPIC} on {replica.name}, not {life.places}"
+            raise Violation(text, "lost-offset")
