@@ -11,6 +11,7 @@ can take part. ``Mender`` works beside a running replica, off the thread that se
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol, TypeVar
 
@@ -35,8 +36,12 @@ RANGE_BYTES_MAX: Final = 16 << 20
 ROUND_MAX: Final = 64
 #: Pauses after a round that mended something, and the first and the longest one after one that did not.
 BUSY_S, RETRY_S, RETRY_MAX_S = 0.02, 0.2, 30.0
-#: Rounds in which every peer answered, and none had the entry, until it is given up to be found so.
+#: Rounds in which every peer answered, and none had the entry, until it is given up to be found so; and
+#: rounds of which only the leader's answer is known (about a minute): one that is silent may be so for ever.
 HOPELESS_ROUNDS: Final = 5
+HOPELESS_ROUNDS_OF_LEADER: Final = 8
+#: Stands among peers for all of them.
+ALL: Final = ""
 
 #: Why a log cannot be mended in place.
 BEYOND_MENDING = (CorruptLog, ReadFailed, UnknownVersion)
@@ -122,11 +127,16 @@ class Mender:
         self._last_giver = ""  # has the next entry too, most likely
         self._in_loop, self._report, self._pace = in_loop, report, pace
         self._retry_s = RETRY_S
-        self._denied: dict[int, int] = {}  # entry -> rounds in which all peers answered that they lack it
+        #: Entry -> peer ("": all of them in one round) -> rounds in which it answered that it lacks it.
+        self._denied: dict[int, Counter[str]] = {}
 
-    def lacks(self, index: int) -> bool:
-        """Whether no peer has this damaged entry any more, as all of them have said again and again."""
-        return self._denied.get(index, 0) >= HOPELESS_ROUNDS
+    def lacks(self, index: int, leader: str | None = None) -> bool:
+        """Whether no peer has this damaged entry any more, as all of them have said again and again; or as
+        ``leader`` has for long, while others say nothing."""
+        denied = self._denied.get(index, Counter())
+        if denied[ALL] >= HOPELESS_ROUNDS:
+            return True
+        return leader is not None and denied[leader] >= HOPELESS_ROUNDS_OF_LEADER
 
     def round(self) -> float | None:
         """Mend what can be mended now; seconds until it is to be tried again, None: nothing is damaged."""
@@ -136,7 +146,7 @@ class Mender:
         for hole in holes[:ROUND_MAX]:
             mended |= self._mend(hole)
         self._denied = {
-            index: n for index, n in self._denied.items() if log.holes.after(index - 1) is not None
+            index: said for index, said in self._denied.items() if log.holes.after(index - 1) is not None
         }
         if not log.holes:
             self._retry_s = RETRY_S
@@ -157,18 +167,17 @@ class Mender:
             return self._in_loop(lambda: self._forget(hole))
         if self._in_loop(lambda: self._from_memory(hole)):
             return True
-        denied, peers = 0, sorted(self._peers, key=lambda peer: peer != self._last_giver)
+        denied, peers = list[str](), sorted(self._peers, key=lambda peer: peer != self._last_giver)
         for peer in peers:
             blob = self._source.entries(peer, index, index)
-            denied += blob is not None
+            denied += [peer] if blob is not None else []
             entries = read_stored(blob or b"", index)
             if entries and self._in_loop(lambda entry=entries[0]: log.mend(hole, entry)):  # type: ignore[misc]
                 self._report(f"entry {index} of the log was damaged; mended from replica {peer}")
                 self._last_giver = peer
                 self._pace(len(entries[0].command))
                 return True
-        if denied == len(peers):
-            self._denied[index] = self._denied.get(index, 0) + 1
+        self._denied.setdefault(index, Counter()).update([*denied, *([ALL] if denied == peers else [])])
         return False
 
     def _forget(self, hole: Hole) -> bool:

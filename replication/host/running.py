@@ -362,7 +362,8 @@ class RunningReplica:
         waits_for = self.replica.state.applied_index + 1
         if self.journal.damaged_after(waits_for - 1) != waits_for:
             return
-        if mender.lacks(waits_for) and node.leader_id not in (None, str(self.rid)):
+        leader = node.leader_id
+        if leader not in (None, str(self.rid)) and mender.lacks(waits_for, leader):
             self._marks.write(WANTS_COPY, BEHIND)
             why = f"entry {waits_for} is damaged, and nobody has it: copying the leader's log"
             self.end(Unavailable(why, 1.0))
