@@ -332,7 +332,23 @@ def test_owners_are_forgotten_only_in_the_safe_direction() -> None:
     assert owners.gone_in_s("o1", 22.0) == 0.0 and owners.gone_in_s("o3", 41.0) == 0.0
     for n in range(10):
         owners.heard(f"live{n}", 50.0)
-    assert len(owners) == 3 and owners.gone_in_s("o3", 50.0) > 0, "forgotten, so waited for again"
+    assert len(owners) == 6, "three of each kind"
+    assert owners.gone_in_s("live0", 51.0) == 20.0, "forgotten, so waited for again"
+
+
+def test_however_many_owners_are_there_one_that_is_not_is_gone_at_last() -> None:
+    """Those that poll are more than are remembered. Two that ended are met; one of them was heard of."""
+    owners, silent = Owners(20.0, started=0.0, limit=3), ("died", "died before")
+    owners.heard("died", 1.0)
+    for second in range(2, 30):
+        for n in range(10):
+            owners.heard(f"live{n}", float(second))
+        assert owners.gone_in_s("live0", float(second)) > 0, "it polled, and was forgotten"
+        for name in silent:
+            owners.gone_in_s(name, float(second))
+    assert [owners.gone_in_s(name, 30.0) for name in silent] == [0.0, 0.0]
+    owners.heard("died", 31.0)
+    assert owners.gone_in_s("died", 31.0) == 20.0, "it was only silent"
 
 
 def test_pauses_of_checks_that_wait_for_their_owner() -> None:
