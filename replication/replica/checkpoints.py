@@ -149,7 +149,7 @@ class Checkpoints:
         if self._swaps is not None:
             for _ in islice(self._swaps, visits):
                 pass
-        if self._unneeded is not None:
+        if self._unneeded is not None and self._running is None:
             self._running, self._unneeded = RemovalJob(self._disk, self._unneeded), None
             return self._running
         if self._capture is None or not self._capture.step(visits):
@@ -209,7 +209,8 @@ class Checkpoints:
                 yield
         if job.error is None:
             self._count(job)
-            self._unneeded = self._superseded() or None
+            superseded = self._superseded()  # what is damaged is among them, if it was not removed before
+            self._unneeded = superseded or self._unneeded
         self._swaps = self._running = None
 
     def _count(self, job: CheckpointJob) -> None:
@@ -236,14 +237,14 @@ class Checkpoints:
         return found
 
     def drop_damaged(self, name: str) -> None:
-        """A snapshot's file proved damaged: let it go, and take another with the next entry."""
+        """A snapshot's file proved damaged: let it go with a later step, and take another then."""
         index = int(name.removesuffix(".snap"), 16)
         if isinstance(self._running, CheckpointJob) and self._running.snapshot.index == index:
             self._running.damaged = True
         if index in self.indexes:
             self.indexes.remove(index)
         self._named.pop(index, None)
-        self._disk.remove(name)
+        self._unneeded = [*(self._unneeded or ()), name]
         self._wanted_at = self._wait_bytes = 0
 
     def oldest_needed_index(self) -> int | None:

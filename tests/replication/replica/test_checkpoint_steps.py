@@ -89,6 +89,20 @@ def test_one_that_is_let_go_while_it_is_written_does_not_come_back() -> None:
     assert checkpoints.indexes == [] and not disk.exists(snapshot_name(7))
 
 
+def test_a_damaged_snapshot_is_removed_by_a_job_and_not_in_the_thread_that_applies() -> None:
+    """To unlink a large file takes long, and that thread sends heartbeats."""
+    state, disk, checkpoints = begun(3)
+    take(checkpoints, state)
+    checkpoints.drop_damaged(snapshot_name(7))
+    assert disk.exists(snapshot_name(7)) and not checkpoints.due(8), "another one when it is gone"
+    job = checkpoints.step(state, VISITS)
+    assert job is not None and disk.exists(snapshot_name(7))
+    assert checkpoints.step(state, VISITS) is None, "one job at a time"
+    job.run()
+    checkpoints.done(state, job)
+    assert not disk.exists(snapshot_name(7)) and checkpoints.due(8)
+
+
 # ------------------------------------------------------------------ what a step takes
 
 
