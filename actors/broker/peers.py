@@ -72,16 +72,24 @@ class RayPeers:
             supervisor: Any = ray.get_actor(SUPERVISOR, namespace=self._info.namespace)
             found: Mapping[int, Sequence[int]] = ray.get(supervisor.seated.remote(), timeout=ASK_S)
             return found
-        except (ValueError, AttributeError, ray.exceptions.RayError, ray.exceptions.GetTimeoutError):
+        except AttributeError:  # of an earlier version, under which the founders are the members
+            return {gid: range(self._info.replicas) for gid in range(self._info.groups)}
+        except (ValueError, ray.exceptions.RayError, ray.exceptions.GetTimeoutError):
             return {}
 
     def levels(self, own_group: Sequence[int]) -> dict[tuple[int, int], LevelReport | None]:
         """The format level of every replica of every group; None: no answer, or older software.
-        ``own_group``: this group's members; those of others are the supervisor's to know."""
+        ``own_group``: this group's members; those of others are the supervisor's to know. While it does not
+        say, nobody answers for those groups: the founders may be some of the members only."""
         seated = self._seated() if self._info.groups > 1 else {}
-        members = {gid: seated.get(gid) or range(self._info.replicas) for gid in range(self._info.groups)}
-        members[self._gid] = own_group
-        calls = {(gid, rid): self._ask_level(gid, rid) for gid, rids in members.items() for rid in rids}
+        members = {**seated, self._gid: own_group}
+        unknown = [gid for gid in range(self._info.groups) if not members.get(gid)]
+        members |= {gid: range(self._info.replicas) for gid in unknown}
+        calls = {
+            (gid, rid): None if gid in unknown else self._ask_level(gid, rid)
+            for gid, rids in members.items()
+            for rid in rids
+        }
         under_way = [call for call in calls.values() if call is not None]
         if under_way:
             ray.wait(under_way, num_returns=len(under_way), timeout=ASK_S)

@@ -5,14 +5,17 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import ray
 
 from escrowmq.actors.broker import broker as module
+from escrowmq.actors.broker import peers as peers_module
 from escrowmq.actors.broker.broker import Broker
 from escrowmq.actors.broker.config import BrokerConfig
-from escrowmq.actors.client.topology import ClusterInfo
+from escrowmq.actors.client.topology import SUPERVISOR, ClusterInfo
 from escrowmq.replication.calling.answers import LevelReport
 from escrowmq.replication.errors import DataDirLocked, Unavailable
 from escrowmq.replication.format import ops
@@ -20,6 +23,7 @@ from escrowmq.replication.host.hosting import ReplicaHost
 from escrowmq.replication.host.repair import NoPeers
 from escrowmq.replication.host.replica_setup import ReplicaSetup
 from escrowmq.replication.log.datadir import Identity
+from escrowmq.replication.replica.levels import next_level
 from escrowmq.replication.state.machine import LEVEL_MAX
 from tests.support.waiting import wait_until
 
@@ -41,6 +45,52 @@ class SilentPeers(NoPeers):
 
     def group_founded(self) -> bool:
         return False
+
+
+class SomeRay:
+    """Of Ray: actors by name; the others are not there. ``asked``: who was asked for its level."""
+
+    exceptions = ray.exceptions
+
+    def __init__(self, actors: dict[str, object]) -> None:
+        self.actors, self.asked = actors, list[str]()
+
+    def get_actor(self, name: str, namespace: str) -> Any:
+        if name in self.actors:
+            return self.actors[name]
+        if name == SUPERVISOR:
+            raise ValueError(name)
+        self.asked.append(name)
+        return SimpleNamespace(levels=SimpleNamespace(remote=lambda: LevelReport(LEVEL_MAX, 3)))
+
+    def get(self, answer: Any, timeout: float) -> Any:
+        return answer
+
+    def wait(self, answers: Sequence[Any], num_returns: int, timeout: float) -> None:
+        pass
+
+
+def levels_seen(monkeypatch: pytest.MonkeyPatch, supervisor: object) -> tuple[int | None, set[str]]:
+    """Which level a leader of group 0 proposes after its replicas and those of group 1 were asked, and whom
+    it asked. Group 1 began with three replicas and has five by now."""
+    found = SomeRay({} if supervisor is None else {SUPERVISOR: supervisor})
+    monkeypatch.setattr(peers_module, "ray", found)
+    reports = peers_module.RayPeers(ClusterInfo("c", "test", 2, 3), 0).levels((0, 1, 2))
+    return next_level(3, list(reports.values())), {name for name in found.asked if "1-" in name}
+
+
+def test_no_level_is_taken_while_nobody_says_who_the_other_groups_members_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The founders may all be upgraded while two that came later are not: these would stop."""
+    assert levels_seen(monkeypatch, None)[0] is None
+    starting = SimpleNamespace(seated=SimpleNamespace(remote=dict))
+    assert levels_seen(monkeypatch, starting)[0] is None
+    knowing = SimpleNamespace(seated=SimpleNamespace(remote=lambda: {0: [0, 1, 2], 1: [0, 1, 2, 3, 4]}))
+    level, asked = levels_seen(monkeypatch, knowing)
+    assert level == 4 and len(asked) == 5
+    earlier = SimpleNamespace()  # a supervisor that places founders only
+    assert levels_seen(monkeypatch, earlier)[0] == 4
 
 
 @pytest.fixture
