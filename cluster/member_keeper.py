@@ -207,7 +207,7 @@ class MemberKeeper:
                     return
                 answer = leader.handle.hand_over.remote(step.rid)
             else:
-                answer = leader.handle.change_members.remote(step.text, step.add, step.remove)
+                answer = _ask_for_change(leader.handle, step)
         except (AttributeError, ray.exceptions.RayError) as error:  # of an earlier version, or gone meanwhile
             self._problems[step.gid] = f"replica {leader.seat.rid} leads and cannot: {first_line(error)}"
             return
@@ -288,6 +288,14 @@ def _leader(tracks: Sequence[Track]) -> Track | None:
     """The ready leader; of two, the one of the later term: the other has not been told yet."""
     leading = [track for track in tracks if track.status is not None and track.status.ready and track.votes]
     return max(leading, key=lambda track: track.status.term if track.status else 0, default=None)
+
+
+def _ask_for_change(broker: Any, step: MemberStep) -> Any:
+    """A question that comes late, when another step was taken instead of this one, does nothing."""
+    try:
+        return broker.change_members.remote(step.text, step.add, step.remove, step.version)
+    except TypeError:  # Ray knows what an actor's method takes; one of an earlier version takes no version
+        return broker.change_members.remote(step.text, step.add, step.remove)
 
 
 def _refusal(answer: Any) -> str:

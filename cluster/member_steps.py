@@ -44,7 +44,8 @@ class Do(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class MemberStep:
-    """``text`` says it to people, and is the id of a change in the log."""
+    """``text`` says it to people, and is the id of a change in the log. ``version``: of the members for which
+    it is the next step."""
 
     gid: int
     do: Do
@@ -53,6 +54,7 @@ class MemberStep:
     node: str = ""
     add: tuple[int, ...] = ()
     remove: tuple[int, ...] = ()
+    version: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -352,7 +354,7 @@ class _Look:
         add: tuple[int, ...] = (),
         remove: tuple[int, ...] = (),
     ) -> MemberStep:
-        return MemberStep(self._group.gid, do, text, rid, node, add, remove)
+        return MemberStep(self._group.gid, do, text, rid, node, add, remove, self._members.version)
 
 
 def best_leader(group: Group, fleet: Fleet, voters: Collection[int]) -> int | None:

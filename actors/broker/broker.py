@@ -309,9 +309,12 @@ class Broker:
                 parts.members.told(epoch, members)
 
     @ray.method(concurrency_group="control")
-    def change_members(self, change_id: str, add: Sequence[int], remove: Sequence[int]) -> Reply:
-        """One step of a change; asked again with the same id until it says DONE."""
-        return self._led(lambda parts: parts.members.change(change_id, add, remove))
+    def change_members(
+        self, change_id: str, add: Sequence[int], remove: Sequence[int], version: int | None = None
+    ) -> Reply:
+        """One step of a change; asked again with the same id until it says DONE. ``version``: of the members
+        that the caller has seen; nothing is done to others."""
+        return self._led(lambda parts: parts.members.change(change_id, add, remove, version))
 
     @ray.method(concurrency_group="control")
     def hand_over(self, to: int) -> Reply:

@@ -51,8 +51,14 @@ class MemberChanges:
         """See ``RunningReplica.told``."""
         self._running.told(epoch, [str(rid) for rid in members])
 
-    def change(self, change_id: str, add: Sequence[int], remove: Sequence[int]) -> Reply:
+    def change(
+        self, change_id: str, add: Sequence[int], remove: Sequence[int], version: int | None = None
+    ) -> Reply:
         """One step towards a group in which ``add`` vote and ``remove`` are none any more; leader only.
+
+        ``version``: of the configuration that the caller has seen. On another one nothing is done: a copy of
+        the question that comes late would else remove a voter beside the one that was removed instead. None:
+        a caller of an earlier version, which does not say.
 
         ``("ok", StepTaken)``; ``("not_yet", text)`` if the rules do not allow the step now: ask again;
         ``("refused", text)`` if they never will; the rest as for requests.
@@ -63,7 +69,7 @@ class MemberChanges:
         goal = Goal(change_id, in_order([str(rid) for rid in add]), in_order([str(rid) for rid in remove]))
         answer: Future[Reply] = Future()
         try:
-            self._running.driver.submit(lambda: self._take_step(goal, answer))
+            self._running.driver.submit(lambda: self._take_step(goal, version, answer))
         except Overloaded as error:
             return "overloaded", error.retry_after_s
         except Closed:
@@ -121,7 +127,7 @@ class MemberChanges:
             raise Unavailable(f"{self._running.setup} does not answer", 1.0) from error
 
     # -------------------------------------------------------------- in the driver's thread
-    def _take_step(self, goal: Goal, answer: Future[Reply]) -> None:
+    def _take_step(self, goal: Goal, version: int | None, answer: Future[Reply]) -> None:
         running = self._running
         node = running.node
         if not node.ready:
@@ -129,6 +135,10 @@ class MemberChanges:
             return
         if running.replica.state.level < LEVEL:
             answer.set_result(("unsupported", LEVEL))
+            return
+        if version not in (None, node.members.version):
+            text = f"the members are those of version {node.members.version}, not {version}: look again"
+            answer.set_result(("not_yet", text))
             return
         step = next_step(node.members, goal, node.id, node.caught_up)
         problem = in_vain(node.members, goal) or _too_high(node.members, step)

@@ -246,6 +246,21 @@ def test_what_has_to_wait_is_told_apart_from_what_is_in_vain(group: BrokerGroup)
     assert status == "refused" and "no number is used again; the next replica has number 4" in why
 
 
+def test_a_question_that_comes_late_removes_nobody_beside_who_went_instead(
+    group: BrokerGroup,
+) -> None:
+    """Three are to be two. The removal of one was asked for and not answered, so another one was removed.
+    Then the first question is carried out, or comes once more."""
+    leader = group.leader()
+    ask, seen = leader.parts.members.change, leader.parts.members.members().version
+    late, instead = sorted({0, 1, 2} - {leader.rid})
+    wait_until(lambda: ask("b", [], [instead], seen)[0] == "ok", 10.0, "the removal")
+    status, why = ask("a", [], [late], seen)
+    assert status == "not_yet" and f"not {seen}: look again" in why
+    assert leader.parts.members.members().voters == sorted({leader.rid, late})
+    assert ask("a", [], [late], seen + 1)[1].act == "REMOVE", "whoever has seen the members may go on"
+
+
 def test_a_leader_hands_over_to_whom_it_is_told(group: BrokerGroup) -> None:
     leader, to = group.leader(), group.a_follower()
     refused = "replica 9 is no voter, so it cannot lead; the voters are 0, 1, 2"
