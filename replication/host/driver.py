@@ -1,4 +1,5 @@
-"""The real world around a RaftNode: one thread with an event loop, one thread that waits for the disk.
+"""The real world around a RaftNode: one thread with an event loop, one that waits for the disk, one that
+removes segments.
 
 Everything that touches the node runs in the loop's thread. The loop sends first and has the disk
 sync meanwhile: one fdatasync covers all entries that arrived during the previous one (group
@@ -106,10 +107,17 @@ class Driver:
         self._woken = self._tick_queued = self._syncing = self._failed = self._stopped = False
         self._wake: asyncio.TimerHandle | None = None
         self._jobs: queue.SimpleQueue[SyncJob | None] = queue.SimpleQueue()
+        self._removals: queue.SimpleQueue[SyncJob | None] = queue.SimpleQueue()
         self._done: asyncio.Event | None = None
         name = identity.replica
         self._thread = threading.Thread(target=self._run, name=f"raft-{name}", daemon=True)
-        self._disk_thread = threading.Thread(target=self._sync_loop, name=f"fsync-{name}", daemon=True)
+        self._disk_threads = [
+            threading.Thread(target=self._work, args=work, name=f"{kind}-{name}", daemon=True)
+            for kind, *work in (
+                ("fsync", self._jobs, self._synced),
+                ("unlink", self._removals, self._removed),
+            )
+        ]
         self._started: Future[tuple[str, int]] = Future()
 
     # -------------------------------------------------------------- any thread
@@ -153,7 +161,7 @@ class Driver:
     @property
     def running(self) -> bool:
         """Whether one of its threads may still touch the node or the disk."""
-        return self._thread.is_alive() or self._disk_thread.is_alive()
+        return any(thread.is_alive() for thread in (self._thread, *self._disk_threads))
 
     @property
     def node(self) -> RaftNode:
@@ -175,7 +183,7 @@ class Driver:
             except RuntimeError:  # a start that failed has closed the loop already
                 shut_down.close()
         deadline = time.monotonic() + timeout_s
-        for thread in (self._thread, self._disk_thread):
+        for thread in (self._thread, *self._disk_threads):
             if thread.ident is not None:
                 thread.join(max(0.0, deadline - time.monotonic()))
         self._helpers.shutdown(wait=False, cancel_futures=True)
@@ -195,6 +203,7 @@ class Driver:
                 failure = error
         finally:
             self._jobs.put(None)
+            self._removals.put(None)
             loop.close()
         if failure is not None:  # told last: with the failed start, nothing of it is left here
             self._started.set_exception(failure)
@@ -206,7 +215,8 @@ class Driver:
             self.address = await self._transport.start(*self._listen)
         except OSError as error:
             raise Unavailable("cannot listen on {}:{}: {}".format(*self._listen, error), 5.0) from error
-        self._disk_thread.start()
+        for thread in self._disk_threads:
+            thread.start()
         self._regular_tick()
         self._started.set_result(self.address)
         await self._done.wait()
@@ -261,6 +271,7 @@ class Driver:
             self._after_tick()
             node.flush()
         self._begin_sync()
+        self._begin_removal()
         if node.more_to_apply():
             self.kick()
         delay = node.wake_in_s()
@@ -321,10 +332,18 @@ class Driver:
             self._syncing = True
             self._jobs.put(job)
 
-    def _sync_loop(self) -> None:
-        """The disk thread: run jobs one after the other."""
+    def _begin_removal(self) -> None:
+        if (job := self._journal.begin_removal()) is not None:
+            self._removals.put(job)
+
+    def _removed(self, job: SyncJob) -> None:
+        self._journal.end_removal(job)
+        self._begin_removal()
+
+    def _work(self, jobs: queue.SimpleQueue[SyncJob | None], done: Callable[[SyncJob], None]) -> None:
+        """A disk thread: run jobs one after the other."""
         assert self._loop is not None
-        while (job := self._jobs.get()) is not None:
+        while (job := jobs.get()) is not None:
             began = time.monotonic()
             try:
                 job.run()
@@ -333,7 +352,7 @@ class Driver:
                 return
             self.fsync_s.observe(time.monotonic() - began)
             try:
-                self._loop.call_soon_threadsafe(self._guarded, self._synced, job)
+                self._loop.call_soon_threadsafe(self._guarded, done, job)
             except RuntimeError:  # the loop has been closed: no caller waits for this
                 return
 

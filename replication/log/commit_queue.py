@@ -1,8 +1,10 @@
 """What waits for the disk: entries of the next group commit, and segments to be removed.
 
-One job is under way at a time. What add() queues meanwhile goes into the next one; what a full disk
-turned away is tried again first and alone, because the headers of its entries say which of them one
-sync covers. Belongs to the loop thread.
+One job of either kind is under way at a time. To unlink a segment and to sync its directory takes tens of
+milliseconds, hundreds for a large one, so no group commit waits for it: removals are jobs of their own, for
+another thread, one segment after the other. What add() queues during a group commit goes into the next one;
+what a full disk turned away is tried again first and alone, because the headers of its entries say which of
+them one sync covers. Belongs to the loop thread.
 """
 
 from __future__ import annotations
@@ -24,11 +26,12 @@ class CommitQueue:
         self._disk = disk
         self._writes: list[Write] = []
         self._retry: list[Write] = []
+        self.removal: SyncJob | None = None
         self._removals: list[int] = []
         self._mends: dict[Hole, Mend] = {}  # one that is asked for again takes the place of the first
 
     def __bool__(self) -> bool:
-        return bool(self._writes or self._retry or self._removals or self._mends)
+        return bool(self._writes or self._retry or self._mends)
 
     def waiting_bytes(self) -> int:
         """Bytes queued, those of a job under way not counted."""
@@ -52,7 +55,7 @@ class CommitQueue:
         self.batch_first = index  # a job syncs a segment before it creates the next one
 
     def remove(self, first: int) -> None:
-        """Remove the files of the segment that begins at ``first`` with the next job."""
+        """Remove the files of the segment that begins at ``first``, after those that were named before."""
         self._removals.append(first)
 
     def mend(self, mend: Mend) -> None:
@@ -68,10 +71,21 @@ class CommitQueue:
         else:
             writes, self._writes, self.buffers = self._writes, [], None
             self.batch_first = last + 1
-        removals, self._removals = self._removals, []
         mends, self._mends = self._mends, {}
-        self.job = SyncJob(self._disk, writes, removals, durable, list(mends.values()))
+        self.job = SyncJob(self._disk, writes, (), durable, list(mends.values()))
         return self.job
+
+    def begin_removal(self) -> SyncJob | None:
+        """The removal of the oldest segment that is to go; None if one is under way or there is none."""
+        if self.removal is not None or not self._removals:
+            return None
+        self.removal = SyncJob(self._disk, [], (self._removals.pop(0),), 0)
+        return self.removal
+
+    def end_removal(self, job: SyncJob) -> None:
+        """Take a finished removal back."""
+        if job is self.removal:
+            self.removal = None
 
     def end(self, job: SyncJob) -> bool:
         """Take a finished job back; False if it was taken back before."""

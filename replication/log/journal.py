@@ -161,8 +161,21 @@ class SegmentJournal(Journal):  # type: ignore[misc]  # pysyncobj has no types
             self.holes.forget(hole, mended=True)
         self._cache.shrink(self.durable_index)
 
+    def begin_removal(self) -> SyncJob | None:
+        """The next dropped segment's removal, as a job for any thread, beside those of ``begin_sync``; None
+        if one is under way or there is none."""
+        return self._queue.begin_removal()
+
+    def end_removal(self, job: SyncJob) -> None:
+        """Its files are gone."""
+        self._queue.end_removal(job)
+
     def sync(self) -> None:
-        """Make everything queued durable, in this thread; on a full disk it stays queued."""
+        """Make everything queued durable, in this thread; on a full disk it stays queued. Dropped segments go
+        first: they may be what makes the room."""
+        while (removal := self._queue.removal or self.begin_removal()) is not None:
+            removal.run()
+            self.end_removal(removal)
         self._settle()
         while (job := self.begin_sync()) is not None:
             job.run()
@@ -210,7 +223,7 @@ class SegmentJournal(Journal):  # type: ignore[misc]  # pysyncobj has no types
     def drop_before(self, index: int) -> int:
         """Retention: drop whole sealed segments that end before ``index``, keeping two entries at least.
 
-        Returns the new first index. The files go with the next sync job.
+        Returns the new first index. The files go with the next removals (``begin_removal``).
         """
         limit = min(index, self.last_index - 1)
         firsts, segments = self._table

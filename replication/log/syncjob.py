@@ -1,9 +1,9 @@
 """A group commit on its way to disk: append, fdatasync, seal, remove; in any one thread.
 
 The loop thread makes a job, another thread runs it, the loop thread reads its result. A job keeps
-the order that recovery relies on: a segment is synced before the next one is created, a new
-segment's directory entry is synced before its entries count as durable, and dropped segments go
-first (they may be what makes the room). Running a job twice runs it once.
+the order that recovery relies on: a segment is synced before the next one is created, and a new
+segment's directory entry is synced before its entries count as durable. Dropped segments go in jobs of
+their own (commit_queue.py). Running a job twice runs it once.
 """
 
 from __future__ import annotations

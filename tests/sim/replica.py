@@ -414,6 +414,14 @@ class SimReplica:
                 self._sim.struck("slow-fsync", self.name)
             self.later(hangs_s + self._sim.sync_latency_s(self._sync_rng), lambda: self._synced(job))
 
+        if (removal := self.journal.begin_removal()) is not None:
+            self.later(self._sim.sync_latency_s(self._sync_rng), lambda: self._removed(removal))
+
+    def _removed(self, removal: SyncJob) -> None:
+        removal.run()
+        self.journal.end_removal(removal)
+        self.kick()
+
     def _synced(self, job: SyncJob) -> None:
         job.run()
         self.journal.end_sync(job)
