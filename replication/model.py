@@ -150,18 +150,27 @@ class TopicInfo:
     retention_bytes: int  # per partition; -1: unlimited
     first_group: int = BY_NAME  # broker group of partition 0
 
+    def __getstate__(self) -> list[Any]:
+        return [read(self) for read in _READ]
+
     def __setstate__(self, values: Sequence[Any]) -> None:
-        """As an earlier version pickles it: by position, and without what it does not know."""
-        for item in fields(self)[len(values) :]:
-            object.__setattr__(self, item.name, item.default)
-        for item, value in zip(fields(self), values, strict=False):
-            object.__setattr__(self, item.name, value)
+        """As an earlier version pickles it: by position, and without what it does not know. By the slots'
+        own functions: who asks for all topics makes ten thousand of these, and reflection takes 8 us each."""
+        if len(values) < len(_WRITE):
+            values = [*values, *_DEFAULTS[len(values) :]]
+        for write, value in zip(_WRITE, values, strict=False):
+            write(self, value)
 
     def settings(self) -> dict[str, Any]:
         """Without the place, as earlier versions know and store them."""
         values = asdict(self)
         del values["first_group"]
         return values
+
+
+_SLOTS = [TopicInfo.__dict__[item.name] for item in fields(TopicInfo)]
+_READ, _WRITE = [slot.__get__ for slot in _SLOTS], [slot.__set__ for slot in _SLOTS]
+_DEFAULTS = [item.default for item in fields(TopicInfo)]
 
 
 def first_group(topic: TopicInfo) -> int:
