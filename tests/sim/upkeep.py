@@ -45,9 +45,10 @@ class Upkeep:
     def lost_next(self) -> bool:
         """Whether no replica has the entry that is to be applied next, and another one leads."""
         journal, node = self._replica.journal, self._replica.node
-        waits_for = node.applied_index + 1
-        lost = journal.damaged_after(waits_for - 1) == waits_for and self._mender.lacks(waits_for)
-        return lost and node.leader_id not in (None, self._replica.name)
+        waits_for, leader = node.applied_index + 1, node.leader_id
+        if leader in (None, self._replica.name) or journal.damaged_after(waits_for - 1) != waits_for:
+            return False
+        return self._mender.lacks(waits_for, leader)
 
     def _make_scrubber(self) -> Scrubber:
         """A week is two seconds here, in pieces of an entry or two; its place is kept with the disk."""
