@@ -4,7 +4,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: instruments docs test-long spark-trials controls help demo test lint simulate campaign bench stored bench-spark walk load chaos fuzz spark-nodes
+.PHONY: instruments docs test-long spark-trials controls help demo test lint simulate campaign bench stored live bench-spark walk load chaos fuzz spark-nodes
 
 # The tests start hundreds of processes: what one of them has compiled, the others need not.
 unexport PYTHONDONTWRITEBYTECODE
@@ -91,6 +91,9 @@ spark-nodes: $(STAMP) ## Spark on nodes that are killed, a batch and a stream, b
 
 stored: $(STAMP) ## how long ten million runs, 40,000 partitions and 20,000 groups stop a replica's thread (2 minutes; ARGS=--help)
 	$(BIN)/python -m benchmarks.stored $(ARGS)
+
+live: $(STAMP) ## a real cluster: ten million runs and 10,000 topics under way; a node with a gigabyte lost (15 minutes; ARGS=--help)
+	$(BIN)/python -m benchmarks.live $(ARGS)
 
 bench-spark: $(STAMP) ## Spark's source and sink beside Parquet, and a trickle's latency (10 minutes; ARGS=--help)
 	$(BIN)/python -m benchmarks.spark $(ARGS)

@@ -1,0 +1,60 @@
+"""``make live``: figures of a cluster of real processes that holds much. No test: it prints them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from benchmarks.live import lost_node, many_topics
+from benchmarks.live.generated import Content
+from benchmarks.measure import machine
+
+PARTS = ("topics", "node")
+
+
+def main(
+    topics: Annotated[int, typer.Option(help="of four partitions")] = 10_000,
+    runs: Annotated[int, typer.Option(help="of partition indexes, half of them in one topic")] = 10_000_000,
+    kills: Annotated[int, typer.Option(help="of the leader")] = 20,
+    catalogs: Annotated[int, typer.Option(help="asked for at once")] = 200,
+    log_mb: Annotated[int, typer.Option(help="of the replica whose node is lost")] = 1_024,
+    only: Annotated[list[str] | None, typer.Option(help="one of " + ", ".join(PARTS))] = None,
+    directory: Annotated[Path | None, typer.Option("--dir", help="on the disk to use")] = None,
+    stored: Annotated[Path | None, typer.Option(help="the topics' log, kept for other runs")] = None,
+    output: Annotated[Path, typer.Option(help="where the figures go")] = Path("artifacts/live.json"),
+) -> None:
+    """Ten thousand topics and ten million runs under way; a node with a gigabyte lost for good."""
+    wanted = only or list(PARTS)
+    for name in wanted:
+        if name not in PARTS:
+            raise typer.BadParameter(f"{name!r} is none of {', '.join(PARTS)}")
+    folder = Path(tempfile.mkdtemp(prefix="emq-live-", dir=directory))
+    begin = time.monotonic()
+
+    def say(text: str) -> None:
+        typer.echo(f"{time.monotonic() - begin:7.1f} s  {text}")
+
+    try:
+        figures: dict[str, Any] = {"machine": machine(folder)}
+        say(f"load average before: {figures['machine']['load_before']:.2f}")
+        if "topics" in wanted:
+            half = runs // 2
+            content = Content(topics, 4, half, half)
+            figures["topics"] = many_topics.measure(folder / "topics", content, kills, catalogs, say, stored)
+        if "node" in wanted:
+            figures["node"] = lost_node.measure(folder / "node", log_mb, say)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    output.write_text(json.dumps(figures, indent=1, default=str) + "\n")
+    typer.echo(json.dumps(figures, indent=1, default=str))
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,32 @@
+"""One process that asks a leader for all topics many times at once: ``python -m benchmarks.live.catalogs``.
+
+As 200 consumers do that are made in one process. Prints the seconds until the last answer, and its topics.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+
+import escrowmq
+from escrowmq.actors.client.router import Router
+
+
+def main() -> None:
+    address, namespace, count = sys.argv[1], sys.argv[2], int(sys.argv[3])
+    with escrowmq.connect(address, namespace) as cluster:
+        router = Router(cluster.info)
+        try:
+            router.leader_call(0, "whoami", timeout_s=30.0).result(40)  # who leads is known
+            sys.stdin.readline()
+            begin = time.monotonic()
+            asked = [router.leader_call(0, "topics", True, timeout_s=60.0) for _ in range(count)]
+            found = {len(answer.result(70)) for answer in asked}
+            print(json.dumps({"seconds": round(time.monotonic() - begin, 2), "topics": sorted(found)}))
+        finally:
+            router.close()
+
+
+if __name__ == "__main__":
+    main()

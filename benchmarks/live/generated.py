@@ -1,0 +1,142 @@
+"""Data directories as a group would have left them, written by one process without Raft, network or clients.
+
+To send ten million batches takes an hour; to write what they leave takes two minutes. Everything goes through
+the product's own log, state and checkpoints, so a replica that opens such a directory finds what it would
+have written itself.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from escrowmq.actors.admin.topic_creation import topic_settings
+from escrowmq.cluster.placement import Seat
+from escrowmq.replication.format import ops
+from escrowmq.replication.format.codec import decode_command, encode_command, encode_row
+from escrowmq.replication.log.disk import RealDisk
+from escrowmq.replication.log.journal import SegmentJournal
+from escrowmq.replication.replica.checkpoints import Checkpoints
+from escrowmq.replication.state.machine import LEVEL_MAX, StateMachine
+
+#: Of each entry but those that create topics.
+FRAMES_PER_ENTRY = 100
+#: Time between two entries; the last one was written now.
+MS_PER_ENTRY = 1_000
+VISITS = 10_000
+TERM = 1
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Content:
+    """``busy``: runs of the partitions of the first topic; ``spread``: runs of all partitions alike, whole
+    rounds of them. Each run is one message of ``row_bytes``."""
+
+    topics: int
+    partitions: int
+    busy: int
+    spread: int
+    row_bytes: int = 20
+    segment_bytes: int = 64 << 20
+    retention_ms: int = -1
+
+    @property
+    def runs(self) -> int:
+        return self.busy + self.spread
+
+
+def topic_name(number: int) -> str:
+    return f"stored-{number}"
+
+
+def fill(log: Path, content: Content, now_ms: int, say: Say) -> None:
+    """Write a log and its checkpoints into the empty folder ``log``; the last entry is of ``now_ms``."""
+    writer = _Writer(log, content)
+    entries = list(_entries(content))
+    first_ms = now_ms - MS_PER_ENTRY * sum(count for count, _ in entries)
+    writer.run(entries, first_ms, say)
+
+
+def _entries(content: Content) -> Iterator[tuple[int, Sequence[bytes]]]:
+    """(how often, frames) of the entries in their order, the same ones in a row together."""
+    for level in range(2, LEVEL_MAX + 1):
+        yield 1, [ops.level(level)]
+    settings = topic_settings(content.partitions, retention_ms=content.retention_ms)
+    for first in range(0, content.topics, FRAMES_PER_ENTRY):
+        last = min(first + FRAMES_PER_ENTRY, content.topics)
+        yield 1, [ops.create_topic(topic_name(n), settings, 0) for n in range(first, last)]
+    row = encode_row(b"", os.urandom(content.row_bytes), None, None)
+
+    def message(topic: int, partition: int) -> bytes:
+        return ops.message(topic_name(topic), partition, "stored", 0, -1, [row])
+
+    busy = [message(0, n % content.partitions) for n in range(FRAMES_PER_ENTRY)]
+    yield content.busy // FRAMES_PER_ENTRY, busy
+    places = [
+        (topic, partition) for topic in range(content.topics) for partition in range(content.partitions)
+    ]
+    parts = [places[n : n + FRAMES_PER_ENTRY] for n in range(0, len(places), FRAMES_PER_ENTRY)]
+    frames = [[message(*place) for place in part] for part in parts]
+    for _ in range(content.spread // len(places)):
+        for part in frames:
+            yield 1, part
+
+
+class _Writer:
+    def __init__(self, log: Path, content: Content) -> None:
+        self._content = content
+        disk = RealDisk(log)
+        self._checkpoints = Checkpoints(disk, segment_bytes=content.segment_bytes)
+        self._journal = SegmentJournal(
+            disk,
+            segment_bytes=content.segment_bytes,
+            on_roll=lambda first: self._checkpoints.want(first - 1),
+        )
+        self._state = StateMachine(0, 1)
+
+    def run(self, entries: Sequence[tuple[int, Sequence[bytes]]], now_ms: int, say: Say) -> None:
+        journal, index = self._journal, 1
+        journal.setCurrentTerm(TERM, None)
+        journal.add(b"\x01", 1, TERM)  # the leader's first entry
+        self._state.apply(1, b"")
+        for count, frames in entries:
+            decoded = decode_command(encode_command(frames, len(frames), 0))[1]
+            for _ in range(count):
+                index, now_ms = index + 1, now_ms + MS_PER_ENTRY
+                command = encode_command(frames, len(frames), now_ms)
+                journal.add(command, index, TERM)
+                results = self._state.apply_ops(index, now_ms, decoded)
+                assert not results[0] or not results[0][0], results[0]
+                if not index % 1_000:
+                    journal.sync()
+                if self._checkpoints.due(index, len(command)):
+                    self._checkpoint()
+                    say(f"{index} entries")
+        self._checkpoint()
+        journal.sync()
+        journal.close()
+        say(f"{index} entries, {len(self._state.topics.slots)} partitions")
+
+    def _checkpoint(self) -> None:
+        self._journal.sync()
+        self._checkpoints.begin(self._state, TERM)
+        while True:
+            job = self._checkpoints.step(self._state, VISITS)
+            if job is not None:
+                job.run()
+                self._checkpoints.done(self._state, job)
+            elif not self._checkpoints.busy:
+                return
+
+
+def install(log: Path, data_dir: Path, replicas: int) -> None:
+    """Give that log to every replica of a cluster that was founded in ``data_dir``, and is down."""
+    for replica in range(replicas):
+        target = data_dir / Seat(0, replica, "").directory / "log"
+        shutil.rmtree(target)
+        shutil.copytree(log, target)

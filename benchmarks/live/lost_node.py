@@ -1,0 +1,123 @@
+"""A node with a large replica is lost for good: how long until another node has it, and what clients notice.
+
+Four Ray nodes on this machine, three of them with a replica. The node that is lost is the leader's: the worst
+case. It never comes back, so the supervisor builds the replica anew on the fourth node, once it has been away
+for ``replace_after_s``. All replicas share one disk and the processors here.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from signal import SIGKILL
+from typing import TYPE_CHECKING, Any
+
+import ray
+from ray.cluster_utils import Cluster as RayCluster
+
+import escrowmq
+from benchmarks.live.generated import FRAMES_PER_ENTRY, Content, Say, fill, install
+from benchmarks.live.sending import Senders, senders
+from benchmarks.live.waiting import until
+from benchmarks.load.replicas import Replicas, pid_of, send_signal
+from escrowmq.cluster.embedded_ray import as_guest, system_config
+from escrowmq.cluster.settings import RaySettings
+
+if TYPE_CHECKING:
+    from escrowmq import Cluster
+
+REPLACE_AFTER_S = 5.0
+#: A hundred of them are an entry.
+ROW_BYTES = 10_000
+QUIET_S = 10.0
+
+
+def measure(folder: Path, log_mb: int, say: Say) -> dict[str, Any]:
+    """The figures. ``folder`` does not exist yet."""
+    data_dir = folder / "data"
+    data_dir.mkdir(parents=True)
+    (folder / "escrowmq.yaml").write_text(f"supervisor: {{replace_after_s: {REPLACE_AFTER_S}}}\n")
+    entries = (log_mb << 20) // (ROW_BYTES * FRAMES_PER_ENTRY)
+    content = Content(1, 4, busy=entries * FRAMES_PER_ENTRY, spread=0, row_bytes=ROW_BYTES)
+    fill(folder / "log", content, int(1000 * time.time()), say)
+    with _nodes() as (machines, nodes):
+        up = ("up", "--address", machines.address, "--data-dir", str(data_dir), "--nodes-min", "4")
+        _command(*up, "--config", str(folder / "escrowmq.yaml"))
+        _command("down", "--address", machines.address)
+        install(folder / "log", data_dir, 3)
+        _command(*up, "--config", str(folder / "escrowmq.yaml"))
+        say("three replicas on three of four nodes")
+        with escrowmq.connect(machines.address) as cluster, senders(cluster) as clients:
+            until(lambda: cluster.status().healthy, "that all replicas are well")
+            time.sleep(QUIET_S)
+            found = _lose(cluster, machines, nodes, clients, say)
+            return {"log_mb": log_mb, **found, "errors": clients.errors()}
+
+
+def _lose(
+    cluster: Cluster, machines: RayCluster, nodes: dict[str, Any], clients: Senders, say: Say
+) -> dict[str, Any]:
+    leader = Replicas(cluster).leader()
+    seat = _seat(cluster, leader.replica)
+    begin = time.monotonic()
+    before = clients.gaps_ms(begin - QUIET_S, begin)
+    send_signal(pid_of(leader), SIGKILL)  # with its node: workers outlive their raylet for a moment
+    machines.remove_node(nodes.pop(seat["node"]), allow_graceful=False)
+    until(lambda: _seat(cluster, leader.replica)["node"] != seat["node"], "another node for the replica")
+    moved = time.monotonic() - begin
+    until(lambda: _is_well(cluster), "that the replica is built anew", every_s=0.1)
+    well = time.monotonic() - begin
+    time.sleep(2.0)
+    end = time.monotonic()
+    found = {
+        "replace_after_s": REPLACE_AFTER_S,
+        "placed_s": round(moved - REPLACE_AFTER_S, 1),
+        "replaced_s": round(well - REPLACE_AFTER_S, 1),
+        "worst_gap_before_ms": before,
+        "worst_gap_fail_over_ms": clients.gaps_ms(begin, begin + REPLACE_AFTER_S),
+        "worst_gap_copying_ms": clients.gaps_ms(begin + REPLACE_AFTER_S, end),
+    }
+    say(f"lost {seat['node']}: {found}")
+    return found
+
+
+def _seat(cluster: Cluster, replica: int) -> dict[str, Any]:
+    found: dict[str, Any] = next(seat for seat in cluster.health()["replicas"] if seat["replica"] == replica)
+    return found
+
+
+def _is_well(cluster: Cluster) -> bool:
+    """Every replica answers as a full member, and none is far behind."""
+    status = cluster.status()
+    applied = [replica.applied_index for replica in status.groups[0].replicas]
+    return bool(status.healthy and cluster.health()["ready"] and max(applied) - min(applied) < 100)
+
+
+@contextmanager
+def _nodes() -> Iterator[tuple[RayCluster, dict[str, Any]]]:
+    """Ray on four nodes of this machine, and those beside the head, by name."""
+    head = {
+        "num_cpus": 1,
+        "node_name": "n0",
+        "include_dashboard": False,
+        "_system_config": system_config(RaySettings()),
+    }
+    with as_guest():
+        machines = RayCluster(initialize_head=True, head_node_args=head)
+    try:
+        yield machines, {n: machines.add_node(num_cpus=1, node_name=n) for n in ("n1", "n2", "n3")}
+    finally:
+        with as_guest():
+            if ray.is_initialized():
+                ray.shutdown()
+            machines.shutdown()  # type: ignore[no-untyped-call]
+
+
+def _command(*arguments: str) -> None:
+    """``escrowmq ...`` in a process of its own."""
+    command = [sys.executable, "-c", "from escrowmq.cluster.cli import main; main()", *arguments]
+    subprocess.run(command, check=True, timeout=180, stdout=subprocess.DEVNULL)
