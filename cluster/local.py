@@ -16,6 +16,7 @@ import ray
 
 from escrowmq.cluster.address import current_address
 from escrowmq.cluster.config import Config, load_config, override
+from escrowmq.cluster.driver import this_driver
 from escrowmq.cluster.embedded_ray import as_guest, refuse_after_fork, start_ray
 from escrowmq.cluster.handle import Cluster, LocalCluster
 from escrowmq.cluster.launch import launch, stop_cluster
@@ -78,6 +79,7 @@ def start_local(
         settings=settings.supervisor,
         tls=settings.security.tls_files(),
         here_only=True,
+        driver=this_driver(ours),
     )
     try:
         here = ray.get_runtime_context().get_node_id()

@@ -23,6 +23,7 @@ from escrowmq.actors.broker.broker import Broker  # noqa: F401  (so that a worke
 from escrowmq.actors.broker.config import BrokerConfig
 from escrowmq.actors.client.topology import SUPERVISOR, ClusterInfo
 from escrowmq.cluster.cluster_dir import ClusterDir
+from escrowmq.cluster.driver import Driver, DriverWatch, end_cluster
 from escrowmq.cluster.group_members import newest, possible_voters, to_be_told
 from escrowmq.cluster.head import HEAD_RESOURCE, HEAD_SHARE, head_of
 from escrowmq.cluster.leftovers import leftovers, remove_all, removed_replicas
@@ -56,7 +57,8 @@ _REFUSALS = ("DataDirMismatch", "UnknownVersion", "ConfigError", "NotAuthorized"
 @by_name("shape", "data_dir", "secret", "broker", "settings", "here_only", "adopt", "tls")
 @dataclass(frozen=True, slots=True)
 class SupervisorPlan:
-    """What the supervisor is to run. ``here_only``: all replicas on its own node, on the loopback."""
+    """What the supervisor is to run. ``here_only``: all replicas on its own node, on the loopback.
+    ``driver``: the program with which all of it ends."""
 
     shape: ClusterSettings
     data_dir: Path
@@ -66,6 +68,7 @@ class SupervisorPlan:
     here_only: bool = False
     adopt: bool = False
     tls: TlsFiles | None = None
+    driver: Driver | None = None
 
     def packed(self) -> bytes:
         """As it is sent to the supervisor."""
@@ -115,6 +118,7 @@ class Supervisor:
         self._watch: Watch | None = None
         self._keeper: MemberKeeper | None = None
         self._problem: StartFailure | None = None
+        self._driver_watch: DriverWatch | None = None
         self._opened_at = time.monotonic()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="supervise", daemon=True)
@@ -238,6 +242,8 @@ class Supervisor:
     def shut_down(self) -> None:
         """Stop all brokers gracefully and end their processes; only the supervisor's own is left."""
         self._stopping.set()
+        if self._driver_watch is not None:
+            self._driver_watch.close()
         if self._thread.is_alive():
             self._thread.join(self._plan.settings.check_every_s + 30.0)
         with self._lock:
@@ -259,6 +265,11 @@ class Supervisor:
 
     def _open(self) -> None:
         """Take the data directory and begin."""
+        if (driver := self._plan.driver) is not None:
+            plan = self._plan
+            self._driver_watch = DriverWatch(
+                driver, lambda: end_cluster(driver, plan.shape.namespace, plan.data_dir, self.shut_down)
+            )
         self._dir = _open_dir(self._plan)
         self._thread.start()
 

@@ -15,6 +15,16 @@ from pathlib import Path
 from escrowmq.replication.errors import DataDirLocked
 
 
+def process_started(pid: int) -> int | None:
+    """When a process started, in clock ticks since boot; None if it does not run: a zombie does not."""
+    try:
+        said = Path(f"/proc/{pid}/stat").read_bytes()
+    except OSError:
+        return None
+    state, *numbers = said.rpartition(b")")[2].split()  # the name before may have any signs
+    return None if state in (b"Z", b"X") else int(numbers[18])
+
+
 def take_lock(path: Path, mode: int, in_use: Callable[[str], str]) -> int:
     """Lock the file at ``path``, made with ``mode`` if missing; the descriptor that holds the lock.
 
@@ -26,6 +36,8 @@ def take_lock(path: Path, mode: int, in_use: Callable[[str], str]) -> int:
     except OSError:
         holder = os.pread(number, 32, 0).decode(errors="replace").strip() or "unknown"
         os.close(number)
+        if holder.isdecimal() and process_started(int(holder)) is None:
+            holder += ", which has ended: one that it has forked holds the lock"
         raise DataDirLocked(in_use(holder)) from None
     with contextlib.suppress(OSError):  # a full disk, say: only the message would be better for it
         os.ftruncate(number, 0)

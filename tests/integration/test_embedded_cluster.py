@@ -134,6 +134,45 @@ def test_a_replica_directory_that_a_live_process_holds_is_refused(founded: Found
             founded.start(copy)
 
 
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+import escrowmq
+if __name__ == "__main__":
+    escrowmq.start_local(replicas=1, data_dir=Path(sys.argv[1]), namespace="killed")
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+#: As the first process of a container that reaps nobody: orphans become its children.
+REAPS_NOBODY = """
+import ctypes, subprocess, sys
+assert ctypes.CDLL(None).prctl(36, 1, 0, 0, 0) == 0  # PR_SET_CHILD_SUBREAPER
+print(subprocess.Popen([sys.executable, "-c", *sys.argv[1:]]).pid, flush=True)
+sys.stdin.read()
+"""
+
+
+def test_the_directory_of_a_program_that_was_killed_is_free_at_once_also_where_nobody_reaps_it(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    """For a minute it was held by brokers whose Ray took a zombie for a living process."""
+    container = subprocess.Popen(
+        [sys.executable, "-c", REAPS_NOBODY, KILLED, str(tmp_path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    try:
+        assert container.stdout is not None
+        program = psutil.Process(int(container.stdout.readline()))
+        deadline = time.monotonic() + 60
+        while program.status() != psutil.STATUS_ZOMBIE:
+            assert time.monotonic() < deadline, "it did not end"
+            time.sleep(0.02)
+        with escrowmq.start_local(replicas=1, data_dir=tmp_path, namespace="killed") as again:
+            assert again.status().healthy
+    finally:
+        container.communicate(b"", timeout=10)
+
+
 def test_data_of_another_cluster_are_not_founded_over(founded: Founded, copy: Path) -> None:
     (copy / "cluster.json").unlink()
     with pytest.raises(
