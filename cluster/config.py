@@ -36,6 +36,8 @@ from escrowmq.replication.errors import ConfigError
 PREFIX, DELIMITER = "ESCROWMQ_", "__"
 #: Names the YAML file; not a setting itself.
 FILE_VARIABLE = PREFIX + "CONFIG"
+#: Of the command line alone: which profile names the cluster.
+PROFILE_VARIABLE = PREFIX + "PROFILE"
 #: Complaints of the YAML reader that quote what it expected, and one character of what it found. Others
 #: quote names and values of the file.
 _QUOTES_ONE_CHARACTER = ("expected ", "could not find expected ", "found character ", "found unknown escape ")
@@ -201,7 +203,7 @@ def _refuse_unknown_keys(content: Mapping[str, Any], where: str) -> None:
 
 
 def _refuse_unknown_variables() -> None:
-    known = {variable_of(leaf.path) for leaf in all_leaves()} | {FILE_VARIABLE}
+    known = {variable_of(leaf.path) for leaf in all_leaves()} | {FILE_VARIABLE, PROFILE_VARIABLE}
     for name in os.environ:
         if name.upper().startswith(PREFIX) and name.upper() not in known:
             raise ConfigError(f"unknown variable {name}; {nearest(name.upper(), known)}")

@@ -11,12 +11,14 @@ from escrowmq.cluster.cli.exporting import exporter
 from escrowmq.cluster.cli.failing import Commands
 from escrowmq.cluster.cli.groups import app as groups
 from escrowmq.cluster.cli.leftovers import leftovers
-from escrowmq.cluster.cli.lifecycle import demo, down, status, up
+from escrowmq.cluster.cli.lifecycle import demo, down, up
 from escrowmq.cluster.cli.members import app as members
 from escrowmq.cluster.cli.nodes import app as nodes
 from escrowmq.cluster.cli.producing import produce
+from escrowmq.cluster.cli.profiles import app as profiles
 from escrowmq.cluster.cli.rebalance import app as rebalance
 from escrowmq.cluster.cli.settings import settings
+from escrowmq.cluster.cli.status import status
 from escrowmq.cluster.cli.topics import app as topics
 from escrowmq.cluster.cli.transactions import app as transactions
 
@@ -57,3 +59,4 @@ app.add_typer(groups, name="group")
 app.add_typer(members, name="members")
 app.add_typer(nodes, name="node")
 app.add_typer(rebalance, name="rebalance")
+app.add_typer(profiles, name="profile")

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import itertools
 import json
+import sys
 import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from escrowmq.cluster.cli.options import ConnectionOptions, Format, Shown, moment, with_connection
+from escrowmq.cluster.cli.options import ConnectionOptions, moment, with_connection
 from escrowmq.cluster.cli.output import note, text_or_base64, when
+from escrowmq.cluster.cli.record_template import HELP, template
+from escrowmq.cluster.cli.shown import Format, Shown
 
 if TYPE_CHECKING:
     from escrowmq.cluster.handle import Cluster
@@ -45,11 +48,15 @@ def consume(
         int | None, typer.Option("--max", min=1, help="End after so many messages.")
     ] = None,
     partition: Annotated[list[int] | None, typer.Option(help="Only these partitions; repeatable.")] = None,
+    form: Annotated[
+        str | None, typer.Option("--template", "-f", help=HELP, metavar="TEXT", show_default=False)
+    ] = None,
     shown: Shown = Format.table,
 ) -> None:
-    """Print committed messages: a line each, or with --format json an object a line.
+    """Print committed messages: a line each, with --format json an object a line, or as -f says.
 
-    What --format json prints, 'escrowmq produce TOPIC --json' takes: so a topic is copied.
+    What --format json prints, 'escrowmq produce TOPIC --json' takes: so a topic is copied. -f '%k %v\\n'
+    prints keys and values as they are; it ends no line by itself.
     """
     from escrowmq.replication.errors import ConfigError
 
@@ -57,6 +64,9 @@ def consume(
         raise ConfigError(
             "with --group the group's places count: --from takes earliest or latest, no --partition"
         )
+    if form is not None and shown is Format.json:
+        raise ConfigError("--format json says how records are printed; leave out -f")
+    made = None if form is None else template(form)
     since = _parse_start(start or (LATEST if follow else EARLIEST))
     count = 0
     with connection.joined() as cluster:
@@ -66,9 +76,20 @@ def consume(
             alone = _alone(cluster, topics, since, set(partition or ()), follow)
             records = itertools.islice(alone, max_records)
         for record in records:
-            print(_line(record, shown), flush=follow)
+            if made is None:
+                print(_line(record, shown), flush=follow)
+            else:
+                _put(made(record), flush=follow)
             count += 1
     note(f"{count} messages")
+
+
+def _put(output: bytes, *, flush: bool) -> None:
+    """Bytes as they are."""
+    stream = sys.stdout.buffer
+    stream.write(output)
+    if flush:
+        stream.flush()
 
 
 def _parse_start(text: str) -> str | int:

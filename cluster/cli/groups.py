@@ -6,8 +6,9 @@ from typing import Annotated
 
 import typer
 
-from escrowmq.cluster.cli.options import ConnectionOptions, Format, Shown, with_connection
+from escrowmq.cluster.cli.options import ConnectionOptions, with_connection
 from escrowmq.cluster.cli.output import plain, show_json, show_pairs, show_rows
+from escrowmq.cluster.cli.shown import Format, Shown
 
 app = typer.Typer(no_args_is_help=True, help="List and describe consumer groups.")
 

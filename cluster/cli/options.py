@@ -7,7 +7,6 @@ line offers its fields as options.
 from __future__ import annotations
 
 import contextlib
-import enum
 import functools
 import inspect
 from collections.abc import Callable, Iterator
@@ -24,14 +23,7 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 
 
-class Format(enum.StrEnum):
-    """How results are shown."""
-
-    table = "table"
-    json = "json"
-
-
-Shown = Annotated[Format, typer.Option("--format", help="Tables for people, JSON for programs.")]
+AUTO = "auto"
 App = Annotated[str | None, typer.Option("--app", help="App that the transaction belongs to.")]
 
 
@@ -55,7 +47,7 @@ class ConnectionOptions:
             show_default=True,
             rich_help_panel="Connection",
         ),
-    ] = "auto"
+    ] = AUTO
     namespace: Annotated[
         str | None,
         typer.Option(
@@ -68,6 +60,25 @@ class ConnectionOptions:
             help="YAML file with settings; see docs/configuration.md.", rich_help_panel="Connection"
         ),
     ] = None
+
+    profile: Annotated[
+        str | None,
+        typer.Option(
+            help="Says these where you do not (ESCROWMQ_PROFILE); see 'escrowmq profile'.",
+            rich_help_panel="Connection",
+        ),
+    ] = None
+
+    def resolved(self) -> ConnectionOptions:
+        """With what the profile says in place of what was not given."""
+        from escrowmq.cluster.cli.profiles import named
+
+        profile = named(self.profile)
+        return ConnectionOptions(
+            address=profile.address or AUTO if self.address == AUTO else self.address,
+            namespace=self.namespace if self.namespace is not None else profile.namespace,
+            config=self.config or (Path(profile.config) if profile.config else None),
+        )
 
     @contextlib.contextmanager
     def joined(self) -> Iterator[Cluster]:
@@ -86,7 +97,7 @@ def with_connection(command: Callable[Concatenate[ConnectionOptions, P], None]) 
     @functools.wraps(command)
     def run(*args: P.args, **given: P.kwargs) -> None:
         chosen: dict[str, Any] = {name: given.pop(name) for name in options}
-        command(ConnectionOptions(**chosen), *args, **given)
+        command(ConnectionOptions(**chosen).resolved(), *args, **given)
 
     _, *others = own.parameters.values()
     run.__signature__ = own.replace(parameters=[*others, *options.values()])  # type: ignore[attr-defined]

@@ -19,7 +19,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from escrowmq.cluster.cli.options import Format
+from escrowmq.cluster.cli.shown import Format
 
 _PIPE_WIDTH = 500
 

@@ -19,8 +19,9 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from escrowmq.cluster.cli.options import ConnectionOptions, Format, Shown, with_connection
+from escrowmq.cluster.cli.options import ConnectionOptions, with_connection
 from escrowmq.cluster.cli.output import show_pairs
+from escrowmq.cluster.cli.shown import Format, Shown
 
 if TYPE_CHECKING:
     from escrowmq.replication.model import Message, RecordMetadata

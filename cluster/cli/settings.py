@@ -6,8 +6,9 @@ from typing import Annotated
 
 import typer
 
-from escrowmq.cluster.cli.options import ConnectionOptions, Format, Shown, with_connection
+from escrowmq.cluster.cli.options import ConnectionOptions, with_connection
 from escrowmq.cluster.cli.output import show_rows
+from escrowmq.cluster.cli.shown import Format, Shown
 
 Changes = Annotated[
     list[str] | None,

@@ -7,8 +7,9 @@ from typing import Annotated, Any
 import typer
 
 from escrowmq.actors.admin.topic_creation import kept
-from escrowmq.cluster.cli.options import ConnectionOptions, Format, Shown, moment, with_connection
+from escrowmq.cluster.cli.options import ConnectionOptions, moment, with_connection
 from escrowmq.cluster.cli.output import note, plain, show_pairs, show_rows
+from escrowmq.cluster.cli.shown import Format, Shown
 from escrowmq.replication.errors import ConfigError
 from escrowmq.replication.model import TopicInfo
 

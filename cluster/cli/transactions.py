@@ -8,8 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
-from escrowmq.cluster.cli.options import App, ConnectionOptions, Format, Shown, with_connection
+from escrowmq.cluster.cli.options import App, ConnectionOptions, with_connection
 from escrowmq.cluster.cli.output import note, plain, show_pairs, show_rows, when
+from escrowmq.cluster.cli.shown import Format, Shown
 
 app = typer.Typer(
     no_args_is_help=True,

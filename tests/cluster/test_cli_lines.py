@@ -9,9 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from escrowmq.cluster.cli.consuming import _line
-from escrowmq.cluster.cli.options import Format
 from escrowmq.cluster.cli.producing import _Parser
-from escrowmq.replication.errors import InvalidMessage
+from escrowmq.cluster.cli.record_template import template
+from escrowmq.cluster.cli.shown import Format
+from escrowmq.replication.errors import ConfigError, InvalidMessage
 from escrowmq.replication.model import ConsumerRecord, Message
 
 PARSE = _Parser("copy", None, None, {}, None, True)
@@ -44,3 +45,31 @@ def test_a_record_that_was_printed_is_sent_as_it_was(
 def test_a_line_that_is_no_message_is_refused_with_its_number(entry: dict[str, object]) -> None:
     with pytest.raises(InvalidMessage, match="line 7"):
         PARSE(7, json.dumps(entry).encode())
+
+
+@pytest.mark.parametrize(
+    ("text", "printed"),
+    [
+        (r"%k %v\n", b"\xffk v\x00\n"),
+        ("%t/%p@%o %T", b"orders/3@42 1700000000000"),
+        (r"%h|%x|%K|%V", b"a=1,b=\xfe|tx-1|2|2"),
+        (r"100%% \\n\t\r\0\x41ö", "100% \\n\t\r\0Aö".encode()),
+        ("", b""),
+    ],
+)
+def test_a_template_prints_the_parts_of_a_record_byte_for_byte(text: str, printed: bytes) -> None:
+    record = ConsumerRecord(
+        "orders", 3, 42, 1_700_000_000_000, b"\xffk", b"v\x00", {"a": b"1", "b": b"\xfe"}, "tx-1"
+    )
+    assert template(text)(record) == printed
+
+
+def test_a_record_without_a_key_and_an_id_leaves_their_places_empty() -> None:
+    record = ConsumerRecord("orders", 3, 42, 1_700_000_000_000, None, b"v", {}, None)
+    assert template("[%k %K %h %x]")(record) == b"[ -1  ]"
+
+
+@pytest.mark.parametrize("text", ["%z", "a%", r"a\q", "a\\", r"\x4"])
+def test_a_letter_that_stands_for_nothing_is_refused_with_those_that_there_are(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"-f does not know .*%v"):
+        template(text)

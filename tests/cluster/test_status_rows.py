@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import io
+import json
 import time
 
+import pytest
+from rich.console import Console
+
 from escrowmq.actors.admin.types import ClusterStatus, FeedbackStatus, GroupStatus, ReplicaStatus
-from escrowmq.cluster.cli.lifecycle import feedback_rows, group_rows, replica_row
+from escrowmq.cluster.cli import output
+from escrowmq.cluster.cli import status as command
 from escrowmq.cluster.cli.output import duration, plain
+from escrowmq.cluster.cli.shown import Format
+from escrowmq.cluster.cli.status import Look, feedback_rows, group_rows, replica_row, show, show_again
 from escrowmq.feedback.asking.shard_report import ShardReport
 from escrowmq.replication.calling.answers import AcrossReport, GivenIdsReport
 
@@ -55,7 +63,7 @@ def test_a_replica_is_shown_with_its_disk_and_all_that_is_wrong() -> None:
         0, 2, True, "follower", 5, 1, 9, 9, 1, 9, 9, 0, {"free_bytes": 12_000_000}, ("its disk is full",)
     )
     row = replica_row(replica, {"node": "n1", "failure": {"text": "CorruptLog: x"}})
-    assert (row["free_disk"], row["problem"]) == ("12.0 MB", "its disk is full; CorruptLog: x")
+    assert (row["free_disk"], row["failure"], row["well"]) == ("12.0 MB", "CorruptLog: x", False)
     found = ClusterStatus("c", (GroupStatus(0, 1, 5, (replica,)),))
     assert not found.healthy and found.problems == ("group 0: replica 2: its disk is full",)
     lone = ClusterStatus("c", (GroupStatus(4, None, 5, ()),))
@@ -71,3 +79,51 @@ def test_durations_are_written_for_people() -> None:
     assert [duration(ms) for ms in (500, 119_000, 300_000, 5 * 3_600_000, 3 * 86_400_000)] == [
         "0.5 s", "119.0 s", "5.0 min", "5.0 h", "3.0 d",
     ]  # fmt: skip
+
+
+def busy() -> Look:
+    """A cluster of long numbers and long names, and one replica that has not answered."""
+    across = AcrossReport(undone=12_345, oldest_ms=1, branches=2_000_000, due=7, against_home=3)
+    details = {"free_bytes": 1_234_567_890_123, "scrub": {"damaged": 12, "mended": 12, "done_ms": 5}}
+    well = ReplicaStatus(
+        15, 0, True, "follower", 123, 1, 9_876_543_210, 9_876_543_210, 1, 5, 5, 2_000_000, details
+    )
+    silent = ReplicaStatus(15, 14, False, "?", 0, None, 0, 0, 0, 0, 0, 0, {}, ("it does not answer",))
+    report = ShardReport(shard=0, shards=2, pid=77, apps=5_000, pairs_here=50_000, polls_parked=4, counts={})
+    ids = GivenIdsReport(count=2_000_000, most=2_000_000, short_ms=3_600_000)
+    group = GroupStatus(15, 14, 5, (well, silent), 4, across, ids)
+    found = ClusterStatus("c" * 32, (group,), (FeedbackStatus(0, report),))
+    seats: list[dict[str, object]] = [
+        {"group": 15, "replica": r, "node": "worker-10-128-255-255", "condition": "alive"} for r in (0, 14)
+    ]
+    seats[1]["failure"] = {"text": "DiskFailed: sda"}
+    return Look(found, {"nodes": [1, 2], "replicas": seats}, None, None, "10.128.255.255:6379", "escrowmq")
+
+
+def printed(monkeypatch: pytest.MonkeyPatch, *, wide: bool) -> list[str]:
+    file = io.StringIO()
+    for module in (output, command):
+        monkeypatch.setattr(module, "console", lambda: Console(file=file, width=100, highlight=False))
+    show(busy(), Format.table, wide=wide)
+    return file.getvalue().splitlines()
+
+
+def test_a_status_fits_a_terminal_of_100_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No cell of a replica is broken over lines; with all columns most are."""
+    whole = ("15/0", "worker-10-128-255-255", "follower", "9876543210", "2000000", "1.2 TB", "alive")
+    lines = printed(monkeypatch, wide=False)
+    assert max(map(len, lines)) <= 100
+    (row,) = [line for line in lines if "15/0" in line]
+    assert all(cell in row for cell in whole), row
+    assert any("12345" in line and "2000000" in line for line in lines)
+    for problem in ("replica 14: it does not answer", "3 branches against their home", "DiskFailed: sda"):
+        assert any(problem in line for line in lines), problem
+    assert any("50000" in line for line in lines)
+    assert not any(all(cell in line for cell in whole) for line in printed(monkeypatch, wide=True))
+
+
+def test_a_look_that_is_repeated_into_a_pipe_is_an_object_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    for _ in range(2):
+        show_again(busy(), Format.json, wide=False)
+    lines = capsys.readouterr().out.splitlines()
+    assert [json.loads(line)["healthy"] for line in lines] == [False, False]

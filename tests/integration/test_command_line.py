@@ -173,6 +173,7 @@ def test_messages_go_in_as_arguments_and_come_out_in_order(topic: str) -> None:
     assert found[0]["key"] == "k" and found[0]["headers"] == {"from": "cli"} and found[0]["tx_id"] is None
     assert [record["offset"] for record in found] == [0, 1]
     assert "one" in good("consume", topic).splitlines()[0]
+    assert set(good("consume", topic, "-f", "%v;").split(";")) > {record["value"] for record in found}
 
 
 def test_messages_come_from_the_standard_input_a_file_and_json_lines(topic: str, tmp_path: Path) -> None:
@@ -397,6 +398,7 @@ def test_every_command_explains_itself() -> None:
         "topic": ("create", "alter", "list", "describe", "trim", "delete"),
         "txn": ("list", "show", "recheck", "commit", "rollback"),
         "group": ("list", "describe"),
+        "profile": ("list", "set", "remove"),
     }
     verbs = ("up", "down", "status", "leftovers", "members", "demo", "produce", "consume")
     pairs = [(noun, verb) for noun, actions in nouns.items() for verb in actions]

@@ -1,0 +1,233 @@
+"""``escrowmq status``: replicas, broker groups and feedback processes, once or again and again."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.filesize import decimal
+
+from escrowmq.cluster.cli.failing import FAILED
+from escrowmq.cluster.cli.options import ConnectionOptions, with_connection
+from escrowmq.cluster.cli.output import console, duration, plain, show_json, show_pairs, show_rows, when
+from escrowmq.cluster.cli.shown import Format, Shown
+
+if TYPE_CHECKING:
+    from escrowmq.actors.admin.types import ClusterStatus, FeedbackStatus, GroupStatus, ReplicaStatus
+    from escrowmq.cluster.handle import Cluster
+
+NO_FEEDBACK = "no feedback process: no producer that answers checks has run yet"
+#: What fits a terminal of 100 columns, and says whether all is well, and if not, where. The rest: --wide.
+REPLICA_COLUMNS = ("replica", "node", "process", "role", "applied", "open", "free_disk", "well")
+GROUP_COLUMNS = ("group", "leader", "format_level", "decisions_not_done", "oldest", "branches_open")
+FEEDBACK_COLUMNS = ("feedback_process", "alive", "apps", "pairs", "pairs_with_checks", "errors")
+
+
+@dataclass(frozen=True)
+class Look:
+    """The cluster at one moment. ``health``: the supervisor's answer; ``away``: why there is none."""
+
+    found: ClusterStatus
+    health: Mapping[str, Any]
+    head: str | None
+    away: str | None
+    address: str
+    namespace: str
+
+    @property
+    def well(self) -> bool:
+        """Whether all replicas are, and the supervisor answers."""
+        return self.found.healthy and not self.away
+
+
+@with_connection
+def status(
+    connection: ConnectionOptions,
+    wide: Annotated[bool, typer.Option("--wide", help="All columns; else those that fit 100.")] = False,
+    watch: Annotated[
+        float | None, typer.Option(min=0.5, help="Look again every so many seconds, until interrupted.")
+    ] = None,
+    shown: Shown = Format.table,
+) -> None:
+    """Replicas, broker groups and feedback processes. Exit code 1 unless all replicas are well.
+
+    With --watch, --format json prints an object a line.
+    """
+    with connection.joined() as cluster:
+        look = take(cluster)
+        while watch is not None:
+            show_again(look, shown, wide=wide)
+            time.sleep(watch)
+            look = take(cluster)
+    show(look, shown, wide=wide)
+    if not look.well:
+        raise typer.Exit(FAILED)
+
+
+def take(cluster: Cluster) -> Look:
+    """Ask all replicas, and the supervisor."""
+    from escrowmq.cluster.head import Head, head_in_words
+    from escrowmq.replication.errors import ClusterNotFound, Unavailable
+
+    health: Mapping[str, Any] = {"nodes": [], "replicas": []}
+    away = head = None
+    found = cluster.status()
+    try:
+        health = cluster.health()
+        if health.get("head"):  # an embedded cluster's supervisor knows none
+            head = head_in_words(Head(**health["head"]), cluster.head_waits(health))
+    except (ClusterNotFound, Unavailable) as error:  # lost with Ray's head; the replicas have answered
+        away = str(error)
+    return Look(found, health, head, away, cluster.address, cluster.info.namespace)
+
+
+def show_again(look: Look, shown: Format, *, wide: bool) -> None:
+    """In place of what the terminal shows; into a pipe, one behind the other."""
+    if shown is Format.json:
+        print(json.dumps(plain(_told(look)), ensure_ascii=False), flush=True)
+        return
+    console().clear()
+    console().print(when(int(time.time() * 1000)))
+    show(look, shown, wide=wide)
+
+
+def show(look: Look, shown: Format, *, wide: bool) -> None:
+    """Tables, or one JSON document."""
+    if shown is Format.json:
+        show_json(_told(look))
+        return
+    found, health = look.found, look.health
+    pairs: dict[str, Any] = {"cluster_id": found.cluster_id, "address": look.address}
+    pairs |= {"namespace": look.namespace, "healthy": found.healthy, "nodes": len(health["nodes"])}
+    pairs |= {"head": look.head} if look.head else {}
+    if changes := health.get("member_problems"):  # {} where all is well, absent from earlier versions
+        pairs["changes_of_members"] = "; ".join(f"group {gid}: {text}" for gid, text in changes.items())
+    pairs |= {"supervisor": look.away} if look.away else {}
+    seats = {(r["group"], r["replica"]): r for r in health["replicas"]}
+    rows = [
+        replica_row(replica, seats.get((replica.group, replica.replica), {}))
+        for group in found.groups
+        for replica in group.replicas
+    ]
+    if problems := _problems(found, rows):
+        pairs["problems"] = "\n".join(problems)
+    show_pairs(shown, found, pairs)
+    tables: list[tuple[Sequence[Mapping[str, Any]], Sequence[str]]] = [
+        (rows, REPLICA_COLUMNS),
+        (group_rows(found), GROUP_COLUMNS),
+        (feedback_rows(found), FEEDBACK_COLUMNS),
+    ]
+    for lines, narrow in tables:
+        columns = (
+            list(lines[0]) if lines and wide else [name for name in narrow if lines and name in lines[0]]
+        )
+        show_rows(shown, lines, columns, empty=NO_FEEDBACK)
+
+
+def _problems(found: ClusterStatus, rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """All of them, a line each: of replicas, of groups, and what the supervisor met."""
+    told = list(found.problems)
+    told += [f"group {group.group}: {text}" for group in found.groups for text in _alarms(group)]
+    failed = [f"replica {row['replica']}: {row['failure']}" for row in rows if row["failure"]]
+    return told + failed
+
+
+def _told(look: Look) -> dict[str, Any]:
+    told = {**look.health, "away": look.away, "head_in_words": look.head}
+    said = {"healthy": look.found.healthy, "problems": list(look.found.problems), "address": look.address}
+    return {**plain(look.found), **said, "supervisor": told}
+
+
+def group_rows(found: ClusterStatus) -> list[dict[str, Any]]:
+    """A line for each broker group: what is said once for all of its replicas."""
+    return [_group(group) for group in found.groups]
+
+
+def _group(group: GroupStatus) -> dict[str, Any]:
+    across, ids = group.across, group.given_ids
+    short_ms = None if ids is None else ids.short_ms
+    return {
+        "group": group.group,
+        "leader": group.leader,
+        "format_level": group.level or None,
+        "decisions_not_done": across and across.undone,
+        "oldest": across and _age(across.oldest_ms),
+        "branches_open": across and across.branches,
+        "branches_due": across and across.due,
+        "branch_against_home": across and across.against_home,
+        "ids_of_applications": ids and f"{ids.count} of {ids.most}",
+        "ids_remembered": None if ids is None else "as promised" if short_ms is None else _short(short_ms),
+    }
+
+
+def _alarms(group: GroupStatus) -> list[str]:
+    """What an operator must look at."""
+    against = group.across.against_home if group.across is not None else 0
+    short_ms = group.given_ids.short_ms if group.given_ids is not None else None
+    return ([f"{against} branches against their home"] if against else []) + (
+        [] if short_ms is None else [f"ids are remembered {_short(short_ms)}"]
+    )
+
+
+def _short(short_ms: int) -> str:
+    return f"ONLY {duration(short_ms)}: too many came"
+
+
+def feedback_rows(found: ClusterStatus) -> list[dict[str, Any]]:
+    """A line for each feedback process."""
+    if found.feedback is None:
+        return [{"feedback_process": "not known: Ray did not answer in time"}]
+    return [_feedback(status) for status in found.feedback]
+
+
+def _feedback(status: FeedbackStatus) -> dict[str, Any]:
+    report = status.report
+    return {
+        "feedback_process": status.shard,
+        "alive": report is not None,
+        "pid": report and report.pid,
+        "apps": report and report.apps,
+        "pairs": report and report.pairs_here,
+        "pairs_with_checks": report and report.pairs_working,
+        "pairs_due": report and report.pairs_due,
+        "producers_parked": report and report.polls_parked,
+        "polls_refused": report and report.counts.get("polls_refused", 0),
+        "errors": report and report.counts.get("errors", 0),
+    }
+
+
+def _age(since_ms: int) -> str | None:
+    return duration(max(time.time() * 1000 - since_ms, 0)) if since_ms else None
+
+
+def replica_row(replica: ReplicaStatus, seat: dict[str, Any]) -> dict[str, Any]:
+    """A line for a replica; ``seat``: what the supervisor knows of it."""
+    failure, scrub = seat.get("failure"), replica.details.get("scrub") or {}
+    return {
+        "replica": f"{replica.group}/{replica.replica}",
+        "node": seat.get("node"),
+        "process": "node missing" if seat.get("node_missing") else seat.get("condition"),
+        "role": replica.role,
+        "term": replica.term,
+        "committed": replica.commit_index,
+        "applied": replica.applied_index,
+        "durable": replica.durable_index,
+        "open": replica.open_transactions,
+        "free_disk": decimal(replica.details["free_bytes"]) if replica.details.get("free_bytes") else None,
+        "damaged": scrub.get("damaged"),
+        "mended": scrub.get("mended"),
+        "scrubbed": _days_ago(scrub.get("done_ms")),
+        "failure": failure["text"] if failure else None,
+        "well": not (failure or replica.problems),
+    }
+
+
+def _days_ago(ms: int | None) -> str | None:
+    """When all that a replica stores was last read again."""
+    if ms is None:
+        return None
+    return "not yet" if ms == 0 else f"{max(0.0, time.time() - ms / 1000) / 86_400:.1f} days ago"
