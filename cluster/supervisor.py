@@ -39,6 +39,7 @@ from escrowmq.replication.calling.backoff import Backoff
 from escrowmq.replication.calling.patience import Patience, patiently
 from escrowmq.replication.carried_settings import by_name, from_names, names_of, passed_over, unpack_names
 from escrowmq.replication.errors import DataDirLocked, EscrowMQError, Unavailable
+from escrowmq.replication.log_lines import LogFormat, log_to_stderr
 from escrowmq.replication.net.tls import TlsFiles
 
 log = logging.getLogger(__name__)
@@ -108,6 +109,8 @@ class Supervisor:
 
     def __init__(self, plan: SupervisorPlan | bytes) -> None:
         self._plan = unpacked(plan)
+        if self._plan.broker.log_format == LogFormat.json:
+            log_to_stderr(LogFormat.json, lambda: {"process": "supervisor"})
         self._here = ray.get_runtime_context().get_node_id()
         self._lock = threading.Lock()
         self._news = threading.Condition(self._lock)

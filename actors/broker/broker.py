@@ -49,6 +49,7 @@ from escrowmq.replication.host.replica_setup import ReplicaSetup
 from escrowmq.replication.host.running import NOT_RUNNING
 from escrowmq.replication.log.datadir import Identity
 from escrowmq.replication.log.peer_marks import DISK_ID_MAX, Incarnation
+from escrowmq.replication.log_lines import LogFormat, log_to_stderr
 from escrowmq.replication.net.tls import TlsFiles
 from escrowmq.replication.replica.fetching import FetchRequest
 from escrowmq.replication.state.machine import LEVEL_MAX
@@ -84,12 +85,16 @@ class Broker:
         # replica for as long as an election takes once a million transactions are open.
         gc.set_threshold(200_000, 50, 1_000)
         self._gid, self._rid = gid, rid
+        self._parts: Parts | None = None
+        settings = unpack_settings(BrokerConfig, config, self._report)
+        if settings.log_format == LogFormat.json:
+            log_to_stderr(LogFormat.json, self._as_logged)
         self._info = info = unpack_settings(ClusterInfo, info, self._report)
         peers = RayPeers(info, gid)
         self._branches: BranchWork | None = None
         self._host = ReplicaHost(
             ReplicaSetup(
-                config=unpack_settings(BrokerConfig, config, self._report),
+                config=settings,
                 identity=Identity(info.cluster_id, gid, rid, incarnation),
                 groups=info.groups,
                 founders=info.replicas,
@@ -108,7 +113,6 @@ class Broker:
             )
         )
         self._peers = peers
-        self._parts: Parts | None = None
         self._failure: str | None = None
         self._superseded_by: int | None = None
         self._topic_packer = TopicPacker()
@@ -118,6 +122,11 @@ class Broker:
 
     def _report(self, text: str) -> None:
         log.warning("%s: %s", broker_name(self._gid, self._rid), text)
+
+    def _as_logged(self) -> dict[str, Any]:
+        parts = self._parts
+        term = {} if parts is None else {"term": parts.running.node.term}
+        return {"group": self._gid, "replica": self._rid, **term}
 
     def _open(self) -> None:
         while True:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from escrowmq.replication.carried_settings import by_name
 from escrowmq.replication.errors import ConfigError
+from escrowmq.replication.log_lines import LogFormat
 from escrowmq.replication.setting_checks import check_not_negative, check_positive
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
@@ -70,6 +71,9 @@ class BrokerConfig:
     #: topic of a producer of an earlier version; those beyond ask once a second instead. Idle threads cost no
     #: memory to speak of (143 MB with 16 and with 64).
     feedback_threads: int = 64
+    #: How brokers and the supervisor write their logs: "text", for people, or "json", one object a line with
+    #: group, replica and term, for whoever collects the logs of many processes.
+    log_format: str = "text"
 
     def __post_init__(self) -> None:
         check_positive(self, "segment_bytes", "queue_bytes", "request_bytes_max")
@@ -78,6 +82,8 @@ class BrokerConfig:
         check_positive(self, "feedback_threads")
         check_positive(self, "scrub_bytes_per_s")
         check_not_negative(self, "copy_bytes_max", "disk_reserve_bytes", "scrub_period_s")
+        if self.log_format not in {form.value for form in LogFormat}:
+            raise ConfigError(f"log_format must be 'text' or 'json', not {self.log_format!r}")
         if not 64 * KIB <= self.segment_bytes <= 1 * GIB:
             raise ConfigError(f"segment_bytes must be 64 KiB to 1 GiB, not {self.segment_bytes}")
         if self.election_max_s <= self.election_min_s or self.heartbeat_s * 3 > self.election_min_s:
