@@ -33,7 +33,8 @@ help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
 
 demo: $(STAMP) ## orders through escrow while things are being killed; Spark checks the result (4 minutes)
-	$(BIN)/escrowmq demo
+	mkdir -p artifacts
+	$(BIN)/escrowmq demo --picture artifacts/demo.svg
 
 # Collecting compiles the tests once for all workers, on the core that the linters leave free. What it cannot
 # collect, the tests tell.

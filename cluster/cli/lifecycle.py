@@ -90,6 +90,7 @@ def demo(
     spark: Annotated[bool, typer.Option(help="Let Spark on Ray compute the answers.")] = True,
     keep: Annotated[bool, typer.Option("--keep", help="Keep the data directory.")] = False,
     directory: Annotated[Path | None, typer.Option(help="Where to work (a temporary directory).")] = None,
+    picture: Annotated[Path | None, typer.Option(help="SVG file: what the exporter saw of the run.")] = None,
 ) -> None:
     """Orders through escrow while producers and a broker are killed; exit code 0 if nothing is lost."""
     from escrowmq.cluster.demo.options import DemoOptions
@@ -103,5 +104,6 @@ def demo(
         spark=spark,
         keep=keep,
         directory=directory,
+        picture=picture,
     )
     raise typer.Exit(run_demo(options, console() if not sys.stdout.isatty() else Console()))

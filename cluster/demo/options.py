@@ -34,6 +34,7 @@ class DemoOptions:
     spark: bool = True
     keep: bool = False
     directory: Path | None = None
+    picture: Path | None = None
 
     def __post_init__(self) -> None:
         limits = {
@@ -51,6 +52,8 @@ class DemoOptions:
                 )
         if self.directory is not None and self.directory.exists() and any(self.directory.iterdir()):
             raise ConfigError(f"demo option 'directory' must be new or empty: {self.directory} is not")
+        if self.picture is not None and not self.picture.absolute().parent.is_dir():
+            raise ConfigError(f"demo option 'picture': there is no folder {self.picture.absolute().parent}")
         if self.replicas % 2 == 0:
             raise ConfigError(
                 f"demo option 'replicas' must be odd: {self.replicas} survive no more losses than one less"

@@ -55,6 +55,7 @@ def produce(
         if not victim_killed and tally.through >= plan.producer_killed_at * total:
             victim_killed = True
             left = fleet.kill(VICTIM)
+            tally.producer_killed_s = time.monotonic()
             busy.add(VICTIM)
             fleet.start(VICTIM, left)
             note(

@@ -31,13 +31,16 @@ from escrowmq.cluster.demo.options import (
     TRANSACTION_TIMEOUT_S,
     DemoOptions,
 )
-from escrowmq.cluster.demo.production import produce, wait_until_replicas_agree, wait_until_resolved
+from escrowmq.cluster.demo.picture import Mark, picture
+from escrowmq.cluster.demo.production import VICTIM, produce, wait_until_replicas_agree, wait_until_resolved
 from escrowmq.cluster.demo.queries import TABLES, QueryAnswer
+from escrowmq.cluster.demo.recording import EVERY_S, Recorder
 from escrowmq.cluster.demo.spark_step import SparkStep, prepare_java
 from escrowmq.cluster.demo.tally import DemoFailed, Tally
 from escrowmq.cluster.demo.tpch import generate, order_keys
 from escrowmq.cluster.demo.verify import find_problems
 from escrowmq.cluster.demo.worker import WorkerSettings
+from escrowmq.cluster.exporter.exporter import Exporter
 from escrowmq.cluster.local import Cluster, start_local
 from escrowmq.replication.errors import EscrowMQError
 from escrowmq.replication.model import ConsumerRecord
@@ -122,14 +125,16 @@ class _Story:
             self.cluster.admin.create_topic(
                 topic, partitions=PARTITIONS, transaction_timeout_ms=int(TRANSACTION_TIMEOUT_S * 1000)
             )
-        tally, fleet = Tally(), self._fleet()
+        tally, fleet, recorder = Tally(), self._fleet(), Recorder()
         with contextlib.ExitStack() as stack, self._progress() as progress:
+            watched = stack.enter_context(self._watched(recorder))
             stack.callback(fleet.stop)
             production_s = self._produce(fleet, tally, progress)
             spark = self._start_spark(stack)
             resolve_s = self._resolve(fleet, tally, progress)
             fleet.stop()
             wait_until_replicas_agree(self.cluster.admin)
+            watched.close()
             ends = self._ends()
             records = self._read_everything(ends, progress)
             problems = find_problems(records, self._tables(), ends)
@@ -137,7 +142,32 @@ class _Story:
             spark_answers = self._ask_spark(spark, progress)
         orders = len(self.shop.order_keys())
         self.console.print(report.happened(tally, self.plan, orders, len(records), production_s, resolve_s))
+        self._draw(recorder, tally)
         return problems + self._compare(spark_answers, duck_answers)
+
+    def _watched(self, recorder: Recorder) -> contextlib.ExitStack:
+        """While it is open, an exporter looks at the cluster, if a picture is wanted."""
+        stack = contextlib.ExitStack()
+        if self.options.picture is not None:
+            exporter = Exporter(self.cluster, EVERY_S, seen=recorder.add)
+            stack.callback(exporter.close)
+            exporter.start()
+        return stack
+
+    def _draw(self, recorder: Recorder, tally: Tally) -> None:
+        path, killed, took = self.options.picture, tally.leader_killed_s, tally.fail_over_s()
+        if path is None:
+            return
+        marks = (
+            [Mark(tally.producer_killed_s, f"producer {VICTIM} killed")] if tally.producer_killed_s else []
+        )
+        fail_over = None
+        if killed is not None and took is not None:
+            marks.append(Mark(killed, f"leader killed; next commit after {took:.2f} s"))
+            fail_over = killed, killed + took
+        title = f"{tally.through:,} orders through escrow, as the exporter saw them"
+        path.write_text(picture(recorder.points, marks, fail_over, title))
+        self.console.print(f"a picture of this run: [bold]{path}[/]", highlight=False)
 
     def _produce(self, fleet: Fleet, tally: Tally, progress: Progress) -> float:
         n = self.options.producers

@@ -23,6 +23,7 @@ class Tally:
     resolved: dict[str, str] = field(default_factory=dict)
     commits: list[tuple[float, float]] = field(default_factory=list)
     taken_over: int = 0
+    producer_killed_s: float | None = None
     leader_killed_s: float | None = None
 
     @property

@@ -1,0 +1,137 @@
+"""The picture of a run of the demo: an SVG of what the exporter saw, with the kills and the fail-over.
+
+Three graphs over the same time: transactions decided a second, messages that became readable a second, and
+open transactions. Drawn by hand, so that the demo needs no library for it. Pure.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from html import escape
+
+from escrowmq.cluster.demo.recording import BY_CHECK, BY_PRODUCER, MESSAGES, ROLLED_BACK, Point, rates
+
+WIDTH, LEFT, RIGHT, TOP = 960, 70, 20, 92
+HEIGHT, GAP = 120, 46
+#: Text, faint lines, and a colour for each line.
+INK, FAINT, SHADE = "#1f2933", "#cbd2d9", "#f9d5d3"
+COLOURS = {BY_PRODUCER: "#2f6f4f", ROLLED_BACK: "#b7791f", BY_CHECK: "#6b46c1", MESSAGES: "#2b6cb0"}
+OPEN_COLOUR = "#c05621"
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """Something that happened at a moment."""
+
+    at: float
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """One of the graphs: lines of (moment, value) by name, with their colours."""
+
+    title: str
+    lines: Sequence[tuple[str, str, Sequence[tuple[float, float]]]]
+
+
+def picture(
+    points: Sequence[Point], marks: Sequence[Mark], fail_over: tuple[float, float] | None, title: str
+) -> str:
+    """The whole SVG. ``points`` are at least two; moments are those of one clock. ``fail_over``: from the
+    leader's death to the next commit."""
+    seen = list(points)
+    opened = [(point.at, point.opened) for point in seen if point.opened is not None]
+    graphs = (
+        Graph(
+            "transactions decided a second",
+            [(kind, COLOURS[kind], rates(seen, kind)) for kind in (BY_PRODUCER, ROLLED_BACK, BY_CHECK)],
+        ),
+        Graph("messages that became readable, a second", [("", COLOURS[MESSAGES], rates(seen, MESSAGES))]),
+        Graph("open transactions", [("", OPEN_COLOUR, opened)]),
+    )
+    begin, end = seen[0].at, seen[-1].at
+    scale = (WIDTH - LEFT - RIGHT) / max(end - begin, 1e-9)
+
+    def x(at: float) -> float:
+        return round(LEFT + (min(max(at, begin), end) - begin) * scale, 1)
+
+    height = TOP + len(graphs) * (HEIGHT + GAP) + 10
+    bottom = height - GAP - 10
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" '
+        'font-family="Helvetica, Arial, sans-serif" font-size="12">',
+        f'<rect width="{WIDTH}" height="{height}" fill="#ffffff"/>',
+        _text(LEFT, 24, title, size=16, weight="bold"),
+    ]
+    if fail_over is not None:
+        left, right = (x(moment) for moment in fail_over)
+        wide = max(right - left, 2.0)
+        parts.append(
+            f'<rect x="{left}" y="{TOP}" width="{wide:.1f}" height="{bottom - TOP}" fill="{SHADE}"/>'
+        )
+    for number, graph in enumerate(graphs):
+        parts += _graph(graph, TOP + number * (HEIGHT + GAP), x)
+    parts += _axis(begin, end, bottom, x)
+    for number, mark in enumerate(sorted(marks, key=lambda mark: mark.at)):
+        parts += _mark(mark, x(mark.at), 46 + 16 * (number % 2), bottom)
+    return "\n".join([*parts, "</svg>"]) + "\n"
+
+
+def _graph(graph: Graph, top: int, x: Callable[[float], float]) -> list[str]:
+    highest = _round_up(max((value for _, _, line in graph.lines for _, value in line), default=0.0))
+    base = top + HEIGHT
+    parts = [_text(LEFT, top - 8, graph.title, weight="bold")]
+    for part in (0.0, 0.5, 1.0):
+        y = round(base - part * HEIGHT, 1)
+        parts.append(f'<path d="M{LEFT} {y}H{WIDTH - RIGHT}" stroke="{FAINT}" fill="none"/>')
+        parts.append(_text(LEFT - 8, y + 4, f"{highest * part:,.0f}", anchor="end"))
+    legend = LEFT + 10 + 7 * len(graph.title)
+    for name, colour, line in graph.lines:
+        path = " ".join(
+            f"{'M' if at == 0 else 'L'}{x(moment)} {base - HEIGHT * value / highest:.1f}"
+            for at, (moment, value) in enumerate(line)
+        )
+        if path:
+            parts.append(
+                f'<path d="{path}" stroke="{colour}" stroke-width="1.6" fill="none" stroke-linejoin="round"/>'
+            )
+        if name:
+            parts.append(f'<path d="M{legend} {top - 12}h16" stroke="{colour}" stroke-width="3"/>')
+            parts.append(_text(legend + 22, top - 8, name))
+            legend += 44 + 6 * len(name)
+    return parts
+
+
+def _axis(begin: float, end: float, bottom: int, x: Callable[[float], float]) -> list[str]:
+    step = _round_up((end - begin) / 8)
+    ticks = [begin + step * number for number in range(int((end - begin) / step) + 1)]
+    parts = [_text(x(moment), bottom + 18, f"{moment - begin:g} s", anchor="middle") for moment in ticks]
+    return [f'<path d="M{LEFT} {bottom}H{WIDTH - RIGHT}" stroke="{INK}" fill="none"/>', *parts]
+
+
+def _mark(mark: Mark, place: float, y: int, bottom: int) -> list[str]:
+    late = place > WIDTH * 0.7
+    return [
+        f'<path d="M{place} {y + 4}V{bottom}" stroke="#c53030" stroke-dasharray="4 3" fill="none"/>',
+        _text(place - 4 if late else place + 4, y, mark.text, anchor="end" if late else "start"),
+    ]
+
+
+def _text(
+    x: float, y: float, text: str, *, size: int = 12, weight: str = "normal", anchor: str = "start"
+) -> str:
+    return (
+        f'<text x="{x}" y="{y}" font-size="{size}" font-weight="{weight}" text-anchor="{anchor}" '
+        f'fill="{INK}">{escape(text)}</text>'
+    )
+
+
+def _round_up(value: float) -> float:
+    """The next of 1, 2, 5, 10, 20, ..."""
+    if value <= 1:
+        return 1.0
+    power = 10.0 ** math.floor(math.log10(value))
+    return next(step * power for step in (1, 2, 5, 10) if step * power >= value)
