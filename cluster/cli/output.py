@@ -19,9 +19,11 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
+from escrowmq.cluster.cli.long_tables import LONG, long_table
 from escrowmq.cluster.cli.shown import Format
 
 _PIPE_WIDTH = 500
+_PLAIN = frozenset((str, int, float, bool))
 
 
 def console() -> Console:
@@ -54,10 +56,15 @@ def show_rows(
     if not rows:
         note(empty or "nothing to show")
         return
+    heads = [column.replace("_", " ") for column in columns]
+    numeric = [all(isinstance(row.get(column), int | float | None) for row in rows) for column in columns]
+    if len(rows) > LONG:
+        texts = [[shown_text(row.get(column)) for column in columns] for row in rows]
+        sys.stdout.write(long_table(title, heads, texts, numeric))
+        return
     table = Table(title=title or None, title_justify="left", header_style="bold")
-    for column in columns:
-        numbers = all(isinstance(row.get(column), int | float | None) for row in rows)
-        table.add_column(column.replace("_", " "), justify="right" if numbers else "left", overflow="fold")
+    for head, numbers in zip(heads, numeric, strict=True):
+        table.add_column(head, justify="right" if numbers else "left", overflow="fold")
     for row in rows:
         table.add_row(*(cell(row.get(column)) for column in columns))
     console().print(table)
@@ -77,14 +84,19 @@ def show_pairs(shown: Format, value: Any, pairs: Mapping[str, Any]) -> None:
 
 
 def cell(value: Any) -> str:
-    """A value in a table."""
+    """A value in a table of rich's."""
+    return shown_text(value).replace("[", "\\[")
+
+
+def shown_text(value: Any) -> str:
+    """A value as people read it."""
     if value is None:
         return "-"
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, enum.Enum):
         return str(value.value)
-    return str(value).replace("[", "\\[")
+    return str(value)
 
 
 def when(ts_ms: int) -> str:
@@ -102,6 +114,8 @@ def duration(ms: float) -> str:
 
 def plain(value: Any) -> Any:
     """Dataclasses, structs, enums and bytes as what JSON has."""
+    if value is None or type(value) in _PLAIN:  # nearly all are, and there may be a million
+        return value
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {item.name: plain(getattr(value, item.name)) for item in dataclasses.fields(value)}
     if isinstance(value, msgspec.Struct):

@@ -1,0 +1,40 @@
+"""Tables of many rows look as short ones do, and take no time."""
+
+from __future__ import annotations
+
+import io
+import time
+from contextlib import redirect_stdout
+
+import pytest
+
+from escrowmq.cluster.cli import output
+from escrowmq.cluster.cli.shown import Format
+
+ROWS: list[dict[str, object]] = [
+    {"name": "orders", "partitions": 4, "kept": "for ever", "lag": None},
+    {"name": "größe [bold]日本[/bold]", "partitions": 16, "kept": True, "lag": 1.5},
+    {"name": "", "partitions": 1, "kept": "-", "lag": 10},
+]
+COLUMNS = ("name", "partitions", "kept", "lag")
+
+
+def shown(rows: list[dict[str, object]], title: str = "") -> str:
+    with redirect_stdout(io.StringIO()) as out:
+        output.show_rows(Format.table, rows, COLUMNS, title=title)
+    return out.getvalue()
+
+
+@pytest.mark.parametrize("title", ["", "Topics"])
+def test_a_long_table_looks_as_a_short_one(monkeypatch: pytest.MonkeyPatch, title: str) -> None:
+    by_rich = shown(ROWS, title)
+    monkeypatch.setattr(output, "LONG", 0)
+    assert shown(ROWS, title).splitlines() == [line.rstrip() for line in by_rich.splitlines()]
+
+
+def test_ten_thousand_rows_take_a_fraction_of_a_second() -> None:
+    rows = [{**ROWS[0], "name": f"topic-{number}"} for number in range(10_000)]
+    began = time.process_time()
+    lines = shown(rows).splitlines()
+    assert time.process_time() - began < 1.0, "rich takes ten seconds"
+    assert len(lines) == len(rows) + 4
