@@ -381,6 +381,16 @@ def test_up_again_with_the_same_settings_and_with_others(
         assert first["groups"] == 2
         assert as_json(*same) == first, "the same again"
         assert as_json("up", *own) == first, "nothing is said of what its founding has fixed"
+        wait_until(
+            lambda: all(group["level"] >= 4 for group in as_json("status", *own)["groups"]), 20.0, "level 4"
+        )
+        placed = "placed-4"  # without a place it would begin in group 0
+        good("topic", "create", placed, "--partitions", "2", *own)
+        hosts = [place["group"] for place in as_json("topic", "describe", placed, *own)["partitions"]]
+        assert hosts == [1, 0]
+        for partition in "01":
+            good("produce", placed, partition, "--partition", partition, *own)
+        assert sorted(record["value"] for record in lines_of("consume", placed, *own)) == ["0", "1"]
         monkeypatch.setenv("ESCROWMQ_BROKER__SEGMENT_BYTES", str(2 << 20))
         refused = run(*same[:-1], str(tmp_path / "other"), "--nodes-min", "1")
         assert refused.exit_code == 2

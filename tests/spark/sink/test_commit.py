@@ -26,7 +26,8 @@ from escrowmq.spark_integration.sink.intents import Attempt, Intent, IntentStore
 from escrowmq.spark_integration.sink.link import SinkLink
 from escrowmq.spark_integration.sink.task import ChunkWriter
 from tests.support.brokers import Brokers
-from tests.support.sinking import ROWS, batch, effect, linked, prepare, readable, still_open
+from tests.support.places import by_name
+from tests.support.sinking import PARTITIONS, ROWS, batch, effect, linked, prepare, readable, still_open
 
 
 def test_an_epoch_is_readable_after_its_commit_and_not_before(
@@ -37,6 +38,18 @@ def test_an_epoch_is_readable_after_its_commit_and_not_before(
     commit_epoch(store, link, query, 0, tasks)
     assert readable(brokers, topic) == effect(ROWS, f"spark:{query}:0")
     assert still_open(brokers, query) == 0 and store.epochs() == [0]
+
+
+def test_rows_go_where_the_topic_was_placed_and_not_where_its_name_says(
+    brokers: Brokers, query: str, link: SinkLink, store: IntentStore
+) -> None:
+    brokers.at_highest_level()
+    groups = brokers.info.groups
+    brokers.topic(query, PARTITIONS, first=(by_name(query, 0, groups) + 1) % groups)
+    tasks = [prepare(link, query, 0, query, [batch(*ROWS[i::2])], task=i)[0] for i in range(2)]
+    commit_epoch(store, link, query, 0, tasks)
+    assert readable(brokers, query) == effect(ROWS, f"spark:{query}:0")
+    assert brokers.place(query, 0) != by_name(query, 0, groups) or groups == 1
 
 
 def test_a_re_run_epoch_and_a_late_first_run_have_one_effect(
