@@ -34,6 +34,7 @@ REPLACE_AFTER_S = 5.0
 #: A hundred of them are an entry.
 ROW_BYTES = 10_000
 QUIET_S = 10.0
+HEAD = "n0"
 
 
 def measure(folder: Path, log_mb: int, say: Say) -> dict[str, Any]:
@@ -53,6 +54,7 @@ def measure(folder: Path, log_mb: int, say: Say) -> dict[str, Any]:
         say("three replicas on three of four nodes")
         with escrowmq.connect(machines.address) as cluster, senders(cluster) as clients:
             until(lambda: cluster.status().healthy, "that all replicas are well")
+            _lead_elsewhere(cluster)
             time.sleep(QUIET_S)
             found = _lose(cluster, machines, nodes, clients, say)
             return {"log_mb": log_mb, **found, "errors": clients.errors()}
@@ -85,6 +87,13 @@ def _lose(
     return found
 
 
+def _lead_elsewhere(cluster: Cluster) -> None:
+    """Than on the head, whose loss is Ray's."""
+    cluster.admin.begin_maintenance(HEAD)
+    until(lambda: _seat(cluster, Replicas(cluster).leader().replica)["node"] != HEAD, "another leader")
+    cluster.admin.open_node(HEAD)
+
+
 def _seat(cluster: Cluster, replica: int) -> dict[str, Any]:
     found: dict[str, Any] = next(seat for seat in cluster.health()["replicas"] if seat["replica"] == replica)
     return found
@@ -102,7 +111,7 @@ def _nodes() -> Iterator[tuple[RayCluster, dict[str, Any]]]:
     """Ray on four nodes of this machine, and those beside the head, by name."""
     head = {
         "num_cpus": 1,
-        "node_name": "n0",
+        "node_name": HEAD,
         "include_dashboard": False,
         "_system_config": system_config(RaySettings()),
     }
