@@ -38,6 +38,10 @@ class Names:
         self.sent_away(now)
         return OTHER
 
+    def has(self, name: str) -> bool:
+        """Whether it has a place of its own. Asking is no news of it."""
+        return name in self._seen
+
     def sent_away(self, now: float) -> None:
         """There are names without a place: say so."""
         self._limited_at, self.limited = now, True

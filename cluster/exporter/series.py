@@ -9,6 +9,7 @@ was found.
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Iterator
+from operator import itemgetter
 
 from escrowmq.cluster.exporter.findings import Found
 from escrowmq.cluster.exporter.names import OTHER, Names
@@ -97,10 +98,14 @@ class Series:
             yield from self._open(label[0], led.led.apps, found.at)
 
     def _open(self, group: str, apps: Named, now: float) -> Iterator[Sample]:
-        for name, opened, parked in [*zip(apps.names, *apps.columns, strict=True), (OTHER, *apps.rest)]:
-            if name == OTHER and not opened and not parked:
+        rows = sorted(zip(apps.names, *apps.columns, strict=True), key=itemgetter(1), reverse=True)
+        for name, opened, parked in [*rows, (OTHER, *apps.rest)]:
+            if opened or parked:
+                app = OTHER if name == OTHER else self._apps.place(name, now)
+            elif self._apps.has(name):
+                app = name  # no news of it: thousands that were here once must not keep others out
+            else:
                 continue
-            app = OTHER if name == OTHER else self._apps.place(name, now)
             yield ("escrowmq_transactions_open", (group, app)), opened
             yield ("escrowmq_transactions_parked", (group, app)), parked
         if apps.all > len(apps.names):

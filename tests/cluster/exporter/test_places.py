@@ -1,0 +1,46 @@
+"""Who gets a series of its own: applications with open transactions, and not those that once were here."""
+
+from __future__ import annotations
+
+from escrowmq.cluster.exporter.findings import Found
+from escrowmq.cluster.exporter.names import FORGET_AFTER_S
+from escrowmq.cluster.exporter.series import Series
+from escrowmq.replication.calling.answers import MembersReport, ReplicaReport
+from escrowmq.replication.calling.metrics_report import LedMetrics, MetricsReport, Named
+
+
+def opened(at: float, **apps: int) -> Found:
+    """A look at a group of one, at a leader with these open transactions."""
+    columns = [list(apps.values()), [0] * len(apps)]
+    nothing = Named(names=[], columns=[[], []], rest=[0, 0], all=0)
+    led = LedMetrics(
+        apps=Named(names=list(apps), columns=columns, rest=[0, 0], all=len(apps)),
+        topics=nothing,
+        oldest_age_s=0.0,
+    )
+    report = ReplicaReport(gid=0, rid=0, role="leader", ready=True)
+    members = {0: MembersReport(version=0, voters=[0])}
+    return Found(at, 0.1, members, {(0, 0): report}, {(0, 0): MetricsReport(gid=0, rid=0, led=led)})
+
+
+def shown(series: Series, found: Found) -> dict[str, object]:
+    name = "escrowmq_transactions_open"
+    return {labels[1]: value for (of, labels), value in series.of(found).items() if of == name}
+
+
+def test_an_app_without_open_transactions_takes_no_place() -> None:
+    series = Series(apps_max=2)
+    assert shown(series, opened(0, idle=0, gone=0, small=1, large=9)) == {"large": 9, "small": 1}
+    assert shown(series, opened(1, idle=0, gone=0, small=0, large=9, new=3)) == {
+        "large": 9,
+        "small": 0,  # a graph that ends at 0 is better than one that ends anywhere
+        "other": 3,
+    }
+
+
+def test_it_gives_its_place_back_when_it_has_had_none_for_long() -> None:
+    series = Series(apps_max=1)
+    assert shown(series, opened(0, first=1)) == {"first": 1}
+    assert shown(series, opened(10, first=0, second=2)) == {"first": 0, "other": 2}
+    shown(series, opened(FORGET_AFTER_S, first=0, second=2))
+    assert shown(series, opened(FORGET_AFTER_S + 1, first=0, second=2)) == {"second": 2}
