@@ -12,7 +12,7 @@ import enum
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from tests.sim.faultplan import GROUP_KINDS, KINDS
+from tests.sim.faultplan import GROUP_KINDS, ONE_GROUP_KINDS
 from tests.support.faults.tables import Cells, Grid
 
 
@@ -55,7 +55,7 @@ def cells(log: Sequence[tuple[float, str, str]], stays: Iterable[tuple[float, fl
     return Counter((phase.value, struck[number][1]) for number, phase in met)
 
 
-def grid(found: Cells, kinds: Sequence[str] = KINDS) -> Grid:
+def grid(found: Cells, kinds: Sequence[str] = ONE_GROUP_KINDS) -> Grid:
     """Those kinds by phase: the table, and what of it was not reached."""
     return Grid(kinds, [phase.value for phase in Phase], found)
 

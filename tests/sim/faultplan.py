@@ -59,6 +59,9 @@ ADDED: dict[str, int] = {"leader-ahead": 2, "torn-file": 3}
 ADDED_PAUSE_S = 3.0
 ADDED_NUMBERS = 10_000
 KINDS = (*WEIGHTS, *ADDED, GHOST)
+#: What clients do to others, and no plan draws: somebody deletes a topic, and it is created again.
+RECREATED = "recreated-topic"
+ONE_GROUP_KINDS = (*KINDS, RECREATED)
 
 #: Beside those, where there are several groups: what a whole group meets, or all of them at once.
 GROUP_WEIGHTS: dict[str, int] = {
@@ -68,7 +71,7 @@ GROUP_WEIGHTS: dict[str, int] = {
     "leader-ahead": 6,  # more of it than ``ADDED`` has
 }
 #: Copies of requests that arrive late are part of the wire, and not drawn as faults.
-GROUP_KINDS = (*KINDS, *(kind for kind in GROUP_WEIGHTS if kind not in KINDS), "late-copy")
+GROUP_KINDS = (*KINDS, *(kind for kind in GROUP_WEIGHTS if kind not in KINDS), "late-copy", RECREATED)
 #: A fault of the plan that strikes every group at the same moment.
 EVERY = -1
 EVERY_SHARE = 0.1

@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 
 from tests.sim import coverage
-from tests.sim.faultplan import GROUP_KINDS, KINDS
+from tests.sim.faultplan import GROUP_KINDS, ONE_GROUP_KINDS
 from tests.sim.simulation import Figures
 from tests.support.faults.absence import lines, unseen
 from tests.support.faults.tables import Cells, Grid, Sheet
@@ -148,7 +148,7 @@ class Totals:
         for commit, again, broken in self.violations:
             console.print(f"[bold red]broken at {commit}: {broken}[/]\n  {again}")
         console.print(f"{self.faults.total():,} faults struck; commits {', '.join(self.commits)}")
-        kinds = GROUP_KINDS if self.across else KINDS
+        kinds = GROUP_KINDS if self.across else ONE_GROUP_KINDS
         for line in lines(unseen(kinds, self.faults, lambda _: f"in none of {self.schedules:,} schedules")):
             console.print(f"[yellow]did not strike: {line}")
 

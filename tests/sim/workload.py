@@ -85,6 +85,9 @@ class Cluster(Protocol):
     def leaders(self) -> Sequence[tuple[RaftNode, Application]]:
         """All replicas that believe to lead, deposed ones that do not know it yet included."""
 
+    def struck(self, kind: str, victim: str) -> None:
+        """Log that something of this kind has its effect now."""
+
     def acknowledged(self, index: int, term: int, command: bytes) -> None:
         """Tell the checker that a client was told this entry is done."""
 

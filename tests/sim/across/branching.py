@@ -30,7 +30,7 @@ class SimBranches:
     """For one life of one replica."""
 
     def __init__(self, app: BrokerApplication, context: ReplicaContext, clients: AcrossWorkload) -> None:
-        self._app, self._context = app, context
+        self._app, self._context, self._clients = app, context, clients
         world, scene = clients.many.world, clients.scene
         info = ClusterInfo("sim", "sim", scene.groups, scene.size)
         self._turns = WorldTurns(world, clients.wire, info, ChannelConfig(), context.rng)
@@ -49,8 +49,18 @@ class SimBranches:
             return
         self.branches.step(self._app._now_ms())
 
+    def _too_large(self, request: object) -> bool:
+        """What the other broker refuses, or this one's log."""
+        most = self._clients.scene.request_bytes
+        large = isinstance(request, bytes) and len(request) > most
+        self._clients.did["too large for a broker"] += large
+        return large
+
     def call(self, gid: int, method: str, args: tuple[Any, ...], done: Callable[[Any], None]) -> None:
         """See ``Links``."""
+        if self._too_large(args[0]):
+            self._context.later(0.0, lambda: done(None))
+            return
 
         def answered(future: Future[Any]) -> None:
             answer = None if future.exception() is not None else future.result()
@@ -60,5 +70,8 @@ class SimBranches:
 
     def write(self, request: bytes, done: Callable[[Sequence[Result] | None], None]) -> None:
         """See ``Links``."""
+        if self._too_large(request):
+            self._context.later(0.0, lambda: done(None))
+            return
         ops = parse_request(request, from_broker=True)
         self._app.replica.submit(request, ops, lambda reply: done(reply[1] if reply[0] == "ok" else None))

@@ -80,7 +80,7 @@ class AcrossProducer:
         info = ClusterInfo("sim", "sim", scene.groups, scene.size)
         self._turns = WorldTurns(self._world, clients.wire, info, config.channel, self.rng)
         self.core = _Core(info, app, config, clock=lambda: self._world.now, turns=self._turns, instance=name)
-        self.core.ids = map("x{}".format, iter(clients.number, None))
+        self.core.ids = map(f"x{{}}{scene.ids_end}".format, iter(clients.number, None))
         self.core.encoder = Encoder(config, scene.topics.__getitem__, scene.group_of)
         self._mine: list[AcrossTx] = []
         #: Operations that wait for their answer.

@@ -19,12 +19,17 @@ from tests.support.places import info
 REACHES = {
     "placed-topics": "topics that lie where their creator has written, in some of the worlds",
     "mute-branches": "transactions over several groups of an app whose producers never poll",
+    "small-requests": "brokers that take no more of each other than a dozen decisions, in some of the worlds",
     "small-tables": "ids, producers and groups are forgotten in every schedule, and not only in half of them",
 }
 #: Those that are part of every schedule.
 #: Share of the worlds whose topics lie where their creator has written, of those that go up at once.
 PLACED = 0.4
-KEPT: frozenset[str] = frozenset({"mute-branches"})
+KEPT: frozenset[str] = frozenset({"mute-branches", "placed-topics", "small-requests"})
+#: What brokers take of each other, and the length of ids in such a world: the fewest transactions that one
+#: tells another of, ten, still fit.
+REQUEST_LIMIT, ID_BYTES = 1 << 20, 180
+REQUEST_BYTES = (REQUEST_LIMIT, REQUEST_LIMIT, 2_600)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +49,7 @@ class Scene:
     crowd: bool  # hundreds of topics of one app, and apps that are used once
     tables: Settings | None  # how much is remembered, by a SETTINGS of the first moment; None: the defaults
     reach: frozenset[str]
+    request_bytes: int  # that brokers take of each other: less than some of them would like to tell at once
     firsts: dict[str, int] | None  # name -> first group, written by the creator; None: where the names say
 
     @staticmethod
@@ -60,6 +66,7 @@ class Scene:
             tables = Settings(settled_generation=small, producers_generation=small // 20, groups_kept=2)
             level_at_s = 0.1
         places = random.Random(f"places-{seed}-{groups}")  # by itself: other scenes stay as they were
+        limits = random.Random(f"limits-{seed}-{groups}")
         firsts = None
         if "placed-topics" in reach and level_at_s == 0.1 and places.random() < PLACED:
             firsts = {"t": places.randrange(groups), "u": places.randrange(groups)}
@@ -77,6 +84,7 @@ class Scene:
             crowd=rng.random() < crowd.SHARE,
             tables=tables,
             reach=reach,
+            request_bytes=limits.choice(REQUEST_BYTES) if "small-requests" in reach else REQUEST_LIMIT,
             firsts=firsts,
         )
 
@@ -89,6 +97,11 @@ class Scene:
     def level(self) -> int:
         """The highest that the groups take. Level 4 brings first groups, and nothing else."""
         return LEVEL_MAX if self.firsts is not None else LEVEL_MAX - 1
+
+    @property
+    def ids_end(self) -> str:
+        """What makes ids long where requests are to be small."""
+        return "-" * ID_BYTES if self.request_bytes < REQUEST_LIMIT else ""
 
     def group_of(self, topic: str, partition: int) -> int:
         """The broker group of a partition, as the clients' own code finds it."""

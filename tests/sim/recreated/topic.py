@@ -19,6 +19,7 @@ from escrowmq.replication.model import BY_NAME, ResultCode, TopicInfo, first_gro
 from tests.sim.broker_app import BrokerApplication
 from tests.sim.consumers import read_all
 from tests.sim.desk import Desk
+from tests.sim.faultplan import RECREATED
 from tests.sim.recreated.clients import Clients
 from tests.sim.recreated.members import Member
 from tests.sim.recreated.model import TOPIC, Model
@@ -138,6 +139,8 @@ class RecreatedTopic:
     def _end(self, alive: list[bool]) -> None:
         alive[0] = self._busy = False
         created = self._hasty or not self._deleting
+        if self._deleting:
+            self.desks[0].cluster.struck(RECREATED, TOPIC)
         self._deleting = self._hasty = False
         if created:
             assert self._wanted is not None
