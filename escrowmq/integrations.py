@@ -1,11 +1,12 @@
 """Ties to an application's own database: ``Fence``, the querier that nobody has to write.
 
-SQLAlchemy is needed only by who gives objects of it: ``pip install escrowmq[sql]``. ``AsyncFence`` is loaded
-when it is first used, since it cannot do without.
+SQLAlchemy is needed only by who gives objects of it: ``pip install escrowmq[sql]``. ``AsyncFence`` and
+``fence_table`` are loaded when they are first used, since they cannot do without.
 """
 
 from typing import TYPE_CHECKING, Any
 
+from escrowmq.feedback.database.auditing import Audited, Difference
 from escrowmq.feedback.database.errors import (
     AlreadyDone,
     FenceLost,
@@ -20,10 +21,13 @@ from escrowmq.feedback.database.purging import Purged
 
 if TYPE_CHECKING:
     from escrowmq.feedback.database.async_fence import AsyncFence
+    from escrowmq.feedback.database.metadata import fence_table
 
 __all__ = [
     "AlreadyDone",
     "AsyncFence",
+    "Audited",
+    "Difference",
     "Fence",
     "FenceLost",
     "FenceMisused",
@@ -32,12 +36,17 @@ __all__ = [
     "NotPrimary",
     "Purged",
     "WrongDatabase",
+    "fence_table",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    if name != "AsyncFence":
-        raise AttributeError(f"module 'escrowmq.integrations' has no attribute {name!r}")
-    from escrowmq.feedback.database.async_fence import AsyncFence
+    if name == "AsyncFence":
+        from escrowmq.feedback.database.async_fence import AsyncFence
 
-    return AsyncFence
+        return AsyncFence
+    if name == "fence_table":
+        from escrowmq.feedback.database.metadata import fence_table
+
+        return fence_table
+    raise AttributeError(f"module 'escrowmq.integrations' has no attribute {name!r}")

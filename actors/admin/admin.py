@@ -214,6 +214,11 @@ class Admin(Closing):
         """
         return self._transactions.show(tx_id, app)
 
+    def transaction_states(self, app: str, tx_ids: Sequence[str]) -> list[TransactionState]:
+        """What is recorded of each of these transactions of an app: COMMITTED, ROLLBACK, PREPARE (open), or
+        UNKNOWN (never heard of, or forgotten). One question to each group's leader."""
+        return self._transactions.states(app, tx_ids)
+
     def resolve_transaction(
         self, tx_id: str, state: TransactionState, app: str | None = None, by: str = "admin"
     ) -> TransactionDescription:

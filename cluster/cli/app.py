@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from escrowmq.cluster.cli.consuming import consume
+from escrowmq.cluster.cli.database import app as database
 from escrowmq.cluster.cli.exporting import exporter
 from escrowmq.cluster.cli.failing import Commands
 from escrowmq.cluster.cli.groups import app as groups
@@ -60,3 +61,4 @@ app.add_typer(members, name="members")
 app.add_typer(nodes, name="node")
 app.add_typer(rebalance, name="rebalance")
 app.add_typer(profiles, name="profile")
+app.add_typer(database, name="db")

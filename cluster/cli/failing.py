@@ -12,6 +12,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
+from escrowmq.feedback.database.errors import FenceMisused
 from escrowmq.replication.errors import (
     ClusterNotFound,
     ConfigError,
@@ -33,6 +34,7 @@ FAILED, USAGE, UNAVAILABLE, NOT_FOUND, CONFLICT, UNKNOWN_OUTCOME, INTERRUPTED = 
 
 _CODES: tuple[tuple[type[EscrowMQError], int], ...] = (
     (ConfigError, USAGE),
+    (FenceMisused, USAGE),
     (InvalidMessage, USAGE),
     (NotAuthorized, USAGE),
     (ClusterNotFound, UNAVAILABLE),

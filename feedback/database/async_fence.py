@@ -27,6 +27,7 @@ from sqlalchemy.orm import Session
 from sqlalchemy.pool import NullPool
 
 from escrowmq.feedback.database import rows
+from escrowmq.feedback.database.auditing import Audited, TransactionStates
 from escrowmq.feedback.database.errors import AlreadyDone, FenceLost, FenceMisused
 from escrowmq.feedback.database.fence import LOCK_TIMEOUT_S, TABLE, Fence, Producing, Transaction
 from escrowmq.feedback.database.purging import OpenTransactions, Purged
@@ -106,9 +107,11 @@ class AsyncFence(TxStatusQuerier):
         block = producer.transaction(query_id, tx_id, transaction_timeout_s=transaction_timeout_s)
         if not hasattr(block, "__aenter__"):
             raise FenceMisused("the producer is the blocking one: give producer.aio")
+        begun = False
         async with block as tx:
             await tx.send(*([messages] if isinstance(messages, Message) else messages))
             await tx.prepare()
+            begun = True
             try:
                 async with self.local(tx) as db:
                     yield tx, db
@@ -116,6 +119,8 @@ class AsyncFence(TxStatusQuerier):
                 if done.tx_id == tx.tx_id:
                     await tx.commit()
                 raise
+        if not begun:
+            raise AlreadyDone(block.tx_id)
 
     @asynccontextmanager
     async def local(self, tx: Transaction) -> AsyncIterator[Any]:
@@ -187,6 +192,13 @@ class AsyncFence(TxStatusQuerier):
             asyncio.run, self._in_a_loop_of_its_own(lambda fence: fence.purge(admin, keep_s=keep_s))
         )
         return purged
+
+    async def audit(self, admin: TransactionStates, since: float) -> Audited:
+        """See ``Fence.audit``; runs in a helper thread."""
+        audited: Audited = await asyncio.to_thread(
+            asyncio.run, self._in_a_loop_of_its_own(lambda fence: fence.audit(admin, since))
+        )
+        return audited
 
     async def _in_a_loop_of_its_own(self, work: Callable[[Fence], Any]) -> Any:
         engine = self._checks()

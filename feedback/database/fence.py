@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from typing import Any, Protocol
 
 from escrowmq.feedback.database import rows
+from escrowmq.feedback.database.auditing import Audited, TransactionStates, audit
 from escrowmq.feedback.database.checking import Checking, identity
 from escrowmq.feedback.database.errors import (
     AlreadyDone,
@@ -176,9 +177,11 @@ class Fence(TxStatusQuerier):
         block: TransactionBlock = producer.transaction(
             query_id, tx_id, transaction_timeout_s=transaction_timeout_s
         )
+        begun = False
         with block as tx:
             tx.send(*([messages] if isinstance(messages, Message) else messages))
             tx.prepare()
+            begun = True
             try:
                 with self.local(tx) as db:
                     yield tx, db
@@ -186,6 +189,8 @@ class Fence(TxStatusQuerier):
                 if done.tx_id == tx.tx_id:
                     tx.commit()
                 raise
+        if not begun:  # the block of one that the broker has as committed is left at prepare(), without error
+            raise AlreadyDone(block.tx_id)
 
     @contextmanager
     def local(self, tx: Transaction) -> Iterator[Any]:
@@ -399,12 +404,13 @@ class Fence(TxStatusQuerier):
         keep_s: float = rows.KEEP_S,
         slice_rows: int = 1000,
         pause_s: float = 0.01,
+        told: Callable[[Purged], None] = lambda so_far: None,
     ) -> Purged:
         """Remove rows of the app that are ``keep_s`` old and older than its oldest open transaction.
 
         ``admin``: ``cluster.admin``. The whole table is read in slices of ``slice_rows``, each a short
         transaction of its own, with a pause between them; once a day is enough. Ids of your own must not be
-        used again after their row is gone.
+        used again after their row is gone. ``told`` hears after each slice how far it is.
         """
         if keep_s < 3600:
             raise FenceMisused(f"keep_s must be an hour or more, not {keep_s!r}: a row protects for as long")
@@ -413,7 +419,24 @@ class Fence(TxStatusQuerier):
         now_ms = int(self._clock() * 1000)
         try:
             with self._database.checking() as link:
-                return purge(link, self.statements, self.app, admin, now_ms, keep_s, slice_rows, pause_s)
+                return purge(
+                    link, self.statements, self.app, admin, now_ms, keep_s, slice_rows, pause_s, told
+                )
+        except Exception as error:
+            raise self.explained(error) from error
+
+    def audit(self, admin: TransactionStates, since: float, *, slice_rows: int = 1000) -> Audited:
+        """Compare the app's rows since ``since`` (seconds since the epoch) with what the broker has recorded.
+
+        ``admin``: ``cluster.admin``. A difference is a transaction that an operator decided otherwise than
+        the database, or the trace of a database that lost a commit (a fail-over, a restored backup). The
+        table is read in slices while all goes on. Raises Unavailable, and what the database raises.
+        """
+        if not 1 <= slice_rows <= 1000:
+            raise FenceMisused(f"slice_rows must be from 1 to 1000, not {slice_rows!r}")
+        try:
+            with self._database.checking() as link:
+                return audit(link, self.statements, self.app, admin, int(since * 1000), slice_rows)
         except Exception as error:
             raise self.explained(error) from error
 

@@ -7,7 +7,7 @@ for a walk that one needs once a day.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -42,6 +42,7 @@ def purge(
     keep_s: float,
     slice_rows: int,
     pause_s: float,
+    told: Callable[[Purged], None] = lambda so_far: None,
 ) -> Purged:
     """One walk over the table."""
     oldest = min((tx.prepared_ms for tx in admin.list_transactions(app=app)), default=None)
@@ -58,7 +59,9 @@ def purge(
             link.run(*statements.remove(keys))
             link.commit()
         read, removed = read + len(found), removed + len(keys)
+        so_far = Purged(removed, read, before)
         if len(found) < slice_rows:
-            return Purged(removed, read, before)
+            return so_far
+        told(so_far)
         after = found[-1].key
         time.sleep(pause_s)

@@ -49,8 +49,8 @@ class SqlAlchemyLink:
         proxied: Any = connection.connection
         try:
             autocommit = connection.dialect.detect_autocommit_setting(proxied.dbapi_connection)
-        except NotImplementedError:
-            return
+        except (AttributeError, NotImplementedError):
+            autocommit = _asked_for_autocommit(connection)
         if autocommit and not self._begun_by_an_event(proxied.driver_connection):
             raise NoDatabaseTransaction(
                 "the connection is in AUTOCOMMIT, so the fence's row would be committed without the "
@@ -75,6 +75,14 @@ class SqlAlchemyLink:
 
     def rollback(self) -> None:
         self._given.rollback()
+
+
+def _asked_for_autocommit(connection: Connection) -> bool:
+    """Where the driver's setting cannot be read, which is so before SQLAlchemy 2.0.43 and in dialects from
+    elsewhere: what the application has asked for, of the connection or of the whole engine."""
+    asked = connection.get_execution_options().get("isolation_level")
+    level = asked or getattr(connection.dialect, "_on_connect_isolation_level", None)
+    return level == "AUTOCOMMIT"
 
 
 class SqlAlchemyDatabase:

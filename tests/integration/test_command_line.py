@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import create_engine
 from typer.testing import CliRunner, Result
 
 from escrowmq import Cluster, Message, TransactionState, TxStatusQuerier
 from escrowmq.cluster.cli.app import app
 from escrowmq.feedback.asking.shard_report import ShardReport
+from escrowmq.integrations import Fence
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.ray
@@ -275,6 +278,29 @@ def test_a_group_reads_once_commits_and_shows_its_lag(topic: str, unique: Unique
 
 
 # ------------------------------------------------------------ transactions
+
+
+def test_a_fence_is_audited_and_purged(cluster: Cluster, topic: str, unique: Unique, tmp_path: Path) -> None:
+    app_name, url = unique("shop"), f"sqlite:///{tmp_path / 'shop.db'}"
+    now = [time.time() - 30 * 86_400]
+    fence = Fence(create_engine(url), app=app_name, clock=lambda: now[0])
+    fence.create_table()
+    with cluster.producer(app=app_name, tx_status_querier=fence) as producer:
+        with fence.transaction(producer, Message(topic, b"old")):
+            pass
+        now[0] = time.time()
+        with fence.transaction(producer, Message(topic, b"new")) as (tx, _):
+            pass
+    assert as_json("db", "audit", url, "--app", app_name, "--days", "90") == []
+    left_open(cluster, topic, by_hand := unique("tx"), app_name)
+    good("txn", "commit", by_hand)
+    assert fence.query_status(by_hand, "q-7") is TransactionState.ROLLBACK  # asked too late
+    audited = run("db", "audit", url, "--app", app_name, "--format", "json")
+    assert audited.exit_code == 1 and "2 rows read" in audited.stderr
+    assert json.loads(audited.stdout) == [{"tx_id": by_hand, "database": "ROLLBACK", "broker": "COMMITTED"}]
+    assert "1 rows removed of 3 read" in run("db", "purge", url, "--app", app_name).stderr
+    assert fence.query_status(tx.tx_id, "") is TransactionState.COMMITTED
+    assert run("db", "purge", "nosuch://x", "--app", app_name).exit_code == 2
 
 
 def test_an_open_transaction_is_listed_shown_and_committed_by_hand(

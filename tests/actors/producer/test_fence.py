@@ -111,6 +111,27 @@ def test_a_commit_whose_answer_is_lost_is_left_to_the_check(
     assert fence.query_status("unknown", "") is COMMITTED and stored(connect) == ["a"]
 
 
+def test_one_that_the_broker_has_as_committed_is_already_done(
+    brokers: Brokers, topic: str, producer_of: ProducerOf, fence: Fence, connect: Any, tmp_path: Path
+) -> None:
+    producer = producer_of(brokers)
+    with fence.transaction(producer, Message(topic, b"a"), tx_id="again") as (_, db):
+        db.execute("insert into orders values ('a')")
+    with pytest.raises(AlreadyDone), fence.transaction(producer, Message(topic, b"a"), tx_id="again"):
+        raise AssertionError("the block must not run twice")
+
+    async def main() -> None:
+        engine = create_async_engine(f"sqlite+aiosqlite:///{tmp_path / 'shop.db'}")
+        ours = AsyncFence(engine, app="shop")
+        with pytest.raises(AlreadyDone):
+            async with ours.transaction(producer.aio, Message(topic, b"a"), tx_id="again"):
+                raise AssertionError("the block must not run twice")
+        await engine.dispose()
+
+    asyncio.run(asyncio.wait_for(main(), 60.0))
+    assert values(brokers, topic) == [b"a"] and stored(connect) == ["a"]
+
+
 def test_a_failed_second_try_leaves_the_messages_to_the_check(
     brokers: Brokers, topic: str, producer_of: ProducerOf, fence: Fence, connect: Any, tmp_path: Path
 ) -> None:

@@ -48,6 +48,26 @@ def test_a_connection_in_autocommit_is_refused_before_anything_is_written(shop: 
     assert shop.count() == 0
 
 
+def test_autocommit_is_refused_where_the_driver_does_not_tell_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def silent(self: object, connection: object) -> bool:
+        raise NotImplementedError
+
+    url = f"sqlite:///{tmp_path / 'shop.db'}"
+    plain, committing = sa.create_engine(url), sa.create_engine(url, isolation_level="AUTOCOMMIT")
+    fence = Fence(plain, app="shop")
+    fence.create_table()
+    monkeypatch.setattr(type(plain.dialect), "detect_autocommit_setting", silent)
+    for engine, options in ((plain, {"isolation_level": "AUTOCOMMIT"}), (committing, {})):
+        with engine.connect().execution_options(**options) as db, pytest.raises(NoDatabaseTransaction):
+            fence.enter(db, Tx("1"))
+    with plain.connect() as db:
+        fence.enter(db, Tx("1"))
+    plain.dispose()
+    committing.dispose()
+
+
 def test_a_transaction_begun_by_hand_on_such_a_connection_is_welcome(shop: Shop, kind: str) -> None:
     if shop.plain:
         connection = shop.connect()
