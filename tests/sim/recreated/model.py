@@ -87,6 +87,7 @@ class Model:
         self._lives.append((index, self.life))
 
     def _prepare(self, op: Op, attached: Sequence[Op]) -> None:
+        """Where it is refused as stale, nobody will ever commit it."""
         (tx_id,) = op.meta[2]
         fits = self.life is not None and all(pre.meta[1] in self.life.held for pre in attached)
         if fits and tx_id not in self._prepared:
@@ -160,7 +161,3 @@ class Model:
         if (start, end) != wanted:
             text = f"{who} has {start}..{end} of {TOPIC}[{partition}] in life {life.number}"
             raise Violation(f"{text}, and the log says {wanted[0]}..{wanted[1]}", "namesake")
-
-    def still_open(self) -> list[str]:
-        """Transactions that nobody has decided."""
-        return [tx_id for tx_id, prepared in self._prepared.items() if not prepared.ended]

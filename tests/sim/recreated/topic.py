@@ -22,7 +22,7 @@ from tests.sim.desk import Desk
 from tests.sim.faultplan import RECREATED
 from tests.sim.recreated.clients import Clients
 from tests.sim.recreated.members import Member
-from tests.sim.recreated.model import TOPIC, Model
+from tests.sim.recreated.model import APP, TOPIC, Model
 from tests.sim.replica import SimReplica
 from tests.sim.workload import Cluster
 from tests.sim.world import Violation
@@ -159,13 +159,13 @@ class RecreatedTopic:
         if not self._works:
             return
         for model, desk in zip(self.models, self.desks, strict=True):
-            if opened := model.still_open():
-                raise Violation(f"still open long after the calm: {opened[:5]}", "unresolved")
             for replica, app in desk.replicas():
                 self._check_replica(model, replica, app)
 
     def _check_replica(self, model: Model, replica: SimReplica, app: BrokerApplication) -> None:
         state, life = app.replica.state, model.life
+        if opened := [tx_id for name, tx_id, _ in state.transactions.iterate_open() if name == APP]:
+            raise Violation(f"still open long after the calm: {opened[:5]}", "unresolved")
         known = state.topics.topics.get(TOPIC)
         held = {} if known is None else known.partitions
         if (known is None) != (life is None) or set(held) != (set() if life is None else set(life.held)):
