@@ -10,7 +10,7 @@ log. What is prepared cannot vanish before home decides, so nothing comes betwee
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from escrowmq.actors.admin.types import TransactionDescription
@@ -19,6 +19,7 @@ from escrowmq.replication.calling.answers import (
     AuditEntry,
     FoundTransaction,
     OpenTransactions,
+    SettledTransaction,
     Standing,
 )
 from escrowmq.replication.errors import (
@@ -35,6 +36,7 @@ from escrowmq.replication.errors import (
 )
 from escrowmq.replication.format import ops
 from escrowmq.replication.model import OpenTransaction, ResultCode, TransactionState
+from escrowmq.replication.state.transactions import BY_HOME
 
 #: Listed at most: an operator reads dozens, a script thousands.
 LIST_MAX = 100_000
@@ -88,9 +90,11 @@ class TransactionAdmin:
     def show(self, tx_id: str, app: str | None) -> TransactionDescription:
         """See :meth:`Admin.show_transaction`."""
         known: dict[str, dict[int, tuple[TransactionState, OpenTransaction | None]]] = {}
+        lives: dict[int, FoundTransaction] = {}
         for gid, found in enumerate(self._find(tx_id, app)):
             for one in found:
                 known.setdefault(one.app, {})[gid] = one.state, one.open
+                lives[gid] = one
         if not known:
             raise UnknownTransaction(tx_id)
         if len(known) > 1:
@@ -98,17 +102,32 @@ class TransactionAdmin:
         ((found_app, by_group),) = known.items()
         state = self._state_of(by_group)
         opened = {gid: entry for gid, (_, entry) in by_group.items() if entry is not None}
-        decision = None if state is TransactionState.PREPARE else self._decision_of(found_app, tx_id, state)
-        if decision is None:
-            return TransactionDescription(found_app, tx_id, state, opened)
-        return TransactionDescription(found_app, tx_id, state, opened, decision.by, decision.at_ms)
+        checked_ms = max(one.checked_ms for one in lives.values()) or None
+        if state is TransactionState.PREPARE:
+            return TransactionDescription(found_app, tx_id, state, opened, checked_ms=checked_ms)
+        settled = {gid: one.settled for gid, one in lives.items() if one.settled is not None}
+        by, at_ms = self._decision_of(found_app, tx_id, state, settled)
+        checked_ms = max((one.checked_ms for one in settled.values()), default=0) or checked_ms
+        return TransactionDescription(found_app, tx_id, state, opened, by, at_ms, settled, checked_ms)
 
-    def _decision_of(self, app: str, tx_id: str, state: TransactionState) -> AuditEntry | None:
-        """The newest decision over this id that no producer made: an id may have come before."""
+    def _decision_of(
+        self,
+        app: str,
+        tx_id: str,
+        state: TransactionState,
+        settled: Mapping[int, SettledTransaction],
+    ) -> tuple[str | None, int | None]:
+        """Who decided, and when, in the group whose decision it was; branches only followed. Else the newest
+        decision over this id that no producer made: an id may have come before."""
+        for one in settled.values():
+            if not one.by.startswith(BY_HOME):
+                return one.by, one.decided_ms
         audits: list[list[AuditEntry]] = self._everywhere("audit")
         named = [entry for audit in audits for entry in audit if entry.tx_id == tx_id and entry.app == app]
         newest = max(named, key=lambda entry: entry.at_ms, default=None)
-        return newest if newest is not None and newest.outcome == state.value else None
+        if newest is None or newest.outcome != state.value:
+            return None, None
+        return newest.by, newest.at_ms
 
     @staticmethod
     def _state_of(

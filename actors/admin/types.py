@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from escrowmq.actors.admin.topic_creation import kept
 from escrowmq.actors.client.consumer_groups import MemberDescription
 from escrowmq.feedback.asking.shard_report import ShardReport
-from escrowmq.replication.calling.answers import AcrossReport, GivenIdsReport
+from escrowmq.replication.calling.answers import AcrossReport, GivenIdsReport, SettledTransaction
 from escrowmq.replication.model import OpenTransaction, TopicInfo, TransactionState
 
 
@@ -46,9 +46,11 @@ class TopicDescription:
 class TransactionDescription:
     """A transaction: what is recorded of it, and the open entries (one per broker group it spans).
 
-    ``decided_by``, ``decided_ms``: of a settled one who decided it and when (ms since the epoch), if that was
-    an operator ("operator:<name>") or the topic's policy, and is among the last 1,000 such decisions of its
-    group; else None.
+    ``settled``: of a settled one, by broker group, what it was: query id, topic, messages there, when it was
+    prepared, its checks. Each group keeps that of the last 2,000 that producers decided, and of the last
+    20,000 that were decided otherwise. ``decided_by``, ``decided_ms``: who decided it ("producer", "feedback"
+    for a check, "operator:<name>", "policy:<which>") and when (ms since the epoch), as long as that is known;
+    else None. ``checked_ms``: when a check was last answered without a decision; None: never, or not known.
     """
 
     app: str
@@ -57,6 +59,8 @@ class TransactionDescription:
     open: Mapping[int, OpenTransaction]
     decided_by: str | None = None
     decided_ms: int | None = None
+    settled: Mapping[int, SettledTransaction] = field(default_factory=dict)
+    checked_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,7 +54,15 @@ def _show(shown: Format, found: Any) -> None:
     pairs = {"app": found.app, "tx_id": found.tx_id, "state": found.state.value}
     if found.decided_by is not None:
         pairs |= {"decided_by": found.decided_by, "decided": when(found.decided_ms)}
+    if found.checked_ms is not None:
+        pairs["last_check"] = f"{when(found.checked_ms)}, answered UNKNOWN"
     show_pairs(shown, found, pairs)
+    if shown is Format.table and found.settled:
+        rows = [
+            {"group": gid, **plain(entry), "prepared": when(entry.prepared_ms)}
+            for gid, entry in sorted(found.settled.items())
+        ]
+        show_rows(shown, rows, ("group", "topic", "query_id", "messages", "prepared", "checks", "by"))
     if shown is Format.table and found.open:
         rows = [{"group": gid, **_row(entry)} for gid, entry in found.open.items()]
         show_rows(

@@ -214,12 +214,30 @@ class OpenTransactions(Carried, frozen=True):
         return [OpenTransaction(*row) for row in zip(*columns, strict=True)]
 
 
+class SettledTransaction(Carried, frozen=True):
+    """What is told of a settled transaction by one group: as it was, and who decided it. ``checked_ms``: when
+    a check was last answered without a decision; 0: never. ``by``: "producer", "feedback",
+    "operator:<name>", "policy:<which>", "home:<group>"."""
+
+    query_id: str
+    topic: str
+    messages: int
+    prepared_ms: int
+    checks: int
+    checked_ms: int
+    by: str
+    decided_ms: int
+
+
 class FoundTransaction(Carried, frozen=True):
-    """A transaction that one app has under the id asked for; ``open`` as long as it is not settled."""
+    """A transaction that one app has under the id asked for; ``open`` as long as it is not settled, and
+    ``settled`` then, for the last ones. ``checked_ms``: of an open one, as in ``SettledTransaction``."""
 
     app: str
     state: TransactionState
     open: OpenTransaction | None
+    settled: SettledTransaction | None = None
+    checked_ms: int = 0
 
 
 class AuditEntry(Carried, frozen=True):

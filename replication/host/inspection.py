@@ -21,6 +21,7 @@ from escrowmq.replication.calling.answers import (
     ReplicaReport,
     Reply,
     ScrubReport,
+    SettledTransaction,
 )
 from escrowmq.replication.errors import Closed
 from escrowmq.replication.host.member_changes import report_of
@@ -104,12 +105,34 @@ class Inspection:
                 opened, outcome = table.open.get(tx_id), table.outcome(tx_id)
                 if opened is not None:
                     entry = OpenTransaction(*_open_row(name, tx_id, opened))
-                    found.append(FoundTransaction(name, TransactionState.PREPARE, entry))
+                    prepared = TransactionState.PREPARE
+                    found.append(FoundTransaction(name, prepared, entry, checked_ms=opened.checked_ms))
                 elif outcome is not None:
                     found.append(FoundTransaction(name, STATE_OF[outcome], None))
             return found
 
-        return self._running.led(read)
+        answer = self._running.led(read)
+        if answer[0] != "ok":
+            return answer
+        return ("ok", [self._with_life(one, tx_id) if one.open is None else one for one in answer[1]])
+
+    def _with_life(self, found: FoundTransaction, tx_id: str) -> FoundTransaction:
+        """In the caller's thread: it looks through all that is kept."""
+        known = self._state.transactions.lives.find(found.app, tx_id)
+        if known is None or STATE_OF[known[0].outcome] is not found.state:
+            return found  # that of an earlier transaction with this id
+        settling, life = known
+        settled = SettledTransaction(
+            query_id=life.query_id,
+            topic=life.topic,
+            messages=life.messages,
+            prepared_ms=life.prepared_ms,
+            checks=life.checks,
+            checked_ms=life.checked_ms,
+            by=settling.by,
+            decided_ms=settling.at_ms,
+        )
+        return FoundTransaction(found.app, found.state, None, settled)
 
     def audit(self) -> Reply:
         """``("ok", [AuditEntry, ...])``: decisions made by hand or by policy; leader only."""

@@ -54,6 +54,7 @@ class Capture:
             [(app, table.decided.copy()) for app, table in apps if table.decided],
             list(enumerate(state.producers.copy())),
             self._tables,
+            state.transactions.lives.copy(),
         )
         state.topics.cuts.cut()
 

@@ -40,7 +40,7 @@ Result = list[Any]
 OK: Result = [int(ResultCode.OK)]
 
 #: The highest format level that this software knows: what the log may hold from there on, it can read.
-LEVEL_MAX = 4
+LEVEL_MAX = 5
 
 
 class StateMachine:
@@ -169,8 +169,7 @@ class StateMachine:
             if not isinstance(partition, Partition):
                 return [int(partition), [pre.meta[0], pre.meta[1]]]
             collect_refs(refs, partition.slot, index, pre)
-        known = self.topics.topics.get(topic)
-        if known is None:
+        if (known := self.topics.topics.get(topic)) is None:
             return [int(ResultCode.UNKNOWN_TOPIC), [topic]]
         participants = tuple(extra.participants) if extra.participants else ()
         refusal = self._refusal_of_new(home_group, extra, len(tx_ids))
@@ -217,6 +216,7 @@ class StateMachine:
                         parts,
                         given,
                         "",
+                        0,
                     ),
                 )
                 fresh.append(tx_id)
@@ -303,7 +303,7 @@ class StateMachine:
         due = self.now_ms + record.timeout_ms
         self.due.forget(app, tx_id)
         self.due.schedule(app, (tx_id,), due)
-        return record._replace(prepared_ms=self.now_ms, checks=0, due_ms=due)
+        return record._replace(prepared_ms=self.now_ms, checks=0, due_ms=due, checked_ms=0)
 
     # -------------------------------------------------------------- commit and rollback
 
@@ -403,7 +403,8 @@ class StateMachine:
         if not table.open.has_all(tx_ids) or len(set(tx_ids)) != len(tx_ids):
             # A leader that keeps to its rules never writes this; if one did, nothing of it takes effect.
             return [int(ResultCode.PARTIAL), refused_ids(table, tx_ids, outcome)]
-        if self.transactions.settle(self.now_ms, table, app, tx_ids, outcome):
+        told = by if self.level > 4 else None
+        if self.transactions.settle(self.now_ms, table, app, tx_ids, outcome, told):
             self._note_turn()
         if self.due.has_leases():
             for tx_id in tx_ids:
@@ -426,6 +427,7 @@ class StateMachine:
             record = table.open.get(tx_id)
             if record is None:
                 continue  # settled meanwhile: nothing to count
+            record = record._replace(checked_ms=self.now_ms if self.level > 4 else 0)
             if reason:
                 table.open.replace(tx_id, record._replace(due_ms=-1, parked_for=reason))
                 table.parked.add(tx_id)

@@ -27,7 +27,8 @@ class OpenTx(NamedTuple):
     ``digests`` has one CRC32C per part. ``newest_index`` is that of its newest PREPARE, also of a repeated
     one, and ``instance`` is who sent that (kept from level 2 on; "": not known). ``home_index`` -1: no
     branch, or one that was not told. ``parked_for``: why a check parked it; "": it did not, or it had all of
-    its checks. The rest is as ``PrepareExtra`` says.
+    its checks. ``checked_ms``: when a check was last answered without a decision (kept from level 5 on; 0:
+    none was). The rest is as ``PrepareExtra`` says.
     """
 
     log_index: int
@@ -47,6 +48,7 @@ class OpenTx(NamedTuple):
     parts: int = 0
     given: bool = False
     parked_for: str = ""
+    checked_ms: int = 0
 
     @property
     def missing_parts(self) -> bool:

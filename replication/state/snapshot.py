@@ -7,7 +7,8 @@ not written again.
 File: magic and version, then chunks of u32 length, u32 CRC32C, msgpack; the last chunk is ``["end", n]``.
 
 A state of level 1 is written as version 1, so that replicas with older software can still install it; from
-level 2 on as version 2, with the level, the replicated settings, and all fields of open transactions.
+level 2 on as version 2, with the level, the replicated settings, and the fields of open transactions that the
+level has.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from escrowmq.replication.model import BY_NAME, TopicInfo
 from escrowmq.replication.state.decided import Decided
 from escrowmq.replication.state.group_offsets import ByTopic
 from escrowmq.replication.state.index import Columns
+from escrowmq.replication.state.lives import Copy, from_snapshot, to_snapshot
 from escrowmq.replication.state.machine import LEVEL_MAX, StateMachine
 from escrowmq.replication.state.open_table import OpenTx, View
 from escrowmq.replication.state.run_table import RunTable
@@ -39,9 +41,13 @@ _HEAD_BYTES = len(_MAGIC) + _VERSION.size
 VERSION_MAX = 2
 #: Fields of an open transaction in version 1: the first ones.
 _FIELDS_1 = OpenTx._fields.index("newest_index")
+#: And below level 5.
+_FIELDS_2 = OpenTx._fields.index("checked_ms")
 _DIGESTS, _REFS, _PARTICIPANTS = map(OpenTx._fields.index, ("digests", "refs", "participants"))
 _CHUNK = struct.Struct("<II")
 ITEMS_PER_CHUNK = 2_000
+#: Each has one transaction or many.
+SETTLINGS_PER_CHUNK = 200
 #: Numbers of a partition: slot, number, start, end, newest time.
 BOUNDS = 5
 #: What values of the wrong shape raise when they are put into the tables.
@@ -69,11 +75,18 @@ class Snapshot:
     decided: list[tuple[str, dict[str, Decided]]]
     producers: list[tuple[int, dict[Any, Any]]]
     tables: dict[int, Columns]
+    lives: Copy
 
     @property
     def version(self) -> int:
         """Of the file."""
         return 2 if "level" in self.meta else 1
+
+    @property
+    def open_fields(self) -> int:
+        """How many fields of an open transaction are in it."""
+        level = self.meta.get("level", 1)
+        return _FIELDS_1 if level < 2 else _FIELDS_2 if level < 5 else len(OpenTx._fields)
 
 
 def encode(snapshot: Snapshot) -> Iterator[bytes]:
@@ -95,10 +108,11 @@ def _chunks(snapshot: Snapshot) -> Iterator[bytes]:
 
 
 def _chunks_of_tables(snapshot: Snapshot) -> Iterator[list[Any]]:
+    known = snapshot.open_fields
     for app, opened in snapshot.open:
         items: Iterable[tuple[str, tuple[Any, ...]]] = opened.items()
-        if snapshot.version == 1:
-            items = ((tx_id, record[:_FIELDS_1]) for tx_id, record in items)
+        if known < len(OpenTx._fields):
+            items = ((tx_id, record[:known]) for tx_id, record in items)
         yield from (["open", app, part] for part in _pieces(items))
     for app, age, settled in snapshot.settled:
         yield from (["settled", app, age, part] for part in _pieces(settled.items()))
@@ -108,6 +122,9 @@ def _chunks_of_tables(snapshot: Snapshot) -> Iterator[list[Any]]:
         yield from (["decided", app, part] for part in _pieces(decided.items()))
     for age, producers in snapshot.producers:
         yield from (["producers", age, part] for part in _pieces(producers.items()))
+    for which, ring in enumerate(snapshot.lives):
+        for at in range(0, len(ring), SETTLINGS_PER_CHUNK):
+            yield ["lives", which, list(map(to_snapshot, ring[at : at + SETTLINGS_PER_CHUNK]))]
 
 
 def _packed_meta(snapshot: Snapshot) -> bytes:
@@ -242,6 +259,8 @@ def _restore(state: StateMachine, name: str, data: bytes | memoryview) -> tuple[
             generation = state.producers.young if chunk[1] else state.producers.old
             for (producer, slot), (epoch, seq, recent) in chunk[2]:
                 generation[producer, slot] = (epoch, seq, tuple(tuple(r) for r in recent))
+        elif kind == "lives":
+            state.transactions.lives.restore(chunk[1], map(from_snapshot, chunk[2]))
     state.transactions.count()
     state.due.rebuild()
     return term, run_files

@@ -17,6 +17,7 @@ from escrowmq.replication.model import ResultCode, TransactionState
 from escrowmq.replication.state.decided import AcrossGroups, Decided
 from escrowmq.replication.state.dedup import TwoGenerations
 from escrowmq.replication.state.given_ids import APP_AS_GIVEN_IDS, GivenIds
+from escrowmq.replication.state.lives import Lives, Settling
 from escrowmq.replication.state.open_table import STEP, OpenTable, OpenTx
 from escrowmq.replication.state.settings import Settings
 
@@ -103,6 +104,8 @@ class TransactionTable:
         self._open = 0  # of all apps; derived from them
         self._young = 0  # settled ids in the apps' young generations; derived from them
         self.given = GivenIds()
+        #: Of the last ones that were settled.
+        self.lives = Lives()
         self.across = AcrossGroups()
         #: A heap with each app that has open transactions, and an index that its oldest is not before. The
         #: number only tells apart.
@@ -147,21 +150,29 @@ class TransactionTable:
             self.across.branches += count
 
     def settle(
-        self, now_ms: int, table: AppTransactions, app: str, tx_ids: Sequence[str], outcome: int
+        self,
+        now_ms: int,
+        table: AppTransactions,
+        app: str,
+        tx_ids: Sequence[str],
+        outcome: int,
+        by: str | None,
     ) -> bool:
         """The one way out of the table of open transactions, in which all of these are. What has branches
-        waits for them, the rest is remembered. True: what settled before the last time was forgotten, in all
-        apps."""
+        waits for them, the rest is remembered; what they were is kept for a while, unless ``by`` is None.
+        True: what settled before the last time was forgotten, in all apps."""
         before, given_before = len(table.settled.young), len(table.given.young)
         self._open -= len(tx_ids)
         if table.parked:
             table.parked.difference_update(tx_ids)
-        for tx_id in tx_ids:
-            record = table.settle(tx_id, outcome)
+        records = [table.settle(tx_id, outcome) for tx_id in tx_ids]
+        for tx_id, record in zip(tx_ids, records, strict=True):
             if record.participants:
                 self._wait(now_ms, table, app, tx_id, record, outcome)
             elif record.home_group >= 0:
                 self.across.branches -= 1
+        if by is not None:
+            self.lives.add(Settling(now_ms, by, app, outcome, tx_ids, records), rule=_is_rule(by))
         return self._remembered(now_ms, table, before, given_before)
 
     def _wait(
@@ -269,7 +280,7 @@ class TransactionTable:
 
     def record_decision(self, now_ms: int, by: str, app: str, tx_ids: Sequence[str], outcome: int) -> None:
         """Keep who decided, for all but producers, feedback and home groups (they are the rule, not news)."""
-        if by in ("producer", "feedback") or by.startswith(BY_HOME):
+        if by == "feedback" or _is_rule(by):
             return
         name = STATE_OF[outcome].value
         self.audit.extend((now_ms, by, app, tx_id, name) for tx_id in tx_ids)
@@ -334,6 +345,11 @@ class TransactionTable:
         for app, table in self.apps.items():
             for tx_id, record in table.open.items():
                 yield app, tx_id, record
+
+
+def _is_rule(by: str) -> bool:
+    """Whether it was decided as nearly all are."""
+    return by == "producer" or by.startswith(BY_HOME)
 
 
 def decide_result(table: AppTransactions, tx_id: str, wanted: int) -> list[object] | None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from escrowmq.replication.format.membership import LEARNERS_MAX, VOTERS_MAX
 from escrowmq.replication.log.holes import HOLES_MAX
 from escrowmq.replication.raft.proposals import COMMAND_BYTES_MAX
+from escrowmq.replication.state.lives import LIVES_KEPT
 from escrowmq.replication.state.transactions import AUDIT_KEPT
 from tests.sim.containers import sizes
 from tests.sim.world import Violation
@@ -163,6 +164,11 @@ BOUNDS: dict[str, int | Most] = {
     "TransactionTable._fronts": _apps,
     "TransactionTable._untidy": _apps,
     "TransactionTable.apps": _apps,
+    "Lives._counts": len(LIVES_KEPT),
+    "Lives._rings": len(LIVES_KEPT),
+    "Lives._rings[]": max(LIVES_KEPT),
+    "Snapshot.lives": len(LIVES_KEPT),
+    "Snapshot.lives[]": max(LIVES_KEPT),
     "TransactionTable.audit": AUDIT_KEPT,
     "TwoGenerations.old": _settled,
     "TwoGenerations.young": _settled,

@@ -7,6 +7,7 @@ from typing import Any
 
 from escrowmq.replication.format import ops
 from escrowmq.replication.format.codec import PrepareExtra, decode_ops, encode_command, encode_row
+from escrowmq.replication.state.lives import to_snapshot
 from escrowmq.replication.state.machine import StateMachine
 
 
@@ -103,6 +104,18 @@ def state_with_a_first_group() -> FedState:
     return log
 
 
+def state_with_lives() -> FedState:
+    """The same at level 5: transactions that were checked, and settled ones of which more is told."""
+    log = state_with_a_first_group()
+    log.add(ops.level(5))
+    log.prepare(["plain", "asked", "by hand", "waits"])
+    log.add(ops.checked("app", ["asked", "waits"]))
+    log.commit(["plain"])
+    log.add(ops.rollback("app", ["asked"], by="feedback"))
+    log.add(ops.rollback("app", ["by hand"], by="operator:eve"))
+    return log
+
+
 def dump(state: StateMachine) -> dict[str, Any]:
     """All of a state that a restart must bring back; "counts" is told apart, since it may be counted anew."""
     return {
@@ -116,6 +129,7 @@ def dump(state: StateMachine) -> dict[str, Any]:
         "settled": {a: t.settled.copy() for a, t in state.transactions.apps.items()},
         "given": {a: t.given.copy() for a, t in state.transactions.apps.items()},
         "audit": state.transactions.audit,
+        "lives": [list(map(to_snapshot, ring)) for ring in state.transactions.lives.copy()],
         "producers": (state.producers.copy(), state.producers.forgotten_ms, state.producers.turned_ms),
         "groups": state.group_offsets,
         "level": (state.level, state.settings, state.forgotten_ms, state.turned_ms),

@@ -228,7 +228,26 @@ class TestTransactions:
         assert admin.show_transaction("x", app).decided_by is None
         brokers.groups[0].submit(ops.rollback(app, ["x"]))
         shown = admin.show_transaction("x", app)
-        assert (shown.state, shown.decided_by, shown.decided_ms) == (ROLLBACK, None, None)
+        assert (shown.state, shown.decided_by) in ((ROLLBACK, None), (ROLLBACK, "producer"))
+
+    def test_a_settled_transaction_tells_its_life(self, brokers, admin, unique):
+        """What it was, its checks, who decided it and when: only the outcome was left of it."""
+        brokers.at_highest_level()
+        topic, app = unique("t"), unique("app")
+        admin.create_topic(topic)
+        prepare(brokers, app, "x", topic)
+        before = admin.show_transaction("x", app)
+        assert before.checked_ms is None and not before.settled
+        brokers.groups[0].submit(ops.checked(app, ["x"]))
+        assert admin.show_transaction("x", app).checked_ms >= before.open[0].prepared_ms
+        brokers.groups[0].submit(ops.commit(app, ["x"], by="feedback"))
+        shown = admin.show_transaction("x", app)
+        (life,) = shown.settled.values()
+        opened = before.open[0]
+        assert (life.query_id, life.topic, life.messages) == (opened.query_id, topic, opened.messages)
+        assert (life.prepared_ms, life.checks) == (opened.prepared_ms, 1)
+        assert (shown.state, shown.decided_by) == (COMMITTED, "feedback")
+        assert opened.prepared_ms <= shown.checked_ms <= shown.decided_ms == life.decided_ms
 
     def test_an_id_that_two_apps_use_needs_the_app(self, brokers, admin, unique):
         topic, app, other, tx_id = unique("t"), unique("app"), unique("app"), unique("x")

@@ -33,6 +33,7 @@ from escrowmq.replication.calling.answers import (
     PeerReport,
     ReplicaReport,
     ScrubReport,
+    SettledTransaction,
 )
 from escrowmq.replication.calling.carried_answers import Carried
 from escrowmq.replication.model import OpenTransaction, TransactionState
@@ -60,6 +61,7 @@ REPORT = ReplicaReport(
 OPEN = OpenTransaction("shop", "t", "q", "orders", 1, 2, 3, True, 4, 1, 77, "alarm")
 LISTED = OpenTransactions.of([[getattr(OPEN, item.name) for item in fields(OPEN)]])
 FOUND = FoundTransaction("shop", TransactionState.PREPARE, OPEN)
+SETTLED = SettledTransaction("q", "orders", 3, 4, 5, 6, "feedback", 7)
 
 
 def plain(struct: Any) -> Any:
@@ -162,6 +164,7 @@ SAMPLES: list[Any] = [
     REPORT,
     LISTED,
     FOUND,
+    SETTLED,
     PeerReport("2", True, 50),
     MembersReport(version=4, voters=[0, 1, 3], learners=[4], highest=4, change_id="c"),
     ScrubReport(bytes=9),

@@ -39,6 +39,7 @@ from tests.support.fed_state import (
     busy_state_of_level_3,
     state_with_a_first_group,
     state_with_a_numbered_alteration,
+    state_with_lives,
 )
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "operations.json"
@@ -103,6 +104,7 @@ def samples() -> dict[str, str]:
     frames["snapshot with a numbered alteration"] = b"".join(encode(capture(numbered.state, 3, ["a.runs"])))
     placed = b"".join(encode(capture(state_with_a_first_group().state, 3, ["a.runs"])))
     frames["snapshot with a first group"] = placed
+    frames["snapshot of level 5"] = b"".join(encode(capture(state_with_lives().state, 3, ["a.runs"])))
     columns = tuple(array("Q", [i, i + 1]) for i in range(6))
     frames["run file"] = b"".join(encode_runs({7: columns}))
     return {name: data.hex() for name, data in frames.items()}

@@ -84,7 +84,7 @@ def test_what_needs_level_4_is_refused_below_it_and_done_from_it_on(tmp_path: Pa
     assert single.submit(create) == [[0]]
     single.close()
     again = Single(tmp_path)
-    assert (again.state.level, again.state.topics.topics["t"].info.first_group) == (4, 0)
+    assert (again.state.level, again.state.topics.topics["t"].info.first_group) == (machine.LEVEL_MAX, 0)
     again.close()
 
 

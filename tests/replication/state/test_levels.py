@@ -27,6 +27,7 @@ from tests.support.fed_state import (
     dump,
     state_with_a_first_group,
     state_with_a_numbered_alteration,
+    state_with_lives,
 )
 
 GOLDEN = json.loads((Path(__file__).parents[2] / "golden" / "operations.json").read_text())
@@ -56,6 +57,7 @@ def without_runs(state: StateMachine) -> dict[str, object]:
         ("snapshot of level 3", 3, busy_state_of_level_3),
         ("snapshot with a numbered alteration", 3, state_with_a_numbered_alteration),
         ("snapshot with a first group", 4, state_with_a_first_group),
+        ("snapshot of level 5", 5, state_with_lives),
     ],
 )
 def test_snapshots_of_all_levels_bring_back_the_state(
