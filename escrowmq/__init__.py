@@ -37,6 +37,7 @@ if TYPE_CHECKING:
         DataLoss,
         DiskFull,
         EscrowMQError,
+        GroupNotEmpty,
         InvalidDecision,
         InvalidMessage,
         JavaNotFound,
@@ -94,6 +95,7 @@ __all__ = [
     "DataLoss",
     "DiskFull",
     "EscrowMQError",
+    "GroupNotEmpty",
     "InvalidDecision",
     "InvalidMessage",
     "JavaNotFound",
@@ -141,7 +143,7 @@ __all__ = [
 
 _ERRORS = (
     "ClusterNotFound Closed ConfigError CorruptLog DataDirLocked DataDirMismatch DataLoss DiskFull "
-    "EscrowMQError InvalidDecision InvalidMessage JavaNotFound MessageTooLarge NotAuthorized "
+    "EscrowMQError GroupNotEmpty InvalidDecision InvalidMessage JavaNotFound MessageTooLarge NotAuthorized "
     "NotFullyPrepared NotLeader NotSupported OffsetOutOfRange OutcomeUnknown Overloaded ProducerFenced "
     "StaleMember TooManyOpenTransactions TopicExists TransactionConflict TransactionIdTaken "
     "TransactionRunning TransactionSettled Unavailable UnknownGroup UnknownTopic UnknownTransaction "

@@ -88,6 +88,20 @@ class UnknownGroup(EscrowMQError):
         return f"unknown consumer group {self.group!r}; 'escrowmq group list' shows those that there are"
 
 
+class GroupNotEmpty(EscrowMQError):
+    """A consumer group has live members, which would go on where they are. Nothing was done."""
+
+    def __init__(self, group: str) -> None:
+        super().__init__(group)
+        self.group = group
+
+    def __str__(self) -> str:
+        return (
+            f"consumer group {self.group!r} has live members; stop them first ('escrowmq group describe "
+            f"{self.group}' shows them), or wait until their session has ended"
+        )
+
+
 class TopicExists(EscrowMQError):
     """A topic of that name exists with other settings."""
 

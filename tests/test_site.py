@@ -89,6 +89,7 @@ def test_the_limits_are_those_of_the_code() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)
 def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     """Strict: a broken link or anchor, and a page outside of the navigation, fail."""
     built = subprocess.run(

@@ -11,7 +11,9 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any, TypeVar
 
+from escrowmq.actors.admin import group_reset
 from escrowmq.actors.admin.group_places import describe_groups
+from escrowmq.actors.admin.group_reset import Goal, PlaceReset, plan_reset
 from escrowmq.actors.admin.status import STATUS_WAIT_S, cluster_status
 from escrowmq.actors.admin.topic_altering import alter_topic
 from escrowmq.actors.admin.topic_creation import create_topic, new_name_problem
@@ -36,7 +38,7 @@ from escrowmq.actors.client.router import Router, result_of
 from escrowmq.actors.client.topology import ClusterInfo
 from escrowmq.actors.consumer.offsets import OffsetReader
 from escrowmq.replication.calling.answers import MembersReport
-from escrowmq.replication.errors import ConfigError, UnknownTopic
+from escrowmq.replication.errors import ConfigError, UnknownGroup, UnknownTopic
 from escrowmq.replication.format import ops
 from escrowmq.replication.model import (
     OpenTransaction,
@@ -261,6 +263,44 @@ class Admin(Closing):
     def describe_groups(self, groups: Iterable[str]) -> list[GroupDescription]:
         """:meth:`describe_group` of each, in their order: many are asked for at a time."""
         return describe_groups(self._router, self._offsets, groups, self._timeout_s)
+
+    def plan_group_reset(
+        self, group: str, to: Goal, topic: str | None = None, partition: int | None = None
+    ) -> tuple[PlaceReset, ...]:
+        """Where :meth:`reset_group` would put the group, and where it is. Changes nothing."""
+        if partition is not None and topic is None:
+            raise ConfigError(f"partition {partition} belongs to a topic; name it")
+        places = self.describe_group(group).partitions
+        committed = {(p.topic, p.partition): p.committed for p in places if p.committed is not None}
+        if topic is None:
+            wanted = list(committed)
+        else:
+            there = range(self.describe_topic(topic).info.partitions)
+            if partition is not None and (type(partition) is not int or partition not in there):
+                raise UnknownTopic(topic, partition, len(there))
+            wanted = [(topic, number) for number in (there if partition is None else [partition])]
+        if not wanted:
+            raise UnknownGroup(group)
+        return plan_reset(self._offsets, committed, wanted, to, self._timeout_s)
+
+    def reset_group(
+        self,
+        group: str,
+        to: Goal | Sequence[PlaceReset],
+        topic: str | None = None,
+        partition: int | None = None,
+    ) -> tuple[PlaceReset, ...]:
+        """Has a consumer group without live members read on from ``to``; returns what was done.
+
+        ``to``: "earliest", "latest", an offset (then with ``topic``, and ``partition`` if there are several),
+        or a datetime: the first message at or after it, UTC unless it says otherwise. Without ``topic``
+        wherever the group has a place. Or ``to`` is what :meth:`plan_group_reset` gave.
+        Raises GroupNotEmpty, UnknownGroup, UnknownTopic, OffsetOutOfRange, ConfigError, OutcomeUnknown.
+        """
+        if isinstance(to, str | int | datetime):
+            to = self.plan_group_reset(group, to, topic, partition)
+        group_reset.carry_out(self._router, group, to, self._timeout_s)
+        return tuple(to)
 
     # ------------------------------------------------------------ the cluster
 

@@ -17,6 +17,7 @@ from escrowmq.replication.errors import (
     ClusterNotFound,
     ConfigError,
     EscrowMQError,
+    GroupNotEmpty,
     InvalidMessage,
     NotAuthorized,
     NotLeader,
@@ -45,6 +46,7 @@ _CODES: tuple[tuple[type[EscrowMQError], int], ...] = (
     (UnknownTopic, NOT_FOUND),
     (UnknownTransaction, NOT_FOUND),
     (TransactionConflict, CONFLICT),
+    (GroupNotEmpty, CONFLICT),
     (TopicExists, CONFLICT),
     (OutcomeUnknown, UNKNOWN_OUTCOME),
 )

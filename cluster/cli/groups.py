@@ -1,4 +1,4 @@
-"""``escrowmq group list|describe``: consumer groups, their members and their lag."""
+"""``escrowmq group list|describe|reset``: consumer groups, their members, their places and their lag."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from typing import Annotated
 
 import typer
 
-from escrowmq.cluster.cli.options import ConnectionOptions, with_connection
-from escrowmq.cluster.cli.output import plain, show_json, show_pairs, show_rows
+from escrowmq.cluster.cli.options import ConnectionOptions, moment, with_connection
+from escrowmq.cluster.cli.output import note, plain, show_json, show_pairs, show_rows
 from escrowmq.cluster.cli.shown import Format, Shown
 
-app = typer.Typer(no_args_is_help=True, help="List and describe consumer groups.")
+app = typer.Typer(no_args_is_help=True, help="List, describe and reset consumer groups.")
 
 
 @app.command("list")
@@ -57,3 +57,40 @@ def describe(
     places = [plain(place) for place in found.partitions]
     columns = ("topic", "partition", "member", "committed", "end", "lag")
     show_rows(shown, places, columns, empty="nothing committed")
+
+
+@app.command()
+@with_connection
+def reset(
+    connection: ConnectionOptions,
+    name: Annotated[str, typer.Argument(help="Name of the group.", show_default=False)],
+    to: Annotated[
+        str,
+        typer.Option(
+            help="earliest, latest, a date like 2026-01-31T12:00Z, or an offset, with --topic.",
+            show_default=False,
+        ),
+    ],
+    topic: Annotated[
+        str | None, typer.Option(help="Only there; else wherever the group has a place.")
+    ] = None,
+    partition: Annotated[int | None, typer.Option(help="Only this partition of it.")] = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    shown: Shown = Format.table,
+) -> None:
+    """Have a group without live members read on from elsewhere. Says where, and asks."""
+    from escrowmq.replication.errors import ConfigError
+
+    goal = to if to in ("earliest", "latest") else int(to) if to.isdecimal() else moment(to)
+    if goal is None:
+        raise ConfigError(
+            f"--to must be earliest, latest, an offset or a date like 2026-01-31T12:00Z, not {to!r}"
+        )
+    with connection.joined() as cluster:
+        plan = cluster.admin.plan_group_reset(name, goal, topic, partition)
+        columns = ("topic", "partition", "committed", "to", "start", "end")
+        show_rows(shown, [plain(reset) for reset in plan], columns)
+        if not yes:
+            typer.confirm(f"Set the places of group {name} so?", abort=True, err=True)
+        cluster.admin.reset_group(name, plan)
+    note(f"group {name} reads on from there")

@@ -275,6 +275,9 @@ def test_a_group_reads_once_commits_and_shows_its_lag(topic: str, unique: Unique
     assert as_json("group", "describe", group)["lag"] == 0
     assert "lag" in good("group", "describe", group)
     assert group in good("group", "list")
+    assert "reads on from there" in run("group", "reset", group, "--to", "earliest", "--yes").stderr
+    assert as_json("group", "describe", group)["lag"] == 3
+    assert run("group", "reset", group, "--to", "soon", "--yes").exit_code == 2
 
 
 # ------------------------------------------------------------ transactions
@@ -433,7 +436,7 @@ def test_every_command_explains_itself() -> None:
     nouns = {
         "topic": ("create", "alter", "list", "describe", "trim", "delete"),
         "txn": ("list", "show", "recheck", "commit", "rollback"),
-        "group": ("list", "describe"),
+        "group": ("list", "describe", "reset"),
         "profile": ("list", "set", "remove"),
     }
     verbs = ("up", "down", "status", "leftovers", "members", "demo", "produce", "consume")

@@ -1,0 +1,106 @@
+"""Setting a consumer group's places by hand: where they would be, and putting them there.
+
+Two steps, so that a person can look in between, as with trimming: what is carried out is the plan. It is an
+ordinary commit of the group's coordinator, by nobody who is a member, which is taken only while the group has
+no members: those who read would go on where they are and commit over it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TypeAlias
+
+from escrowmq.actors.client.consumer_groups import (
+    GroupCallRefused,
+    MembershipStale,
+    TopicMissing,
+    TopicPartition,
+    coordinator_group,
+)
+from escrowmq.actors.client.router import Router, result_of
+from escrowmq.actors.consumer.offsets import OffsetReader
+from escrowmq.replication.errors import (
+    ConfigError,
+    GroupNotEmpty,
+    InvalidMessage,
+    OffsetOutOfRange,
+    UnknownTopic,
+)
+
+#: One of NAMED, an offset, or a time.
+Goal: TypeAlias = str | int | datetime
+NAMED = ("earliest", "latest")
+#: A generation that no member has, for a commit that is none's.
+NO_GENERATION = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PlaceReset:
+    """Of one partition, which holds ``[start, end)``: the group's place, if it has one, and the new one."""
+
+    topic: str
+    partition: int
+    committed: int | None
+    to: int
+    start: int
+    end: int
+
+
+def plan_reset(
+    offsets: OffsetReader,
+    committed: Mapping[TopicPartition, int],
+    partitions: Iterable[TopicPartition],
+    to: Goal,
+    timeout_s: float,
+) -> tuple[PlaceReset, ...]:
+    """The new places of ``partitions``. A time is UTC unless it says otherwise, and means the first message
+    at or after it.
+
+    Raises ConfigError, UnknownTopic, and OffsetOutOfRange for an offset that the partition does not have.
+    """
+    wanted = sorted(partitions)
+    if isinstance(to, bool) or not (to in NAMED or isinstance(to, int | datetime)):
+        raise ConfigError(f"to must be 'earliest', 'latest', an offset or a datetime, not {to!r}")
+    if isinstance(to, int) and len(wanted) > 1:
+        raise ConfigError("an offset is a place in one partition; name the topic and the partition")
+    bounds = offsets.bounds(wanted, timeout_s)
+    times: Sequence[int | UnknownTopic] = ()
+    if isinstance(to, datetime):
+        moment = to if to.tzinfo else to.replace(tzinfo=UTC)
+        ms = max(int(moment.timestamp() * 1000), 0)
+        times = offsets.offsets([(topic, number, ms) for topic, number in wanted], timeout_s)
+    plan = []
+    for i, tp in enumerate(wanted):
+        known = bounds[tp]
+        if isinstance(known, UnknownTopic):
+            raise known
+        start, end = known
+        place = start if to == "earliest" else end if to == "latest" else times[i] if times else to
+        if isinstance(place, UnknownTopic):  # deleted between the two questions
+            raise place
+        assert isinstance(place, int)
+        if not start <= place <= end:
+            raise OffsetOutOfRange(*tp, place, start, end)
+        plan.append(PlaceReset(*tp, committed.get(tp), place, start, end))
+    return tuple(plan)
+
+
+def carry_out(router: Router, group: str, plan: Sequence[PlaceReset], timeout_s: float) -> None:
+    """Commits the plan's places. Safe to repeat. Raises GroupNotEmpty, UnknownTopic, OutcomeUnknown,
+    Unavailable."""
+    by_topic: dict[str, dict[int, int]] = {}
+    for reset in plan:
+        by_topic.setdefault(reset.topic, {})[reset.partition] = reset.to
+    gid = coordinator_group(group, router.info.groups)
+    answer: MembershipStale | TopicMissing | GroupCallRefused | None = result_of(
+        router.leader_call(gid, "commit_offsets", group, "", NO_GENERATION, by_topic, timeout_s=timeout_s),
+        timeout_s,
+    )
+    if isinstance(answer, MembershipStale):
+        raise GroupNotEmpty(group)
+    if isinstance(answer, TopicMissing):
+        raise UnknownTopic(answer.topic)
+    if isinstance(answer, GroupCallRefused):
+        raise InvalidMessage(f"places of group {group!r} were refused: {answer.reason}")
