@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from escrowmq.replication.format.codec import OpType, decode_command
+from escrowmq.replication.format.codec import NO_EXTRA, OpType, decode_command
+from escrowmq.replication.state.preparing import untracked_branch
 from tests.sim.coverage import AcrossPhase, Phase
 from tests.sim.ledger import OF_TRANSACTIONS, ClientTx, Ledger
 from tests.sim.recreated.model import APP as APART
@@ -46,6 +47,7 @@ class AcrossLedger(Ledger):
     def __init__(self, world: World) -> None:
         super().__init__(world)
         self._heard_in: dict[int, int] = {}
+        self._levels: dict[int, int] = {}  # the format level of each group
         self._named: dict[tuple[str, str], list[AcrossTx]] = {}  # by app and id on the wire
 
     def add(self, tx: AcrossTx, parts_in: Mapping[int, int]) -> None:
@@ -90,7 +92,12 @@ class AcrossLedger(Ledger):
         for op in ops:
             if op.type in OF_TRANSACTIONS and op.meta[0] == APART:
                 continue
-            if op.type == OpType.PREPARE:
+            if op.type == OpType.LEVEL:
+                self._levels[gid] = op.meta[0]
+            elif op.type == OpType.PREPARE:
+                extra = op.meta[9] if len(op.meta) > 9 else NO_EXTRA
+                if untracked_branch(self._levels.get(gid, 1), op.meta[7], extra):
+                    continue  # of an older producer: it is in the log, and was refused when it was applied
                 home = op.meta[7] if op.meta[7] >= 0 else gid
                 for tx_id in op.meta[2]:
                     self._part(self.on_wire(op.meta[0], tx_id, home), gid, op.meta[5])
