@@ -36,8 +36,8 @@ SLOW_CALLS_MIN = 2
 READ_ONLY = frozenset(
     (
         "about", "audit", "committed", "fetch", "fetch_ends", "find_transaction", "group_describe",
-        "group_list", "levels", "members", "offsets", "open_pairs", "open_topics", "partition_bounds",
-        "spans", "status", "topics", "transactions", "tx_states", "watch", "whoami",
+        "group_list", "levels", "members", "metrics", "offsets", "open_pairs", "open_topics",
+        "partition_bounds", "spans", "status", "topics", "transactions", "tx_states", "watch", "whoami",
     )
 )  # fmt: skip
 _by_number = attrgetter("number")
