@@ -26,7 +26,7 @@ INVENTED = (
 )
 
 
-@plant("feedback-decides-by-itself", *INVENTED, start=1)
+@plant("feedback-decides-by-itself", *INVENTED, start=13)
 def feedback_decides_by_itself(patch: pytest.MonkeyPatch) -> None:
     """A check that nobody answers, or answers with UNKNOWN, is a rollback instead of being counted."""
     patch.setattr(ops, "checked", lambda app, tx_ids: ops.rollback(app, tx_ids, by="feedback"))
@@ -84,7 +84,7 @@ def owner_not_asked_first(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(CheckTable, "locked", nobodys)
 
 
-@plant("owner-gone-too-early", *INVENTED, start=4)
+@plant("owner-gone-too-early", *INVENTED, start=20)
 def owner_gone_too_early(patch: pytest.MonkeyPatch) -> None:
     """An owner that does not poll just now is taken for gone."""
     patch.setattr(Owners, "gone_in_s", lambda self, instance, now: 0.0)
@@ -117,7 +117,7 @@ def taken_up_while_asked(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(checkers, "DELAYS_S", (0.5, 1.0, 1.1))
 
 
-@plant("rollback-under-any-prepare", *INVENTED, start=1, chaos_s=12.0, conditions=taken_up_while_asked)
+@plant("rollback-under-any-prepare", *INVENTED, start=16, chaos_s=12.0, conditions=taken_up_while_asked)
 def rollback_under_any_prepare(patch: pytest.MonkeyPatch) -> None:
     """A check's ROLLBACK names no PREPARE, and hits what another producer has taken up since."""
     patch.setattr(ops, "rollback_under", lambda app, tx_ids, by, newest_index: ops.rollback(app, tx_ids, by))

@@ -181,7 +181,7 @@ def _prepares_a_branch(request: bytes) -> bool:
 @plant(
     *("followed-after-done", "committed-twice", "duplicate"),
     groups=2,
-    start=2,
+    start=5,
     conditions=late_branches_open,
 )
 def followed_after_done(patch: pytest.MonkeyPatch) -> None:

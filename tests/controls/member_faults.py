@@ -90,7 +90,7 @@ def member_id_used_again(patch: pytest.MonkeyPatch) -> None:
     conditions=many_changes,
     passing_over=LATE,
     within=300,
-    start=356,
+    start=462,
 )
 def lone_voter_ahead_of_its_disk(patch: pytest.MonkeyPatch) -> None:
     """A leader without other voters commits what is in its memory, and tells its learners."""

@@ -43,6 +43,7 @@ class Planted:
     size: int | None
     chaos_s: float
     slow: bool
+    rare: bool  # found once in hundreds of schedules: in make test-long
     passing_over: frozenset[str]  # kinds that prove nothing here: the next seed is tried
     blind: frozenset[str]  # invariants that are overlooked, because they always come first
     often: dict[str, int]  # weights of the kinds of faults that bring it out, instead of the usual ones
@@ -69,6 +70,7 @@ def plant(
     size: int | None = None,
     chaos_s: float = 6.0,
     slow: bool = False,
+    rare: bool = False,
     passing_over: Iterable[str] = (),
     blind: Iterable[str] = (),
     often: dict[str, int] | None = None,
@@ -91,6 +93,7 @@ def plant(
             size,
             chaos_s,
             slow,
+            rare,
             frozenset(passing_over),
             frozenset(blind),
             often or {},

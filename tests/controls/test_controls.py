@@ -32,11 +32,15 @@ def _sound_schedules() -> Iterator[Any]:
             yield pytest.param(fault, range(1, 4), id=f"{fault.name}-further", marks=pytest.mark.long)
 
 
-QUICK = [pytest.param(p, id=p.name, marks=[pytest.mark.slow] if p.slow else []) for p in PLANTED.values()]
+def _marks(fault: Planted) -> list[pytest.MarkDecorator]:
+    return [pytest.mark.long] if fault.rare else [pytest.mark.slow] if fault.slow else []
+
+
+FAULTS = [pytest.param(p, id=p.name, marks=_marks(p)) for p in PLANTED.values()]
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("fault", QUICK)
+@pytest.mark.parametrize("fault", FAULTS)
 def test_a_planted_fault_is_found(fault: Planted) -> None:
     found = hunt(fault)
     assert found is not None, (

@@ -24,9 +24,9 @@ class Upkeep:
 
     def __init__(self, simulation: Simulation, replica: SimReplica) -> None:
         self._sim, self._replica = simulation, replica
-        others = [name for name in simulation.names if name != replica.name]
+        self._others: list[str] = []
         self._mender = Mender(
-            replica.journal, others, SimPeers(simulation, replica), replica.in_loop, simulation.happened
+            replica.journal, self._others, SimPeers(simulation, replica), replica.in_loop, simulation.happened
         )
         self._mending = False
         self._scrubber = self._make_scrubber()
@@ -40,6 +40,8 @@ class Upkeep:
     def _mend(self) -> None:
         """A real replica waits longer where nothing could be done."""
         self._mending = False
+        # As in the broker, whoever came to the group since this process began is asked too.
+        self._others[:] = [name for name in self._sim.names if name != self._replica.name]
         self._mender.round()
 
     def lost_next(self) -> bool:
