@@ -21,7 +21,7 @@ from tests.support.faults.tables import Cells
 
 #: At least so many schedules, and as many more as it takes to fill the table of the common kinds: these have
 #: only faults of which some phase is still missing.
-SEEDS, SEEDS_MAX = 24, 60
+SEEDS, SEEDS_MAX = 14, 60
 #: Kinds that do not meet a transaction in each of its phases within so few schedules; thousands of
 #: schedules fill the table (docs/reliability.md).
 RARE = (

@@ -18,7 +18,7 @@ from tests.sim.runner import schedules
 from tests.sim.world import Violation
 from tests.support.faults.tables import Cells
 
-SEEDS = 12
+SEEDS = 8
 BEGUN = ("bulk", "bulk without a callback", "one id twice", "one id for two things")
 CHANGED = ("altered", "trimmed", "created")
 
