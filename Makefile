@@ -4,7 +4,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: instruments docs test-long spark-trials controls help demo test lint simulate campaign bench stored live bench-spark walk load chaos fuzz spark-nodes
+.PHONY: fence-trials instruments docs test-long spark-trials controls help demo test lint simulate campaign bench stored live bench-spark walk load chaos fuzz spark-nodes
 
 # The tests start hundreds of processes: what one of them has compiled, the others need not.
 unexport PYTHONDONTWRITEBYTECODE
@@ -38,13 +38,13 @@ demo: $(STAMP) ## orders through escrow while things are being killed; Spark che
 
 # Collecting compiles the tests once for all workers, on the core that the linters leave free. What it cannot
 # collect, the tests tell.
-test: $(STAMP) ## everything: lint, types, layers, then the fast tests, then real Ray and Spark (20 minutes on two cores)
+test: $(STAMP) ## everything: lint, types, layers, then the fast tests, then real Ray and Spark (22 minutes on two cores)
 	@$(BIN)/python -m pytest --collect-only -qq > /dev/null & collecting=$$!; \
 	$(MAKE) --no-print-directory lint; result=$$?; wait $$collecting || true; exit $$result
 	$(BIN)/python -m pytest -m "not ray and not spark and not slow and not long" -n $(FAST_JOBS) $(IN_ORDER) --durations=30
 	$(BIN)/python -m pytest -m "(ray or spark or slow) and not long" -n $(JOBS) $(IN_ORDER) --durations=60
 
-test-long: $(STAMP) ## what make test leaves out: Spark under the other ways to a session, its examples, sessions that are killed, a ghost's node, overload, a lost head (40 minutes)
+test-long: $(STAMP) ## what make test leaves out: Spark under the other ways to a session, its examples, sessions that are killed, chaos on machines, members, a ghost's node, overload, a lost head (50 minutes)
 	$(BIN)/python -m pytest -m long --durations=20
 
 docs: $(STAMP) ## the documents and the API reference as a searchable site: artifacts/site/index.html
@@ -68,6 +68,10 @@ chaos: $(STAMP) ## real processes killed, stopped, cut off: TRIALS=<how many> SE
 
 spark-trials: $(STAMP) ## kills at every step of Spark's sink, every row counted: TRIALS=<how many> SEED=<n> (ARGS=--help)
 	$(BIN)/python -m tests.spark_trials --trials $(TRIALS) --seed $(SEED) $(ARGS)
+
+fence-trials: TRIALS = 100
+fence-trials: $(STAMP) ## service, leader and database killed, on PostgreSQL, MariaDB and SQLite: TRIALS=<how many> SEED=<n> (100: 20 minutes; ARGS=--help)
+	$(BIN)/python -m tests.fence_trials --trials $(TRIALS) --seed $(SEED) $(ARGS)
 
 fuzz: $(STAMP) ## garbage for every decoder: EXAMPLES=<per target> SEED=<n> (20000: half an hour)
 	FUZZ_EXAMPLES=$(EXAMPLES) FUZZ_SEED=$(SEED) $(BIN)/python -m pytest tests/fuzz --timeout=3600 $(ARGS)

@@ -100,6 +100,7 @@ def test_threads_are_told_apart_by_their_names(recorder: Recorder, modules: dict
     assert {role: len(calls) for role, calls in roles.items()} == {"leader": 2, "follower 1": 2}
 
 
+@pytest.mark.long
 def test_a_prepare_passes_the_client_and_all_replicas(tmp_path: Path) -> None:
     with stage(tmp_path, repeats=2) as it:
         (prepare,) = it.steps(("prepare",))

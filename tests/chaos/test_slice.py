@@ -1,9 +1,10 @@
-"""A slice of ``make chaos`` for every run of the tests: each kind of fault on processes once, and, if there
-are machines, one round with a cut-off leader whose successor is killed and a restart on a full disk. Only the
-restart of all brokers, one after the other, takes so long that ``make test-long`` has it.
+"""A slice of ``make chaos`` for every run of the tests: each kind of fault on processes once.
 
-The two rounds together take less than three minutes on an idle machine. How long they took, and how busy the
-machine was, is told; they fail if it was idle and they took longer.
+``make test-long`` has, if there are machines, a round with a cut-off leader whose successor is killed and a
+restart on a full disk; and the restart of all brokers, one after the other.
+
+The rounds take less than three minutes on an idle machine. How long they took, and how busy the machine was,
+is told; they fail if it was idle and they took longer.
 """
 
 from __future__ import annotations
@@ -100,6 +101,7 @@ def test_promises_hold_while_replicas_come_and_go() -> None:
     assert results.operations()["decide"]["ok"] > 100
 
 
+@pytest.mark.long
 def test_promises_hold_on_machines_that_are_cut_off_and_whose_disks_are_full() -> None:
     if (reason := missing()) is not None:
         pytest.skip(f"no machines here: {reason}")

@@ -173,6 +173,7 @@ def test_the_replicas_talk_tls(hardened: Hardened) -> None:
     assert not ports, "replicas that were not tried"
 
 
+@pytest.mark.long
 def test_the_secret_can_be_changed_while_the_cluster_is_down(hardened: Hardened) -> None:
     hardened.run("down")
     again = secrets.token_hex(32)

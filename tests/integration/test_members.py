@@ -84,6 +84,7 @@ def as_wanted(cluster: Cluster, voters: int) -> bool:
     return len(group.voters) == voters and not changes
 
 
+@pytest.mark.long
 @pytest.mark.timeout(180)
 def test_from_one_replica_to_three_and_back(
     ray_local: str, unique: Callable[[str], str], tmp_path: Path

@@ -99,7 +99,7 @@ def check_a_lost_record_is_not_founded_over(
 
 
 @pytest.mark.ray
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(180)
 def test_its_start_commands_start_ray_and_escrowmq(content: dict[str, Any]) -> None:
     """The commands as they stand, but for what must differ on a test machine: port, directories, nodes."""

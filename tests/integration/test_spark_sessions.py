@@ -30,11 +30,11 @@ Unique = Callable[[str], str]
 MESSAGES, PARTITIONS = 400, 4
 
 
-# RayDP's sessions are those of test_spark_batch, local ones those of the other modules.
-ELSEWHERE = [pytest.param(mode, marks=pytest.mark.long) for mode in ("raydp", "local")]
+# In every run, RayDP's sessions are those of test_spark_batch, local ones those of the other modules.
+MODES = [pytest.param(mode, marks=pytest.mark.long) for mode in ("standalone", "raydp", "local")]
 
 
-@pytest.fixture(scope="module", params=["standalone", *ELSEWHERE])
+@pytest.fixture(scope="module", params=MODES)
 def session(request: pytest.FixtureRequest, cluster: Cluster) -> Iterator[SparkSession]:
     before, children = free_cpus(), java_children()
     spark = spark_session(f"sessions-{request.param}", mode=request.param, quick_start=True)
