@@ -1,0 +1,45 @@
+"""``python -m tests.fence_trials``: kill trials of the fence from a seed; exit code 0 if nothing is split."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+import escrowmq
+from tests.fence_trials.running import DECK, Run, plan
+from tests.support.faults.absence import lines, not_drawn, unseen
+from tests.support.faults.replaying import command
+
+
+def main(
+    trials: Annotated[int, typer.Option(help="How many.")] = 100,
+    seed: Annotated[int, typer.Option(help="Of everything that is drawn.")] = 1,
+    only: Annotated[int, typer.Option(help="Only the trial of this number.")] = -1,
+    kind: Annotated[str, typer.Option(help="Only those on postgresql, mariadb or sqlite.")] = "",
+) -> None:
+    """Kill services, leaders and databases, and compare orders with messages."""
+    planned = [t for t in plan(seed, trials) if only in (-1, t.number) and kind in ("", t.kind)]
+    with escrowmq.start_local(groups=1, replicas=3, namespace="fence-trials") as cluster:
+        run = Run(cluster, planned, lambda line: print(line, flush=True))
+        outcome = run.run()
+    strikes = ", ".join(f"{name} {count}" for name, count in sorted(outcome.strikes.items()))
+    print(
+        f"{outcome.trials} trials, kills: {strikes}; {outcome.orders} orders, "
+        f"{outcome.checks_first} kept out by a check; {len(outcome.problems)} problems, "
+        f"{outcome.seconds:.0f} s"
+    )
+    drawn = {"+".join(trial.victims) for trial in planned}
+    for line in lines(unseen(["+".join(v) for v in DECK], drawn, lambda _: not_drawn(len(planned)))):
+        print(line)
+    for problem in outcome.problems:
+        print(problem)
+    if outcome.problems:
+        again = command("tests.fence_trials", trials=trials, seed=seed)
+        print(f"again: {again}   (--only NUMBER for one trial)")
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    typer.run(main)

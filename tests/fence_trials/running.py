@@ -1,0 +1,251 @@
+"""Kill trials of the fence: what is killed when, from a seed; then both sides are compared.
+
+Services, brokers and database go on through all trials of one kind of database. A trial strikes some of them,
+brings back what does not come back by itself, and waits until orders are taken again. Then, without stopping
+anybody: what is readable must be in the database, and what was in the database must be readable once all that
+was open by then is settled. Nothing may be there twice.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import sqlalchemy as sa
+
+from escrowmq import Cluster, Consumer
+from escrowmq.integrations import Fence
+from tests.fence_trials.service import Service
+from tests.support.database_servers import Server, running
+from tests.support.faults.dealing import deal
+from tests.support.waiting import wait_until
+
+SERVICE, LEADER, DATABASE = "service", "leader", "database"
+#: What is struck together, and how often such a trial comes.
+DECK = {
+    (SERVICE,): 2,
+    (LEADER,): 1,
+    (DATABASE,): 2,
+    (SERVICE, DATABASE): 2,
+    (LEADER, DATABASE): 1,
+    (SERVICE, LEADER): 1,
+    (SERVICE, LEADER, DATABASE): 2,
+}
+#: Of the trials, by kind of database.
+SHARES = {"postgresql": 0.4, "mariadb": 0.4, "sqlite": 0.2}
+SERVICES = 2
+PATIENCE_S = 120.0
+BEFORE_S, BETWEEN_S, AWAY_S = 0.5, 0.2, 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One of a run. ``kind``: of the database."""
+
+    seed: int
+    number: int
+    kind: str
+    victims: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What became of a run."""
+
+    trials: int = 0
+    strikes: Counter[str] = field(default_factory=Counter)
+    orders: int = 0
+    checks_first: int = 0  # rows of checks that kept a local transaction out
+    problems: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+
+
+def plan(seed: int, count: int) -> list[Trial]:
+    """The trials of a run, by kind of database."""
+    trials: list[Trial] = []
+    for kind, share in SHARES.items():
+        rng = random.Random(f"fence-{seed}-{kind}")
+        deck = deal(
+            rng, {victims: n for victims, n in DECK.items() if kind != "sqlite" or DATABASE not in victims}
+        )
+        for _ in range(max(round(share * count), 1)):
+            trials.append(Trial(seed, len(trials), kind, next(deck)))
+    return trials
+
+
+class Place:
+    """One database with its orders and its fence, the services on it, and what is readable of theirs."""
+
+    def __init__(self, cluster: Cluster, kind: str, server: Server | None, folder: Path, name: str) -> None:
+        self.cluster, self.kind, self.server = cluster, kind, server
+        url = f"sqlite:///{folder / 'shop.db'}" if server is None else server.url()
+        self.app, self.topic, self._url = f"{name}-shop", f"{name}-orders", url
+        self.engine = sa.create_engine(url, poolclass=sa.NullPool)
+        with self.engine.begin() as db:
+            key = "varchar(100)" if kind != "sqlite" else "text"
+            db.execute(
+                sa.text(f"create table orders (id {key} primary key){' engine=innodb' * (kind == 'mariadb')}")
+            )
+        self.fence = Fence(self.engine, app=self.app)
+        self.fence.create_table()
+        cluster.admin.create_topic(self.topic, partitions=2)
+        self.services: list[subprocess.Popen[bytes]] = []
+        self._log_file = folder / "services.log"
+        self._log = self._log_file.open("ab")
+        self._started = 0
+        self._read: dict[tuple[int, int], str] = {}
+        self._next: Counter[int] = Counter()
+
+    def hire(self) -> None:
+        """A service more."""
+        self._started += 1
+        address, namespace = self.cluster.address, self.cluster.info.namespace
+        told = Service(address, namespace, self._url, self.app, self.topic, f"s{self._started}")
+        command = [sys.executable, "-m", "tests.fence_trials.service", told.encode()]
+        self.services.append(
+            subprocess.Popen(command, stdin=subprocess.PIPE, stdout=self._log, stderr=self._log)
+        )
+
+    def end(self) -> None:
+        for service in self.services:
+            service.kill()
+            service.communicate()
+        self._log.close()
+        self.engine.dispose()
+
+    def said(self) -> str:
+        """The end of the services' log, and who of them lives."""
+        alive = [service.poll() for service in self.services]
+        return f"exit codes {alive}\n{self._log_file.read_text(errors='replace')[-4000:]}"
+
+    def stored(self) -> set[str]:
+        with self.engine.connect() as db:
+            return {order for (order,) in db.execute(sa.text("select id from orders"))}
+
+    def checks_first(self) -> int:
+        with self.engine.connect() as db:
+            found = db.execute(
+                sa.text(f"select count(*) from {self.fence.statements.table} where outcome = 2")
+            )
+            return int(found.scalar_one())
+
+    def oldest_open_ms(self) -> int:
+        opened = self.cluster.admin.list_transactions(topic=self.topic)
+        return min((tx.prepared_ms for tx in opened), default=1 << 62)
+
+    def read(self, consumer: Consumer) -> list[str]:
+        """All that is readable now: up to the ends of this moment, as services go on meanwhile."""
+        ends = {p.partition: p.end for p in self.cluster.admin.describe_topic(self.topic).partitions}
+        until = time.monotonic() + PATIENCE_S
+        while any(self._next[partition] < end for partition, end in ends.items()):
+            if time.monotonic() > until:
+                raise TimeoutError(f"read up to {dict(self._next)} of {ends} in {PATIENCE_S:g} s")
+            for record in consumer.poll(timeout_s=0.3):
+                self._read[record.partition, record.offset] = record.value.decode()
+                self._next[record.partition] = max(self._next[record.partition], record.offset + 1)
+        return list(self._read.values())
+
+
+class Run:
+    """Trials on one cluster."""
+
+    def __init__(self, cluster: Cluster, trials: Sequence[Trial], say: Callable[[str], None] = print) -> None:
+        self._cluster, self._trials, self._say = cluster, trials, say
+        self.outcome = Outcome()
+
+    def run(self) -> Outcome:
+        """Everything; problems are in the outcome."""
+        began = time.monotonic()
+        for kind in SHARES:
+            if mine := [trial for trial in self._trials if trial.kind == kind]:
+                with self._place(kind, f"{kind}-{mine[0].seed}-{os.getpid()}") as place:
+                    self._on(place, mine)
+        self.outcome.seconds = time.monotonic() - began
+        return self.outcome
+
+    @contextmanager
+    def _place(self, kind: str, name: str) -> Iterator[Place]:
+        with ExitStack() as stack:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="emq-fence-")))
+            server = None if kind == "sqlite" else stack.enter_context(running(kind))
+            place = Place(self._cluster, kind, server, folder, name)
+            stack.callback(place.end)
+            for _ in range(SERVICES):
+                place.hire()
+            wait_until(lambda: len(place.stored()) > SERVICES, PATIENCE_S, "the first orders", 0.1)
+            yield place
+
+    def _on(self, place: Place, trials: Sequence[Trial]) -> None:
+        with self._cluster.consumer(
+            group=f"{place.app}-audit", topics=[place.topic], auto_offset_reset="earliest"
+        ) as consumer:
+            for trial in trials:
+                at = time.monotonic()
+                where = f"trial {trial.number} (seed {trial.seed}, {trial.kind}, {'+'.join(trial.victims)})"
+                try:
+                    self._strike(place, trial)
+                    found = self._compare(place, consumer)
+                except Exception as error:
+                    error.add_note(f"{where}; the services said last:\n{place.said()}")
+                    raise
+                self.outcome.trials += 1
+                self.outcome.strikes.update(trial.victims)
+                self.outcome.problems += [f"{where}: {text}" for text in found]
+                self._say(f"{where}: {len(found) or 'no'} problems, {time.monotonic() - at:.1f} s")
+        self.outcome.orders += len(place.stored())
+        self.outcome.checks_first += place.checks_first()
+
+    def _strike(self, place: Place, trial: Trial) -> None:
+        rng = random.Random(f"fence-trial-{trial.seed}-{trial.number}")
+        wait_until(lambda: self._cluster.status().healthy, PATIENCE_S, "the brokers", 0.2)
+        time.sleep(BEFORE_S * rng.random())
+        victims = list(trial.victims)
+        rng.shuffle(victims)
+        for victim in victims:
+            if victim == SERVICE:
+                service = place.services.pop(0)
+                service.kill()
+                service.communicate()
+                place.hire()
+            elif victim == LEADER:
+                self._kill_leader()
+            else:
+                assert place.server is not None
+                place.server.kill()
+            time.sleep(BETWEEN_S * rng.random())
+        if DATABASE in victims:
+            assert place.server is not None
+            time.sleep(AWAY_S * rng.random())
+            place.server.start()  # here: it dies with the thread that has started it
+        before = len(place.stored())
+        wait_until(lambda: len(place.stored()) > before + 3, PATIENCE_S, "orders after the strike", 0.1)
+
+    def _kill_leader(self) -> None:
+        group = self._cluster.status().groups[0]
+        leader = next((replica for replica in group.replicas if replica.role == "leader"), None)
+        if leader is not None:
+            os.kill(leader.details["pid"], signal.SIGKILL)
+
+    @staticmethod
+    def _compare(place: Place, consumer: Consumer) -> list[str]:
+        readable = place.read(consumer)
+        stored, now_ms = place.stored(), int(time.time() * 1000)
+        problems = [
+            f"fence-split: {order} is readable, and not in the database" for order in {*readable} - stored
+        ]
+        wait_until(lambda: place.oldest_open_ms() > now_ms, PATIENCE_S, "decisions of what was open", 0.1)
+        readable = place.read(consumer)
+        problems += [
+            f"fence-split: {order} is in the database, and not readable" for order in stored - {*readable}
+        ]
+        return problems + [f"{order} is there {n} times" for order, n in Counter(readable).items() if n > 1]

@@ -1,0 +1,98 @@
+"""A service that takes orders until its standard input ends: ``python -m tests.fence_trials.service JSON``.
+
+Some local transactions are slow, some fail. Some orders have an id of the service's own and are tried again
+under it whatever became of them, as a client does that repeats its request.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import sys
+import threading
+import time
+from dataclasses import asdict, dataclass
+
+import sqlalchemy as sa
+
+import escrowmq
+from escrowmq import Message
+from escrowmq.actors.producer.producer import Producer
+from escrowmq.integrations import Fence
+
+THREADS = 3
+PAUSE_S, HOLD_S = 0.05, 0.3
+GIVEN, SLOW, FAILS = 0.3, 0.2, 0.15
+TRIES = 3
+TIMEOUT_S = 0.5  # to the first check
+
+
+class Refused(Exception):
+    """The business says no."""
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """What a service is told."""
+
+    address: str
+    namespace: str
+    url: str
+    app: str
+    topic: str
+    name: str
+
+    def encode(self) -> str:
+        return json.dumps(asdict(self))
+
+
+def main() -> None:
+    told = Service(**json.loads(sys.argv[1]))
+    options = {} if told.url.startswith("sqlite") else {"pool_size": 8, "max_overflow": 4}
+    engine = sa.create_engine(told.url, **options)
+    fence = Fence(engine, app=told.app)
+    with (
+        escrowmq.connect(told.address, told.namespace) as cluster,
+        cluster.producer(app=told.app, tx_status_querier=fence) as producer,
+    ):
+        for number in range(THREADS):
+            threading.Thread(target=_take_orders, args=(told, fence, producer, number), daemon=True).start()
+        sys.stdin.read()
+        os._exit(0)  # as hard as a kill: what is open is left to the checks of the other service
+
+
+def _take_orders(told: Service, fence: Fence, producer: Producer, thread: int) -> None:
+    rng = random.Random(f"{told.name}/{thread}")
+    for number in range(1_000_000):
+        order = f"{told.name}-{thread}-{number}"
+        given = rng.random() < GIVEN
+        for _ in range(TRIES if given else 1):
+            try:
+                _order(told, fence, producer, order, given, rng)
+            except (escrowmq.EscrowMQError, sa.exc.SQLAlchemyError, Refused):
+                time.sleep(
+                    PAUSE_S * rng.random()
+                )  # whatever it was: the fence knows, and the check finds out
+        time.sleep(PAUSE_S * rng.random())
+
+
+def _order(
+    told: Service, fence: Fence, producer: Producer, order: str, given: bool, rng: random.Random
+) -> None:
+    with fence.transaction(
+        producer,
+        Message(told.topic, order.encode(), key=order.encode()),
+        query_id=order,
+        tx_id=order if given else None,
+        transaction_timeout_s=TIMEOUT_S,
+    ) as (_, db):
+        db.execute(sa.text("insert into orders values (:id)"), {"id": order})
+        if rng.random() < SLOW:
+            time.sleep(HOLD_S * rng.random())
+        if rng.random() < FAILS:
+            raise Refused(order)
+
+
+if __name__ == "__main__":
+    main()

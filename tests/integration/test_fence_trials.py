@@ -1,0 +1,34 @@
+"""A slice of ``make fence-trials`` for make test-long: a service, the leader and PostgreSQL are killed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.fence_trials.running import DATABASE, DECK, LEADER, SERVICE, SHARES, Run, Trial, plan
+
+if TYPE_CHECKING:
+    from escrowmq import Cluster
+
+SEED = 5
+
+
+@pytest.mark.ray
+@pytest.mark.long
+@pytest.mark.timeout(300)
+def test_every_order_has_its_message_whatever_is_killed(cluster: Cluster) -> None:
+    outcome = Run(cluster, [Trial(SEED, 0, "postgresql", (SERVICE, LEADER, DATABASE))]).run()
+    assert outcome.problems == [] and outcome.trials == 1 and outcome.orders > 5
+    assert cluster.admin.list_transactions(state="PARKED") == []
+
+
+def test_a_run_is_the_same_for_the_same_seed_and_strikes_everything() -> None:
+    trials = plan(1, 100)
+    assert trials == plan(1, 100) != plan(2, 100)
+    assert [trial.number for trial in trials] == list(range(100))
+    for kind, share in SHARES.items():
+        mine = [trial for trial in trials if trial.kind == kind]
+        assert len(mine) == round(100 * share)
+        possible = {victims for victims in DECK if kind != "sqlite" or DATABASE not in victims}
+        assert {trial.victims for trial in mine} == possible
