@@ -38,7 +38,7 @@ demo: $(STAMP) ## orders through escrow while things are being killed; Spark che
 
 # Collecting compiles the tests once for all workers, on the core that the linters leave free. What it cannot
 # collect, the tests tell.
-test: $(STAMP) ## everything: lint, types, layers, then the fast tests, then real Ray and Spark (22 minutes on two cores)
+test: $(STAMP) ## everything: lint, types, layers, then the fast tests, then real Ray and Spark (less than 25 minutes on two cores)
 	@$(BIN)/python -m pytest --collect-only -qq > /dev/null & collecting=$$!; \
 	$(MAKE) --no-print-directory lint; result=$$?; wait $$collecting || true; exit $$result
 	$(BIN)/python -m pytest -m "not ray and not spark and not slow and not long" -n $(FAST_JOBS) $(IN_ORDER) --durations=30
