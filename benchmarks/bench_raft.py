@@ -2,7 +2,7 @@
 
 ``python benchmarks/bench_raft.py --size 65536 --outstanding 16`` prints commits/s, MB/s and
 latency as the leader's proposer sees them, and CPU per 1,000 entries. ``--matrix`` runs the sizes
-that docs/performance.md reports. The data go to a temporary directory (``--dir`` to choose the disk).
+that docs/evidence/benchmarks.md reports. The data go to a temporary directory (``--dir`` to choose the disk).
 """
 
 from __future__ import annotations
@@ -196,7 +196,7 @@ def main(
     size: Annotated[int, typer.Option(help="Bytes per entry.")] = 64 << 10,
     outstanding: Annotated[int, typer.Option(help="Entries under way at a time.")] = 16,
     seconds: Annotated[float, typer.Option(help="Seconds per row.")] = 3.0,
-    matrix: Annotated[bool, typer.Option("--matrix", help="All rows of docs/performance.md.")] = False,
+    matrix: Annotated[bool, typer.Option("--matrix", help="All rows of a table.")] = False,
     folder: Annotated[Path | None, typer.Option("--dir", help="Where the logs go.")] = None,
 ) -> None:
     table = Table(title="Raft alone, three replicas on this machine, fdatasync on")

@@ -1,7 +1,7 @@
-"""Puts the figures of a run into docs/performance.md, between two marks. The prose around is people's.
+"""Puts the figures of a run into docs/evidence/benchmarks.md, between two marks; the prose stays as it is.
 
-``make bench ARGS="--page docs/performance.md"``, or later, from the artefact:
-``python -m benchmarks.page artifacts/bench.json docs/performance.md``.
+``make bench ARGS="--page docs/evidence/benchmarks.md"``, or later, from the artefact:
+``python -m benchmarks.page artifacts/bench.json docs/evidence/benchmarks.md``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The figures of a run as Markdown, for docs/performance.md."""
+"""The figures of a run as Markdown, for docs/evidence/load.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The figures as Markdown, and their place in docs/performance.md."""
+"""The figures as Markdown, and their place in docs/evidence/spark.md."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ def cells(row: Row) -> list[str]:
 
 
 def markdown(results: Results) -> str:
-    """For docs/reliability.md."""
+    """For docs/evidence/chaos.md."""
     page = [
         f"{len(results.trials)} trials on real processes (seed {results.seed}), "
         f"{len(results.violations)} violations, {results.took_s / 60:.0f} minutes.",

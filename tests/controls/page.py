@@ -1,4 +1,4 @@
-"""The table of planted faults in docs/reliability.md: a row for each, with figures where there are some.
+"""The table in docs/evidence/planted-faults.md: a row for each planted fault, and its figures.
 
 ``python -m tests.controls.page`` writes the rows anew, in the catalogue's order: names and what they break
 from the code, figures as they are on the page. ``python -m tests.controls --page`` has new figures, too.
@@ -13,7 +13,7 @@ from pathlib import Path
 from tests.controls.catalogue import MODULES, PLANTED
 from tests.support.faults.tables import Sheet
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "reliability.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "evidence" / "planted-faults.md"
 COLUMNS = ("planted fault", "what it breaks", "reported as", "seeds: median", "max", "virtual s: median")
 #: Columns that the code tells; the others are measured.
 TOLD = 2

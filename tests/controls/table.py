@@ -1,8 +1,8 @@
 """``python -m tests.controls``: how soon each planted fault is found, from many starting points.
 
 Prints a table, and writes it as markdown to the file that ``--markdown`` names, or its rows into the table of
-docs/reliability.md (``--page``). It fails if a fault is not found within its bound (``Planted.within``) from
-one of the starts, or as something that was not expected.
+docs/evidence/planted-faults.md (``--page``). It fails if a fault is not found within its bound
+(``Planted.within``) from one of the starts, or as something that was not expected.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def main(
     ] = None,
     only: Annotated[list[str] | None, typer.Option(help="A planted fault; may be repeated.")] = None,
     to: Annotated[Path | None, typer.Option("--markdown", help="Where the table goes as markdown.")] = None,
-    page: Annotated[bool, typer.Option("--page", help="Put the figures into docs/reliability.md.")] = False,
+    page: Annotated[bool, typer.Option("--page", help="Put the figures into docs/evidence.")] = False,
     jobs: Annotated[int, typer.Option(help="Processes; 0: one per core.")] = 0,
 ) -> None:
     names = only or list(PLANTED)

@@ -23,7 +23,7 @@ from tests.support.faults.tables import Cells
 #: only faults of which some phase is still missing.
 SEEDS, SEEDS_MAX = 14, 60
 #: Kinds that do not meet a transaction in each of its phases within so few schedules; thousands of
-#: schedules fill the table (docs/reliability.md).
+#: schedules fill the table (docs/evidence/simulation.md).
 RARE = (
     *("storm", "clock-ahead", "slow-fsync", "flip-log", "flip-state", "flip-vote", "hand-over", "at-cut"),
     *ADDED,
