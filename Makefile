@@ -4,7 +4,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: fence-trials instruments docs test-long spark-trials controls help demo test lint simulate campaign bench stored live bench-spark walk load chaos fuzz spark-nodes
+.PHONY: fence-trials instruments docs test-long spark-trials controls help demo demo-pictures test lint simulate campaign bench stored live bench-spark walk load chaos fuzz spark-nodes
 
 # The tests start hundreds of processes: what one of them has compiled, the others need not.
 unexport PYTHONDONTWRITEBYTECODE
@@ -35,6 +35,9 @@ help: ## this list
 demo: $(STAMP) ## orders through escrow while things are being killed; Spark checks the result (4 minutes)
 	mkdir -p artifacts
 	$(BIN)/escrowmq demo --picture artifacts/demo.svg
+
+demo-pictures: $(STAMP) ## the README's two pictures of make demo, from a run of it: series and terminal (4 minutes)
+	$(BIN)/escrowmq demo --picture docs/images/demo.svg --screen docs/images/demo-screen.svg
 
 # Collecting compiles the tests once for all workers, on the core that the linters leave free. What it cannot
 # collect, the tests tell.

@@ -91,9 +91,11 @@ def demo(
     keep: Annotated[bool, typer.Option("--keep", help="Keep the data directory.")] = False,
     directory: Annotated[Path | None, typer.Option(help="Where to work (a temporary directory).")] = None,
     picture: Annotated[Path | None, typer.Option(help="SVG file: what the exporter saw of the run.")] = None,
+    screen: Annotated[Path | None, typer.Option(help="SVG file: what this command printed.")] = None,
 ) -> None:
     """Orders through escrow while producers and a broker are killed; exit code 0 if nothing is lost."""
     from escrowmq.cluster.demo.options import DemoOptions
+    from escrowmq.cluster.demo.screen import recording_console, save_screen
     from escrowmq.cluster.demo.story import run_demo
 
     options = DemoOptions(
@@ -105,5 +107,11 @@ def demo(
         keep=keep,
         directory=directory,
         picture=picture,
+        screen=screen,
     )
-    raise typer.Exit(run_demo(options, console() if not sys.stdout.isatty() else Console()))
+    if screen is None:
+        raise typer.Exit(run_demo(options, console() if not sys.stdout.isatty() else Console()))
+    recording = recording_console()
+    result = run_demo(options, recording)
+    save_screen(recording, screen, "make demo")
+    raise typer.Exit(result)

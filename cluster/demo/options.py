@@ -35,6 +35,7 @@ class DemoOptions:
     keep: bool = False
     directory: Path | None = None
     picture: Path | None = None
+    screen: Path | None = None
 
     def __post_init__(self) -> None:
         limits = {
@@ -52,8 +53,9 @@ class DemoOptions:
                 )
         if self.directory is not None and self.directory.exists() and any(self.directory.iterdir()):
             raise ConfigError(f"demo option 'directory' must be new or empty: {self.directory} is not")
-        if self.picture is not None and not self.picture.absolute().parent.is_dir():
-            raise ConfigError(f"demo option 'picture': there is no folder {self.picture.absolute().parent}")
+        for name, file in (("picture", self.picture), ("screen", self.screen)):
+            if file is not None and not file.absolute().parent.is_dir():
+                raise ConfigError(f"demo option {name!r}: there is no folder {file.absolute().parent}")
         if self.replicas % 2 == 0:
             raise ConfigError(
                 f"demo option 'replicas' must be odd: {self.replicas} survive no more losses than one less"
