@@ -1,1 +1,1 @@
-"""Programs that run as they stand; tests/integration/test_examples.py runs them on one cluster."""
+"""Programs that run without changes; tests/integration/test_examples.py runs them on one cluster."""

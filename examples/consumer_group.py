@@ -1,8 +1,8 @@
 """Two consumers share a topic; one leaves, the other takes over; nothing is handled twice.
 
-Delivery is at least once, so the handler is made idempotent with an *inbox*: the message's place
-(topic, partition, offset) is inserted into the consumer's own database in the same local transaction as
-the work. A message that comes again finds its place taken.
+Delivery is at least once, so the handler is made idempotent with an *inbox*: it inserts the message's
+(topic, partition, offset) into the consumer's own database, in the same local transaction as the work. If the
+message is delivered again, the row is already there, and the handler skips it.
 
 Run it: ``python examples/consumer_group.py``.
 """
@@ -24,7 +24,7 @@ ADD = "insert into totals values (?, ?) on conflict do update set amount = amoun
 
 
 class Billing:
-    """The consumer's own database: totals by customer, and what has been handled."""
+    """The consumer's own database: totals by customer, and the messages that it has handled."""
 
     def __init__(self) -> None:
         self._db = sqlite3.connect(":memory:", check_same_thread=False)
@@ -32,7 +32,7 @@ class Billing:
         self._lock = threading.Lock()
 
     def handle(self, record: ConsumerRecord) -> None:
-        """Adds an amount to its customer's total, once however often the record is delivered."""
+        """Adds an amount to its customer's total once, however often the record is delivered."""
         with self._lock, self._db:
             place = (record.topic, record.partition, record.offset)
             if self._db.execute("insert or ignore into inbox values (?, ?, ?)", place).rowcount:

@@ -1,4 +1,4 @@
-"""The smallest transaction: prepared, invisible, committed, read.
+"""The smallest transaction: prepare, read nothing, commit, read both messages.
 
 Run it: ``python examples/hello_transaction.py`` (starts an embedded cluster; takes some seconds).
 """
@@ -19,7 +19,7 @@ def run(cluster: Cluster, topic: str = "greetings") -> list[bytes]:
         with producer.transaction() as tx:
             tx.send(Message(topic, b"hello"), Message(topic, b"world"))
             tx.prepare()
-            # Both are on the disks of a majority now, and nobody can read them.
+            # Both are now on the disks of a majority, and cannot be read yet.
             print("in escrow, readers see:", consumer.poll(timeout_s=1.0))
         # The end of the block committed; an exception would have rolled back.
         seen: list[bytes] = []

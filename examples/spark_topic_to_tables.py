@@ -1,13 +1,12 @@
 """Topics to Parquet tables, continuously and exactly once: every committed message is one row, never two.
 
 One stream for each topic decodes its messages and appends them to a table of files, partitioned by day.
-Spark's file sink notes in the table which files belong to it, batch by batch, and the checkpoint says which
-offsets a batch consists of; so a batch that was cut off is done again with the same messages, and what its
-first attempt left behind belongs to no table. (``foreachBatch`` promises only "at least once".) For tables
-that are changed as well, Delta's sink has the same guarantee; its newest release, 4.4.1, is made for Spark
-up to 4.2.0.
+Spark's file sink records in the table which files belong to it, batch by batch, and the checkpoint records
+the offsets of each batch. An interrupted batch is therefore repeated with the same messages, and files that
+its first attempt left behind belong to no table. (``foreachBatch`` promises only "at least once".) For tables
+that also change, Delta's sink has the same guarantee; its newest release, 4.4.1, supports Spark up to 4.2.0.
 
-This stops the streams in the middle, while messages go on coming, and starts them again.
+The example stops the streams half-way, while messages keep arriving, and starts them again.
 
 Needs the extra: ``pip install '.[spark]'``. Run it: ``python examples/spark_topic_to_tables.py``
 (``--help`` for more); it takes about a minute.
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-#: Topic -> the columns of its messages, as Spark writes a schema.
+#: Topic -> the columns of its messages, as a schema of Spark.
 TABLES = {
     "orders": "number INT, customer STRING, euros DOUBLE",
     "payments": "number INT, euros DOUBLE, method STRING",
@@ -41,7 +40,7 @@ PATIENCE_S = 90.0
 
 
 def start_table(spark: SparkSession, topic: str, columns: str, directory: Path) -> StreamingQuery:
-    """Append what is committed in ``topic`` to the table ``directory/topic``, a batch each second."""
+    """Append committed messages of ``topic`` to the table ``directory/topic``, one batch a second."""
     messages = (
         spark.readStream.format("escrowmq")
         .option("subscribe", topic)
@@ -66,7 +65,7 @@ def start_table(spark: SparkSession, topic: str, columns: str, directory: Path) 
 
 
 def send_orders(cluster: Cluster, prefix: str, enough: threading.Event) -> None:
-    """Orders with their payments, both in one transaction; every tenth is called off."""
+    """Sends orders and their payments, both in one transaction; every tenth is rolled back."""
     with cluster.producer(app="shop") as producer:
         for number in range(ORDERS):
             order = {"number": number, "customer": f"c{number % 7}", "euros": number / 4}
@@ -82,7 +81,7 @@ def send_orders(cluster: Cluster, prefix: str, enough: threading.Event) -> None:
 
 
 def table(spark: SparkSession, directory: Path, topic: str, columns: str) -> DataFrame:
-    """A table as it is now; a reader sees whole batches only."""
+    """A table in its present state; a reader sees whole batches only."""
     schema = f"{columns}, partition INT, offset BIGINT, day DATE"
     return spark.read.schema(schema).parquet(str(directory / topic))
 
@@ -109,7 +108,7 @@ def follow(spark: SparkSession, directory: Path, prefix: str, rows: int) -> None
 
 
 def run(cluster: Cluster, spark: SparkSession, directory: Path, prefix: str = "") -> bool:
-    """Whether the tables hold every committed order, once. ``prefix``: of the topics' names."""
+    """Whether the tables hold every committed order once. ``prefix`` begins the topics' names."""
     for topic in TABLES:
         cluster.admin.create_topic(prefix + topic, partitions=2)
     enough = threading.Event()
@@ -147,9 +146,9 @@ def main() -> int:
     """Run as a script."""
     parser = argparse.ArgumentParser(description="Topics to Parquet tables, exactly once.")
     parser.add_argument("--mode", default="auto", choices=["auto", "raydp", "standalone", "local"])
-    parser.add_argument("--directory", type=Path, help="where the tables are to stay (default: nowhere)")
+    parser.add_argument("--directory", type=Path, help="where to keep the tables (default: not at all)")
     options = parser.parse_args()
-    escrowmq.spark.provide_java()  # before Ray starts: its workers see the environment of that moment
+    escrowmq.spark.provide_java()  # before Ray starts: its workers inherit the environment at that moment
     with tempfile.TemporaryDirectory() as temporary, escrowmq.start_local() as cluster:
         spark = escrowmq.spark_session("tables", mode=options.mode, cores=2, quick_start=True)
         spark.sparkContext.setLogLevel("ERROR")

@@ -1,12 +1,12 @@
 # %% [markdown]
 # # A shop's day: from transactions to a picture
 #
-# A walk through EscrowMQ with Spark, in cells: open it as a notebook (VS Code, PyCharm, Jupyter with
+# A walk through EscrowMQ with Spark, in cells. Open it as a notebook (VS Code, PyCharm, Jupyter with
 # jupytext), or run it as a script, which takes about a minute: `python examples/spark_walkthrough.py`.
-# Needs `pip install '.[spark]' matplotlib`. The environment may say
-# `SPARK_MODE` (default: auto) and `PICTURE`, the file to draw into (default: walkthrough.svg).
+# It needs `pip install '.[spark]' matplotlib`. Environment variables: `SPARK_MODE` (default: auto), and
+# `PICTURE`, the file to draw into (default: walkthrough.svg).
 
-# %% A cluster, and a topic. Java is to be found before Ray starts: its workers see the environment of then.
+# %% A cluster and a topic. Find Java before Ray starts: Ray's workers inherit the environment at that moment.
 from __future__ import annotations
 
 import json
@@ -30,15 +30,15 @@ escrowmq.spark.provide_java()
 cluster = escrowmq.start_local()
 cluster.admin.create_topic("baskets", partitions=4)
 
-# %% A day of baskets. A basket is a transaction of one message for each thing in it; one in eight is
-# abandoned at the till, and rolled back. Seeded: everybody gets the same day.
+# %% A day of baskets. A basket is a transaction with one message for each item; one in eight is abandoned at
+# the till and rolled back. The random numbers are seeded, so each run gives the same day.
 PRICES = {"bread": 3.2, "coffee": 4.1, "cake": 5.5}
 BUSY_AT = {"bread": 8.0, "coffee": 10.5, "cake": 15.5}
 chance = random.Random(2026)
 
 
 def draw_basket() -> list[dict[str, Any]]:
-    """What somebody wants to buy; bread in the morning, cake in the afternoon."""
+    """One customer's items: more bread in the morning, more cake in the afternoon."""
     hour = chance.choice([chance.triangular(7, 19, 10), chance.triangular(7, 19, 15)])
     nearness = {thing: math.exp(-(((hour - at) / 2.5) ** 2)) + 0.05 for thing, at in BUSY_AT.items()}
     things = chance.choices(list(nearness), weights=list(nearness.values()), k=chance.randrange(1, 5))
@@ -60,7 +60,7 @@ with cluster.producer(app="till") as producer:
                 abandoned += 1
 print(f"{1200 - abandoned} baskets sold, {abandoned} abandoned")
 
-# %% Spark, and the topic as a table. `tx_id` is the transaction a message came with: the basket.
+# %% Spark, and the topic as a table. `tx_id` is the message's transaction, which is the basket.
 mode = os.environ.get("SPARK_MODE", "auto")
 spark = escrowmq.spark_session("walkthrough", mode=mode, quick_start=True)
 spark.sparkContext.setLogLevel("ERROR")
@@ -69,7 +69,7 @@ messages.selectExpr(
     "tx_id", "from_json(CAST(value AS STRING), 'hour DOUBLE, thing STRING, euros DOUBLE') AS item"
 ).select("tx_id", "item.*").createOrReplaceTempView("items")
 
-# %% Abandoned baskets are not there: nothing of a transaction that was rolled back is ever read.
+# %% Abandoned baskets are missing: messages of rolled-back transactions are never read.
 baskets = spark.sql("SELECT tx_id, min(hour) AS hour, sum(euros) AS euros FROM items GROUP BY tx_id")
 baskets.createOrReplaceTempView("baskets")
 assert baskets.count() == 1200 - abandoned
@@ -82,15 +82,15 @@ worth: Any = spark.sql(
 ).toPandas()
 print(worth.round(2).to_string(index=False))
 
-# %% Revenue by half hour and thing.
+# %% Revenue by half hour and item.
 revenue: Any = spark.sql(
     "SELECT floor(hour * 2) / 2 AS half_hour, thing, sum(euros) AS euros FROM items GROUP BY 1, 2"
 ).toPandas()
 by_thing = revenue.pivot(index="half_hour", columns="thing", values="euros").fillna(0.0)[list(PRICES)]
 print(by_thing.sum().round(2).to_string())
 
-# %% The same as a stream: it starts at the beginning, takes what is there and ends. The state of the sums
-# is Spark's; started again with the same checkpoint, it would go on from where it ended.
+# %% The same as a stream: it starts at the beginning, reads what exists, and ends. Spark keeps the sums as
+# its state; started again with the same checkpoint, the stream would continue where it ended.
 stream = (
     spark.readStream.format("escrowmq")
     .option("subscribe", "baskets")
