@@ -1,8 +1,8 @@
 """Transactions over several groups come to their end, whoever dies in between.
 
-The rows of the table of crashes in docs/evidence/recovery.md, each by its name, with the clients' own flows over
-groups in memory. Below them what each defect looked like: a decision that home forgot, a branch that nobody
-leads.
+The rows of the table of crashes in docs/evidence/recovery.md, each by its name, with the clients' own flows
+over groups in memory. Below them what each defect looked like: a decision that home forgot, a branch that
+nobody leads.
 """
 
 from __future__ import annotations
