@@ -134,6 +134,7 @@ class Simulation:
         self.crashes = self.repairs = self.disk_failures = self.damage_found = self.wipes = 0
         self.down_until = 0.0  # no replica starts before
         self.mended = 0
+        self.mended_checked = False  # at the end: all damage that can be mended is
         self._calm_at = START_S + self.chaos_s
         self._hash = hashlib.sha1() if self.trace else None
 
@@ -177,6 +178,7 @@ class Simulation:
                 if left:
                     raise Violation(f"still damaged on {replica.name} after the calm: {left}", "unmended")
                 replica.flipped = bool(replica.journal.holes)  # of entries that retention took elsewhere
+        self.mended_checked = True
         self.checker.end(
             list(self.replicas), missing, lambda: a_majority_holds(self, self.checker.acknowledged)
         )

@@ -72,6 +72,8 @@ class Upkeep:
         )
 
     def _scrub(self) -> None:
+        if self._sim.mended_checked:
+            return  # nothing is damaged from here on, and reading it all again costs a third of a schedule
         pause_s = self._scrubber.step()
         self._replica.later(min(max(pause_s, SCRUB_STEP_S), SCRUB_PERIOD_S), self._scrub)
 
