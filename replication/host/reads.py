@@ -7,6 +7,7 @@ these methods raise Unavailable, and the others answer as a follower.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 
 from escrowmq.replication.calling.answers import FetchEnds, FoundOffsets, Reply
@@ -36,6 +37,7 @@ class Reads:
     def __init__(self, running: RunningReplica) -> None:
         self._running, self._replica = running, running.replica
         self._all_topics: tuple[int, Sequence[TopicInfo]] = -1, ()
+        self._listing = threading.Lock()
 
     # -------------------------------------------------------------- messages
 
@@ -102,12 +104,13 @@ class Reads:
         return self._running.if_leading(lambda state: _named(state, names))
 
     def _topics(self, state: StateMachine) -> Sequence[TopicInfo]:
-        version, topics = self._all_topics
-        if version != state.topics.version:
-            version = state.topics.version  # before the topics: what changes meanwhile makes it a new one
-            topics = [topic.info for topic in list(state.topics.topics.values())]
-            self._all_topics = version, topics
-        return topics
+        with self._listing:  # or many callers at once would each make a list, and each pack theirs
+            version, topics = self._all_topics
+            if version != state.topics.version:
+                version = state.topics.version  # read first: a change meanwhile makes the list stale
+                topics = [topic.info for topic in list(state.topics.topics.values())]
+                self._all_topics = version, topics
+            return topics
 
     def partition_bounds(self, topic: str) -> dict[int, tuple[int, int]]:
         """partition -> (start, end) of those this group hosts."""
