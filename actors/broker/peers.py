@@ -27,6 +27,7 @@ class RayPeers:
 
     def __init__(self, info: ClusterInfo, gid: int) -> None:
         self._info, self._gid = info, gid
+        self._ahead: tuple[tuple[str, str, int], Any] | None = None
 
     def _ask(self, peer: str, method: str, *args: Any, timeout_s: float = ASK_S) -> Any:
         try:
@@ -118,11 +119,34 @@ class RayPeers:
         return bool(rest[0]) if status == "ok" else None
 
     def read(self, peer: str, name: str, pos: int, size: int) -> bytes:
-        """Part of a file; raises Unavailable when the peer does not answer."""
-        part: bytes | None = self._ask(peer, "checkpoint_read", name, pos, size, timeout_s=COPY_S)
-        if part is None:
-            raise Unavailable(f"replica {peer} of group {self._gid} does not answer", 1.0)
-        return part
+        """Part of a file; raises Unavailable when the peer does not answer.
+
+        The part behind it is asked for at once, so that the peer reads it while the caller writes this one.
+        At most one part is ahead: a copy holds two in memory, whatever the size of the log.
+        """
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None and ahead[0] == (peer, name, pos):
+            call = ahead[1]
+        else:
+            call = self._start_read(peer, name, pos, size)
+        following = (peer, name, pos + size)
+        started = self._start_read(*following, size)
+        try:
+            part: bytes = ray.get(call, timeout=COPY_S)
+        except (ray.exceptions.RayError, ray.exceptions.GetTimeoutError, Unavailable) as error:
+            raise self._no_answer(peer) from error
+        self._ahead = following, started
+        return part[:size]
+
+    def _start_read(self, peer: str, name: str, pos: int, size: int) -> Any:
+        try:
+            actor: Any = ray.get_actor(broker_name(self._gid, int(peer)), namespace=self._info.namespace)
+            return actor.checkpoint_read.remote(name, pos, size)
+        except (ValueError, ray.exceptions.RayError) as error:
+            raise self._no_answer(peer) from error
+
+    def _no_answer(self, peer: str) -> Unavailable:
+        return Unavailable(f"replica {peer} of group {self._gid} does not answer", 1.0)
 
     def suspect(self, peer: str, name: str, size: int) -> None:
         """The copy of a file that the peer offers is damaged; it checks its own."""

@@ -264,7 +264,7 @@ def offered_files(
     files = [(name, size) for name, size in segments if size]
     for name in disk.names():
         if name.endswith(".runs") or name == snapshot:
-            files.append((name, len(disk.read_all(name))))
+            files.append((name, disk.open(name).size()))
     return files
 
 
