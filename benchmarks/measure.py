@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 import time
@@ -26,10 +27,15 @@ class Latencies:
         self._samples.extend(seconds)
 
     def quantile_ms(self, q: float) -> float:
+        """By the nearest rank: the smallest sample that at least ``q`` of all samples do not exceed."""
         if not self._samples:
             return float("nan")
         ordered = sorted(self._samples)
-        return ordered[min(len(ordered) - 1, int(q * len(ordered)))] * 1000
+        return ordered[max(0, math.ceil(q * len(ordered)) - 1)] * 1000
+
+    def each_ms(self) -> list[int]:
+        """In the order in which they came."""
+        return [round(1000 * seconds) for seconds in self._samples]
 
     def summary(self) -> dict[str, float]:
         """p50, p99 and max in ms, and how many samples stand behind them."""

@@ -143,6 +143,8 @@ class _Story:
             begin = time.monotonic()
             send_signal(pid_of(victim), SIGKILL)
             away.add(max(sender.next_after(begin + 0.05) - begin for sender in self._clients.all))
+            terms = self._replicas.leader().term - victim.term
+            self._say(f"replica {victim.replica} led and was killed: {away.each_ms()[-1]} ms, terms {terms}")
             self._replicas.restarted(victim)
             until(lambda: self._cluster.status().healthy, "that all replicas are well")
             back.add(time.monotonic() - begin)
@@ -151,6 +153,7 @@ class _Story:
             "p50_ms": round(away.quantile_ms(0.5)),
             "p95_ms": round(away.quantile_ms(0.95)),
             "max_ms": round(away.quantile_ms(1.0)),
+            "each_ms": away.each_ms(),
             "well_again_p50_ms": round(back.quantile_ms(0.5)),
         }
         self._say(f"fail-overs: {found}")
