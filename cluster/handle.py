@@ -22,6 +22,7 @@ from escrowmq.actors.client.forking import FORKED, tell_after_fork
 from escrowmq.actors.client.topology import ClusterInfo
 from escrowmq.actors.consumer.config import ConsumerConfig
 from escrowmq.actors.consumer.consumer import Consumer
+from escrowmq.actors.consumer.takeover import Handler
 from escrowmq.actors.producer.config import ProducerConfig
 from escrowmq.actors.producer.producer import Producer
 from escrowmq.cluster.config import Config, change_section
@@ -87,13 +88,27 @@ class Cluster(Closing):
         *,
         auto_offset_reset: str | None = None,
         config: ConsumerConfig | None = None,
+        on_assign: Handler | None = None,
+        on_revoke: Handler | None = None,
+        on_lost: Handler | None = None,
         **options: Any,
     ) -> Consumer:
-        """A member of consumer group ``group``; ``options`` are settings of ``ConsumerConfig``."""
+        """A member of consumer group ``group``; ``options`` are settings of ``ConsumerConfig``.
+
+        ``on_assign``, ``on_revoke``, ``on_lost``: see :meth:`Consumer.subscribe`.
+        """
         settings = self._settings("consumer", config, options)
-        info = self._open_info()
         return self._made(
-            Consumer(info, group=group, topics=topics, auto_offset_reset=auto_offset_reset, config=settings)
+            Consumer(
+                self._open_info(),
+                group=group,
+                topics=topics,
+                auto_offset_reset=auto_offset_reset,
+                config=settings,
+                on_assign=on_assign,
+                on_revoke=on_revoke,
+                on_lost=on_lost,
+            )
         )
 
     # ------------------------------------------------------------ the cluster

@@ -149,7 +149,8 @@ class GroupCoordinator:
         self._assign(state, partitions)
         base = known.generation = known.confirmed = self._next_generation()
         self._reconcile(state, member, known, now)
-        return GroupJoined(self._assignment(state, member, known), known.granted & claims, base)
+        assignment = self._assignment(state, member, known)
+        return GroupJoined(assignment, known.granted & claims, base, known.held & claims)
 
     def begin(self, group: str) -> None:
         """A group that the replicated state does not know takes its first places in this term, before anybody

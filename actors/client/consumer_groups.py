@@ -44,12 +44,15 @@ class GroupJoined(Carried, frozen=True):
     """What a member may read, in answer to its joining.
 
     It works and commits under generation ``base`` until it confirms ``assignment``. ``kept``: the part of
-    the assignment that the member said it still reads, and that no other member was given since.
+    the assignment that the member said it still reads, and that no other member was given since. ``held``:
+    what of its claims it may commit under ``base``; a superset of ``kept``, since some may have to be let go.
+    None from brokers of earlier versions.
     """
 
     assignment: GroupAssignment
     kept: frozenset[TopicPartition]
     base: int
+    held: frozenset[TopicPartition] | None = None
 
 
 class MembershipStale(Carried, frozen=True):

@@ -8,6 +8,7 @@ run in a thread; a cancelled one still takes effect.
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections.abc import AsyncIterator, Mapping, Sequence
 from datetime import datetime
 from typing import Self
@@ -18,6 +19,7 @@ from escrowmq.actors.client.topology import ClusterInfo
 from escrowmq.actors.consumer import arguments as args
 from escrowmq.actors.consumer.config import ConsumerConfig
 from escrowmq.actors.consumer.core import ConsumerCore
+from escrowmq.actors.consumer.takeover import Handler, HandlerCall, Handlers
 from escrowmq.replication.errors import Closed
 from escrowmq.replication.model import ConsumerRecord
 
@@ -42,26 +44,39 @@ class AsyncConsumer(AsyncClosing):
         topics: Sequence[str] = (),
         auto_offset_reset: str | None = None,
         config: ConsumerConfig | None = None,
+        on_assign: Handler | None = None,
+        on_revoke: Handler | None = None,
+        on_lost: Handler | None = None,
     ) -> Self:
         """As ``Consumer(...)``, which asks the brokers for the topics."""
         core = await asyncio.to_thread(
-            ConsumerCore, info, group=group, topics=topics, auto_offset_reset=auto_offset_reset, config=config
+            ConsumerCore,
+            info,
+            group=group,
+            topics=topics,
+            auto_offset_reset=auto_offset_reset,
+            config=config,
+            handlers=Handlers(on_assign=on_assign, on_revoke=on_revoke, on_lost=on_lost),
         )
         return cls(core)
 
     async def poll(self, max_records: int = 500, timeout_s: float = 1.0) -> list[ConsumerRecord]:
-        """As :meth:`Consumer.poll`; safe to cancel."""
+        """As :meth:`Consumer.poll`; safe to cancel. Awaits handlers that are coroutine functions; cancelling
+        ``poll`` cancels the handler that it awaits, and that one is not called again."""
         args.check_poll(max_records, timeout_s)
         core = self._core
         if self._loop is None:
             self._loop = asyncio.get_running_loop()
             core.condition.listeners.append(self._on_news)
-        deadline = core.clock() + timeout_s
+        deadline, me = core.clock() + timeout_s, asyncio.current_task()
         while True:
             self._news.clear()
-            records, look_again = core.take(max_records)
+            records, look_again, call = core.take(max_records, me)
             if records:
                 return records
+            if call is not None:
+                await self._tell(call)
+                continue
             now = core.clock()
             if now >= deadline:
                 core.raise_trouble()
@@ -93,9 +108,17 @@ class AsyncConsumer(AsyncClosing):
         """As :meth:`Consumer.position`."""
         return await asyncio.to_thread(self._core.position, topic, partition)
 
-    async def subscribe(self, topics: Sequence[str]) -> None:
-        """As :meth:`Consumer.subscribe`."""
-        await asyncio.to_thread(self._core.subscribe, topics)
+    async def subscribe(
+        self,
+        topics: Sequence[str],
+        *,
+        on_assign: Handler | None = None,
+        on_revoke: Handler | None = None,
+        on_lost: Handler | None = None,
+    ) -> None:
+        """As :meth:`Consumer.subscribe`; handlers may be coroutine functions."""
+        handlers = Handlers(on_assign=on_assign, on_revoke=on_revoke, on_lost=on_lost)
+        await asyncio.to_thread(self._core.subscribe, topics, handlers)
 
     async def assign(self, partitions: Sequence[TopicPartition]) -> None:
         """As :meth:`Consumer.assign`."""
@@ -135,7 +158,26 @@ class AsyncConsumer(AsyncClosing):
 
     async def close(self) -> None:
         """As :meth:`Consumer.close`."""
-        await asyncio.to_thread(self._core.close)
+        try:
+            await self._say_goodbye()
+        finally:
+            await asyncio.to_thread(self._core.close)
+
+    async def _say_goodbye(self) -> None:
+        call = await asyncio.to_thread(self._core.leaving, asyncio.current_task())
+        if call is not None:
+            try:
+                await self._tell(call)
+            finally:
+                await self._say_goodbye()
+
+    async def _tell(self, call: HandlerCall) -> None:
+        try:
+            answer = call.handler(list(call.partitions))
+            if inspect.isawaitable(answer):
+                await answer
+        finally:
+            self._core.told(call)
 
     def _on_news(self) -> None:
         """In any thread, under the core's condition."""

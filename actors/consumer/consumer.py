@@ -10,6 +10,7 @@ Thread-safe, but two threads that poll one consumer get parts of one stream.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
@@ -22,6 +23,7 @@ from escrowmq.actors.consumer import arguments as args
 from escrowmq.actors.consumer.async_consumer import AsyncConsumer
 from escrowmq.actors.consumer.config import ConsumerConfig
 from escrowmq.actors.consumer.core import ConsumerCore
+from escrowmq.actors.consumer.takeover import Handler, Handlers
 from escrowmq.replication.errors import Closed
 from escrowmq.replication.model import ConsumerRecord
 
@@ -38,15 +40,25 @@ class Consumer(Closing):
         auto_offset_reset: str | None = None,
         config: ConsumerConfig | None = None,
         calls: ReplicaCalls | None = None,
+        on_assign: Handler | None = None,
+        on_revoke: Handler | None = None,
+        on_lost: Handler | None = None,
     ) -> None:
         """Subscribes at once if ``topics`` are given, which needs a ``group``. Raises UnknownTopic.
 
+        ``on_assign``, ``on_revoke``, ``on_lost``: see :meth:`subscribe`.
         ``auto_offset_reset`` overrides ``config``'s: "earliest", "latest" or "none" (OffsetOutOfRange).
         ``calls``: how replicas are reached; None: by Ray.
         """
         #: The parts at work; for the faces over them (this one, asyncio's), not for applications.
         self.core = ConsumerCore(
-            info, group=group, topics=topics, auto_offset_reset=auto_offset_reset, config=config, calls=calls
+            info,
+            group=group,
+            topics=topics,
+            auto_offset_reset=auto_offset_reset,
+            config=config,
+            calls=calls,
+            handlers=Handlers(on_assign=on_assign, on_revoke=on_revoke, on_lost=on_lost),
         )
 
     @cached_property
@@ -56,14 +68,33 @@ class Consumer(Closing):
 
     # ------------------------------------------------------------ what to read
 
-    def subscribe(self, topics: Sequence[str]) -> None:
+    def subscribe(
+        self,
+        topics: Sequence[str],
+        *,
+        on_assign: Handler | None = None,
+        on_revoke: Handler | None = None,
+        on_lost: Handler | None = None,
+    ) -> None:
         """Reads these topics from now on (instead of others), sharing partitions with the group.
 
         Returns before partitions are assigned; ``poll`` brings them. With auto_offset_reset "latest", the
         ends are committed where the group has no place yet: what is sent after this returns is delivered.
         Raises UnknownTopic; Unavailable if, for that, no leader answers for ``call_timeout_s``.
+
+        ``on_assign(partitions)`` is called when ``(topic, partition)`` pairs were added, before the first
+        record of them is returned; it may ``seek``. ``on_revoke(partitions)`` before they are given up: a
+        ``commit`` in it still counts, and nobody else reads on before it returns. ``on_lost(partitions)``
+        when they are gone already (the session expired, or nobody polled for ``poll_interval_max_s``):
+        another member may read them, so a commit raises StaleMember. Without ``on_lost``, ``on_revoke`` is
+        called then, too. Those that are given replace earlier ones.
+
+        They are called by ``poll`` and ``close``, in that thread, one at a time, and without a lock: they may
+        commit, seek and pause, and must not poll. Heartbeats go on meanwhile, but one that takes longer than
+        ``poll_interval_max_s`` has its member leave the group. What one raises, ``poll`` raises; the change
+        is made nevertheless, and the handler is not called for it again.
         """
-        self.core.subscribe(topics)
+        self.core.subscribe(topics, Handlers(on_assign=on_assign, on_revoke=on_revoke, on_lost=on_lost))
 
     def assign(self, partitions: Iterable[TopicPartition]) -> None:
         """Reads exactly these ``(topic, partition)`` pairs, without a group. Raises UnknownTopic.
@@ -82,11 +113,11 @@ class Consumer(Closing):
     def poll(self, max_records: int = 500, timeout_s: float = 1.0) -> list[ConsumerRecord]:
         """The next records, at most ``max_records``; waits for the first for at most ``timeout_s``.
 
-        Also takes over a changed assignment: what the previous ``poll`` returned should be dealt with
-        and committed before. Raises OffsetOutOfRange or UnknownTopic for a partition that cannot be
-        read on; UnknownTopic when nothing came and a topic was deleted some seconds ago, until it is created
-        again or others are subscribed to; Unavailable when no replica has answered for ``call_timeout_s``;
-        Closed.
+        Also takes over a changed assignment, and calls the handlers of ``subscribe``: what the previous
+        ``poll`` returned should be dealt with, and committed before or by ``on_revoke``. Raises
+        OffsetOutOfRange or UnknownTopic for a partition that cannot be read on; UnknownTopic when nothing
+        came and a topic was deleted some seconds ago, until it is created again or others are subscribed to;
+        Unavailable when no replica has answered for ``call_timeout_s``; Closed.
         """
         args.check_poll(max_records, timeout_s)
         return self.core.poll(max_records, timeout_s)
@@ -165,5 +196,17 @@ class Consumer(Closing):
     # ------------------------------------------------------------ the end
 
     def close(self) -> None:
-        """Leaves the group (its partitions move on at once) and stops. Commits nothing. Idempotent."""
-        self.core.close()
+        """Calls ``on_revoke``, leaves the group (its partitions move on at once) and stops. Commits nothing
+        by itself. What a handler raises is raised when everything is closed. Idempotent."""
+        try:
+            self._say_goodbye()
+        finally:
+            self.core.close()
+
+    def _say_goodbye(self) -> None:
+        call = self.core.leaving(threading.get_ident())
+        if call is not None:
+            try:
+                self.core.tell(call)
+            finally:
+                self._say_goodbye()

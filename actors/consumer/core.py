@@ -7,7 +7,9 @@ they share with the application's threads is under one condition, which also wak
 
 from __future__ import annotations
 
+import inspect
 import random
+import threading
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -30,6 +32,7 @@ from escrowmq.actors.consumer.offsets import Lookup, OffsetReader
 from escrowmq.actors.consumer.positions import PartitionState, Positions
 from escrowmq.actors.consumer.redelivery import Redelivery
 from escrowmq.actors.consumer.replica_choice import ReplicaChoice
+from escrowmq.actors.consumer.takeover import HandlerCall, Handlers, TakeOver
 from escrowmq.replication.errors import (
     Closed,
     ConfigError,
@@ -55,6 +58,7 @@ class ConsumerCore:
         auto_offset_reset: str | None = None,
         config: ConsumerConfig | None = None,
         calls: ReplicaCalls | None = None,
+        handlers: Handlers | None = None,
     ) -> None:
         """See :class:`Consumer`."""
         config = config or ConsumerConfig()
@@ -64,6 +68,8 @@ class ConsumerCore:
         args.check_topics(topics)
         if topics and group is None:
             raise ConfigError("subscribing to topics needs group=...; without a group, call assign(...)")
+        if handlers is not None and handlers != Handlers() and group is None:
+            raise ConfigError("on_assign, on_revoke and on_lost are for members of a group: give group=...")
         self.info, self.config, self.group = info, config, group
         self.condition = ObservableCondition()
         self.closed = False
@@ -98,7 +104,10 @@ class ConsumerCore:
             self.fetch.wake,
         )
         self.committer: Committer | None = None
+        self.take_over: TakeOver | None = None
         if self.membership is not None:
+            self.take_over = TakeOver(self.positions, self.membership, self._assigned_now)
+            self.take_over.handlers = handlers or Handlers()
             self.committer = Committer(
                 self.router,
                 self.membership_thread,
@@ -135,11 +144,11 @@ class ConsumerCore:
 
     # ------------------------------------------------------------ what to read
 
-    def subscribe(self, topics: Sequence[str]) -> None:
+    def subscribe(self, topics: Sequence[str], handlers: Handlers | None = None) -> None:
         """See :meth:`Consumer.subscribe`."""
         args.check_topics(topics)
         member = self.membership
-        if member is None:
+        if member is None or self.take_over is None:
             raise ConfigError("subscribe needs a group; create the consumer with group=...")
         self.check_open()
         for topic in topics:
@@ -153,6 +162,8 @@ class ConsumerCore:
                 [(t, p) for t in dict.fromkeys(topics) for p in range(self.catalog.partitions(t))]
             )
         with self.condition:
+            if handlers is not None:
+                self.take_over.handlers = self.take_over.handlers.updated(handlers)
             member.topics = tuple(dict.fromkeys(topics))
             member.joined = False  # joins (again) with these
             self.membership_thread.polled_at = self.clock()
@@ -209,29 +220,45 @@ class ConsumerCore:
 
     def poll(self, max_records: int, timeout_s: float) -> list[ConsumerRecord]:
         """See :meth:`Consumer.poll`; the faces have checked the arguments."""
-        with self.condition:
-            deadline = self.clock() + timeout_s
-            while True:
-                records, look_again = self.take(max_records)
-                if records:
-                    return records
-                now = self.clock()
-                if now >= deadline:
-                    self.raise_trouble()
-                    return []
-                self.condition.wait(min(deadline, look_again) - now)
+        deadline, me = self.clock() + timeout_s, threading.get_ident()
+        while True:
+            with self.condition:
+                while True:
+                    records, look_again, call = self.take(max_records, me)
+                    if records:
+                        return records
+                    if call is not None:
+                        break
+                    now = self.clock()
+                    if now >= deadline:
+                        self.raise_trouble()
+                        return []
+                    self.condition.wait(min(deadline, look_again) - now)
+            self.tell(call)
 
-    def take(self, max_records: int) -> tuple[list[ConsumerRecord], float]:
-        """Records that are there, without waiting, and when to look again if no news comes before."""
+    def take(
+        self, max_records: int, caller: object
+    ) -> tuple[list[ConsumerRecord], float, HandlerCall | None]:
+        """Records that are there, without waiting, and when to look again if no news comes before; or the
+        handler that ``caller`` calls first, without the lock, and says so to ``told``."""
         with self.condition:
             self.check_open()
             now = self.clock()
-            self._take_over(now)
+            call = None
+            if self.take_over is not None:
+                if self.take_over.caller is not None:
+                    self._check_no_handler(caller)
+                    return [], float("inf"), None  # another thread calls a handler; its end is news
+                call = self._take_over(self.take_over, now, caller)
+            else:
+                self.membership_thread.polled_at = now
+            if call is not None:
+                return [], now, call
             self._raise_error()
             records = self._take(max_records, now)
             due = self.redelivery.next_due()
             # A due record that was not taken waits in a paused partition: resuming is news.
-            return records, float("inf") if due is None or due <= now else due
+            return records, float("inf") if due is None or due <= now else due, None
 
     def _take(self, max_records: int, now: float) -> list[ConsumerRecord]:
         records: list[ConsumerRecord] = []
@@ -244,23 +271,59 @@ class ConsumerCore:
                 self.fetch.wake()
         return records
 
-    def _take_over(self, now: float) -> None:
+    def _take_over(self, take_over: TakeOver, now: float, caller: object) -> HandlerCall | None:
         """A new assignment, if the membership thread has brought one: this thread is done with the old."""
         self.membership_thread.polled_at = now
         member = self.membership
-        if member is None:
-            return
+        assert member is not None
         if member.idle:
             member.idle = False
             self.membership_thread.wake(heartbeat=True)
-        offer = member.take_over()
-        if offer is None:
-            return
-        wanted = {tp: self.router.places.group_of(*tp) for tp in offer.partitions}
-        kept = self.positions.assigned() if offer.kept is None else offer.kept
+        return take_over.next(caller)
+
+    def _assigned_now(self, partitions: frozenset[TopicPartition], kept: frozenset[TopicPartition]) -> None:
+        wanted = {tp: self.router.places.group_of(*tp) for tp in partitions}
         for tp in self.positions.assign(wanted, kept):
             self.redelivery.drop(tp)
         self.membership_thread.wake(heartbeat=True)  # confirms, so that what was let go moves on at once
+
+    # ------------------------------------------------------------ handlers
+
+    def tell(self, call: HandlerCall) -> None:
+        """Call the application's handler, in its own thread and without the lock. Raises what it raises."""
+        try:
+            answer = call.handler(list(call.partitions))
+            if inspect.isawaitable(answer):
+                if inspect.iscoroutine(answer):
+                    answer.close()
+                raise ConfigError(f"{call.name} is a coroutine function: poll and close with consumer.aio")
+        finally:
+            self.told(call)
+
+    def told(self, call: HandlerCall) -> None:
+        """A handler that ``take`` or ``leaving`` named has been called, whatever became of it."""
+        with self.condition:
+            if self.take_over is not None:
+                self.take_over.done(call)
+            self.condition.notify_all()
+
+    def leaving(self, caller: object) -> HandlerCall | None:
+        """The handler that ``caller`` calls before ``close``; asked again until None. Waits for one that
+        another thread is calling, at most as long as for a call."""
+        with self.condition:
+            take_over = self.take_over
+            if self.closed or take_over is None or take_over.caller == caller:
+                return None
+            if not self.condition.wait_for(lambda: take_over.caller is None, self.config.call_timeout_s):
+                return None
+            return None if self.closed else take_over.last(caller)
+
+    def _check_no_handler(self, caller: object) -> None:
+        if self.take_over is not None and self.take_over.caller == caller:
+            raise EscrowMQError(
+                "poll was called by on_assign, on_revoke or on_lost: a handler may commit, seek and pause, "
+                "but must return before the next poll"
+            )
 
     def _raise_error(self) -> None:
         failure = self.fetch.failure or self.membership_thread.failure

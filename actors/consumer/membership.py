@@ -15,11 +15,15 @@ from escrowmq.actors.client.consumer_groups import GroupAssignment, GroupJoined,
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """An assignment to be taken over. ``kept``: where reading goes on; None: wherever it is held now."""
+    """An assignment to be taken over. ``kept``: where reading goes on; None: wherever it is held now.
+
+    ``held``: where this member may commit until it has taken the offer over; None: wherever it reads now.
+    """
 
     generation: int
     partitions: frozenset[TopicPartition]
     kept: frozenset[TopicPartition] | None
+    held: frozenset[TopicPartition] | None = None
 
 
 class Membership:
@@ -44,15 +48,17 @@ class Membership:
         self.generation, self.joined = answer.base, True
         self.pending = answer.assignment.pending
         self.joins += 1
-        self.offer = Offer(answer.assignment.generation, answer.assignment.partitions, answer.kept)
+        self.offer = Offer(
+            answer.assignment.generation, answer.assignment.partitions, answer.kept, answer.held
+        )
 
     def on_heartbeat(self, assignment: GroupAssignment) -> None:
         """The coordinator has heard a heartbeat of this member."""
         self.pending = assignment.pending
         if assignment.generation == self.generation and self.offer is None:
             return
-        kept = self.offer.kept if self.offer is not None else None
-        self.offer = Offer(assignment.generation, assignment.partitions, kept)
+        kept, held = (self.offer.kept, self.offer.held) if self.offer is not None else (None, None)
+        self.offer = Offer(assignment.generation, assignment.partitions, kept, held)
 
     def on_stale(self) -> None:
         """The coordinator does not know this member (any more): join again."""
@@ -68,8 +74,11 @@ class Membership:
     def lose_all(self) -> None:
         """Left the group: nothing is held any more."""
         self.joined = False
-        self.offer = Offer(0, frozenset(), frozenset())
+        self.offer = Offer(0, frozenset(), frozenset(), frozenset())
 
     def still_holds(self, partitions: frozenset[TopicPartition]) -> bool:
-        """After a join: reading of all these goes on, so their commits are still this member's."""
-        return self.offer is None or self.offer.kept is None or partitions <= self.offer.kept
+        """After a join: all these are this member's until it takes over what it was told, so it may
+        commit."""
+        if self.offer is None or self.offer.kept is None:
+            return True
+        return partitions <= (self.offer.kept if self.offer.held is None else self.offer.held)
