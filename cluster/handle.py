@@ -91,11 +91,13 @@ class Cluster(Closing):
         on_assign: Handler | None = None,
         on_revoke: Handler | None = None,
         on_lost: Handler | None = None,
+        instance_id: str | None = None,
         **options: Any,
     ) -> Consumer:
         """A member of consumer group ``group``; ``options`` are settings of ``ConsumerConfig``.
 
-        ``on_assign``, ``on_revoke``, ``on_lost``: see :meth:`Consumer.subscribe`.
+        ``on_assign``, ``on_revoke``, ``on_lost``: see :meth:`Consumer.subscribe`. ``instance_id``: a static
+        member, see :class:`Consumer`.
         """
         settings = self._settings("consumer", config, options)
         return self._made(
@@ -108,6 +110,7 @@ class Cluster(Closing):
                 on_assign=on_assign,
                 on_revoke=on_revoke,
                 on_lost=on_lost,
+                instance_id=instance_id,
             )
         )
 

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
         InvalidDecision,
         InvalidMessage,
         JavaNotFound,
+        MemberFenced,
         MessageTooLarge,
         NotAuthorized,
         NotFullyPrepared,
@@ -100,6 +101,7 @@ __all__ = [
     "InvalidMessage",
     "JavaNotFound",
     "LocalCluster",
+    "MemberFenced",
     "Message",
     "MessageTooLarge",
     "NotAuthorized",
@@ -143,9 +145,9 @@ __all__ = [
 
 _ERRORS = (
     "ClusterNotFound Closed ConfigError CorruptLog DataDirLocked DataDirMismatch DataLoss DiskFull "
-    "EscrowMQError GroupNotEmpty InvalidDecision InvalidMessage JavaNotFound MessageTooLarge NotAuthorized "
-    "NotFullyPrepared NotLeader NotSupported OffsetOutOfRange OutcomeUnknown Overloaded ProducerFenced "
-    "StaleMember TooManyOpenTransactions TopicExists TransactionConflict TransactionIdTaken "
+    "EscrowMQError GroupNotEmpty InvalidDecision InvalidMessage JavaNotFound MemberFenced MessageTooLarge "
+    "NotAuthorized NotFullyPrepared NotLeader NotSupported OffsetOutOfRange OutcomeUnknown Overloaded "
+    "ProducerFenced StaleMember TooManyOpenTransactions TopicExists TransactionConflict TransactionIdTaken "
     "TransactionRunning TransactionSettled Unavailable UnknownGroup UnknownTopic UnknownTransaction "
     "UnknownVersion"
 )

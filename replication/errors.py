@@ -247,6 +247,20 @@ class StaleMember(EscrowMQError):
     """The consumer is no longer a member of this generation of its group: join again."""
 
 
+class MemberFenced(EscrowMQError):
+    """Another live member of the group has the same ``instance_id``, and began later: this one must stop."""
+
+    def __init__(self, group: str, instance_id: str) -> None:
+        super().__init__(group, instance_id)
+        self.group, self.instance_id = group, instance_id
+
+    def __str__(self) -> str:
+        return (
+            f"another member of group {self.group!r} began with instance_id {self.instance_id!r} and reads "
+            "the partitions of this one; close this consumer, and give each live member an id of its own"
+        )
+
+
 class Closed(EscrowMQError):
     """The producer, consumer or cluster object was closed."""
 

@@ -24,10 +24,12 @@ from escrowmq.actors.client.consumer_groups import (
     GroupAssignment,
     GroupCallRefused,
     GroupJoined,
+    InstanceTaken,
     MemberDescription,
     MembershipStale,
     TopicPartition,
 )
+from escrowmq.actors.client.member_names import began_after, instance_of
 
 #: Bits of a generation below the term: 2^32 changes per term are out of reach.
 GENERATION_BITS = 32
@@ -79,6 +81,8 @@ class _Group:
     #: Last member a partition was given to in this term, and of which topic of that name it was: a claim by
     #: anybody else is void, and so is one to a partition of an earlier topic.
     last_given: dict[TopicPartition, tuple[str, object]] = field(default_factory=dict)
+    #: Static members whose place a later one of their instance has taken in this term, the newest last.
+    replaced: dict[str, None] = field(default_factory=dict)
 
 
 class GroupCoordinator:
@@ -110,8 +114,9 @@ class GroupCoordinator:
         partitions: Topics,
         had_offsets: bool,
         owned: Sequence[tuple[str, int]] = (),
-    ) -> GroupJoined | GroupCallRefused:
-        """Joins, or joins again.
+    ) -> GroupJoined | GroupCallRefused | InstanceTaken:
+        """Joins, or joins again. A static member (see ``member_names``) takes the place of an earlier one of
+        its instance, whose session goes on: it is given what that one was given, and nothing else moves.
 
         ``owned``: what the member still reads, from before a fail-over or an expiry.
         ``had_offsets``: the replicated state knows the group.
@@ -131,6 +136,8 @@ class GroupCoordinator:
             grace_until = self._since + session_timeout_s / 2 + REJOIN_GRACE_S
             state.grace_until = max(state.grace_until, grace_until)
         self._expire(state, now)
+        if not self._may_stand_for_its_instance(state, member, bool(owned)):
+            return _taken(group, member)
         known = state.members.get(member)
         if known is None and len(state.members) >= MEMBERS_MAX:
             return GroupCallRefused(f"group {group!r} has {MEMBERS_MAX} members; close some")
@@ -160,9 +167,11 @@ class GroupCoordinator:
 
     def heartbeat(
         self, group: str, member: str, generation: int, now: float, *, partitions: Topics
-    ) -> GroupAssignment | MembershipStale:
+    ) -> GroupAssignment | MembershipStale | InstanceTaken:
         """Stays a member, and confirms the assignment of ``generation``."""
         state = self._groups.get(group)
+        if state is not None and member in state.replaced:
+            return _taken(group, member)
         known = None if state is None else state.members.get(member)
         if state is None or known is None:
             return MembershipStale(f"{member} is no member of {group!r} (any more): join again")
@@ -235,6 +244,42 @@ class GroupCoordinator:
             )
             for name, member in sorted(members.items())
         )
+
+    def _may_stand_for_its_instance(self, state: _Group, member: str, claims: bool) -> bool:
+        """Whether a static member may join; then it has the place of an earlier one. Which of two is the
+        earlier one is known in this term: whoever comes for the first time has begun later. After a fail-over
+        both may come back, with what they claim, and their clocks have to tell."""
+        instance = instance_of(member)
+        if instance is None:
+            return True
+        if member in state.replaced:
+            return False
+        other = next((n for n in state.members if n != member and instance_of(n) == instance), None)
+        if other is None:
+            return True
+        if claims and began_after(other, member):
+            self._note_replaced(state, member)
+            return False
+        self._succeed(state, other, member)
+        return True
+
+    def _succeed(self, state: _Group, earlier: str, member: str) -> None:
+        """``member`` is given what ``earlier`` was given, which is a member no more. What that one had still
+        to let go of is free: its commits do not count any more."""
+        gone = state.members.pop(earlier)
+        self._note_replaced(state, earlier)
+        given = gone.granted - self._renewed(state, gone)
+        state.members[member] = _MemberState(
+            gone.topics, gone.session_timeout_s, gone.expires, 0, 0, given, given
+        )
+        state.last_given.update((tp, (member, self._which(tp[0]))) for tp in given)
+        state.target = {tp: member if who == earlier else who for tp, who in state.target.items()}
+
+    @staticmethod
+    def _note_replaced(state: _Group, member: str) -> None:
+        state.replaced[member] = None
+        if len(state.replaced) > MEMBERS_MAX:
+            del state.replaced[next(iter(state.replaced))]
 
     def _next_generation(self) -> int:
         self._counter += 1
@@ -315,6 +360,10 @@ class GroupCoordinator:
         for name in [name for name, state in self._groups.items() if not state.members]:
             del self._groups[name]
         return len(self._groups) < GROUPS_MAX
+
+
+def _taken(group: str, member: str) -> InstanceTaken:
+    return InstanceTaken(f"a later member of {instance_of(member)!r} has the place of {member} in {group!r}")
 
 
 def _pair(pair: Sequence[Any]) -> TopicPartition:

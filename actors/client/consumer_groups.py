@@ -61,6 +61,12 @@ class MembershipStale(Carried, frozen=True):
     reason: str
 
 
+class InstanceTaken(Carried, frozen=True):
+    """Another member of the same instance id has taken this static member's place. It must stop."""
+
+    reason: str
+
+
 class GroupCallRefused(Carried, frozen=True):
     """The caller asked for something that no coordinator grants; repeating it is no use."""
 

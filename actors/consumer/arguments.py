@@ -7,8 +7,10 @@ from datetime import datetime
 from typing import Any
 
 from escrowmq.actors.client.consumer_groups import GROUP_NAME_BYTES_MAX, TopicPartition
+from escrowmq.actors.client.member_names import INSTANCE_ID_MAX
 from escrowmq.replication.errors import ConfigError, InvalidMessage
 from escrowmq.replication.model import ConsumerRecord
+from escrowmq.replication.replica.validation import has_control_characters
 
 #: Longest wait of one poll: beyond it a caller surely meant milliseconds.
 POLL_S_MAX = 3600.0
@@ -22,6 +24,19 @@ def check_group(group: object) -> None:
         return
     if type(group) is not str or not group or len(group.encode()) > GROUP_NAME_BYTES_MAX:
         raise ConfigError(f"group must be a str of 1 to {GROUP_NAME_BYTES_MAX} bytes, not {group!r}")
+
+
+def check_instance(instance_id: object, group: str | None) -> None:
+    """A static member's id: a str of 1 to 200 characters without control characters, or None."""
+    if instance_id is None:
+        return
+    if group is None:
+        raise ConfigError("instance_id names a member of a group: give group=...")
+    if type(instance_id) is not str or not instance_id or len(instance_id) > INSTANCE_ID_MAX:
+        text = f"instance_id must be a str of 1 to {INSTANCE_ID_MAX} characters, not {instance_id!r}"
+        raise ConfigError(text)
+    if has_control_characters(instance_id):
+        raise ConfigError(f"instance_id {instance_id!r} has control characters; choose one without them")
 
 
 def check_topics(topics: object) -> None:

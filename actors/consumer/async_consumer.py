@@ -47,6 +47,7 @@ class AsyncConsumer(AsyncClosing):
         on_assign: Handler | None = None,
         on_revoke: Handler | None = None,
         on_lost: Handler | None = None,
+        instance_id: str | None = None,
     ) -> Self:
         """As ``Consumer(...)``, which asks the brokers for the topics."""
         core = await asyncio.to_thread(
@@ -57,6 +58,7 @@ class AsyncConsumer(AsyncClosing):
             auto_offset_reset=auto_offset_reset,
             config=config,
             handlers=Handlers(on_assign=on_assign, on_revoke=on_revoke, on_lost=on_lost),
+            instance_id=instance_id,
         )
         return cls(core)
 

@@ -74,6 +74,7 @@ class Committer:
 
     def _commit(self, offsets: Mapping[TopicPartition, int] | None, deadline: float) -> None:
         with self._condition:
+            self._membership.check_not_fenced()
             wanted = self._delivered() if offsets is None else self._explicit(offsets)
         if not wanted:
             return
@@ -165,6 +166,7 @@ class Committer:
                 member.on_stale()
                 self._membership_thread.wake(heartbeat=True)
             while member.joins == joins and not member.idle:
+                member.check_not_fenced()
                 left_s = deadline - self._router.clock()
                 if left_s <= 0:
                     raise Unavailable(f"joining group {member.group!r} again takes too long", 1.0)

@@ -43,10 +43,14 @@ class Consumer(Closing):
         on_assign: Handler | None = None,
         on_revoke: Handler | None = None,
         on_lost: Handler | None = None,
+        instance_id: str | None = None,
     ) -> None:
         """Subscribes at once if ``topics`` are given, which needs a ``group``. Raises UnknownTopic.
 
-        ``on_assign``, ``on_revoke``, ``on_lost``: see :meth:`subscribe`.
+        ``on_assign``, ``on_revoke``, ``on_lost``: see :meth:`subscribe`. ``instance_id`` makes it a *static*
+        member: its partitions wait for the next consumer of that id in the group as long as its session
+        (``session_timeout_s``), also after ``close``. While two live, the one that began first is told so by
+        MemberFenced, raised by its next ``poll`` or ``commit``.
         ``auto_offset_reset`` overrides ``config``'s: "earliest", "latest" or "none" (OffsetOutOfRange).
         ``calls``: how replicas are reached; None: by Ray.
         """
@@ -59,6 +63,7 @@ class Consumer(Closing):
             config=config,
             calls=calls,
             handlers=Handlers(on_assign=on_assign, on_revoke=on_revoke, on_lost=on_lost),
+            instance_id=instance_id,
         )
 
     @cached_property
@@ -117,7 +122,8 @@ class Consumer(Closing):
         ``poll`` returned should be dealt with, and committed before or by ``on_revoke``. Raises
         OffsetOutOfRange or UnknownTopic for a partition that cannot be read on; UnknownTopic when nothing
         came and a topic was deleted some seconds ago, until it is created again or others are subscribed to;
-        Unavailable when no replica has answered for ``call_timeout_s``; Closed.
+        Unavailable when no replica has answered for ``call_timeout_s``; MemberFenced when a later consumer
+        has this one's ``instance_id``; Closed.
         """
         args.check_poll(max_records, timeout_s)
         return self.core.poll(max_records, timeout_s)
@@ -173,9 +179,9 @@ class Consumer(Closing):
         """Makes the group's place durable: everything ``poll`` has returned, or ``offsets`` as given.
 
         ``offsets``: (topic, partition) -> *next* offset to read. Without it, stops before records that wait
-        after ``nack``. Raises OffsetOutOfRange for a place beyond the partition's end; StaleMember if a
-        partition has moved to another member (what was not committed is delivered again there);
-        OutcomeUnknown if no answer came in time: committing again is safe.
+        after ``nack``. Raises OffsetOutOfRange for a place beyond the partition's end; MemberFenced;
+        StaleMember if a partition has moved to another member (what was not committed is delivered again
+        there); OutcomeUnknown if no answer came in time: committing again is safe.
         """
         self.core.commit(offsets)
 
@@ -196,8 +202,9 @@ class Consumer(Closing):
     # ------------------------------------------------------------ the end
 
     def close(self) -> None:
-        """Calls ``on_revoke``, leaves the group (its partitions move on at once) and stops. Commits nothing
-        by itself. What a handler raises is raised when everything is closed. Idempotent."""
+        """Calls ``on_revoke``, leaves the group (its partitions move on at once, but those of a static
+        member) and stops. Commits nothing by itself. What a handler raises is raised when everything is
+        closed. Idempotent."""
         try:
             self._say_goodbye()
         finally:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import random
 import threading
-import uuid
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
@@ -18,6 +18,7 @@ from datetime import datetime
 from escrowmq.actors.client.catalog import TopicCatalog
 from escrowmq.actors.client.consumer_groups import GroupSnapshot, TopicPartition, coordinator_group
 from escrowmq.actors.client.forking import FORKED, tell_after_fork
+from escrowmq.actors.client.member_names import dynamic_name, static_name
 from escrowmq.actors.client.observable import ObservableCondition
 from escrowmq.actors.client.replica_calls import RayCalls, ReplicaCalls
 from escrowmq.actors.client.router import Router, result_of
@@ -59,6 +60,7 @@ class ConsumerCore:
         config: ConsumerConfig | None = None,
         calls: ReplicaCalls | None = None,
         handlers: Handlers | None = None,
+        instance_id: str | None = None,
     ) -> None:
         """See :class:`Consumer`."""
         config = config or ConsumerConfig()
@@ -70,6 +72,7 @@ class ConsumerCore:
             raise ConfigError("subscribing to topics needs group=...; without a group, call assign(...)")
         if handlers is not None and handlers != Handlers() and group is None:
             raise ConfigError("on_assign, on_revoke and on_lost are for members of a group: give group=...")
+        args.check_instance(instance_id, group)
         self.info, self.config, self.group = info, config, group
         self.condition = ObservableCondition()
         self.closed = False
@@ -93,7 +96,8 @@ class ConsumerCore:
         self.fetch = FetchThread(self.positions, choice, config, self._calls, self.condition, self.clock)
         self.membership: Membership | None = None
         if group is not None:
-            self.membership = Membership(group, f"{group[:64]}-{uuid.uuid4().hex[:16]}")
+            name = static_name(instance_id, time.time_ns() // 10**6) if instance_id else dynamic_name(group)
+            self.membership = Membership(group, name)
         self.membership_thread = MembershipThread(
             self.router,
             self.offsets,
@@ -151,6 +155,7 @@ class ConsumerCore:
         if member is None or self.take_over is None:
             raise ConfigError("subscribe needs a group; create the consumer with group=...")
         self.check_open()
+        member.check_not_fenced()
         for topic in topics:
             self.catalog.forget(topic)
         self.catalog.learn(topics)
@@ -329,6 +334,8 @@ class ConsumerCore:
         failure = self.fetch.failure or self.membership_thread.failure
         if failure is not None:
             raise EscrowMQError(f"a thread of this consumer failed ({failure!r}); close it") from failure
+        if self.membership is not None:
+            self.membership.check_not_fenced()
         for state in self.positions.states():
             if state.error is not None:
                 raise type(state.error)(*state.error.args)

@@ -11,6 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from escrowmq.actors.client.consumer_groups import GroupAssignment, GroupJoined, TopicPartition
+from escrowmq.actors.client.member_names import instance_of
+from escrowmq.replication.errors import MemberFenced
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +37,8 @@ class Membership:
         self.joined = False
         #: Left because the application stopped polling; the next poll ends it.
         self.idle = False
+        #: Another member of this instance has its place: it never joins again.
+        self.fenced: MemberFenced | None = None
         #: Heartbeats and commits are made under it.
         self.generation = 0
         self.offer: Offer | None = None
@@ -63,6 +67,21 @@ class Membership:
     def on_stale(self) -> None:
         """The coordinator does not know this member (any more): join again."""
         self.joined = False
+
+    @property
+    def static(self) -> bool:
+        """Whether it says who it is, so that its place is kept for a session when it goes."""
+        return instance_of(self.member) is not None
+
+    def check_not_fenced(self) -> None:
+        """Raises MemberFenced."""
+        if self.fenced is not None:
+            raise MemberFenced(*self.fenced.args)
+
+    def on_fenced(self) -> None:
+        """The coordinator has given its place to a later member of its instance."""
+        self.fenced = MemberFenced(self.group, instance_of(self.member) or "")
+        self.lose_all()
 
     def take_over(self) -> Offer | None:
         """The offer, once; from now on its generation is confirmed."""

@@ -17,6 +17,7 @@ from escrowmq.actors.client.consumer_groups import (
     GroupAssignment,
     GroupCallRefused,
     GroupJoined,
+    InstanceTaken,
     MembershipStale,
     coordinator_group,
 )
@@ -81,11 +82,12 @@ class MembershipThread:
         self._wakeup.set()
 
     def close(self) -> None:
-        """Ends the thread and leaves the group."""
+        """Ends the thread and leaves the group. A static member's place waits for the next of its instance,
+        as long as its session."""
         self._closing = True
         self._wakeup.set()
         member = self._membership
-        if member is not None and member.joined:
+        if member is not None and member.joined and not member.static:
             try:
                 gid = coordinator_group(member.group, self._router.info.groups)
                 left = self._router.leader_call(
@@ -136,7 +138,8 @@ class MembershipThread:
         if member is None or self._closing:
             return
         with self._condition:
-            joined, idle, topics = member.joined, member.idle, member.topics
+            joined, topics = member.joined, member.topics
+            idle = member.idle or member.fenced is not None
             silent = now - self.polled_at > self._config.poll_interval_max_s
         if not topics or idle:
             self._next_heartbeat = now + self._config.heartbeat_interval_s
@@ -150,12 +153,15 @@ class MembershipThread:
     def _join(self, member: Membership, topics: tuple[str, ...]) -> None:
         with self._condition:
             owned = self._positions.assigned()
-        answer: GroupJoined | GroupCallRefused = self._call(
+        answer: GroupJoined | GroupCallRefused | InstanceTaken = self._call(
             "group_join", member.group, member.member, list(topics), self._config.session_timeout_s, owned
         )
         if isinstance(answer, GroupCallRefused):
             raise ConfigError(answer.reason)
         with self._condition:
+            if isinstance(answer, InstanceTaken):
+                self._fenced(member, answer)
+                return
             if member.topics == topics:  # else: subscribed anew meanwhile, joins again
                 member.on_join(answer)
             self._schedule(member)
@@ -164,10 +170,13 @@ class MembershipThread:
     def _heartbeat(self, member: Membership) -> None:
         with self._condition:
             generation, joins = member.generation, member.joins
-        answer: GroupAssignment | MembershipStale = self._call(
+        answer: GroupAssignment | MembershipStale | InstanceTaken = self._call(
             "group_heartbeat", member.group, member.member, generation
         )
         with self._condition:
+            if isinstance(answer, InstanceTaken):
+                self._fenced(member, answer)
+                return
             if joins == member.joins and member.joined:
                 if isinstance(answer, MembershipStale):
                     member.on_stale()
@@ -177,6 +186,11 @@ class MembershipThread:
                     member.on_heartbeat(answer)
             self._schedule(member)
             self._condition.notify_all()
+
+    def _fenced(self, member: Membership, answer: InstanceTaken) -> None:
+        log.warning("%s", answer.reason)
+        member.on_fenced()
+        self._condition.notify_all()
 
     def _leave_idle(self, member: Membership) -> None:
         log.warning(
