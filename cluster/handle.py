@@ -7,6 +7,7 @@ closes them: a producer's thread must not outlive the cluster it sends to.
 from __future__ import annotations
 
 import contextlib
+import re
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -92,12 +93,13 @@ class Cluster(Closing):
         on_revoke: Handler | None = None,
         on_lost: Handler | None = None,
         instance_id: str | None = None,
+        pattern: str | re.Pattern[str] | None = None,
         **options: Any,
     ) -> Consumer:
         """A member of consumer group ``group``; ``options`` are settings of ``ConsumerConfig``.
 
         ``on_assign``, ``on_revoke``, ``on_lost``: see :meth:`Consumer.subscribe`. ``instance_id``: a static
-        member, see :class:`Consumer`.
+        member, see :class:`Consumer`. ``pattern``: instead of ``topics``, see :meth:`Consumer.subscribe`.
         """
         settings = self._settings("consumer", config, options)
         return self._made(
@@ -111,6 +113,7 @@ class Cluster(Closing):
                 on_revoke=on_revoke,
                 on_lost=on_lost,
                 instance_id=instance_id,
+                pattern=pattern,
             )
         )
 

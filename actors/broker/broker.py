@@ -251,6 +251,10 @@ class Broker:
         return ("ok", self._topic_packer.packed(answer[1])) if answer[0] == "ok" else answer
 
     @ray.method(concurrency_group="control")
+    def topic_names(self, term: int, version: int) -> Reply:
+        return self._led(lambda parts: parts.reads.topic_names(term, version))
+
+    @ray.method(concurrency_group="control")
     def partition_bounds(self, topic: str) -> dict[int, tuple[int, int]]:
         return self._running().reads.partition_bounds(topic)
 

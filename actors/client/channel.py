@@ -37,7 +37,8 @@ READ_ONLY = frozenset(
     (
         "about", "audit", "committed", "fetch", "fetch_ends", "find_transaction", "group_describe",
         "group_list", "levels", "members", "metrics", "offsets", "open_pairs", "open_topics",
-        "partition_bounds", "spans", "status", "topics", "transactions", "tx_states", "watch", "whoami",
+        "partition_bounds", "spans", "status", "topic_names", "topics", "transactions", "tx_states", "watch",
+        "whoami",
     )
 )  # fmt: skip
 _by_number = attrgetter("number")
@@ -183,6 +184,9 @@ class GroupChannel:
         elif status == "unsupported":
             detail = f"the broker group is not at format level {answer[1]}; upgrade every replica first"
             self._finish(request, Failure(FailureKind.UNSUPPORTED, detail))
+        elif status == "no_method":
+            detail = f"replica {call.rid} is of an earlier version, without {request.method}"
+            self._finish(request, Failure(FailureKind.UNSUPPORTED, f"{detail}; upgrade every replica first"))
         else:
             self._finish(request, answer)
 

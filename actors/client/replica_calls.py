@@ -74,7 +74,12 @@ class RayCalls:
         try:
             bound = methods.get(method)
             if bound is None:
-                bound = methods[method] = getattr(methods[""], method)
+                bound = getattr(methods[""], method, None)
+                if bound is None:  # it runs earlier software, as its handle says: no use to ask again
+                    self._methods.pop((gid, rid), None)
+                    done(("no_method",), None)
+                    return
+                methods[method] = bound
             future = bound.remote(*args).future()
         except Exception as error:
             self._methods.pop((gid, rid), None)

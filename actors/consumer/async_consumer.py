@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import re
 from collections.abc import AsyncIterator, Mapping, Sequence
 from datetime import datetime
 from typing import Self
@@ -48,6 +49,7 @@ class AsyncConsumer(AsyncClosing):
         on_revoke: Handler | None = None,
         on_lost: Handler | None = None,
         instance_id: str | None = None,
+        pattern: str | re.Pattern[str] | None = None,
     ) -> Self:
         """As ``Consumer(...)``, which asks the brokers for the topics."""
         core = await asyncio.to_thread(
@@ -59,6 +61,7 @@ class AsyncConsumer(AsyncClosing):
             config=config,
             handlers=Handlers(on_assign=on_assign, on_revoke=on_revoke, on_lost=on_lost),
             instance_id=instance_id,
+            pattern=pattern,
         )
         return cls(core)
 
@@ -112,15 +115,16 @@ class AsyncConsumer(AsyncClosing):
 
     async def subscribe(
         self,
-        topics: Sequence[str],
+        topics: Sequence[str] = (),
         *,
+        pattern: str | re.Pattern[str] | None = None,
         on_assign: Handler | None = None,
         on_revoke: Handler | None = None,
         on_lost: Handler | None = None,
     ) -> None:
         """As :meth:`Consumer.subscribe`; handlers may be coroutine functions."""
         handlers = Handlers(on_assign=on_assign, on_revoke=on_revoke, on_lost=on_lost)
-        await asyncio.to_thread(self._core.subscribe, topics, handlers)
+        await asyncio.to_thread(self._core.subscribe, topics, handlers, pattern)
 
     async def assign(self, partitions: Sequence[TopicPartition]) -> None:
         """As :meth:`Consumer.assign`."""

@@ -44,6 +44,9 @@ class ConsumerConfig:
     #: A member that does not poll for this long hangs, though its heartbeats go on: it leaves, so that
     #: others read its partitions. Five minutes, as in Kafka.
     poll_interval_max_s: float = 300.0
+    #: How often a subscription to a pattern looks for topics that were created or deleted. The question is
+    #: small, and names come only when there was a change: 200 us of the leader's time for each consumer.
+    pattern_interval_s: float = 5.0
     #: From call to answer, with all retries and fail-overs.
     call_timeout_s: float = 30.0
     channel: ChannelConfig = field(default_factory=ChannelConfig)
@@ -57,6 +60,7 @@ class ConsumerConfig:
         check_positive(
             self, "session_timeout_s", "heartbeat_interval_s", "poll_interval_max_s", "call_timeout_s"
         )
+        check_positive(self, "pattern_interval_s")
         check_not_negative(self, "fetch_linger_ms")
         if self.fetch_bytes > self.buffer_bytes:
             raise ConfigError("fetch_bytes must not exceed buffer_bytes: one fetch must fit into the buffer")

@@ -10,6 +10,7 @@ Thread-safe, but two threads that poll one consumer get parts of one stream.
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
@@ -44,8 +45,10 @@ class Consumer(Closing):
         on_revoke: Handler | None = None,
         on_lost: Handler | None = None,
         instance_id: str | None = None,
+        pattern: str | re.Pattern[str] | None = None,
     ) -> None:
-        """Subscribes at once if ``topics`` are given, which needs a ``group``. Raises UnknownTopic.
+        """Subscribes at once if ``topics`` or a ``pattern`` are given, which needs a ``group``. Raises
+        UnknownTopic.
 
         ``on_assign``, ``on_revoke``, ``on_lost``: see :meth:`subscribe`. ``instance_id`` makes it a *static*
         member: its partitions wait for the next consumer of that id in the group as long as its session
@@ -64,6 +67,7 @@ class Consumer(Closing):
             calls=calls,
             handlers=Handlers(on_assign=on_assign, on_revoke=on_revoke, on_lost=on_lost),
             instance_id=instance_id,
+            pattern=pattern,
         )
 
     @cached_property
@@ -75,8 +79,9 @@ class Consumer(Closing):
 
     def subscribe(
         self,
-        topics: Sequence[str],
+        topics: Sequence[str] = (),
         *,
+        pattern: str | re.Pattern[str] | None = None,
         on_assign: Handler | None = None,
         on_revoke: Handler | None = None,
         on_lost: Handler | None = None,
@@ -86,6 +91,11 @@ class Consumer(Closing):
         Returns before partitions are assigned; ``poll`` brings them. With auto_offset_reset "latest", the
         ends are committed where the group has no place yet: what is sent after this returns is delivered.
         Raises UnknownTopic; Unavailable if, for that, no leader answers for ``call_timeout_s``.
+
+        ``pattern`` instead of ``topics``: a regular expression that whole names match (``"orders-.*"``).
+        Topics that are created later are read ``pattern_interval_s`` (5) later, and from their beginning,
+        also with "latest"; deleted ones are given up without an error. Names that begin with ``__`` never
+        match. Raises InvalidMessage.
 
         ``on_assign(partitions)`` is called when ``(topic, partition)`` pairs were added, before the first
         record of them is returned; it may ``seek``. ``on_revoke(partitions)`` before they are given up: a
@@ -99,7 +109,8 @@ class Consumer(Closing):
         ``poll_interval_max_s`` has its member leave the group. What one raises, ``poll`` raises; the change
         is made nevertheless, and the handler is not called for it again.
         """
-        self.core.subscribe(topics, Handlers(on_assign=on_assign, on_revoke=on_revoke, on_lost=on_lost))
+        handlers = Handlers(on_assign=on_assign, on_revoke=on_revoke, on_lost=on_lost)
+        self.core.subscribe(topics, handlers, pattern)
 
     def assign(self, partitions: Iterable[TopicPartition]) -> None:
         """Reads exactly these ``(topic, partition)`` pairs, without a group. Raises UnknownTopic.

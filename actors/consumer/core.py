@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import inspect
 import random
+import re
 import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 
-from escrowmq.actors.client.catalog import TopicCatalog
 from escrowmq.actors.client.consumer_groups import GroupSnapshot, TopicPartition, coordinator_group
 from escrowmq.actors.client.forking import FORKED, tell_after_fork
 from escrowmq.actors.client.member_names import dynamic_name, static_name
@@ -29,15 +29,18 @@ from escrowmq.actors.consumer.config import ConsumerConfig
 from escrowmq.actors.consumer.fetcher import FetchThread
 from escrowmq.actors.consumer.membership import Membership
 from escrowmq.actors.consumer.membership_thread import MembershipThread
-from escrowmq.actors.consumer.offsets import Lookup, OffsetReader
+from escrowmq.actors.consumer.offsets import OffsetReader
+from escrowmq.actors.consumer.pattern import TopicPattern
 from escrowmq.actors.consumer.positions import PartitionState, Positions
 from escrowmq.actors.consumer.redelivery import Redelivery
 from escrowmq.actors.consumer.replica_choice import ReplicaChoice
+from escrowmq.actors.consumer.subscribing import Subscribing
 from escrowmq.actors.consumer.takeover import HandlerCall, Handlers, TakeOver
 from escrowmq.replication.errors import (
     Closed,
     ConfigError,
     EscrowMQError,
+    InvalidMessage,
     OutcomeUnknown,
     StaleMember,
     Unavailable,
@@ -61,6 +64,7 @@ class ConsumerCore:
         calls: ReplicaCalls | None = None,
         handlers: Handlers | None = None,
         instance_id: str | None = None,
+        pattern: str | re.Pattern[str] | None = None,
     ) -> None:
         """See :class:`Consumer`."""
         config = config or ConsumerConfig()
@@ -68,7 +72,7 @@ class ConsumerCore:
             config = replace(config, auto_offset_reset=auto_offset_reset)
         args.check_group(group)
         args.check_topics(topics)
-        if topics and group is None:
+        if (topics or pattern is not None) and group is None:
             raise ConfigError("subscribing to topics needs group=...; without a group, call assign(...)")
         if handlers is not None and handlers != Handlers() and group is None:
             raise ConfigError("on_assign, on_revoke and on_lost are for members of a group: give group=...")
@@ -87,8 +91,10 @@ class ConsumerCore:
         self._calls = calls or RayCalls(info)
         self.router = Router(info, config.channel, self._calls, name="escrowmq-consumer")
         self.clock = self.router.clock
-        self.catalog = TopicCatalog(self.router, config.call_timeout_s)
         self.offsets = OffsetReader(self.router)
+        self._subscribing = Subscribing(
+            self.router, self.offsets, group, config.auto_offset_reset, config.call_timeout_s
+        )
         # The salt only spreads load: no outcome depends on it.
         choice = ReplicaChoice(
             info.replicas, salt=random.randrange(info.replicas), members=self.router.members
@@ -106,6 +112,7 @@ class ConsumerCore:
             self.condition,
             config,
             self.fetch.wake,
+            self._subscribing,
         )
         self.committer: Committer | None = None
         self.take_over: TakeOver | None = None
@@ -125,8 +132,8 @@ class ConsumerCore:
         try:
             if group is not None and has_control_characters(group):
                 self._check_known(group)
-            if topics:
-                self.subscribe(topics)
+            if topics or pattern is not None:
+                self.subscribe(topics, pattern=pattern)
         except BaseException:
             self.close()
             raise
@@ -148,28 +155,32 @@ class ConsumerCore:
 
     # ------------------------------------------------------------ what to read
 
-    def subscribe(self, topics: Sequence[str], handlers: Handlers | None = None) -> None:
+    def subscribe(
+        self,
+        topics: Sequence[str],
+        handlers: Handlers | None = None,
+        pattern: str | re.Pattern[str] | None = None,
+    ) -> None:
         """See :meth:`Consumer.subscribe`."""
         args.check_topics(topics)
         member = self.membership
         if member is None or self.take_over is None:
             raise ConfigError("subscribe needs a group; create the consumer with group=...")
+        if topics and pattern is not None:
+            raise InvalidMessage("subscribe to topics or to a pattern, not to both at once")
         self.check_open()
         member.check_not_fenced()
-        for topic in topics:
-            self.catalog.forget(topic)
-        self.catalog.learn(topics)
-        for topic in topics:
-            if self.catalog.known(topic) is None:
-                raise UnknownTopic(topic)
-        if self.config.auto_offset_reset == "latest":
-            self._places_now(
-                [(t, p) for t in dict.fromkeys(topics) for p in range(self.catalog.partitions(t))]
-            )
+        following = None if pattern is None else TopicPattern(pattern)
+        if following is None:
+            wanted = self._subscribing.topics(topics)
+        else:
+            self._subscribing.pattern(following)
+            wanted = following.topics
         with self.condition:
             if handlers is not None:
                 self.take_over.handlers = self.take_over.handlers.updated(handlers)
-            member.topics = tuple(dict.fromkeys(topics))
+            self.membership_thread.pattern = following
+            member.topics = wanted
             member.joined = False  # joins (again) with these
             self.membership_thread.polled_at = self.clock()
         self.membership_thread.wake(heartbeat=True)
@@ -181,9 +192,10 @@ class ConsumerCore:
         self.check_open()
         wanted: dict[TopicPartition, int] = {}
         pairs = [args.check_partition(pair) for pair in partitions]
-        self.catalog.learn(self.catalog.unknown(topic for topic, _ in pairs))
+        catalog = self._subscribing.catalog
+        catalog.learn(catalog.unknown(topic for topic, _ in pairs))
         for topic, partition in pairs:
-            count = self.catalog.partitions(topic)
+            count = catalog.partitions(topic)
             if partition >= count:
                 raise UnknownTopic(topic, partition, count)
             wanted[topic, partition] = self.router.places.group_of(topic, partition)
@@ -191,7 +203,7 @@ class ConsumerCore:
         if self.config.auto_offset_reset == "latest":
             with self.condition:
                 fresh = [tp for tp in wanted if self.positions.get(tp) is None]
-            places = self._places_now(fresh)
+            places = self._subscribing.places_now(fresh)
         with self.condition:
             for tp in self.positions.assign(wanted, self.positions.assigned()):
                 self.redelivery.drop(tp)
@@ -200,20 +212,6 @@ class ConsumerCore:
                     self.positions.resolve(tp, state.epoch, offset)
         self.fetch.wake()
         self.membership_thread.wake()
-
-    def _places_now(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
-        """Where reading starts, with "latest": the group's places, which it has from now on, or the ends.
-        Before the caller goes on, so that what is sent after that is delivered, whoever reads it."""
-        lookups = [Lookup(tp, 0, "committed", 0) for tp in partitions]
-        if not lookups:
-            return {}
-        found = self.offsets.resolve(lookups, self.group, "latest", self.config.call_timeout_s)
-        places: dict[TopicPartition, int] = {}
-        for tp, offset in zip(partitions, found, strict=True):
-            if isinstance(offset, EscrowMQError):
-                raise offset
-            places[tp] = offset
-        return places
 
     def assignment(self) -> list[TopicPartition]:
         """See :meth:`Consumer.assignment`."""

@@ -26,8 +26,10 @@ from escrowmq.actors.client.wakeup import Wakeup
 from escrowmq.actors.consumer.config import ConsumerConfig
 from escrowmq.actors.consumer.membership import Membership
 from escrowmq.actors.consumer.offsets import Lookup, OffsetReader
+from escrowmq.actors.consumer.pattern import TopicPattern
 from escrowmq.actors.consumer.positions import Positions
 from escrowmq.actors.consumer.replica_choice import LAG_PATIENCE_S
+from escrowmq.actors.consumer.subscribing import Subscribing
 from escrowmq.replication.errors import ConfigError, EscrowMQError
 
 log = logging.getLogger(__name__)
@@ -56,11 +58,16 @@ class MembershipThread:
         condition: threading.Condition,
         config: ConsumerConfig,
         on_positions: Callable[[], None],
+        subscribing: Subscribing,
     ) -> None:
         """``on_positions`` is called when partitions have become fetchable."""
         self._router, self._offsets, self._positions = router, offsets, positions
         self._membership, self._condition, self._config = membership, condition, config
         self._on_positions, self._clock = on_positions, router.clock
+        self._subscribing = subscribing
+        #: The topics of the membership are those that match it; None: those that were named.
+        self.pattern: TopicPattern | None = None
+        self._next_pattern = float("-inf")
         self._next_heartbeat = float("-inf")
         self._wakeup = Wakeup()
         self._closing = False
@@ -128,6 +135,7 @@ class MembershipThread:
     def _turn(self) -> float:
         self._keep_membership(self._clock())
         self._look_up()
+        self._follow_pattern(self._clock())
         self._look_for_topics(self._clock())
         return max(min(self._next_heartbeat - self._clock(), 1.0), 0.001) if self._membership else 1.0
 
@@ -212,10 +220,25 @@ class MembershipThread:
         gid = coordinator_group(group, self._router.info.groups)
         return result_of(self._router.leader_call(gid, method, group, *args, timeout_s=CALL_S), CALL_S)
 
+    def _follow_pattern(self, now: float) -> None:
+        member, pattern = self._membership, self.pattern
+        if member is None or pattern is None or self._closing or now < self._next_pattern:
+            return
+        self._next_pattern = now + self._config.pattern_interval_s
+        if not self._subscribing.follow(pattern, CALL_S):
+            return
+        with self._condition:
+            if self.pattern is pattern and pattern.topics:
+                member.topics, member.joined = (
+                    pattern.topics,
+                    False,
+                )  # joins with these, and keeps what it reads
+                self._next_heartbeat = float("-inf")
+
     def _look_for_topics(self, now: float) -> None:
         member = self._membership
-        if member is None or self._closing:
-            return
+        if member is None or self._closing or self.pattern is not None:
+            return  # what a pattern does not meet any more is given up, and no error
         with self._condition:
             read = {topic for topic, _ in self._positions.assigned()}
             unread = [topic for topic in member.topics if topic not in read] if member.joined else []

@@ -57,23 +57,25 @@ class OffsetReader:
         """``(topic, partition, ts_ms | LATEST | EARLIEST)`` -> first offset at or after that time."""
         found: list[int | UnknownTopic] = [UnknownTopic(topic) for topic, _, _ in requests]
         places = self._router.places
-        self._hear(places.unheard(topic for topic, _, _ in requests), timeout_s)
+        self.hear(places.unheard(topic for topic, _, _ in requests), timeout_s)
         asked = self._ask(requests, range(len(requests)), found, timeout_s)
         missing = [i for i in asked if isinstance(found[i], UnknownTopic)]
         if missing and self._router.info.groups > 1:  # perhaps created again, and elsewhere
-            self._hear({requests[i][0] for i in missing}, timeout_s)
+            self.hear({requests[i][0] for i in missing}, timeout_s)
             moved = [i for i in missing if places.group_of(*requests[i][:2]) != asked[i]]
             self._ask(requests, moved, found, timeout_s)
         return found
 
-    def _hear(self, topics: Collection[str], timeout_s: float) -> None:
-        """Ask where these topics lie."""
+    def hear(self, topics: Collection[str], timeout_s: float) -> Sequence[TopicInfo]:
+        """Ask where these topics lie; those that there are."""
         if not topics:
-            return
+            return ()
         names = sorted(topics) if len(topics) <= NAMES_MAX else True
         call = self._router.leader_call(0, "topics", names, timeout_s=timeout_s)
         infos: Sequence[TopicInfo] = result_of(call, timeout_s)
         self._router.places.hear(infos)
+        wanted = frozenset(topics)
+        return [info for info in infos if info.name in wanted]
 
     def _ask(
         self,
@@ -155,6 +157,13 @@ class OffsetReader:
         }
         standing = self._commit_first(group, first, timeout_s) if first else {}
         return [standing.get(look.tp, offset) for look, offset in zip(lookups, chosen, strict=True)]
+
+    def begin_at_start(self, group: str, partitions: Iterable[TopicPartition], timeout_s: float) -> None:
+        """The starts become the group's places where it has none. What is deleted meanwhile is left out."""
+        bounds = self.bounds(partitions, timeout_s)
+        starts = {tp: found[0] for tp, found in bounds.items() if not isinstance(found, UnknownTopic)}
+        if starts:
+            self._commit_first(group, starts, timeout_s)
 
     def _commit_first(
         self, group: str, ends: Mapping[TopicPartition, int], timeout_s: float

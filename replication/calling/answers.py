@@ -43,6 +43,18 @@ class LevelReport(NamedTuple):
     applied: int
 
 
+# ------------------------------------------------------------ topics
+
+
+class TopicNames(Carried, frozen=True):
+    """The topics at a leader. ``term`` and ``version`` say which moment; ``names`` is None if the caller
+    knows that one already."""
+
+    term: int
+    version: int
+    names: list[str] | None = None
+
+
 # ------------------------------------------------------------ partitions
 
 

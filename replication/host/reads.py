@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 
-from escrowmq.replication.calling.answers import FetchEnds, FoundOffsets, Reply
+from escrowmq.replication.calling.answers import FetchEnds, FoundOffsets, Reply, TopicNames
 from escrowmq.replication.errors import CorruptLog, DamagedEntry, DiskFailed, Unavailable
 from escrowmq.replication.host.running import NOT_RUNNING, RunningReplica
 from escrowmq.replication.model import TopicInfo
@@ -111,6 +111,18 @@ class Reads:
                 topics = [topic.info for topic in list(state.topics.topics.values())]
                 self._all_topics = version, topics
             return topics
+
+    def topic_names(self, term: int, version: int) -> Reply:
+        """``("ok", TopicNames)`` of the leader: the names, unless ``term`` and ``version`` are those of its
+        last answer and no topic has changed since. A leader that begins again has another term."""
+        if self._running.closed:
+            return NOT_RUNNING
+
+        def read(state: StateMachine) -> TopicNames:
+            now = self._running.node.term, state.topics.version  # before the names
+            return TopicNames(*now, None if now == (term, version) else list(state.topics.topics))
+
+        return self._running.if_leading(read)
 
     def partition_bounds(self, topic: str) -> dict[int, tuple[int, int]]:
         """partition -> (start, end) of those this group hosts."""

@@ -28,7 +28,15 @@ ROW = encode_row(None, b"v", None, None)
 #: Part of a broker -> method -> how many arguments it takes; the last of them may be left out.
 METHODS = {
     "requests": {"submit": 1},
-    "reads": {"fetch": 3, "fetch_ends": 6, "offsets": 2, "topics": 1, "partition_bounds": 1, "committed": 2},
+    "reads": {
+        "fetch": 3,
+        "fetch_ends": 6,
+        "offsets": 2,
+        "topics": 1,
+        "topic_names": 2,
+        "partition_bounds": 1,
+        "committed": 2,
+    },
     "due_checks": {
         "lock_due": 6,
         "due_pairs": 5,

@@ -30,7 +30,7 @@ from tests.support.waiting import wait_until
 #: Which part answers a call of the Broker actor, and by which method.
 _PARTS = {
     "requests": ["submit", "follow"],
-    "reads": ["fetch", "fetch_ends", "offsets", "topics", "partition_bounds", "committed"],
+    "reads": ["fetch", "fetch_ends", "offsets", "topics", "topic_names", "partition_bounds", "committed"],
     "due_checks": [
         "lock_due",
         "due_pairs",
@@ -117,6 +117,9 @@ class Brokers:
                 and level_needed(codec.decode_ops(*args)) > 1
             ):
                 done(("malformed", "request cannot be decoded: operation of format version 2"), None)
+                return
+            if method == "topic_names" and rid in self.groups[gid].old:
+                done(("no_method",), None)  # as RayCalls finds in its handle
                 return
             answer = getattr(getattr(self.groups[gid].alive[rid].parts, part), name)(*args)
             if method != "fetch":  # its buffers are the broker's business

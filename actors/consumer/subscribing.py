@@ -1,0 +1,89 @@
+"""Beginning to read: what the brokers are asked before a subscription stands, and while it follows a pattern.
+
+With "latest", a place is taken and committed before ``subscribe`` returns, so that nothing sent after that is
+skipped. A topic that a pattern meets later was created after that, so its first place is its beginning.
+Blocking calls, each bounded; knows nothing of threads or of who waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from escrowmq.actors.client.catalog import TopicCatalog
+from escrowmq.actors.client.consumer_groups import TopicPartition
+from escrowmq.actors.client.router import Router, result_of
+from escrowmq.actors.consumer.offsets import Lookup, OffsetReader
+from escrowmq.actors.consumer.pattern import TopicPattern
+from escrowmq.replication.calling.answers import TopicNames
+from escrowmq.replication.errors import EscrowMQError, NotSupported, UnknownTopic
+
+
+class Subscribing:
+    """Of one consumer."""
+
+    def __init__(
+        self, router: Router, offsets: OffsetReader, group: str | None, reset: str, timeout_s: float
+    ) -> None:
+        self._router, self._offsets = router, offsets
+        self._group, self._reset, self._timeout_s = group, reset, timeout_s
+        self.catalog = TopicCatalog(router, timeout_s)
+
+    def topics(self, topics: Sequence[str]) -> tuple[str, ...]:
+        """Those, each once, with places where they are needed. Raises UnknownTopic, Unavailable."""
+        wanted = tuple(dict.fromkeys(topics))
+        for topic in wanted:
+            self.catalog.forget(topic)
+        self.catalog.learn(wanted)
+        for topic in wanted:
+            if self.catalog.known(topic) is None:
+                raise UnknownTopic(topic)
+        if self._reset == "latest":
+            self.places_now([(t, p) for t in wanted for p in range(self.catalog.partitions(t))])
+        return wanted
+
+    def pattern(self, pattern: TopicPattern) -> None:
+        """What matches now. Unlike a topic that is named, one that is deleted meanwhile is left out."""
+        pattern.learn(self._names(pattern, self._timeout_s))
+        found = self._offsets.hear(pattern.topics, self._timeout_s)
+        if self._reset == "latest":
+            self.places_now([(info.name, p) for info in found for p in range(info.partitions)])
+
+    def follow(self, pattern: TopicPattern, timeout_s: float) -> bool:
+        """Looks for changes since the last answer. Whether there are other topics now; the first places of
+        new ones are committed before."""
+        before = pattern.topics
+        answer = self._names(pattern, timeout_s)
+        if answer.names is None:
+            pattern.learn(answer)
+            return False
+        known = frozenset(before)
+        # Where they lie has to be known before anybody is given their partitions.
+        new = self._offsets.hear([t for t in pattern.matching(answer.names) if t not in known], timeout_s)
+        if self._group is not None and self._reset == "latest":
+            partitions = [(info.name, p) for info in new for p in range(info.partitions)]
+            self._offsets.begin_at_start(self._group, partitions, timeout_s)
+        pattern.learn(answer)  # now, so that new ones are new again if anything above has failed
+        return pattern.topics != before
+
+    def places_now(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
+        """Where reading starts, with "latest": the group's places, which it has from now on, or the ends.
+        Before the caller goes on, so that what is sent after that is delivered, whoever reads it."""
+        lookups = [Lookup(tp, 0, "committed", 0) for tp in partitions]
+        if not lookups:
+            return {}
+        found = self._offsets.resolve(lookups, self._group, "latest", self._timeout_s)
+        places: dict[TopicPartition, int] = {}
+        for tp, offset in zip(partitions, found, strict=True):
+            if isinstance(offset, EscrowMQError):
+                raise offset
+            places[tp] = offset
+        return places
+
+    def _names(self, pattern: TopicPattern, timeout_s: float) -> TopicNames:
+        try:
+            asked = self._router.leader_call(0, "topic_names", *pattern.known, timeout_s=timeout_s)
+            answer: TopicNames = result_of(asked, timeout_s)
+            return answer
+        except NotSupported:  # a leader of an earlier version: it tells everything of all topics
+            infos = result_of(self._router.leader_call(0, "topics", True, timeout_s=timeout_s), timeout_s)
+            return TopicNames(0, 0, [info.name for info in infos])
