@@ -23,9 +23,11 @@ from escrowmq.actors.client.forking import FORKED, tell_after_fork
 from escrowmq.actors.client.topology import ClusterInfo
 from escrowmq.actors.consumer.config import ConsumerConfig
 from escrowmq.actors.consumer.consumer import Consumer
+from escrowmq.actors.consumer.statistics import ConsumerStatistics
 from escrowmq.actors.consumer.takeover import Handler
 from escrowmq.actors.producer.config import ProducerConfig
 from escrowmq.actors.producer.producer import Producer
+from escrowmq.actors.producer.statistics import ProducerStatistics
 from escrowmq.cluster.config import Config, change_section
 from escrowmq.cluster.discovery import reconnect_waits, within
 from escrowmq.cluster.launch import ANSWER_TIMEOUT_S, find_supervisor
@@ -67,6 +69,8 @@ class Cluster(Closing):
         *,
         tx_status_querier: TxStatusQuerier | None = None,
         config: ProducerConfig | None = None,
+        statistics_callback: Callable[[ProducerStatistics], object] | None = None,
+        statistics_interval_s: float = 60.0,
         **options: Any,
     ) -> Producer:
         """A producer of ``app``; ``options`` are settings of ``ProducerConfig``: ``linger_ms=0``."""
@@ -79,6 +83,8 @@ class Cluster(Closing):
                 config=settings,
                 answerer=self.config.answerer,
                 feedback=self.config.feedback,
+                statistics_callback=statistics_callback,
+                statistics_interval_s=statistics_interval_s,
             )
         )
 
@@ -94,6 +100,8 @@ class Cluster(Closing):
         on_lost: Handler | None = None,
         instance_id: str | None = None,
         pattern: str | re.Pattern[str] | None = None,
+        statistics_callback: Callable[[ConsumerStatistics], object] | None = None,
+        statistics_interval_s: float = 60.0,
         **options: Any,
     ) -> Consumer:
         """A member of consumer group ``group``; ``options`` are settings of ``ConsumerConfig``.
@@ -114,6 +122,8 @@ class Cluster(Closing):
                 on_lost=on_lost,
                 instance_id=instance_id,
                 pattern=pattern,
+                statistics_callback=statistics_callback,
+                statistics_interval_s=statistics_interval_s,
             )
         )
 

@@ -16,11 +16,13 @@ if TYPE_CHECKING:
     from escrowmq.actors.consumer.async_consumer import AsyncConsumer
     from escrowmq.actors.consumer.config import ConsumerConfig
     from escrowmq.actors.consumer.consumer import Consumer
+    from escrowmq.actors.consumer.statistics import ConsumerStatistics
     from escrowmq.actors.producer.async_producer import AsyncProducer
     from escrowmq.actors.producer.bulk_requests import PreparedTransaction, TransactionRequest
     from escrowmq.actors.producer.config import ProducerConfig
     from escrowmq.actors.producer.producer import Producer
     from escrowmq.actors.producer.results import TransactionResult
+    from escrowmq.actors.producer.statistics import ProducerStatistics
     from escrowmq.actors.producer.transaction import Transaction
     from escrowmq.cluster.config import Config, load_config
     from escrowmq.cluster.connecting import connect
@@ -90,6 +92,7 @@ __all__ = [
     "Consumer",
     "ConsumerConfig",
     "ConsumerRecord",
+    "ConsumerStatistics",
     "CorruptLog",
     "DataDirLocked",
     "DataDirMismatch",
@@ -116,6 +119,7 @@ __all__ = [
     "Producer",
     "ProducerConfig",
     "ProducerFenced",
+    "ProducerStatistics",
     "RecordMetadata",
     "StaleMember",
     "TooManyOpenTransactions",
@@ -163,8 +167,10 @@ _SOURCES = {
     "actors.consumer.config": "ConsumerConfig",
     "actors.producer.config": "ProducerConfig",
     "actors.consumer.consumer": "Consumer",
+    "actors.consumer.statistics": "ConsumerStatistics",
     "actors.producer.producer": "Producer",
     "actors.producer.results": "TransactionResult",
+    "actors.producer.statistics": "ProducerStatistics",
     "actors.producer.transaction": "Transaction",
     "cluster.config": "Config load_config",
     "cluster.connecting": "connect",

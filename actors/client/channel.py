@@ -93,6 +93,8 @@ class GroupChannel:
         self._paused_until = float("-inf")
         self._windowed = 0
         self._window = config.calls_in_flight
+        #: Requests that were to be sent once more.
+        self.retries = 0
 
     # ------------------------------------------------------------ the client's side
 
@@ -275,6 +277,7 @@ class GroupChannel:
         if now >= request.deadline:
             self._give_up(request)
             return
+        self.retries += 1
         if pause_s:
             request.not_before = now + pause_s
         insort(self._waiting, request, key=_by_number)

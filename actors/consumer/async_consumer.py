@@ -8,7 +8,6 @@ run in a thread; a cancelled one still takes effect.
 from __future__ import annotations
 
 import asyncio
-import inspect
 import re
 from collections.abc import AsyncIterator, Mapping, Sequence
 from datetime import datetime
@@ -20,7 +19,8 @@ from escrowmq.actors.client.topology import ClusterInfo
 from escrowmq.actors.consumer import arguments as args
 from escrowmq.actors.consumer.config import ConsumerConfig
 from escrowmq.actors.consumer.core import ConsumerCore
-from escrowmq.actors.consumer.takeover import Handler, HandlerCall, Handlers
+from escrowmq.actors.consumer.statistics import ConsumerStatistics
+from escrowmq.actors.consumer.takeover import Handler, Handlers
 from escrowmq.replication.errors import Closed
 from escrowmq.replication.model import ConsumerRecord
 
@@ -80,7 +80,8 @@ class AsyncConsumer(AsyncClosing):
             if records:
                 return records
             if call is not None:
-                await self._tell(call)
+                assert core.telling is not None
+                await core.telling.call_async(call)
                 continue
             now = core.clock()
             if now >= deadline:
@@ -134,6 +135,10 @@ class AsyncConsumer(AsyncClosing):
         """As :meth:`Consumer.seek_to_time`."""
         return await asyncio.to_thread(self._core.seek_to_time, topic, partition, ts)
 
+    def statistics(self) -> ConsumerStatistics:
+        """As :meth:`Consumer.statistics`; does not wait."""
+        return self._core.statistics()
+
     def assignment(self) -> list[TopicPartition]:
         """As :meth:`Consumer.assignment`; does not wait."""
         return self._core.assignment()
@@ -170,20 +175,15 @@ class AsyncConsumer(AsyncClosing):
             await asyncio.to_thread(self._core.close)
 
     async def _say_goodbye(self) -> None:
-        call = await asyncio.to_thread(self._core.leaving, asyncio.current_task())
+        telling = self._core.telling
+        if telling is None:
+            return
+        call = await asyncio.to_thread(telling.leaving, asyncio.current_task())
         if call is not None:
             try:
-                await self._tell(call)
+                await telling.call_async(call)
             finally:
                 await self._say_goodbye()
-
-    async def _tell(self, call: HandlerCall) -> None:
-        try:
-            answer = call.handler(list(call.partitions))
-            if inspect.isawaitable(answer):
-                await answer
-        finally:
-            self._core.told(call)
 
     def _on_news(self) -> None:
         """In any thread, under the core's condition."""

@@ -28,6 +28,7 @@ from escrowmq.actors.consumer.membership_thread import MembershipThread
 from escrowmq.actors.consumer.offsets import OffsetReader
 from escrowmq.actors.consumer.positions import PartitionState, Positions
 from escrowmq.actors.consumer.redelivery import Redelivery
+from escrowmq.actors.consumer.statistics import Counted
 from escrowmq.replication.errors import (
     InvalidMessage,
     OffsetOutOfRange,
@@ -53,10 +54,11 @@ class Committer:
         offsets: OffsetReader,
         condition: threading.Condition,
         timeout_s: float,
+        counted: Counted | None = None,
     ) -> None:
         self._router, self._membership_thread, self._membership = router, membership_thread, membership
         self._positions, self._redelivery, self._condition = positions, redelivery, condition
-        self._offsets = offsets
+        self._offsets, self._counted = offsets, counted or Counted()
         self._timeout_s = timeout_s
         self._turn = threading.Lock()
         #: The join under whose generation copies of a commit may be on their way.
@@ -90,6 +92,9 @@ class Committer:
                 with self._condition:
                     for state, offset in wanted.items():
                         state.committed = offset
+                now = self._router.clock()
+                self._counted.commits += 1
+                self._counted.commit_latencies.observe(now - deadline + self._timeout_s, now)
                 return
             self._rejoin(wanted, joins, refusal, deadline)
         raise StaleMember(f"{refusal}; poll again to join")

@@ -12,18 +12,20 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
 
 from escrowmq.actors.client.closing import Closing
 from escrowmq.actors.client.consumer_groups import TopicPartition
 from escrowmq.actors.client.replica_calls import ReplicaCalls
+from escrowmq.actors.client.statistics_timer import StatisticsTimer
 from escrowmq.actors.client.topology import ClusterInfo
 from escrowmq.actors.consumer import arguments as args
 from escrowmq.actors.consumer.async_consumer import AsyncConsumer
 from escrowmq.actors.consumer.config import ConsumerConfig
 from escrowmq.actors.consumer.core import ConsumerCore
+from escrowmq.actors.consumer.statistics import ConsumerStatistics
 from escrowmq.actors.consumer.takeover import Handler, Handlers
 from escrowmq.replication.errors import Closed
 from escrowmq.replication.model import ConsumerRecord
@@ -46,6 +48,8 @@ class Consumer(Closing):
         on_lost: Handler | None = None,
         instance_id: str | None = None,
         pattern: str | re.Pattern[str] | None = None,
+        statistics_callback: Callable[[ConsumerStatistics], object] | None = None,
+        statistics_interval_s: float = 60.0,
     ) -> None:
         """Subscribes at once if ``topics`` or a ``pattern`` are given, which needs a ``group``. Raises
         UnknownTopic.
@@ -54,6 +58,9 @@ class Consumer(Closing):
         member: its partitions wait for the next consumer of that id in the group as long as its session
         (``session_timeout_s``), also after ``close``. While two live, the one that began first is told so by
         MemberFenced, raised by its next ``poll`` or ``commit``.
+        ``statistics_callback`` is called with :meth:`statistics` every ``statistics_interval_s``, in a thread
+        of its own, until the consumer is closed. What it raises is logged.
+
         ``auto_offset_reset`` overrides ``config``'s: "earliest", "latest" or "none" (OffsetOutOfRange).
         ``calls``: how replicas are reached; None: by Ray.
         """
@@ -69,6 +76,15 @@ class Consumer(Closing):
             instance_id=instance_id,
             pattern=pattern,
         )
+
+        self._timer: StatisticsTimer[ConsumerStatistics] | None = None
+        try:
+            if statistics_callback is not None:
+                self._timer = StatisticsTimer(statistics_callback, statistics_interval_s, self.statistics)
+        except BaseException:
+            self.core.close()
+            raise
+        self.core.on_close = self._timer.close if self._timer is not None else None
 
     @cached_property
     def aio(self) -> AsyncConsumer:
@@ -210,6 +226,10 @@ class Consumer(Closing):
         """
         self.core.nack(record, delay_s)
 
+    def statistics(self) -> ConsumerStatistics:
+        """What it has done so far, and how it stands. Cheap, from any thread, also after ``close``."""
+        return self.core.statistics()
+
     # ------------------------------------------------------------ the end
 
     def close(self) -> None:
@@ -222,9 +242,9 @@ class Consumer(Closing):
             self.core.close()
 
     def _say_goodbye(self) -> None:
-        call = self.core.leaving(threading.get_ident())
-        if call is not None:
+        telling = self.core.telling
+        if telling is not None and (call := telling.leaving(threading.get_ident())) is not None:
             try:
-                self.core.tell(call)
+                telling.call(call)
             finally:
                 self._say_goodbye()

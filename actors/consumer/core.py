@@ -7,12 +7,11 @@ they share with the application's threads is under one condition, which also wak
 
 from __future__ import annotations
 
-import inspect
 import random
 import re
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 
@@ -34,8 +33,10 @@ from escrowmq.actors.consumer.pattern import TopicPattern
 from escrowmq.actors.consumer.positions import PartitionState, Positions
 from escrowmq.actors.consumer.redelivery import Redelivery
 from escrowmq.actors.consumer.replica_choice import ReplicaChoice
+from escrowmq.actors.consumer.statistics import ConsumerStatistics, Counted
 from escrowmq.actors.consumer.subscribing import Subscribing
 from escrowmq.actors.consumer.takeover import HandlerCall, Handlers, TakeOver
+from escrowmq.actors.consumer.telling import Telling
 from escrowmq.replication.errors import (
     Closed,
     ConfigError,
@@ -80,6 +81,8 @@ class ConsumerCore:
         self.info, self.config, self.group = info, config, group
         self.condition = ObservableCondition()
         self.closed = False
+        #: Of the face that has more to end, however this is closed.
+        self.on_close: Callable[[], None] | None = None
         self._why = "this consumer was closed; create a new one"
         tell_after_fork(self)
         self.positions = Positions(
@@ -88,6 +91,7 @@ class ConsumerCore:
             linger_s=config.fetch_linger_ms / 1000,
         )
         self.redelivery = Redelivery()
+        self._counted = Counted()
         self._calls = calls or RayCalls(info)
         self.router = Router(info, config.channel, self._calls, name="escrowmq-consumer")
         self.clock = self.router.clock
@@ -99,7 +103,9 @@ class ConsumerCore:
         choice = ReplicaChoice(
             info.replicas, salt=random.randrange(info.replicas), members=self.router.members
         )
-        self.fetch = FetchThread(self.positions, choice, config, self._calls, self.condition, self.clock)
+        self.fetch = FetchThread(
+            self.positions, choice, config, self._calls, self.condition, self.clock, self._counted
+        )
         self.membership: Membership | None = None
         if group is not None:
             name = static_name(instance_id, time.time_ns() // 10**6) if instance_id else dynamic_name(group)
@@ -116,9 +122,11 @@ class ConsumerCore:
         )
         self.committer: Committer | None = None
         self.take_over: TakeOver | None = None
+        self.telling: Telling | None = None
         if self.membership is not None:
             self.take_over = TakeOver(self.positions, self.membership, self._assigned_now)
             self.take_over.handlers = handlers or Handlers()
+            self.telling = Telling(self.take_over, self.condition, lambda: self.closed, config.call_timeout_s)
             self.committer = Committer(
                 self.router,
                 self.membership_thread,
@@ -128,6 +136,7 @@ class ConsumerCore:
                 self.offsets,
                 self.condition,
                 config.call_timeout_s,
+                self._counted,
             )
         try:
             if group is not None and has_control_characters(group):
@@ -237,26 +246,22 @@ class ConsumerCore:
                         self.raise_trouble()
                         return []
                     self.condition.wait(min(deadline, look_again) - now)
-            self.tell(call)
+            assert self.telling is not None
+            self.telling.call(call)
 
     def take(
         self, max_records: int, caller: object
     ) -> tuple[list[ConsumerRecord], float, HandlerCall | None]:
         """Records that are there, without waiting, and when to look again if no news comes before; or the
-        handler that ``caller`` calls first, without the lock, and says so to ``told``."""
+        handler that ``caller`` calls first, with ``telling`` and without the lock."""
         with self.condition:
             self.check_open()
             now = self.clock()
-            call = None
-            if self.take_over is not None:
-                if self.take_over.caller is not None:
-                    self._check_no_handler(caller)
-                    return [], float("inf"), None  # another thread calls a handler; its end is news
-                call = self._take_over(self.take_over, now, caller)
-            else:
-                self.membership_thread.polled_at = now
-            if call is not None:
-                return [], now, call
+            if self.take_over is not None and self.telling is not None:
+                if self.telling.busy(caller):
+                    return [], float("inf"), None  # the end of the handler is news
+                if (call := self._take_over(self.take_over, now, caller)) is not None:
+                    return [], now, call
             self._raise_error()
             records = self._take(max_records, now)
             due = self.redelivery.next_due()
@@ -272,6 +277,7 @@ class ConsumerCore:
             records += self.positions.take(max_records - len(records))
             if self.positions.starved:
                 self.fetch.wake()
+        self._counted.records += len(records)
         return records
 
     def _take_over(self, take_over: TakeOver, now: float, caller: object) -> HandlerCall | None:
@@ -288,45 +294,8 @@ class ConsumerCore:
         wanted = {tp: self.router.places.group_of(*tp) for tp in partitions}
         for tp in self.positions.assign(wanted, kept):
             self.redelivery.drop(tp)
+        self._counted.assignments += 1
         self.membership_thread.wake(heartbeat=True)  # confirms, so that what was let go moves on at once
-
-    # ------------------------------------------------------------ handlers
-
-    def tell(self, call: HandlerCall) -> None:
-        """Call the application's handler, in its own thread and without the lock. Raises what it raises."""
-        try:
-            answer = call.handler(list(call.partitions))
-            if inspect.isawaitable(answer):
-                if inspect.iscoroutine(answer):
-                    answer.close()
-                raise ConfigError(f"{call.name} is a coroutine function: poll and close with consumer.aio")
-        finally:
-            self.told(call)
-
-    def told(self, call: HandlerCall) -> None:
-        """A handler that ``take`` or ``leaving`` named has been called, whatever became of it."""
-        with self.condition:
-            if self.take_over is not None:
-                self.take_over.done(call)
-            self.condition.notify_all()
-
-    def leaving(self, caller: object) -> HandlerCall | None:
-        """The handler that ``caller`` calls before ``close``; asked again until None. Waits for one that
-        another thread is calling, at most as long as for a call."""
-        with self.condition:
-            take_over = self.take_over
-            if self.closed or take_over is None or take_over.caller == caller:
-                return None
-            if not self.condition.wait_for(lambda: take_over.caller is None, self.config.call_timeout_s):
-                return None
-            return None if self.closed else take_over.last(caller)
-
-    def _check_no_handler(self, caller: object) -> None:
-        if self.take_over is not None and self.take_over.caller == caller:
-            raise EscrowMQError(
-                "poll was called by on_assign, on_revoke or on_lost: a handler may commit, seek and pause, "
-                "but must return before the next poll"
-            )
 
     def _raise_error(self) -> None:
         failure = self.fetch.failure or self.membership_thread.failure
@@ -459,6 +428,19 @@ class ConsumerCore:
             self.redelivery.add(record, self.clock() + delay_s)
             self.condition.notify_all()
 
+    def statistics(self) -> ConsumerStatistics:
+        """See :meth:`Consumer.statistics`."""
+        with self.condition:
+            return self._counted.told(
+                self.clock(),
+                self.positions.states(),
+                group=self.group,
+                member=None if self.membership is None else self.membership.member,
+                fetches_in_flight=self.fetch.fetches.in_flight,
+                buffer_bytes_max=self.config.buffer_bytes,
+                nacked=len(self.redelivery),
+            )
+
     # ------------------------------------------------------------ the end
 
     def forked(self) -> None:
@@ -477,6 +459,8 @@ class ConsumerCore:
         self.fetch.close()
         self.router.close()  # closes the calls, too
         self.membership_thread.join_thread()
+        if self.on_close is not None:
+            self.on_close()
 
 
 def _passing(error: EscrowMQError) -> bool:

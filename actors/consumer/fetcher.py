@@ -20,6 +20,7 @@ from escrowmq.actors.client.replica_calls import ReplicaCalls
 from escrowmq.actors.consumer.config import ConsumerConfig
 from escrowmq.actors.consumer.positions import PartitionState, Positions
 from escrowmq.actors.consumer.replica_choice import LAG_PATIENCE_S, SILENCE_S_MAX, ReplicaChoice
+from escrowmq.actors.consumer.statistics import Counted
 from escrowmq.replication.calling.backoff import Backoff
 from escrowmq.replication.errors import CorruptLog, EscrowMQError, UnknownTopic
 from escrowmq.replication.model import ResultCode
@@ -53,6 +54,7 @@ class Fetches:
         choice: ReplicaChoice,
         config: ConsumerConfig,
         start: Callable[[int, int, tuple[Any, ...], int], None],
+        counted: Counted | None = None,
     ) -> None:
         """``start(gid, rid, fetch arguments, token)`` begins a call and returns at once."""
         self._positions, self._choice, self._config, self._start = positions, choice, config, start
@@ -61,6 +63,7 @@ class Fetches:
         self._token = 0
         self._silence = Backoff(config.channel.probe_after_s, SILENCE_S_MAX)
         self._silences = 0  # calls in a row that were given up
+        self._counted = counted or Counted()
         #: The last trouble, for whoever has to explain why nothing comes.
         self.last_error: BaseException | None = None
 
@@ -99,6 +102,7 @@ class Fetches:
         if len(self._given_up) > GIVEN_UP_MAX:
             del self._given_up[next(iter(self._given_up))]
         self._silences += 1
+        self._counted.fetches_failed += 1
         self._choice.failed(call.gid, call.rid, now)
         for tp, epoch, _ in call.asked:
             self._positions.troubled(tp, epoch, now)
@@ -113,6 +117,7 @@ class Fetches:
             return False
         if error is not None:
             self.last_error = error
+            self._counted.fetches_failed += not late
             self._choice.failed(call.gid, call.rid, now)
             for tp, epoch, _ in [] if late else call.asked:
                 self._positions.troubled(tp, epoch, now)
@@ -120,6 +125,7 @@ class Fetches:
         if not late:
             self._silences = 0
         self._choice.answered(call.gid, call.rid)
+        self._counted.fetched(sum(len(part[6]) for part in answer), now - call.sent, now)
         early = now - call.sent < self._config.fetch_wait_s / 2
         news = False
         for (tp, epoch, offset), part in zip(call.asked, answer, strict=True):
@@ -164,6 +170,11 @@ class Fetches:
             return True
         return False
 
+    @property
+    def in_flight(self) -> int:
+        """Calls under way."""
+        return len(self._calls)
+
     def trouble(self, now: float, for_s: float) -> EscrowMQError | str | None:
         """Why nothing came from some partition for so long: a typed error if a replica gave one."""
         for state in self._positions.states():
@@ -187,9 +198,10 @@ class FetchThread:
         calls: ReplicaCalls,
         condition: threading.Condition,
         clock: Callable[[], float],
+        counted: Counted | None = None,
     ) -> None:
         self._calls, self._condition, self._clock = calls, condition, clock
-        self.fetches = Fetches(positions, choice, config, self._start)
+        self.fetches = Fetches(positions, choice, config, self._start, counted)
         #: Answers (token, answer, error); None wakes, and ends when ``_closing``.
         self._inbox: queue.SimpleQueue[tuple[int, Any, BaseException | None] | None] = queue.SimpleQueue()
         self._closing = False

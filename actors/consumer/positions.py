@@ -59,7 +59,8 @@ class PartitionState:
     rotate_at: float = 0.0
     #: Since when no replica has given a useful answer; None: the last one was fine.
     troubled_since: float | None = None
-    log_start: int = 0
+    #: Of the last answer to a fetch; -1: there was none yet.
+    log_start: int = -1
     log_end: int = 0
     error: EscrowMQError | None = None
 

@@ -23,6 +23,7 @@ from escrowmq.actors.producer.core import ProducerCore
 from escrowmq.actors.producer.encoder import as_messages
 from escrowmq.actors.producer.local_transaction import call_local
 from escrowmq.actors.producer.results import TransactionResult, settled_before
+from escrowmq.actors.producer.statistics import ProducerStatistics
 from escrowmq.actors.producer.transaction_base import Phase, TransactionBase, unconfirmed
 from escrowmq.replication.errors import (
     EscrowMQError,
@@ -159,6 +160,10 @@ class AsyncProducer(AsyncClosing):
             None if local_transaction is None else run_in_loop,
             transaction_timeout_s,
         )
+
+    def statistics(self) -> ProducerStatistics:
+        """See ``Producer.statistics``; does not wait."""
+        return self._core.statistics()
 
     async def flush(self, timeout_s: float | None = None) -> bool:
         """See ``Producer.flush``."""

@@ -35,6 +35,7 @@ from escrowmq.actors.producer.blocks import (
 from escrowmq.actors.producer.config import ProducerConfig
 from escrowmq.actors.producer.group_speech import GroupSpeech
 from escrowmq.actors.producer.partition_stream import Batch, PartitionStream
+from escrowmq.actors.producer.statistics import Counted
 from escrowmq.replication.format import ops
 from escrowmq.replication.model import ResultCode
 
@@ -72,8 +73,11 @@ class BuiltRequest:
 class GroupBatcher:
     """Queues of one group. One thread (the router's)."""
 
-    def __init__(self, app: str, config: ProducerConfig, instance: str = "") -> None:
+    def __init__(
+        self, app: str, config: ProducerConfig, instance: str = "", counted: Counted | None = None
+    ) -> None:
         self._app, self._config, self._instance = app, config, instance
+        self._counted = counted or Counted()
         self._speech = GroupSpeech()
         self._speech_of_messages = GroupSpeech()
         self.heard = self._speech.heard  # an answer told the group's time
@@ -354,13 +358,19 @@ class GroupBatcher:
     def _inquired(block: InquireBlock, outcome: Sequence[Any] | Failure, repeated: bool) -> None:
         block.done(outcome if isinstance(outcome, Failure) else not_open(outcome, block))
 
-    @staticmethod
-    def _decided(blocks: list[DecisionBlock], outcome: Sequence[Any] | Failure, repeated: bool) -> None:
+    def _decided(self, blocks: list[DecisionBlock], outcome: Sequence[Any] | Failure, repeated: bool) -> None:
         if isinstance(outcome, Failure):
             _fail(blocks, outcome)
+            return
+        count = sum(len(block.tx_ids) for block in blocks)
+        problems = problems_of(outcome, count)
+        if blocks[0].home_group >= 0:  # of branches, whose home is counted
+            pass
+        elif blocks[0].commit:
+            self._counted.committed += count - len(problems)
         else:
-            count = sum(len(block.tx_ids) for block in blocks)
-            finish_blocks(blocks, problems_of(outcome, count))
+            self._counted.rolled_back += count - len(problems)
+        finish_blocks(blocks, problems)
 
     def _prepared(
         self,
@@ -383,6 +393,9 @@ class GroupBatcher:
         if version_2:
             self._speech.taken()
         if outcome[0] in (ResultCode.OK, ResultCode.DUPLICATE, ResultCode.PARTIAL):
+            if not blocks[0].home_index:  # branches are counted at home
+                count = sum(len(block.tx_ids) for block in blocks)
+                self._counted.prepared += count - len(problems_of(outcome, count))
             for block in finish_prepared(blocks, outcome, self._speech.heard_ms):
                 self.prepare(block, float("-inf"))
         else:

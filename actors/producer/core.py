@@ -30,6 +30,7 @@ from escrowmq.actors.producer.encoder import Encoder, check_app
 from escrowmq.actors.producer.ids import client_version, instance_id, transaction_ids
 from escrowmq.actors.producer.partition_stream import PartitionStream, Promise
 from escrowmq.actors.producer.running import RunningHere
+from escrowmq.actors.producer.statistics import Counted, ProducerStatistics
 from escrowmq.replication.errors import Closed, Overloaded
 
 _CLOSED = "this producer was closed; create a new one"
@@ -61,7 +62,8 @@ class ProducerCore:
         self.catalog = TopicCatalog(self.router, config.delivery_timeout_s, clock=clock)
         self.encoder = Encoder(config, self.catalog.partitions, self.router.places.group_of)
         owner = self.instance if answers_checks else ""
-        self._batchers = [GroupBatcher(self.app, config, owner) for _ in range(info.groups)]
+        self._counted = Counted()
+        self._batchers = [GroupBatcher(self.app, config, owner, self._counted) for _ in range(info.groups)]
         self._lock = threading.Lock()
         self._room = threading.Condition(self._lock)
         self._blocked = 0
@@ -175,6 +177,29 @@ class ProducerCore:
         if self._closed:
             raise Closed(self._why)
 
+    def statistics(self) -> ProducerStatistics:
+        """See :meth:`Producer.statistics`. Takes no lock."""
+        counted, channels = self._counted, self.router.channels
+        half, most = counted.latencies.quantiles(self.clock(), 0.5, 0.99)
+        return ProducerStatistics(
+            app=self.app,
+            messages=counted.messages,
+            message_bytes=counted.message_bytes,
+            messages_failed=counted.messages_failed,
+            transactions_prepared=counted.prepared,
+            transactions_committed=counted.committed,
+            transactions_rolled_back=counted.rolled_back,
+            requests=counted.requests,
+            requests_repeated=counted.repeated,
+            request_bytes=counted.request_bytes,
+            retries=sum(channel.retries for channel in channels),
+            requests_in_flight=sum(channel.in_flight for channel in channels),
+            buffered_bytes=self._buffered,
+            buffer_bytes_max=self._bound.limit,
+            latency_p50_s=half,
+            latency_p99_s=most,
+        )
+
     # ------------------------------------------------------------ closing
 
     def flush(self, timeout_s: float) -> bool:
@@ -233,7 +258,9 @@ class ProducerCore:
 
     def _done(self, batcher: GroupBatcher, built: BuiltRequest, outcome: Any, repeated: bool) -> None:
         taken_on = built.deadline - self.config.delivery_timeout_s
-        self._bound.answered(taken_on, self.clock(), self._buffered)
+        now = self.clock()
+        self._bound.answered(taken_on, now, self._buffered)
+        self._counted.request(built.size, now - taken_on, repeated, now)
         batcher.answered(built, outcome, repeated)
 
     def _sort_inbox(self, now: float) -> None:
@@ -274,6 +301,7 @@ class ProducerCore:
             refused=self.catalog.forget,
             taken=self._turn_sticky,
             heard=self._batchers[gid].heard,
+            counted=self._counted,
         )
         self._batchers[gid].add_stream(stream)
         return stream

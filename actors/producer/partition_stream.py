@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from escrowmq.actors.client.failures import Failure, FailureKind
 from escrowmq.actors.producer.send_future import SendFuture, settle
+from escrowmq.actors.producer.statistics import Counted
 from escrowmq.replication.errors import EscrowMQError, MessageTooLarge, ProducerFenced, UnknownTopic
 from escrowmq.replication.format import ops
 from escrowmq.replication.model import RecordMetadata, ResultCode
@@ -62,9 +63,10 @@ class PartitionStream:
         refused: Callable[[str], None],
         taken: Callable[[str, int], None],
         heard: Callable[[int], None],
+        counted: Counted | None = None,
     ) -> None:
         self.topic, self.partition, self._producer = topic, partition, producer
-        self._timeout_s = delivery_timeout_s
+        self._timeout_s, self._counted = delivery_timeout_s, counted or Counted()
         self._released, self._refused, self._taken, self._heard = released, refused, taken, heard
         self.epoch = self.next_seq = 0
         self.queued_bytes = 0
@@ -213,11 +215,14 @@ class PartitionStream:
             else:
                 promise.set_result(metadata)
         settle(futures)
+        self._counted.messages += len(batch.pending)
+        self._counted.message_bytes += batch.size
         self._released(batch.size)
 
     def _fail(self, batch: Batch, error: EscrowMQError) -> None:
         for _, future in batch.pending:
             future.set_exception(error)
+        self._counted.messages_failed += len(batch.pending)
         self._released(batch.size)
 
     def expire(self, now: float, failure: Failure) -> None:
@@ -236,5 +241,6 @@ class PartitionStream:
     def _end_first(self, failure: Failure) -> None:
         row, future, _ = self._queue.popleft()
         self.queued_bytes -= len(row)
+        self._counted.messages_failed += 1
         self._released(len(row))
         future.set_exception(failure.error(self._describe()))

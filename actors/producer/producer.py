@@ -13,6 +13,7 @@ from typing import Any
 
 from escrowmq.actors.client.closing import Closing
 from escrowmq.actors.client.replica_calls import ReplicaCalls
+from escrowmq.actors.client.statistics_timer import StatisticsTimer
 from escrowmq.actors.client.topology import ClusterInfo
 from escrowmq.actors.producer import bulk
 from escrowmq.actors.producer.async_producer import AsyncProducer
@@ -24,6 +25,7 @@ from escrowmq.actors.producer.encoder import as_messages
 from escrowmq.actors.producer.local_transaction import call_local
 from escrowmq.actors.producer.results import TransactionResult, settled_before
 from escrowmq.actors.producer.send_future import SendFuture
+from escrowmq.actors.producer.statistics import ProducerStatistics
 from escrowmq.actors.producer.transaction import Transaction
 from escrowmq.feedback.config import AnswererConfig, FeedbackConfig
 from escrowmq.feedback.edges.answerer import CheckAnswerer
@@ -52,16 +54,27 @@ class Producer(Closing):
         answerer: AnswererConfig | None = None,
         feedback: FeedbackConfig | None = None,
         calls: ReplicaCalls | None = None,
+        statistics_callback: Callable[[ProducerStatistics], object] | None = None,
+        statistics_interval_s: float = 60.0,
     ) -> None:
         """``answerer``: how checks are answered here; ``feedback``: settings of the processes that ask.
 
         The latter count where those are started, by the first producer with a querier.
+        ``statistics_callback`` is called with :meth:`statistics` every ``statistics_interval_s``, in a thread
+        of its own, until the producer is closed. What it raises is logged.
         """
         self._config = config or ProducerConfig()
         self._core = ProducerCore(
             info, app, self._config, calls, answers_checks=tx_status_querier is not None
         )
         self._answerer: CheckAnswerer | None = None
+        self._timer: StatisticsTimer[ProducerStatistics] | None = None
+        try:
+            if statistics_callback is not None:
+                self._timer = StatisticsTimer(statistics_callback, statistics_interval_s, self.statistics)
+        except BaseException:
+            self._core.close(0.0)
+            raise
         if tx_status_querier is not None:
             try:
                 self._answerer = CheckAnswerer(
@@ -76,7 +89,7 @@ class Producer(Closing):
                 )
                 self._answerer.start()
             except BaseException:
-                self._core.close(0.0)
+                self.close(0.0)
                 raise
 
     @property
@@ -196,6 +209,10 @@ class Producer(Closing):
             check_callable(local_transaction, many=True)
         return bulk.send_transactions(self._core, batch, local_transaction, transaction_timeout_s)
 
+    def statistics(self) -> ProducerStatistics:
+        """What it has done so far, and how it stands. Cheap, from any thread, also after ``close``."""
+        return self._core.statistics()
+
     # ------------------------------------------------------------ end
 
     @cached_property
@@ -213,3 +230,5 @@ class Producer(Closing):
         self._core.close(self._config.delivery_timeout_s if timeout_s is None else timeout_s)
         if self._answerer is not None:
             self._answerer.close()
+        if self._timer is not None:
+            self._timer.close()

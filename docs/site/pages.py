@@ -27,12 +27,12 @@ REFERENCE: dict[str, tuple[str, str, str]] = {
         "Producers",
         "Send messages, alone or with a local transaction. [Guide](../guide.md#transactions).",
         "Producer AsyncProducer Transaction TransactionRequest TransactionResult PreparedTransaction "
-        "TxStatusQuerier",
+        "TxStatusQuerier ProducerStatistics",
     ),
     "consumer": (
         "Consumers",
         "Read what is committed. [Guide](../guide.md#consumers).",
-        "Consumer AsyncConsumer",
+        "Consumer AsyncConsumer ConsumerStatistics",
     ),
     "admin": ("Administration", "Topics, transactions, groups, replicas, nodes.", "Admin"),
     "values": (

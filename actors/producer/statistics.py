@@ -1,0 +1,77 @@
+"""What a producer has done so far, and how it stands: counted by request and by batch, never by message."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from escrowmq.actors.client.latencies import RecentLatencies
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProducerStatistics:
+    """Of one producer, both faces together. Counts are since it was made; each is of its own moment.
+
+    ``messages`` plain ones that were stored, ``message_bytes`` as encoded, ``messages_failed`` those whose
+    future has an error. ``transactions_prepared``, ``_committed``, ``_rolled_back``: as their home group
+    answered; what checks decide is not counted. ``requests`` are calls that were answered or given up,
+    ``request_bytes`` what they carried, ``requests_repeated`` those that may have been done more than once,
+    ``retries`` the sendings beyond the first, after a fail-over, a refusal or a lost answer.
+
+    ``requests_in_flight``, ``buffered_bytes`` (of ``buffer_bytes_max`` at this moment, which adapts to what
+    is answered in time) and ``buffer_fill`` (their ratio) are of now. ``latency_p50_s``, ``latency_p99_s``:
+    from handing over the oldest part of a request to its answer, linger included, over the last one to two
+    minutes, to within a quarter; None where there was none.
+    """
+
+    app: str
+    messages: int
+    message_bytes: int
+    messages_failed: int
+    transactions_prepared: int
+    transactions_committed: int
+    transactions_rolled_back: int
+    requests: int
+    requests_repeated: int
+    request_bytes: int
+    retries: int
+    requests_in_flight: int
+    buffered_bytes: int
+    buffer_bytes_max: int
+    latency_p50_s: float | None
+    latency_p99_s: float | None
+
+    @property
+    def buffer_fill(self) -> float:
+        """From 0 to 1, and a little above while something large has its turn."""
+        return self.buffered_bytes / self.buffer_bytes_max
+
+
+class Counted:
+    """The counts behind it. Written by the router's thread alone; any may read."""
+
+    __slots__ = (
+        "committed",
+        "latencies",
+        "message_bytes",
+        "messages",
+        "messages_failed",
+        "prepared",
+        "repeated",
+        "request_bytes",
+        "requests",
+        "rolled_back",
+    )
+
+    def __init__(self) -> None:
+        self.messages = self.message_bytes = self.messages_failed = 0
+        self.prepared = self.committed = self.rolled_back = 0
+        self.requests = self.repeated = self.request_bytes = 0
+        self.latencies = RecentLatencies()
+
+    def request(self, size: int, latency_s: float, repeated: bool, now: float) -> None:
+        """A request has ended."""
+        self.requests += 1
+        self.request_bytes += size
+        self.repeated += repeated
+        if latency_s < float("inf"):
+            self.latencies.observe(latency_s, now)
