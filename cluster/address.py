@@ -41,7 +41,7 @@ def find_address(address: str = AUTO) -> str:
     if named not in ("", AUTO):
         parse_address(named)
         return named
-    running = _running_here()
+    running = running_here()
     if not running:
         raise ClusterNotFound(f"no Ray cluster runs on this machine; {_HOW_TO_START}, or give its address")
     if len(running) > 1:
@@ -57,7 +57,7 @@ def current_address() -> str:
     return str(ray.get_runtime_context().gcs_address)
 
 
-def _running_here() -> list[str]:
+def running_here() -> list[str]:
     """Addresses of Ray's control stores on this machine, from the list of processes."""
     from ray._private import services  # Ray's own commands do the same; there is no public way
 

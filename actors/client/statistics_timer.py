@@ -30,7 +30,8 @@ class StatisticsTimer(Generic[S]):
         """Raises ConfigError."""
         if not callable(callback):
             raise ConfigError(f"statistics_callback must be callable, not {callback!r}")
-        if not isinstance(interval_s, int | float) or not interval_s >= INTERVAL_S_MIN:
+        given: object = interval_s  # whatever the application says that it is
+        if not isinstance(given, int | float) or not given >= INTERVAL_S_MIN:
             raise ConfigError(
                 f"statistics_interval_s must be at least {INTERVAL_S_MIN} s, not {interval_s!r}"
             )

@@ -26,6 +26,14 @@ def check_group(group: object) -> None:
         raise ConfigError(f"group must be a str of 1 to {GROUP_NAME_BYTES_MAX} bytes, not {group!r}")
 
 
+def check_needs_group(group: object, subscribes: bool, handles: bool) -> None:
+    """What only a member of a group can do needs one."""
+    if group is None and subscribes:
+        raise ConfigError("subscribing to topics needs group=...; without a group, call assign(...)")
+    if group is None and handles:
+        raise ConfigError("on_assign, on_revoke and on_lost are for members of a group: give group=...")
+
+
 def check_instance(instance_id: object, group: str | None) -> None:
     """A static member's id: a str of 1 to 200 characters without control characters, or None."""
     if instance_id is None:

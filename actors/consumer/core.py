@@ -54,6 +54,11 @@ from escrowmq.replication.replica.validation import has_control_characters
 class ConsumerCore:
     """The parts of one consumer. Methods marked *locked* are called under ``condition``."""
 
+    #: Of a member of a group only.
+    committer: Committer | None = None
+    take_over: TakeOver | None = None
+    telling: Telling | None = None
+
     def __init__(
         self,
         info: ClusterInfo,
@@ -73,10 +78,7 @@ class ConsumerCore:
             config = replace(config, auto_offset_reset=auto_offset_reset)
         args.check_group(group)
         args.check_topics(topics)
-        if (topics or pattern is not None) and group is None:
-            raise ConfigError("subscribing to topics needs group=...; without a group, call assign(...)")
-        if handlers is not None and handlers != Handlers() and group is None:
-            raise ConfigError("on_assign, on_revoke and on_lost are for members of a group: give group=...")
+        args.check_needs_group(group, bool(topics) or pattern is not None, handlers not in (None, Handlers()))
         args.check_instance(instance_id, group)
         self.info, self.config, self.group = info, config, group
         self.condition = ObservableCondition()
@@ -120,24 +122,8 @@ class ConsumerCore:
             self.fetch.wake,
             self._subscribing,
         )
-        self.committer: Committer | None = None
-        self.take_over: TakeOver | None = None
-        self.telling: Telling | None = None
         if self.membership is not None:
-            self.take_over = TakeOver(self.positions, self.membership, self._assigned_now)
-            self.take_over.handlers = handlers or Handlers()
-            self.telling = Telling(self.take_over, self.condition, lambda: self.closed, config.call_timeout_s)
-            self.committer = Committer(
-                self.router,
-                self.membership_thread,
-                self.membership,
-                self.positions,
-                self.redelivery,
-                self.offsets,
-                self.condition,
-                config.call_timeout_s,
-                self._counted,
-            )
+            self._make_parts_of_a_member(self.membership, handlers or Handlers())
         try:
             if group is not None and has_control_characters(group):
                 self._check_known(group)
@@ -146,6 +132,23 @@ class ConsumerCore:
         except BaseException:
             self.close()
             raise
+
+    def _make_parts_of_a_member(self, member: Membership, handlers: Handlers) -> None:
+        wait_s = self.config.call_timeout_s
+        self.take_over = TakeOver(self.positions, member, self._assigned_now)
+        self.take_over.handlers = handlers
+        self.telling = Telling(self.take_over, self.condition, lambda: self.closed, wait_s)
+        self.committer = Committer(
+            self.router,
+            self.membership_thread,
+            member,
+            self.positions,
+            self.redelivery,
+            self.offsets,
+            self.condition,
+            wait_s,
+            self._counted,
+        )
 
     def check_open(self) -> None:
         """Raises Closed after ``close``."""

@@ -1,38 +1,82 @@
-"""The commands put together."""
+"""The commands put together.
+
+A command line names one command, and only that one's module is loaded: loading all takes longer than a
+command that only reads. Help, completion and mistakes meet all of them.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated
+import functools
+from collections.abc import Iterable
+from importlib import import_module
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from escrowmq.cluster.cli.consuming import consume
-from escrowmq.cluster.cli.database import app as database
-from escrowmq.cluster.cli.exporting import exporter
 from escrowmq.cluster.cli.failing import Commands
-from escrowmq.cluster.cli.groups import app as groups
-from escrowmq.cluster.cli.leftovers import leftovers
-from escrowmq.cluster.cli.lifecycle import demo, down, up
-from escrowmq.cluster.cli.members import app as members
-from escrowmq.cluster.cli.nodes import app as nodes
-from escrowmq.cluster.cli.producing import produce
-from escrowmq.cluster.cli.profiles import app as profiles
-from escrowmq.cluster.cli.rebalance import app as rebalance
-from escrowmq.cluster.cli.settings import settings
-from escrowmq.cluster.cli.status import status
-from escrowmq.cluster.cli.topics import app as topics
-from escrowmq.cluster.cli.transactions import app as transactions
 
-app = typer.Typer(
-    name="escrowmq",
-    cls=Commands,
-    no_args_is_help=True,
-    pretty_exceptions_show_locals=False,  # locals may hold a secret
-    context_settings={"help_option_names": ["-h", "--help"]},
-    help="EscrowMQ: a transactional message broker on Ray.",
-    epilog="Exit codes: 0 done, 1 failed, 2 wrong usage, setting or secret, 3 not available (try again), "
-    "4 unknown topic, group or transaction, 5 conflict, 6 outcome unknown.",
-)
+if TYPE_CHECKING:
+    app: typer.Typer
+
+#: Command -> module of this folder and what it is called there, in the order of --help.
+_COMMANDS = {
+    "up": ("lifecycle", "up"),
+    "down": ("lifecycle", "down"),
+    "status": ("status", "status"),
+    "leftovers": ("leftovers", "leftovers"),
+    "demo": ("lifecycle", "demo"),
+    "produce": ("producing", "produce"),
+    "consume": ("consuming", "consume"),
+    "settings": ("settings", "settings"),
+    "exporter": ("exporting", "exporter"),
+}
+#: Commands with commands of their own, whose ``app`` has them -> their module.
+_GROUPS = {
+    "topic": "topics",
+    "txn": "transactions",
+    "group": "groups",
+    "members": "members",
+    "node": "nodes",
+    "rebalance": "rebalance",
+    "profile": "profiles",
+    "db": "database",
+}
+
+
+def app_for(arguments: Iterable[str]) -> typer.Typer:
+    """What runs this command line: the command that its first argument names, or all of them."""
+    first = next(iter(arguments), "")
+    return _made([first]) if first in _COMMANDS or first in _GROUPS else _all()
+
+
+@functools.cache
+def _all() -> typer.Typer:
+    return _made([*_COMMANDS, *_GROUPS])
+
+
+def _made(names: Iterable[str]) -> typer.Typer:
+    made = typer.Typer(
+        name="escrowmq",
+        cls=Commands,
+        no_args_is_help=True,
+        pretty_exceptions_show_locals=False,  # locals may hold a secret
+        context_settings={"help_option_names": ["-h", "--help"]},
+        help="EscrowMQ: a transactional message broker on Ray.",
+        epilog="Exit codes: 0 done, 1 failed, 2 wrong usage, setting or secret, 3 not available (try again), "
+        "4 unknown topic, group or transaction, 5 conflict, 6 outcome unknown.",
+    )
+    made.callback()(_top)
+    for name in names:
+        if name in _COMMANDS:
+            module, attribute = _COMMANDS[name]
+            made.command(name)(getattr(_module(module), attribute))
+        else:
+            made.add_typer(_module(_GROUPS[name]).app, name=name)
+    return made
+
+
+def _module(name: str) -> Any:
+    return import_module(f"escrowmq.cluster.cli.{name}")
 
 
 def _version(asked: bool) -> None:
@@ -43,8 +87,7 @@ def _version(asked: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
-def top(
+def _top(
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
     ] = False,
@@ -52,13 +95,8 @@ def top(
     """EscrowMQ: a transactional message broker on Ray."""
 
 
-for command in (up, down, status, leftovers, demo, produce, consume, settings, exporter):
-    app.command()(command)
-app.add_typer(topics, name="topic")
-app.add_typer(transactions, name="txn")
-app.add_typer(groups, name="group")
-app.add_typer(members, name="members")
-app.add_typer(nodes, name="node")
-app.add_typer(rebalance, name="rebalance")
-app.add_typer(profiles, name="profile")
-app.add_typer(database, name="db")
+def __getattr__(name: str) -> Any:
+    """``app``, with all commands, is made when it is first asked for."""
+    if name == "app":
+        return _all()
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -3,13 +3,32 @@
 from __future__ import annotations
 
 import threading
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from escrowmq.cluster.cli.options import ConnectionOptions, with_connection
 from escrowmq.cluster.cli.output import note
 from escrowmq.replication.log_lines import LogFormat, log_to_stderr
+
+if TYPE_CHECKING:
+    from escrowmq.cluster.exporter.reading_server import ReadingServer
+    from escrowmq.cluster.handle import Cluster
+
+
+def _reading(cluster: Cluster) -> ReadingServer | None:
+    """A convenience: where it cannot be, metrics are served all the same."""
+    from escrowmq.cluster.exporter.reading_server import ReadingServer
+    from escrowmq.replication.errors import ConfigError
+
+    try:
+        made = ReadingServer(cluster)
+    except ConfigError as error:
+        note(f"commands that only read join Ray themselves: {error}")
+        return None
+    made.start()
+    note(f"your commands that only read are answered at {made.path}")
+    return made
 
 
 @with_connection
@@ -23,7 +42,8 @@ def exporter(
 ) -> None:
     """Serve /metrics, /healthz and /readyz for Prometheus until it is ended. One is enough for a cluster.
 
-    Readers are answered out of the last look, so a broker that hangs delays nobody.
+    Readers are answered out of the last look, so a broker that hangs delays nobody. Commands of the same user
+    on this machine that only read (status, topic list, ...) are answered too, and need not join Ray.
     """
     from escrowmq.cluster.exporter.exporter import Exporter
     from escrowmq.cluster.exporter.serving import Server, parse_listen
@@ -37,11 +57,14 @@ def exporter(
             running.start()
             server.start()
             note(f"metrics at http://{server.address}/metrics")
+            reading = _reading(cluster)
             try:
                 threading.Event().wait()
             except KeyboardInterrupt:
                 note("ended")
             finally:
+                if reading is not None:
+                    reading.close()
                 server.close()
         finally:
             running.close()

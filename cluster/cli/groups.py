@@ -17,8 +17,7 @@ app = typer.Typer(no_args_is_help=True, help="List, describe and reset consumer 
 @with_connection
 def list_groups(connection: ConnectionOptions, shown: Shown = Format.table) -> None:
     """Groups with live members or committed offsets, and how far they are behind."""
-    with connection.joined() as cluster:
-        found = cluster.admin.describe_groups(cluster.admin.groups())
+    found = connection.read("groups")
     rows = [
         {"group": g.group, "members": len(g.members), "partitions": len(g.partitions), "lag": g.lag}
         for g in found
@@ -34,12 +33,7 @@ def describe(
     shown: Shown = Format.table,
 ) -> None:
     """A group's members, and per partition who reads it, its place and its lag."""
-    from escrowmq.replication.errors import UnknownGroup
-
-    with connection.joined() as cluster:
-        found = cluster.admin.describe_group(name)
-        if not found.members and not found.partitions and name not in cluster.admin.groups():
-            raise UnknownGroup(name)
+    found = connection.read("group", name)
     if shown is Format.json:
         show_json({**plain(found), "lag": found.lag})
         return

@@ -80,6 +80,18 @@ class ConnectionOptions:
             config=self.config or (Path(profile.config) if profile.config else None),
         )
 
+    def read(self, what: str, *arguments: Any) -> Any:
+        """The answer to one of ``READS``: an exporter's of this user, where one runs here that has joined the
+        cluster, else the cluster's own."""
+        from escrowmq.cluster.reading_client import NoExporter, ask
+        from escrowmq.cluster.reads import READS
+
+        try:
+            return ask(self.address, self.namespace, self.config, what, list(arguments))
+        except NoExporter:
+            with self.joined() as cluster:
+                return READS[what].ask(cluster, *arguments)
+
     @contextlib.contextmanager
     def joined(self) -> Iterator[Cluster]:
         """The cluster that the options name; left at the end."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -15,33 +14,16 @@ from escrowmq.cluster.cli.failing import FAILED
 from escrowmq.cluster.cli.options import ConnectionOptions, with_connection
 from escrowmq.cluster.cli.output import console, duration, plain, show_json, show_pairs, show_rows, when
 from escrowmq.cluster.cli.shown import Format, Shown
+from escrowmq.cluster.look import Look, take
 
 if TYPE_CHECKING:
     from escrowmq.actors.admin.types import ClusterStatus, FeedbackStatus, GroupStatus, ReplicaStatus
-    from escrowmq.cluster.handle import Cluster
 
 NO_FEEDBACK = "no feedback process: no producer that answers checks has run yet"
 #: What fits a terminal of 100 columns, and says whether all is well, and if not, where. The rest: --wide.
 REPLICA_COLUMNS = ("replica", "node", "process", "role", "applied", "open", "free_disk", "well")
 GROUP_COLUMNS = ("group", "leader", "format_level", "decisions_not_done", "oldest", "branches_open")
 FEEDBACK_COLUMNS = ("feedback_process", "alive", "apps", "pairs", "pairs_with_checks", "errors")
-
-
-@dataclass(frozen=True)
-class Look:
-    """The cluster at one moment. ``health``: the supervisor's answer; ``away``: why there is none."""
-
-    found: ClusterStatus
-    health: Mapping[str, Any]
-    head: str | None
-    away: str | None
-    address: str
-    namespace: str
-
-    @property
-    def well(self) -> bool:
-        """Whether all replicas are, and the supervisor answers."""
-        return self.found.healthy and not self.away
 
 
 @with_connection
@@ -57,32 +39,17 @@ def status(
 
     With --watch, --format json prints an object a line.
     """
-    with connection.joined() as cluster:
-        look = take(cluster)
-        while watch is not None:
-            show_again(look, shown, wide=wide)
-            time.sleep(watch)
-            look = take(cluster)
+    look: Look = connection.read("status") if watch is None else _watch(connection, watch, shown, wide=wide)
     show(look, shown, wide=wide)
     if not look.well:
         raise typer.Exit(FAILED)
 
 
-def take(cluster: Cluster) -> Look:
-    """Ask all replicas, and the supervisor."""
-    from escrowmq.cluster.head import Head, head_in_words
-    from escrowmq.replication.errors import ClusterNotFound, Unavailable
-
-    health: Mapping[str, Any] = {"nodes": [], "replicas": []}
-    away = head = None
-    found = cluster.status()
-    try:
-        health = cluster.health()
-        if health.get("head"):  # an embedded cluster's supervisor knows none
-            head = head_in_words(Head(**health["head"]), cluster.head_waits(health))
-    except (ClusterNotFound, Unavailable) as error:  # lost with Ray's head; the replicas have answered
-        away = str(error)
-    return Look(found, health, head, away, cluster.address, cluster.info.namespace)
+def _watch(connection: ConnectionOptions, every_s: float, shown: Format, *, wide: bool) -> Look:
+    with connection.joined() as cluster:
+        while True:
+            show_again(take(cluster), shown, wide=wide)
+            time.sleep(every_s)
 
 
 def show_again(look: Look, shown: Format, *, wide: bool) -> None:

@@ -96,8 +96,7 @@ def alter(
 @with_connection
 def list_topics(connection: ConnectionOptions, shown: Shown = Format.table) -> None:
     """All topics and their settings."""
-    with connection.joined() as cluster:
-        topics = cluster.admin.topics()
+    topics: list[TopicInfo] = connection.read("topics")
     columns = (
         "name",
         "partitions",
@@ -113,8 +112,7 @@ def list_topics(connection: ConnectionOptions, shown: Shown = Format.table) -> N
 @with_connection
 def describe(connection: ConnectionOptions, name: Name, shown: Shown = Format.table) -> None:
     """A topic's settings, and where its partitions are and what they hold."""
-    with connection.joined() as cluster:
-        found = cluster.admin.describe_topic(name)
+    found = connection.read("topic", name)
     show_pairs(shown, found, {**_settings(found.info), "messages": found.messages})
     if shown is Format.table:
         rows = [{**plain(p), "messages": p.end - p.start} for p in found.partitions]

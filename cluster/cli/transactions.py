@@ -41,10 +41,7 @@ def list_transactions(
     shown: Shown = Format.table,
 ) -> None:
     """Open transactions, oldest first."""
-    with connection.joined() as cluster:
-        found = cluster.admin.list_transactions(state.upper() if state else None, app_name, topic, limit)
-        if topic is not None and not found:
-            cluster.admin.describe_topic(topic)  # a topic that is unknown has none either: that is no answer
+    found = connection.read("transactions", state.upper() if state else None, app_name, topic, limit)
     columns = ("app", "tx_id", "query_id", "topic", "messages", "prepared", "age_s", "checks", "parked")
     empty = "no open transactions" + (f" of app {app_name!r}" if app_name else "")
     show_rows(shown, [_row(entry) for entry in found], columns, empty=empty)
@@ -79,9 +76,7 @@ def show(
     shown: Shown = Format.table,
 ) -> None:
     """One transaction, open or still remembered."""
-    with connection.joined() as cluster:
-        found = cluster.admin.show_transaction(tx_id, app_name)
-    _show(shown, found)
+    _show(shown, connection.read("transaction", tx_id, app_name))
 
 
 @app.command()

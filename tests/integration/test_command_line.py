@@ -15,6 +15,8 @@ from typer.testing import CliRunner, Result
 
 from escrowmq import Cluster, Message, TransactionState, TxStatusQuerier
 from escrowmq.cluster.cli.app import app
+from escrowmq.cluster.cli.options import ConnectionOptions
+from escrowmq.cluster.exporter.reading_server import ReadingServer
 from escrowmq.feedback.asking.shard_report import ShardReport
 from escrowmq.integrations import Fence
 from tests.support.waiting import wait_until
@@ -68,6 +70,39 @@ def left_open(cluster: Cluster, topic: str, tx_id: str, app_name: str) -> None:
 class Undecided(TxStatusQuerier):
     def query_status(self, tx_id: str, query_id: str) -> TransactionState:
         return TransactionState.UNKNOWN
+
+
+# ------------------------------------------------------------ through an exporter
+
+
+def test_commands_that_only_read_are_answered_by_an_exporter(
+    cluster: Cluster, topic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it answers is what the cluster answers."""
+    cluster.consumer(group=topic, topics=[topic]).close()  # its first places stay
+    left_open(cluster, topic, tx_id := f"t-{topic}", "exporter-reads")
+    commands = (
+        ("topic", "list"), ("topic", "describe", topic), ("group", "describe", topic), ("group", "list"),
+        ("txn", "show", tx_id, "--app", "exporter-reads"),
+    )  # fmt: skip
+    joined = {command: as_json(*command) for command in commands}
+    health = as_json("status")
+    server = ReadingServer(cluster, tmp_path / "escrowmq")
+    server.start()
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setenv("RAY_ADDRESS", cluster.address)
+    monkeypatch.setattr(ConnectionOptions, "joined", None)
+    try:
+        assert {command: as_json(*command) for command in commands} == joined
+        told = as_json("status")
+        assert told.keys() == health.keys() and told["cluster_id"] == health["cluster_id"]
+        assert tx_id in good("txn", "list", "--app", "exporter-reads")
+        assert topic in good("group", "list") and "leader" in good("status")
+        assert run("topic", "describe", "nosuch").exit_code == 4
+    finally:
+        monkeypatch.undo()
+        server.close()
+        cluster.admin.resolve_transaction(tx_id, TransactionState.ROLLBACK, "exporter-reads", "test")
 
 
 # ------------------------------------------------------------ topics

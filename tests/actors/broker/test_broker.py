@@ -120,6 +120,7 @@ LEADERS_CALLS: list[tuple[str, tuple[Any, ...]]] = [
     ("open_topics", ("app",)),
     ("tx_states", ("app", ["x"])),
     ("topics", (True,)),
+    ("topic_names", (0, 0)),
     ("committed", ("g",)),
     ("transactions", ()),
     ("find_transaction", ("x",)),

@@ -42,11 +42,11 @@ def test_topics_come_and_go(brokers, unique, consumer_of, admin_of, reset):
         brokers, group=unique("g"), pattern=f"{kind}-.*", auto_offset_reset=reset, config=QUICK,
         on_revoke=lost.extend,
     )  # fmt: skip
-    settle([consumer], lambda: consumer.assignment() == [(f"{kind}-a", 0)])
+    got = settle([consumer], lambda: consumer.assignment() == [(f"{kind}-a", 0)])
     brokers.topic(f"{kind}-b", 2)
     brokers.produce(f"{kind}-b", 1, [b"new"])
     expected = [b"new"] if reset == "latest" else [b"old", b"new"]
-    got = settle([consumer], lambda: len(consumer.assignment()) == 3)
+    got += settle([consumer], lambda: len(consumer.assignment()) == 3)
     assert sorted(values(got + read(consumer, len(expected) - len(got)))) == sorted(expected)
     admin_of(brokers).delete_topic(f"{kind}-a")
     settle([consumer], lambda: len(consumer.assignment()) == 2)

@@ -1,0 +1,153 @@
+"""Answering commands of the same user that only read, from a process that has joined the cluster.
+
+A few at a time, each in a thread of its own; one more is told to ask the cluster itself. What they may ask
+stands in reads.py. Never answers for a cluster that the command did not mean.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import threading
+from pathlib import Path
+
+import msgspec
+
+from escrowmq import __version__
+from escrowmq.cluster.address import running_here, same_address
+from escrowmq.cluster.handle import Cluster
+from escrowmq.cluster.reading_socket import (
+    QUESTION_BYTES_MAX,
+    Answer,
+    Question,
+    folder,
+    is_ours,
+    receive,
+    same_user,
+    send,
+)
+from escrowmq.cluster.reads import READS
+from escrowmq.replication.errors import ConfigError, EscrowMQError
+
+log = logging.getLogger(__name__)
+
+#: A command sends its question at once, and takes its answer as it comes.
+TIMEOUT_S = 10.0
+#: Commands at a time: each asks the brokers.
+AT_A_TIME = 4
+
+
+class ReadingServer:
+    """Listens from the beginning; ``start`` answers, ``close`` ends it and removes the socket."""
+
+    def __init__(self, cluster: Cluster, where: Path | None = None) -> None:
+        """``where``: the folder; None: this user's. Raises ConfigError where no socket can be made."""
+        self._cluster = cluster
+        where = where or folder()
+        self.path = where / f"exporter-{os.getpid()}.sock"
+        self._places = threading.BoundedSemaphore(AT_A_TIME)
+        self._closing = False
+        self._listener = socket.socket(socket.AF_UNIX)
+        try:
+            where.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if not is_ours(where):
+                raise ConfigError(f"{where} is not a folder of this user alone; remove it, or chmod 700 it")
+            _remove_dead(where)
+            self._listener.bind(str(self.path))
+            self._listener.listen(2 * AT_A_TIME)
+        except OSError as error:
+            self._listener.close()
+            raise ConfigError(f"cannot listen on {self.path}: {error.strerror or error}") from error
+        except BaseException:
+            self._listener.close()
+            raise
+        self._thread = threading.Thread(target=self._run, name="exporter-reading", daemon=True)
+
+    def start(self) -> None:
+        """Answer from now on."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Answer no more."""
+        self._closing = True
+        self.path.unlink(missing_ok=True)
+        try:
+            self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread
+        except OSError as error:
+            log.debug("the listener was closed before: %s", error)
+        self._listener.close()
+        if self._thread.is_alive():
+            self._thread.join(TIMEOUT_S)
+
+    def _run(self) -> None:
+        while not self._closing:
+            try:
+                link, _ = self._listener.accept()
+            except OSError as error:
+                if not self._closing:
+                    log.warning("commands are not answered any more: %s", error)
+                return
+            link.settimeout(TIMEOUT_S)
+            if not self._places.acquire(blocking=False):
+                _refuse(link, "the exporter is busy")
+                continue
+            threading.Thread(target=self._serve, args=(link,), name="exporter-answer", daemon=True).start()
+
+    def _serve(self, link: socket.socket) -> None:
+        try:
+            with link:
+                if not same_user(link):
+                    log.warning("a command of another user was sent away")
+                    return
+                question = msgspec.msgpack.decode(receive(link, QUESTION_BYTES_MAX), type=Question)
+                send(link, self.answer(question))
+        except (OSError, msgspec.MsgspecError) as error:
+            log.debug("a command went away, or sent what is no question: %s", error)
+        finally:
+            self._places.release()
+
+    def answer(self, question: Question) -> Answer:
+        """To one question."""
+        cluster, read = self._cluster, READS.get(question.read)
+        if question.version != __version__ or read is None:
+            return Answer(not_mine=f"the exporter is of version {__version__}")
+        if question.namespace != cluster.info.namespace:
+            return Answer(not_mine=f"the exporter looks at namespace {cluster.info.namespace!r}")
+        try:
+            if not self._means_this(question.address):
+                return Answer(not_mine=f"the exporter looks at the cluster at {cluster.address}")
+            value = read.ask(cluster, *question.arguments)
+        except EscrowMQError as error:
+            return Answer(error=(type(error).__name__, list(error.args)))
+        except Exception as error:  # a bug, here or in the question: the command asks the cluster itself
+            log.exception("a question of a command failed")
+            return Answer(not_mine=f"the exporter failed: {error!r}")
+        return Answer(value=msgspec.Raw(msgspec.msgpack.encode(value)))
+
+    def _means_this(self, address: str | None) -> bool:
+        if address is not None:
+            return same_address(address, self._cluster.address)
+        here = running_here()
+        return len(here) == 1 and same_address(here[0], self._cluster.address)
+
+
+def _refuse(link: socket.socket, why: str) -> None:
+    try:
+        with link:
+            send(link, Answer(not_mine=why))
+    except OSError as error:
+        log.debug("a command went away: %s", error)
+
+
+def _remove_dead(where: Path) -> None:
+    """Sockets of exporters that were killed: nobody listens there."""
+    for path in where.glob("*.sock"):
+        with socket.socket(socket.AF_UNIX) as probe:
+            probe.settimeout(1.0)
+            try:
+                probe.connect(str(path))
+            except ConnectionRefusedError:
+                path.unlink(missing_ok=True)
+            except OSError as error:
+                log.debug("%s: %s", path, error)

@@ -1,0 +1,46 @@
+"""One look at a cluster for a person: what the replicas tell, and what the supervisor knows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from escrowmq.actors.admin.types import ClusterStatus
+
+if TYPE_CHECKING:
+    from escrowmq.cluster.handle import Cluster
+
+
+@dataclass(frozen=True)
+class Look:
+    """The cluster at one moment. ``health``: the supervisor's answer; ``away``: why there is none."""
+
+    found: ClusterStatus
+    health: Mapping[str, Any]
+    head: str | None
+    away: str | None
+    address: str
+    namespace: str
+
+    @property
+    def well(self) -> bool:
+        """Whether all replicas are, and the supervisor answers."""
+        return self.found.healthy and not self.away
+
+
+def take(cluster: Cluster) -> Look:
+    """Ask all replicas, and the supervisor."""
+    from escrowmq.cluster.head import Head, head_in_words
+    from escrowmq.replication.errors import ClusterNotFound, Unavailable
+
+    health: Mapping[str, Any] = {"nodes": [], "replicas": []}
+    away = head = None
+    found = cluster.status()
+    try:
+        health = cluster.health()
+        if health.get("head"):  # an embedded cluster's supervisor knows none
+            head = head_in_words(Head(**health["head"]), cluster.head_waits(health))
+    except (ClusterNotFound, Unavailable) as error:  # lost with Ray's head; the replicas have answered
+        away = str(error)
+    return Look(found, health, head, away, cluster.address, cluster.info.namespace)
