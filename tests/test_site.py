@@ -15,7 +15,9 @@ import pytest
 from escrowmq.actors.admin.transactions import LIST_MAX, OPERATOR_CHARS_MAX
 from escrowmq.actors.broker import coordinator
 from escrowmq.actors.broker.config import BrokerConfig
+from escrowmq.actors.broker.group_service import TOPICS_MAX
 from escrowmq.actors.client.consumer_groups import GROUP_NAME_BYTES_MAX
+from escrowmq.actors.client.member_names import INSTANCE_ID_MAX
 from escrowmq.actors.consumer.arguments import NACK_DELAY_S_MAX, POLL_S_MAX
 from escrowmq.actors.consumer.redelivery import NACKED_MAX
 from escrowmq.actors.producer.config import ProducerConfig
@@ -75,6 +77,8 @@ def test_the_limits_are_those_of_the_code() -> None:
         "who decides by hand (`by=`)": OPERATOR_CHARS_MAX,
         "partitions of a topic": PARTITIONS_MAX,
         "broker groups that one transaction writes to": PARTICIPANTS_MAX,
+        "a consumer's `instance_id`": INSTANCE_ID_MAX,
+        "topics that a member reads, named or by a pattern": TOPICS_MAX,
         "members of a consumer group": coordinator.MEMBERS_MAX,
         "consumer groups with live members, of one broker group": coordinator.GROUPS_MAX,
         "replicas of a broker group": VOTERS_MAX,

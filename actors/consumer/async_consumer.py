@@ -174,6 +174,13 @@ class AsyncConsumer(AsyncClosing):
         finally:
             await asyncio.to_thread(self._core.close)
 
+    async def __aexit__(self, *exception: object) -> None:
+        """As the end of a ``with`` block of :class:`Consumer`."""
+        if not any(exception):
+            await self.close()
+        else:
+            await asyncio.to_thread(self._core.close)
+
     async def _say_goodbye(self) -> None:
         telling = self._core.telling
         if telling is None:

@@ -241,6 +241,14 @@ class Consumer(Closing):
         finally:
             self.core.close()
 
+    def __exit__(self, *exception: object) -> None:
+        """The end of a ``with`` block closes. If an exception leaves it, no handler is called: what ``poll``
+        has returned may not have been dealt with, and an ``on_revoke`` that commits would skip it."""
+        if not any(exception):
+            self.close()
+        else:
+            self.core.close()
+
     def _say_goodbye(self) -> None:
         telling = self.core.telling
         if telling is not None and (call := telling.leaving(threading.get_ident())) is not None:

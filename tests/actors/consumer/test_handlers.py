@@ -150,6 +150,28 @@ def test_close_tells_before_it_leaves(brokers, topic, unique, consumer_of):
     assert consumer_of(brokers, group=group).committed(topic, 0) == 3
 
 
+def test_a_block_that_fails_commits_nothing(brokers, topic, unique, consumer_of):
+    """What was polled was not dealt with: a handler that commits would have the group skip it."""
+    group = unique("g")
+    brokers.produce(topic, 0, numbered(0, 3))
+    told = Told(lambda name, partitions: a.commit())
+    a = consumer_of(brokers, group=group, topics=[topic], **told("on_revoke"))
+    with pytest.raises(ZeroDivisionError), a:
+        read(a, 3)
+        1 / 0  # noqa: B018
+
+    async def main(consumer):
+        async with consumer.aio:
+            raise ZeroDivisionError
+
+    b = consumer_of(brokers, group=group, topics=[topic], **told("on_revoke"))
+    settle([b], lambda: len(b.assignment()) == 2)
+    with pytest.raises(ZeroDivisionError):
+        asyncio.run(main(b))
+    assert told.calls == []
+    assert consumer_of(brokers, group=group).committed(topic, 0) is None
+
+
 def test_topics_that_are_subscribed_to_no_more_can_be_committed_once_more(
     brokers, topic, unique, consumer_of
 ):
