@@ -50,19 +50,6 @@ def test_alerts_and_panels_ask_for_metrics_that_there_are() -> None:
     assert asked <= known | {m.name for m in METRICS if m.kind is not Kind.histogram}
 
 
-def test_the_dashboard_is_one_that_grafana_can_lay_out() -> None:
-    shown = board.board()["panels"]
-    assert len({panel["id"] for panel in shown}) == len(shown)
-    taken: set[tuple[int, int]] = set()
-    for panel in shown:
-        at = panel["gridPos"]
-        cells = {(at["x"] + x, at["y"] + y) for x in range(at["w"]) for y in range(at["h"])}
-        assert at["x"] + at["w"] <= board.COLUMNS and not cells & taken, panel["title"]
-        taken |= cells
-        for target in panel.get("targets", ()):
-            assert target["expr"] and target["legendFormat"]
-
-
 def test_promtool_takes_rules_configuration_and_the_panels_expressions(tmp_path: Path) -> None:
     promtool("check", "config", ROOT / "deploy/prometheus/prometheus.yml")  # with its rules
     lines = [expr for panel in panels() for expr, _ in panel.lines]
