@@ -1,31 +1,22 @@
-"""The shop's own database: SQLite, with orders, line items, and a fence.
+"""The shop's own database: SQLite, with orders and line items, and the product's fence.
 
-The fence closes the race between a check and a slow local transaction. The local transaction inserts a
-row for its transaction id; a check inserts one that says "rolled back" unless there is a row, and reads
-which of the two won. So a check sees the commit or forbids it for good, and can always answer.
-
-One connection per process behind a lock: SQLite has one writer anyway, and this way threads queue in
-memory and not on the file's lock.
+One connection per process behind a lock: SQLite has one writer anyway, and this way threads queue in memory
+and not on the file's lock, where they sleep. The fence's checks have connections of their own.
 """
 
 from __future__ import annotations
 
 import sqlite3
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from escrowmq.cluster.demo.options import APP
 from escrowmq.cluster.demo.tpch import LINEITEM_COLUMNS, ORDER_COLUMNS, Order
-from escrowmq.feedback.states import TransactionState
+from escrowmq.feedback.database.fence import Fence, Transaction
 
 #: Another process's transaction takes 0.2 ms; a machine under load may stop it for seconds.
 BUSY_TIMEOUT_S = 30.0
-
-
-class FenceTaken(Exception):
-    """A check came first and recorded this transaction as rolled back: it must not commit any more."""
 
 
 class LocalTransactionFailed(Exception):
@@ -36,46 +27,39 @@ class ShopDatabase:
     """Thread-safe. Every method is one SQLite transaction."""
 
     def __init__(self, path: Path) -> None:
+        def connect() -> sqlite3.Connection:
+            db = sqlite3.connect(path, timeout=BUSY_TIMEOUT_S, check_same_thread=False)
+            # With WAL a killed process loses nothing; only a power cut could lose the newest commits.
+            db.execute("PRAGMA synchronous=NORMAL")
+            return db
+
         self._lock = threading.Lock()
-        self._db = sqlite3.connect(
-            path, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False
-        )
-        # WAL with NORMAL: a killed process loses nothing; only a power cut could lose the newest commits.
+        self._db = connect()
         self._db.execute("PRAGMA journal_mode=WAL")
-        self._db.execute("PRAGMA synchronous=NORMAL")
+        self.fence = Fence(connect, app=APP, lock_timeout_s=BUSY_TIMEOUT_S)
 
     def create(self) -> None:
         """Make the tables."""
         orders = ", ".join(f"{name} {_sqlite_type(kind)}" for name, kind in ORDER_COLUMNS.items())
         lines = ", ".join(f"{name} {_sqlite_type(kind)}" for name, kind in LINEITEM_COLUMNS.items())
-        with self._transaction() as db:
-            db.execute(f"CREATE TABLE orders ({orders}, PRIMARY KEY (o_orderkey))")
-            db.execute(f"CREATE TABLE lineitem ({lines}, PRIMARY KEY (l_orderkey, l_linenumber))")
-            db.execute("CREATE TABLE fence (tx_id TEXT PRIMARY KEY, outcome TEXT NOT NULL) WITHOUT ROWID")
-            db.execute("CREATE TABLE asked_once (tx_id TEXT PRIMARY KEY) WITHOUT ROWID")
+        self._db.execute(f"CREATE TABLE orders ({orders}, PRIMARY KEY (o_orderkey))")
+        self._db.execute(f"CREATE TABLE lineitem ({lines}, PRIMARY KEY (l_orderkey, l_linenumber))")
+        self._db.execute("CREATE TABLE asked_once (tx_id TEXT PRIMARY KEY) WITHOUT ROWID")
+        self.fence.create_table()
 
-    def place_order(self, tx_id: str, order: Order, *, fails: bool = False) -> None:
-        """The local transaction: fence, order, lines. FenceTaken, LocalTransactionFailed: nothing is kept."""
-        with self._transaction() as db:
-            try:
-                db.execute("INSERT INTO fence VALUES (?, ?)", (tx_id, TransactionState.COMMITTED.value))
-            except sqlite3.IntegrityError as error:
-                raise FenceTaken(tx_id) from error
+    def place_order(self, tx: Transaction, order: Order, *, fails: bool = False) -> None:
+        """The local transaction: order and lines. FenceLost, LocalTransactionFailed: nothing is kept."""
+        with self._lock, self._db as db:  # rolls back whatever ends in an exception
+            self.fence.enter(db, tx)
             db.execute(_INSERT_ORDER, order.row)
             db.executemany(_INSERT_LINE, order.lines)
             if fails:
                 raise LocalTransactionFailed(f"order {order.key}: credit refused")
-
-    def outcome(self, tx_id: str) -> TransactionState:
-        """What became of a local transaction; if it did not commit so far, it never will."""
-        with self._transaction() as db:
-            db.execute("INSERT OR IGNORE INTO fence VALUES (?, ?)", (tx_id, TransactionState.ROLLBACK.value))
-            row = db.execute("SELECT outcome FROM fence WHERE tx_id = ?", (tx_id,)).fetchone()
-        return TransactionState(row[0])
+            self.fence.commit(db, tx)
 
     def first_time_asked(self, tx_id: str) -> bool:
         """True once per transaction, whichever process asks."""
-        with self._transaction() as db:
+        with self._lock, self._db as db:
             return db.execute("INSERT OR IGNORE INTO asked_once VALUES (?)", (tx_id,)).rowcount == 1
 
     def order_keys(self) -> set[int]:
@@ -93,18 +77,6 @@ class ShopDatabase:
     def _read(self, sql: str) -> list[tuple[Any, ...]]:
         with self._lock:
             return self._db.execute(sql).fetchall()
-
-    @contextmanager
-    def _transaction(self) -> Iterator[sqlite3.Connection]:
-        with self._lock:
-            # IMMEDIATE: a transaction that begins as a reader and then writes can fail at once as busy.
-            self._db.execute("BEGIN IMMEDIATE")
-            try:
-                yield self._db
-            except BaseException:
-                self._db.execute("ROLLBACK")
-                raise
-            self._db.execute("COMMIT")
 
 
 def _sqlite_type(kind: str) -> str:

@@ -50,7 +50,7 @@ class Fleet:
         run = f"{number}.{self._starts}"
         keys_file = self._directory / f"keys-{run}.json"
         keys_file.write_text(json.dumps(list(keys)))
-        settings = replace(self._base, keys_file=str(keys_file), run=run)
+        settings = replace(self._base, keys_file=str(keys_file))
         with (self._directory / f"producer-{run}.log").open("w") as log:
             popen = subprocess.Popen(
                 [sys.executable, "-m", "escrowmq.cluster.demo.worker", settings.encode()],

@@ -10,11 +10,12 @@ import time
 from collections.abc import Callable, Mapping
 
 from escrowmq.actors.producer.producer import Producer
-from escrowmq.cluster.demo.database import FenceTaken, LocalTransactionFailed, ShopDatabase
+from escrowmq.cluster.demo.database import LocalTransactionFailed, ShopDatabase
 from escrowmq.cluster.demo.events import COMMITTED, LEFT_OPEN, ROLLED_BACK, Checked, EventWriter, OrderEnded
 from escrowmq.cluster.demo.mishaps import Mishap
 from escrowmq.cluster.demo.options import LINEITEMS, ORDERS
 from escrowmq.cluster.demo.tpch import LINEITEM_COLUMNS, ORDER_COLUMNS, Order, encode
+from escrowmq.feedback.database.errors import FenceLost
 from escrowmq.feedback.states import TransactionState, TxStatusQuerier
 from escrowmq.replication.errors import OutcomeUnknown
 from escrowmq.replication.model import Message
@@ -31,7 +32,7 @@ class ShopQuerier(TxStatusQuerier):
         if self._mishaps.get(int(query_id)) is Mishap.UNSURE and self._shop.first_time_asked(tx_id):
             answer = TransactionState.UNKNOWN
         else:
-            answer = self._shop.outcome(tx_id)
+            answer = self._shop.fence.query_status(tx_id, query_id)
         self._events.write(Checked(tx_id, answer.value))
         return answer
 
@@ -44,32 +45,27 @@ class OrderDesk:
         producer: Producer,
         shop: ShopDatabase,
         mishaps: Mapping[int, Mishap],
-        run: str,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._producer, self._shop, self._mishaps, self._run = producer, shop, mishaps, run
-        self._clock = clock
+        self._producer, self._shop, self._mishaps, self._clock = producer, shop, mishaps, clock
 
     def place(self, order: Order) -> OrderEnded:
         """One transaction from prepare to its end."""
-        # Of this process's run: an order that a killed process left halfway is tried again as another
-        # transaction, and the fence keeps the two apart.
-        tx_id = f"order-{order.key}-{self._run}"
         mishap = self._mishaps.get(order.key)
         try:
-            with self._producer.transaction(query_id=str(order.key), tx_id=tx_id) as tx:
+            with self._producer.transaction(query_id=str(order.key)) as tx:
                 for message in messages_of(order):
                     tx.send(message)
                 tx.prepare()
                 if mishap is Mishap.STOPS_BEFORE_LOCAL:
                     tx.unknown()
                     return OrderEnded(order.key, LEFT_OPEN)
-                self._shop.place_order(tx_id, order, fails=mishap is Mishap.FAILS)
+                self._shop.place_order(tx, order, fails=mishap is Mishap.FAILS)
                 if mishap in (Mishap.STOPS_AFTER_LOCAL, Mishap.UNSURE):
                     tx.unknown()
                     return OrderEnded(order.key, LEFT_OPEN)
                 requested = self._clock()
-        except (LocalTransactionFailed, FenceTaken):
+        except (LocalTransactionFailed, FenceLost):
             return OrderEnded(order.key, ROLLED_BACK)
         except OutcomeUnknown:
             return OrderEnded(order.key, LEFT_OPEN)

@@ -254,7 +254,6 @@ class _Story:
             keys_file="",
             seed=self.options.seed,
             threads=self.options.threads,
-            run="",
         )
         return Fleet(base, self.directory)
 

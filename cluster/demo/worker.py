@@ -36,7 +36,6 @@ class WorkerSettings:
     keys_file: str
     seed: int
     threads: int
-    run: str
 
     def encode(self) -> str:
         """For the command line."""
@@ -72,7 +71,7 @@ def _work(settings: WorkerSettings, events: EventWriter) -> None:
         querier = ShopQuerier(shop, mishaps, events)
         producer = stack.enter_context(cluster.producer(app=APP, tx_status_querier=querier, config=config))
         events.write(Ready(skipped=len(share) - len(mine)))
-        desk = OrderDesk(producer, shop, mishaps, settings.run)
+        desk = OrderDesk(producer, shop, mishaps)
         finished, released = threading.Event(), threading.Event()
         threading.Thread(target=_watch_parent, args=(finished, released), daemon=True).start()
         _place_all(desk, data, mine, settings.threads, events)

@@ -1,8 +1,4 @@
-"""A producer's own database: SQLite, with what it did and a fence.
-
-The fence closes the race between a check and a slow local transaction (see docs/concepts.md): the local
-transaction inserts a row for its id; a check inserts one that says "rolled back" unless there is a row,
-and reads which of the two won. At the end the fence is the truth that the history is judged by.
+"""A producer's own database: SQLite with the product's fence, which says at the end what took place.
 
 Without the fence a check takes a missing row for a rollback. That is right as long as the check asks the
 instance first that runs the local transaction, however long it takes.
@@ -13,17 +9,15 @@ from __future__ import annotations
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from escrowmq import TransactionState
+from escrowmq.integrations import Fence
+from tests.support.shops import Tx
 
 BUSY_TIMEOUT_S = 30.0
-
-
-class FenceTaken(Exception):
-    """A check came first: this local transaction must not commit any more."""
+APP = "chaos"  # each app has a file of its own, so the name is the same in all
 
 
 class Refused(Exception):
@@ -39,17 +33,17 @@ class Database:
 
     def __init__(self, path: Path, *, fenced: bool = True) -> None:
         """``fenced``: whether a check that finds no row writes one."""
-        self._fenced = fenced
-        self._lock = threading.Lock()
-        self._db = sqlite3.connect(
-            path, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False
-        )
-        # WAL with NORMAL: a killed process loses nothing; only a power cut could.
+
+        def connect() -> sqlite3.Connection:
+            db = sqlite3.connect(path, timeout=BUSY_TIMEOUT_S, check_same_thread=False)
+            # With WAL a killed process loses nothing; only a power cut could.
+            db.execute("PRAGMA synchronous=NORMAL")
+            return db
+
+        self._fenced, self._lock, self._db = fenced, threading.Lock(), connect()
         self._db.execute("PRAGMA journal_mode=WAL")
-        self._db.execute("PRAGMA synchronous=NORMAL")
-        self._db.execute(
-            "CREATE TABLE IF NOT EXISTS fence (tx TEXT PRIMARY KEY, outcome TEXT NOT NULL) WITHOUT ROWID"
-        )
+        self._fence = Fence(connect, app=APP, lock_timeout_s=BUSY_TIMEOUT_S)
+        self._fence.create_table()
 
     def run(
         self,
@@ -61,51 +55,33 @@ class Database:
     ) -> None:
         """A local transaction for these ids, all or none. ``inside`` is called just before its commit.
 
-        Raises FenceTaken or Refused; nothing is kept then.
+        Raises FenceLost or Refused; nothing is kept then.
         """
-        with self._transaction() as db:
-            for tx in ids:
-                try:
-                    db.execute("INSERT INTO fence VALUES (?, ?)", (tx, TransactionState.COMMITTED.value))
-                except sqlite3.IntegrityError as error:
-                    raise FenceTaken(tx) from error
+        with self._lock, self._db as db:  # rolls back whatever ends in an exception
+            self._fence.enter(db, *map(Tx, ids))
             if hold_s:
                 time.sleep(hold_s)
             inside()
             if fails:
                 raise Refused(ids[0])
+            self._fence.commit(db, Tx(ids[0]))
 
     def outcome(self, tx: str) -> TransactionState:
         """What became of a local transaction; if it did not commit so far, it never will. Without a fence
         that is no more than a hope, and a look past whoever has the lock: WAL lets readers through."""
-        if not self._fenced:
-            with self._lock:
-                row = self._db.execute("SELECT outcome FROM fence WHERE tx = ?", (tx,)).fetchone()
-            return TransactionState.ROLLBACK if row is None else TransactionState(row[0])
-        with self._transaction() as db:
-            db.execute("INSERT OR IGNORE INTO fence VALUES (?, ?)", (tx, TransactionState.ROLLBACK.value))
-            (found,) = db.execute("SELECT outcome FROM fence WHERE tx = ?", (tx,)).fetchone()
-        return TransactionState(found)
+        if self._fenced:
+            return self._fence.query_status(tx, "")
+        done = self._read("AND tx_id = ?", tx.encode())
+        return TransactionState.COMMITTED if done else TransactionState.ROLLBACK
 
     def committed(self) -> set[str]:
         """Ids of all local transactions that took place."""
+        return {tx.decode() for (tx,) in self._read("")}
+
+    def _read(self, condition: str, *values: bytes) -> list[tuple[bytes]]:
+        sql = f"SELECT tx_id FROM escrowmq_fence WHERE outcome = 1 {condition}"
         with self._lock:
-            rows = self._db.execute(
-                "SELECT tx FROM fence WHERE outcome = ?", (TransactionState.COMMITTED.value,)
-            ).fetchall()
-        return {tx for (tx,) in rows}
+            return self._db.execute(sql, values).fetchall()
 
     def close(self) -> None:
         self._db.close()
-
-    @contextmanager
-    def _transaction(self) -> Iterator[sqlite3.Connection]:
-        with self._lock:
-            # IMMEDIATE: a transaction that begins as a reader and then writes can fail at once as busy.
-            self._db.execute("BEGIN IMMEDIATE")
-            try:
-                yield self._db
-            except BaseException:
-                self._db.execute("ROLLBACK")
-                raise
-            self._db.execute("COMMIT")

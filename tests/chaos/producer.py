@@ -22,8 +22,9 @@ from pathlib import Path
 from typing import Any
 
 from escrowmq import EscrowMQError, Message, Producer, Transaction, TransactionState, TxStatusQuerier
+from escrowmq.integrations import FenceLost
 from tests.chaos.client import FOUND, ClientSettings, Parent, connected, crash, say_ready, say_rested
-from tests.chaos.database import Database, FenceTaken, Refused
+from tests.chaos.database import Database, Refused
 from tests.chaos.messages import compose, sizes
 from tests.chaos.recording import Recorded
 from tests.history.events import Recorder, Sent
@@ -188,7 +189,7 @@ class Worker:
         hold_s = rng.uniform(0.02, self.settings.hold_max_s) if long else 0.0
         try:
             self.shop.database.run(ids, hold_s=hold_s, fails=rng.random() < 0.08, inside=inside)
-        except FenceTaken:
+        except FenceLost:
             return TransactionState.ROLLBACK
         except Refused:
             return None if rng.random() < 0.2 else TransactionState.ROLLBACK

@@ -7,13 +7,14 @@ from pathlib import Path
 import pytest
 
 from escrowmq import TransactionState
-from tests.chaos.database import Database, FenceTaken, Refused
+from escrowmq.integrations import FenceLost
+from tests.chaos.database import Database, Refused
 
 
 def test_a_check_that_comes_first_forbids_the_local_transaction(tmp_path: Path) -> None:
     database, other = Database(tmp_path / "shop.db"), Database(tmp_path / "shop.db")
     assert other.outcome("1") is TransactionState.ROLLBACK
-    with pytest.raises(FenceTaken):
+    with pytest.raises(FenceLost):
         database.run(["0", "1"])
     assert database.committed() == set(), "all or none"
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import threading
 from collections import Counter
 from pathlib import Path
 
@@ -11,12 +10,14 @@ import pytest
 from rich.console import Console
 
 from escrowmq.cluster.demo import duck, tpch
-from escrowmq.cluster.demo.database import FenceTaken, LocalTransactionFailed, ShopDatabase
+from escrowmq.cluster.demo.database import LocalTransactionFailed, ShopDatabase
 from escrowmq.cluster.demo.mishaps import Mishap, plan_mishaps
 from escrowmq.cluster.demo.options import DemoOptions
 from escrowmq.cluster.demo.story import run_demo
+from escrowmq.feedback.database.errors import FenceLost
 from escrowmq.feedback.states import TransactionState
 from escrowmq.replication.errors import ConfigError
+from tests.support.shops import Tx
 
 
 @pytest.fixture(scope="module")
@@ -47,54 +48,24 @@ def test_a_row_survives_its_message(data: Path) -> None:
     assert tpch.decode(tpch.ORDER_COLUMNS, tpch.encode(tpch.ORDER_COLUMNS, order.row)) == order.row
 
 
-def test_a_check_sees_the_commit(shop: ShopDatabase, data: Path) -> None:
-    order = next(tpch.read_orders(data))
-    shop.place_order("t1", order)
-    assert shop.outcome("t1") is TransactionState.COMMITTED
-    assert shop.order_keys() == {order.key}
-
-
 def test_a_check_that_comes_first_forbids_the_commit(shop: ShopDatabase, data: Path) -> None:
     order = next(tpch.read_orders(data))
-    assert shop.outcome("t1") is TransactionState.ROLLBACK
-    with pytest.raises(FenceTaken):
-        shop.place_order("t1", order)
+    assert shop.fence.query_status("t1", "") is TransactionState.ROLLBACK
+    with pytest.raises(FenceLost):
+        shop.place_order(Tx("t1"), order)
     assert shop.order_keys() == set()
-    shop.place_order("t2", order)  # the same order in another transaction is free
+    shop.place_order(Tx("t2"), order)  # the same order in another transaction is free
+    assert shop.order_keys() == {order.key}
+    assert shop.fence.query_status("t2", "") is TransactionState.COMMITTED
 
 
 def test_a_failed_local_transaction_keeps_nothing(shop: ShopDatabase, data: Path) -> None:
     order = next(tpch.read_orders(data))
     with pytest.raises(LocalTransactionFailed):
-        shop.place_order("t1", order, fails=True)
+        shop.place_order(Tx("t1"), order, fails=True)
     assert shop.order_keys() == set()
     assert shop.table("lineitem", {"l_orderkey": "BIGINT"}) == {"l_orderkey": []}
-    assert shop.outcome("t1") is TransactionState.ROLLBACK
-
-
-def test_commit_and_check_never_both_win(shop: ShopDatabase, data: Path) -> None:
-    orders = list(tpch.read_orders(data))[:60]
-    committed: set[str] = set()
-    checked: dict[str, TransactionState] = {}
-
-    def commit() -> None:
-        for order in orders:
-            try:
-                shop.place_order(f"t{order.key}", order)
-                committed.add(f"t{order.key}")
-            except FenceTaken:
-                pass
-
-    def check() -> None:
-        for order in reversed(orders):
-            checked[f"t{order.key}"] = shop.outcome(f"t{order.key}")
-
-    threads = [threading.Thread(target=commit), threading.Thread(target=check)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert committed == {tx for tx, state in checked.items() if state is TransactionState.COMMITTED}
+    assert shop.fence.query_status("t1", "") is TransactionState.ROLLBACK
 
 
 def test_the_first_question_is_recognised_in_every_process(shop: ShopDatabase, tmp_path: Path) -> None:
@@ -113,7 +84,7 @@ def test_the_same_seed_goes_wrong_in_the_same_places() -> None:
 def test_duckdb_answers_q1_as_published(shop: ShopDatabase, tmp_path: Path) -> None:
     tpch.generate(0.01, tmp_path)
     for order in tpch.read_orders(tmp_path):
-        shop.place_order(str(order.key), order)
+        shop.place_order(Tx(str(order.key)), order)
     columns, rows = duck.answers(shop)["TPC-H Q1: pricing summary"]
     assert columns[:4] == ["l_returnflag", "l_linestatus", "sum_qty", "sum_base_price"]
     assert [row[:6] + row[-1:] for row in rows] == [
