@@ -1,53 +1,37 @@
-"""Faults planted in the fence: each must show as ``fence-split``, or the races prove nothing."""
+"""Faults planted in the fence, those of the simulator on a real database: each must show as ``fence-split``,
+or the drawn races prove nothing.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from escrowmq.feedback.database.checking import Checking
-from escrowmq.feedback.database.fence import Fence
-from escrowmq.feedback.database.links import Link
-from escrowmq.feedback.database.rows import ROLLED_BACK
+from tests.controls import fence_faults
 from tests.support.fence_races import splits
 from tests.support.shops import closing_shops
 
 
-def row_outside_of_the_transaction(patch: pytest.MonkeyPatch) -> None:
-    """The fence's row is committed by a connection of its own, whatever becomes of the local transaction."""
-    enter = Fence._enter
-
-    def outside(self: Fence, link: Link, *transactions: object) -> None:
-        with self._database.opening() as (_, own):
-            enter(self, own, *transactions)  # type: ignore[arg-type]
-            own.commit()
-
-    patch.setattr(Fence, "_enter", outside)
-
-
-def check_without_its_insert(patch: pytest.MonkeyPatch) -> None:
-    """A check takes "no row" for rolled back, and leaves nothing behind that says so."""
-
-    def only_read(
-        self: Checking, link: Link, keys: Sequence[bytes], by_key: dict[bytes, str], limit_s: float
-    ) -> dict[bytes, int]:
-        self._begin(link, limit_s)
-        read = self._read(link, keys)
-        link.commit()
-        return dict.fromkeys(keys, ROLLED_BACK) | read
-
-    patch.setattr(Checking, "_block", only_read)
-
-
-@pytest.mark.parametrize("plant", [row_outside_of_the_transaction, check_without_its_insert])
+@pytest.mark.parametrize(
+    ("plant", "lock_timeout_s"),
+    [
+        (fence_faults.fence_row_outside, 5.0),
+        (fence_faults.check_without_its_insert, 5.0),
+        (fence_faults.local_ignores_the_check, 5.0),
+        (fence_faults.locked_is_rolled_back, 0.001),  # a check that waits long is never kept out
+    ],
+)
 def test_a_planted_fault_splits(
-    plant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    plant: Callable[[pytest.MonkeyPatch], None],
+    lock_timeout_s: float,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
     with closing_shops(None, tmp_path, False) as make:
-        shop = make(lock_timeout_s=5.0)
-        assert splits(shop, seed=0) == []
+        assert splits(make(lock_timeout_s=lock_timeout_s), seed=0) == []
         plant(monkeypatch)
+        shop = make(lock_timeout_s=lock_timeout_s)
         found = next((lines for seed in range(1, 20) if (lines := splits(shop, seed))), [])
         assert found and all(line.startswith("fence-split") for line in found)
