@@ -27,7 +27,8 @@ def main(
     strikes = ", ".join(f"{name} {count}" for name, count in sorted(outcome.strikes.items()))
     print(
         f"{outcome.trials} trials, kills: {strikes}; {outcome.orders} orders, "
-        f"{outcome.checks_first} kept out by a check; {len(outcome.problems)} problems, "
+        f"{outcome.checks_first} kept out by a check, {outcome.purged} rows purged; "
+        f"{len(outcome.problems)} problems, "
         f"{outcome.seconds:.0f} s"
     )
     drawn = {"+".join(trial.victims) for trial in planned}

@@ -1,7 +1,8 @@
 """Kill trials of the fence: what is killed when, from a seed; then both sides are compared.
 
-Services, brokers and database go on through all trials of one kind of database. A trial strikes some of them,
-brings back what does not come back by itself, and waits until orders are taken again. Then, without stopping
+Services, brokers and database go on through all trials of one kind of database, and old rows of the fence are
+purged all the time. A trial strikes some of them, brings back what does not come back by itself, and waits
+until orders are taken again. Then, without stopping
 anybody: what is readable must be in the database, and what was in the database must be readable once all that
 was open by then is settled. Nothing may be there twice.
 """
@@ -19,33 +20,51 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
+from operator import itemgetter
 from pathlib import Path
 
 import sqlalchemy as sa
 
 from escrowmq import Cluster, Consumer
 from escrowmq.integrations import Fence
-from tests.fence_trials.service import Service
+from tests.fence_trials.purging import CLOCKS_DIFFER_S, Purging
+from tests.fence_trials.service import SETTINGS, Service
 from tests.support.database_servers import Server, running
 from tests.support.faults.dealing import deal
 from tests.support.waiting import wait_until
 
-SERVICE, LEADER, DATABASE = "service", "leader", "database"
+#: Killed; ``SLOW``: the database is killed and takes long to come back; ``STOPPED``: a service stands still.
+SERVICE, LEADER, DATABASE, SLOW, STOPPED = "service", "leader", "database", "slow database", "stopped service"
 #: What is struck together, and how often such a trial comes.
 DECK = {
     (SERVICE,): 2,
     (LEADER,): 1,
-    (DATABASE,): 2,
+    (DATABASE,): 1,
+    (SLOW,): 1,
+    (STOPPED,): 2,
     (SERVICE, DATABASE): 2,
-    (LEADER, DATABASE): 1,
+    (SERVICE, SLOW): 1,
+    (SERVICE, STOPPED): 1,
     (SERVICE, LEADER): 1,
+    (LEADER, DATABASE): 1,
+    (STOPPED, LEADER): 1,
+    (STOPPED, DATABASE): 1,
+    (STOPPED, SLOW): 1,
     (SERVICE, LEADER, DATABASE): 2,
+    (SERVICE, STOPPED, LEADER, SLOW): 1,
 }
 #: Of the trials, by kind of database.
 SHARES = {"postgresql": 0.4, "mariadb": 0.4, "sqlite": 0.2}
 SERVICES = 2
 PATIENCE_S = 120.0
-BEFORE_S, BETWEEN_S, AWAY_S = 0.5, 0.2, 1.0
+BEFORE_S, BETWEEN_S = 0.5, 0.2
+#: How long the database is away; a check waits 2 s for a row, and its producer 5 s for the check.
+AWAY_S = {DATABASE: (0.0, 1.0), SLOW: (5.0, 9.0)}
+#: Up to longer than a check waits, and than the 4 s after which another service is asked.
+STOPPED_S = (1.0, 8.0)
+#: Clocks of services: hours ahead, or behind by less than clocks may differ.
+AHEAD_S = (0.0, 7200.0, -CLOCKS_DIFFER_S / 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +85,14 @@ class Outcome:
     strikes: Counter[str] = field(default_factory=Counter)
     orders: int = 0
     checks_first: int = 0  # rows of checks that kept a local transaction out
+    purged: int = 0  # rows of the fence that were removed meanwhile
     problems: list[str] = field(default_factory=list)
     seconds: float = 0.0
+
+
+def possible(kind: str, victims: tuple[str, ...]) -> bool:
+    """Whether a trial on this kind of database can strike these: SQLite has no server to be killed."""
+    return kind != "sqlite" or not AWAY_S.keys() & {*victims}
 
 
 def plan(seed: int, count: int) -> list[Trial]:
@@ -75,9 +100,7 @@ def plan(seed: int, count: int) -> list[Trial]:
     trials: list[Trial] = []
     for kind, share in SHARES.items():
         rng = random.Random(f"fence-{seed}-{kind}")
-        deck = deal(
-            rng, {victims: n for victims, n in DECK.items() if kind != "sqlite" or DATABASE not in victims}
-        )
+        deck = deal(rng, {victims: n for victims, n in DECK.items() if possible(kind, victims)})
         for _ in range(max(round(share * count), 1)):
             trials.append(Trial(seed, len(trials), kind, next(deck)))
     return trials
@@ -103,6 +126,7 @@ class Place:
         self._log_file = folder / "services.log"
         self._log = self._log_file.open("ab")
         self._started = 0
+        self._checks_first: set[bytes] = set()
         self._read: dict[tuple[int, int], str] = {}
         self._next: Counter[int] = Counter()
 
@@ -110,10 +134,13 @@ class Place:
         """A service more."""
         self._started += 1
         address, namespace = self.cluster.address, self.cluster.info.namespace
-        told = Service(address, namespace, self._url, self.app, self.topic, f"s{self._started}")
+        ahead_s = AHEAD_S[self._started % len(AHEAD_S)]
+        told = Service(address, namespace, self._url, self.app, self.topic, f"s{self._started}", ahead_s)
         command = [sys.executable, "-m", "tests.fence_trials.service", told.encode()]
         self.services.append(
-            subprocess.Popen(command, stdin=subprocess.PIPE, stdout=self._log, stderr=self._log)
+            subprocess.Popen(
+                command, env=os.environ | SETTINGS, stdin=subprocess.PIPE, stdout=self._log, stderr=self._log
+            )
         )
 
     def end(self) -> None:
@@ -133,11 +160,11 @@ class Place:
             return {order for (order,) in db.execute(sa.text("select id from orders"))}
 
     def checks_first(self) -> int:
+        """So far; asked often, since rows are purged."""
         with self.engine.connect() as db:
-            found = db.execute(
-                sa.text(f"select count(*) from {self.fence.statements.table} where outcome = 2")
-            )
-            return int(found.scalar_one())
+            found = db.execute(sa.text(f"select tx_key from {self.fence.statements.table} where outcome = 2"))
+            self._checks_first |= {bytes(key) for (key,) in found}
+        return len(self._checks_first)
 
     def oldest_open_ms(self) -> int:
         opened = self.cluster.admin.list_transactions(topic=self.topic)
@@ -169,7 +196,10 @@ class Run:
         for kind in SHARES:
             if mine := [trial for trial in self._trials if trial.kind == kind]:
                 with self._place(kind, f"{kind}-{mine[0].seed}-{os.getpid()}") as place:
-                    self._on(place, mine)
+                    purging = Purging(self._cluster, place.engine, place.app)
+                    with purging.running():
+                        self._on(place, mine)
+                    self.outcome.purged += purging.removed
         self.outcome.seconds = time.monotonic() - began
         return self.outcome
 
@@ -195,6 +225,7 @@ class Run:
                 try:
                     self._strike(place, trial)
                     found = self._compare(place, consumer)
+                    place.checks_first()
                 except Exception as error:
                     error.add_note(f"{where}; the services said last:\n{place.said()}")
                     raise
@@ -211,22 +242,29 @@ class Run:
         time.sleep(BEFORE_S * rng.random())
         victims = list(trial.victims)
         rng.shuffle(victims)
+        later: list[tuple[float, Callable[[], None]]] = []
         for victim in victims:
             if victim == SERVICE:
                 service = place.services.pop(0)
                 service.kill()
                 service.communicate()
                 place.hire()
+            elif victim == STOPPED:
+                service = rng.choice(place.services)
+                service.send_signal(signal.SIGSTOP)
+                go_on = partial(service.send_signal, signal.SIGCONT)
+                later.append((time.monotonic() + rng.uniform(*STOPPED_S), go_on))
             elif victim == LEADER:
                 self._kill_leader()
             else:
                 assert place.server is not None
                 place.server.kill()
+                # In this thread: the server dies with the thread that has started it.
+                later.append((time.monotonic() + rng.uniform(*AWAY_S[victim]), place.server.start))
             time.sleep(BETWEEN_S * rng.random())
-        if DATABASE in victims:
-            assert place.server is not None
-            time.sleep(AWAY_S * rng.random())
-            place.server.start()  # here: it dies with the thread that has started it
+        for at, undo in sorted(later, key=itemgetter(0)):
+            time.sleep(max(at - time.monotonic(), 0.0))
+            undo()
         before = len(place.stored())
         wait_until(lambda: len(place.stored()) > before + 3, PATIENCE_S, "orders after the strike", 0.1)
 

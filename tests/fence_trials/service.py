@@ -26,6 +26,8 @@ PAUSE_S, HOLD_S = 0.05, 0.3
 GIVEN, SLOW, FAILS = 0.3, 0.2, 0.15
 TRIES = 3
 TIMEOUT_S = 0.5  # to the first check
+#: A killed owner is gone after this, and not after 20 s. A stopped service may stand still for longer.
+SETTINGS = {"ESCROWMQ_FEEDBACK__OWNER_GONE_S": "4", "ESCROWMQ_FEEDBACK__POLL_WAIT_MAX_S": "5"}
 
 
 class Refused(Exception):
@@ -42,6 +44,7 @@ class Service:
     app: str
     topic: str
     name: str
+    ahead_s: float = 0.0  # its clock is so far ahead of the others'
 
     def encode(self) -> str:
         return json.dumps(asdict(self))
@@ -51,7 +54,7 @@ def main() -> None:
     told = Service(**json.loads(sys.argv[1]))
     options = {} if told.url.startswith("sqlite") else {"pool_size": 8, "max_overflow": 4}
     engine = sa.create_engine(told.url, **options)
-    fence = Fence(engine, app=told.app)
+    fence = Fence(engine, app=told.app, clock=lambda: time.time() + told.ahead_s)
     with (
         escrowmq.connect(told.address, told.namespace) as cluster,
         cluster.producer(app=told.app, tx_status_querier=fence) as producer,
