@@ -38,6 +38,9 @@ def exporter(
         str, typer.Option(help="host:port. Who reaches it reads names of topics and apps: there is no login.")
     ] = "127.0.0.1:9644",
     every: Annotated[float, typer.Option(help="Seconds between two looks at the cluster.", min=0.5)] = 5.0,
+    ray_metrics: Annotated[
+        bool, typer.Option("--ray-metrics", help="Also among the metrics of Ray: escrowmq[ray-metrics].")
+    ] = False,
     log_format: Annotated[LogFormat, typer.Option(help="Of this process's log.")] = LogFormat.text,
 ) -> None:
     """Serve /metrics, /healthz and /readyz for Prometheus until it is ended. One is enough for a cluster.
@@ -46,12 +49,15 @@ def exporter(
     on this machine that only read (status, topic list, ...) are answered too, and need not join Ray.
     """
     from escrowmq.cluster.exporter.exporter import Exporter
+    from escrowmq.cluster.exporter.ray_mirror import RayMirror, check_exported
     from escrowmq.cluster.exporter.serving import Server, parse_listen
 
     log_to_stderr(log_format)
     host, port = parse_listen(listen)
     with connection.joined() as cluster:
-        running = Exporter(cluster, every)
+        if ray_metrics:
+            check_exported()
+        running = Exporter(cluster, every, seen=RayMirror().take) if ray_metrics else Exporter(cluster, every)
         try:
             server = Server(running.watching, host, port)
             running.start()
