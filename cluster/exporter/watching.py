@@ -39,12 +39,14 @@ class Watching:
         every_s: float = EVERY_S,
         *,
         seen: Callable[[Mapping[Key, Value]], None] = lambda series: None,
-        wall_clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``seen`` is called with what each look found, in the looking thread."""
-        self._looks, self._every_s, self._seen, self._wall_clock = looks, every_s, seen, wall_clock
+        """``seen`` is called with what each look found, in the looking thread. ``clock``: never set back; a
+        time of day may be, and would hide that looks hang."""
+        self._looks, self._every_s, self._seen, self._clock = looks, every_s, seen, clock
         self._series = Series()
         self._found: Found | None = None
+        self._looked_at = 0.0
         self._last: Mapping[Key, Value] = {}
         self._trouble = "it has not looked yet"
         self._stop = threading.Event()
@@ -69,7 +71,7 @@ class Watching:
         found = self._found
         if found is None:
             return self._trouble
-        age = self._wall_clock() - found.at
+        age = self._clock() - self._looked_at
         if age <= MISSED_MAX * self._every_s + found.took_s:
             return None
         return f"the last look ended {age:.0f} s ago: {self._trouble}"
@@ -86,7 +88,7 @@ class Watching:
         """Once, now. By ``start``'s thread, or by whoever never starts it."""
         found = self._looks.look()
         self._last = self._series.of(found)
-        self._found = found
+        self._looked_at, self._found = self._clock(), found
         self._seen(self._last)
 
     def _run(self) -> None:

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import re
 import signal
-import subprocess
-import sys
-from collections.abc import Iterator
 from urllib.request import urlopen
 
 import pytest
 
 from escrowmq import Cluster
 from escrowmq.cluster.exporter.rules import rules
+from tests.support.exporting import exporting
 from tests.support.prometheus import scraping
 from tests.support.waiting import wait_until
 
@@ -23,31 +19,6 @@ pytestmark = pytest.mark.ray
 #: Ten minutes are two seconds.
 SPEED = 300.0
 ALERT = "EscrowMQNoSpareReplica"
-
-
-@contextlib.contextmanager
-def exporting(cluster: Cluster) -> Iterator[str]:
-    """``escrowmq exporter`` as a process of its own; host:port of what it serves."""
-    command = [sys.executable, "-c", "from escrowmq.cluster.cli import main; main()", "exporter"]
-    process = subprocess.Popen(
-        [*command, "--address", cluster.address, "--listen", "127.0.0.1:0", "--every", "0.5"],
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        assert process.stderr is not None
-        said = ""
-        while not (found := re.search(r"http://(\S+)/metrics", said)):
-            said = process.stderr.readline()
-            assert said, f"the exporter ended with {process.wait(10)}"
-        yield found[1]
-        process.terminate()
-        assert process.wait(20) == 128 + signal.SIGTERM
-    finally:
-        process.kill()
-        process.wait()
-        if process.stderr is not None:
-            process.stderr.close()
 
 
 def test_an_alert_is_pending_fires_and_is_gone(cluster: Cluster) -> None:

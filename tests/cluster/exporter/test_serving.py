@@ -24,14 +24,14 @@ class Scripted:
     """Looks that find what the test says, at the time that it says."""
 
     def __init__(self) -> None:
-        self.now, self.leads, self.fails = 1_000.0, True, False
+        self.now, self.wall, self.leads, self.fails = 1_000.0, 5_000.0, True, False
 
     def look(self) -> Found:
         if self.fails:
             raise Unavailable("no look today", 1.0)
         role = "leader" if self.leads else "follower"
         report = ReplicaReport(gid=0, rid=0, role=role, ready=self.leads)
-        return Found(self.now, 0.1, MEMBERS, {(0, 0): report})
+        return Found(self.wall, 0.1, MEMBERS, {(0, 0): report})
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def looks() -> Scripted:
 
 @pytest.fixture
 def server(looks: Scripted) -> Iterator[Server]:
-    made = Server(Watching(looks, 5.0, wall_clock=lambda: looks.now), "127.0.0.1", 0)
+    made = Server(Watching(looks, 5.0, clock=lambda: looks.now), "127.0.0.1", 0)
     made.start()
     yield made
     made.close()
@@ -66,7 +66,7 @@ def test_it_is_well_while_its_looks_are_fresh(server: Server, looks: Scripted) -
     looks.now += 16
     status, why = get(server, "/healthz")
     assert status == 503 and why.startswith("the last look ended 16 s ago")
-    assert "escrowmq_exporter_last_look_timestamp_seconds 1000.0\n" in get(server, "/metrics")[1]
+    assert "escrowmq_exporter_last_look_timestamp_seconds 5000.0\n" in get(server, "/metrics")[1]
 
 
 def test_a_group_without_a_leader_is_no_trouble_of_the_exporters(server: Server, looks: Scripted) -> None:
@@ -78,7 +78,7 @@ def test_a_group_without_a_leader_is_no_trouble_of_the_exporters(server: Server,
 
 def test_a_look_that_fails_is_tried_again_and_told(looks: Scripted, caplog: pytest.LogCaptureFixture) -> None:
     looks.fails = True
-    watching = Watching(looks, 0.01, wall_clock=lambda: looks.now)
+    watching = Watching(looks, 0.01, clock=lambda: looks.now)
     watching.start()
     wait_until(lambda: "no look today" in (watching.trouble() or ""), what="the reason")
     looks.fails = False
