@@ -31,7 +31,6 @@ from escrowmq.feedback.database.auditing import Audited, TransactionStates
 from escrowmq.feedback.database.errors import AlreadyDone, FenceLost, FenceMisused
 from escrowmq.feedback.database.fence import LOCK_TIMEOUT_S, TABLE, Fence, Producing, Transaction
 from escrowmq.feedback.database.purging import OpenTransactions, Purged
-from escrowmq.feedback.database.sqlalchemy_links import link_of
 from escrowmq.feedback.states import TransactionState, TxStatusQuerier
 from escrowmq.replication.errors import OutcomeUnknown
 from escrowmq.replication.model import Message
@@ -213,7 +212,8 @@ class AsyncFence(TxStatusQuerier):
 
 
 def _mark(given: Connection | Session) -> object:
-    return link_of(given).mark()
+    """As a link's. No link is made for it: a session whose flush has failed has no connection to give."""
+    return given.get_transaction()
 
 
 def _asynchronous(given: Any) -> Given:

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker, create_async_engine
+from sqlalchemy.orm import registry
 
 from escrowmq import OutcomeUnknown, TransactionState
 from escrowmq.integrations import AlreadyDone, AsyncFence, Fence, FenceLost, FenceMisused
@@ -84,6 +85,29 @@ def test_sessions_cancelled_tasks_and_blocks_that_end_themselves(shop: Shop) -> 
         assert list(said) == [ROLLBACK, COMMITTED, COMMITTED]
 
     on(shop, story)
+
+
+def test_a_flush_that_fails_comes_out_as_it_is(shop: Shop) -> None:
+    class Order:
+        def __init__(self, name: str) -> None:
+            self.id = name
+
+    table = sa.Table(shop.orders, sa.MetaData(), sa.Column("id", sa.String(100), primary_key=True))
+    registry().map_imperatively(Order, table)
+
+    async def story(_: AsyncFence, engine: AsyncEngine) -> None:
+        fence = AsyncFence(async_sessionmaker(engine), app="shop", table=shop.table, lock_timeout_s=0.3)
+        async with fence.local(Tx("1")) as db:
+            db.add(Order("the same"))
+        with pytest.raises(sa.exc.IntegrityError):
+            async with fence.local(Tx("2")) as db:
+                db.add(Order("the same"))
+                await db.flush()  # the session has rolled back by itself when this raises
+        said = await asyncio.to_thread(fence.query_statuses, [("1", ""), ("2", "")])
+        assert list(said) == [COMMITTED, ROLLBACK]
+
+    on(shop, story)
+    assert shop.stored() == {"the same"}
 
 
 def test_what_is_blocking_is_refused(shop: Shop) -> None:
