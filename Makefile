@@ -73,7 +73,7 @@ spark-trials: $(STAMP) ## kills at every step of Spark's sink, every row counted
 	$(BIN)/python -m tests.spark_trials --trials $(TRIALS) --seed $(SEED) $(ARGS)
 
 fence-trials: TRIALS = 100
-fence-trials: $(STAMP) ## service, leader and database killed, on PostgreSQL, MariaDB and SQLite: TRIALS=<how many> SEED=<n> (100: 20 minutes; ARGS=--help)
+fence-trials: $(STAMP) ## services, leader and database killed or stopped, on PostgreSQL, MariaDB and SQLite: TRIALS=<how many> SEED=<n> (100: 20 minutes; ARGS=--help)
 	$(BIN)/python -m tests.fence_trials --trials $(TRIALS) --seed $(SEED) $(ARGS)
 
 fuzz: $(STAMP) ## garbage for every decoder: EXAMPLES=<per target> SEED=<n> (20000: half an hour)
