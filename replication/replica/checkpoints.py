@@ -152,7 +152,9 @@ class Checkpoints:
         if self._unneeded is not None and self._running is None:
             self._running, self._unneeded = RemovalJob(self._disk, self._unneeded), None
             return self._running
-        if self._capture is None or not self._capture.step(visits):
+        if self._capture is None or self._running is not None:
+            return None  # what is captured waits for a removal that is under way
+        if not self._capture.step(visits):
             return None
         copy, self._capture = self._capture.snapshot, None
         name = None

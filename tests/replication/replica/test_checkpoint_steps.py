@@ -46,6 +46,22 @@ def written(state: StateMachine, checkpoints: Checkpoints) -> CheckpointJob:
 # ------------------------------------------------------------------ found damaged
 
 
+def test_a_file_that_is_removed_while_the_next_state_is_captured_comes_first() -> None:
+    """The removal's job was lost sight of when the state was whole, and its end was taken for a mistake."""
+    state, disk, checkpoints = begun()
+    written(state, checkpoints)
+    to_the_end(checkpoints, state, VISITS)
+    state.applied_index = 8
+    checkpoints.begin(state, 1)
+    checkpoints.drop_damaged(snapshot_name(7))
+    removal = checkpoints.step(state, VISITS)
+    assert removal is not None and checkpoints.step(state, 2 * PARTITIONS) is None
+    removal.run()
+    checkpoints.done(state, removal)
+    assert isinstance(checkpoints.step(state, 2 * PARTITIONS), CheckpointJob)
+    assert not disk.exists(snapshot_name(7))
+
+
 def found_damaged_while_it_is_put_in_place() -> tuple[Checkpoints, SimDisk]:
     state, disk, checkpoints = begun()
     written(state, checkpoints)
