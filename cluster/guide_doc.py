@@ -18,12 +18,14 @@ from escrowmq.actors.consumer.config import ConsumerConfig
 from escrowmq.actors.producer.config import ProducerConfig
 from escrowmq.cluster.config_doc import shown
 from escrowmq.cluster.config_tree import leaves, reason
+from escrowmq.feedback.config import AnswererConfig
 
 #: What the comment line before a table names, and whose fields the table shows.
 TABLES: dict[str, type[Any]] = {
     "topic options": TopicOptions,
     "producer options": ProducerConfig,
     "consumer options": ConsumerConfig,
+    "querier options": AnswererConfig,
 }
 _REGION = re.compile(r"(<!-- table: ([a-z ]+) \(.*?-->\n).*?(<!-- end of table -->\n)", re.DOTALL)
 
