@@ -396,7 +396,7 @@ class GroupBatcher:
             if not blocks[0].home_index:  # branches are counted at home
                 count = sum(len(block.tx_ids) for block in blocks)
                 self._counted.prepared += count - len(problems_of(outcome, count))
-            for block in finish_prepared(blocks, outcome, self._speech.heard_ms):
+            for block in finish_prepared(blocks, outcome, self._speech.heard_ms, repeated):
                 self.prepare(block, float("-inf"))
         else:
             for block in retry_apart(blocks, outcome):

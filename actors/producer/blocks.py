@@ -358,7 +358,7 @@ def finish_blocks(blocks: Iterable[Block], problems: Problems) -> None:
 
 
 def finish_prepared(
-    blocks: Sequence[PrepareBlock], result: Sequence[Any], heard_ms: int
+    blocks: Sequence[PrepareBlock], result: Sequence[Any], heard_ms: int, repeated: bool = False
 ) -> list[PrepareBlock]:
     """As ``finish_blocks``, from the whole answer; returns what is to be prepared again, with what has been
     heard since.
@@ -367,6 +367,9 @@ def finish_prepared(
     nothing: so it may come again. A branch may not just so: home has said that the transaction is open, and
     may have settled it by now. It gets ``heard_ms``, the group's time as told with this answer: whoever finds
     the transaction open at home after it may repeat the branch with that.
+
+    ``repeated``: an earlier sending was left without an answer, and may have opened it. Then an operator, or
+    a check, may have committed it before it was forgotten: it comes again no more, and its caller is told so.
     """
     count = sum(len(block.tx_ids) for block in blocks)
     problems = problems_of(result, count)
@@ -385,7 +388,7 @@ def finish_prepared(
         end = start + len(block.tx_ids)
         own = {i - start: problems[i] for i in range(start, end) if i in problems}
         stale = [i for i, (code, _) in own.items() if code == ResultCode.STALE]
-        if stale and block.home_group < 0:
+        if stale and block.home_group < 0 and not repeated:
             again += _divide(block, {i: own[i] for i in own if i not in stale}, [stale])
         else:
             own.update((i, (ResultCode.STALE, heard_ms)) for i in stale)

@@ -30,7 +30,9 @@ def a_block(*tx_ids: str, home_group: int = -1) -> tuple[PrepareBlock, list[Outc
     return block, outcomes
 
 
-def refused(batcher: GroupBatcher, codes: dict[int, int], time_ms: int) -> list[tuple[list[str], int]]:
+def refused(
+    batcher: GroupBatcher, codes: dict[int, int], time_ms: int, repeated: bool = False
+) -> list[tuple[list[str], int]]:
     """Send what waits and answer it with these problems: (ids, heard_ms) of each PREPARE that was sent."""
     request = batcher.build()
     if request is None:
@@ -38,7 +40,7 @@ def refused(batcher: GroupBatcher, codes: dict[int, int], time_ms: int) -> list[
     sent = [op.meta for op in decode_ops(b"".join(request.frames)) if len(op.meta) > 9]
     problems = [[place, code, "COMMITTED"] for place, code in codes.items()]
     result = [int(ResultCode.PARTIAL), problems] if problems else [0]
-    batcher.answered(request, ("ok", [result] * len(sent), time_ms), False)
+    batcher.answered(request, ("ok", [result] * len(sent), time_ms), repeated)
     return [(list(meta[2]), meta[9].heard_ms) for meta in sent]
 
 
@@ -51,6 +53,16 @@ def test_it_is_sent_again_with_what_has_been_heard_since() -> None:
     assert refused(batcher, {0: STALE}, 90) == [(["x"], 70)]
     assert refused(batcher, {}, 95) == [(["x"], 90)]
     assert outcomes == [{}] and batcher.build() is None
+
+
+def test_what_an_earlier_sending_may_have_opened_is_not_sent_again() -> None:
+    """It may have been committed by an operator, and forgotten, before this sending was refused: with a later
+    time it would be opened anew, and be committed twice."""
+    batcher = GroupBatcher("shop", ProducerConfig(), "me")
+    block, outcomes = a_block("x")
+    batcher.prepare(block, 0.0)
+    assert refused(batcher, {0: STALE}, 70, repeated=True) == [(["x"], -1)]
+    assert outcomes == [{0: (STALE, 70)}] and batcher.build() is None
 
 
 def test_only_those_that_were_refused_are_sent_again() -> None:
