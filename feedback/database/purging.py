@@ -16,12 +16,15 @@ from escrowmq.feedback.database.links import Link
 from escrowmq.feedback.database.statements import Statements
 from escrowmq.replication.model import OpenTransaction
 
+#: Open transactions that are asked for: as many as are listed at most. With more, nothing is removed.
+OPEN_MAX = 100_000
+
 
 class OpenTransactions(Protocol):
     """What a purge needs of ``cluster.admin``."""
 
-    def list_transactions(self, *, app: str | None = None) -> Iterable[OpenTransaction]:
-        """Those that are open."""
+    def list_transactions(self, *, app: str | None = None, limit: int = 1000) -> Iterable[OpenTransaction]:
+        """Those that are open, ``limit`` at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +48,12 @@ def purge(
     told: Callable[[Purged], None] = lambda so_far: None,
 ) -> Purged:
     """One walk over the table."""
-    oldest = min((tx.prepared_ms for tx in admin.list_transactions(app=app)), default=None)
-    before = rows.before_ms(now_ms, keep_s, oldest)
+    opened = list(admin.list_transactions(app=app, limit=OPEN_MAX))
+    before = rows.before_ms(now_ms, keep_s, min((tx.prepared_ms for tx in opened), default=None))
+    # One that was prepared again has the time of that, and may have a row of its first run.
+    needed = frozenset(rows.key_of(app, tx.tx_id) for tx in opened)
+    if len(opened) >= OPEN_MAX:
+        before = 0  # what is not in the list may be older
     after, removed, read = rows.IDENTITY_KEY, 0, 0
     while True:
         found = [
@@ -54,7 +61,7 @@ def purge(
             for key, of, created_ms in link.rows(statements.slice, {"after": after, "most": slice_rows})
         ]
         link.commit()
-        keys = rows.disposable(found, app, before)
+        keys = rows.disposable(found, app, before, needed)
         if keys:
             link.run(*statements.remove(keys))
             link.commit()

@@ -7,7 +7,7 @@ A row says which came first, for good: the local transaction (COMMITTED, written
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from escrowmq.replication.model import TransactionState
@@ -53,15 +53,18 @@ def before_ms(now_ms: int, keep_s: float, oldest_open_ms: int | None) -> int:
     transaction.
 
     A row is written after its transaction was prepared. So what was written before the oldest open one was
-    prepared belongs to a transaction that is settled, and is not asked for again.
+    prepared belongs to a transaction that is settled, and is not asked for again, or to one that was prepared
+    again since (``disposable``).
     """
     aged = now_ms - int(keep_s * 1000)
     return aged if oldest_open_ms is None else min(aged, oldest_open_ms - CLOCKS_DIFFER_MS)
 
 
-def disposable(rows: Iterable[Row], app: str, before: int) -> list[bytes]:
-    """Keys of the rows of one app that were written before ``before`` (ms since the epoch)."""
-    return [row.key for row in rows if row.app == app and row.created_ms < before]
+def disposable(rows: Iterable[Row], app: str, before: int, needed: Collection[bytes]) -> list[bytes]:
+    """Keys of the rows of one app that were written before ``before`` (ms since the epoch), but for those
+    that are ``needed``: of what is open, however old it is."""
+    old = [row.key for row in rows if row.app == app and row.created_ms < before]
+    return [key for key in old if key not in needed]
 
 
 def halves(keys: Sequence[bytes]) -> list[Sequence[bytes]]:

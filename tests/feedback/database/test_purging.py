@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from escrowmq import OpenTransaction
-from escrowmq.feedback.database import rows
+from escrowmq.feedback.database import purging, rows
 from escrowmq.integrations import FenceMisused
 from tests.support.shops import ShopMaker, Tx
 
@@ -19,10 +19,13 @@ class Admin:
     """``cluster.admin``, as far as a purge asks it."""
 
     prepared_ms: list[int] = field(default_factory=list)
+    tx_id: str = "x"
 
-    def list_transactions(self, *, app: str | None = None) -> list[OpenTransaction]:
+    def list_transactions(self, *, app: str | None = None, limit: int = 1000) -> list[OpenTransaction]:
         assert app == "shop"
-        return [OpenTransaction("shop", "x", "x", "t", ms, 0, 0, False, 1, 0) for ms in self.prepared_ms]
+        return [
+            OpenTransaction("shop", self.tx_id, "x", "t", ms, 0, 0, False, 1, 0) for ms in self.prepared_ms
+        ][:limit]
 
 
 def test_rows_that_are_old_go_and_others_stay(make_shop: ShopMaker) -> None:
@@ -57,6 +60,34 @@ def test_what_was_written_since_the_oldest_open_transaction_stays(make_shop: Sho
     for wrong in ({"keep_s": 60.0}, {"slice_rows": 0}, {"slice_rows": 5000}):
         with pytest.raises(FenceMisused):
             fence.purge(Admin(), **wrong)  # type: ignore[arg-type]
+
+
+def test_the_row_of_an_open_transaction_that_was_prepared_again_stays(make_shop: ShopMaker) -> None:
+    """A service that was away for days comes back, and runs an id of its own once more: what its first run
+    has committed must be found."""
+    shop, now = make_shop(), [100 * DAY_S]
+    fence = shop.make_fence(clock=lambda: now[0])
+    for tx_id in ("42", "43"):
+        local = shop.begin()
+        fence.enter(local.connection, Tx(tx_id))
+        local.commit()
+    now[0] = 130 * DAY_S
+    again = Admin([int(now[0] * 1000)], tx_id="42")
+    assert fence.purge(again, pause_s=0.0).removed == 1
+    assert fence.query_status("42", "").value == "COMMITTED"
+
+
+def test_nothing_goes_where_more_is_open_than_is_listed(
+    make_shop: ShopMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(purging, "OPEN_MAX", 2)
+    shop, now = make_shop(), [100 * DAY_S]
+    fence = shop.make_fence(clock=lambda: now[0])
+    fence.query_status("x", "")
+    now[0] = 130 * DAY_S
+    today = int(now[0] * 1000)
+    assert fence.purge(Admin([today, today]), pause_s=0.0).removed == 0
+    assert fence.purge(Admin([today], tx_id="y"), pause_s=0.0).removed == 1
 
 
 def test_keys_of_no_two_pairs_are_the_same() -> None:
