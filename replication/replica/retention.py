@@ -54,7 +54,6 @@ class RetentionRound:
         return frames
 
     def _visit(self, topics: list[Topic]) -> Iterator[int]:
-        known = self._state.topics.topics
         for topic in topics:
             info, starts = topic.info, dict[int, int]()
             for number, partition in topic.partitions.items():
@@ -69,8 +68,12 @@ class RetentionRound:
                 if oldest is not None and oldest < self._needed:
                     self._needed = oldest
                 yield 1
-            if starts and known.get(info.name) is topic:  # not one that was created again meanwhile
+            if starts and self._is_there(topic):
                 self._frames.append(ops.trim(info.name, starts))
+
+    def _is_there(self, topic: Topic) -> bool:
+        """Whether it was not deleted since the round began; another topic may have its name by now."""
+        return self._state.topics.topics.get(topic.info.name) is topic
 
 
 def _wanted_start(index: PartitionIndex, start: int, info: TopicInfo, now_ms: int) -> int:

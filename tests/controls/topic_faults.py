@@ -14,6 +14,7 @@ from escrowmq.replication.format.codec import OpType
 from escrowmq.replication.model import TopicInfo
 from escrowmq.replication.replica.admission import Admission
 from escrowmq.replication.replica.checkpoints import Checkpoints
+from escrowmq.replication.replica.retention import RetentionRound
 from escrowmq.replication.state import capture
 from escrowmq.replication.state.group_offsets import GroupOffsets
 from escrowmq.replication.state.machine import OK, StateMachine
@@ -21,7 +22,8 @@ from escrowmq.replication.state.topics import TopicTable
 from tests.controls.planting import plant
 from tests.controls.scenes import FORGETFUL, world
 from tests.controls.state_faults import rewire
-from tests.sim import topic_changes
+from tests.sim import broker_app, topic_changes
+from tests.sim.recreated import clients
 from tests.sim.recreated import topic as recreated_topic
 
 CHANGED = "state-differs", "restart-differs", "lost-change", "unexpected-answer"
@@ -125,6 +127,26 @@ def deletion_not_noted(patch: pytest.MonkeyPatch) -> None:
 def name_for_the_topic(patch: pytest.MonkeyPatch) -> None:
     """What was found right about a topic is done to whatever has its name by then: a group's place, a cut."""
     patch.setattr(Admission, "_is_another", lambda *args: False)
+
+
+def retained_briefly(patch: pytest.MonkeyPatch) -> None:
+    """A topic that is written to all the time is deleted and created again. It keeps its messages for a
+    moment or for ever, and there is one round of retention after the other."""
+    recreated_often(patch)
+    patch.setattr(recreated_topic, "LIFE_S", 0.6)
+    patch.setattr(recreated_topic, "RETENTION_MS", (-1, 200))
+    patch.setattr(clients, "PAUSE_S", 0.02)
+    patch.setattr(clients, "PLAIN", 0.9)
+    patch.setattr(broker_app, "RETENTION_INTERVAL_MS", 100)
+    patch.setattr(broker_app, "RETENTION_PAUSE_MS", 50)
+
+
+@plant("cut-of-the-namesake", "cut-early", conditions=retained_briefly)
+def cut_of_the_namesake(patch: pytest.MonkeyPatch) -> None:
+    """What a round of retention has found of a topic is cut from the one that has its name by now."""
+    patch.setattr(
+        RetentionRound, "_is_there", lambda self, topic: topic.info.name in self._state.topics.topics
+    )
 
 
 @plant("place-by-name", "old-place", start=5, conditions=recreated_often)

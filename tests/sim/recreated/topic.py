@@ -32,6 +32,7 @@ LIFE_S, PAUSE_S = 0.8, 0.05  # about: of a life, and of the time until the next 
 DIES, DIES_S = 0.1, 0.3  # of operators, and how soon
 HASTY = 0.5  # of deletions in one group: somebody else creates the topic at the same moment
 MEMBERS = 2
+RETENTION_MS = (-1, -1, 300, 600)
 PLACED_LEVEL = 4  # from which on a creator says where a topic begins
 DONE = (ResultCode.OK, ResultCode.DUPLICATE, ResultCode.UNKNOWN_TOPIC)
 
@@ -109,7 +110,7 @@ class RecreatedTopic:
         settings = topic_settings(
             self.rng.randint(1, len(self.desks) + 2),
             transaction_timeout_ms=600_000,  # nobody is asked
-            retention_ms=self.rng.choice((-1, -1, 300, 600)),
+            retention_ms=self.rng.choice(RETENTION_MS),
         )
         self._wanted = settings, first
         return True
