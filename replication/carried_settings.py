@@ -1,15 +1,16 @@
 """Settings on their way between processes: by name and with a version, never by position.
 
-A frozen dataclass with slots is pickled as the list of its values. Read by a version that has put a field in,
-every value after it is taken for its neighbour's, without an error. So settings are sent as msgpack
-``{"version": n, name: value, ...}``, and whoever pickles one all the same (Ray, for an application's own
-calls; Spark) gets such a map too, and what reads it, ``settings_of``: see ``by_name``.
+Python pickles a frozen dataclass with slots as the list of its values. If a newer version inserts a field, it
+reads every value after it as its neighbour's, without an error. So settings are sent as msgpack
+``{"version": n, name: value, ...}``. Where others pickle a settings object (Ray, for an application's own
+calls; Spark), the pickle holds the same map and the function that reads it, ``settings_of``: see ``by_name``.
 
-Versions meet in both directions. A name that is missing has the receiver's default: an older sender does not
-know it. A name that the receiver does not know is passed over, as is right for limits and timings: it goes on
-as its version does. Where that would be wrong, a new field comes with a higher ``VERSION``, which older
-software refuses. Software from before maps cannot read a pickle of them, and must not seem to (it took the
-names for the values): it has no ``settings_of``, so it raises an error.
+Versions meet in both directions. A missing name gets the receiver's default: an older sender does not know
+it. A name that the receiver does not know is ignored, which is right for limits and timings: the receiver
+behaves as its own version does. Where ignoring it would be wrong, the new field comes with a higher
+``VERSION``, which older software refuses. Software older than these maps cannot read a pickle of them, and
+must not appear to succeed (it once took the names for the values): it has no ``settings_of``, so it raises an
+error.
 """
 
 from __future__ import annotations
@@ -30,12 +31,12 @@ T = TypeVar("T")
 
 
 def names_of(settings: Any) -> dict[str, Any]:
-    """The map: plain values by name, settings inside of settings as maps too."""
+    """The map: plain values by name; nested settings become maps too."""
     return {_VERSION_NAME: VERSION, **_plain(settings)}
 
 
 def from_names(kind: type[T], names: Mapping[str, Any]) -> T:
-    """Settings of this kind from such a map; one without a version is of the time before there was one.
+    """Settings of this kind from such a map. A map without a version dates from before there were versions.
 
     Raises UnknownVersion, and ConfigError for values that make no sense here.
     """
@@ -51,7 +52,7 @@ def from_names(kind: type[T], names: Mapping[str, Any]) -> T:
 
 
 def passed_over(kind: type[Any], names: Mapping[str, Any]) -> list[str]:
-    """Names in the map that this version does not know."""
+    """Names in the map that this version does not know and therefore ignores."""
     assert is_dataclass(kind)
     return sorted(names.keys() - {item.name for item in fields(kind)} - {_VERSION_NAME})
 
@@ -62,34 +63,35 @@ def pack_settings(settings: Any) -> bytes:
 
 
 def unpack_names(data: bytes) -> dict[str, Any]:
-    """The map in such bytes. Raises ConfigError for any others."""
+    """The map in such bytes. Raises ConfigError for any other bytes."""
     try:
         return msgspec.msgpack.decode(data, type=dict[str, Any])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ConfigError(f"these bytes are no settings: {error}") from error
+        raise ConfigError(f"these bytes are not settings: {error}") from error
 
 
 def unpack_settings(kind: type[T], data: bytes | T, report: Callable[[str], None] = lambda text: None) -> T:
-    """Inverse of ``pack_settings``. Settings themselves pass: Ray starts an actor again with the arguments
-    that an earlier version made it with. ``report`` is told of names that are passed over."""
+    """Inverse of ``pack_settings``. A settings object is returned unchanged: Ray restarts an actor with the
+    arguments that an earlier version created it with. ``report`` is called with the names that are
+    ignored."""
     if not isinstance(data, bytes):
         return data
     names = unpack_names(data)
     if unknown := passed_over(kind, names):
-        report(f"settings of a newer version are passed over: {', '.join(unknown)} of {kind.__name__}")
+        report(f"settings of a newer version are ignored: {', '.join(unknown)} of {kind.__name__}")
     return from_names(kind, names)
 
 
 def settings_of(kind: type[T], names: Mapping[str, Any]) -> T:
-    """From a pickle of this version or a later one. Its name and place stay: pickles hold them. Raises as
-    ``from_names``."""
+    """From a pickle of this version or a later one. Never rename or move this function: pickles refer to it
+    by name. Raises what ``from_names`` raises."""
     return from_names(kind, names)
 
 
 def by_name(*earlier: str) -> Callable[[type[T]], type[T]]:
-    """A dataclass that is pickled as the map. ``earlier``: its fields in the order of the last version that
-    pickled values by position, where such pickles may still be met; this list never changes. A map as the
-    state of an object is what a version in between pickled."""
+    """Make a dataclass pickle as the map. ``earlier``: its fields in the order of the last version that
+    pickled values by position, as long as such pickles may still be met; this list never changes. One version
+    in between pickled a map as the object's state; that is read too."""
 
     def decorate(kind: type[T]) -> type[T]:
         def reduced(self: Any) -> tuple[Any, ...]:
@@ -99,7 +101,7 @@ def by_name(*earlier: str) -> Callable[[type[T]], type[T]]:
             if isinstance(state, list):
                 if len(state) != len(earlier):
                     raise UnknownVersion(
-                        f"{kind.__name__} was pickled by a version that is too old: start anew"
+                        f"{kind.__name__} was pickled by a version that is too old; create it again"
                     )
                 state = dict(zip(earlier, state, strict=True))
             made = from_names(kind, state)
@@ -120,5 +122,5 @@ def _plain(value: Any) -> Any:
 
 
 def _as(kind: type[Any], value: Any) -> Any:
-    """What msgpack has no type for: paths, secrets; and, in pickles only, what passes as it is."""
+    """Types that msgpack lacks (paths, secrets); and values in pickles that already have the right type."""
     return value if isinstance(value, kind) else kind(value)

@@ -1,4 +1,4 @@
-"""The error tree: one small set of types, each of which says what the caller can do.
+"""The error tree: a small set of types, each of which tells the caller what to do.
 
 Every error crosses process borders (Ray pickles it), so all constructor arguments are kept in
 ``args`` and each class can be rebuilt from them. Retryable errors carry ``retry_after_s``.
@@ -11,7 +11,7 @@ from typing import Any
 
 
 class EscrowMQError(Exception):
-    """Base of everything EscrowMQ raises on purpose."""
+    """Base of every error that EscrowMQ raises deliberately."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), self.args
@@ -42,18 +42,19 @@ class Unavailable(_Retryable):
 
 
 class Overloaded(_Retryable):
-    """A bounded queue is full. Nothing was done; come back after ``retry_after_s``."""
+    """A bounded queue is full. Nothing was done; try again after ``retry_after_s``."""
 
 
 class DiskFull(_Retryable):
-    """The replica cannot write, or hardly can: it refuses new work until there is room. Nothing was done."""
+    """The replica cannot write, or is about to run out of room: it refuses new work until space is freed.
+    Nothing was done."""
 
     def __init__(self, message: str, retry_after_s: float = 1.0) -> None:
         super().__init__(message, retry_after_s)
 
 
 class UnknownTopic(EscrowMQError):
-    """The topic, or the partition of it, does not exist. ``gone``: the topic did, when reading began."""
+    """The topic or its partition does not exist. ``gone``: the topic existed when reading began."""
 
     def __init__(
         self, topic: str, partition: int | None = None, partitions: int | None = None, gone: bool = False
@@ -85,11 +86,12 @@ class UnknownGroup(EscrowMQError):
         self.group = group
 
     def __str__(self) -> str:
-        return f"unknown consumer group {self.group!r}; 'escrowmq group list' shows those that there are"
+        return f"unknown consumer group {self.group!r}; 'escrowmq group list' shows the existing ones"
 
 
 class GroupNotEmpty(EscrowMQError):
-    """A consumer group has live members, which would go on where they are. Nothing was done."""
+    """The consumer group has live members, which would carry on from their own positions. Nothing was
+    done."""
 
     def __init__(self, group: str) -> None:
         super().__init__(group)
@@ -98,7 +100,7 @@ class GroupNotEmpty(EscrowMQError):
     def __str__(self) -> str:
         return (
             f"consumer group {self.group!r} has live members; stop them first ('escrowmq group describe "
-            f"{self.group}' shows them), or wait until their session has ended"
+            f"{self.group}' shows them), or wait until their sessions have ended"
         )
 
 
@@ -111,11 +113,11 @@ class InvalidMessage(EscrowMQError, TypeError):
 
 
 class InvalidDecision(InvalidMessage):
-    """A callback has run, and what it returned is no decision: the transaction is left to the check."""
+    """A callback ran, but its return value is not a decision: the transaction is left to the check."""
 
 
 class MessageTooLarge(EscrowMQError):
-    """One message, or one transaction's part, exceeds the configured limit."""
+    """A message, or one part of a transaction, exceeds the configured limit."""
 
     def __init__(self, size_bytes: int, limit_bytes: int) -> None:
         super().__init__(size_bytes, limit_bytes)
@@ -129,10 +131,10 @@ class MessageTooLarge(EscrowMQError):
 
 
 class TransactionConflict(EscrowMQError):
-    """The transaction cannot be run or decided as asked, since its id is recorded otherwise.
+    """The transaction cannot be run or decided as asked, because its id is recorded differently.
 
-    Which of these it is: :class:`TransactionSettled`, :class:`TransactionIdTaken` or
-    :class:`TransactionRunning`; this class itself where that cannot be told.
+    The subclass says why: :class:`TransactionSettled`, :class:`TransactionIdTaken` or
+    :class:`TransactionRunning`; this class itself where the reason is not known.
     """
 
     def __init__(self, tx_id: str, recorded_state: str) -> None:
@@ -140,15 +142,15 @@ class TransactionConflict(EscrowMQError):
         self.tx_id, self.recorded_state = tx_id, recorded_state
 
     def __str__(self) -> str:
-        return f"transaction {self.tx_id!r} is already recorded as {self.recorded_state}; that stands"
+        return f"transaction {self.tx_id!r} is already recorded as {self.recorded_state}; that is final"
 
 
 class TransactionSettled(TransactionConflict):
-    """The very same transaction was settled before, or has been decided the other way: ``recorded_state``."""
+    """This very transaction was settled before, or was decided the other way; see ``recorded_state``."""
 
 
 def decided_otherwise(tx_id: str, recorded: str) -> TransactionConflict:
-    """The error of a decision that is not the one that is recorded."""
+    """The error for a decision that contradicts the recorded one."""
     return (TransactionConflict if recorded == "PREPARE" else TransactionSettled)(tx_id, recorded)
 
 
@@ -163,17 +165,17 @@ class TransactionIdTaken(TransactionConflict):
 
 
 class TransactionRunning(TransactionConflict):
-    """This producer is running a transaction of this id already; this call has done nothing."""
+    """This producer is already running a transaction with this id; this call did nothing."""
 
     def __str__(self) -> str:
         return (
-            f"transaction {self.tx_id!r} is being run by this producer already; wait for its result "
+            f"this producer is already running transaction {self.tx_id!r}; wait for its result "
             "instead of running it twice, or choose another id"
         )
 
 
 class UnknownTransaction(EscrowMQError):
-    """No open transaction of that id, and none among those the broker still remembers."""
+    """No open transaction has this id, and neither does any that the broker still remembers."""
 
     def __init__(self, tx_id: str) -> None:
         super().__init__(tx_id)
@@ -184,7 +186,7 @@ class UnknownTransaction(EscrowMQError):
 
 
 class NotFullyPrepared(EscrowMQError):
-    """A transaction cannot be committed by hand, since not all of it was prepared; it can be rolled back."""
+    """A transaction cannot be committed by hand because not all of it was prepared; it can be rolled back."""
 
     def __init__(self, tx_id: str, lacking: str) -> None:
         super().__init__(tx_id, lacking)
@@ -198,11 +200,11 @@ class NotFullyPrepared(EscrowMQError):
 
 
 class TooManyOpenTransactions(_Retryable):
-    """The limit of open transactions of this app and topic is reached: slow down."""
+    """The limit of open transactions for this app and topic is reached: slow down."""
 
 
 class OutcomeUnknown(EscrowMQError):
-    """The call may or may not have taken effect; the check (or a retry with the same id) decides."""
+    """The call may or may not have taken effect; the check, or a retry with the same id, settles it."""
 
     def __init__(self, tx_id: str) -> None:
         super().__init__(tx_id)
@@ -234,12 +236,13 @@ class OffsetOutOfRange(EscrowMQError):
 
 
 class DataLoss(EscrowMQError):
-    """Messages that a query was to read exist no longer: retention removed them, or their topic is gone."""
+    """Messages that a query was about to read no longer exist: retention removed them, or their topic was
+    deleted."""
 
     def __str__(self) -> str:
         return (
             f"{self.args[0]}. Some data may have been lost: retention removed it before it was read, or the "
-            "topic was deleted. If the query shall go on without it, set option 'failOnDataLoss' to 'false'"
+            "topic was deleted. To continue the query without it, set option 'failOnDataLoss' to 'false'"
         )
 
 
@@ -266,19 +269,19 @@ class Closed(EscrowMQError):
 
 
 class CorruptLog(EscrowMQError):
-    """A record failed its checksum, or a file is damaged. Never repaired by cutting it off."""
+    """A record failed its checksum, or a file is damaged. Damage is never repaired by truncating the log."""
 
 
 class DamagedEntry(CorruptLog):
-    """One entry of the log fails its checksum, and it is known which: it is taken from another replica."""
+    """One known entry of the log fails its checksum; the replica fetches it from another replica."""
 
 
 class UnknownVersion(EscrowMQError):
-    """Written by a newer version of EscrowMQ (or not by EscrowMQ at all)."""
+    """The data was written by a newer version of EscrowMQ (or not by EscrowMQ at all)."""
 
 
 class NotSupported(EscrowMQError):
-    """Some replica of the cluster runs older software; nothing was done. Upgrade every replica first."""
+    """A replica of the cluster runs older software; nothing was done. Upgrade every replica first."""
 
 
 class DataDirMismatch(EscrowMQError):
@@ -294,20 +297,21 @@ class DiskFailed(EscrowMQError):
 
 
 class FsyncFailed(DiskFailed):
-    """fdatasync or fsync failed: the page cache can no longer be believed, so the process must end."""
+    """fdatasync or fsync failed: the page cache can no longer be trusted, so the process must end."""
 
 
 class ReadFailed(DiskFailed):
-    """The disk does not give back what was written, tried twice: the replica repairs itself from a peer."""
+    """Two reads in a row did not return what was written: the replica repairs itself from a peer."""
 
 
 class OffsetGone(EscrowMQError, LookupError):
-    """The log entry is not held here: retention dropped it, or it was never written. Read on later."""
+    """This replica does not hold the log entry: retention dropped it, or it was never written. Read a later
+    one."""
 
 
 class Superseded(EscrowMQError):
-    """Another process has taken this replica's place: this one never takes part again, and keeps its
-    directory."""
+    """Another process has taken this replica's place. This one never takes part again, and leaves its
+    directory as it is."""
 
     def __init__(self, who: str, by: int) -> None:
         super().__init__(who, by)
@@ -315,19 +319,19 @@ class Superseded(EscrowMQError):
 
     def __str__(self) -> str:
         return (
-            f"{self.who} was replaced: its peers know incarnation {self.by} of it, on another disk. It takes "
-            "no part in the group any more; its directory may be removed once the one that took its place "
+            f"{self.who} was replaced: its peers know incarnation {self.by} of it, on another disk. It no "
+            "longer takes part in the group; its directory may be removed once its replacement "
             "is a full member"
         )
 
 
 class ChangeRefused(EscrowMQError):
-    """The group never takes this step of a change of its members; the text says what to ask for instead."""
+    """The group will never take this step of a membership change; the text says what to request instead."""
 
 
 class ChangeNotYet(EscrowMQError):
-    """The group does not take this step of a change of its members now: ask again, with the same id. The text
-    says what is waited for."""
+    """The group cannot take this step of a membership change yet: ask again, with the same id. The text says
+    what it is waiting for."""
 
 
 class NotAuthorized(EscrowMQError):
@@ -339,8 +343,8 @@ class ConfigError(EscrowMQError, ValueError):
 
 
 class SettingsDiffer(ConfigError):
-    """The cluster runs with other settings than those asked for. ``differences``: a map for each of them,
-    with ``path``, ``running``, ``wanted`` and ``how`` it is changed."""
+    """The cluster runs with settings that differ from those requested. ``differences``: one map for each,
+    with ``path``, ``running``, ``wanted``, and ``how`` to change it."""
 
     def __init__(self, message: str, differences: Sequence[Mapping[str, Any]] = ()) -> None:
         super().__init__(message, differences)
@@ -351,7 +355,7 @@ class SettingsDiffer(ConfigError):
 
 
 class ClusterNotFound(EscrowMQError):
-    """No Ray cluster, or no EscrowMQ on it, at the given address."""
+    """There is no Ray cluster at the given address, or no EscrowMQ on it."""
 
 
 class JavaNotFound(EscrowMQError):
@@ -359,12 +363,14 @@ class JavaNotFound(EscrowMQError):
 
 
 class SafetyViolation(EscrowMQError):
-    """A promise of the log was about to be broken. The process must end; report it with its log."""
+    """A safety property of the log was about to be violated. The process must end; report it with its log."""
 
 
 class ApplyFailed(EscrowMQError):
-    """Applying a committed entry raised, a bug: the process must end rather than skip or repeat it."""
+    """Applying a committed entry raised an exception, which is a bug. The process must end rather than skip
+    or repeat it."""
 
 
 class WireError(EscrowMQError):
-    """A peer sent no message of this protocol, or more than the limit: its connection is closed."""
+    """A peer sent something that is not a message of this protocol, or exceeds its limits. Its connection is
+    closed."""

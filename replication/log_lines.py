@@ -1,8 +1,8 @@
-"""Log records as one JSON object a line, for whoever collects logs of many processes.
+"""Log records as one JSON object per line, for collectors of many processes' logs.
 
-The keys: ``time`` (as the machine's zone has it), ``level``, ``logger``, ``message``, ``error`` (the
+The keys: ``time`` (in the machine's time zone), ``level``, ``logger``, ``message``, ``error`` (the
 traceback, if any), what the process is (``group``, ``replica``, ``term`` of a broker), and ``tx_id`` where a
-record names one. Text is what Python's own logging makes, and needs nothing from here.
+record names one. The text format is that of Python's own logging and needs nothing from here.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-#: What a record may have been given as ``extra`` that is a key of its own.
+#: Attributes passed as ``extra`` that become keys of their own.
 EXTRA = ("tx_id", "app", "topic")
 
 
@@ -26,7 +26,7 @@ class LogFormat(enum.StrEnum):
 
 
 class JsonLines(logging.Formatter):
-    """``context()`` says what the process is when a record is written; it must not block or raise."""
+    """``context()`` returns what the process is at the moment of the record; it must not block or raise."""
 
     default_time_format, default_msec_format = "%Y-%m-%dT%H:%M:%S", "%s.%03d"
 
@@ -50,8 +50,8 @@ class JsonLines(logging.Formatter):
 
 
 def log_to_stderr(form: LogFormat, context: Callable[[], Mapping[str, Any]] = dict) -> None:
-    """Warnings and errors of this process go to its standard error in this form, in place of whatever handled
-    them before."""
+    """Write warnings and errors of this process to its standard error in this format. Replaces the root
+    logger's handlers."""
     handler = logging.StreamHandler(sys.stderr)
     text = logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
     handler.setFormatter(JsonLines(context) if form is LogFormat.json else text)

@@ -26,8 +26,8 @@ class TransactionState(enum.Enum):
 class ResultCode(enum.IntEnum):
     """Result of one operation (or of one transaction inside an operation), as applied on every replica.
 
-    Clients of other versions know these numbers, so none ever gets a second meaning. 12 is spent: it was
-    reserved for a member of a consumer group that is out of date, and never sent.
+    Clients of other versions know these numbers, so none is ever reused. 12 is used up: it was reserved for
+    an out-of-date member of a consumer group, and was never sent.
     """
 
     OK = 0
@@ -48,7 +48,7 @@ class ResultCode(enum.IntEnum):
         15  # of PREPARE: so long under way that its id may be forgotten; nothing was done: see ``heard_ms``
     )
     TOO_MANY_IDS = 16  # of PREPARE: no more ids given by applications can be remembered; info = the limit
-    NOT_PREPARED = 17  # refused to who is not the producer: not all of it is prepared, or nobody has looked
+    NOT_PREPARED = 17  # refused to all but the producer: not all of it is prepared, or that was not verified
     OUT_OF_RANGE = 20  # of fetch: the offset is before the log's start or after its end
 
 
@@ -122,24 +122,24 @@ class OpenTransaction:
     messages: int
     home_group: int  # group that holds the decision; -1 = this one
     home_index: int = -1  # over several groups: log index of the home group's record; -1: not told
-    parked_for: str = ""  # why a check parked it; "": it had all of its checks
+    parked_for: str = ""  # why a check parked it; "": it used up its checks
 
     def __setstate__(self, values: Sequence[Any]) -> None:
-        """As an earlier version pickles it: by position, and without what it does not know."""
+        """Also reads what an earlier version pickles: values by position, without the newer fields."""
         for item in fields(self)[len(values) :]:
             object.__setattr__(self, item.name, item.default)
         for item, value in zip(fields(self), values, strict=False):
             object.__setattr__(self, item.name, value)
 
 
-#: In place of a topic's first group: its creator has written none, and its name says it.
+#: In place of a topic's first group: its creator stored none, so it follows from the name.
 BY_NAME = -1
 
 
 @dataclass(frozen=True, slots=True)
 class TopicInfo:
-    """A topic's replicated settings, and where it lies. What holds for a new topic is up to its creator
-    (``TopicOptions``)."""
+    """A topic's replicated settings, and where its partitions are. Defaults for a new topic are its creator's
+    business (``TopicOptions``)."""
 
     name: str
     partitions: int
@@ -154,15 +154,16 @@ class TopicInfo:
         return [read(self) for read in _READ]
 
     def __setstate__(self, values: Sequence[Any]) -> None:
-        """As an earlier version pickles it: by position, and without what it does not know. By the slots'
-        own functions: who asks for all topics makes ten thousand of these, and reflection takes 8 us each."""
+        """Also reads what an earlier version pickles: values by position, without the newer fields. Uses the
+        slots' own descriptors: a listing of all topics makes ten thousand of these, and reflection costs 8 us
+        each."""
         if len(values) < len(_WRITE):
             values = [*values, *_DEFAULTS[len(values) :]]
         for write, value in zip(_WRITE, values, strict=False):
             write(self, value)
 
     def settings(self) -> dict[str, Any]:
-        """Without the place, as earlier versions know and store them."""
+        """All fields but the placement, as earlier versions know and store them."""
         values = asdict(self)
         del values["first_group"]
         return values
@@ -175,11 +176,11 @@ _DEFAULTS = [item.default for item in fields(TopicInfo)]
 
 def first_group(topic: TopicInfo) -> int:
     """Where the topic's partitions begin, for :func:`group_of`. A topic that was created without a first
-    group begins at the sum of its name's bytes, for ever: that is where its messages are."""
+    group begins at the sum of its name's bytes, and always will: its messages are there."""
     return sum(topic.name.encode()) if topic.first_group == BY_NAME else topic.first_group
 
 
 def group_of(first: int, partition: int, groups: int) -> int:
-    """The broker group that hosts a partition of a topic whose ``first_group`` is given: the only place that
-    computes it. Partitions that follow each other lie in groups that follow each other."""
+    """The broker group that hosts a partition of a topic whose ``first_group`` is given. Nothing else
+    computes it. Consecutive partitions are in consecutive groups."""
     return (first + partition) % groups

@@ -1,4 +1,4 @@
-"""Checks of settings, shared by all configuration: a nonsensical number is refused where it is written."""
+"""Checks of settings, shared by all configuration: a nonsensical number is refused where it is set."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def check_not_negative(owner: object, *names: str) -> None:
 
 
 def check_all_positive(settings: Any) -> None:
-    """``check_positive`` for every field of a dataclass; one that is a dataclass itself checks its own."""
+    """``check_positive`` for every field of a dataclass, except nested dataclasses, which check their own."""
     names = [item.name for item in fields(settings)]
     check_positive(settings, *(name for name in names if not is_dataclass(getattr(settings, name))))
 

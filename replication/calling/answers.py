@@ -1,10 +1,11 @@
 """What brokers answer on the control path: one type for each kind of answer.
 
-A call for the leader is answered by a ``Reply``. Where an answer can have thousands of rows it is a struct
-of columns: those are packed and sent at a quarter of the cost of an object for each row. Messages and
-results of requests are bulk, and stay as ``ops`` and ``fetching`` describe them. Nothing here is stored, but
-the ends may run different versions: see carried_answers.py, and its rules for new fields. The tuples here go
-by position, and never get a field. Times are in ms since the epoch; ``code`` is a ``ResultCode``.
+A call to the leader is answered by a ``Reply``. An answer that can have thousands of rows is a struct
+of columns: packing and sending columns costs a quarter of one object per row. Messages and
+results of requests are bulk data; ``ops`` and ``fetching`` describe them. Nothing here is stored, but
+the two ends may run different versions: carried_answers.py explains this and has the rules for new fields.
+The named tuples here are sent by position and must never get a new field. Times are in ms since the epoch;
+``code`` is a ``ResultCode``.
 """
 
 from __future__ import annotations
@@ -18,21 +19,21 @@ from escrowmq.replication.model import OpenTransaction, TransactionState
 #: ``("ok", answer)`` from a leader; ``("not_leader", the leader's replica number or None, term)``; and from
 #: ``submit`` also ``("overloaded", s)``, ``("disk_full", s)``, ``("malformed", text)``, ``("unsupported",
 #: level)``: the group has not reached the format level that this request needs, nothing was done; and
-#: ``("unknown",)``: it may or may not happen, send the same bytes again. To a request with a PREPARE of
-#: version 2, "ok" has a third part: the time of an entry of the group, which the client's next PREPARE
-#: tells as what it has heard.
+#: ``("unknown",)``: the request may or may not take effect, send the same bytes again. In answer to a PREPARE
+#: of version 2, "ok" has a third part: the time of an entry of the group, which the client's next PREPARE
+#: reports as what it has heard.
 Reply: TypeAlias = tuple[Any, ...]
 
 
 class Leadership(NamedTuple):
-    """What a replica knows of leadership: whether it leads itself and is ready, who leads, in which term."""
+    """What a replica knows of leadership: whether it leads and is ready, who leads, and in which term."""
 
     ready: bool
     leader: int | None
     term: int
 
     def refusal(self) -> Reply:
-        """The answer to a call that only a leader does, from one that does not lead: nothing was done."""
+        """Answer of a replica that does not lead to a call that only a leader serves: nothing was done."""
         return "not_leader", self.leader, self.term
 
 
@@ -59,7 +60,7 @@ class TopicNames(Carried, frozen=True):
 
 
 class PartitionBounds(Carried, frozen=True):
-    """Of each partition asked for: offsets ``[start, end)``, all of one moment; 0 unless the code is OK."""
+    """For each requested partition: offsets ``[start, end)``, all of one moment; 0 unless the code is OK."""
 
     codes: list[int]
     starts: list[int]
@@ -67,7 +68,7 @@ class PartitionBounds(Carried, frozen=True):
 
 
 class PartitionSpans(Carried, frozen=True):
-    """Of each span asked for: the offset that its bytes reach, and the bytes until there."""
+    """For each requested span: the offset that its bytes reach, and the number of bytes up to there."""
 
     codes: list[int]
     offsets: list[int]
@@ -75,14 +76,14 @@ class PartitionSpans(Carried, frozen=True):
 
 
 class FoundOffsets(Carried, frozen=True):
-    """Of each partition and time asked for: the first offset at or after that time."""
+    """For each requested partition and time: the first offset at or after that time."""
 
     codes: list[int]
     offsets: list[int]
 
 
 class FetchEnds(Carried, frozen=True):
-    """The offsets at which the next fetches of a partition will end, rising."""
+    """The offsets at which the next fetches of a partition will end, in ascending order."""
 
     code: int
     ends: list[int]
@@ -92,11 +93,12 @@ class FetchEnds(Carried, frozen=True):
 
 
 class Standing(NamedTuple):
-    """How a transaction stands in one group, as of one entry of its log: a row of the answer to INQUIRE.
+    """State of a transaction in one group, as of one entry of its log: a row of the answer to INQUIRE.
 
-    ``state``: a TransactionState's name. ``home_index``: log index of home's record, -1 unless it is open or
-    waits for branches. Of an open one: its parts prepared and expected (0: not told), its home group (-1:
-    here), and, at home, the groups of its branches. Of a decided one: the groups that have not done it.
+    ``state``: name of a TransactionState. ``home_index``: log index of home's record, -1 unless the
+    transaction is open or waits for branches. For an open one: its parts prepared and expected (0: not told),
+    its home group (-1: here), and, at home, the groups of its branches. For a decided one: the groups that
+    have not yet carried out the decision.
     """
 
     state: str
@@ -108,15 +110,16 @@ class Standing(NamedTuple):
 
     @property
     def whole(self) -> bool:
-        """Open, with all its parts."""
+        """Whether it is open and has all its parts."""
         return self.state == "PREPARE" and self.parts in (0, self.have)
 
     def is_branch_of(self, home: int) -> bool:
-        """The same, and group ``home`` decides it: an index of home's record is one of that group's log."""
+        """``whole``, and group ``home`` decides it: the index of home's record is one of that group's log."""
         return self.whole and self.home_group == home
 
     def lacking(self, group: int, home: int = -1) -> str:
-        """What is missing in ``group`` unless it is whole (and ``home`` decides it), for people."""
+        """What ``group`` lacks, as text for people. For transactions that are not ``whole`` (or whose home is
+        not ``home``)."""
         if self.state == "PREPARE" and self.home_group == home:
             return f"group {group} has {self.have} of {self.parts} parts"
         return f"it is not prepared in group {group}"
@@ -125,10 +128,10 @@ class Standing(NamedTuple):
 class LockedRow(NamedTuple):
     """A due transaction, locked for one feedback process.
 
-    ``checks``: how many it had. ``home_group``: where it is decided, -1 = here. ``exhausted``: it has had all
-    of its checks, and its topic says that it is then rolled back. ``instance``: its owner, the producer that
+    ``checks``: how many it has had. ``home_group``: where it is decided, -1 = here. ``exhausted``: it has had
+    all of its checks, and its topic is set to roll it back then. ``instance``: its owner, the producer that
     prepared it last ("": not known, or one that cannot be asked). ``newest_index``: the log index of that
-    PREPARE; a roll-back by a check holds for this one only (0: the group's format level knows no such
+    PREPARE; a check's rollback applies only to this one (0: the group's format level has no such
     condition). ``age_ms``: how long it has been open.
     """
 
@@ -144,7 +147,7 @@ class LockedRow(NamedTuple):
 
 
 class LockedChecks(Carried, frozen=True):
-    """Transactions that are due and locked now; the columns are the fields of ``LockedRow``."""
+    """Transactions that are due and have just been locked; the columns are the fields of ``LockedRow``."""
 
     tx_ids: Sequence[str] = ()
     query_ids: Sequence[str] = ()
@@ -158,7 +161,7 @@ class LockedChecks(Carried, frozen=True):
 
     @classmethod
     def of(cls, rows: Iterable[Sequence[Any]]) -> Self:
-        """From rows with the fields of ``LockedRow`` in their order."""
+        """From rows that have the fields of ``LockedRow`` in order."""
         return cls(*zip(*rows, strict=True))
 
     def rows(self) -> list[LockedRow]:
@@ -168,8 +171,8 @@ class LockedChecks(Carried, frozen=True):
 
 
 class EarlierChecks:
-    """``LockedChecks`` on its way to an earlier version, which unpickles its own class of that name: without
-    the columns that it does not know."""
+    """``LockedChecks`` as sent to an earlier version, which unpickles it as its own class of that name,
+    without the columns that it does not know."""
 
     def __init__(self, checks: LockedChecks) -> None:
         self._columns = [getattr(checks, name) for name in checks.__struct_fields__[:6]]
@@ -179,10 +182,10 @@ class EarlierChecks:
 
 
 class DuePairs(Carried, frozen=True):
-    """Pairs (app, topic) that came to have due checks since the caller last asked.
+    """Pairs (app, topic) that have got due checks since the caller last asked.
 
-    ``term`` and ``seen`` are what the caller passes the next time: the leader's term, and the number up to
-    which it was told in that term.
+    The caller passes ``term`` and ``seen`` in its next call: the leader's term, and the number up to
+    which it has been told in that term.
     """
 
     term: int
@@ -191,7 +194,7 @@ class DuePairs(Carried, frozen=True):
 
 
 class OpenPairs(Carried, frozen=True):
-    """Pairs (app, topic) with open transactions, of the first ``apps`` of the apps that were asked for."""
+    """Pairs (app, topic) with open transactions, of the first ``apps`` of the requested apps."""
 
     apps: int
     pairs: Sequence[tuple[str, str]] = ()
@@ -215,19 +218,19 @@ class OpenTransactions(Carried, frozen=True):
 
     @classmethod
     def of(cls, rows: Iterable[Sequence[Any]]) -> Self:
-        """From rows with the fields of ``OpenTransaction`` in their order."""
+        """From rows that have the fields of ``OpenTransaction`` in order."""
         return cls(*zip(*rows, strict=True))
 
     def rows(self) -> list[OpenTransaction]:
         """One value for each transaction."""
         columns = [getattr(self, name) for name in self.__struct_fields__]
-        while self.apps and not columns[-1]:  # of an earlier version, which does not know it
+        while self.apps and not columns[-1]:  # from an earlier version, which does not have this column
             columns.pop()
         return [OpenTransaction(*row) for row in zip(*columns, strict=True)]
 
 
 class SettledTransaction(Carried, frozen=True):
-    """What is told of a settled transaction by one group: as it was, and who decided it. ``checked_ms``: when
+    """What one group reports about a settled transaction: its record and who decided it. ``checked_ms``: when
     a check was last answered without a decision; 0: never. ``by``: "producer", "feedback",
     "operator:<name>", "policy:<which>", "home:<group>"."""
 
@@ -242,8 +245,8 @@ class SettledTransaction(Carried, frozen=True):
 
 
 class FoundTransaction(Carried, frozen=True):
-    """A transaction that one app has under the id asked for; ``open`` as long as it is not settled, and
-    ``settled`` then, for the last ones. ``checked_ms``: of an open one, as in ``SettledTransaction``."""
+    """A transaction that one app has under the requested id. ``open`` is set until it is settled; after that
+    ``settled`` is, for the most recent ones. ``checked_ms``: of an open one, as in ``SettledTransaction``."""
 
     app: str
     state: TransactionState
@@ -253,7 +256,7 @@ class FoundTransaction(Carried, frozen=True):
 
 
 class AuditEntry(Carried, frozen=True):
-    """A decision that no producer made, but an operator or a policy. ``outcome``: COMMITTED or ROLLBACK."""
+    """A decision made by an operator or a policy, not by a producer. ``outcome``: COMMITTED or ROLLBACK."""
 
     at_ms: int
     by: str
@@ -266,7 +269,7 @@ class AuditEntry(Carried, frozen=True):
 
 
 class PeerReport(Carried, frozen=True):
-    """How far a leader's peer has got. ``match_index``: up to there it has the leader's log."""
+    """How far a leader's peer has got. ``match_index``: it has the leader's log up to there."""
 
     peer: str
     connected: bool
@@ -274,12 +277,12 @@ class PeerReport(Carried, frozen=True):
 
 
 class MembersReport(Carried, frozen=True, kw_only=True):
-    """A group's members by their numbers, as one replica has them.
+    """A group's members by number, as one replica knows them.
 
     ``version`` grows with every change, and is the epoch of the list. ``learners`` hold copies and do not
-    vote yet. ``highest``: the highest number that any member ever had; whoever comes next has a higher one.
-    ``change_id``: of the change that led here, "" in a group that never was changed. ``applied``: it is
-    committed for sure.
+    vote yet. ``highest``: the highest number that any member ever had; the next member gets a higher one.
+    ``change_id``: id of the change that led here, "" in a group that was never changed. ``applied``: whether
+    it is certainly committed.
     """
 
     version: int
@@ -296,9 +299,9 @@ class MembersReport(Carried, frozen=True, kw_only=True):
 
 
 class StepTaken(NamedTuple):
-    """What a leader has done for a change of members; the caller asks again until ``act`` is "DONE".
+    """What a leader has done for a membership change; the caller asks again until ``act`` is "DONE".
 
-    ``act``: the name of an ``Act`` of replication/raft/members.py; ``replica``: whom it is about, -1: nobody.
+    ``act``: the name of an ``Act`` of replication/raft/members.py; ``replica``: the one concerned, -1: none.
     """
 
     act: str
@@ -307,11 +310,11 @@ class StepTaken(NamedTuple):
 
 
 class ScrubReport(Carried, frozen=True, kw_only=True):
-    """How a replica looks after what it has stored. Times in ms since the epoch, 0: never.
+    """How a replica scrubs its stored data. Times in ms since the epoch, 0: never.
 
-    ``done_ms``: when it had last read all of it again, ``done_bytes`` of them. ``begun_ms``, ``bytes``: the
-    pass under way, or the last one. ``found``: damaged entries that were met since it started, ``mended``
-    those that were taken from other replicas, ``damaged`` those that are still to be mended.
+    ``done_ms``: when the last full pass ended, and ``done_bytes`` how much it read. ``begun_ms``, ``bytes``:
+    start and bytes of the pass under way, or of the last one. ``found``: damaged entries met since the
+    process started, ``mended``: those replaced from other replicas, ``damaged``: those not yet replaced.
     """
 
     done_ms: int = 0
@@ -324,14 +327,14 @@ class ScrubReport(Carried, frozen=True, kw_only=True):
 
 
 class AcrossReport(Carried, frozen=True, kw_only=True):
-    """Transactions over several groups, as one replica has them.
+    """Transactions over several groups, as one replica counts them.
 
     ``undone``: decisions of this group that branches have still to carry out; ``oldest_ms``: when the oldest
     of them was made (ms since the epoch, 0: none). ``branches``: open transactions whose home is another
-    group; ``due``: those of them that wait to be asked about at home (leader only). The rest counts since
-    the process started: decisions ``pushed`` to branches and ``followed`` here, branches that home did not
-    owe and that were rolled back (``presumed``), decisions that the branch had ``forgotten``, and alarms
-    (``against_home``, branch-against-home): branches recorded otherwise than home has decided.
+    group; ``due``: those of them about which home is to be asked (leader only). The rest counts since
+    the process started: decisions ``pushed`` to branches and ``followed`` here; branches rolled back because
+    home does not owe them a decision (``presumed``); decisions that the branch had ``forgotten``; and alarms
+    (``against_home``, branch-against-home): branches recorded differently from home's decision.
     """
 
     undone: int = 0
@@ -346,11 +349,11 @@ class AcrossReport(Carried, frozen=True, kw_only=True):
 
 
 class GivenIdsReport(Carried, frozen=True, kw_only=True):
-    """Settled ids that applications gave. ``count`` of at most ``most`` are remembered (an app counts as 500
+    """Settled ids that applications chose. ``count`` of at most ``most`` are remembered (an app counts as 500
     beside them).
 
-    ``short_ms``: for how long, where that is less than ``remember_ids_s`` promises, because too many came;
-    None: for as long as that, or nothing was forgotten yet.
+    ``short_ms``: for how long they are remembered, where that is less than ``remember_ids_s`` promises
+    because too many arrived; None: the promise holds, or nothing has been forgotten yet.
     """
 
     count: int
@@ -359,15 +362,15 @@ class GivenIdsReport(Carried, frozen=True, kw_only=True):
 
 
 class ReplicaReport(Carried, frozen=True, kw_only=True):
-    """A replica about itself. Indexes are those of its log. One that is "starting" has no more than defaults.
+    """A replica's report about itself. Indexes are those of its log. While "starting", it has only defaults.
 
     ``role``: "leader", "follower" or "starting"; ``ready``: it leads, and answers as a leader. ``failure``:
     why the last attempt to start it failed. ``recovered_index``: what its snapshot held when it started.
-    ``waiting``: requests that are in no log entry yet. ``learner``: it has lost its log and neither votes nor
-    counts for a majority yet. ``superseded_by``: the incarnation that took its place; it never runs again.
-    ``level``: the format level that its state has reached, 0 where nothing runs. ``disk_full``: it takes
-    no new work, because it found no room, or less than ``reserve_bytes`` are free. ``scrub``, ``across``,
-    ``given_ids`` and ``members``: None where nothing runs.
+    ``waiting``: requests that are not yet in a log entry. ``learner``: it has lost its log and does not yet
+    vote or count towards a majority. ``superseded_by``: the incarnation that replaced it; it never runs
+    again. ``level``: the format level that its state has reached, 0 if it is not running. ``disk_full``: it
+    takes no new work, because a write found no room, or less than ``reserve_bytes`` are free. ``scrub``,
+    ``across``, ``given_ids`` and ``members``: None if it is not running.
     """
 
     gid: int

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-#: Beyond this many failures the pause is the longest one anyway; bounds the power that is computed.
+#: Beyond this many failures the pause has reached its maximum anyway; bounds the exponent.
 _FAILURES_MAX = 64
 
 
@@ -13,8 +13,8 @@ _FAILURES_MAX = 64
 class Backoff:
     """Pauses in seconds that grow from ``first_s`` by ``factor`` up to ``longest_s``.
 
-    ``jitter``: each pause is drawn out at random by up to this share of itself, so that many who failed
-    together do not come back together. It is never shortened: whoever asked for a pause gets all of it.
+    ``jitter``: each pause is lengthened at random by up to this share of itself, so that callers that failed
+    together do not return together. It is never shortened: a pause that the other side asked for is kept.
     """
 
     first_s: float
@@ -23,9 +23,9 @@ class Backoff:
     jitter: float = 0.0
 
     def pause_s(self, failures: int, rng: random.Random | None = None, *, asked_s: float = 0.0) -> float:
-        """The pause after a failure that ``failures`` others preceded (0: the first in a row).
+        """The pause after a failure that ``failures`` others preceded in a row (0: this is the first).
 
-        ``asked_s``: what the other side asked for; it counts up to ``longest_s``. Without ``rng``, no jitter.
+        ``asked_s``: what the other side asked for, at most ``longest_s``. Without ``rng`` there is no jitter.
         """
         grown = self.first_s * self.factor ** min(failures, _FAILURES_MAX)
         pause = min(max(grown, asked_s), self.longest_s)

@@ -1,14 +1,14 @@
 """Answers on their way between processes of different versions: by name, never by position or by class alone.
 
-Replicas, supervisor and clients are upgraded one after the other, so each meets answers of earlier and of
-later versions. msgspec pickles a struct as its class with all of its values: a receiver whose class has a
-field less, or that lacks the class of a value, cannot read it, and takes who sent it for silent. So a
-``Carried`` is pickled as a map of plain values and what makes it of that: ``msgspec.convert``, which every
-version has. Names that the receiver does not know are passed over, and so are classes that only they need;
-missing ones have its defaults.
+Replicas, supervisor and clients are upgraded one after the other, so each meets answers from earlier and from
+later versions. msgspec pickles a struct as its class with all of its values: a receiver whose class has one
+field fewer, or that lacks the class of a value, cannot read it, and concludes that the sender is silent. So a
+``Carried`` is pickled as a map of plain values together with the function that converts it back:
+``msgspec.convert``, which every version has. Names that the receiver does not know are ignored, and so are
+classes that only those fields need; missing names get the receiver's defaults.
 
 Hence the rules for a class once it is released: its name and module stay, a new field has a default, and no
-field goes or changes its type or meaning: another meaning takes another name.
+field is removed or changes its type or meaning. A new meaning needs a new name.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import msgspec
 
 
 class Carried(msgspec.Struct, frozen=True):
-    """A struct that processes of other versions read, too."""
+    """A struct that processes of other versions read too."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return msgspec.convert, (msgspec.to_builtins(self), type(self))

@@ -1,8 +1,8 @@
-"""What a replica tells of its counters: replication/metrics.py says what counts, and carried_answers.py the
-rules that the fields keep.
+"""A replica's counters as it reports them: replication/metrics.py says what is counted, and
+carried_answers.py has the rules for the fields.
 
-Counters count since the process started. Of names (apps, topics) so many are told at most; the rest is one
-sum, and how many names there are is told with it.
+Counters count since the process started. The number of names (apps, topics) reported is limited; the rest is
+one sum, reported with the total number of names.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from escrowmq.replication.metrics import Histogram
 
 
 class HistogramReport(Carried, frozen=True):
-    """``counts[i]``: values up to ``bounds[i]``, and above the one before; the last: above all bounds."""
+    """``counts[i]``: values in ``(bounds[i - 1], bounds[i]]``; the last count: values above all bounds."""
 
     bounds: Sequence[float]
     counts: Sequence[int]
@@ -24,13 +24,13 @@ class HistogramReport(Carried, frozen=True):
 
     @classmethod
     def of(cls, histogram: Histogram) -> HistogramReport:
-        """As it is now."""
+        """The histogram's present values."""
         return cls(list(histogram.bounds), list(histogram.counts), histogram.total)
 
 
 class Named(Carried, frozen=True, kw_only=True):
-    """Figures by name, in columns; ``rest`` has the sums of those that are not named. ``all``: how many names
-    there are."""
+    """Figures by name, in columns. ``rest``: for each column, the sum over the names left out. ``all``: the
+    total number of names."""
 
     names: Sequence[str]
     columns: Sequence[Sequence[int]]
@@ -39,11 +39,11 @@ class Named(Carried, frozen=True, kw_only=True):
 
 
 class LedMetrics(Carried, frozen=True, kw_only=True):
-    """Of a group, as its leader tells.
+    """Figures of a group, as its leader reports them.
 
-    ``apps``: open and parked transactions. ``topics``: messages that ever became readable, which all replicas
-    agree on, and bytes of them since this process started. ``oldest_age_s``: since the first of the open
-    transactions was prepared, by the group's time; 0: none is open.
+    ``apps``: open and parked transactions. ``topics``: messages that ever became readable, on which all
+    replicas agree, and their bytes since this process started. ``oldest_age_s``: age of the oldest open
+    transaction since it was prepared, by the group's time; 0: none is open.
     """
 
     apps: Named
@@ -54,9 +54,9 @@ class LedMetrics(Carried, frozen=True, kw_only=True):
 class MetricsReport(Carried, frozen=True, kw_only=True):
     """A replica's counters and histograms.
 
-    ``prepared`` and ``decided`` ("COMMITTED/producer") count what it has done as leader, each transaction at
-    one replica; ``refused`` requests by reason; ``terms_led``: how often it came to lead. ``histograms`` are
-    of seconds. ``led``: None unless it leads. ``disk_bytes``: size of its file system.
+    ``prepared`` and ``decided`` ("COMMITTED/producer") count what it did as leader, so that each transaction
+    is counted at one replica; ``refused``: requests by reason; ``terms_led``: how often it became leader.
+    ``histograms`` are in seconds. ``led``: None unless it leads. ``disk_bytes``: size of its file system.
     """
 
     gid: int

@@ -1,6 +1,6 @@
-"""For how long failures that may pass are put up with, and the loop that does so.
+"""How long to tolerate failures that may pass, and the loop that does so.
 
-Only what attempts took in vain and the pauses between them are counted, not the work between two questions: a
+Only the time of failed attempts and of the pauses between them counts, not the work between two calls: a
 caller that is busy for minutes does not lose its patience by that.
 """
 
@@ -16,14 +16,14 @@ Answer = TypeVar("Answer")
 
 
 class Patience:
-    """One caller's patience: ``patience_s`` seconds of vain attempts and pauses since the last answer."""
+    """One caller's patience: ``patience_s`` seconds of failed attempts and pauses since the last answer."""
 
     def __init__(self, patience_s: float, backoff: Backoff, rng: random.Random | None = None) -> None:
         self._patience_s, self._backoff, self._rng = patience_s, backoff, rng
         self._failures, self._vain_s = 0, 0.0
 
     def pause_s(self, took_s: float, error: BaseException) -> float | None:
-        """How long to pause after an attempt that took ``took_s`` and ended in ``error``; None: it is over.
+        """How long to pause after an attempt that took ``took_s`` and ended in ``error``; None: give up.
 
         An error's ``retry_after_s`` is respected, up to the longest pause.
         """
@@ -37,11 +37,11 @@ class Patience:
         return pause
 
     def heard(self) -> None:
-        """A part of an attempt was answered: the time begins again, the pauses stay as long as they are."""
+        """Part of an attempt was answered: the time starts again; the pauses keep their length."""
         self._vain_s = 0.0
 
     def answered(self) -> None:
-        """An attempt succeeded: everything begins again."""
+        """An attempt succeeded: time and pauses start again."""
         self._failures, self._vain_s = 0, 0.0
 
 
@@ -53,8 +53,8 @@ def patiently(
     clock: Callable[[], float],
     sleep: Callable[[float], None],
 ) -> Answer:
-    """``attempt()``, again and again while it raises what is ``passing``; raises that when patience is
-    over."""
+    """Call ``attempt()`` until it raises none of ``passing``. When patience is over, raises the last
+    error."""
     while True:
         began = clock()
         try:

@@ -1,4 +1,4 @@
-"""Which part of all pairs of app and topic belongs to whom, where several callers share them out."""
+"""Which share of the pairs (app, topic) belongs to which caller, where several callers divide them."""
 
 from __future__ import annotations
 

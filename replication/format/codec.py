@@ -1,8 +1,8 @@
 """Bytes of the log: operation frames, the command envelope, message rows. See docs/log-format.md.
 
 A client encodes its operations once; the leader puts the frames of many clients behind one
-envelope (a group commit) and nobody encodes them again. Metadata are small msgpack arrays held
-column-wise, so one C call decodes what a thousand messages need; bodies are rows that only
+envelope (a group commit) without re-encoding them. Metadata are small msgpack arrays held
+column-wise, so that one C call decodes the metadata of a thousand messages; bodies are rows that only
 clients decode. Nothing here does I/O.
 """
 
@@ -17,24 +17,24 @@ import msgspec
 
 from escrowmq.replication.errors import CorruptLog, UnknownVersion
 
-#: Of the envelope, and of operations that have had one shape only.
+#: Version of the envelope, and of operations that have only ever had one shape.
 FORMAT_VERSION = 1
 
 #: First byte of every Raft command, as pysyncobj defines them: ours are REGULAR. 1 is the entry that opens a
-#: leader's term, which pysyncobj writes; MEMBERSHIP is reserved for changes of the group's members.
+#: leader's term, which pysyncobj writes; MEMBERSHIP entries change the group's members.
 REGULAR, MEMBERSHIP = 0, 2
 
 #: Command envelope: u8 command type (REGULAR), u8 format version, u16 reserved, u32 number of
-#: operations, u64 leader's time in ms since the epoch (never falls from entry to entry).
+#: operations, u64 leader's time in ms since the epoch (never decreases from entry to entry).
 ENVELOPE = struct.Struct("<BBHIQ")
 #: Operation frame: u8 type, u8 version, u16 reserved, u32 metadata bytes, u32 body bytes.
 FRAME = struct.Struct("<BBHII")
-#: The same frame, read with type and version as one number: what decoders are picked by.
+#: The same frame with type and version read as one number, the key by which decoders are chosen.
 _FRAME_KIND = struct.Struct("<HHII")
 
 
 class OpType(enum.IntEnum):
-    """Record types. The first seven are FMQ's; the rest are ours."""
+    """Record types. The first seven come from FMQ; the rest are ours."""
 
     MESSAGE = 1
     PREPARE = 2
@@ -59,11 +59,11 @@ class OpType(enum.IntEnum):
 class PrepareExtra(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True, frozen=True, gc=False):
     """What PREPARE version 2 says beyond version 1: a map on the wire, defaults left out.
 
-    ``instance``: the producer that sends it, whom a check asks first. ``participants``: broker groups of the
-    branches, home not among them. ``parts``: how many PREPAREs the transaction has here (0: not told).
+    ``instance``: the sending producer, which a check asks first. ``participants``: broker groups of the
+    branches, without home. ``parts``: how many PREPAREs the transaction has here (0: not told).
     ``home_index``: in a branch, the log index of home's record of each transaction (empty: none). ``given``:
-    the ids are the application's and may come back at any time. ``heard_ms``: the newest time of an entry of
-    this group that the client has heard of (-1: none).
+    the application chose the ids, so they may come back at any time. ``heard_ms``: the newest time of an
+    entry of this group that the client has seen (-1: none).
     """
 
     instance: str = ""
@@ -74,7 +74,7 @@ class PrepareExtra(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=Tru
     heard_ms: int = -1
 
 
-#: In place of what version 1 does not say.
+#: For version 1, which has none of this.
 NO_EXTRA = PrepareExtra()
 
 
@@ -87,7 +87,7 @@ class Op(NamedTuple):
     body_size: int
 
 
-#: What decoding of foreign bytes may raise: damage, invalid UTF-8, nesting without end.
+#: What decoding of untrusted bytes may raise: damage, invalid UTF-8, unbounded nesting.
 _NOT_MSGPACK = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder().decode
@@ -144,7 +144,7 @@ def encode_row(
 
 
 def decode_rows(blob: bytes | memoryview, count: int) -> list[Row]:
-    """Rows of ``count`` messages that stand one behind the other in ``blob``: one C call for all of them."""
+    """Rows of ``count`` messages, concatenated in ``blob``: one C call for all of them."""
     try:
         return _decode_rows(b"".join((b"\xdd", count.to_bytes(4, "big"), blob)))
     except _NOT_MSGPACK as error:
@@ -212,7 +212,7 @@ def decode_command(command: bytes | memoryview) -> tuple[int, list[Op]]:
 
 
 def pack(value: Any) -> bytes:
-    """Small values between processes (results, hints, snapshots): msgpack."""
+    """Small values between processes (results, hints, snapshots), as msgpack."""
     return _encode(value)
 
 

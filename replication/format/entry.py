@@ -1,8 +1,8 @@
 """One log entry on disk: a 32-byte header and the Raft command. docs/log-format.md has the bytes.
 
-The checksum covers the header too, so a wrong length, index or term is found like a wrong body. It
-is verified wherever an entry is read whole from disk; nothing here decides what a bad entry means
-(torn.py does for the tail, everywhere else it is corruption).
+The checksum covers the header too, so a wrong length, index or term is detected like a wrong body. It
+is verified wherever an entry is read whole from disk. Nothing here decides what a bad entry means
+(log/torn.py does for the tail; everywhere else it is corruption).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ KIND_ENTRY: Final = 0
 #: magic, version, kind, unsynced, command bytes, checksum, term, index.
 HEADER: Final = struct.Struct("<IBBHIIQQ")
 HEADER_SIZE: Final = HEADER.size
-#: The header without its checksum field: what the checksum covers before the command.
+#: The header without its checksum field: what the checksum covers ahead of the command.
 _COVERED: Final = struct.Struct("<IBBHIQQ")
 _MAGIC: Final = int.from_bytes(MAGIC, "little")
 #: ``unsynced`` is 16 bits wide and stops counting here.
@@ -34,7 +34,7 @@ _pack_covered, _pack = _COVERED.pack, HEADER.pack
 
 
 def encode_header(command: bytes, index: int, term: int, unsynced: int) -> bytes:
-    """The 32 bytes before ``command``; ``unsynced`` = entries before it that the same sync covers."""
+    """The 32 bytes before ``command``; ``unsynced``: how many entries before it the same sync covers."""
     size = len(command)
     crc = extend(value(_pack_covered(_MAGIC, VERSION, KIND_ENTRY, unsynced, size, term, index)), command)
     return _pack(_MAGIC, VERSION, KIND_ENTRY, unsynced, size, crc, term, index)
@@ -42,7 +42,7 @@ def encode_header(command: bytes, index: int, term: int, unsynced: int) -> bytes
 
 @dataclass(slots=True)
 class EntryHeader:
-    """A header whose checksum was right."""
+    """A header whose checksum was correct."""
 
     index: int
     term: int
@@ -51,12 +51,12 @@ class EntryHeader:
 
     @property
     def batch_first(self) -> int:
-        """First entry that the sync of this one covers; everything before was durable already."""
+        """First entry that the same sync covers; everything before it was already durable."""
         return self.index - self.unsynced
 
 
 def read_entry(data: memoryview, at: int) -> EntryHeader | None:
-    """The header of the entry at ``at`` if the whole entry is there and its checksum is right.
+    """The header of the entry at ``at``, or None unless the whole entry is there with a correct checksum.
 
     Raises UnknownVersion for a sound entry of a newer version: magic, version, length and checksum
     keep their places in every version.
@@ -75,7 +75,7 @@ def read_entry(data: memoryview, at: int) -> EntryHeader | None:
 
 
 def sound_command(raw: bytes, index: int) -> bytes | None:
-    """The command of ``raw``, if that is the whole entry ``index``, and sound. Raises as ``read_entry``."""
+    """The command, if ``raw`` is exactly the sound entry ``index``; else None. Raises as ``read_entry``."""
     if len(raw) < HEADER_SIZE:
         return None
     magic, version, kind, _, size, crc, _, found = HEADER.unpack_from(raw)
@@ -97,7 +97,7 @@ def _check_version(version: int, kind: int) -> None:
 
 @dataclass(slots=True)
 class Scan:
-    """What a run of entries holds. ``positions`` has one more element: where the good part ends."""
+    """What a run of entries holds. ``positions`` has one extra element: where the sound part ends."""
 
     positions: array[int]
     terms: list[tuple[int, int]] = field(default_factory=list)  # (first index, term), one per change
@@ -114,8 +114,8 @@ class Scan:
 def scan(data: memoryview, start: int, first: int) -> Scan:
     """Read entries from byte ``start`` on; the first has index ``first``. Verifies every checksum.
 
-    A sound entry in the wrong place (index not in sequence, term falling) is corruption and raises;
-    the caller decides about an unsound one, at ``Scan.end``.
+    A sound entry in the wrong place (index not in sequence, or a falling term) is corruption and raises
+    CorruptLog; the caller decides about an unsound one, at ``Scan.end``.
     """
     positions = array("I", [start])
     result = Scan(positions)

@@ -1,8 +1,8 @@
 """A group's members as the log holds them: the whole configuration in one entry, and its bytes.
 
-The entry's first byte is MEMBERSHIP, which pysyncobj reserves for pickled nodes of its own; nothing here is
-ever unpickled (``dynamicMembershipChange`` stays off). An entry holds everything and not a difference, so
-that whoever has one needs no other. docs/log-format-operations.md shows the bytes.
+The entry's first byte is MEMBERSHIP, which pysyncobj reserves for its own pickled nodes; nothing here is
+ever unpickled (``dynamicMembershipChange`` stays off). An entry holds the whole configuration and not a
+difference, so that one entry is enough to know it. docs/log-format-operations.md shows the bytes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from escrowmq.replication.errors import CorruptLog, UnknownVersion
 from escrowmq.replication.format.codec import MEMBERSHIP
 
 VERSION: Final = 1
-#: With seven voters three may be lost; more cost a fsync and a copy each, for nothing that anybody asked for.
+#: Seven voters survive the loss of three. More would cost an fsync and a copy each, and no user needs them.
 VOTERS_MAX: Final = 7
 #: Replicas that are being filled. Each costs the leader's disk and network a whole copy.
 LEARNERS_MAX: Final = 2
@@ -34,8 +34,8 @@ class Members:
     """One configuration. Ids are Raft ids, in the order of their numbers.
 
     ``version`` grows by one with every change, and is the epoch of the list that links and clients follow.
-    ``highest``: the highest number that any member ever had, so that none is used again. ``change_id``: of
-    the change that made it ("": the configuration of the group's beginning).
+    ``highest``: the highest number that any member ever had, so that none is reused. ``change_id``: id of the
+    change that produced this configuration ("": the group's first configuration).
     """
 
     version: int
@@ -49,11 +49,11 @@ class Members:
         return self.voters + self.learners
 
     def retired(self, replica: str) -> bool:
-        """Whether it was a member once and is none any more, or its number was passed over: never again."""
+        """Whether it was a member and no longer is, or its number was skipped: it can never join again."""
         return id_number(replica) <= self.highest and replica not in self.voters + self.learners
 
 
-#: What a replica knows that belongs to no group yet: it waits for a leader.
+#: What a replica knows before it belongs to a group: it waits for a leader.
 NOBODY: Final = Members(0, ())
 
 
@@ -70,29 +70,30 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 def id_number(replica: str) -> int:
-    """The number in a Raft id: all of it in a broker group, its end where ids have names before; -1: none."""
+    """The number in a Raft id: the whole id in a broker group, the trailing digits of a named id; -1:
+    none."""
     found = _NUMBER.search(replica)
     return -1 if found is None else int(found[0])
 
 
 def in_order(replicas: set[str] | frozenset[str] | tuple[str, ...] | list[str]) -> tuple[str, ...]:
-    """By their numbers: ``"10"`` comes after ``"9"``."""
+    """Sorted by number: ``"10"`` comes after ``"9"``."""
     return tuple(sorted(replicas, key=lambda replica: (id_number(replica), replica)))
 
 
 def founding(voters: list[str] | tuple[str, ...]) -> Members:
-    """The configuration at index 0 of a group whose log holds none before."""
+    """The configuration at index 0 of a group whose log holds no earlier one."""
     return Members(1, in_order(voters), (), "", max(map(id_number, voters), default=-1))
 
 
 def encode_members(members: Members) -> bytes:
-    """The command of an entry."""
+    """The command of an entry that holds this configuration."""
     m = members
     return _HEAD + _encode(_Wire(m.version, list(m.voters), list(m.learners), m.change_id, m.highest))
 
 
 def members_mark(members: Members) -> str:
-    """A configuration for people, and for whoever looks for all directories of a group: JSON of numbers."""
+    """A configuration as JSON with numbers, for people and for tools that collect a group's directories."""
     return json.dumps(
         {
             "version": members.version,
@@ -104,7 +105,8 @@ def members_mark(members: Members) -> str:
 
 
 def decode_members(command: bytes) -> Members:
-    """Raises UnknownVersion for an entry of newer software, CorruptLog for one that makes no sense."""
+    """The configuration in a command. Raises UnknownVersion for an entry of newer software, CorruptLog for an
+    invalid one."""
     if command[:1] != _HEAD[:1] or len(command) < len(_HEAD):
         raise CorruptLog("not an entry of the group's members")
     if command[1] != VERSION:
@@ -116,7 +118,7 @@ def decode_members(command: bytes) -> Members:
         wire = _decode(command[len(_HEAD) :])
         found = Members(wire.version, tuple(wire.voters), tuple(wire.learners), wire.change_id, wire.highest)
     except _NOT_MSGPACK as error:
-        raise CorruptLog(f"an entry of the group's members makes no sense: {error}") from error
+        raise CorruptLog(f"an entry of the group's members is invalid: {error}") from error
     numbers = [number for replica in found.all if (number := id_number(replica)) >= 0]
     if len(set(found.all)) != len(found.all) or len(set(numbers)) != len(numbers):
         raise CorruptLog("an entry of the group's members names a replica twice")

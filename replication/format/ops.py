@@ -1,4 +1,4 @@
-"""Builders of every operation: the one place that knows how metadata columns are laid out.
+"""Builders of every operation: the one place that knows the layout of metadata columns.
 
 Clients build MESSAGE, PREPARE (with its PRE_MESSAGEs), COMMIT, ROLLBACK and the administrative
 operations. REF_MESSAGE and TX_MESSAGE are built by the leader only: it turns a client's COMMIT
@@ -25,8 +25,8 @@ def message(
 
     ``seq`` numbers the batches of this producer and partition from 0 (idempotence; -1: none).
     Result info: ``[base_offset, timestamp_ms]``. With ``heard_ms`` it is version 2, which only groups of
-    level 3 take: the newest time of an entry of this group that the client had heard of before it sent this
-    batch for the first time (-1: none). It may be refused as STALE then, with the time of the entry.
+    level 3 accept: the newest time of an entry of this group that the client had seen before it sent this
+    batch for the first time (-1: none). The batch may then be refused as STALE, with the time of the entry.
     """
     meta = (topic, partition, producer, epoch, seq, len(rows))
     if heard_ms is None:
@@ -50,10 +50,10 @@ def prepare(
 
     Opens the transactions (part 0) or adds to them (part 1, 2, ...). The next ``pre_messages``
     operations of the same request are its PRE_MESSAGEs. ``topic`` is the home topic, whose feedback
-    actor asks back; ``timeout_ms`` 0 = the topic's; ``digests`` are CRC32C of each transaction's rows
-    in this part, so that a reused id with other content is recognised; ``home_group`` -1: decided
+    actor checks the transaction; ``timeout_ms`` 0 = the topic's; ``digests`` are CRC32C of each transaction's
+    rows in this part, so that an id reused with other content is recognised; ``home_group`` -1: decided
     here, else the group whose decision counts. ``query_ids`` nil: each equals its tx id. With ``extra``
-    it is version 2, which only groups of level 2 take: a tenth column, see ``PrepareExtra``.
+    it is version 2, which only groups of level 2 accept: a tenth column, see ``PrepareExtra``.
     """
     meta = (app, topic, tx_ids, query_ids, timeout_ms, part, digests, home_group, pre_messages)
     return (
@@ -68,22 +68,22 @@ def pre_message(
 ) -> bytes:
     """PRE_MESSAGE ``[topic, partition, txs, sizes]`` + rows: held-back messages of one partition.
 
-    ``txs[i]`` is the place of message i's transaction in the PREPARE before; ``sizes[i]`` its bytes.
+    ``txs[i]``: the position of message i's transaction in the preceding PREPARE; ``sizes[i]``: its bytes.
     """
     return encode_op(OpType.PRE_MESSAGE, (topic, partition, txs, sizes), rows)
 
 
-#: Who decides, unless said otherwise.
+#: The decider, unless the caller names another.
 BY_PRODUCER = "producer"
-#: In place of a client's number of references: all of these transactions, or none.
+#: Replaces the number of references in a client's COMMIT: commit all of these transactions, or none.
 TOGETHER = -1
 
 
 def commit(app: str, tx_ids: Sequence[str], by: str = BY_PRODUCER, *, together: bool = False) -> bytes:
     """COMMIT as clients send it ``[app, tx_ids, by, 0]``; by: producer, feedback, or ``operator:<name>``.
 
-    Ids that cannot be committed are named in the result and the others are committed; ``together`` (the
-    last number is -1): then none is. Ids that are committed already stand in nobody's way.
+    Ids that cannot be committed are named in the result, and the others are committed. With ``together`` (the
+    last number is -1) none is committed then. Ids that are already committed do not count as failures.
     """
     return encode_op(OpType.COMMIT, (app, tx_ids, by, TOGETHER if together else 0))
 
@@ -96,8 +96,8 @@ def rollback(app: str, tx_ids: Sequence[str], by: str = BY_PRODUCER) -> bytes:
 def rollback_under(app: str, tx_ids: Sequence[str], by: str, newest_index: Sequence[int]) -> bytes:
     """ROLLBACK version 2 ``[app, tx_ids, by, newest_index]``, for groups of level 2: what a check decides.
 
-    Of each transaction the log index of its newest PREPARE, as it was when the check began. One that was
-    prepared again since is left open and answered RETRY. An empty list: unconditional.
+    ``newest_index``: for each transaction, the log index of its newest PREPARE when the check began. A
+    transaction that was prepared again since then is left open and answered RETRY. Empty: unconditional.
     """
     return encode_op(OpType.ROLLBACK, (app, tx_ids, by, newest_index), version=2)
 
@@ -114,9 +114,9 @@ def commit_branches(
     """COMMIT version 2 ``[app, tx_ids, by, 0, home_index, home_group]``, for groups of level 2: over several
     groups.
 
-    Of each transaction the log index of home's record; ``home_group`` is the group of that log, -1 where the
-    decision is for home itself. One that is open under another is another transaction, and left alone. The
-    leader writes it into the log as version 1.
+    ``home_index``: for each transaction, the log index of home's record; ``home_group``: the group of that
+    log, -1 where the decision is for home itself. An id that is open under another index belongs to another
+    transaction, which is left alone. The leader writes this into the log as version 1.
     """
     meta = (app, tx_ids, by, TOGETHER if together else 0, home_index, home_group)
     return encode_op(OpType.COMMIT, meta, version=2)
@@ -132,20 +132,20 @@ def rollback_branches(
     newest_index: Sequence[int] = (),
 ) -> bytes:
     """ROLLBACK version 3 ``[app, tx_ids, by, newest_index, home_index, home_group]``: as ``commit_branches``,
-    and, unless ``newest_index`` is empty, as ``rollback_under``. From a home group, what is not known here is
-    remembered as rolled back."""
+    and, unless ``newest_index`` is empty, as ``rollback_under``. Where a home group sends it, ids that are
+    not known here are remembered as rolled back."""
     meta = (app, tx_ids, by, newest_index, home_index, home_group)
     return encode_op(OpType.ROLLBACK, meta, version=3)
 
 
 def checked(app: str, tx_ids: Sequence[str]) -> bytes:
-    """CHECKED ``[app, tx_ids]``: a producer answered UNKNOWN (or hung); counts the check, may park."""
+    """CHECKED ``[app, tx_ids]``: a producer answered UNKNOWN (or hung). Counts the check; may park."""
     return encode_op(OpType.CHECKED, (app, tx_ids))
 
 
 def park(app: str, tx_ids: Sequence[str], reason: str) -> bytes:
-    """CHECKED version 2 ``[app, tx_ids, reason]``, for groups of level 2: a check cannot decide these, nor
-    will another one; they are parked, and the reason is shown with them."""
+    """CHECKED version 2 ``[app, tx_ids, reason]``, for groups of level 2: no check, now or later, can decide
+    these. They are parked, and the reason is shown with them."""
     return encode_op(OpType.CHECKED, (app, tx_ids, reason), version=2)
 
 
@@ -153,7 +153,7 @@ def create_topic(name: str, settings: Mapping[str, object], first_group: int | N
     """CREATE_TOPIC ``[name, settings]`` or, version 2, ``[name, settings, first_group]``, for groups of
     level 4; settings are the fields of ``TopicInfo`` without the name.
 
-    ``first_group``: where partition 0 lies; None: where the name says, see ``model.first_group``.
+    ``first_group``: where partition 0 is; None: derived from the name, see ``model.first_group``.
     """
     if first_group is None:
         return encode_op(OpType.CREATE_TOPIC, (name, dict(settings)))
@@ -169,8 +169,9 @@ def alter_topic(name: str, settings: Mapping[str, int | str], number: int | None
     """ALTER_TOPIC ``[name, settings]`` or, version 2, ``[name, settings, number]``, for groups of level 3:
     other values from this entry on.
 
-    Settings are those of CREATE_TOPIC but ``partitions``. ``number``: see ``TopicTable.alter``; None: in any
-    case. Result info: all settings in force, with a number ``[settings, number of the newest alteration]``.
+    Settings are those of CREATE_TOPIC except ``partitions``. ``number``: see ``TopicTable.alter``; None:
+    unconditional. Result info: all settings in force, with a number ``[settings, number of the newest
+    alteration]``.
     """
     if number is None:
         return encode_op(OpType.ALTER_TOPIC, (name, dict(settings)))
@@ -178,7 +179,7 @@ def alter_topic(name: str, settings: Mapping[str, int | str], number: int | None
 
 
 def group_offsets(group: str, topic: str, offsets: Mapping[int, int]) -> bytes:
-    """GROUP_OFFSETS ``[group, topic, [partition, next_offset, ...]]``: where the group reads on."""
+    """GROUP_OFFSETS ``[group, topic, [partition, next_offset, ...]]``: where the group continues reading."""
     flat = [n for pair in offsets.items() for n in pair]
     return encode_op(OpType.GROUP_OFFSETS, (group, topic, flat))
 
@@ -189,7 +190,7 @@ def settings(values: Mapping[str, int]) -> bytes:
 
 
 def retain(first_index: int) -> bytes:
-    """RETAIN ``[first_index]``: forget everything that lies in log entries before ``first_index``."""
+    """RETAIN ``[first_index]``: forget everything in log entries before ``first_index``."""
     return encode_op(OpType.RETAIN, (first_index,))
 
 
@@ -204,23 +205,23 @@ def trim(topic: str, starts: Mapping[int, int]) -> bytes:
 def reference(topic: str, partition: int, flat_refs: Sequence[int]) -> bytes:
     """REF_MESSAGE ``[topic, partition, [log index, position, bytes, messages, ...]]``, no body.
 
-    Each quadruple points to messages of a PRE_MESSAGE; neighbours that commit together share one.
+    Each quadruple points to messages of a PRE_MESSAGE; adjacent messages that commit together share one.
     """
     return encode_op(OpType.REF_MESSAGE, (topic, partition, flat_refs))
 
 
 def copied(topic: str, partition: int, count: int, rows: bytes) -> bytes:
-    """TX_MESSAGE ``[topic, partition, count]`` + rows: bodies copied because they lie in another segment."""
+    """TX_MESSAGE ``[topic, partition, count]`` + rows: bodies copied because they are in another segment."""
     return encode_op(OpType.TX_MESSAGE, (topic, partition, count), (rows,))
 
 
 def decided_commit(app: str, tx_ids: Sequence[str], by: str, references: int) -> bytes:
-    """COMMIT as it stands in the log: behind its ``references`` REF_MESSAGEs and TX_MESSAGEs."""
+    """COMMIT as it is in the log, after its ``references`` REF_MESSAGEs and TX_MESSAGEs."""
     return encode_op(OpType.COMMIT, (app, tx_ids, by, references))
 
 
 def done(app: str, tx_ids: Sequence[str], home_indexes: Sequence[int], group: int) -> bytes:
-    """TX_DONE ``[app, tx_ids, home_indexes, group]``: branch group ``group`` has done what home decided."""
+    """TX_DONE ``[app, tx_ids, home_indexes, group]``: branch group ``group`` carried out home's decision."""
     return encode_op(OpType.TX_DONE, (app, tx_ids, home_indexes, group))
 
 
@@ -230,5 +231,5 @@ def inquire(app: str, tx_ids: Sequence[str], home_indexes: Sequence[int]) -> byt
 
 
 def level(level: int) -> bytes:
-    """LEVEL ``[level]``: from here on the log may hold what older software cannot read. No way down."""
+    """LEVEL ``[level]``: from here on the log may hold what older software cannot read. Irreversible."""
     return encode_op(OpType.LEVEL, (level,))

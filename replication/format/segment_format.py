@@ -1,6 +1,6 @@
-"""Bytes of the segment files: ``<first index>.log`` holds entries, ``<first index>.pos`` where they begin.
+"""Bytes of the segment files: ``<first index>.log`` holds entries, ``<first index>.pos`` their positions.
 
-The sidecar (.pos) belongs to a sealed segment, which never changes again, so that a restart need not
+The sidecar (.pos) belongs to a sealed segment, which never changes again, so that a restart does not have to
 read the entries (log/sidecar.py). docs/log-format.md shows both files byte by byte.
 """
 
@@ -21,12 +21,12 @@ from escrowmq.replication.format.entry import Scan
 assert sys.byteorder == "little", "positions are stored as a little-endian machine holds them"
 
 FILE_VERSION: Final = 1
-#: magic "EMQS", version, 3 reserved, first index, 12 reserved, CRC32C of the 28 bytes before.
+#: magic "EMQS", version, 3 reserved, first index, 12 reserved, CRC32C of the 28 bytes before it.
 FILE_HEADER: Final = struct.Struct("<4sB3xQ12xI")
 FILE_HEADER_SIZE: Final = FILE_HEADER.size
 FILE_MAGIC: Final = b"EMQS"
-#: magic "EMQP", version, 3 reserved, first index, entries, term runs, CRC32C of everything else. A sidecar of
-#: a segment that holds configurations of the group is of version 2, and has them behind all else.
+#: magic "EMQP", version, 3 reserved, first index, entries, term runs, CRC32C of everything else. The sidecar
+#: of a segment that holds configurations of the group has version 2, and ends with them.
 SIDECAR_HEADER: Final = struct.Struct("<4sB3xQIII")
 SIDECAR_MAGIC: Final = b"EMQP"
 SIDECAR_WITH_MEMBERS: Final = 2
@@ -42,7 +42,7 @@ def sidecar_name(first: int) -> str:
 
 
 def first_of_name(name: str) -> int | None:
-    """First index of a segment file's name; None for any other file."""
+    """First index from a segment file's name; None for any other file."""
     stem, dot, kind = name.partition(".")
     if kind != "log" or not dot or len(stem) != 16:
         return None
@@ -59,7 +59,8 @@ def encode_file_header(first: int) -> bytes:
 
 
 def file_header_is_sound(data: memoryview, first: int, name: str) -> bool:
-    """False if torn or damaged; UnknownVersion or CorruptLog if sound but not what belongs here."""
+    """False if torn or damaged. Raises UnknownVersion or CorruptLog if it is sound but wrong for this
+    file."""
     if len(data) < FILE_HEADER_SIZE:
         return False
     magic, version, found, crc = FILE_HEADER.unpack_from(data)
@@ -80,7 +81,7 @@ def encode_sidecar(
     terms: list[tuple[int, int]],
     members: Sequence[tuple[int, bytes]] = (),
 ) -> bytes:
-    """``members``: the commands of entries that hold the group's members, with their indexes."""
+    """``members``: the commands of membership entries, with their indexes."""
     body = positions.tobytes() + array("Q", [n for run in terms for n in run]).tobytes()
     body += b"".join(_MEMBERS.pack(index, len(command)) + command for index, command in members)
     version = SIDECAR_WITH_MEMBERS if members else FILE_VERSION
@@ -90,7 +91,7 @@ def encode_sidecar(
 
 
 def decode_sidecar(data: bytes, first: int) -> Scan | None:
-    """What a scan would find, or None if the sidecar is damaged, of another version or another segment."""
+    """What a scan would find; None if the sidecar is damaged, of another version or for another segment."""
     head = SIDECAR_HEADER.size
     if len(data) < head:
         return None

@@ -1,8 +1,8 @@
 """Messages between replicas as bytes: frames of a fixed shape, decoded by type, nothing unpickled.
 
-A frame is ``u32 length of what follows | u32 header length | header | bodies``, little endian. The
-header is a msgpack array that starts with the message's number; msgspec checks its types while it
-decodes. Only AppendEntries carries bodies: the commands of its entries, raw, one behind the other.
+A frame is ``u32 length of the rest | u32 header length | header | bodies``, little endian. The
+header is a msgpack array that starts with the message's number; msgspec checks its types while
+decoding. Only AppendEntries carries bodies: the raw commands of its entries, concatenated.
 A length over ``FRAME_BYTES_MAX`` is refused before anything is allocated for it.
 """
 
@@ -16,7 +16,7 @@ import msgspec
 
 from escrowmq.replication.errors import WireError
 
-#: Version of the peer protocol; the handshake refuses another one.
+#: Version of the peer protocol; the handshake refuses any other.
 WIRE_VERSION = 1
 FRAME_BYTES_MAX = 64 << 20
 #: A header holds one length per entry; a batch of 1 MiB of one-byte commands stays below this.
@@ -25,13 +25,13 @@ PREFIX = struct.Struct("<II")
 
 #: A Raft message as pysyncobj makes it: a plain dict with a ``type``.
 RaftMessage = dict[str, Any]
-#: What decoding of foreign bytes may raise: damage, another shape, invalid UTF-8, nesting without end.
+#: What decoding of untrusted bytes may raise: damage, another shape, invalid UTF-8, unbounded nesting.
 NOT_OURS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-#: As wide as the file formats' signed 64 bits: a larger one could be sent on but never stored.
+#: As wide as the file formats' signed 64 bits: a larger one could be sent but never stored.
 Index = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
-#: A disk id, or what else is short.
+#: A disk id, or another short name.
 Name = Annotated[str, msgspec.Meta(max_length=64)]
-#: Far more than a group has replicas.
+#: Far more than the replicas of a group.
 MARKS_MAX = 64
 
 
@@ -44,7 +44,7 @@ class _Append(_Frame, tag=1):
     previous: Index
     previous_term: Index
     seq: Index
-    terms: list[Index] | Index  # one number if all entries are of one term
+    terms: list[Index] | Index  # one number if all entries have the same term
     sizes: list[Index]
 
 
@@ -61,7 +61,7 @@ class _Ack(_Frame, tag=3):
     next: Index
     reset: bool
     success: bool
-    counts: bool  # False: from a replica that lost its disk and only learns for now
+    counts: bool  # False: the replica lost its disk and is only a learner for now
 
 
 class _Ask(_Frame, tag=4):
@@ -79,7 +79,8 @@ class _Rejoin(_Frame, tag=6):
 
 
 class _RejoinMarks(_Frame, tag=7):
-    """As ``_Rejoin``, between two replicas that know incarnations. ``marks``: of the answerer's peers."""
+    """As ``_Rejoin``, between two replicas that know incarnations. ``marks``: of the answering replica's
+    peers."""
 
     answer: bool
     nonce: Index
@@ -89,23 +90,23 @@ class _RejoinMarks(_Frame, tag=7):
 
 
 class _Superseded(_Frame, tag=8):
-    """The receiver's place was taken; only to one whose greeting told its incarnation."""
+    """The receiver was replaced. Sent only to a replica whose greeting told its incarnation."""
 
     number: Index
     disk_id: Name
 
 
 class _Marks(_Frame, tag=9):
-    """Between a leader and a learner that is to vote: which incarnations each knows. Only in groups whose
-    members change, so that both know this message."""
+    """Between a leader and a learner that will become a voter: the incarnations that each knows. Only in
+    groups whose members change, so that both know this message."""
 
-    held: bool  # False: take these over; True: these are on the learner's disk
+    held: bool  # False: store these; True: these are now on the learner's disk
     marks: Annotated[list[tuple[str, Index, Name]], msgspec.Meta(max_length=MARKS_MAX)]
 
 
 class _AskMarks(_Frame, tag=10):
-    """A request for a vote, and for the incarnations that the voter knows. From a candidate whose group has
-    changed its members, so that all know this message and its answer."""
+    """A request for a vote and for the incarnations that the voter knows. Sent only by a candidate whose
+    group has changed its members, so that all know this message and its answer."""
 
     term: Index
     last_index: Index
@@ -124,7 +125,7 @@ class _Plain(_Frame, tag=5):
     term: Index
 
 
-#: Messages that carry a term and nothing else; their number is their place here.
+#: Messages that carry nothing but a term; their number is their position here.
 _PLAIN = ("response_vote", "pre_vote_granted", "timeout_now", "stale_term")
 _PLAIN_NUMBER = {kind: number for number, kind in enumerate(_PLAIN)}
 
@@ -145,7 +146,7 @@ _decode = msgspec.msgpack.Decoder(
 
 
 def encode(message: RaftMessage) -> list[bytes]:
-    """The buffers of one frame, to be written one behind the other."""
+    """The buffers of one frame, to be written in this order."""
     kind, bodies = message["type"], []
     frame: _Frame
     if kind == "append_entries":
@@ -198,7 +199,7 @@ def _one_term(entries: Sequence[tuple[bytes, int, int]]) -> list[int] | int:
 
 
 def check_prefix(total: int, header: int, limit: int = FRAME_BYTES_MAX) -> None:
-    """Refuse a frame by its two lengths alone."""
+    """Refuse a frame because of its two lengths alone."""
     if total > limit or header + 4 > total or header > HEADER_BYTES_MAX:
         raise WireError(f"frame of {total} bytes with a header of {header}; the limit is {limit}")
 

@@ -1,10 +1,10 @@
 """What waits for the disk: entries of the next group commit, and segments to be removed.
 
-One job of either kind is under way at a time. To unlink a segment and to sync its directory takes tens of
-milliseconds, hundreds for a large one, so no group commit waits for it: removals are jobs of their own, for
-another thread, one segment after the other. What add() queues during a group commit goes into the next one;
-what a full disk turned away is tried again first and alone, because the headers of its entries say which of
-them one sync covers. Belongs to the loop thread.
+At most one job of each kind is under way. Unlinking a segment and syncing its directory takes tens of
+milliseconds, hundreds for a large one. So that no group commit waits for it, removals are jobs of their own,
+run in another thread, one segment after the other. Entries that add() queues during a group commit go into
+the next one. Entries that a full disk rejected are retried first and alone, because their headers say which
+of them one sync covers. Belongs to the loop thread.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ class CommitQueue:
         self._retry: list[Write] = []
         self.removal: SyncJob | None = None
         self._removals: list[int] = []
-        self._mends: dict[Hole, Mend] = {}  # one that is asked for again takes the place of the first
+        self._mends: dict[Hole, Mend] = {}  # a second request for a hole replaces the first
 
     def __bool__(self) -> bool:
         return bool(self._writes or self._retry or self._mends)
 
     def waiting_bytes(self) -> int:
-        """Bytes queued, those of a job under way not counted."""
+        """Bytes queued, without those of a job under way."""
         return sum(len(part) for writes in (self._retry, self._writes) for w in writes for part in w.buffers)
 
     def start_write(self, segment: Segment, index: int) -> list[bytes]:
@@ -55,11 +55,11 @@ class CommitQueue:
         self.batch_first = index  # a job syncs a segment before it creates the next one
 
     def remove(self, first: int) -> None:
-        """Remove the files of the segment that begins at ``first``, after those that were named before."""
+        """Remove the files of the segment that begins at ``first``, after the removals requested earlier."""
         self._removals.append(first)
 
     def mend(self, mend: Mend) -> None:
-        """Write a damaged entry anew with the next job."""
+        """Rewrite a damaged entry with the next job."""
         self._mends[mend.hole] = mend
 
     def begin(self, last: int, durable: int) -> SyncJob | None:
@@ -76,7 +76,7 @@ class CommitQueue:
         return self.job
 
     def begin_removal(self) -> SyncJob | None:
-        """The removal of the oldest segment that is to go; None if one is under way or there is none."""
+        """The removal of the oldest segment to be removed; None if one is under way or there is none."""
         if self.removal is not None or not self._removals:
             return None
         self.removal = SyncJob(self._disk, [], (self._removals.pop(0),), 0)
@@ -88,7 +88,7 @@ class CommitQueue:
             self.removal = None
 
     def end(self, job: SyncJob) -> bool:
-        """Take a finished job back; False if it was taken back before."""
+        """Take a finished job back; False if it was taken back already."""
         if job is not self.job:
             return False
         self.job, self.disk_full, self._retry = None, job.disk_full, job.rest
@@ -108,7 +108,7 @@ def _cut(writes: list[Write], keep: int) -> list[Write]:
     kept = []
     for write in writes:
         del write.buffers[2 * max(0, keep + 1 - write.first) :]
-        if write.segment.last >= keep:  # the segment becomes the newest again
+        if write.segment.last >= keep:  # the segment becomes the newest one again
             write.seal = None
         if write.segment.first <= keep and (write.buffers or write.seal is not None):
             kept.append(write)

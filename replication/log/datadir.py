@@ -1,11 +1,12 @@
-"""A replica's data directory: whose it is, that nobody else uses it, and that we can read it.
+"""A replica's data directory: which replica it belongs to, that only one process uses it, and that this
+software can read it.
 
 It also says which process of its replica may use it: the incarnation, which the supervisor counts, and the
-random id that the directory was given when it was made (peer_marks.py says what for). A directory of an
-earlier version has neither; it becomes the incarnation that it is opened for, and is given an id then.
+random id that the directory was given when it was created (peer_marks.py explains why). A directory of an
+earlier version has neither; it adopts the incarnation that it is opened for, and is given an id then.
 
-The identity is written once, when the directory is empty; after that a replica started with another
-cluster, group or number is turned away instead of mixing two logs. The lock lives as long as the
+The identity is written once, while the directory is empty; from then on a replica started with another
+cluster, group or number is rejected instead of mixing two logs. The lock lives as long as the
 process, so a second replica started on the same directory cannot write into it, and a dead one
 blocks nobody.
 """
@@ -47,8 +48,8 @@ class Identity:
 class DataDir:
     """Opens (or creates) and locks a data directory; use ``disk`` for everything in it.
 
-    ``incarnation`` has its number and disk id. ``fresh`` says that the directory was created now: this
-    replica may have voted and acknowledged on a disk that is gone, so it must not vote before it has caught
+    ``incarnation``: its number and disk id. ``fresh``: the directory was created just now. Its replica may
+    have voted and acknowledged on a disk that is gone, so it must not vote before it has caught
     up. Raises DataDirLocked, DataDirMismatch, UnknownVersion, CorruptLog, DiskFull, DiskFailed.
     """
 
@@ -81,7 +82,7 @@ class DataDir:
         return PeerMarks(self.disk, self.incarnation, must_exist=True)
 
     def forget_marks(self) -> PeerMarks:
-        """In place of a file that is lost; only for a replica that has been marked as a learner."""
+        """Start over in place of a lost file; only for a replica that is already marked as a learner."""
         self.disk.remove(PEERS_FILE)
         return PeerMarks(self.disk, self.incarnation)
 
@@ -90,7 +91,7 @@ class DataDir:
         strangers = [name for name in self.disk.names() if name not in own and not name.endswith(".tmp")]
         if strangers:
             raise DataDirMismatch(
-                f"{self.path} holds {strangers[0]!r} but no {_IDENTITY}, so it is not known whose it is; "
+                f"{self.path} holds {strangers[0]!r} but no {_IDENTITY}, so its owner is not known; "
                 "give this replica an empty directory"
             )
         incarnation = self._write(self.identity)
@@ -98,7 +99,8 @@ class DataDir:
         return incarnation
 
     def _write(self, identity: Identity) -> Incarnation:
-        """Give the directory an id. Whoever finds the id may rely on the file of the peers' incarnations."""
+        """Give the directory an id. A directory that has an id also has the file of the peers'
+        incarnations."""
         incarnation = Incarnation(identity.incarnation, uuid.uuid4().hex)
         if not self.disk.exists(PEERS_FILE):
             PeerMarks(self.disk, incarnation).close()
@@ -131,7 +133,7 @@ class DataDir:
         return Incarnation(self.identity.incarnation, disk_id)
 
     def close(self) -> None:
-        """Let go of the lock. The process's end does it too."""
+        """Release the lock. The end of the process releases it too."""
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1

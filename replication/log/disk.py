@@ -2,9 +2,9 @@
 
 Everything that must survive a power cut goes through these few calls, so that a simulated disk
 (tests/sim/disk.py) can lose exactly what a real one may lose: bytes that were not synced, and names
-whose directory was not synced. Failures come out as three types only: DiskFull (nothing was
+whose directory was not synced. Failures are reported as three types only: DiskFull (nothing was
 written, try again when there is room), FsyncFailed and DiskFailed (the process must end). A failed
-sync must never be retried: the kernel forgets the dirty pages and the second try lies.
+sync must never be retried: the kernel drops the dirty pages, and a second sync reports success falsely.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class File(Protocol):
         """``size`` bytes from ``pos``; fewer only at the end of the file."""
 
     def forget(self, pos: int, size: int) -> None:
-        """Let the next read of these bytes ask the disk, and not the page cache, where that can be done.
-        What is not synced yet stays."""
+        """Make the next read of these bytes go to the disk instead of the page cache, where that is possible.
+        Unsynced bytes are kept."""
 
     def size(self) -> int:
         """Bytes in the file, synced or not."""
@@ -51,11 +51,11 @@ class File(Protocol):
         """Make everything written so far durable; FsyncFailed means: end the process."""
 
     def close(self) -> None:
-        """Give the descriptor back once the last read in progress has returned."""
+        """Release the descriptor once the last read in progress has returned."""
 
 
 class Disk(Protocol):
-    """One directory of files without sub-directories. What works on whole files is built from the rest."""
+    """One directory of files without sub-directories. Operations on whole files are built from the rest."""
 
     def open(self, name: str, create: bool = False) -> File:
         """Open for reading and appending. ``create``: make it if missing (durable after sync_dir)."""
@@ -66,7 +66,7 @@ class Disk(Protocol):
     def exists(self, name: str) -> bool: ...
 
     def remove(self, name: str) -> None:
-        """Remove if there. Durable after sync_dir; open files stay readable."""
+        """Remove the file if it exists. Durable after sync_dir; open files stay readable."""
 
     def rename(self, old: str, new: str) -> None:
         """Rename, replacing ``new``. Durable after sync_dir."""
@@ -98,14 +98,14 @@ class Disk(Protocol):
         return file.read(0, file.size())
 
     def mmap(self, name: str) -> memoryview:
-        """Read-only view of a file that nobody changes any more."""
+        """Read-only view of a file that no longer changes."""
 
 
 class _Descriptor:
     """A file descriptor that closes with its last reference.
 
-    A reader takes a local reference before it reads, so close() in another thread can neither pull
-    the descriptor away under it nor let its number be reused. CPython frees it at once.
+    A reader takes a local reference before it reads, so that close() in another thread cannot invalidate
+    the descriptor during the read or let its number be reused. CPython frees it immediately.
     """
 
     __slots__ = ("number",)
@@ -169,18 +169,18 @@ class RealFile:
     def read(self, pos: int, size: int) -> bytes:
         descriptor = self._held()
         if pos + size >= _END_MAX:
-            return b""  # behind the end of any file: the kernel calls it an error, which the disk's it is not
+            return b""  # beyond the end of any file: the kernel reports an error, but it is not the disk's
         try:
             return _read_all(descriptor.number, size, pos)
         except OSError:
-            pass  # a bad moment of the device, or a bad place on it: the second try tells
+            pass  # a transient error, or a bad sector: the second attempt tells
         try:
             return _read_all(descriptor.number, size, pos)
         except OSError as error:
             raise ReadFailed(f"cannot read {self._path} at byte {pos}: {error}") from error
 
     def forget(self, pos: int, size: int) -> None:
-        with contextlib.suppress(OSError):  # a file system without a page cache, say
+        with contextlib.suppress(OSError):  # e.g. a file system without a page cache
             os.posix_fadvise(self._held().number, pos, size, os.POSIX_FADV_DONTNEED)
 
     def size(self) -> int:
@@ -197,7 +197,7 @@ class RealFile:
     def sync(self) -> None:
         number = self._held().number
         try:
-            # fdatasync need not write a smaller size to the inode; fsync must.
+            # fdatasync may leave out a smaller size in the inode; fsync must write it.
             os.fsync(number) if self._shrunk else os.fdatasync(number)
         except OSError as error:
             raise FsyncFailed(f"cannot sync {self._path}: {error}") from error

@@ -1,7 +1,7 @@
-"""Young log entries in memory: what is being written, sent to followers and applied is read from here.
+"""Recent log entries in memory, from which they are written, sent to followers and applied.
 
-Bounded, except that an entry which is not on disk yet is never evicted: readers find it nowhere else.
-Looked up by any thread, changed by the loop thread only.
+Bounded, except that an entry that is not on disk yet is never evicted: no other place has it.
+Any thread may look entries up; only the loop thread changes them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class EntryCache:
         self.get: Callable[[int], bytes | None] = self._entries.get
 
     def put(self, index: int, command: bytes, durable: int) -> None:
-        """Hold the newest entry; make room among those up to ``durable``."""
+        """Hold the newest entry; if needed, evict entries up to ``durable``."""
         self._entries[index] = command
         self._bytes += len(command)
         if self._bytes > self._bytes_max:
@@ -48,7 +48,7 @@ class EntryCache:
         self._low = max(self._low, first)
 
     def restart_at(self, next_index: int) -> None:
-        """The log is empty and goes on at ``next_index``."""
+        """The log is empty and continues at ``next_index``."""
         assert not self._entries
         self._low = next_index
 

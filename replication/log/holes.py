@@ -1,13 +1,13 @@
-"""Entries of a log that are damaged, and what is still known of them: where they lie, and their terms.
+"""Entries of a log that are damaged, and what is still known about them: their positions and terms.
 
-One flipped bit makes one entry unreadable, and nothing else is lost: the entries around it are sound, and so
-is the log's end, which is all that a vote and an acknowledgement rest on. So such a place is a *hole*: its
-entries are taken from another replica and written where they were (mending.py of the host).
+One flipped bit makes one entry unreadable, but nothing else is lost: the entries around it are sound, and so
+is the log's end, on which alone votes and acknowledgements depend. Such a place is a *hole*: its
+entries are fetched from another replica and written where they were (host/mending.py).
 
-By Log Matching (Raft, section 5.3) two logs that hold an entry of the same index and term are alike up to
-there. So entries of another log fill a hole if that log has, at the hole's end or behind it, an entry whose
-term is known here and is the same (``fitting``). Without such a proof the other log may hold something else
-there, which was never committed.
+By Log Matching (Raft, section 5.3) two logs that hold an entry of the same index and term are identical up to
+it. So entries of another log fill a hole if that log has, at the hole's end or after it, an entry whose
+term is known here and is the same (``fitting``). Without that proof the other log may hold different
+entries there, which were never committed.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from escrowmq.replication.log.disk import Disk, File
 from escrowmq.replication.log.terms import TermRuns
 from escrowmq.replication.log.torn import is_torn, sound_entries_after
 
-#: Holes that are remembered at a time; each is found again when it is read again.
+#: Holes that are remembered at a time; any others are found again when they are next read.
 HOLES_MAX: Final = 1_000
-#: Where a hole ends that reaches to the end of a file which was cut short: nobody knows.
+#: The end of a hole that reaches to the end of a file which was cut short: its position is not known.
 UNKNOWN: Final = -1
 
 
 class Hole(NamedTuple):
     """Entries ``first`` to ``last`` of the segment file that begins with entry ``segment``.
 
-    They lie in bytes [start, end) of it; ``end`` is ``UNKNOWN`` where the file lacks its end. ``term``: of
-    the one entry, if the sidecar tells; 0: only what is around the hole can tell. With
-    ``last == first - 1`` it is the file's header, which holds no entry.
+    They occupy bytes [start, end) of it; ``end`` is ``UNKNOWN`` where the file lacks its end. ``term``: of
+    the one entry, if the sidecar tells it; 0: it can only be inferred from the entries around the hole. With
+    ``last == first - 1`` the hole is the file's header, which holds no entry.
     """
 
     segment: int
@@ -51,19 +51,19 @@ class Hole(NamedTuple):
 
 
 class KnownHoles:
-    """Damaged entries that were met, each by itself. Noted by any thread, forgotten by the loop thread."""
+    """Damaged entries met so far, each on its own. Any thread notes them, the loop thread forgets them."""
 
     __slots__ = ("_holes", "found", "mended")
 
     def __init__(self, holes: Iterable[Hole] = ()) -> None:
         self._holes = {hole.first: hole for hole in holes}
-        self.found, self.mended = len(self._holes), 0  # since the start
+        self.found, self.mended = len(self._holes), 0  # since the process started
 
     def __bool__(self) -> bool:
         return bool(self._holes)
 
     def note(self, hole: Hole) -> None:
-        """It fails its checksum."""
+        """The entry fails its checksum."""
         if hole.first not in self._holes and len(self._holes) < HOLES_MAX:
             self._holes[hole.first] = hole
             self.found += 1
@@ -78,7 +78,7 @@ class KnownHoles:
         return min((first for first in list(self._holes) if first > index), default=None)
 
     def all(self) -> list[Hole]:
-        holes = list(self._holes.values())  # in one step: other threads note what they meet
+        holes = list(self._holes.values())  # in one step: other threads add holes at any time
         holes.sort()
         return holes
 
@@ -88,7 +88,7 @@ class KnownHoles:
             self.mended += mended
 
     def keep_within(self, first: int, last: int) -> None:
-        """The log holds only entries ``first`` to ``last`` now."""
+        """The log now holds only entries ``first`` to ``last``."""
         for index in list(self._holes):
             if not first <= index <= last:
                 del self._holes[index]
@@ -98,10 +98,10 @@ class KnownHoles:
 def scan_past(data: memoryview, first: int, last: int | None) -> tuple[Scan, list[Hole]]:
     """Entries of a whole segment file from entry ``first`` on, and the holes among them.
 
-    ``last``: the segment's last entry, where it is known; else it is the newest one, and a torn tail ends
-    it (``Scan.problem`` says so). The positions of a hole's entries behind its first one are not known: they
-    stand for its end. The terms are those of sound entries. Raises CorruptLog where sound entries are not
-    where they belong, or nothing is left to go by.
+    ``last``: the segment's last entry, where it is known; otherwise the segment is the newest one, and a torn
+    tail ends it (``Scan.problem`` says so). Positions of a hole's entries after its first are not known: they
+    are given as its end. The terms are those of sound entries. Raises CorruptLog where sound entries are not
+    where they belong, or where no sound entry follows.
     """
     whole, holes = Scan(array("I", [FILE_HEADER_SIZE])), list[Hole]()
     at, index = FILE_HEADER_SIZE, first
@@ -119,7 +119,7 @@ def scan_past(data: memoryview, first: int, last: int | None) -> tuple[Scan, lis
         sound_at, header = next(sound_entries_after(data, bad_at, bad), (0, None))
         if header is None:
             if last is None or bad > last:
-                raise CorruptLog(f"no sound entry at byte {bad_at}, and none can be found behind it")
+                raise CorruptLog(f"no sound entry at byte {bad_at}, and none can be found after it")
             holes.append(Hole(first, bad, last, bad_at, UNKNOWN))
             whole.positions.extend([bad_at] * (last - bad + 1))
             return whole, holes
@@ -129,7 +129,7 @@ def scan_past(data: memoryview, first: int, last: int | None) -> tuple[Scan, lis
     missing = 0 if last is None else last + 1 - (first + len(whole.positions) - 1)
     if missing < 0:
         raise CorruptLog(f"{-missing} entries more than belong here, before the next segment")
-    if missing:  # the file was cut short at the border of an entry
+    if missing:  # the file was cut short at an entry's boundary
         assert last is not None
         holes.append(Hole(first, last + 1 - missing, last, whole.end, UNKNOWN))
         whole.positions.extend([whole.end] * missing)
@@ -137,7 +137,7 @@ def scan_past(data: memoryview, first: int, last: int | None) -> tuple[Scan, lis
 
 
 def check_placed(data: memoryview, first: int, found: Scan) -> list[Hole]:
-    """The holes among entries of which positions and terms are known; the file may be cut short."""
+    """The holes among entries whose positions and terms are known; the file may be cut short."""
     holes, runs, term = list[Hole](), dict(found.terms), -1
     for k in range(len(found.positions) - 1):
         index, start, end = first + k, found.positions[k], found.positions[k + 1]
@@ -157,10 +157,11 @@ def check_placed(data: memoryview, first: int, found: Scan) -> list[Hole]:
 def term_within(
     hole: Hole, holes: Sequence[Hole], terms: TermRuns, log_first: int, log_last: int
 ) -> int | None:
-    """The term of a hole's entries if it is one and known: by the sidecar, or as the same before and behind.
+    """The term of a hole's entries if they have one term and it is known: from the sidecar, or because the
+    entries before and after the hole have the same.
 
-    ``terms``: of the sound entries, and of those that a sidecar tells. ``holes``: all of the log, which has
-    entries from ``log_first`` to ``log_last``. Behind its end nothing can tell.
+    ``terms``: of sound entries, and of entries that a sidecar describes. ``holes``: all holes of the log,
+    which has entries from ``log_first`` to ``log_last``. At the log's end nothing follows that could tell.
     """
     if hole.term:
         return hole.term
@@ -179,7 +180,7 @@ def term_within(
 # ------------------------------------------------------------------ filling them
 @dataclass(frozen=True, slots=True)
 class StoredEntry:
-    """An entry as another replica has it, its checksum verified."""
+    """An entry as another replica stores it, its checksum verified."""
 
     index: int
     term: int
@@ -187,8 +188,8 @@ class StoredEntry:
 
 
 def read_stored(blob: bytes, first: int) -> list[StoredEntry]:
-    """What a replica answered: whole entries from ``first`` on, as they lie in its file. What is not sound,
-    or not in its place, ends it."""
+    """A replica's answer decoded: whole entries from ``first`` on, as they are in its file. The list ends
+    before the first entry that is unsound or out of place."""
     data, at, entries = memoryview(blob), 0, list[StoredEntry]()
     while at < len(blob):
         try:
@@ -208,11 +209,11 @@ def fitting(
 ) -> list[StoredEntry] | None:
     """The entries of the hole, if ``entries`` of another log prove that they are ours; else None.
 
-    Two logs that have one entry, by index and term, are the same up to it (Raft's log matching): one from the
-    hole's last on will do. So will a last one of the term of our entry behind the hole: that term's leader
-    appended both, to one log. The other log may end there.
+    Two logs that have one entry in common, by index and term, are the same up to it (Raft's log matching):
+    any such entry from the hole's last on proves it. So does a last entry with the term of our entry after
+    the hole: that term's leader appended both to one log. The other log may end there.
 
-    ``term_of``: the term of an entry of our own log, None if it is not known or there is no such entry.
+    ``term_of``: the term of an entry of our own log; None if it is not known or there is no such entry.
     """
     inside = [entry for entry in entries if hole.first <= entry.index <= hole.last]
     if len(inside) != hole.last - hole.first + 1:
@@ -224,7 +225,7 @@ def fitting(
 
 
 def as_stored(entries: Iterable[StoredEntry]) -> bytes:
-    """The bytes to write into a hole. Everything before an entry that is mended was durable long ago."""
+    """The bytes to write into a hole. Everything before a mended entry was durable long ago."""
     return b"".join(
         part
         for entry in entries
@@ -233,11 +234,11 @@ def as_stored(entries: Iterable[StoredEntry]) -> bytes:
 
 
 def write_hole(disk: Disk, hole: Hole, data: bytes, file: File | None = None) -> bool:
-    """Write what belongs into a hole, durably; False if it cannot be done now: no such file, no room.
+    """Write what belongs into a hole, durably; False if that is impossible now: no such file, or no room.
 
-    In place, and nothing but the bytes that are unsound: whatever a crash leaves of this write, the file is
-    not worse than before, the next look finds what is still damaged, and a full disk has room for it.
-    (Recovery writes the newest batch again in the same way.) Only a file that lacks its end grows, from its
+    In place, and only the bytes that are unsound: whatever a crash leaves of this write, the file is
+    no worse than before, the next check finds what is still damaged, and a full disk has room for it.
+    (Recovery rewrites the newest batch in the same way.) Only a file that lacks its end grows, from its
     end on.
     """
     try:
@@ -249,7 +250,7 @@ def write_hole(disk: Disk, hole: Hole, data: bytes, file: File | None = None) ->
             file.write_at(hole.start, data)
         else:
             if hole.start > size:
-                return False  # something before it is missing, too
+                return False  # something before it is missing too
             if size > hole.start:
                 file.truncate(hole.start)
             file.append((data,))

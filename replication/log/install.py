@@ -1,10 +1,10 @@
-"""Replacing a set of files by another, all or nothing: a replica too far behind takes a peer's log.
+"""Atomic replacement of a set of files: a replica that is too far behind takes a peer's log.
 
 The new files are staged under ``incoming-<name>`` while the old ones stay valid. A marker file then
-makes the decision in one step: with it the switch is finished, however often the power fails; without
-it the staged files are rubbish. Removing the old log first would forget entries that this replica
-helped to commit, and could lose them for the whole group. So nothing is removed either before the marker
-has proved sound and every file that it promises has been found.
+makes the decision in one step: once it exists the switch is completed, however often the power fails; without
+it the staged files are discarded. Removing the old log first would forget entries that this replica
+helped to commit, and could lose them for the whole group. For the same reason nothing is removed before the
+marker has been verified and every file that it promises has been found.
 """
 
 from __future__ import annotations
@@ -40,12 +40,13 @@ def staged_name(name: str) -> str:
 
 
 def may_be_installed(name: str) -> bool:
-    """Whether a file of this name can take part in a switch: a plain name, and none that has a part in it."""
+    """Whether a file of this name can take part in a switch: a plain name, and not one of the switch's
+    own."""
     return _NAME.fullmatch(name) is not None and not name.startswith(PREFIX) and name not in (MARKER, VOTE)
 
 
 def switch_files(disk: Disk, staged: Sequence[str], *, remove: Sequence[str]) -> None:
-    """Make the staged files (given by their final names, already synced) take the place of ``remove``."""
+    """Replace the files ``remove`` by the staged files (given by their final names, already synced)."""
     sizes = {}
     for name in staged:
         if not disk.exists(PREFIX + name):
@@ -58,10 +59,10 @@ def switch_files(disk: Disk, staged: Sequence[str], *, remove: Sequence[str]) ->
 
 
 def finish_install(disk: Disk) -> None:
-    """Called whenever a log is opened: finish a decided switch, throw away an undecided one.
+    """Called whenever a log is opened: complete a decided switch, discard an undecided one.
 
-    Raises CorruptLog, and has changed nothing, if the marker is damaged or a file that it promises is not
-    there; UnknownVersion for a marker of a newer version.
+    Raises CorruptLog, without having changed anything, if the marker is damaged or a file that it promises is
+    missing; UnknownVersion for a marker of a newer version.
     """
     if disk.exists(MARKER):
         plan = decode_marker(disk.read_all(MARKER))
@@ -81,11 +82,11 @@ def finish_install(disk: Disk) -> None:
 
 
 def _is_staged(disk: Disk, name: str, size: int | None) -> bool:
-    """True if the new file waits for its switch, False if it was switched before the power failed."""
+    """True if the new file is still to be renamed, False if it was renamed before the power failed."""
     staged = disk.exists(PREFIX + name)
     at = PREFIX + name if staged else name
     if not disk.exists(at):
-        raise _damaged(f"it promises {name}, which is not there")
+        raise _damaged(f"it promises {name}, which does not exist")
     if size is not None and _size(disk, at) != size:
         raise _damaged(f"it promises {name} of {size} bytes, and it has {_size(disk, at)}")
     return staged
@@ -112,15 +113,15 @@ def decode_marker(data: bytes) -> _Plan:
         raise _damaged("its checksum does not match")
     try:
         content = json.loads(line)
-    except (ValueError, RecursionError) as error:  # no JSON, no text, nested without end
-        raise _damaged(f"it is no JSON: {type(error).__name__}") from None
+    except (ValueError, RecursionError) as error:  # not JSON, not text, or nested too deeply
+        raise _damaged(f"it is not JSON: {type(error).__name__}") from None
     version = content.get("version") if isinstance(content, dict) else None
     if end and type(version) is int and version > VERSION:
         raise UnknownVersion(
             f"{MARKER} has format version {version}; this software reads {VERSION}: upgrade it"
         )
     if type(version) is not int or version != (VERSION if end else 1):
-        raise _damaged("its version does not go with its form")
+        raise _damaged("its version does not match its form")
     rename, remove = content.get("rename"), content.get("remove")
     if version == VERSION and (not isinstance(rename, dict) or not all(map(_is_size, rename.values()))):
         raise _damaged("it does not say how large the new files are")
@@ -133,7 +134,7 @@ def decode_marker(data: bytes) -> _Plan:
 
 
 def _are_names(value: Any) -> bool:
-    """Whether it is a list of names that may be installed, none of them twice."""
+    """Whether it is a list of distinct names that may be installed."""
     if not isinstance(value, list) or not all(isinstance(n, str) and may_be_installed(n) for n in value):
         return False
     return len(set(value)) == len(value)

@@ -1,10 +1,10 @@
 """The replicated log as pysyncobj's journal: segment files, group commit, positions instead of bodies.
 
 add() only queues: it costs microseconds and never touches the disk. A sync job (begin_sync, run in
-any thread, end_sync) makes everything queued durable at once. ``durable_index`` is what may be
-acknowledged; nothing else may be, and nothing queued is ever dropped because the disk is full. All
+any thread, end_sync) makes everything queued durable at once. Only entries up to ``durable_index`` may be
+acknowledged, and nothing queued is ever dropped because the disk is full. All
 methods belong to the loop thread, except read(), read_range(), stored() and a job's run(), which any thread
-may call. What this must never do: cut off an entry that was durable, unless Raft says that it conflicts;
+may call. This must never cut off an entry that was durable, unless Raft says that it conflicts, and never
 report a commit index that its own entries do not prove.
 """
 
@@ -39,13 +39,13 @@ _MEMBERSHIP = bytes((MEMBERSHIP,))
 
 
 class SegmentJournal(Journal):  # type: ignore[misc]  # pysyncobj has no types
-    """See the module's text. Attributes, read-only for others:
+    """See the module's docstring. Attributes, read-only for others:
 
-    ``first_index``, ``last_index``, ``last_term``: of what is held, queued entries included (empty:
+    ``first_index``, ``last_index``, ``last_term``: of the entries held, including queued ones (empty:
     first_index == last_index + 1). ``durable_index``: up to here the log survives a power cut.
-    ``generation`` changes whenever entries are cut off. ``holes``: damaged entries that were met.
-    ``members``: which configuration of the group holds at which entry; that of a damaged entry is not among
-    them until it is mended.
+    ``generation`` changes whenever entries are cut off. ``holes``: damaged entries met so far.
+    ``members``: which configuration of the group is in force from which entry on; a configuration in a
+    damaged entry is missing until the entry is mended.
     """
 
     def __init__(
@@ -54,9 +54,9 @@ class SegmentJournal(Journal):  # type: ignore[misc]  # pysyncobj has no types
         *,
         segment_bytes: int = 64 << 20,  # one snapshot and one directory sync per 64 MB of log
         cache_bytes: int = 16 << 20,  # a follower that lags by less is served from memory
-        open_segments: int = 64,  # descriptors and positions of sealed segments held open for readers
+        open_segments: int = 64,  # sealed segments whose descriptors and positions are held open for readers
         on_roll: Callable[[int], None] | None = None,
-        mendable: bool = False,  # damaged entries are holes, which the caller has mended: see holes.py
+        mendable: bool = False,  # the caller has damaged entries mended, so they are holes: see holes.py
     ) -> None:
         assert FILE_HEADER_SIZE < segment_bytes < 1 << 31, "positions are 32 bits wide"
         self._disk, self._segment_bytes, self.on_roll = disk, segment_bytes, on_roll
@@ -65,13 +65,13 @@ class SegmentJournal(Journal):  # type: ignore[misc]  # pysyncobj has no types
         self._vote = VoteFile(disk, must_exist=bool(segment_firsts(disk)))
         log = recover(disk, mendable=mendable)
         self.holes = KnownHoles(log.holes)
-        #: The first entry after the given one that is known to be damaged. Asked for several times a tick.
+        #: The first entry after the given one that is known to be damaged. Called several times a tick.
         self.damaged_after: Callable[[int], int | None] = self.holes.after
         self._reader = SegmentReader(disk, open_segments, self.holes.note, mendable=mendable)
         self._table = SegmentTable([s.first for s in log.segments], log.segments)
         self._terms: TermRuns = log.terms
         self.members: MemberHistory = log.members
-        #: Damaged entries that no sidecar told of: any of them may be a configuration. Replaced as a whole.
+        #: Damaged entries that no sidecar describes: any may be a configuration. Always replaced as a whole.
         self._untold = frozenset(hole.first for hole in log.holes if not hole.term)
         self.first_index = log.segments[0].first if log.segments else 1
         self.last_index = self.durable_index = log.segments[-1].last if log.segments else 0
@@ -81,7 +81,7 @@ class SegmentJournal(Journal):  # type: ignore[misc]  # pysyncobj has no types
         self._resume_newest()
 
     def _resume_newest(self) -> None:
-        """Make the last segment of the table the one that add() goes on with."""
+        """Make the last segment of the table the one that add() appends to."""
         newest = self._table.segments[-1].opened if self._table.segments else None
         self._positions: array[int] = newest.positions if newest is not None else array("I")
         self._end = self._positions[-1] if newest is not None else self._segment_bytes
@@ -89,7 +89,7 @@ class SegmentJournal(Journal):  # type: ignore[misc]  # pysyncobj has no types
     # ---------------------------------------------------------------- adding
 
     def add(self, command: bytes, index: int, term: int) -> None:
-        """Queue the entry after the last one, without copying it; about 1 µs for 1 KB."""
+        """Queue the entry after the last one, without copying it; takes about 1 µs for 1 KB."""
         size, rolled = HEADER_SIZE + len(command), False
         if self._end + size > self._segment_bytes:
             rolled = self._roll(index)
@@ -120,7 +120,7 @@ class SegmentJournal(Journal):  # type: ignore[misc]  # pysyncobj has no types
             self._terms = TermRuns()
             self._cache.restart_at(index)
         elif segments[-1].first == index:
-            return False  # an entry larger than a segment has one to itself
+            return False  # an entry larger than a segment gets one of its own
         else:
             full = segments[-1]
             full.last = index - 1
@@ -137,12 +137,12 @@ class SegmentJournal(Journal):  # type: ignore[misc]  # pysyncobj has no types
 
     @property
     def disk_full(self) -> bool:
-        """The last sync found no room. What it had to write is queued; begin_sync() tries it again."""
+        """The last sync found no room. Its entries are queued again; begin_sync() retries them."""
         return self._queue.disk_full
 
     @property
     def queued_bytes(self) -> int:
-        """Bytes that wait for the disk, those of a job under way not counted."""
+        """Bytes that wait for the disk, without those of a job under way."""
         return self._queue.waiting_bytes()
 
     def begin_sync(self) -> SyncJob | None:
@@ -150,7 +150,7 @@ class SegmentJournal(Journal):  # type: ignore[misc]  # pysyncobj has no types
         return self._queue.begin(self.last_index, self.durable_index)
 
     def end_sync(self, job: SyncJob) -> None:
-        """Take over what a finished job did. A job that a cut overtook changes nothing."""
+        """Adopt what a finished job did. A job that was overtaken by a cut changes nothing."""
         if not self._queue.end(job):
             return
         self.durable_index = max(self.durable_index, job.durable)
@@ -162,17 +162,17 @@ class SegmentJournal(Journal):  # type: ignore[misc]  # pysyncobj has no types
         self._cache.shrink(self.durable_index)
 
     def begin_removal(self) -> SyncJob | None:
-        """The next dropped segment's removal, as a job for any thread, beside those of ``begin_sync``; None
-        if one is under way or there is none."""
+        """The removal of the next dropped segment, as a job for any thread, independent of those of
+        ``begin_sync``; None if one is under way or there is none."""
         return self._queue.begin_removal()
 
     def end_removal(self, job: SyncJob) -> None:
-        """Its files are gone."""
+        """The job has removed its files."""
         self._queue.end_removal(job)
 
     def sync(self) -> None:
-        """Make everything queued durable, in this thread; on a full disk it stays queued. Dropped segments go
-        first: they may be what makes the room."""
+        """Make everything queued durable, in this thread; on a full disk it stays queued. Dropped segments
+        are removed first: that may free the room that is needed."""
         while (removal := self._queue.removal or self.begin_removal()) is not None:
             removal.run()
             self.end_removal(removal)
@@ -184,7 +184,7 @@ class SegmentJournal(Journal):  # type: ignore[misc]  # pysyncobj has no types
                 return
 
     def _settle(self) -> None:
-        """Wait for the job under way, if any: run() returns when it is done, in whichever thread."""
+        """Wait for the job under way, if any: run() returns when the job is done, in whichever thread."""
         job = self._queue.job
         if job is not None:
             job.run()
@@ -213,17 +213,17 @@ class SegmentJournal(Journal):  # type: ignore[misc]  # pysyncobj has no types
         self._resume_newest()
 
     def clear(self) -> None:
-        """Remove every entry, durably. Only a dump of pysyncobj's own would ask for it; we have none."""
+        """Remove every entry, durably. Only a dump of pysyncobj's own would ask for this; we make none."""
         self.deleteEntriesFrom(0)
 
     def deleteEntriesTo(self, entryTo: int) -> None:
-        """pysyncobj's compaction: as much of it as whole sealed segments allow."""
+        """pysyncobj's compaction, as far as whole sealed segments allow."""
         self.drop_before(self.first_index + entryTo)
 
     def drop_before(self, index: int) -> int:
-        """Retention: drop whole sealed segments that end before ``index``, keeping two entries at least.
+        """Retention: drop whole sealed segments that end before ``index``, keeping at least two entries.
 
-        Returns the new first index. The files go with the next removals (``begin_removal``).
+        Returns the new first index. The following removal jobs (``begin_removal``) remove the files.
         """
         limit = min(index, self.last_index - 1)
         firsts, segments = self._table
@@ -259,7 +259,7 @@ class SegmentJournal(Journal):  # type: ignore[misc]  # pysyncobj has no types
         return command if command is not None else self._reader.read_entry(self._segment(index), index)
 
     def read_range(self, index: int, pos: int, size: int) -> bytes:
-        """Bytes [pos, pos + size) of a command, with one read at most. Thread-safe; errors as read()."""
+        """Bytes [pos, pos + size) of a command, with at most one read. Thread-safe; raises as read()."""
         command = self._cache.get(index)
         if command is None:
             return self._reader.read_slice(self._segment(index), index, pos, size)
@@ -283,7 +283,7 @@ class SegmentJournal(Journal):  # type: ignore[misc]  # pysyncobj has no types
         return out if out or index > last else self._batch_from_disk(index, max_bytes)
 
     def _batch_from_disk(self, index: int, max_bytes: int) -> list[tuple[bytes, int, int]]:
-        """A run of neighbours in one segment, with one read."""
+        """Consecutive entries of one segment, with one read."""
         segment, reader = self._segment(index), self._reader
         last = reader.run_within(segment, index, max_bytes, self.durable_index)
         commands = reader.read_run(segment, index, last)
@@ -313,14 +313,15 @@ class SegmentJournal(Journal):  # type: ignore[misc]  # pysyncobj has no types
     def __getitem__(self, item: slice) -> EntryRange: ...
 
     def __getitem__(self, item: int | slice) -> Entry | EntryRange:
-        """By positions in the list, not by log indexes; no body is read before it is asked for."""
+        """Indexed by position in the list, not by log index; no body is read before it is needed."""
         return EntryRange(self, self.first_index, self.last_index + 1)[item]
 
     # ---------------------------------------------------------------- damage
 
     def stored(self, first: int, last: int, bytes_max: int) -> bytes:
-        """Entries from ``first`` up to ``last`` as they lie on disk, each verified: whole ones, at most
-        ``bytes_max`` or the first one alone. Ends where one is damaged or not here. Thread-safe."""
+        """Entries ``first`` to ``last`` as they are on disk, each verified: whole entries of at most
+        ``bytes_max`` together, or the first one alone. Ends before one that is damaged or not here.
+        Thread-safe."""
         parts, room, generation = list[bytes](), bytes_max, self.generation
         for index in range(first, min(last, self.durable_index) + 1):
             segment = self._table.find(index)
@@ -332,13 +333,14 @@ class SegmentJournal(Journal):  # type: ignore[misc]  # pysyncobj has no types
             if not raw or (room < 0 and parts):
                 break
             parts.append(raw)
-        return b"".join(parts) if generation == self.generation else b""  # of one log, not of two
+        return b"".join(parts) if generation == self.generation else b""  # from one log, not from two
 
     def verify(self, index: int, bytes_max: int, *, cold: bool = False) -> tuple[int, int]:
-        """Look whether entries from ``index`` on are what was written: (next entry to look at, bytes read).
+        """Check that entries from ``index`` on are what was written: (next entry to check, bytes read).
 
-        At least one entry, at most those of its segment. Damaged ones are ``holes`` then. Thread-safe. Raises
-        OffsetGone if it is not on disk here (any more), CorruptLog for damage that is not to single entries.
+        At least one entry, at most those of its segment. Damaged ones are added to ``holes``. Thread-safe.
+        Raises OffsetGone if ``index`` is not on disk here (any more), CorruptLog for damage beyond single
+        entries.
         """
         segment, durable = self._segment(index), self.durable_index
         if index > durable:
@@ -348,8 +350,8 @@ class SegmentJournal(Journal):  # type: ignore[misc]  # pysyncobj has no types
 
     def frame_is_sound(self, index: int) -> bool:
         """Whether the file of the segment that holds entry ``index`` has its header, and a sealed one its
-        sidecar; ``mend_frame`` writes them anew. One that holds a damaged entry of which nothing is known has
-        none until that is mended. Thread-safe."""
+        sidecar; ``mend_frame`` rewrites them. A segment with a damaged entry that no sidecar describes has no
+        sidecar until the entry is mended. Thread-safe."""
         segment = self._segment(index)
         if not self._reader.header_is_sound(segment):
             return False
@@ -358,7 +360,7 @@ class SegmentJournal(Journal):  # type: ignore[misc]  # pysyncobj has no types
         return sidecar_is_sound(self._disk, segment.first, segment.last)
 
     def mend_frame(self, index: int) -> bool:
-        """Write the header with the next sync job, and the sidecar of a sealed segment at once."""
+        """Rewrite the header with the next sync job, and the sidecar of a sealed segment immediately."""
         segment = self._segment(index)
         hole = Hole(segment.first, segment.first, segment.first - 1, 0, FILE_HEADER_SIZE)
         self._queue.mend(Mend(hole, None, encode_file_header(segment.first)))
@@ -373,8 +375,8 @@ class SegmentJournal(Journal):  # type: ignore[misc]  # pysyncobj has no types
         return True
 
     def _has_untold(self, segment: Segment) -> bool:
-        """Whether a configuration may be missing in what is known of this segment. A sidecar would be
-        believed without another look, also when the entry is whole again: so there is none."""
+        """Whether what is known of this segment may lack a configuration. A sidecar would be trusted without
+        another check, even once the entry is whole again: so none is written."""
         return any(segment.first <= index <= segment.last for index in self._untold)
 
     def stored_bytes(self) -> int:
@@ -386,7 +388,7 @@ class SegmentJournal(Journal):  # type: ignore[misc]  # pysyncobj has no types
         return self._cache.get(index)
 
     def is_sound(self, hole: Hole) -> bool:
-        """Whether the entry can be read after all. Thread-safe."""
+        """Whether the entry turns out to be readable. Thread-safe."""
         segment = self._table.find(hole.first)
         try:
             return segment is not None and bool(self._reader.read_raw(segment, hole.first))
@@ -394,7 +396,8 @@ class SegmentJournal(Journal):  # type: ignore[misc]  # pysyncobj has no types
             return False
 
     def mend(self, hole: Hole, entry: StoredEntry) -> bool:
-        """Write a damaged entry anew with the next sync job; False if it is not the one that belongs there.
+        """Rewrite a damaged entry with the next sync job; False if ``entry`` is not the one that belongs
+        there.
 
         Its term proves it: an entry of this index and this term is the same in every log.
         """
@@ -429,8 +432,8 @@ class SegmentJournal(Journal):  # type: ignore[misc]  # pysyncobj has no types
         """Not stored: see getRaftCommitIndex."""
 
     def getRaftCommitIndex(self) -> int:
-        """Always 1. A stored commit index can be ahead of the journal after a crash, and an isolated
-        leader then reports success without a quorum; Raft learns it again from a majority anyway."""
+        """Always 1. After a crash a stored commit index can be ahead of the journal, and an isolated leader
+        would then report success without a quorum; Raft learns it again from a majority anyway."""
         return 1
 
     def close(self) -> None:
@@ -447,12 +450,12 @@ def _cut_files(disk: Disk, reader: SegmentReader, table: SegmentTable, keep: int
     """Cut everything after entry ``keep``; the returned table's last segment takes new entries.
 
     Newest segment first, each removal synced before the next: whatever a power cut leaves is a log
-    without holes, a little longer than wanted, and Raft cuts it again.
+    without gaps, a little longer than wanted, and Raft cuts it again.
     """
     firsts, segments = table
     kept = bisect_left(firsts, keep + 1)
     for segment in reversed(segments[kept:]):
-        if segment.opened is None or segment.opened.file is not None:  # else it was never created
+        if segment.opened is None or segment.opened.file is not None:  # otherwise it was never created
             disk.remove(sidecar_name(segment.first))
             disk.remove(segment.name)
             disk.sync_dir()

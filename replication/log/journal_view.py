@@ -1,5 +1,5 @@
-"""The journal as the list of (command, index, term) that pysyncobj expects, without reading a body
-until somebody asks for it: pysyncobj asks for the index or term of log[-1] and log[0] all the time."""
+"""The journal as the list of (command, index, term) that pysyncobj expects. A body is read only when it is
+asked for: pysyncobj asks for the index or term of log[-1] and log[0] all the time."""
 
 from __future__ import annotations
 

@@ -1,12 +1,11 @@
 """Small files beside the log that tell the next start of a replica what this one knew.
 
-``wants-copy``: the leader's log is to be copied first, and why. ``learner``: this replica has lost its
-log and may have promised what it no longer knows; ``newcomer`` in it: or it never was a member, which the log
-that it copies will tell. ``superseded``: another process has taken its place, and by
-which incarnation; it must never take part again. ``raft-port``: where it listened. ``scrubbed``: how far its
-files have been read again. ``members``: the group's, once they have changed, for whoever looks for all of
-its directories. What a damaged one says is nothing to rely on, so the first three count by their
-being there.
+``wants-copy``: the leader's log must be copied first, and why. ``learner``: this replica has lost its
+log and may have promised what it no longer knows; its text ``newcomer``: or it never was a member, which the
+copied log will tell. ``superseded``: another process has taken its place, and which incarnation; it must
+never take part again. ``raft-port``: where it listened. ``scrubbed``: how far its files have been scrubbed.
+``members``: the group's members, once they have changed, for tools that look for all of its directories. The
+text of a damaged file cannot be trusted, so the first three take effect by existing.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from escrowmq.replication.log.disk import Disk
 WANTS_COPY, LEARNER, SUPERSEDED, PORT_FILE = "wants-copy", "learner", "superseded", "raft-port"
 SCRUBBED, MEMBERS = "scrubbed", "members"
 BEHIND, DAMAGED = "behind", "damaged"  # why a copy is wanted
-LOST, NEWCOMER = "1", "newcomer"  # what is known of a learner
+LOST, NEWCOMER = "1", "newcomer"  # texts of the learner mark
 
 
 class Marks:
@@ -26,7 +25,7 @@ class Marks:
         self._disk = disk
 
     def read(self, name: str) -> str | None:
-        """What the mark says; None if it is not there. Raises DiskFailed."""
+        """The mark's text; None if it is not set. Raises DiskFailed."""
         return read_text(self._disk.read_all(name)) if self._disk.exists(name) else None
 
     def write(self, name: str, text: str) -> None:
@@ -34,24 +33,24 @@ class Marks:
         self._disk.write_atomic(name, [text.encode()])
 
     def remove(self, name: str) -> None:
-        """Take it away. A power cut may bring it back, which costs a copy or a while as a learner."""
+        """Remove it. A power cut may bring it back, which costs a copy or some time as a learner."""
         self._disk.remove(name)
 
     def superseded_by(self) -> int | None:
-        """The incarnation that took this replica's place; -1: one that is not known any more; None: none
-        did."""
+        """The incarnation that took this replica's place; -1: one that is no longer known; None: it was not
+        replaced."""
         text = self.read(SUPERSEDED)
         if text is None:
             return None
         return int(text) if text.isdecimal() and len(text) < 20 else -1
 
     def port(self) -> int:
-        """The port of last time; 0 (any) if it is not known."""
+        """The port used last time; 0 (any) if it is not known."""
         return read_port(self._disk.read_all(PORT_FILE)) if self._disk.exists(PORT_FILE) else 0
 
 
 def read_text(content: bytes) -> str:
-    """A mark's text, whatever has become of it."""
+    """A mark's text, however damaged."""
     return content.decode("ascii", errors="replace").strip()
 
 

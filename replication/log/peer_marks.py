@@ -1,15 +1,16 @@
 """The newest incarnation that this replica has seen of each peer, durable before that peer's link is up.
 
-A replica that was replaced may live on: its machine was suspended, or the supervisor could not see it. Two
-processes then bear one replica's id, and if one peer counts the acknowledgements of the old one while another
-counts those of the new one, two majorities exist at once. So every process has an *incarnation*: a number
-that grows with every replacement, and the random id of the disk it was given. Each peer remembers the highest
-number it has met, and who comes with a lower one is refused for ever. Numbers can repeat where the
-supervisor's own records were lost; then the first disk id that was seen with the number stays the only one.
+A replica that was replaced may still be alive: its machine was suspended, or the supervisor could not see it.
+Two processes then have one replica's id, and if one peer counts the acknowledgements of the old one while
+another counts those of the new one, two majorities exist at once. So every process has an *incarnation*: a
+number that grows with every replacement, and the random id of the disk it was given. Each peer remembers the
+highest number that it has met, and refuses a lower one for ever. Numbers can repeat if the supervisor's own
+records were lost; then only the first disk id that was seen with the number is accepted.
 
-One small file with two slots that are overwritten in place, as the vote's (vote.py): a replica on a full disk
-can still meet a peer's successor. With both slots unreadable the marks are lost, and with them the promise to
-refuse: such a replica begins as a learner, which collects the marks of all others (raft/rejoin.py).
+One small file with two slots that are overwritten in place, like the vote's (vote.py): a replica on a full
+disk can still record a peer's successor. With both slots unreadable the marks are lost, and with them the
+promise to refuse: such a replica begins as a learner, which collects the marks of all others
+(raft/rejoin.py).
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ VERSION: Final = 1
 SLOT_POSITIONS: Final = (0, 4096)
 SLOT_BYTES: Final = 4096
 FILE_SIZE: Final = 8192
-#: magic, version, 3 reserved, sequence number, bytes of the content; then the content, then CRC32C of all
-#: before.
+#: magic, version, 3 reserved, sequence number, bytes of the content; then the content, then the CRC32C of
+#: everything before it.
 _HEAD: Final = struct.Struct("<4sB3xQI")
 _CRC: Final = struct.Struct("<I")
 #: Longest disk id that is accepted from a peer; ours have 32 characters.
@@ -41,14 +42,14 @@ DISK_ID_MAX: Final = 64
 
 
 class Incarnation(NamedTuple):
-    """Which of the processes that ever bore a replica's id: how often it was replaced before, and on which
+    """Which of the processes that ever had a replica's id: how often it was replaced before, and on which
     disk."""
 
     number: int
     disk_id: str
 
     def supersedes(self, other: Incarnation) -> bool:
-        """Whether a peer that has met this one must refuse ``other``: it came before, or is on another
+        """Whether a peer that has met this one must refuse ``other``: an earlier one, or one on another
         disk."""
         return other.number < self.number or (other.number == self.number and other.disk_id != self.disk_id)
 
@@ -61,18 +62,18 @@ class Incarnations:
         self._known: dict[str, Incarnation] = {}
 
     def of(self, peer: str) -> Incarnation | None:
-        """The newest one seen; None: it has shown none yet (it may be of an earlier version)."""
+        """The newest one seen; None: it has shown none yet (it may run an earlier version)."""
         return self._known.get(peer)
 
     def all(self) -> list[tuple[str, int, str]]:
-        """(peer, number, disk id) of every peer that has shown one."""
+        """(peer, number, disk id) of every peer that has shown its incarnation."""
         return [(peer, *known) for peer, known in sorted(self._known.items())]
 
     def refuses(self, peer: str, shown: Incarnation | None) -> Incarnation | None:
-        """The mark because of which ``peer`` is not talked to; None: it may come in.
+        """The mark because of which ``peer`` is refused; None: it may connect.
 
-        ``shown`` None: it speaks the greeting of an earlier version, which knows no incarnations. That is
-        enough until it, or its successor, has shown one.
+        ``shown`` None: it uses the greeting of an earlier version, which knows no incarnations. That is
+        accepted until the peer, or its successor, has shown one.
         """
         known = self._known.get(peer)
         if known is None or (shown is not None and not known.supersedes(shown)):
@@ -80,14 +81,14 @@ class Incarnations:
         return known
 
     def admit(self, peer: str, shown: Incarnation | None) -> Incarnation | None:
-        """As ``refuses``; if it may come in, what it has shown is durable on return."""
+        """As ``refuses``; if the peer may connect, the incarnation that it has shown is durable on return."""
         refused = self.refuses(peer, shown)
         if refused is None and shown is not None:
             self.learn([(peer, *shown)])
         return refused
 
     def learn(self, marks: Iterable[tuple[str, int, str]]) -> list[str]:
-        """Raise what is known to these marks where they are higher, durably; the peers whose mark changed."""
+        """Adopt these marks where they are higher, durably; returns the peers whose mark changed."""
         raised = {
             peer: Incarnation(number, disk_id)
             for peer, number, disk_id in marks
@@ -100,8 +101,8 @@ class Incarnations:
         return list(raised)
 
     def forget(self, peers: Sequence[str]) -> None:
-        """They have left the group for good, and are refused by their ids: what is kept of each stays
-        bounded. Durable on return."""
+        """These peers have left the group for good, and are refused by their ids: so the file stays bounded.
+        Durable on return."""
         if any(peer in self._known for peer in peers):
             left = {peer: mark for peer, mark in self._known.items() if peer not in peers}
             self._keep(left)

@@ -1,12 +1,12 @@
-"""Opening a log: which segments there are, what they hold, and the torn tail cut off.
+"""Opening a log: which segments exist, what they hold, and cutting off the torn tail.
 
-Sealed segments are taken at their sidecar's word (a scan, where there is none); the newest segment
+The sidecar of a sealed segment is trusted (without one the segment is scanned); the newest segment
 is scanned entry by entry. Only there may anything be cut off, and only what torn.py calls torn. Its
-last batch is written again and synced before it counts: after a crash of the process alone it may be
-in the page cache only, and after a failed sync the kernel calls it clean, so that another sync would
+last batch is rewritten and synced before it counts: after a crash of the process alone it may be
+only in the page cache, and after a failed sync the kernel considers it clean, so that another sync would
 write nothing and report success. Nothing is ever repaired by guessing: a gap, a misnamed file or a bad
-checksum raises. Only where the caller can have single entries mended from another replica (``mendable``), a
-damaged one is passed over if its place, its length and its term are known all the same.
+checksum raises an error. Only where the caller can have single entries mended from another replica
+(``mendable``) is a damaged one skipped, if its position, its length and its term are known anyway.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ def segment_firsts(disk: Disk) -> list[int]:
 def recover(disk: Disk, *, mendable: bool = False) -> RecoveredLog:
     """Open the log of ``disk``. Raises CorruptLog or UnknownVersion, naming file and byte.
 
-    ``mendable``: single damaged entries are no reason to refuse it; see the module's text.
+    ``mendable``: do not refuse a log because of single damaged entries; see the module's docstring.
 
-    Nothing is cut off or removed before everything was found sound: what a refused log holds is
+    Nothing is cut off or removed before everything was found sound: the content of a refused log is
     evidence, and the next attempt must judge it the same way.
     """
     log = RecoveredLog()
@@ -66,7 +66,7 @@ def recover(disk: Disk, *, mendable: bool = False) -> RecoveredLog:
         _add(log, first, found).sealed = True
     if firsts:
         file = disk.open(log_name(firsts[-1]))
-        # A segment is synced before the next one is created: beside a torn creation no tail is torn.
+        # A segment is synced before the next one is created: so beside a torn creation no tail is torn.
         if torn_creation is not None:
             found = _load(disk, firsts[-1], torn_creation, log, mendable)
         else:
@@ -81,12 +81,12 @@ def recover(disk: Disk, *, mendable: bool = False) -> RecoveredLog:
         disk.remove(sidecar_name(firsts[-1]))  # it will grow again
     else:
         _drop_torn_creation(disk, torn_creation)
-    disk.sync_dir()  # without segments too: a removal that only the page cache knows may be undone
+    disk.sync_dir()  # even without segments: a removal that is only in the page cache may be undone
     return log
 
 
 def _load(disk: Disk, first: int, following: int, log: RecoveredLog, mendable: bool) -> Scan:
-    """A segment that another one follows."""
+    """A segment that is followed by another one."""
     file = disk.open(log_name(first))
     if not mendable:
         return load_sealed(disk, first, file)
@@ -96,7 +96,7 @@ def _load(disk: Disk, first: int, following: int, log: RecoveredLog, mendable: b
 
 
 def _check_holes(log: RecoveredLog) -> None:
-    """Raise CorruptLog for damage that leaves open where an entry lies, or which term it has."""
+    """Raise CorruptLog for damage that leaves an entry's position or term unknown."""
     for hole in log.holes:
         single = hole.last == hole.first and hole.end > hole.start
         known = term_within(hole, log.holes, log.terms, log.segments[0].first, log.segments[-1].last)
@@ -108,11 +108,11 @@ def _check_holes(log: RecoveredLog) -> None:
 
 
 def _write_again(file: File, found: Scan, first: int, holes: Sequence[Hole]) -> None:
-    """Make dirty what no sync that succeeded is known to have covered: the last batch.
+    """Rewrite, and so make dirty, what no successful sync is known to have covered: the last batch.
 
     The last entry says which entries its own sync was to cover. It was written only after the sync of
-    everything before these had succeeded; of the batch itself nothing is known. The same bytes go
-    where they are, so that whatever a power cut does meanwhile, what was durable stays so.
+    everything before these had succeeded; nothing is known about the batch itself. The same bytes are written
+    in place, so that whatever a power cut does meanwhile, what was durable stays so.
     """
     start, index = 0, first
     if len(found.positions) > 1:
@@ -121,14 +121,14 @@ def _write_again(file: File, found: Scan, first: int, holes: Sequence[Hole]) -> 
         if last is not None and last.unsynced < UNSYNCED_MAX and last.batch_first > first:
             start, index = found.positions[last.batch_first - first], last.batch_first
     data = memoryview(file.read(start, found.end - start))
-    # Read once more, so checked once more: the page cache may have dropped what the scan still saw.
+    # Read again, so checked again: the page cache may have dropped what the scan still saw.
     sound = start or file_header_is_sound(data, first, log_name(first))
     at = 0 if start else FILE_HEADER_SIZE
     for hole in [h for h in holes if h.segment == first and h.first >= index]:
         sound = sound and scan(data[: hole.start - start], at, index).problem is None
         at, index = hole.end - start, hole.last + 1
     if not sound or scan(data, at, index).problem is not None:
-        raise CorruptLog(f"{log_name(first)} changed behind byte {start} while it was read; start again")
+        raise CorruptLog(f"{log_name(first)} changed after byte {start} while it was read; start again")
     file.write_at(start, bytes(data))
 
 
@@ -148,7 +148,7 @@ def _add(log: RecoveredLog, first: int, found: Scan) -> Segment:
             )
         if found.terms and found.terms[0][1] < log.terms.at(previous.last):
             raise CorruptLog(
-                f"{log_name(first)} begins with a term lower than {log_name(previous.first)} ends with"
+                f"{log_name(first)} begins with a lower term than {log_name(previous.first)} ends with"
             )
     for index, term in found.terms:
         log.terms.append(index, term)
@@ -179,7 +179,7 @@ def _scan_newest(first: int, file: File, log: RecoveredLog, mendable: bool) -> S
 
 
 def _creation_is_torn(disk: Disk, first: int) -> bool:
-    """Whether the newest segment never got its file header. It holds nothing then.
+    """Whether the newest segment never got its file header. Then it holds nothing.
 
     The header is judged like an entry: torn if nothing sound follows it.
     """

@@ -1,7 +1,7 @@
 """Segments in memory: a table of them, and reading entries from them in any thread.
 
 A segment is written by one sync job after the other until it is full, then *sealed*: it never
-changes again. At most a bounded number of sealed segments is open at a time, so neither descriptors
+changes again. Only a bounded number of sealed segments is open at a time, so neither descriptors
 nor memory grow with the log. A reader never needs a lock: the table is replaced as a whole, and a
 file closes only when the last reader that holds it has finished.
 """
@@ -24,7 +24,7 @@ from escrowmq.replication.log.disk import Disk, File
 from escrowmq.replication.log.holes import Hole
 from escrowmq.replication.log.sidecar import load_past_holes, load_sealed
 
-#: What a slice of a large entry reads at least. Four bytes of memory for each.
+#: The least that a slice of a large entry reads. Each block costs four bytes of memory.
 BLOCK_BYTES: Final = 8 << 10
 
 
@@ -44,21 +44,21 @@ class OpenSegment:
     __slots__ = ("file", "positions", "recent", "sums")
 
     def __init__(self, file: File | None, positions: array[int]) -> None:
-        self.file = file  # None: not created yet, everything of it is still queued
+        self.file = file  # None: not created yet, all of its entries are still queued
         self.positions = positions
-        #: Of large entries that this process has read whole and found right: a checksum per block.
+        #: A checksum per block of large entries that this process has read whole and verified.
         self.sums: dict[int, array[int]] = {}
-        self.recent = True  # second chance for the eviction
+        self.recent = True  # second chance in the eviction
 
 
 class Segment:
-    """One row of the journal's table; small, since there is one for every segment of the log."""
+    """One row of the journal's table; small, since every segment of the log has one."""
 
     __slots__ = ("durable_size", "first", "last", "opened", "sealed")
 
     def __init__(self, first: int, last: int, durable_size: int, sealed: bool) -> None:
         self.first, self.last, self.durable_size, self.sealed = first, last, durable_size, sealed
-        self.opened: OpenSegment | None = None  # always there while it is not sealed
+        self.opened: OpenSegment | None = None  # always set while it is not sealed
 
     @property
     def name(self) -> str:
@@ -87,8 +87,8 @@ class SegmentTable(NamedTuple):
 class SegmentReader:
     """Reads entries of any segment from any thread; opens sealed segments on demand, ``limit`` at a time.
 
-    What fails its checksum raises DamagedEntry, and ``on_damage`` hears of its place in whichever thread.
-    ``mendable``: a sealed segment with damaged entries is opened, if their places are known.
+    Bytes that fail their checksum raise DamagedEntry, and ``on_damage`` is called with their place, in
+    whichever thread. ``mendable``: a sealed segment with damaged entries is opened if their places are known.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class SegmentReader:
         self._clock: deque[Segment] = deque()
 
     def admit(self, segment: Segment) -> None:
-        """A segment was sealed: from now on it may be closed when others are wanted."""
+        """A segment was sealed: from now on it may be closed to make room for others."""
         with self._lock:
             self._clock.append(segment)
             self._evict()
@@ -135,13 +135,13 @@ class SegmentReader:
             if hole.first != hole.last or hole.end <= hole.start:
                 raise CorruptLog(
                     f"{segment.name}: entries {hole.first} to {hole.last} are damaged at byte {hole.start}; "
-                    "they must be mended from a peer before this replica can go on"
+                    "they must be mended from a peer before this replica can continue"
                 )
             self._on_damage(hole)
         return OpenSegment(file, found.positions)
 
     def close(self, segments: list[Segment]) -> None:
-        """Close all files; reads in progress finish, later ones find nothing."""
+        """Close all files; reads in progress finish, later ones fail."""
         with self._lock:
             self._closed = True
             for segment in [*self._clock, *segments]:
@@ -149,12 +149,12 @@ class SegmentReader:
             self._clock.clear()
 
     def _evict(self) -> None:
-        """Second-chance eviction. Readers that hold an OpenSegment finish; its file closes after them."""
+        """Second-chance eviction. Readers that hold an OpenSegment finish first; then its file closes."""
         clock = self._clock
         while len(clock) > self._limit:
             segment = clock.popleft()
             opened = segment.opened
-            if opened is None or not segment.sealed:  # dropped, or being written again after a cut
+            if opened is None or not segment.sealed:  # dropped, or written again after a cut
                 continue
             if opened.recent:
                 opened.recent = False
@@ -170,9 +170,9 @@ class SegmentReader:
     def read_slice(self, segment: Segment, index: int, pos: int, size: int) -> bytes:
         """``size`` bytes of a command from ``pos`` on, with one read.
 
-        Nothing is returned unchecked, not even what was right before: disks rot while a process runs. A
-        large entry is read whole once; from then on each of its blocks has a checksum of its own, and a
-        slice reads the blocks it lies in. Re-reading the whole entry for every slice would cost a fetch of
+        Nothing is returned unchecked, not even what was sound before: disks rot while a process runs. A
+        large entry is read whole once; from then on each of its blocks has its own checksum, and a
+        slice reads the blocks it covers. Re-reading the whole entry for every slice would cost a fetch of
         16 KB out of a 1 MB group commit sixty times the bytes.
         """
         opened, start, end = self._locate(segment, index)
@@ -203,7 +203,7 @@ class SegmentReader:
         return segment.first + max(first, fits - 1)
 
     def read_run(self, segment: Segment, first: int, last: int) -> list[bytes]:
-        """Commands of neighbouring entries with one read, checksums verified; those before a damaged one."""
+        """Commands of consecutive entries with one read, checksums verified; ends before a damaged one."""
         opened, start, _ = self._locate(segment, first)
         _, _, end = self._locate(segment, last)
         raw = _file(opened, first).read(start, end - start)
@@ -221,8 +221,8 @@ class SegmentReader:
         return commands
 
     def verify_run(self, segment: Segment, first: int, last: int, *, cold: bool) -> int:
-        """Read neighbouring entries once more, damaged ones and all; bytes read. ``cold``: from the disk
-        itself, not from what the system remembers of it."""
+        """Read consecutive entries again, including damaged ones; returns the bytes read. ``cold``: from the
+        disk itself, not from the page cache."""
         opened, start, _ = self._locate(segment, first)
         _, _, end = self._locate(segment, last)
         if cold and segment.sealed:
@@ -238,7 +238,7 @@ class SegmentReader:
         return end - start
 
     def header_is_sound(self, segment: Segment) -> bool:
-        """Whether the file begins as a segment's does."""
+        """Whether the file begins with its segment's header."""
         data = memoryview(_file(self.open(segment), segment.first).read(0, FILE_HEADER_SIZE))
         try:
             return file_header_is_sound(data, segment.first, segment.name)
@@ -246,7 +246,7 @@ class SegmentReader:
             return False
 
     def read_raw(self, segment: Segment, index: int) -> bytes:
-        """A whole entry as it lies in the file, its checksum verified."""
+        """A whole entry as it is in the file, its checksum verified."""
         opened, start, end = self._locate(segment, index)
         raw = _file(opened, index).read(start, end - start)
         self._verified(segment, raw, index, start, end)

@@ -1,9 +1,9 @@
-"""Positions and terms of a sealed segment: from its sidecar, which spares a restart the scan of the entries.
+"""Positions and terms of a sealed segment, from its sidecar, so that a restart does not scan the entries.
 
-A sidecar is derived data. It carries a checksum, and a missing or bad one is built again by scanning the
+A sidecar is derived data. It carries a checksum, and a missing or bad one is rebuilt by scanning the
 segment, with every entry's checksum verified.
 
-With a good sidecar a damaged entry costs nothing but itself: its place, its length and its term are known.
+With a good sidecar a damaged entry affects only itself: its position, its length and its term are known.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ def write_sidecar(
     terms: list[tuple[int, int]],
     members: Sequence[tuple[int, bytes]],
 ) -> None:
-    """Not synced: losing it costs a scan. A full disk is no reason to fail, the next restart scans.
+    """Not synced: losing it costs a scan. On a full disk there is no sidecar, and the next restart scans.
 
-    ``members``: the segment's entries that hold the group's members, which a start must know of.
+    ``members``: the segment's entries that hold the group's members, which a start must know.
     """
     name = sidecar_name(first)
     try:
@@ -49,7 +49,7 @@ def write_sidecar(
 def load_sealed(disk: Disk, first: int, file: File) -> Scan:
     """Positions and terms of a sealed segment: from its sidecar, else by a scan that rebuilds it.
 
-    Raises CorruptLog, naming file and byte, if an entry is unsound: nothing of a sealed segment may be.
+    Raises CorruptLog, naming file and byte, if an entry is unsound: in a sealed segment none may be.
     """
     name = log_name(first)
     found = _read_sidecar(disk, first)
@@ -69,16 +69,16 @@ def load_sealed(disk: Disk, first: int, file: File) -> Scan:
 
 
 def load_past_holes(disk: Disk, first: int, last: int, file: File) -> tuple[Scan, list[Hole]]:
-    """The same of a segment that ends with entry ``last``, damaged entries passed over.
+    """As ``load_sealed``, for a segment that ends with entry ``last``, skipping damaged entries.
 
-    A sidecar that fits, by the file's size and its last entry, is believed without a look at the rest.
-    Raises CorruptLog, or UnknownVersion, where nothing is left to go by.
+    A sidecar that matches the file's size and its last entry is trusted without checking the rest.
+    Raises CorruptLog or UnknownVersion if the positions cannot be determined.
     """
     found = _read_sidecar(disk, first)
     if found is not None and _sidecar_fits(file, found, first):
         return found, []
     found, holes = survey_sealed(disk, first, last, file)
-    if holes and holes[0].is_header:  # nothing of it is needed to read the entries, but all others look at it
+    if holes and holes[0].is_header:  # reading entries does not need it, but all other checks do
         raise CorruptLog(
             f"{log_name(first)} has a damaged file header at byte 0; repair this replica from a peer"
         )
@@ -90,7 +90,7 @@ def load_past_holes(disk: Disk, first: int, last: int, file: File) -> tuple[Scan
 def survey_sealed(disk: Disk, first: int, last: int, file: File) -> tuple[Scan, list[Hole]]:
     """What a sealed segment that ends with entry ``last`` holds, every checksum verified, and its holes.
 
-    Changes nothing. Raises CorruptLog, or UnknownVersion, where nothing is left to go by.
+    Changes nothing. Raises CorruptLog or UnknownVersion if the positions cannot be determined.
     """
     name = log_name(first)
     data = memoryview(file.read(0, file.size()))
@@ -113,7 +113,7 @@ def survey_sealed(disk: Disk, first: int, last: int, file: File) -> tuple[Scan, 
 
 
 def sidecar_is_sound(disk: Disk, first: int, last: int) -> bool:
-    """Whether it is there and whole, and speaks of as many entries."""
+    """Whether it exists, is sound, and describes this number of entries."""
     found = _read_sidecar(disk, first)
     return found is not None and len(found.positions) == last + 2 - first
 
@@ -122,12 +122,12 @@ def _read_sidecar(disk: Disk, first: int) -> Scan | None:
     name = sidecar_name(first)
     try:
         return decode_sidecar(disk.read_all(name), first) if disk.exists(name) else None
-    except FileNotFoundError:  # retention was faster
+    except FileNotFoundError:  # retention has removed it meanwhile
         return None
 
 
 def _sidecar_fits(file: File, found: Scan, first: int) -> bool:
-    """The sidecar speaks of this file: same size, and its last entry is where and what it says."""
+    """Whether the sidecar describes this file: same size, and its last entry matches in place and term."""
     if found.end != file.size() or len(found.positions) < 2 or not found.terms:
         return False
     at = found.positions[-2]

@@ -1,6 +1,6 @@
-"""A whole log looked at before it is opened, every checksum: what is damaged, and what is still known.
+"""A check of a whole log before it is opened, with every checksum: what is damaged, and what is still known.
 
-Changes nothing. Where this raises, the log's end is not known, and with it not what the replica acknowledged.
+Changes nothing. Where this raises, the log's end is not known, nor what the replica has acknowledged.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from escrowmq.replication.log.torn import is_torn
 
 @dataclass(slots=True)
 class Survey:
-    """Entries ``first`` to ``last``; ``holes`` in their order, file headers among them."""
+    """Entries ``first`` to ``last``; ``holes`` in order, including file headers."""
 
     first: int = 1
     last: int = 0
@@ -29,7 +29,7 @@ class Survey:
     _terms: TermRuns = field(default_factory=TermRuns)
 
     def term_of(self, index: int) -> int | None:
-        """The term of an entry; None where it is not known, or not in this log."""
+        """The term of an entry; None if it is not known, or not in this log."""
         if not self.first <= index <= self.last:
             return None
         for hole in self.holes:
@@ -47,7 +47,7 @@ class Survey:
 
 
 def survey_log(disk: Disk) -> Survey:
-    """Raises CorruptLog or UnknownVersion where nothing is left to go by, ReadFailed where the disk fails."""
+    """Raises CorruptLog or UnknownVersion if positions cannot be determined, ReadFailed if the disk fails."""
     found = Survey()
     firsts = segment_firsts(disk)
     torn_creation = firsts.pop() if firsts and _is_torn_creation(disk, firsts[-1]) else None
@@ -90,7 +90,7 @@ def _survey_newest(disk: Disk, first: int) -> tuple[Scan, list[Hole]]:
 
 
 def _is_torn_creation(disk: Disk, first: int) -> bool:
-    """Whether the newest segment never got its file header: it holds nothing then."""
+    """Whether the newest segment never got its file header: then it holds nothing."""
     name = log_name(first)
     data = memoryview(disk.read_all(name))
     if file_header_is_sound(data, first, name):
@@ -99,7 +99,7 @@ def _is_torn_creation(disk: Disk, first: int) -> bool:
 
 
 def read_files(disk: Disk, first: int, last: int, bytes_max: int) -> bytes:
-    """What ``SegmentJournal.stored`` answers, of a log that is not open: read from its files."""
+    """What ``SegmentJournal.stored`` would answer, for a log that is not open: read from its files."""
     firsts = segment_firsts(disk)
     parts, room, index = list[bytes](), bytes_max, first
     while index <= last:

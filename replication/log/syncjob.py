@@ -2,8 +2,8 @@
 
 The loop thread makes a job, another thread runs it, the loop thread reads its result. A job keeps
 the order that recovery relies on: a segment is synced before the next one is created, and a new
-segment's directory entry is synced before its entries count as durable. Dropped segments go in jobs of
-their own (commit_queue.py). Running a job twice runs it once.
+segment's directory entry is synced before its entries count as durable. Dropped segments have jobs of
+their own (commit_queue.py). A job runs only once, however often it is called.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _ENTRIES_PER_APPEND: Final = 512
 
 
 class Seal(NamedTuple):
-    """What a sealed segment's sidecar says: see ``write_sidecar``. ``members`` None: a damaged entry may be a
-    configuration, so no sidecar is written."""
+    """Content of a sealed segment's sidecar: see ``write_sidecar``. ``members`` None: a damaged entry may be
+    a configuration, so no sidecar is written."""
 
     positions: array[int]
     terms: list[tuple[int, int]]
@@ -48,8 +48,8 @@ class Write:
 
 @dataclass(slots=True)
 class Mend:
-    """What to write where a damaged entry lies. ``file``: of the newest segment; None: it is opened.
-    ``sidecar_is_stale``: the entry is a configuration that nobody knew of, so the sidecar may lack it."""
+    """What to write in place of a damaged entry. ``file``: of the newest segment; None: it is opened.
+    ``sidecar_is_stale``: the entry is a configuration that was not known, so the sidecar may lack it."""
 
     hole: Hole
     file: File | None
@@ -68,7 +68,7 @@ class SyncJob:
         durable: int,
         mends: Sequence[Mend] = (),
     ) -> None:
-        #: Highest index that is durable, with everything before it.
+        #: Highest index up to which everything is durable.
         self.durable = durable
         #: Whether an append found no room. Nothing is lost: ``rest`` holds what was not written.
         self.disk_full = False
@@ -81,7 +81,7 @@ class SyncJob:
         self._error: BaseException | None = None
 
     def run(self) -> None:
-        """Do it, or wait for the thread that is doing it. DiskFailed, FsyncFailed: end the process."""
+        """Do the work, or wait for the thread that is doing it. DiskFailed, FsyncFailed: end the process."""
         with self._lock:
             if self._settled:
                 if self._error is not None:
@@ -97,12 +97,12 @@ class SyncJob:
 
     def _run(self) -> None:
         for first in self._removals:
-            # One by one, oldest first: a power cut must not leave a hole in the sequence.
+            # One by one, oldest first: a power cut must not leave a gap in the sequence.
             self._disk.remove(log_name(first))
             self._disk.remove(sidecar_name(first))
             self._disk.sync_dir()
         for mend in self._mends:
-            if mend.sidecar_is_stale:  # first, and for good: a start believes it once the entry is sound
+            if mend.sidecar_is_stale:  # remove it first: once the entry is sound, a start would trust it
                 self._disk.remove(sidecar_name(mend.hole.segment))
                 self._disk.sync_dir()
             if write_hole(self._disk, mend.hole, mend.data, mend.file):
@@ -129,7 +129,7 @@ class SyncJob:
                 del write.buffers[: len(part)]
                 write.first += len(part) // 2
         finally:
-            # On a full disk too: what did find room becomes durable and need not be written again, and
+            # Also on a full disk: what did fit becomes durable and need not be written again, and
             # what was cut back must not reappear.
             if changed:
                 file.sync()

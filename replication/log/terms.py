@@ -1,4 +1,4 @@
-"""Terms of the log's entries, kept as runs: a term covers thousands of entries, so one pair per run."""
+"""Terms of the log's entries, stored as runs: a term covers thousands of entries, so one pair per run."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 
 class TermRuns:
-    """Maps log index to term. ``starts`` rises; run i covers starts[i] up to starts[i + 1] - 1."""
+    """Maps log index to term. ``starts`` ascends; run i covers starts[i] up to starts[i + 1] - 1."""
 
     __slots__ = ("_starts", "_terms")
 
@@ -21,7 +21,7 @@ class TermRuns:
         return bool(self._terms)
 
     def append(self, index: int, term: int) -> None:
-        """Entry ``index`` (and what follows) has ``term``. A no-op if the last run has it already."""
+        """Entry ``index`` and those after it have ``term``. Does nothing if the last run has it already."""
         if self._terms and self._terms[-1] == term:
             return
         assert not self._starts or (index > self._starts[-1] and term > self._terms[-1])
@@ -33,7 +33,7 @@ class TermRuns:
         return self._terms[bisect_right(self._starts, index) - 1]
 
     def run_at(self, index: int) -> tuple[int, int]:
-        """(term, last index of its run) of an entry that is in the log; the newest run has no end."""
+        """(term, last index of its run) for an entry that is in the log; the newest run has no end."""
         k = bisect_right(self._starts, index)
         return self._terms[k - 1], self._starts[k] - 1 if k < len(self._starts) else 1 << 63
 
@@ -42,7 +42,7 @@ class TermRuns:
         return self._starts[bisect_right(self._starts, index) - 1]
 
     def between(self, first: int, last: int) -> list[tuple[int, int]]:
-        """Runs of the entries first..last, the first one cut to begin at ``first``."""
+        """Runs of the entries first..last, the first run cut to begin at ``first``."""
         low = bisect_right(self._starts, first) - 1
         high = bisect_right(self._starts, last)
         return [(max(first, self._starts[k]), self._terms[k]) for k in range(max(low, 0), high)]

@@ -1,6 +1,6 @@
 """Torn tail or corruption: what an unsound entry in the newest segment means.
 
-A power cut may tear what was written and not yet synced: nobody was told it was safe, so it is cut
+A power cut may tear what was written and not yet synced: it was never acknowledged, so it is cut
 off. Damage to anything that was once synced is corruption, and is never cut off: the replica refuses
 to serve the log and is repaired from a peer. The bytes themselves tell which it is:
 
@@ -8,7 +8,7 @@ to serve the log and is repaired from a peer. The bytes themselves tell which it
 * something sound follows that a *later* sync wrote (its header says how many entries its own sync
   covered): the bad entry had been synced before, so it is corruption;
 * something sound of the same sync follows: pages of one sync reach the disk in any order, and a
-  page that did not make it reads as zeros. Only such a lost sector makes it a torn tail; any
+  page that was not written reads as zeros. Only such a lost sector makes it a torn tail; any
   other damage is corruption.
 """
 
@@ -22,7 +22,7 @@ from escrowmq.replication.format.entry import HEADER_SIZE, MAGIC, EntryHeader, r
 #: Disks write sectors of 512 bytes whole or not at all.
 SECTOR: Final = 512
 _ZEROS: Final = bytes(SECTOR)
-#: Checksums over forged or accidental magics cost at most this many times the file.
+#: Bounds the cost of checksums after forged or accidental magics: at most this many times the file.
 _CHECKSUM_FACTOR_MAX: Final = 16
 
 
@@ -40,8 +40,8 @@ def is_torn(data: memoryview, bad: int, index: int) -> bool:
 def sound_entries_after(data: memoryview, bad: int, index: int) -> Iterator[tuple[int, EntryHeader | None]]:
     """Sound entries after ``bad`` with later indexes, as (position, header).
 
-    Ends with a None header if the search becomes too dear, which only forged input can cause; it
-    counts as corruption, the answer that loses nothing.
+    Ends with a None header if the search becomes too expensive, which only forged input can cause; it
+    counts as corruption, the verdict that loses nothing.
     """
     raw = bytes(data[bad:])
     budget = _CHECKSUM_FACTOR_MAX * len(raw)

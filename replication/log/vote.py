@@ -2,7 +2,7 @@
 
 One small file with two slots that are overwritten in place, so that a replica on a full disk can
 still vote. The same record goes into both slots, one after the other, each with its own sync: a
-power cut can tear one of them at most, and a slot that rots later is covered by the other. With
+power cut can tear at most one of them, and if a slot rots later the other still has the record. With
 both slots unreadable the vote is lost, and the replica must not start.
 """
 
@@ -68,7 +68,7 @@ class VoteFile:
         return self._record.voted_for
 
     def set(self, term: int, voted_for: str | None) -> None:
-        """Durable at return. The term never falls; a vote is given once per term."""
+        """Durable at return. The term never decreases; a vote is given once per term."""
         assert term >= self.term, f"term falls from {self.term} to {term}"
         if (term, voted_for) == (self._record.term, self._record.voted_for):
             return

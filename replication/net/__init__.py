@@ -2,5 +2,5 @@
 
 Runs in an event loop that others own, and knows nothing of Raft: a message is a dict with a ``type``. Imports
 ``calling``, ``format`` (messages as bytes) and the files at the root of ``replication``. Read ``tcp`` first:
-who dials whom, and what is bounded.
+which replica dials which, and what is bounded.
 """

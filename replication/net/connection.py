@@ -1,7 +1,7 @@
-"""One socket between two replicas: the handshake first, then frames, parsed where they were received.
+"""One socket between two replicas: the handshake first, then frames, parsed in the receive buffer.
 
-A stranger gets a small buffer, a small frame limit and a few seconds; only a peer that has proved
-itself gets more. Whatever is not a frame or not a message ends the connection.
+An unauthenticated peer gets a small buffer, a small frame limit and a few seconds; only a peer that has
+proved itself gets more. Anything that is not a frame or not a message ends the connection.
 """
 
 from __future__ import annotations
@@ -30,28 +30,28 @@ log = logging.getLogger(__name__)
 BUFFER_BYTES = 256 << 10
 STRANGERS_BUFFER_BYTES = 4 << 10
 SOCKET_BUFFER_BYTES = 2 << 20
-#: A peer that lets this much pile up is cut off; it reconnects and is probed.
+#: A peer that leaves this much unread is disconnected; it reconnects and is probed.
 PILE_BYTES_MAX = 128 << 20
-#: A peer that does not acknowledge at the TCP level for so long is gone (half-open connections).
+#: A peer that has not acknowledged at the TCP level for this long is gone (half-open connections).
 DEAD_PEER_MS = 5_000
 
 
 class ConnectionOwner(Protocol):
-    """What a connection tells the transport it belongs to."""
+    """What a connection reports to the transport that it belongs to."""
 
     handshake_timeout_s: float
 
     def stranger_arrived(self, connection: Connection) -> bool:
-        """Whether there is room for one more that is not known yet."""
+        """Whether there is room for one more unauthenticated connection."""
 
     def stranger_settled(self, connection: Connection) -> None: ...
     def established(self, connection: Connection, peer: str) -> None: ...
     def received(self, peer: str, message: wire.RaftMessage) -> None: ...
     def superseded(self, by: Incarnation) -> None:
-        """A peer has proved that our own place was taken."""
+        """A peer has proved that our own replica was replaced."""
 
     def broken(self, error: BaseException) -> None:
-        """The disk did not take what must be durable before a link is up."""
+        """The disk failed to store what must be durable before a link is up."""
 
     def refused(self) -> None: ...
     def malformed(self) -> None: ...
@@ -68,11 +68,11 @@ class Connection(asyncio.BufferedProtocol):
     ) -> None:
         """``tls``: both the handshake and the frames travel inside it."""
         self.peer: str | None = None
-        #: What the peer told of itself in the handshake; None: it is of an earlier version.
+        #: What the peer told of itself in the handshake; None: it runs an earlier version.
         self.about: About | None = None
         self._owner, self._handshake, self._tls = owner, handshake, tls
         self._limit = HANDSHAKE_BYTES_MAX
-        #: What came over the socket and is not decrypted yet; without TLS it goes straight to the frames.
+        #: Received bytes that are not decrypted yet; without TLS they go straight to the frame buffer.
         self._sealed = memoryview(bytearray(0 if tls is None else STRANGERS_BUFFER_BYTES))
         self._buffer = bytearray(STRANGERS_BUFFER_BYTES)
         self._view = memoryview(self._buffer)
@@ -83,7 +83,7 @@ class Connection(asyncio.BufferedProtocol):
 
     # -------------------------------------------------------------- asyncio
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop has a class of its own
+        self._transport = cast(asyncio.Transport, transport)  # uvloop has its own class
         _tune(transport.get_extra_info("socket"))
         self._transport.set_write_buffer_limits(high=PILE_BYTES_MAX)
         if not self._owner.stranger_arrived(self):
@@ -171,7 +171,7 @@ class Connection(asyncio.BufferedProtocol):
             self._transport.write(outgoing)
 
     def _close_with_alert(self) -> None:
-        """End the connection, telling a TLS peer why as far as one write without waiting can."""
+        """End the connection, telling a TLS peer why if that takes a single write without waiting."""
         if self._tls is None or self._dead or self._transport is None:
             self.abort()
             return
@@ -180,21 +180,21 @@ class Connection(asyncio.BufferedProtocol):
         self._transport.close()
 
     def _close_after_writing(self) -> None:
-        """Hear nothing more; what was written goes out first, for as long as the kernel lets a peer be
-        silent."""
+        """Ignore further input; what was written goes out first, for as long as the kernel tolerates a silent
+        peer."""
         self._finish()
         if self._transport is not None:
             self._transport.close()
 
     @property
     def incarnation(self) -> Incarnation | None:
-        """Which process the peer is; None: one of an earlier version, which does not tell."""
+        """Which process the peer is; None: it runs an earlier version, which does not tell."""
         return shown(self.about)
 
     def dismiss(self, by: Incarnation) -> None:
-        """The peer's place was taken: tell it, as far as one write without waiting can, and hear no more of
-        it."""
-        if self.about is not None:  # else it would not understand
+        """The peer was replaced: tell it, if that takes a single write without waiting, and ignore further
+        input from it."""
+        if self.about is not None:  # otherwise it would not understand
             self.write(wire.encode({"type": "superseded", "number": by.number, "disk_id": by.disk_id}))
         self._close_after_writing()
 
@@ -220,7 +220,8 @@ class Connection(asyncio.BufferedProtocol):
                 self._replace(BUFFER_BYTES)
 
     def _make_room(self, missing: int) -> None:
-        """Room for ``missing`` more bytes behind what is there, moving or growing the buffer if need be."""
+        """Room for ``missing`` more bytes after the buffered ones, moving or growing the buffer if need
+        be."""
         if len(self._buffer) - self._end >= missing:
             return
         size, kept = len(self._buffer), self._end - self._start
@@ -279,11 +280,11 @@ class Connection(asyncio.BufferedProtocol):
 
     @property
     def greeted(self) -> tuple[str, bool] | None:
-        """Of a dial: (peer, whether it seems to know the greeting that we used); None: the peer dialled."""
+        """Of a dial: (peer, whether it seems to know the greeting that we used); None if the peer dialled."""
         handshake = self._handshake
         if not isinstance(handshake, Dialer):
             return None
-        # The old greeting is the second choice: after it, succeed or not, the newer one is tried first.
+        # The old greeting is a fallback: whether it succeeds or not, the newer one is tried first next time.
         return handshake.peer, handshake.challenged and not handshake.old
 
     def dials(self, peer: str) -> bool:
@@ -291,7 +292,7 @@ class Connection(asyncio.BufferedProtocol):
         return self.dialing and self._handshake.peer == peer
 
     def abort(self) -> None:
-        """Nothing more goes out, and nothing more that came in is looked at."""
+        """Write nothing more, and ignore everything that was received."""
         self._finish()
         if self._transport is not None:
             self._transport.abort()

@@ -1,4 +1,4 @@
-"""How two replicas prove to each other that they belong together, before either believes a byte.
+"""How two replicas prove to each other that they belong together, before either trusts a byte.
 
 Four small frames. Both sides know the cluster's secret; neither sends it:
 
@@ -8,21 +8,21 @@ Four small frames. Both sides know the cluster's secret; neither sends it:
     listener -> dialer     welcome: HMAC(secret, "welcome" + transcript)
 
 ``About`` is a map of what a replica tells of itself; a reader ignores fields that it does not know. Version 1
-of the greeting has none. Who speaks version 2 is answered so, and accepts version 1 from a peer that has
-never spoken another, so that a group can be upgraded one replica after the other.
+of the greeting has none. A dialer of version 2 is answered in version 2. Version 1 is accepted only from a
+peer that has never used another, so that a group can be upgraded one replica after the other.
 
-Each side asks its ``Gate`` about the other as soon as the other is proved, and before the link is up. The
-gate keeps the incarnations of the peers (log/peer_marks.py). A peer that was replaced gets, instead of the
-proof or the welcome, a frame that says so: ``"superseded", number, disk id, HMAC(secret, "superseded" +
-transcript + what it says)``. Nobody without the secret can send one.
+Each side asks its ``Gate`` about the other as soon as the other is authenticated, and before the link is up.
+The gate keeps the incarnations of the peers (log/peer_marks.py). A peer that was replaced gets, instead of
+the proof or the welcome, a frame that says so: ``"superseded", number, disk id, HMAC(secret, "superseded" +
+transcript + the frame's other fields)``. Only a holder of the secret can send one.
 
-The transcript holds everything said before, both nonces among it, so that nothing can be replayed,
-reflected or redirected to another replica. This authenticates peers at connect; it neither hides
-nor seals what follows: that is TLS's (tls.py), or the network between replicas must be a private one.
+The transcript holds everything said before, including both nonces, so that nothing can be replayed,
+reflected or redirected to another replica. This authenticates peers when they connect; it neither encrypts
+nor authenticates what follows: TLS does that (tls.py), or the network between replicas must be private.
 Inside TLS the transcript begins with a value that only the two ends of that channel know, so a proof
-is worth nothing in another channel.
+is worthless in another channel.
 
-Pure: bytes in, bytes out; the caller brings the random nonces, the clock and the socket.
+Pure: bytes in, bytes out; the caller supplies the random nonces, the clock and the socket.
 """
 
 from __future__ import annotations
@@ -39,19 +39,19 @@ from escrowmq.replication.format.wire import NOT_OURS, WIRE_VERSION, Index
 from escrowmq.replication.log.peer_marks import DISK_ID_MAX, Incarnation
 
 MAGIC = "EMQ-raft"
-#: Version of the greeting with ``About``. The one before it is that of the messages, of which it changes
-#: nothing.
+#: Version of the greeting with ``About``. The one before it equals the version of the messages, which this
+#: one does not change.
 HELLO_VERSION = 2
 OLD_HELLO_VERSION = WIRE_VERSION
 NONCE_BYTES = 32
-#: The longest handshake frame that is read from somebody not yet known.
+#: The longest handshake frame that is accepted from an unauthenticated peer.
 HANDSHAKE_BYTES_MAX = 1024
 
 
 @dataclass(frozen=True, slots=True)
 class PeerIdentity:
-    """Who this replica is: the cluster, its group in it, its own id in the group. Which process of that id it
-    is, its gate knows."""
+    """Who this replica is: the cluster, its group in it, its own id in the group. Its gate knows which
+    process (incarnation) of that id it is."""
 
     cluster_id: str
     group: int
@@ -59,26 +59,26 @@ class PeerIdentity:
 
 
 class About(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a replica tells of itself. New fields have defaults, which mean what their absence meant
-    before."""
+    """What a replica tells of itself. New fields have defaults that mean what their absence meant before."""
 
     incarnation: Index = 0
     disk_id: Annotated[str, msgspec.Meta(max_length=DISK_ID_MAX)] = ""
 
 
 class Gate(Protocol):
-    """Who may come in. Incarnation None: the peer speaks the greeting of an earlier version."""
+    """Decides which peers may connect. Incarnation None: the peer uses the greeting of an earlier version."""
 
     @property
     def own(self) -> Incarnation: ...
     def of(self, peer: str) -> Incarnation | None: ...
     def refuses(self, peer: str, shown: Incarnation | None) -> Incarnation | None: ...
     def admit(self, peer: str, shown: Incarnation | None) -> Incarnation | None:
-        """None: it may, and what it has shown is durable. Else the mark because of which it may not."""
+        """None: it may connect, and the incarnation that it showed is durable. Else the mark that forbids
+        it."""
 
 
 class Refused(NotAuthorized):
-    """The peer's place was taken by another process; ``frame`` tells it (empty: it would not understand)."""
+    """The peer was replaced by another process; ``frame`` tells it so (empty: it would not understand)."""
 
     def __init__(self, text: str, frame: bytes = b"") -> None:
         super().__init__(text, frame)
@@ -89,7 +89,7 @@ class Refused(NotAuthorized):
 
 
 class ToldSuperseded(NotAuthorized):
-    """The peer says, and proves to be a peer, that our own place was taken by ``by``."""
+    """The peer, which has proved to be one, says that our own replica was replaced by ``by``."""
 
     def __init__(self, peer: str, by: Incarnation) -> None:
         super().__init__(peer, by)
@@ -122,7 +122,7 @@ class _OldChallenge(msgspec.Struct, array_like=True, forbid_unknown_fields=True)
 
 class _Challenge(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     nonce: bytes
-    about: msgspec.Raw  # as it was written: the transcript holds these bytes
+    about: msgspec.Raw  # undecoded: the transcript holds these very bytes
     proof: bytes
 
 
@@ -134,7 +134,7 @@ class _Superseded(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
 
 
 class _Greeting(msgspec.Struct, array_like=True):
-    """The beginning of a hello of whatever version."""
+    """The beginning of a hello of any version."""
 
     magic: str
     version: int
@@ -170,35 +170,35 @@ class _Side:
 
     def __init__(self, gate: Gate, secret: bytes) -> None:
         self.established = False
-        #: What the other side told of itself; None: nothing yet, or it is of an earlier version.
+        #: What the other side told of itself; None: nothing yet, or it runs an earlier version.
         self.about: About | None = None
         self._gate, self._secret = gate, secret
         self._transcript = self._channel = b""
 
     def bind(self, channel: bytes) -> None:
-        """Tie the proofs to the channel around this handshake. Before anything else is called."""
+        """Tie the proofs to the channel around this handshake. Call it before anything else."""
         self._channel = channel
 
     def _let_in(self, peer: str) -> None:
-        """Of a peer that is proved: note its incarnation, or raise Refused."""
+        """For a peer that has proved itself: record its incarnation, or raise Refused."""
         mark = self._gate.admit(peer, shown(self.about))
         if mark is None:
             return
         if self.about is None:
             raise Refused(
-                f"{peer} speaks the greeting of an earlier version, but incarnation {mark.number} of it has "
-                "spoken this one's: it was replaced, or its software was set back; start the newer software"
+                f"{peer} uses the greeting of an earlier version, but incarnation {mark.number} of it has "
+                "used this one's: it was replaced, or its software was downgraded; start the newer software"
             )
         text = (
-            f"{peer} comes as incarnation {self.about.incarnation} on disk {self.about.disk_id!r}, but its "
-            f"place was taken by incarnation {mark.number} on disk {mark.disk_id!r}"
+            f"{peer} comes as incarnation {self.about.incarnation} on disk {self.about.disk_id!r}, but it "
+            f"was replaced by incarnation {mark.number} on disk {mark.disk_id!r}"
         )
         said = _encode([SUPERSEDED, *mark])
         proof = _proof(self._secret, b"superseded", self._transcript + said)
         raise Refused(text, _encode(_Superseded(SUPERSEDED, mark.number, mark.disk_id, proof)))
 
     def _check_not_superseded(self, frame: bytes, peer: str) -> None:
-        """Raise ToldSuperseded if that is what the frame says, and a peer wrote it."""
+        """Raise ToldSuperseded if the frame says that and a peer wrote it."""
         if len(frame) == _PROOF_BYTES or self.about is None:
             return
         try:
@@ -218,7 +218,7 @@ class Dialer(_Side):
     def __init__(
         self, me: PeerIdentity, peer: str, secret: bytes, nonce: bytes, gate: Gate, *, old: bool = False
     ) -> None:
-        """``old``: speak the greeting of the version before, to a peer that may know no other."""
+        """``old``: use the greeting of the previous version, for a peer that may know no other."""
         super().__init__(gate, secret)
         self.peer, self.old = peer, old
         self.challenged = False
@@ -266,7 +266,7 @@ def about_us(own: Incarnation) -> About:
 
 
 class Listener(_Side):
-    """The accepting side. ``receive`` every frame until ``established``; then ``peer`` is who it is."""
+    """The accepting side. ``receive`` every frame until ``established``; then ``peer`` is the dialer's id."""
 
     def __init__(
         self, me: PeerIdentity, peers: frozenset[str], secret: bytes, nonce: bytes, gate: Gate
@@ -319,7 +319,7 @@ class Listener(_Side):
                 return _decode_old_hello(frame)
             if greeting.version != HELLO_VERSION:
                 raise UnknownVersion(
-                    f"a replica speaks version {greeting.version} of the greeting, this one "
+                    f"a replica uses version {greeting.version} of the greeting, this one "
                     f"{OLD_HELLO_VERSION} and {HELLO_VERSION}; upgrade the older one"
                 )
             hello = _decode_hello(frame)

@@ -1,12 +1,13 @@
 """Links between replicas over TCP: one authenticated connection per pair, frames in, frames out.
 
-The replica with the greater id dials (by its number: who came later dials who was there, and may not have
-heard of it), the other listens, so that a pair never holds two connections for long; a newer one replaces
-an older one, and what the older still had to say is dropped before the newer says anything. Bounds: one
-frame (``wire.FRAME_BYTES_MAX``), strangers at a time, seconds for a handshake, bytes waiting to be written.
-Nobody is believed before the handshake, and a frame that is not a message closes its connection.
+The replica with the greater number dials, the other listens: the later member knows the address of the
+earlier one, which may not have heard of it yet. So a pair never holds two connections for long; a newer one
+replaces an older one, and input still pending on the older is dropped before the newer delivers any. Bounds:
+one frame (``wire.FRAME_BYTES_MAX``), unauthenticated connections at a time, seconds for a handshake, bytes
+waiting to be written. Nothing is trusted before the handshake, and a frame that is not a message closes its
+connection.
 
-Runs in one event loop and calls back in it; resolving an address may block and is done elsewhere.
+Runs in one event loop and calls back in it. Resolving an address may block and is done in another thread.
 """
 
 from __future__ import annotations
@@ -31,37 +32,37 @@ from escrowmq.replication.net.tls import TlsIdentity
 
 log = logging.getLogger(__name__)
 
-#: Entries are not sent to a peer whose socket has this much left to write.
+#: No entries are sent to a peer whose socket still has this much to write.
 ROOM_BYTES = 4 << 20
 STRANGERS_MAX = 64
 HANDSHAKE_TIMEOUT_S = 3.0
 RESOLVE_TIMEOUT_S = 5.0
-#: Between looks at a peer that is not connected.
+#: Pauses between attempts to reach a peer that is not connected.
 DIAL = Backoff(first_s=0.1, longest_s=1.0)
-#: Refusals are logged at most so often: any stranger who reaches the port could fill the disk with them.
+#: Refusals are logged at most this often: any stranger who reaches the port could fill the disk with them.
 COMPLAINT_PAUSE_S = 1.0
 
 Resolve = Callable[[str], tuple[str, int] | None]
 
 
 class LinkEvents(Protocol):
-    """What the transport tells its owner, in the loop's thread."""
+    """What the transport reports to its owner, in the loop's thread."""
 
     def link_up(self, peer: str, about: About | None) -> None:
-        """``about``: what the peer told of itself; None: it is of an earlier version, which tells nothing."""
+        """``about``: what the peer told of itself; None: it runs an earlier version, which tells nothing."""
 
     def link_down(self, peer: str) -> None: ...
     def received(self, peer: str, message: wire.RaftMessage) -> None: ...
     def superseded(self, by: Incarnation) -> None:
-        """A peer has proved that our own place was taken."""
+        """A peer has proved that our own replica was replaced."""
 
     def broken(self, error: BaseException) -> None:
-        """The disk did not take what must be durable before a link is up."""
+        """The disk failed to store what must be durable before a link is up."""
 
 
 @dataclass(slots=True)
 class LinkCounters:
-    """What was refused, for status pages and tests."""
+    """Counts of refusals and connects, for status pages and tests."""
 
     refused: int = 0  # wrong secret, cluster, group or replica
     malformed: int = 0  # not a frame, not a message, too long
@@ -87,9 +88,9 @@ class TcpTransport:
         handshake_timeout_s: float = HANDSHAKE_TIMEOUT_S,
         old_peers: bool = True,
     ) -> None:
-        """``gate`` keeps the peers' incarnations. ``tls``: every link is inside TLS, and nobody without it is
-        talked to. None: plain TCP. ``old_peers``: some may know the old greeting only; else one that closes a
-        dial without a word does not know yet who this is."""
+        """``gate`` keeps the peers' incarnations. ``tls``: every link uses TLS, and peers without it are
+        refused; None: plain TCP. ``old_peers``: some peers may know only the old greeting. If False, a peer
+        that closes a dial without a word is one that does not know us yet."""
         if not secret:
             raise NotAuthorized(
                 "the cluster has no secret; configure one (any random string, the same everywhere)"
@@ -98,7 +99,7 @@ class TcpTransport:
         self.received = events.received  # messages go from their connection straight to the owner
         self.superseded, self.broken = events.superseded, events.broken
         self._me, self._peers, self._secret, self._tls, self._gate = me, peers, secret, tls, gate
-        #: Peers that closed a dial before they said anything: they may know the old greeting only.
+        #: Peers that closed a dial before they said anything: they may know only the old greeting.
         self._speaks_old: set[str] = set()
         self._old_peers = old_peers
         self._resolve, self._helpers = resolve, helpers
@@ -111,7 +112,8 @@ class TcpTransport:
         self._closing = False
 
     async def start(self, host: str, port: int) -> tuple[str, int]:
-        """Listen on exactly this address (port 0: any free one) and begin to dial; the bound address."""
+        """Listen on exactly this address (port 0: any free one) and start to dial; returns the bound
+        address."""
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(self._listening, host, port, backlog=128)
         bound = self._server.sockets[0].getsockname()
@@ -119,7 +121,7 @@ class TcpTransport:
         return str(bound[0]), int(bound[1])
 
     def follow(self, peers: frozenset[str]) -> None:
-        """The group's members changed: from now on only these are talked to. In the loop's thread."""
+        """The group's members changed: from now on link to these only. In the loop's thread."""
         gone, self._peers = self._peers - peers, peers
         for peer in in_order(gone):
             task = self._dialers.pop(peer, None)
@@ -169,8 +171,8 @@ class TcpTransport:
         return Connection(self, handshake, None if self._tls is None else self._tls.channel(dials=True))
 
     def _may_speak_old(self, peer: str) -> bool:
-        """The old greeting tells no incarnation. Who was put into another's place must tell his, and a peer
-        that has told its own understands ours."""
+        """The old greeting carries no incarnation. A replacement must tell its own, and a peer that has told
+        its incarnation understands ours."""
         return self._old_peers and self._gate.own.number == 0 and self._gate.of(peer) is None
 
     async def _keep_dialing(self, peer: str) -> None:
@@ -187,13 +189,13 @@ class TcpTransport:
                 except (OSError, TimeoutError):
                     failures += 1
                 except Exception:
-                    log.exception("looking up %s failed; it is tried again", peer)
+                    log.exception("looking up %s failed; it will be tried again", peer)
                     failures += 1
             await asyncio.sleep(DIAL.pause_s(failures))
 
     def stranger_arrived(self, connection: Connection) -> bool:
-        """Our own dials always have a place. Of the others the one that has dawdled longest makes room:
-        a peer needs milliseconds, so strangers who hold places open do not keep it out.
+        """Our own dials always have a place. Among the others, the oldest makes room: a peer needs only
+        milliseconds, so strangers that hold connections open do not keep it out.
         """
         if self._closing:
             connection.abort()
@@ -212,8 +214,8 @@ class TcpTransport:
         self._dials.discard(connection)
 
     def established(self, connection: Connection, peer: str) -> None:
-        """A handshake has come to its good end. A dialler has let the peer in a round trip before; its place
-        may have been taken since, or it may have been removed from the group."""
+        """A handshake has succeeded. A dialler admitted the peer one round trip earlier; since then the peer
+        may have been replaced, or removed from the group."""
         if peer not in self._peers:
             connection.abort()
             return
@@ -229,16 +231,15 @@ class TcpTransport:
         self.events.link_up(peer, connection.about)
 
     def drop_superseded(self, peer: str) -> None:
-        """Close the link to ``peer`` if it is that of a process whose place was taken; it is dialled
-        again."""
+        """Close the link to ``peer`` if its process was replaced; the peer is dialled again."""
         link = self._links.get(peer)
         if link is not None and self._gate.refuses(peer, link.incarnation) is not None:
             self._close(link, peer)
 
     def _close(self, link: Connection, peer: str) -> None:
-        """Hear nothing more on it, and tell the peer if its place was taken."""
+        """Ignore further input on it, and tell the peer if it was replaced."""
         mark = self._gate.refuses(peer, link.incarnation)
-        if mark is None or link.incarnation is None:  # of an earlier version, which would not understand
+        if mark is None or link.incarnation is None:  # an earlier version would not understand
             link.abort()
         else:
             link.dismiss(mark)
@@ -251,7 +252,7 @@ class TcpTransport:
             self.events.link_down(peer)
 
     def _note_greeting(self, connection: Connection) -> None:
-        """A dial that was closed before any answer is tried with the other greeting next time."""
+        """A dial that was closed before any answer uses the other greeting next time."""
         greeted = connection.greeted
         if greeted is not None and not greeted[1]:
             self._speaks_old ^= {greeted[0]}
@@ -267,7 +268,7 @@ class TcpTransport:
         self.counters.timed_out += 1
 
     def complain(self, text: str) -> None:
-        """Log a refusal, or count it if the last one was logged just now."""
+        """Log a refusal, or count it if another was logged just now."""
         now = asyncio.get_running_loop().time()
         if now - self._complained_at < COMPLAINT_PAUSE_S:
             self._unsaid += 1

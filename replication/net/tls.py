@@ -1,11 +1,12 @@
 """TLS for the links between replicas: both sides show a certificate, both check it, TLS 1.3 only.
 
-A certificate says "belongs to this cluster" because the cluster's own authority signed it. Names in it
-are not compared: replicas move between hosts, and which of them is which is proved by the handshake
-inside (handshake.py), which is bound to this very channel, so that nobody in the middle can pass it on.
+A certificate means "belongs to this cluster" because the cluster's own authority signed it. Names in it
+are not compared: replicas move between hosts. The handshake inside (handshake.py) proves which replica it is;
+it is bound to this very channel, so that a man in the middle cannot relay it.
 
-Pure: bytes in, bytes out, over OpenSSL's memory buffers. So the limits of connection.py (strangers at a
-time, seconds, bytes) hold for TLS as they do without, and a half-finished TLS handshake is a stranger.
+Pure: bytes in, bytes out, over OpenSSL's memory buffers. So the limits of connection.py (unauthenticated
+connections, seconds, bytes) hold with TLS as without, and an unfinished TLS handshake counts as
+unauthenticated.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ from pathlib import Path
 from escrowmq.replication.carried_settings import by_name
 from escrowmq.replication.errors import ConfigError, NotAuthorized, WireError
 
-#: One TLS record holds at most this much, and OpenSSL takes one at a time.
+#: Maximum size of a TLS record; OpenSSL processes one at a time.
 _RECORD_BYTES = 16 << 10
 
 
 @by_name("cert", "key", "ca")
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
-    """Where a replica finds its certificate (with what leads to the authority), its key, the authority."""
+    """Paths of a replica's certificate (with its chain up to the authority), its key, and the authority."""
 
     cert: Path
     key: Path
@@ -34,7 +35,7 @@ class TlsFiles:
 
 
 class TlsIdentity:
-    """What the files hold, read once: a renewed certificate counts from the replica's next start.
+    """The content of the files, read once: a renewed certificate takes effect when the replica next starts.
 
     Raises ConfigError for files that cannot be read or do not belong together.
     """
@@ -50,7 +51,7 @@ class TlsIdentity:
 
 
 class TlsChannel:
-    """One connection's encryption. ``feed`` what arrives; ``shake`` until it says True; then read and seal.
+    """One connection's encryption. ``feed`` what arrives; ``shake`` until it is True; then read and seal.
 
     ``outgoing()`` has to be sent after each of these calls, and after an error too: it may hold the alert.
     All of them raise NotAuthorized (a certificate was refused) or WireError (not TLS, damaged).
@@ -70,7 +71,7 @@ class TlsChannel:
         return self._out.read()
 
     def shake(self) -> bool:
-        """Go on with TLS's own handshake; whether it is complete."""
+        """Continue TLS's own handshake; returns whether it is complete."""
         try:
             self._tls.do_handshake()
         except ssl.SSLWantReadError:
@@ -83,14 +84,15 @@ class TlsChannel:
     def binding(self) -> bytes:
         """A value that only the two ends of this channel share: a hash of TLS's "finished" message.
 
-        In TLS 1.3 that message covers the whole handshake, both certificates among it.
+        In TLS 1.3 that message covers the whole handshake, including both certificates.
         """
         finished = self._tls.get_channel_binding("tls-unique")
         assert finished is not None, "asked before the handshake was complete"
         return hashlib.sha256(b"escrowmq-channel\0" + finished).digest()
 
     def read_into(self, room: memoryview) -> int:
-        """Plain bytes into ``room``; 0: nothing more for now. A peer that says goodbye is a WireError."""
+        """Decrypted bytes into ``room``; 0: nothing more for now. An orderly close by the peer is a
+        WireError."""
         try:
             return int(self._tls.read(len(room), room))
         except ssl.SSLWantReadError:
@@ -99,7 +101,7 @@ class TlsChannel:
             raise _typed(error) from None
 
     def seal(self, buffers: Sequence[bytes]) -> bytes:
-        """What to send for these buffers, one behind the other."""
+        """The encrypted bytes to send for these buffers, in order."""
         data = memoryview(b"".join(buffers))
         at = 0
         try:
@@ -118,13 +120,13 @@ def _context(protocol: int, files: TlsFiles) -> ssl.SSLContext:
     try:
         context.load_verify_locations(files.ca)
     except (OSError, ssl.SSLError) as error:
-        raise ConfigError(f"security.tls_ca_file {files.ca} is of no use: {_why(error)}") from None
+        raise ConfigError(f"security.tls_ca_file {files.ca} cannot be used: {_why(error)}") from None
     try:
-        # An encrypted key would make OpenSSL ask at the terminal that a broker does not have.
+        # For an encrypted key OpenSSL would prompt on the terminal, and a broker has none.
         context.load_cert_chain(files.cert, files.key, password=_no_password)
     except (OSError, ssl.SSLError, ValueError) as error:
         raise ConfigError(
-            f"security.tls_cert_file {files.cert} with security.tls_key_file {files.key} is of no use: "
+            f"security.tls_cert_file {files.cert} with security.tls_key_file {files.key} cannot be used: "
             f"{_why(error)}; both must be PEM, belong together, and the key must not be encrypted"
         ) from None
     return context
@@ -141,7 +143,7 @@ def _why(error: Exception) -> str:
 def _typed(error: ssl.SSLError) -> NotAuthorized | WireError:
     reason = error.reason or str(error)
     if isinstance(error, ssl.SSLCertVerificationError):
-        return NotAuthorized(f"its certificate is refused: {error.verify_message}")
+        return NotAuthorized(f"its certificate was refused: {error.verify_message}")
     if "CERTIFICATE" in reason or "UNKNOWN_CA" in reason:
-        return NotAuthorized(f"no agreement on certificates ({reason.lower().replace('_', ' ')})")
-    return WireError(f"not TLS 1.3 as replicas speak it ({reason.lower().replace('_', ' ')})")
+        return NotAuthorized(f"certificates were not accepted ({reason.lower().replace('_', ' ')})")
+    return WireError(f"not the TLS 1.3 that replicas use ({reason.lower().replace('_', ' ')})")

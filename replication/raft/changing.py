@@ -1,13 +1,15 @@
-"""What a leader knows and checks before it changes the group's members (members.py has the rules and why).
+"""What a leader tracks and checks before it changes the group's members (members.py has the rules and the
+reasons).
 
-It exists for one leadership, as the replicator does: a learner's rounds begin anew with a new leader.
+It exists for one leadership, as the replicator does: with a new leader a learner's rounds start again.
 
-Nobody asks a learner when a replica that lost its disk begins to count again (rejoin.py): it may still have
-its link with the process whose place was taken. As a voter it would count what that one says, and two
-majorities would exist. So it becomes a voter only when it has told the leader that every incarnation that the
-leader knows, or a newer one, is on its disk; by then it has closed its links to older ones. Who is replaced
-later learns of it: where the leader has met that one before, the learner knows it, too; else the leader's
-answer to it names a last index that is not before the entry that makes the learner a voter.
+A replica that lost its disk asks all voters before it counts again (rejoin.py), but it does not ask learners.
+So a learner may still have its link with a process that was replaced. If it became a voter, it would count
+that process's messages, and two majorities would exist. Therefore it becomes a voter only when it has told
+the leader that every incarnation that the leader knows, or a newer one, is on its disk; by then it has closed
+its links to older ones. Of a replica that is replaced later it learns in one of two ways. If the leader has
+already met the new incarnation, the learner knows it too. Otherwise the leader's answer to that replica names
+a last index at or after the entry that makes the learner a voter.
 """
 
 from __future__ import annotations
@@ -21,12 +23,12 @@ from escrowmq.replication.raft.members import ROUNDS, Act, Circle, Refusal, Roun
 from escrowmq.replication.raft.pysync import LEADER, Core
 from escrowmq.replication.raft.types import Log
 
-#: How often a learner is told of the marks that it has not confirmed.
+#: How often a learner is sent the marks that it has not confirmed.
 TELL_EVERY_S: Final = 0.1
 
 
 class MemberChanges:
-    """Of one replica; asked only while it leads."""
+    """State of one replica; used only while it leads."""
 
     def __init__(
         self,
@@ -39,7 +41,7 @@ class MemberChanges:
         self._circle, self._core, self._journal = circle, core, journal
         self._marks, self._send = marks, send
         self._rounds: dict[str, Rounds] = {}
-        #: Learner -> which incarnation of it told what is on its disk.
+        #: Learner -> which incarnation of it reported the marks on its disk, and these marks.
         self._held: dict[str, tuple[Incarnation | None, dict[str, Incarnation]]] = {}
         self._tell_at = float("-inf")
 
@@ -48,12 +50,12 @@ class MemberChanges:
         self._rounds, self._held = {}, {}
 
     def forget(self, replica: str) -> None:
-        """It lost its disk: what it had reached counts no longer."""
+        """It lost its disk: what it had reached no longer counts."""
         self._rounds.pop(replica, None)
         self._held.pop(replica, None)
 
     def watch(self, now: float) -> None:
-        """At every tick while there are learners."""
+        """To be called at every tick while there are learners."""
         last, learners = self._journal.last_index, self._circle.learners
         for replica in learners:
             rounds = self._rounds.get(replica)
@@ -70,22 +72,22 @@ class MemberChanges:
                     self._send(replica, {"type": "marks", "marks": self._marks.all()})
 
     def held(self, replica: str, message: RaftMessage) -> None:
-        """A learner says which incarnations are on its disk."""
+        """A learner reports which incarnations are on its disk."""
         if replica in self._circle.learners and self._core.role() == LEADER:
             held = {peer: Incarnation(number, disk_id) for peer, number, disk_id in message["marks"]}
             self._held[replica] = self._marks.of(replica), held
 
     # -------------------------------------------------------------- the rules
     def refusal(self, step: Step) -> Refusal | None:
-        """Why the leader does not take this step; None: it does."""
+        """Why the leader refuses this step; None: it accepts it."""
         why = refusal(self._circle.members, step, self._circle.id)
         if why is None and not self.own_term_applied():
-            why = not_yet("this leader has not applied an entry of its own term yet; it soon will")
+            why = not_yet("this leader has not yet applied an entry of its own term; it soon will")
         if why is None and not self.last_change_applied():
-            why = not_yet("the change before is not applied yet; most voters have to store it")
+            why = not_yet("the previous change is not applied yet; most voters have to store it")
         if why is None and step.act is Act.REMOVE and not self.go_on_without(step.replica):
             why = not_yet(
-                f"without {step.replica} no majority of the voters is sound; another one has to catch up"
+                f"without {step.replica} the voters have no sound majority; another voter has to catch up"
             )
         if why is None and step.act is Act.PROMOTE and not self.caught_up(step.replica):
             why = not_yet(f"{step.replica} has not caught up yet; it has to run and to copy the log")
@@ -101,22 +103,24 @@ class MemberChanges:
         return self._core.applied_index() >= self._journal.members.newest_index
 
     def go_on_without(self, replica: str) -> bool:
-        """Whether of the voters that stay a majority has an entry of this leadership on its disk, this leader
-        counted in. One that has lost its disk acknowledges nothing that counts until it has learned all (then
-        its match is forgotten): a configuration in which it makes the majority would be in force in this log,
-        and neither be committed nor elect anybody, although the voter that was to go has everything."""
+        """Whether a majority of the remaining voters, including this leader, has an entry of this leadership
+        on disk. A voter that has lost its disk acknowledges nothing that counts until it has learned
+        everything (its match is then forgotten). A configuration that needs it for a majority would be in
+        force in this log, yet could neither be committed nor elect a leader, although the voter to be removed
+        has everything."""
         noop = self._core.noop_index()
         staying = [voter for voter in self._circle.voters if voter != replica]
         sound = 1 + sum(noop is not None and self._core.match_index(voter) >= noop for voter in staying)
         return 2 * sound > 1 + len(staying)
 
     def caught_up(self, replica: str) -> bool:
-        """Whether this learner's disk has reached the leader's last index in as many rounds as it takes."""
+        """Whether this learner's disk has reached the leader's last index in the required number of
+        rounds."""
         rounds = self._rounds.get(replica)
         return rounds is not None and rounds.done >= ROUNDS
 
     def knows_the_marks(self, replica: str) -> bool:
-        """Whether this learner's disk refuses whoever ours refuses in the name of a voter."""
+        """Whether this learner's disk has every mark, or a newer one, that ours has for the voters."""
         who, held = self._held.get(replica, (None, {}))
         if who != self._marks.of(replica):
             held = {}

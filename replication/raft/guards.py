@@ -1,16 +1,16 @@
-"""What stands between pysyncobj's core and the network so that no acknowledged entry is ever lost.
+"""The guards between pysyncobj's core and the network: they ensure that no acknowledged entry is ever lost.
 
 Each guard closes a way in which the stock core loses data (the letters are those of the defect
-list in docs/decisions.md). They only rewrite, hold back or drop messages; they never invent one,
-and they never touch the core's state. ``FollowerGuard`` sits on the way of AppendEntries and of the
-answers to it, ``VoteGuard`` on the way of votes.
+list in docs/decisions.md). They only rewrite, hold back or drop messages; they never create one,
+and they never touch the core's state. ``FollowerGuard`` handles AppendEntries and the
+answers to them, ``VoteGuard`` handles votes.
 
-Three more guards stand where they act: a leader counts its own log only as far as it is durable (K,
+Three more guards are where they act: a leader counts its own log only as far as it is durable (K,
 ``RaftNode.tick``), an acknowledgement of another term does not count (L, ``Replicator.answered``), and a
-success does not rewind what was sent already (A, a matter of speed: ``PeerProgress.accepted``).
+success does not rewind what was already sent (A, for speed: ``PeerProgress.accepted``).
 
-None of them can be switched off here. tests/controls/guards.py takes each away by name and shows that the
-simulator, or a scenario, then breaks.
+None of them can be switched off here. tests/controls/guards.py removes each by name and shows that the
+simulator, or a scenario, then fails.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ def sound_index(journal: Log, commit_index: int) -> int:
     """Up to where this replica may count its own log: what is durable, and before the first entry that it
     knows to be damaged and does not know to be committed.
 
-    What counts here is read by nobody before it is committed. An entry of which this disk holds only ruins
-    must not be one of the copies that commit it: with the leader's disk it would be lost. A committed one has
-    its majority already, and holds nothing up. Never below the commit index.
+    Nothing reads an entry before it is committed. A disk on which the entry is damaged
+    must not provide one of the copies that commit it: it would be lost with the leader's disk. A committed
+    entry has its majority already, so damage to it blocks nothing. Never below the commit index.
     """
     durable, damaged = journal.durable_index, journal.damaged_after(commit_index)
     return durable if damaged is None else min(durable, damaged - 1)
@@ -41,9 +41,10 @@ class FollowerGuard:
 
     # -------------------------------------------------------------- in
     def admit(self, message: RaftMessage, commit_index: int) -> int | None:
-        """Rewrite an AppendEntries of the current term (or a newer one) so that the core may see it.
+        """Rewrite an AppendEntries of the current term (or a newer one) so that the core may process it.
 
-        Returns up to where the message proves that our log is the leader's; None: it proves nothing.
+        Returns up to which index the message proves that our log equals the leader's; None: it proves
+        nothing.
         """
         if "prevLogIdx" not in message:
             message["commit_index"] = min(message["commit_index"], commit_index)  # B: it proves nothing
@@ -64,8 +65,8 @@ class FollowerGuard:
     def _skip_held(self, message: RaftMessage) -> None:
         """A: drop the prefix of entries that the log holds with the same term (Log Matching, Raft 5.3).
 
-        The core truncates everything behind the previous index before it appends. If nothing new is
-        left, the message is pointed at the log's own tail, where there is nothing to truncate.
+        The core truncates everything after the previous index before it appends. If nothing new is
+        left, the message is changed to refer to the log's own tail, where there is nothing to truncate.
         """
         journal, previous, entries = self._journal, message["prevLogIdx"], message["entries"]
         last = journal.last_index
@@ -84,12 +85,13 @@ class FollowerGuard:
     def _skip_retained_away(self, message: RaftMessage, commit_index: int) -> None:
         """The message starts before our log does. What retention dropped was committed, so it matches.
 
-        So does our first entry, because retention keeps the last applied one. All rests on it: checked.
+        So does our first entry, because retention keeps the last applied one. This is essential, so it is
+        checked.
         """
         journal = self._journal
         if journal.first_index > commit_index:
             raise SafetyViolation(
-                f"the log starts at {journal.first_index}, committed is only {commit_index}"
+                f"the log starts at {journal.first_index}, but is only committed up to {commit_index}"
             )
         first, previous, entries = journal.first_index, message["prevLogIdx"], message["entries"]
         if previous + len(entries) < first:
@@ -103,7 +105,7 @@ class FollowerGuard:
     def answer(
         self, peer: str, ack: RaftMessage, proved: int | None, commit_index: int, *, heartbeat: bool
     ) -> RaftMessage | None:
-        """The core's answer to a message that ``admit`` let in, capped; None while the disk holds it up.
+        """The core's answer to a message that ``admit`` let in, capped; None while it waits for the disk.
 
         ``proved``: what ``admit`` returned. ``heartbeat``: the message brought no entries.
         """
@@ -119,26 +121,28 @@ class FollowerGuard:
         return self._hold(peer, ack, sound, heartbeat)
 
     def _hold(self, peer: str, ack: RaftMessage, sound: int, heartbeat: bool) -> RaftMessage | None:
-        """K: acknowledge what this replica's own fdatasync has covered, and keep the rest until it has."""
+        """K: acknowledge what this replica's own fdatasync has covered, and hold the rest until it is
+        covered."""
         held = self._held.get(peer)
         if held is None or held["term"] != ack["term"] or held["next_node_idx"] < ack["next_node_idx"]:
             self._held[peer] = dict(ack)
         if not heartbeat:
             return None
-        # A heartbeat is answered at once with what is durable already: a slow disk must not look like
-        # a dead follower, or a long fsync costs the leader its quorum.
+        # A heartbeat is answered immediately with what is already durable: a slow disk must not look like
+        # a dead follower, or a long fsync would cost the leader its quorum.
         ack["next_node_idx"] = sound + 1
         return ack
 
     def _hint(self, index: int, commit_index: int) -> int:
-        """Where the leader should try next: stock goes back one entry per round trip, this one term."""
+        """Where the leader should try next: stock goes back one entry per round trip, this goes back one
+        term."""
         if index > self._journal.last_index:
             return index
         return max(2, commit_index + 1, self._journal.first_of_term(index))
 
     def release(self, term: int, commit_index: int) -> list[tuple[str, RaftMessage]]:
-        """After an fdatasync: the acknowledgements it covers, wholly or (partial progress) in part. Mending
-        an entry ends in one, too."""
+        """After an fdatasync or the mending of an entry: the acknowledgements that are now covered, wholly or
+        (partial progress) in part."""
         if not self._held:
             return []
         durable, out = sound_index(self._journal, commit_index), []
@@ -153,7 +157,7 @@ class FollowerGuard:
         return out
 
     def forget(self, peer: str) -> None:
-        """The connection is gone, and with it what was to be answered on it."""
+        """The connection is gone, and with it the answers held for it."""
         self._held.pop(peer, None)
 
 
@@ -165,7 +169,7 @@ class VoteGuard:
         self._voters: set[str] = set()
 
     def admit(self, peer: str, term: int) -> bool:
-        """Whether the core may see this vote of the current term."""
+        """Whether the core may process this vote of the current term."""
         if term != self._term:
             self._term, self._voters = term, set()
         if peer in self._voters:

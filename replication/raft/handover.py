@@ -1,13 +1,13 @@
-"""Handing leadership over: before a planned stop, and when the leader's own disk does not come back.
+"""Handing over leadership: before a planned stop, and when the leader's own disk does not recover.
 
-It takes milliseconds instead of an election time-out. While it lasts the leader takes no proposals, so
-that the chosen follower can catch up; once that one holds the whole log it is told to campaign at once
-(Raft thesis, section 3.10). If it does not come about in time, proposals flow again.
+It takes milliseconds instead of an election time-out. Meanwhile the leader takes no proposals, so
+that the chosen follower can catch up; once that follower holds the whole log it is told to campaign
+immediately (Raft thesis, section 3.10). If the handover does not succeed in time, proposals flow again.
 
 A leader whose disk hangs or is full still sends heartbeats, so no follower would replace it, while
-nothing it takes can be applied. It hands over to a follower that holds its log. So does one that needs an
-entry which is damaged in its log and could not be mended: to each follower in turn, with longer and longer
-pauses, and it goes on leading until one of them has taken over. Stepping down could cost the group its only
+nothing it accepts can be applied. It hands over to a follower that holds its log. So does a leader that needs
+an entry which is damaged in its log and could not be mended: it tries each follower in turn, with growing
+pauses, and continues to lead until one of them has taken over. Stepping down could cost the group its only
 leader.
 """
 
@@ -23,7 +23,7 @@ from escrowmq.replication.raft.types import Log, RaftConfig
 
 
 class Handover:
-    """At most one at a time."""
+    """At most one handover at a time."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class Handover:
         self._durable, self._durable_since = 0, 0.0
         self._damaged_since: float | None = None
         self._damage_pause_s = config.damage_stall_s
-        self._asked: list[str] = []  # to take over, since the damage was met
+        self._asked: list[str] = []  # followers asked to take over since the damage was met
         self._to: str | None = None
         self._deadline: float | None = None
 
@@ -57,7 +57,7 @@ class Handover:
         self._deadline = None
 
     def tick(self, now: float) -> None:
-        """Give up when the time is over; else tell a peer that holds our whole log to campaign at once."""
+        """Give up when time is up; otherwise tell a peer that holds our whole log to campaign immediately."""
         self._watch_disk(now)
         self._watch_damage(now)
         if self._deadline is None:
@@ -71,7 +71,7 @@ class Handover:
             self._send(best[0], {"type": "timeout_now", "term": self._core.term()})
 
     def _able(self) -> set[str]:
-        """Who could lead: voters that are connected."""
+        """Peers that could lead: connected voters."""
         return self._connected.intersection(self._circle.voters)
 
     def _watch_disk(self, now: float) -> None:
@@ -83,7 +83,7 @@ class Handover:
             self.begin(None, now)
 
     def _watch_damage(self, now: float) -> None:
-        """Of the log: what this leader is to apply next, or to send next."""
+        """Watch for damage in an entry that this leader must apply next, or send next."""
         if self._core.role() != LEADER or not self._needs_damaged():
             self._damaged_since, self._damage_pause_s, self._asked = None, self._config.damage_stall_s, []
         elif self._damaged_since is None:

@@ -1,21 +1,22 @@
 """How a group changes its members: which step may be taken, and which one comes next. Pure.
 
-One entry changes one thing: a learner comes or goes, a learner becomes a voter, or a voter goes. So any two
-configurations that follow each other differ by one voter at most, and each majority of the one has a member
-in common with each majority of the other (Raft thesis, section 4.1). That alone is not enough:
+One entry changes one thing: a learner is added or dropped, a learner becomes a voter, or a voter is removed.
+So any two consecutive configurations differ by at most one voter, and every majority of the one has a member
+in common with every majority of the other (Raft thesis, section 4.1). That alone is not enough:
 
-* the change before is applied, so that three configurations are never in force at once;
-* an entry of the leader's own term is applied: before that, a deposed leader's change may still be
-  committed beside the new one (the defect that the thesis had, mended in 2015);
-* a learner becomes a voter when its disk has twice reached what the leader had when it began to wait. An
-  empty voter counts in the majority at once, and the group could stand still until it is filled;
-* a voter goes only if those that stay have a majority that holds something of this leadership. One that lost
-  its disk and learns holds nothing that counts; where it is needed, the group would stand still for good;
-* a leader does not remove itself: it hands over first. So whoever leads counts itself rightly;
-* no number is ever used again. What a removed replica promised, and what was acknowledged in its name, could
-  be taken for its namesake's.
+* the previous change must be applied, so that three configurations are never in force at once;
+* an entry of the leader's own term must be applied: before that, a deposed leader's change may still be
+  committed beside the new one (the defect in the original thesis, corrected in 2015);
+* a learner becomes a voter when its disk has twice reached what the leader had when the round began. An
+  empty voter counts in the majority immediately, and the group could stall until it is filled;
+* a voter is removed only if a majority of the remaining ones holds an entry of this leadership. A voter that
+  lost its disk and is still learning holds nothing that counts; if it were needed, the group would stall for
+  good;
+* a leader does not remove itself: it hands over first. So a leader always counts itself correctly;
+* no number is ever reused. What a removed replica promised, and what was acknowledged in its name, could
+  be attributed to a new one with the same number.
 
-To replace a replica is three steps: another one comes as a learner, becomes a voter, and the old one goes.
+Replacing a replica takes three steps: add another one as a learner, make it a voter, and remove the old one.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class Act(enum.Enum):
 
 
 class Step(NamedTuple):
-    """``replica``: whom it is about."""
+    """``replica``: the replica concerned."""
 
     act: Act
     replica: str = ""
@@ -62,9 +63,9 @@ class Step(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """A change as an operator or the supervisor wants it: who is to vote that does not, and who is to go.
+    """A change as an operator or the supervisor requests it: replicas to make voters, and replicas to remove.
 
-    ``id``: the same for every attempt; the configurations that it leads to bear it.
+    ``id``: the same for every attempt; the resulting configurations carry it.
     """
 
     id: str
@@ -73,8 +74,8 @@ class Goal:
 
 
 def next_step(members: Members, goal: Goal, leader: str, caught_up: Callable[[str], bool]) -> Step:
-    """What the leader has to do now. Whoever is to come comes first, so that the group is never smaller than
-    before and after; one that was retired meanwhile is not waited for.
+    """What the leader has to do next. Additions come first, so that the group is never smaller than both
+    before and after; a replica to be added that was retired meanwhile is skipped.
     """
     for replica in goal.add:
         if replica in members.voters or members.retired(replica):
@@ -87,20 +88,20 @@ def next_step(members: Members, goal: Goal, leader: str, caught_up: Callable[[st
             return Step(Act.DROP, replica)
         if replica in members.voters and replica != leader:
             return Step(Act.REMOVE, replica)
-    if leader in goal.remove and len(members.voters) > 1:  # the others that go are gone by now
+    if leader in goal.remove and len(members.voters) > 1:  # the others to be removed are gone by now
         return Step(Act.HAND_OVER)
     return Step(Act.DONE)
 
 
 class Refusal(NamedTuple):
-    """Why a step is not taken, and what to do. ``passes``: it may be taken later, so it is asked for
+    """Why a step is refused, and what to do. ``passes``: it may be accepted later, so it is requested
     again."""
 
     text: str
     passes: bool
 
     def error(self, step: Step) -> ChangeNotYet | ChangeRefused:
-        """As it is told to who asked."""
+        """The error for the requester."""
         return (ChangeNotYet if self.passes else ChangeRefused)(f"{step}: {self.text}")
 
 
@@ -110,63 +111,63 @@ def not_yet(text: str) -> Refusal:
 
 
 def never(text: str) -> Refusal:
-    """To ask for this again is in vain."""
+    """It is useless to request the step again."""
     return Refusal(text, False)
 
 
 def refusal(members: Members, step: Step, leader: str) -> Refusal | None:
-    """Why ``step`` cannot follow on ``members``, whatever the log holds; None: it can."""
+    """Why ``step`` cannot follow ``members``, whatever the log holds; None: it can."""
     act, replica = step
     if act is Act.ADD:
         if not is_new(members, replica):
             return never(_used_up(members, replica))
         if len(members.learners) >= LEARNERS_MAX:
             return not_yet(
-                f"{LEARNERS_MAX} learners are being filled; the next comes when one votes or is gone"
+                f"{LEARNERS_MAX} learners are being filled; add the next when one votes or is gone"
             )
     elif act is Act.PROMOTE:
         if replica not in members.learners:
-            return never(f"{replica} is no learner; add it as one first")
+            return never(f"{replica} is not a learner; add it as one first")
         if len(members.voters) >= VOTERS_MAX:
-            return not_yet(f"there are {VOTERS_MAX} voters, and there can be no more; remove one first")
+            return not_yet(f"the group has {VOTERS_MAX} voters, which is the maximum; remove one first")
     elif act is Act.REMOVE:
         if replica not in members.voters:
-            return never(f"{replica} is no voter; the voters are {', '.join(members.voters)}")
+            return never(f"{replica} is not a voter; the voters are {', '.join(members.voters)}")
         if replica == leader:
             return not_yet(f"{replica} leads; it hands over first")
     elif act is Act.DROP:
         if replica not in members.learners:
-            return never(f"{replica} is no learner")
+            return never(f"{replica} is not a learner")
     else:
-        return never(f"{step} is no change")
+        return never(f"{step} is not a change")
     return None
 
 
 def in_vain(members: Members, goal: Goal) -> str:
-    """Why no step after the other leads to ``goal`` from here, and what to ask for instead; "": it can be
+    """Why no sequence of steps leads from here to ``goal``, and what to request instead; "": it can be
     reached."""
     for replica in goal.add:
         if members.retired(replica):
             return _used_up(members, replica)
     if not {*members.voters, *goal.add} - set(goal.remove):
-        return "nobody would be left to vote; add another replica in the same change"
+        return "no voter would be left; add another replica in the same change"
     return ""
 
 
 def _used_up(members: Members, replica: str) -> str:
     return (
-        f"{replica} was a member before, or its number was passed over, and no number is used again; "
+        f"{replica} was a member before, or its number was skipped, and no number is reused; "
         f"the next replica has number {members.highest + 1}"
     )
 
 
 def is_new(members: Members, replica: str) -> bool:
-    """Whether nobody ever had this id, as far as the log can tell."""
+    """Whether this id was never used, as far as the log can tell."""
     return id_number(replica) > members.highest
 
 
 def after(members: Members, step: Step, change_id: str) -> Members:
-    """The configuration that ``step`` leads to; ``refusal`` said nothing against it."""
+    """The configuration that ``step`` leads to. Only for a step without a ``refusal``."""
     act, replica = step
     voters, learners = set(members.voters), set(members.learners) - {replica}
     if act is Act.ADD:
@@ -180,7 +181,7 @@ def after(members: Members, step: Step, change_id: str) -> Members:
 
 
 class Rounds:
-    """How often one learner has reached what the leader's log held when it was last looked at."""
+    """How often a learner has reached the index that the leader's log had when the round began."""
 
     def __init__(self, last_index: int) -> None:
         self.done, self._target = 0, last_index
@@ -192,11 +193,11 @@ class Rounds:
 
 
 class Circle:
-    """Who counts for one replica now: shared by the parts of its node, changed by the node alone.
+    """Which replicas count now, for one replica: shared by the parts of its node, changed by the node alone.
 
-    ``voters``, ``learners`` and ``peers`` (both) are the others; ``votes``: whether this one is a voter.
-    ``may_vote``: the others that vote in the configuration in force, or in one that comes back if those in
-    the log's tail are cut off.
+    ``voters``, ``learners`` and ``peers`` (both) are the other replicas; ``votes``: whether this one is a
+    voter. ``may_vote``: the other voters of the configuration in force, or of one that is in force again if
+    those in the log's tail are cut off.
     """
 
     __slots__ = ("id", "learners", "may_vote", "members", "peers", "voters", "votes")
@@ -206,7 +207,7 @@ class Circle:
         self.follow(possible)
 
     def follow(self, possible: Sequence[Members]) -> None:
-        """Count by the last of these from now on. Before it: those that are not known to be out of force."""
+        """Count by the last of these from now on; the ones before it may come back into force."""
         self.members = members = possible[-1]
         self.may_vote = {replica for one in possible for replica in one.voters} - {self.id}
         self.votes = self.id in members.voters

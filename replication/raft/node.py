@@ -1,19 +1,19 @@
 """One replica's Raft node: pysyncobj's core, guarded, with our own sending, pacing and outcomes.
 
-Does no I/O and reads no clock of its own: the caller delivers messages, ticks, and runs fdatasync
+Does no I/O and reads no clock: the caller delivers messages, ticks, and runs fdatasync
 (``SegmentJournal.begin_sync`` ... ``after_sync``); a ``PeerLink`` sends. All calls come from one
-thread. What the node promises its caller:
+thread. The node guarantees its caller:
 
 * an entry is applied, and its proposal answered, only when a majority holds it durably *and* this
   replica's own disk does, so that a checkpoint never runs ahead of the log;
-* every proposal ends: applied, surely not logged, or unknown (``proposals``);
+* every proposal ends: applied, certainly not logged, or unknown (``proposals``);
 * entries are applied exactly once per start, in order, in chunks per tick.
 
-It counts by the configuration of members that is the newest in its log, committed or not (members.py), and
-takes one over the moment its entry is appended or cut off.
+It counts majorities by the newest configuration of members in its log, committed or not (members.py), and
+adopts a new one the moment its entry is appended or cut off.
 
-It never forwards a proposal and never takes a snapshot, nor does it change members in pysyncobj's own way:
-those parts of it are closed in ``pysync``.
+It never forwards a proposal, never takes a snapshot, and does not change members in pysyncobj's own way:
+``pysync`` disables those parts.
 """
 
 from __future__ import annotations
@@ -54,17 +54,18 @@ NOT_FOR_LEARNERS = frozenset(("request_vote", "pre_vote", "timeout_now"))
 
 
 def check_fit(journal: Log, applied_index: int) -> None:
-    """Raise CorruptLog if a state that stands at ``applied_index`` does not fit the log."""
+    """Raise CorruptLog if a state whose last applied index is ``applied_index`` does not fit the log."""
     applied_index = max(1, applied_index)
     if len(journal) and not journal.first_index <= applied_index <= journal.last_index:
         raise CorruptLog(
-            f"the checkpoint stands at {applied_index}, but the log holds {journal.first_index} to "
+            f"the checkpoint is at {applied_index}, but the log holds {journal.first_index} to "
             f"{journal.last_index}; restore the replica from a peer"
         )
 
 
 class RaftNode:
-    """See the module's text. ``apply(index, term, command)`` gets ``b""`` for an entry that is no command."""
+    """See the module's docstring. ``apply(index, term, command)`` gets ``b""`` for an entry without a
+    command."""
 
     def __init__(
         self,
@@ -84,27 +85,27 @@ class RaftNode:
         joining: bool = False,
         on_peers: Callable[[frozenset[str]], None] = lambda peers: None,
     ) -> None:
-        """``peers``: the others of the group's beginning; if this replica came later (``joining``), those who
-        may tell it of the group. ``on_peers``: is told with whom to keep links, whenever that is another set
-        than before (at first: than ``peers``). ``applied_index``: where the recovered state stands.
+        """``peers``: the other founders; for a replica that came later (``joining``), those that may tell it
+        of the group. ``on_peers``: called with the set of peers to keep links to, whenever it changes
+        (at first: differs from ``peers``). ``applied_index``: last index applied to the recovered state.
         ``no_vote_until_caught_up``: the disk was lost; see ``rejoin``, and remember it on disk until
         ``rejoining`` is False. ``marks``: the incarnations of the peers (None: kept in memory).
-        ``drop_link(peer)``: close the link to a process whose place was taken. Raises CorruptLog if state and
+        ``drop_link(peer)``: close the link to a process that was replaced. Raises CorruptLog if state and
         log do not fit together."""
         self.id, self.config = self_id, config or RaftConfig()
         others = {peer for peer in peers if peer != self_id}
         self._journal, self._apply, self._clock = journal, apply, clock
         self._link, self._on_peers = link, on_peers
-        applied_index = max(1, applied_index)  # entry 1 is pysyncobj's own, no command
+        applied_index = max(1, applied_index)  # entry 1 is pysyncobj's own and has no command
         check_fit(journal, applied_index)
         journal.members.begin(0, NOBODY if joining else founding([self_id, *others]))
         self._member_edits = journal.members.edits
         self._circle = Circle(self_id, journal.members.since(applied_index))
         self._guard = FollowerGuard(journal)
         self._linked: dict[str, bool] = {}  # peers whose link is up: whether they know our incarnation
-        self._connected: set[str] = set()  # those of them that are heard
+        self._connected: set[str] = set()  # those of them that are listened to
         self._proposals = Proposals(self.config)
-        self._closed = self.disk_full = False  # the latter is set by the caller while its syncs find no room
+        self._closed = self.disk_full = False  # the caller sets disk_full while its syncs find no room
         self.too_far_behind = False  # the leader's log starts after ours ends: copy a checkpoint from a peer
         voters = self._circle.voters
         self._core = Core(
@@ -162,8 +163,8 @@ class RaftNode:
 
     @property
     def ready(self) -> bool:
-        """Leader, and has applied the entry that opened its term: its state holds all that was committed. Any
-        thread."""
+        """It leads, and has applied the entry that opened its term, so its state holds everything committed.
+        Any thread."""
         core = self._core
         if core.role() != LEADER:
             return False
@@ -177,7 +178,7 @@ class RaftNode:
 
     @property
     def members_applied(self) -> bool:
-        """Whether that one is committed for sure, so that nothing brings another one back."""
+        """Whether that configuration is certainly committed, so that no earlier one can come back."""
         return self._changes.last_change_applied()
 
     @property
@@ -187,7 +188,7 @@ class RaftNode:
 
     @property
     def heard(self) -> frozenset[str]:
-        """With whom links are kept: whoever may be a member, and whom this replica was told of."""
+        """Peers to keep links to: all that may be members, and those that this replica was told of."""
         return frozenset(self._hearing.known)
 
     @property
@@ -208,22 +209,22 @@ class RaftNode:
 
     @property
     def outstanding_bytes(self) -> int:
-        """Bytes of own proposals that are not applied yet."""
+        """Bytes of own proposals that are not yet applied."""
         return self._proposals.outstanding_bytes
 
     @property
     def rejoining(self) -> bool:
-        """Still a learner, because its disk was lost (see ``rejoin``)."""
+        """Whether it is still a learner because its disk was lost (see ``rejoin``)."""
         return self._rejoin.active
 
     @property
     def can_apply(self) -> bool:
-        """Whether no entry is damaged that is still to be applied. One that cannot votes, as its log's end
-        is sound, but does not campaign: it could not do a leader's work."""
+        """Whether no entry that is still to be applied is damaged. A replica with such an entry votes, since
+        its log's end is sound, but does not campaign: it could not do a leader's work."""
         return self._journal.damaged_after(self._core.applied_index()) is None
 
     def progress(self) -> list[PeerStatus]:
-        """The followers, for status pages; empty unless leader."""
+        """The followers, for status pages; empty unless this replica leads."""
         return self._replicator.status()
 
     def check_lead(self) -> LeadCheck:
@@ -234,10 +235,11 @@ class RaftNode:
 
     # -------------------------------------------------------------- proposing
     def propose(self, command: bytes, done: OnProposed) -> None:
-        """Append ``command`` (its first byte is 0) if leader; ``done`` is called exactly once, maybe at once.
+        """Append ``command`` (its first byte is 0) if leader; calls ``done`` exactly once, perhaps
+        immediately.
 
-        ``done(result, True)``: applied. ``done(reason, False)``: surely not logged; the reason is None
-        where this is not the leader (or is handing over), else Overloaded, DiskFull or MessageTooLarge.
+        ``done(result, True)``: applied. ``done(reason, False)``: certainly not logged; the reason is None
+        if this replica does not lead (or is handing over), else Overloaded, DiskFull or MessageTooLarge.
         ``done(None, None)``: unknown.
         """
         assert command[0] == 0, "a command starts with its type byte, REGULAR"
@@ -254,10 +256,10 @@ class RaftNode:
         self._proposals.add(index, self._core.term(), len(command), self._clock(), done)
 
     def change_members(self, step: Step, change_id: str, done: OnProposed) -> None:
-        """Take one step of a change of members, if leader and if the rules allow it now (members.py).
+        """Take one step of a membership change, if leader and if the rules now allow it (members.py).
 
-        ``done`` as for ``propose``; a refusal is ChangeNotYet or ChangeRefused. In force from here on,
-        applied later.
+        ``done`` as for ``propose``; a refusal is ChangeNotYet or ChangeRefused. The step is in force when
+        this returns, and applied later.
         """
         if self._closed or self._core.role() != LEADER or self._handover.under_way:
             done(None, False)
@@ -281,7 +283,7 @@ class RaftNode:
     def transfer_leadership(self, to: str | None = None) -> None:
         """Hand over to ``to`` (default: the most advanced peer), as soon as it holds the whole log.
 
-        Until then proposals are refused as to a follower; after ``transfer_timeout_s`` they flow again.
+        Until then proposals are refused as by a follower; after ``transfer_timeout_s`` they flow again.
         """
         if self.is_leader:
             self._handover.begin(to, self._clock())
@@ -297,7 +299,7 @@ class RaftNode:
 
     # -------------------------------------------------------------- being driven
     def tick(self) -> None:
-        """Once after every batch of deliveries, proposals or syncs, and at least every 20 ms."""
+        """Call it after every batch of deliveries, proposals or syncs, and at least every 20 ms."""
         if self._closed:
             return
         core, journal, circle, now = self._core, self._journal, self._circle, self._clock()
@@ -307,24 +309,24 @@ class RaftNode:
         elif circle.learners and core.role() == LEADER:
             self._changes.watch(now)
         self._prevote.tick(now, self._connected)
-        # K: of its own log, too, only what its fdatasync covered is counted and applied.
+        # K: of its own log, too, it counts and applies only what its fdatasync has covered.
         sound = sound_index(journal, core.commit_index())
         core.tick(self._commit_cap(sound), sound)
         if self._member_edits != journal.members.edits:
-            self._follow_members()  # what was damaged is mended
+            self._follow_members()  # a damaged entry was mended
         self.flush()
         self._handover.tick(now)
         self._proposals.expire(now)
 
     def more_to_apply(self) -> bool:
-        """Whether another tick at once would apply more."""
+        """Whether another tick right away would apply more."""
         applied = self._core.applied_index()
         if applied >= min(self._core.commit_index(), self._journal.durable_index):
             return False
         return self._journal.damaged_after(applied) != applied + 1
 
     def wake_in_s(self) -> float | None:
-        """When the next tick is due earlier than the regular one: seconds, or None."""
+        """Seconds until the next tick, if it is due before the regular one; else None."""
         return self._replicator.wake_in_s()
 
     def flush(self) -> None:
@@ -344,7 +346,7 @@ class RaftNode:
             handler(peer, message)
 
     def connected(self, peer: str, *, knows_us: bool = False) -> None:
-        """The link to ``peer`` is up. ``knows_us``: it keeps incarnations, ours among them."""
+        """The link to ``peer`` is up. ``knows_us``: the peer keeps incarnations, and has ours."""
         self._linked[peer] = knows_us
         if peer not in self._hearing.known:
             return
@@ -363,7 +365,8 @@ class RaftNode:
             self._guard.forget(peer)
 
     def after_sync(self) -> None:
-        """The journal's durable index advanced, or an entry was mended: send what waited for it."""
+        """The journal's durable index advanced, or an entry was mended: send the answers that waited for
+        it."""
         for peer, ack in self._guard.release(self._core.term(), self._core.commit_index()):
             self.send(peer, ack)
 
@@ -393,12 +396,12 @@ class RaftNode:
                 self.send(peer, answer)
 
     def _on_stale_term(self, peer: str, message: RaftMessage) -> None:
-        """A peer is in a later term than our messages: a leader (or candidate) of an old term gives way."""
+        """A peer is in a later term than our messages: a leader (or candidate) of an old term steps down."""
         if message["term"] > self._core.term() and (peer in self._circle.peers or not self._circle.votes):
             self._core.step_down(message["term"])
 
     def _on_superseded(self, peer: str, message: RaftMessage) -> None:
-        """A peer that still had a link with us has met the process that took our place."""
+        """A peer that still had a link to us has met the process that replaced us."""
         by = Incarnation(message["number"], message["disk_id"])
         if by.supersedes(self.marks.own):
             raise Superseded(f"replica {self.id}", by.number)
@@ -428,7 +431,7 @@ class RaftNode:
             raise ApplyFailed(f"entry {index} of term {term} could not be applied: {error!r}") from error
         self._proposals.applied(index, term, result)
         if command[0] == MEMBERSHIP:
-            if self._journal.members.command(index) != command:  # whatever made the log forget it
+            if self._journal.members.command(index) != command:  # the log may not know it: note it again
                 self._journal.members.note(index, command)
             self._follow_members()
         return True
@@ -436,7 +439,7 @@ class RaftNode:
     def role_changed(self, before: int, after: int) -> None:
         if after == LEADER:
             if not self._circle.votes:
-                raise SafetyViolation(f"{self.id} was elected, and is no voter of its group")
+                raise SafetyViolation(f"{self.id} was elected although it is not a voter of its group")
             self.too_far_behind = False
             self._core.forget_matches()
             self._changes.begin()
@@ -459,7 +462,7 @@ class RaftNode:
 
     # -------------------------------------------------------------- members
     def told_of(self, peer: str) -> None:
-        """Somebody who may know says that ``peer`` belongs to the group: hear what it has to say."""
+        """Somebody who may know says that ``peer`` belongs to the group: listen to it."""
         self._hearing.told_of(peer)
         self._hear()
 
@@ -477,7 +480,7 @@ class RaftNode:
         self._hear()
 
     def _hear(self) -> None:
-        """Take over links that were up before we knew who that is, and let go of those who are gone."""
+        """Adopt links that were up before their peers were known, and drop peers that are gone."""
         came, gone = self._hearing.look()
         for peer in came:
             if peer in self._linked:
@@ -485,7 +488,7 @@ class RaftNode:
         for peer in gone:
             linked = self._linked.get(peer)
             self.disconnected(peer)
-            if linked is not None:  # it may be heard again
+            if linked is not None:  # it may be listened to again
                 self._linked[peer] = linked
             self._rejoin.forget(peer)
         self.marks.forget(self._hearing.retired(gone))

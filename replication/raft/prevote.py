@@ -1,10 +1,10 @@
 """Asking before campaigning, so that a replica that was cut off does not depose a healthy leader.
 
-Raft thesis, section 9.6. When its election time-out runs out, a replica first asks whether the
-others would vote for it in the next term. They agree if its log is not behind theirs and they have
-not heard from a leader for a minimum election time-out themselves. Only with a majority does the
+Raft thesis, section 9.6. When its election time-out expires, a replica first asks whether the
+others would vote for it in the next term. They agree if its log is not behind theirs and they themselves have
+not heard from a leader for a minimum election time-out. Only with a majority does the
 real election start, and only then is the term raised. An agreement promises nothing and is not
-recorded: safety stays with the real vote.
+recorded: safety depends on the real vote alone.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class PreVote:
         quiet_s: float,
     ) -> None:
         self._circle, self._core, self._journal, self._send, self._clock = circle, core, journal, send, clock
-        self._quiet_s = quiet_s  # a leader heard from more recently than this is taken to be alive
+        self._quiet_s = quiet_s  # a leader heard from more recently than this is assumed to be alive
         self._leader_seen_at = float("-inf")
         self._agreed: set[str] = set()
         self._asked_term: int | None = None
@@ -43,15 +43,16 @@ class PreVote:
     def leader_lost(self) -> None:
         """The connection to the leader broke: its process died, or its network reset it.
 
-        That is news long before a time-out, so ask at once; not all in the same instant, though, or they
-        would stand against each other. Nothing is risked: if it was this one link alone, the others
+        This is known long before a time-out, so ask soon; but not all at the same instant, or the candidates
+        would split the vote. Nothing is at risk: if only this one link failed, the others
         still hear the leader and do not agree.
         """
         self._leader_seen_at = float("-inf")
         self._core.hasten_election()
 
     def tick(self, now: float, connected: set[str]) -> None:
-        """Turn a due election into a question first. Who is no voter (yet, or any more) does not campaign."""
+        """Before a due election, ask first. A replica that is not a voter (yet, or any more) never
+        campaigns."""
         core, circle = self._core, self._circle
         if not core.election_due(now) or core.transfer_requested():
             return
@@ -77,7 +78,7 @@ class PreVote:
             )
 
     def asked(self, peer: str, message: RaftMessage) -> None:
-        """Agree, or stay silent; a replica of a later term says so, or the asker could never catch up."""
+        """Agree, or stay silent. A replica in a later term says so, or the asker could never catch up."""
         core, journal = self._core, self._journal
         if message["term"] <= core.term():
             self._send(peer, {"type": "stale_term", "term": core.term()})

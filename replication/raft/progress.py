@@ -1,8 +1,8 @@
 """What the leader knows of each follower: where it matches, what is under way, when to probe.
 
-Pure bookkeeping per peer, in the manner of etcd's ``tracker``: a peer is probed with empty
-messages until it has accepted one, then entries stream to it within a window of bytes that are
-not yet acknowledged. A message lost on the way is noticed because the next heartbeat does not
+Pure bookkeeping per peer, like etcd's ``tracker``: a peer is probed with empty
+messages until it has accepted one; then entries stream to it within a window of unacknowledged
+bytes. A message lost on the way is noticed because the next heartbeat does not
 match; the refusal rewinds. Nothing here sends.
 """
 
@@ -21,7 +21,7 @@ class PeerProgress:
     probing: bool = True
     in_flight_bytes: int = 0
     rewound_at_seq: int = 0  # refusals of messages up to this one are stale
-    heard_seq: int = 0  # the newest message that it has answered in our term, as one that counts
+    heard_seq: int = 0  # the newest message that it has answered in our term, while its answers count
     _flights: deque[tuple[int, int]] = field(default_factory=deque)  # (last index, bytes), in order
 
     def sent(self, last_index: int, size_bytes: int) -> None:
@@ -30,7 +30,7 @@ class PeerProgress:
         self.in_flight_bytes += size_bytes
 
     def accepted(self, index: int) -> None:
-        """A success up to ``index``. What was sent behind it stays under way."""
+        """A success up to ``index``. What was sent after it is still in flight."""
         self.probing = False
         flights = self._flights
         while flights and flights[0][0] <= index:
@@ -48,7 +48,7 @@ class PeerProgress:
         return True
 
     def rewind(self, next_index: int) -> None:
-        """Start again from ``next_index``: nothing counts as under way, and the peer is probed first."""
+        """Start again from ``next_index``: nothing counts as in flight, and the peer is probed first."""
         self.next, self.probing, self.in_flight_bytes = next_index, True, 0
         self._flights.clear()
 

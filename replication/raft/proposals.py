@@ -1,9 +1,9 @@
-"""What became of each proposal: applied, surely not logged, or unknown. Nothing is left without an answer.
+"""The outcome of each proposal: applied, certainly not logged, or unknown. Each one gets an answer.
 
-A proposal is known by the (index, term) of its entry. While its leadership lasts it is settled by
-being applied; when the leadership ends, or too much time has passed, or the node shuts down, its
-outcome is unknown here: the entry may still be committed by the next leader. How many entries and
-bytes may wait for a majority is bounded; an entry whose proposer has given up still counts.
+A proposal is identified by the (index, term) of its entry. While its leadership lasts it is settled by
+being applied; when the leadership ends, too much time has passed, or the node shuts down, its
+outcome is unknown here: the next leader may still commit the entry. The number of entries and
+bytes that wait for a majority is bounded; an entry whose proposer has given up still counts.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 from escrowmq.replication.errors import EscrowMQError, MessageTooLarge, Overloaded
 from escrowmq.replication.raft.types import RaftConfig
 
-#: ``done(result, True)`` applied; ``done(reason, False)`` surely not logged; ``done(None, None)`` unknown.
+#: ``done(result, True)`` applied; ``done(reason, False)`` certainly not logged; ``done(None, None)`` unknown.
 OnProposed = Callable[[Any, bool | None], None]
 #: Largest command: with its batch it stays far below a frame's 64 MiB (wire.FRAME_BYTES_MAX).
 COMMAND_BYTES_MAX = 32 << 20
@@ -40,11 +40,11 @@ class Proposals:
         self._sizes: dict[int, int] = {}  # own entries not yet applied: index -> bytes
 
     def refusal(self, size_bytes: int) -> EscrowMQError | None:
-        """Why no command of this size can be taken now."""
+        """Why no command of this size can be accepted now; None: it can."""
         config = self._config
         if size_bytes > COMMAND_BYTES_MAX:
             return MessageTooLarge(size_bytes, COMMAND_BYTES_MAX)
-        # One is always taken: else a command larger than the bound would never get through.
+        # One is always accepted: otherwise a command larger than the bound would never get through.
         if len(self._sizes) >= config.outstanding_entries_max or (
             self._sizes and self.outstanding_bytes + size_bytes > config.outstanding_bytes_max
         ):
@@ -65,7 +65,7 @@ class Proposals:
             if proposal.index == index and proposal.term == term:
                 proposal.done(result, True)
             else:
-                proposal.done(None, None)  # passed over: cannot happen while one leadership lasts
+                proposal.done(None, None)  # skipped: cannot happen while one leadership lasts
 
     def expire(self, now: float) -> None:
         """Settle as unknown what has waited past its deadline (deadlines are in index order too)."""
@@ -73,7 +73,7 @@ class Proposals:
             self._waiting.popleft().done(None, None)
 
     def abandon(self) -> None:
-        """Leadership is lost, or the node stops: what becomes of them cannot be known here any more."""
+        """Leadership is lost, or the node stops: the outcomes can no longer be known here."""
         self._sizes.clear()
         self.outstanding_bytes = 0
         waiting, self._waiting = self._waiting, deque()

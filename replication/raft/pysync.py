@@ -1,17 +1,17 @@
-"""The one place that knows pysyncobj's inside: its election and commit core, with our parts around it.
+"""The one place that knows pysyncobj's internals: its election and commit core, with our parts around it.
 
-pysyncobj 0.3.17 stays unforked. ``Core`` subclasses ``SyncObj`` and replaces, by their mangled
+pysyncobj 0.3.17 is used unforked. ``Core`` subclasses ``SyncObj`` and replaces, by their mangled
 names, the steps that are slow or unsafe: sending, applying, compaction, forwarding. Elections,
-votes, terms, the follower's append and the leader's commit rule are pysyncobj's own. Everything
-private that we touch is named in ``PRIVATE_...``; ``tests/replication/raft/test_pysync_contract.py``
-holds it against the installed version.
+votes, terms, the follower's append and the leader's commit rule are pysyncobj's own. Every
+private name that we touch is listed in ``PRIVATE_...``; ``tests/replication/raft/test_pysync_contract.py``
+checks them against the installed version.
 
-Two module globals of pysyncobj are wrapped, both so that other users of it in the same process
-see no change: ``createJournal`` lets a Journal object pass, and ``monotonicTime`` asks a clock
+Two module globals of pysyncobj are wrapped, both so that other users of pysyncobj in the same process
+see no change: ``createJournal`` also accepts a Journal object, and ``monotonicTime`` asks a clock
 that is set per thread (a simulation runs many nodes under virtual time).
 
-This file must never hold policy: what to send, what to hold back and what to refuse is decided in
-``guards``, ``replicator`` and ``node``.
+This file must never hold policy: ``guards``, ``replicator`` and ``node`` decide what to send, what to hold
+back and what to refuse.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ from escrowmq.replication.raft.types import Clock, Log, RaftConfig
 SUPPORTED_VERSION = "0.3.17"
 if VERSION != SUPPORTED_VERSION:
     raise ImportError(
-        f"pysyncobj {VERSION} is installed, but this software leans on private names of {SUPPORTED_VERSION}; "
+        f"pysyncobj {VERSION} is installed, but this software uses private names of {SUPPORTED_VERSION}; "
         f"install pysyncobj=={SUPPORTED_VERSION}"
     )
 
 FOLLOWER, LEADER = 0, 2
 NEVER_S = float(1 << 40)
-ROUNDING_S = 1e-6  # more than a sum of two times is wrong by
+ROUNDING_S = 1e-6  # more than the rounding error of a sum of two times
 
 #: Methods of SyncObj that Core replaces or calls, then attributes that it reads or writes.
 PRIVATE_METHODS = [
@@ -109,9 +109,9 @@ class PeerNode(Node):  # type: ignore[misc]
 
 
 class _VotesOut(Transport):  # type: ignore[misc]
-    """pysyncobj's transport. All that the core still sends through it are requests for votes, and votes."""
+    """pysyncobj's transport. The core only sends requests for votes, and votes, through it."""
 
-    ready = True  # stock has a property, and looks twice in every tick
+    ready = True  # stock has a property, and reads it twice in every tick
 
     def __init__(self, send: Callable[[str, RaftMessage], bool]) -> None:
         super().__init__(None, None, None)
@@ -122,7 +122,7 @@ class _VotesOut(Transport):  # type: ignore[misc]
 
 
 class _NoPoll:
-    """Stock ticks poll sockets; ours are the driver's."""
+    """Stock ticks poll sockets; ours belong to the driver."""
 
     def poll(self, timeout: float) -> None: ...
     def subscribe(self, *_: Any) -> None: ...
@@ -132,8 +132,8 @@ class _NoPoll:
 class _CappedMatch(dict[Node, int]):
     """matchIndex as the commit step sees it: never above ``cap``, the highest index a quorum holds durably.
 
-    Stock counts the leader itself for every entry it has in memory. The cap is only set while the
-    commit step runs; otherwise the true values show.
+    Stock counts the leader itself for every entry it has in memory. The cap is set only while the
+    commit step runs; otherwise the true values are visible.
     """
 
     __slots__ = ("cap",)
@@ -148,14 +148,14 @@ class _CappedMatch(dict[Node, int]):
 
 
 class CoreOwner(Protocol):
-    """What the core asks of the node around it."""
+    """What the core needs from the node around it."""
 
     def send_vote(self, peer: str, message: RaftMessage) -> bool: ...
     def broadcast(self) -> None:
         """Send to every peer now: a heartbeat is due."""
 
     def apply_entry(self, index: int) -> bool:
-        """False: its command cannot be read now; it is asked for again at a later tick."""
+        """False: its command cannot be read now; a later tick tries again."""
 
     def role_changed(self, before: int, after: int) -> None: ...
 
@@ -164,7 +164,7 @@ class CoreOwner(Protocol):
 class Core(SyncObj):  # type: ignore[misc]
     """pysyncobj's Raft core behind typed methods.
 
-    Only methods, no properties: SyncObj evaluates every attribute of ``self`` while it is constructed.
+    Only methods, no properties: SyncObj evaluates every attribute of ``self`` during construction.
     """
 
     def __init__(
@@ -215,14 +215,15 @@ class Core(SyncObj):  # type: ignore[misc]
     def tick(self, commit_cap: int, apply_limit: int) -> None:
         """One stock tick: election time-out, commit step, fallback, apply, heartbeat.
 
-        ``commit_cap``: the highest index that a quorum holds durably; ``apply_limit``: that may be applied.
+        ``commit_cap``: highest index that a quorum holds durably; ``apply_limit``: highest that may be
+        applied.
         """
         now = self._clock()
         if self._rests(now, commit_cap, apply_limit):
             return
         before, _thread_clock.read = _thread_clock.read, self._clock
-        # A leader commits by entries of its own term. Where the cap is of an older one, stock would look at
-        # every entry up to it, in every tick until the leader's first entry is held by a majority.
+        # A leader commits through entries of its own term. If the cap's entry is of an older term, stock
+        # would look at every entry up to it, in every tick until a majority holds the leader's first entry.
         term = self._journal.term_at(commit_cap)
         if term is not None and term < self._SyncObj__raftCurrentTerm:
             commit_cap = 0
@@ -236,8 +237,8 @@ class Core(SyncObj):  # type: ignore[misc]
             self._heard_until = self._majority_heard_until()
 
     def _rests(self, now: float, commit_cap: int, apply_limit: int) -> bool:
-        """Whether a stock tick would do nothing: no time is over, and nothing can be committed or applied.
-        That is so of most ticks, and this look takes a tenth of what stock's steps do."""
+        """Whether a stock tick would do nothing: no deadline has passed, and nothing can be committed or
+        applied. Most ticks are such, and this check takes a tenth of the time of stock's steps."""
         commit, applied = self._SyncObj__raftCommitIndex, self._SyncObj__raftLastApplied
         if applied < commit and applied < apply_limit:
             return False
@@ -245,12 +246,13 @@ class Core(SyncObj):  # type: ignore[misc]
             return bool(now <= self._SyncObj__raftElectionDeadline)
         if now > self._SyncObj__newAppendEntriesTime or now >= self._heard_until:
             return False
-        # Without other voters stock looks at each entry behind the commit index, whatever the cap is.
+        # Without other voters stock looks at each entry after the commit index, whatever the cap is.
         alone = not self._SyncObj__otherNodes
         return bool(commit == self._journal.last_index or (commit_cap <= commit and not alone))
 
     def _majority_heard_until(self) -> float:
-        """Before then a leader does not give up its leadership for want of answers; later ones put it off."""
+        """Until then a leader does not give up its leadership for lack of answers; later answers extend
+        it."""
         needed = (len(self._SyncObj__otherNodes) + 1) // 2
         if not needed:
             return NEVER_S
@@ -259,7 +261,7 @@ class Core(SyncObj):  # type: ignore[misc]
         return last + self._config.leader_fallback_s - ROUNDING_S
 
     def receive(self, peer: str, message: RaftMessage) -> RaftMessage | None:
-        """Let the core act on a message; its answer to an AppendEntries (votes it sends by itself)."""
+        """Let the core process a message; returns its answer to an AppendEntries (it sends votes itself)."""
         before, _thread_clock.read = _thread_clock.read, self._clock
         self._answer = None
         try:
@@ -269,7 +271,7 @@ class Core(SyncObj):  # type: ignore[misc]
         return self._answer
 
     def heard(self, peer: str, match: int) -> None:
-        """As leader: ``peer`` is alive, and its log is ours up to ``match`` (0: nothing new is known)."""
+        """As leader: ``peer`` is alive, and its log equals ours up to ``match`` (0: nothing new is known)."""
         node = self._node(peer)
         self._SyncObj__lastResponseTime[node] = self._clock()
         if match > dict.get(self._match, node, 0):
@@ -278,7 +280,7 @@ class Core(SyncObj):  # type: ignore[misc]
     def connected(self, peer: str) -> None:
         self._linked.add(peer)
         node = self._node(peer)
-        if node in self._SyncObj__otherNodes:  # a learner's link is no reason to campaign
+        if node in self._SyncObj__otherNodes:  # a learner's link is not a reason to campaign
             self._SyncObj__onNodeConnected(node)
 
     def disconnected(self, peer: str) -> None:
@@ -287,9 +289,9 @@ class Core(SyncObj):  # type: ignore[misc]
             self._SyncObj__onNodeDisconnected(self._node(peer))
 
     def follow(self, voters: Sequence[str], known: Collection[str]) -> None:
-        """Count by these others from now on. What is known of the logs of ``known`` stays; a voter that comes
-        is taken to have been heard just now, as at the beginning of a leadership. Stock's own way there
-        (entries with pickled nodes, behind a guard that never holds) stays closed."""
+        """Count majorities by these others from now on. What is known of the logs of ``known`` stays; a new
+        voter is treated as if it had just been heard from, as at the start of a leadership. Stock's own
+        mechanism (entries with pickled nodes, behind a check that never holds) stays disabled."""
         before: set[Node] = self._SyncObj__otherNodes  # type: ignore[has-type]
         nodes = {self._node(peer) for peer in voters}
         self._SyncObj__otherNodes = nodes
@@ -304,12 +306,13 @@ class Core(SyncObj):  # type: ignore[misc]
                 table.pop(node, None)
 
     def forget_matches(self) -> None:
-        """A leadership begins: stock forgets what it knew of the voters, and knows no learners."""
+        """A leadership begins: stock forgets what it knew of the voters, and knows nothing of learners."""
         self._match.clear()
 
     def leadership_ended(self) -> None:
-        """Forget the entry that opened it. Stock keeps its index, and takes the role of its next leadership
-        before it appends the next such entry: in between, other threads would take the old one for that."""
+        """Forget the entry that opened it. Stock keeps its index, and changes its role for the next
+        leadership before it appends that one's entry: in between, other threads would take the old entry for
+        it."""
         self._SyncObj__noopIDx: int | None = None
 
     def _node(self, peer: str) -> PeerNode:
@@ -319,13 +322,13 @@ class Core(SyncObj):  # type: ignore[misc]
         return node
 
     def append(self, command: bytes) -> int:
-        """Append a command of the current term (leader only); its index."""
+        """Append a command in the current term (leader only); returns its index."""
         index = self._journal.last_index + 1
         self._journal.add(command, index, self._SyncObj__raftCurrentTerm)
         return index
 
     def step_down(self, term: int) -> None:
-        """Follow; a higher term is adopted first (durably, as a vote is)."""
+        """Become a follower; a higher term is adopted first (durably, like a vote)."""
         if term > self._SyncObj__raftCurrentTerm:
             self._SyncObj__setCurrentTerm(term, None)
         self._SyncObj__setState(FOLLOWER)
@@ -335,7 +338,7 @@ class Core(SyncObj):  # type: ignore[misc]
         self._SyncObj__raftElectionDeadline = self._clock() + self._SyncObj__generateRaftTimeout()
 
     def hasten_election(self) -> None:
-        """Due within half of the range of time-outs from now on, unless it is due sooner."""
+        """Make it due within half of the range of time-outs from now, unless it is due sooner."""
         within = (self._config.election_max_s - self._config.election_min_s) / 2
         due = self._clock() + within * self._rng.random()
         self._SyncObj__raftElectionDeadline = min(self._SyncObj__raftElectionDeadline, due)
@@ -365,7 +368,7 @@ class Core(SyncObj):  # type: ignore[misc]
         return None if node is None else str(node.id)
 
     def noop_index(self) -> int | None:
-        """Index of the entry that opened this leadership; None: it is not appended yet, or this is none."""
+        """Index of the entry that opened this leadership; None: not appended yet, or this does not lead."""
         index: int | None = self._SyncObj__noopIDx
         return index
 
@@ -379,21 +382,21 @@ class Core(SyncObj):  # type: ignore[misc]
         return bool(self._SyncObj__raftElectionDeadline < now and self._SyncObj__raftState != LEADER)
 
     def transfer_requested(self) -> bool:
-        """The leader told this node to take over (its election must not be held up)."""
+        """Whether the leader told this node to take over (its election must not be delayed)."""
         return bool(self._SyncObj__transferInProgress)
 
     # -------------------------------------------------------------- replaced steps
-    def _SyncObj__getCurrentLogIndex(self) -> int:  # stock reads a whole entry for it
+    def _SyncObj__getCurrentLogIndex(self) -> int:  # stock reads a whole entry for this
         return self._journal.last_index
 
     def _SyncObj__getCurrentLogTerm(self) -> int:
         return self._journal.last_term
 
     def _SyncObj__getEntries(self, index: int, count: int | None = None, max_bytes: int | None = None) -> Any:
-        """Stock reads the first entry for its index. ``max_bytes`` is stock's sender's, which is replaced.
+        """Stock reads the first entry for its index. ``max_bytes`` is for stock's sender, which is replaced.
 
-        While the cap is set, the commit step asks. It has nobody's matchIndex to look at if there is no other
-        voter, and would commit all that is in memory: it gets no entry behind the cap.
+        While the cap is set, the caller is the commit step. Without other voters it has no matchIndex to look
+        at, and would commit everything in memory: so it gets no entry after the cap.
         """
         first, cap = self._journal.first_index, self._match.cap
         if index < first or (cap is not None and index > cap):
@@ -403,7 +406,7 @@ class Core(SyncObj):  # type: ignore[misc]
     def _SyncObj__sendNextNodeIdx(
         self, node: Node, reset: bool = False, nextNodeIdx: int | None = None, success: bool = False
     ) -> None:
-        """Stock sends it; here ``receive`` returns it, since it is the node's to cap and to hold back."""
+        """Stock sends it; here ``receive`` returns it, because the node caps it and may hold it back."""
         index = self._journal.last_index + 1 if nextNodeIdx is None else nextNodeIdx
         self._answer = {"type": "next_node_idx", "next_node_idx": index, "reset": reset, "success": success}
 
@@ -416,7 +419,7 @@ class Core(SyncObj):  # type: ignore[misc]
         self._owner.broadcast()
 
     def _SyncObj__applyLogEntries(self) -> bool:
-        """Stock applies the whole backlog in one tick, and repeats a command that raised for ever."""
+        """Stock applies the whole backlog in one tick, and repeats for ever a command that raised."""
         index = self._SyncObj__raftLastApplied
         stop = min(self._SyncObj__raftCommitIndex, self._apply_limit, index + self._config.apply_chunk)
         if index >= stop:
@@ -435,7 +438,7 @@ class Core(SyncObj):  # type: ignore[misc]
     def _SyncObj__deleteEntriesFrom(self, index: int) -> None:
         if index <= self._SyncObj__raftCommitIndex:
             raise SafetyViolation(
-                f"asked to cut the log at {index}, which is committed up to {self._SyncObj__raftCommitIndex}"
+                f"asked to cut the log at {index}, but it is committed up to {self._SyncObj__raftCommitIndex}"
             )
         self._journal.deleteEntriesFrom(index - self._journal.first_index)
 
@@ -446,6 +449,6 @@ class Core(SyncObj):  # type: ignore[misc]
         """Proposals are appended by ``append``: no queue, and nothing is ever forwarded to another node."""
 
     def _applyCommand(self, command: bytes, callback: Any, commandType: int | None = None) -> None:
-        """All stock ways into the log (membership, code version, utility messages) are closed."""
+        """All stock ways into the log (membership, code version, utility messages) are disabled."""
         if callable(callback):
             callback(None, stock.FAIL_REASON.REQUEST_DENIED)

@@ -1,33 +1,33 @@
-"""How a replica that lost its disk takes part again without breaking what it had promised.
+"""How a replica that lost its disk takes part again without breaking its earlier promises.
 
 It may have voted in terms, and acknowledged entries, that it no longer knows. So it begins as a
 learner: it follows and stores, but neither votes nor campaigns, and its acknowledgements steer the
 leader's sending without counting towards a majority. It is a full member again when
 
-* every other voter has told it its term since it started (whatever it had promised before, it had
+* every other voter has told it its term since it started (whatever it promised before, it
   promised to one of them, in a term that this one knows by now), and none of these terms is above
   that of the leader it follows; and
-* its disk holds, undamaged, everything that this leader had in its log when it said so: all that can have
-  been committed with the lost replica's help is in there.
+* its disk holds, undamaged, everything that this leader had in its log when it answered: that includes all
+  that can have been committed with the lost replica's help.
 
-Who votes in a configuration that may come back, because the one in force is not known to be committed, is
-asked too: it may stand for election with a vote that was promised to it, and win. Once the change is
-committed it cannot any more, since a majority has a log that is ahead of its own.
+Voters of a configuration that may come back, because the one in force is not known to be committed, are
+asked too: such a voter may campaign with a vote that the lost replica promised to it, and win. Once the
+change is committed it cannot any more, since a majority has a log that is ahead of its own.
 
-Asking *all* others, not a majority, is what makes it safe (cf. Michael et al., Recovering Shared Objects
+It is safe because *all* others are asked, not a majority (cf. Michael et al., Recovering Shared Objects
 Without Stable Storage, 2017). Each of them has, before it answered, put this learner's incarnation on its
-disk (log/peer_marks.py) and closed the connection of any process that bore the id before: from then on no
-acknowledgement and no vote of that one counts there, also if it was never dead. What it had helped to
-commit until then lies at or below the last index of the leader's answer. While one of the others is down
-the learner waits; the group goes on with the others.
+disk (log/peer_marks.py) and closed the connection of any earlier process with the same id: from then on no
+acknowledgement and no vote of that process counts there, even if it is still alive. Everything that it had
+helped to commit until then is at or below the last index of the leader's answer. While one of the others is
+down the learner waits; the rest of the group continues.
 
-The learner's own marks were lost with its disk: it might talk to a predecessor of another replica. So an
-answer carries the marks of the answerer, the learner makes the highest of each durable, and an answer of an
-incarnation below them does not count. Of two replicas that are replaced at the same time one hears of the
-other so, from any third one.
+The learner's own marks were lost with its disk, so it might talk to a process of another replica that was
+itself replaced. So an answer carries the marks of the answering replica, the learner makes the highest of
+each durable, and an answer from an incarnation below them does not count. If two replicas are replaced at the
+same time, each hears of the other in this way, from any third one.
 
-A voter whom only an entry names that nobody here holds cannot be asked. It hears of this replica with the
-votes that it is given (votes.py).
+A voter that is named only in an entry that no replica here holds cannot be asked. It hears of this replica
+with the votes that it is given (votes.py).
 
 The caller must remember on disk that the replica is a learner until ``active`` is False.
 """
@@ -50,7 +50,7 @@ ASK_EVERY_S = 0.1
 
 
 class _Answer(NamedTuple):
-    """What a peer answered: its term, and which incarnation of it that was (None: of an earlier version)."""
+    """A peer's answer: its term, and the incarnation that answered (None: it runs an earlier version)."""
 
     term: int
     incarnation: Incarnation | None
@@ -74,33 +74,33 @@ class Rejoin:
         drop: Callable[[str], None],
     ) -> None:
         """``nonce``: a fresh random number, so that answers to an earlier start do not count.
-        ``forget_match(peer)``: as leader, count no longer what that peer acknowledged before.
+        ``forget_match(peer)``: as leader, no longer count what that peer acknowledged before.
         ``marks``: the newest incarnations of the peers. ``drop(peer)``: close the link to an older one.
         """
         self.active = active
         self._nonce, self._circle, self._core, self._journal, self._send = nonce, circle, core, journal, send
         self._forget_match = forget_match
         self._self_id, self._marks, self._drop = self_id, marks, drop
-        #: Peer -> its incarnation that the link leads to, as of when that came up; None: of an earlier
-        #: version.
+        #: Peer -> the incarnation at the other end of its link when the link came up; None: it runs an
+        #: earlier version.
         self._links: dict[str, Incarnation | None] = {}
         self._learners: dict[str, int] = {}  # peers that asked: the nonce of their latest start
         self._answers: dict[str, _Answer] = {}
-        self._target: tuple[str, int, int] | None = None  # leader, its term, its last index then
-        self._proved = (0, 0)  # term, index: up to here our log is that of the term's leader
+        self._target: tuple[str, int, int] | None = None  # leader, its term, its last index at its answer
+        self._proved = (0, 0)  # term, index: up to here our log equals that of the term's leader
         self._ask_at = float("-inf")
 
     def proved(self, term: int, index: int) -> None:
-        """The current leader's message showed that our logs are the same up to ``index``."""
+        """The current leader's message proved that our logs are identical up to ``index``."""
         if self.active:
             self._proved = max(self._proved, (term, index))
 
     def connected(self, peer: str, *, knows_us: bool) -> None:
-        """The link to ``peer`` is up; ``knows_us``: it has made our incarnation durable before."""
+        """The link to ``peer`` is up; ``knows_us``: it has already made our incarnation durable."""
         self._links[peer] = self._marks.of(peer) if knows_us else None
 
     def tick(self, now: float) -> None:
-        """Ask those who have not answered, and the leader until it has; finish when all is there."""
+        """Ask all that have not answered, and the leader until it has; finish when the conditions are met."""
         if not self.active:
             return
         self._core.postpone_election()
@@ -117,11 +117,11 @@ class Rejoin:
     def _ask(self, peer: str) -> None:
         message: RaftMessage = {"type": "rejoin", "nonce": self._nonce, "term": self._core.term()}
         if self._links.get(peer) is not None:
-            message["marks"] = []  # it knows what that is, and answers with its own
+            message["marks"] = []  # the peer knows this field, and answers with its own marks
         self._send(peer, message)
 
     def asked(self, peer: str, message: RaftMessage) -> None:
-        """A learner asks. Our term is on disk already; the last index matters only if we lead."""
+        """A learner asks. Our term is already on disk; the last index matters only if we lead."""
         leads = self._core.role() == LEADER
         if self._learners.get(peer) != message["nonce"]:
             self._learners[peer] = message["nonce"]
@@ -137,15 +137,15 @@ class Rejoin:
         self._send(peer, answer)
 
     def answered(self, peer: str, message: RaftMessage) -> None:
-        """Raises Superseded if the answer shows that our own place was taken, and the disk's errors."""
+        """Raises Superseded if the answer shows that we were replaced, and the disk's errors."""
         if not self.active or message["nonce"] != self._nonce:
             return
         if "marks" not in message and self._marks.own.number:
-            return  # of an earlier version: our predecessor may still count there
+            return  # an earlier version: our predecessor may still count there
         self.learn(message.get("marks", ()))
         link = self._links.get(peer)
         if link != self._marks.of(peer):
-            return  # of a process whose place was taken
+            return  # from a process that was replaced
         known = self._answers.get(peer)
         term = (
             message["term"]
@@ -157,22 +157,23 @@ class Rejoin:
             self._target = (peer, message["term"], message["last_index"])
 
     def told(self, peer: str, message: RaftMessage) -> None:
-        """A leader says whose place was taken, before it makes us a voter: tell it what is on our disk now.
-        Raises as ``answered``."""
+        """A leader says which replicas were replaced, before it makes us a voter: tell it what is on our disk
+        now. Raises as ``answered``."""
         self.learn(message["marks"])
         self._send(peer, {"type": "marks_held", "marks": self._marks.all()})
 
     def forget(self, peer: str) -> None:
-        """It is no member any more."""
+        """The peer is no longer a member."""
         for table in (self._links, self._learners, self._answers):
             table.pop(peer, None)
 
     def link(self, peer: str) -> Incarnation | None:
-        """Which incarnation of ``peer`` the link leads to; None: of an earlier version, or none did yet."""
+        """The incarnation of ``peer`` at the other end of the link; None: an earlier version, or no link
+        yet."""
         return self._links.get(peer)
 
     def learn(self, marks: Sequence[tuple[str, int, str]]) -> None:
-        """Take over what a peer says of the peers' incarnations, and talk to none below them. Raises
+        """Adopt what a peer says of the incarnations, and drop links to older ones. Raises
         Superseded, and the disk's errors."""
         for peer, number, disk_id in marks:
             if peer == self._self_id and Incarnation(number, disk_id).supersedes(self._marks.own):
@@ -184,7 +185,7 @@ class Rejoin:
             self._drop(peer)
 
     def _answered(self, peer: str) -> bool:
-        """Whether the newest incarnation of ``peer`` that is known has answered."""
+        """Whether the newest known incarnation of ``peer`` has answered."""
         answer = self._answers.get(peer)
         return answer is not None and answer.incarnation == self._marks.of(peer)
 
@@ -197,7 +198,7 @@ class Rejoin:
             return False
         assert self._target is not None
         _, term, last = self._target
-        # Nothing that a damaged entry hides: it may have been acknowledged with this replica's help.
+        # Nothing hidden by a damaged entry counts: it may have been acknowledged with this replica's help.
         sound = sound_index(self._journal, self._core.commit_index())
         held = self._proved[0] == term and min(self._proved[1], sound) >= last
         return held and max((self._answers[peer].term for peer in self._circle.may_vote), default=0) <= term

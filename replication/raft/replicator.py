@@ -1,7 +1,7 @@
 """The leader's sending: what goes to which follower when, and what the answers mean.
 
-pysyncobj's own sender knows no window, copies the tail of the log at every send and backs up one
-entry per round trip; this one streams batches within a window per peer, probes after a refusal or
+pysyncobj's own sender has no window, copies the tail of the log at every send and backs up one
+entry per round trip. This one streams batches within a window per peer, probes after a refusal or
 a reconnect, and tells followers the commit index with the next entries or a moment later. It
 exists for one leadership: a new one starts with fresh progress for every peer.
 """
@@ -20,14 +20,14 @@ from escrowmq.replication.raft.types import Clock, Log, PeerLink, PeerStatus, Ra
 
 
 class LeadCheck(NamedTuple):
-    """When it was asked whether this replica still leads: its term, and the last message before."""
+    """The moment of a question whether this replica still leads: its term, and the last message before it."""
 
     term: int
     seq: int
 
 
 class Replicator:
-    """Sends for one leader, to the members of ``circle`` that are in ``connected``; the node keeps both."""
+    """Sends for one leader, to the members of ``circle`` that are in ``connected``; the node updates both."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class Replicator:
         self._circle, self._core, self._journal, self._link = circle, core, journal, link
         self._connected, self._clock, self._config = connected, clock, config
         self._progress: dict[str, PeerProgress] = {}
-        self._seq = 0  # of AppendEntries, so that a refusal can be told from one of an older message
+        self._seq = 0  # numbers AppendEntries, so that a refusal of an older message can be recognised
         self._sent_last = self._sent_commit = 0
         self._notify_at: float | None = None
 
@@ -57,7 +57,7 @@ class Replicator:
         self._progress, self._notify_at = {}, None
 
     def follow(self) -> None:
-        """The group's members changed: who comes is probed from the end, who goes gets nothing more."""
+        """The group's members changed: new ones are probed from the log's end, removed ones get no more."""
         if self._progress or self._core.role() == LEADER:
             known, next_index = self._progress, self._journal.last_index + 1
             self._progress = {
@@ -72,7 +72,7 @@ class Replicator:
         ]
 
     def waits_for(self, index: int) -> bool:
-        """Whether entry ``index`` is the next that some connected follower is to get."""
+        """Whether entry ``index`` is the next one due to some connected follower."""
         return any(s.next == index for peer, s in self._progress.items() if peer in self._connected)
 
     def most_advanced(self, among: set[str]) -> tuple[str, int] | None:
@@ -85,15 +85,15 @@ class Replicator:
 
     # -------------------------------------------------------------- does it still lead
     def check_lead(self) -> LeadCheck:
-        """Ask everybody. See ``leads_since``."""
+        """Ask all peers. See ``leads_since``."""
         check = LeadCheck(self._core.term(), self._seq)
         if self._core.role() == LEADER:
             self.broadcast()
         return check
 
     def leads_since(self, check: LeadCheck) -> bool:
-        """Whether a majority, this replica among it, was in our term after ``check``: then nobody had been
-        elected in a later one by that time, and all that was committed by then is in our log."""
+        """Whether a majority, including this replica, was in our term after ``check``: then no leader had
+        been elected in a later term by that time, and everything committed by then is in our log."""
         if self._core.role() != LEADER or self._core.term() != check.term:
             return False
         heard = [self._progress[peer].heard_seq > check.seq for peer in self._circle.voters]
@@ -101,13 +101,13 @@ class Replicator:
 
     # -------------------------------------------------------------- when to send
     def broadcast(self) -> None:
-        """A heartbeat to everybody, with entries where there are some."""
+        """A heartbeat to every peer, with entries where there are some."""
         for peer in self._circle.peers:
             self._replicate(peer, heartbeat=True)
         self._note_sent()
 
     def flush(self) -> None:
-        """New entries go out at once; a new commit index alone waits a moment for entries to ride on."""
+        """New entries are sent immediately; a new commit index alone waits briefly for entries to ride on."""
         if self._journal.last_index > self._sent_last:
             for peer in self._circle.peers:
                 self._replicate(peer)
@@ -120,15 +120,15 @@ class Replicator:
                 self.broadcast()
 
     def wake_in_s(self) -> float | None:
-        """Seconds until ``flush`` has something to say that nothing else triggers."""
+        """Seconds until ``flush`` has something to send that nothing else triggers."""
         return None if self._notify_at is None else max(0.0, self._notify_at - self._clock())
 
     def connected(self, peer: str) -> None:
-        """What was under way on the old connection is lost; probe from what is known to match.
+        """What was in flight on the old connection is lost; probe from what is known to match.
 
-        Where nothing is known, or only of what our log no longer has, from the end: the refusal says where
-        to go on. From the beginning, the first message would tell a healthy follower, or one that has
-        just copied our log, that our log starts after its own ends.
+        If nothing is known to match, or only what our log no longer has, probe from the end: the refusal says
+        where to continue. From the beginning, the first message would tell a healthy follower, or one that
+        has just copied our log, that our log starts after its own ends.
         """
         state, journal = self._progress.get(peer), self._journal
         if state is not None:
@@ -137,7 +137,7 @@ class Replicator:
             self._replicate(peer, heartbeat=True)
 
     def forget_match(self, peer: str) -> None:
-        """The peer lost its disk: what it acknowledged counts no longer."""
+        """The peer lost its disk: what it acknowledged no longer counts."""
         state = self._progress.get(peer)
         if state is not None:
             state.match = 0
@@ -147,7 +147,7 @@ class Replicator:
         """A follower's ``next_node_idx``. Ignored unless we lead in the term that it answers."""
         state = self._progress.get(peer)
         if state is None or message["term"] != self._core.term():
-            return  # L: it may speak of entries that the follower has cut off since
+            return  # L: it may refer to entries that the follower has cut off since
         index, success = message["next_node_idx"] - 1, message["success"]
         if success:
             state.accepted(index)
@@ -161,10 +161,10 @@ class Replicator:
             self._replicate(peer)
 
     def _next_try(self, refused_next: int, hint: int) -> int:
-        """Where to try after a refusal. ``hint`` is the last index the follower proposes to match.
+        """Where to try after a refusal. ``hint`` is the last index that the follower expects to match.
 
-        Its hint goes back a whole term, maybe to before our log's start although the logs do meet
-        behind it: only a follower that refuses our very first entry is too far behind.
+        Its hint goes back a whole term, perhaps to before our log's start although the logs do meet
+        after it: only a follower that refuses our very first entry is too far behind.
         """
         first = self._journal.first_index
         if hint < first < refused_next - 1:
@@ -173,7 +173,7 @@ class Replicator:
 
     # -------------------------------------------------------------- sending
     def _replicate(self, peer: str, heartbeat: bool = False) -> None:
-        """Send what fits the peer's window; with ``heartbeat`` at least one message, maybe an empty one."""
+        """Send what fits the peer's window; with ``heartbeat`` at least one message, perhaps an empty one."""
         if peer not in self._connected:
             return
         journal, state, config = self._journal, self._progress[peer], self._config

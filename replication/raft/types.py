@@ -1,4 +1,4 @@
-"""Settings of a Raft group, and the shapes that its parts share."""
+"""Settings of a Raft group, and the types that its parts share."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ class RaftConfig:
     election_min_s: float = (
         0.3  # 6 heartbeats: fail-over in about half a second, no election for a short stall
     )
-    election_max_s: float = 0.6  # spread of a whole minimum, so that split votes are rare
+    election_max_s: float = 0.6  # a spread as wide as the minimum makes split votes rare
     heartbeat_s: float = 0.05  # must stay below election_min_s / 3 (pysyncobj checks it)
     leader_fallback_s: float = 1.0  # stock: 30 s, for which an isolated leader would keep its clients waiting
     send_batch_bytes: int = 1 << 20  # one AppendEntries; larger only delays the first ack
-    window_bytes: int = 4 << 20  # per peer, not yet acknowledged; more only adds latency (measured)
-    apply_chunk: int = 256  # entries per tick: messages are served in between
+    window_bytes: int = 4 << 20  # per peer, unacknowledged; more only adds latency (measured)
+    apply_chunk: int = 256  # entries per tick: messages are handled in between
     apply_budget_s: float = 0.02  # and time per tick, well below an election time-out
     commit_notify_s: float = 0.004  # an idle leader tells followers the commit index after this
-    proposal_timeout_s: float = 10.0  # then the outcome is unknown to the proposer
+    proposal_timeout_s: float = 10.0  # after this the outcome is unknown to the proposer
     outstanding_entries_max: int = 16_384  # proposals not yet applied; beyond: Overloaded
     outstanding_bytes_max: int = 64 << 20
-    transfer_timeout_s: float = 1.0  # a handover that takes longer is given up, and proposals flow again
-    disk_stall_s: float = 2.0  # a leader whose disk takes longer hands over; a slow fsync is well below
+    transfer_timeout_s: float = 1.0  # a slower handover is given up, and proposals flow again
+    disk_stall_s: float = 2.0  # a leader whose disk takes longer hands over; a slow fsync takes far less
     damage_stall_s: float = (
         2.0  # so does one that needs a damaged entry for longer: mending takes milliseconds
     )
@@ -39,14 +39,14 @@ class RaftConfig:
 
 
 class Log(Protocol):
-    """What Raft needs of the log: ``SegmentJournal`` has it. Indexes are log indexes.
+    """What Raft needs of the log; ``SegmentJournal`` provides it. Indexes are log indexes.
 
     It must be a pysyncobj ``Journal`` too, which the core reads and appends to.
     """
 
     @property
     def members(self) -> MemberHistory:
-        """Which configuration of the group holds at which entry."""
+        """Which configuration of the group is in force from which entry on."""
 
     @property
     def first_index(self) -> int: ...

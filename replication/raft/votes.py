@@ -1,21 +1,21 @@
-"""Votes on their way out and in: each counts once, and none of a process whose place was taken.
+"""Votes sent and received: each counts once, and votes of replaced processes do not count.
 
 A replica that lost its disk counts again once every voter that it knows of refuses its old process
-(rejoin.py). It cannot know of all. A leader of the past may have made a learner a voter, in an entry that
-nobody else holds, or holds any more. If that one still has its link with the old process, it could be elected
-with the vote of that one and of whoever has heard of no later leader, while the others commit with the
-successor: two majorities.
+(rejoin.py). It cannot know all of them. A past leader may have made a learner a voter, in an entry that
+no other replica holds, or holds any more. If that voter still has its link with the old process, it could be
+elected with the vote of that process and of replicas that have heard of no later leader, while the others
+commit with the successor: two majorities.
 
-So a vote brings the incarnations that the voter knows, and in a term in which a candidate has counted the
-vote of an old process it counts no further one. Who was asked by the successor tells of it with every vote
-from then on. Who had voted before has answered the successor with the term of this vote, or a later one: then
-the successor waits for a leader of such a term, so for the candidate itself or for one that the candidate
-cannot pass. A vote of one of these is needed in every group of four and more. In one of three the candidate
-and the old process are enough; but then the group was one of two, and of two none is ever replaced
-(cluster/placement.py).
+So a vote carries the incarnations that the voter knows, and in a term in which a candidate has counted the
+vote of a replaced process it counts no further one. A voter that the successor has asked reports it with
+every vote from then on. A voter that had voted before has answered the successor with the term of this vote,
+or a later one: then the successor waits for a leader of such a term, so for the candidate itself or for one
+that the candidate cannot pass. In every group of four and more the candidate needs a vote of one of these. In
+a group of three the candidate and the old process are enough; but then the group was one of two before, and
+in a group of two no replica is ever replaced (cluster/placement.py).
 
-Incarnations are asked for where members have changed: there all know these messages. Elsewhere a request and
-a vote are as they always were, for peers with older software.
+Incarnations are requested only in groups whose members have changed: there all replicas know these messages.
+Elsewhere a request and a vote are as they always were, for peers with older software.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Marks = Sequence[tuple[str, int, str]]
 
 
 class Votes:
-    """Of one replica, as a voter and as a candidate."""
+    """State of one replica, as a voter and as a candidate."""
 
     def __init__(
         self,
@@ -42,14 +42,14 @@ class Votes:
         learn: Callable[[Marks], None],
         link: Callable[[str], Incarnation | None],
     ) -> None:
-        """``learn``: take over what a peer says of incarnations. ``link(peer)``: which incarnation of it the
-        link leads to, None: not known."""
+        """``learn``: adopt what a peer says of incarnations. ``link(peer)``: its incarnation at the other end
+        of the link, None: not known."""
         self._circle, self._core, self._marks = circle, core, marks
         self._learn, self._link = learn, link
         self._guard = VoteGuard()
         self._term = 0
-        self._counted: dict[str, Incarnation | None] = {}  # in that term: by which process of that name
-        self._with_marks = False  # the candidate that is being answered wants to know them
+        self._counted: dict[str, Incarnation | None] = {}  # in that term: voter -> its process
+        self._with_marks = False  # the candidate being answered has asked for the marks
 
     # -------------------------------------------------------------- as a voter
     def asked(self, peer: str, message: RaftMessage) -> None:
@@ -69,14 +69,14 @@ class Votes:
 
     # -------------------------------------------------------------- as a candidate
     def given(self, peer: str, message: RaftMessage) -> None:
-        """A vote for us. Raises Superseded if it shows that our own place was taken; the disk's errors."""
+        """A vote for us. Raises Superseded if it shows that we were replaced; also the disk's errors."""
         term = message["term"]
         if peer not in self._circle.voters or term != self._core.term():
             return
         if "marks" in message:
             self._learn(message["marks"])
         elif self._marks_are_known():
-            return  # to a question of before members changed
+            return  # answers a request sent before members changed
         if not self._guard.admit(peer, term):
             return
         if term != self._term:
@@ -86,6 +86,6 @@ class Votes:
             self._core.receive(peer, message)
 
     def _is_gone(self, peer: str) -> bool:
-        """Whether the place of who voted in this name was taken."""
+        """Whether the process that voted in this name has been replaced."""
         counted, known = self._counted[peer], self._marks.of(peer)
         return counted is not None and known is not None and known.supersedes(counted)

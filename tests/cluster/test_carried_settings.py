@@ -237,7 +237,7 @@ def test_a_newer_sender_is_understood_or_refused() -> None:
     told: list[str] = []
     data = msgspec.msgpack.encode({**names_of(INFO), "epoch": 4})
     assert unpack_settings(ClusterInfo, data, told.append) == INFO
-    assert told == ["settings of a newer version are passed over: epoch of ClusterInfo"]
+    assert told == ["settings of a newer version are ignored: epoch of ClusterInfo"]
     with pytest.raises(UnknownVersion, match=r"FeedbackConfig of version 2.*upgrade"):
         from_names(FeedbackConfig, {**names, "version": VERSION + 1})
 

@@ -155,18 +155,18 @@ def test_what_a_leader_does_not_do_yet_is_asked_again_soon_and_is_no_problem(rig
     move_1_to_n3(rig)
     rig.turn()
     rig.members(1, [0, 1, 2], 2)
-    rig.handle.answer = ("not_yet", "the change before is not applied yet")
+    rig.handle.answer = ("not_yet", "the previous change is not applied yet")
     rig.turn()
     rig.turn()
     (line,) = rig.keeper.changes(NODES)
     assert line["problem"] is None and rig.keeper.problems() == {}
-    assert line["step"].endswith("(not yet: the change before is not applied yet)")
+    assert line["step"].endswith("(not yet: the previous change is not applied yet)")
     assert rig.keeper.busy and len(rig.handle.asked) == 2
-    rig.handle.answer = ("refused", "no number is used again")
+    rig.handle.answer = ("refused", "no number is reused")
     rig.turn()
     rig.turn()
     (line,) = rig.keeper.changes(NODES)
-    assert "no number is used again" in line["problem"] and "not yet" not in line["step"]
+    assert "no number is reused" in line["problem"] and "not yet" not in line["step"]
     assert list(rig.keeper.problems()) == [0] and not rig.keeper.busy
 
 

@@ -224,7 +224,7 @@ def test_what_makes_no_sense_is_refused_before_it_is_in_the_log(group: BrokerGro
     status, why = ask("c", [900], [])
     assert status == "refused" and "the next replica has number 3" in why
     status, why = ask("c", [], [0, 1, 2])
-    assert status == "refused" and "nobody would be left" in why
+    assert status == "refused" and "no voter would be left" in why
     assert group.leader().parts.members.change("c", [], [])[1].act == "DONE"
     follower, _ = group.follower()
     assert follower.parts.members.change("c", [3], [])[0] == "not_leader"
@@ -243,7 +243,7 @@ def test_what_has_to_wait_is_told_apart_from_what_is_in_vain(group: BrokerGroup)
     group.change_members(add=[3])
     group.change_members(remove=[3], change_id="d")
     status, why = group.leader().parts.members.change("e", [3], [])
-    assert status == "refused" and "no number is used again; the next replica has number 4" in why
+    assert status == "refused" and "no number is reused; the next replica has number 4" in why
 
 
 def test_a_question_that_comes_late_removes_nobody_beside_who_went_instead(

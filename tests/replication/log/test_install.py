@@ -166,7 +166,7 @@ def test_a_file_that_the_marker_promises_is_missed_before_anything_is_removed(st
         disk, _ = decided(stop)
         disk.remove(staged_name(lost) if disk.exists(staged_name(lost)) else lost)
         if not disk.exists(lost):
-            assert f"promises {lost}, which is not there" in refused(disk)
+            assert f"promises {lost}, which does not exist" in refused(disk)
 
 
 def test_a_file_of_another_size_is_not_the_one_that_was_staged() -> None:

@@ -96,7 +96,7 @@ def test_the_change_before_must_be_applied() -> None:
     leader = stage.elect("r0")
     stage.isolate("r0")
     ask(leader, Act.ADD, "r3")
-    assert "the change before is not applied" in ask(leader, Act.REMOVE, "r1").why
+    assert "the previous change is not applied" in ask(leader, Act.REMOVE, "r1").why
 
 
 def test_an_entry_of_the_own_term_must_be_applied() -> None:
@@ -115,7 +115,7 @@ def test_a_voter_that_is_needed_does_not_go() -> None:
     stage = our_group()
     stage.isolate("r2")
     leader = stage.elect("r0")
-    assert "no majority of the voters" in ask(leader, Act.REMOVE, "r1").why
+    assert "the voters have no sound majority" in ask(leader, Act.REMOVE, "r1").why
     removed = ask(leader, Act.REMOVE, "r2")
     stage.run(0.2)
     assert removed.applied
