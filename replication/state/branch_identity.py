@@ -1,8 +1,8 @@
-"""Which transaction over several groups a record is: (id, home group, home index), and how it stands.
+"""The identity of a record of a transaction over several groups: (id, home group, home index), and its state.
 
-An id may come again after its group has forgotten it, and a branch of the first one may then still be open
-somewhere. So the log index at which home opened its record belongs to the identity, and the group whose log
-that is: PREPAREs and decisions of branches carry both, and do nothing to a record with others.
+An id may be used again after its group has forgotten it, while a branch of its first transaction is still
+open somewhere. So the identity includes the log index at which home opened its record, and the group of that
+log: PREPAREs and decisions of branches carry both, and do nothing to a record that has others.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ _CONFLICT = [int(ResultCode.TX_CONFLICT), "PREPARE"]
 def another(
     record: OpenTx, home_group: int, home_index: int, participants: tuple[int, ...]
 ) -> list[Any] | None:
-    """Why a PREPARE is none of the open transaction ``record``; None: it may be.
+    """Why a PREPARE does not belong to the open transaction ``record``; None: it may.
 
-    A record of a lower home index is an older transaction that was forgotten at home: it is rolled back once
-    it asks there, so RETRY. One of a higher home index: then this PREPARE is the late one.
+    A record with a lower home index is an older transaction that home has forgotten: it will be rolled back
+    when it asks there, so RETRY. With a higher home index, this PREPARE is the late one.
     """
     if record.home_group != home_group or record.participants != participants:
         return _CONFLICT
@@ -38,9 +38,9 @@ def another(
 def with_home_indexes(
     table: AppTransactions, tx_ids: Sequence[str], problems: list[list[Any]], index: int, *, all_fresh: bool
 ) -> list[Any]:
-    """The result of a PREPARE at home of several groups: also its own log index, if it opened all of them.
-    Else that, and behind it of each transaction where it was opened, by this PREPARE or an earlier one of it;
-    -1 for those that are refused, whatever else has their ids."""
+    """The result of a PREPARE at home of several groups. If it opened all its transactions: also its own log
+    index. Otherwise that index and then, for each transaction, the log index at which it was opened, by this
+    PREPARE or an earlier one; -1 for those that are refused, whatever else has their ids."""
     if all_fresh:
         return [0, index]
     refused = {problem[0] for problem in problems}
@@ -52,7 +52,7 @@ def with_home_indexes(
 
 
 def standing(table: AppTransactions, tx_id: str, home_index: int) -> Standing:
-    """How (id, home index) stands here; -1: whatever has this id."""
+    """State of (id, home index) in this group; -1: of whatever has this id."""
     record = table.open.get(tx_id)
     if record is not None and home_index in (-1, record.home_record):
         have, groups = len(record.digests), record.participants

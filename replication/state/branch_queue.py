@@ -1,7 +1,8 @@
-"""Branches that have come due: open transactions whose home is another group, which is to be asked.
+"""Branches that have come due: open transactions whose home is another group, which has to be asked.
 
-By home group, so that one without a leader holds up no other. As the queues of due checks: derived, the
-leader's only, bare ids; the table of open transactions is asked when an id's turn comes.
+Queued by home group, so that a home without a leader delays no other. Like the queues of due checks they are
+derived, kept by the leader only, and hold bare ids; an id is looked up in the table of open transactions when
+its turn comes.
 """
 
 from __future__ import annotations
@@ -24,18 +25,18 @@ class BranchQueue:
         return sum(map(len, self._homes.values()))
 
     def add(self, home: int, app: str, tx_id: str) -> None:
-        """It has come due."""
+        """The branch has come due."""
         queue = self._homes.get(home)
         if queue is None:
             queue = self._homes[home] = deque()
         queue.append((app, tx_id))
 
     def homes(self) -> list[int]:
-        """Home groups of branches that are due. In one step: other threads look, too."""
+        """Home groups of branches that are due. In one step: other threads read it too."""
         return list(self._homes)
 
     def take(self, home: int, limit: int, table: TransactionTable) -> list[tuple[str, str, OpenTx]]:
-        """Up to ``limit`` of this home group that are still open, out of the queue: (app, tx_id, record)."""
+        """Remove up to ``limit`` ids of this home group; those still open as (app, tx_id, record)."""
         queue = self._homes.get(home)
         taken: list[tuple[str, str, OpenTx]] = []
         while queue and len(taken) < limit:
@@ -48,7 +49,7 @@ class BranchQueue:
         return taken
 
     def drain(self) -> dict[str, list[str]]:
-        """All of them, out of the queue, by app."""
+        """Remove all of them; returned by app."""
         homes, self._homes = self._homes, {}
         found: dict[str, list[str]] = {}
         for queue in homes.values():

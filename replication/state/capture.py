@@ -1,9 +1,10 @@
-"""Taking a snapshot of the state while entries go on being applied.
+"""Taking a snapshot of the state while entries continue to be applied.
 
-A ``Capture`` is the state after one index, all of it, though it is put together in many steps: the thread
-that applies entries also sends heartbeats, and a visit to 200,000 partitions takes longer than an election.
-What is small, or immutable, is taken when it begins. Partitions are cut off (cuts.py) and consumer groups
-held (group_offsets.py) then: whichever of them changes before the capture has come to it keeps what it was.
+A ``Capture`` is the whole state after one index, although it is assembled in many steps: the thread
+that applies entries also sends heartbeats, and visiting 200,000 partitions takes longer than an election
+time-out. Small or immutable parts are taken at the start. Partitions are cut (cuts.py) and consumer groups
+held (group_offsets.py) at that moment: one that changes before the capture has visited it keeps its old value
+for the capture.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ from escrowmq.replication.state.topics import Partition
 
 
 class Capture:
-    """Of ``state`` after its last applied entry, of ``term``. In the applying thread; one at a time, and each
-    is taken to its end."""
+    """The state after its last applied entry, which has ``term``. In the applying thread; one at a time, and
+    each must be completed."""
 
     def __init__(self, state: StateMachine, term: int, run_files: Iterable[str]) -> None:
-        """``run_files`` are those that hold the runs before ``tables``."""
+        """``run_files``: the files that hold the runs before ``tables``."""
         topics = list(state.topics.topics.values())
         apps = state.transactions.apps.items()
         self._tables: dict[int, Columns] = {}
@@ -60,12 +61,12 @@ class Capture:
 
     @property
     def run_files(self) -> list[str]:
-        """Those that the snapshot names; the one of ``tables`` is added by who writes it."""
+        """Run files that the snapshot names; the writer of the snapshot adds that of ``tables``."""
         files: list[str] = self.snapshot.meta["run_files"]
         return files
 
     def step(self, partitions: int) -> bool:
-        """Visit so many further partitions; whether that was all, and the snapshot is whole."""
+        """Visit up to ``partitions`` more; returns whether all are visited and the snapshot is complete."""
         for _ in islice(self._visits, partitions):
             pass
         return self._done
@@ -83,7 +84,7 @@ class Capture:
 
 
 def capture(state: StateMachine, term: int, run_files: Iterable[str]) -> Snapshot:
-    """A snapshot in one step, where nobody waits."""
+    """A snapshot in one step, for callers that keep nobody waiting."""
     taken = Capture(state, term, run_files)
     while not taken.step(1 << 20):
         pass
@@ -91,13 +92,13 @@ def capture(state: StateMachine, term: int, run_files: Iterable[str]) -> Snapsho
 
 
 def release(state: StateMachine, snapshot: Snapshot) -> None:
-    """The snapshot is not read any more. In the applying thread."""
+    """The snapshot is no longer read. In the applying thread."""
     for _ in release_steps(state, snapshot):
         pass
 
 
 def release_steps(state: StateMachine, snapshot: Snapshot) -> Iterator[None]:
-    """As ``release``, app by app; nobody else may hold the same state before it is at its end."""
+    """As ``release``, app by app; the same state must not be held again before this has ended."""
     state.group_offsets.release()
     for app, _ in snapshot.open:
         state.transactions.release(app)
@@ -105,8 +106,8 @@ def release_steps(state: StateMachine, snapshot: Snapshot) -> Iterator[None]:
 
 
 def _meta(state: StateMachine, run_files: Iterable[str]) -> dict[str, Any]:
-    """The file's first chunk; topics, their first groups and group offsets, which are large, are put in when
-    it is written."""
+    """The file's first chunk; topics, their first groups and group offsets, which are large, are inserted
+    when it is written."""
     meta = {
         "gid": state.gid,
         "groups": state.groups,

@@ -1,8 +1,8 @@
-"""Bounded memory of what was done, identical on every replica.
+"""A bounded memory of past work, identical on every replica.
 
 Two generations of a dict instead of an LRU list: when the young one is full it becomes the old one
-and the old one is forgotten. Every key is remembered for at least one full generation, look-ups are
-two dict probes, there is no per-key bookkeeping, and the rule depends on nothing but the order of
+and the previous old one is forgotten. Every key is remembered for at least one full generation, look-ups are
+two dict probes, there is no per-key bookkeeping, and the rule depends only on the order of
 operations, so all replicas forget the same keys at the same entry.
 """
 
@@ -31,7 +31,7 @@ class TwoGenerations(Generic[K, V]):
         return self.old.get(key) if value is None else value
 
     def set(self, key: K, value: V) -> bool:
-        """Remember ``value``; whether the old generation was forgotten for it."""
+        """Remember ``value``; returns whether the old generation was forgotten because of it."""
         self.young[key] = value
         if len(self.young) < self.generation:
             return False
@@ -48,7 +48,7 @@ class TwoGenerations(Generic[K, V]):
         self.old = {key: value for key, value in self.old.items() if not doomed(key)}
 
     def copy(self) -> tuple[dict[K, V], dict[K, V]]:
-        """(old, young) for a snapshot. The old one never changes any more, so it is its own copy."""
+        """(old, young) for a snapshot. The old one never changes again, so it needs no copy."""
         return self.old, self.young.copy()
 
     def __len__(self) -> int:

@@ -1,11 +1,11 @@
-"""Which pairs of app and topic have due checks, numbered in the order in which they came to have them.
+"""Which pairs of app and topic have due checks, numbered in the order in which they got them.
 
-Whoever watches many pairs asks for what is new since the number that it has seen, and gets each pair once
-instead of all pairs every time. Derived and of the leader's memory only, as the queues are. What is told is
-a hint: a pair may be told again, and may have nothing due any more.
+A caller that watches many pairs asks for the news since the last number it has seen, and gets each pair once
+instead of all pairs every time. Derived, and only in the leader's memory, like the queues. The answer is
+a hint: a pair may be reported again, and may no longer have anything due.
 
-Numbers of pairs that have nothing due any more are gaps. The oldest pairs are numbered anew before the gaps
-become many, so that one look over a bounded piece always gets on. It must never do more at a time than a few
+Numbers of pairs that no longer have anything due are gaps. The oldest pairs are renumbered before the gaps
+become many, so that a look at a bounded range of numbers always makes progress. Work per call must be a few
 steps for each pair that changes: it is called in the thread that sends heartbeats.
 """
 
@@ -14,9 +14,9 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable
 
-#: Numbers that one look passes: half a millisecond.
+#: Numbers that one call of ``after`` reads: half a millisecond.
 LOOK_MAX = 1_000
-#: Gaps that are left alone, however few pairs there are.
+#: Gaps that are tolerated, however few pairs there are.
 GAPS_MAX = 1_000
 
 Pair = tuple[str, str]  # app, topic
@@ -31,28 +31,28 @@ class DueNews:
         self._last = 0
 
     def add(self, pair: Pair) -> None:
-        """It has due checks, and had none a moment ago."""
+        """The pair has due checks, and had none just before."""
         self._renumber(pair)
-        for _ in range(2):  # the second is what makes the gaps fewer
+        for _ in range(2):  # the second round reduces the gaps
             oldest = next(iter(self._pairs))
             if self._last - oldest <= 2 * len(self._pairs) + GAPS_MAX:
                 return
             self._renumber(self._pairs[oldest])
 
     def remove(self, pair: Pair) -> None:
-        """It has none any more; it may never have had any."""
+        """The pair no longer has any; it may never have had any."""
         number = self._number.pop(pair, None)
         if number is not None:
             del self._pairs[number]
 
     def clear(self) -> None:
-        """No pair has any. Numbers go on rising."""
+        """No pair has any. Numbers continue to rise."""
         self._number.clear()
         self._pairs.clear()
 
     def after(self, seen: int, wanted: Callable[[Pair], bool]) -> tuple[int, list[Pair]]:
-        """Pairs that are ``wanted`` with numbers above ``seen``, of the next ``LOOK_MAX`` numbers; and the
-        number up to which this has looked. There is more to see while that is below ``last``."""
+        """Pairs that are ``wanted`` among the next ``LOOK_MAX`` numbers above ``seen``, and the last number
+        read. There is more to read while that number is below ``last``."""
         first = max(min(seen, self._last) + 1, next(iter(self._pairs), self._last + 1))
         end = min(first + LOOK_MAX, self._last + 1)
         numbered = (self._pairs.get(number) for number in range(first, end))
@@ -60,7 +60,7 @@ class DueNews:
 
     @property
     def last(self) -> int:
-        """The highest number that was given."""
+        """The highest number given out."""
         return self._last
 
     def __len__(self) -> int:

@@ -1,13 +1,13 @@
-"""When a transaction is to be checked, and which checks are due: derived, never replicated.
+"""When transactions are checked, and which checks are due: derived, never replicated.
 
-``next_due_ms`` is part of the replicated rules (its result stands in the table). The queues are rebuilt
-from the table by every replica; leases exist only in the leader's memory, since losing them merely
+``next_due_ms`` is part of the replicated rules (its result is stored in the table). Every replica rebuilds
+the queues from the table; leases exist only in the leader's memory, since losing them merely
 means that a check is asked twice.
 
-Queues hold bare ids, in chunks that share the table's own strings, and say nothing for certain: the
-table is asked when an id's time comes. Nothing is taken out when a transaction settles, since most
+Queues hold bare ids, in chunks that share the table's own strings, and are only hints: when an id's time
+comes it is looked up in the table. Nothing is removed when a transaction settles, since most
 settle long before their check. ``tidy`` does that, a bounded step at a time, whenever more than half of
-what is queued may be dead: memory follows the open transactions, not rate times time-out.
+what is queued may be dead: memory follows the number of open transactions, not rate times time-out.
 """
 
 from __future__ import annotations
@@ -22,27 +22,27 @@ from escrowmq.replication.state.due_news import DueNews
 from escrowmq.replication.state.open_table import OpenTx
 from escrowmq.replication.state.transactions import TransactionTable
 
-#: Back-off of repeated checks: 1 s, 2 s, 4 s ... 30 s. RocketMQ waits 30 s from the first; the
-#: common UNKNOWN is "still running", which a second later is often settled.
+#: Back-off of repeated checks: 1 s, 2 s, 4 s ... 30 s. RocketMQ waits 30 s from the first; UNKNOWN mostly
+#: means "still running", and a second later the transaction is often settled.
 CHECK_BACKOFF_MS = 1_000
 CHECK_BACKOFF_MAX_MS = 30_000
 BUCKET_MS = 250
-#: Ids per chunk where they do not come in chunks: what one step of ``tidy`` or ``advance`` looks at.
+#: Ids per chunk where they do not arrive in chunks: what one step of ``tidy`` or ``advance`` handles.
 CHUNK = 1_000
-#: Ids that one ``tidy`` looks at: 2 ms ten times a second, four times as fast as they can come in.
+#: Ids that one ``tidy`` handles: 2 ms ten times a second, four times as fast as they can arrive.
 TIDY_IDS = 20_000
-#: Dead ids that are left alone: 5 MB.
+#: Dead ids that are tolerated: 5 MB.
 TIDY_SLACK = 50_000
-#: Due transactions that one ``lock`` passes over at most, which it is not to hand out: half a millisecond.
+#: Due transactions with an owner that one ``lock`` skips at most: half a millisecond.
 OWNED_PASSED = 1_000
-#: Buckets that are gone and may still be named in the order of those to come.
+#: How many removed buckets may still be in the heap of bucket numbers.
 GONE_BUCKETS = 1_000
 
 TxKey = tuple[str, str]  # app, tx_id
 
 
 def next_due_ms(now_ms: int, checks: int, info: TopicInfo | None) -> int:
-    """Time of the next check after ``checks`` unanswered ones; -1 = parked (policy hold, used up)."""
+    """Time of the next check after ``checks`` unanswered ones; -1 = parked (policy hold, none left)."""
     if info is not None and checks >= info.check_max:
         return now_ms if info.on_check_exhausted == "rollback" else -1
     return now_ms + min(CHECK_BACKOFF_MS << min(checks - 1, 20), CHECK_BACKOFF_MAX_MS)
@@ -61,17 +61,17 @@ class DueQueue:
         self._slack = tidy_slack
         self.branches = BranchQueue()
         self._buckets: dict[int, deque[tuple[str, Sequence[str]]]] = {}
-        self._order: list[int] = []  # heap of buckets; may name some that are gone
+        self._order: list[int] = []  # heap of bucket numbers; may contain removed ones
         self._due: dict[TxKey, deque[str]] = {}  # (app, topic) -> tx ids, oldest first
         self._leases: dict[TxKey, tuple[str, int]] = {}  # (app, tx_id) -> owner, expiry
-        self._again: set[TxKey] = set()  # parked ones that an operator has asked to have checked once more
+        self._again: set[TxKey] = set()  # parked ones that an operator wants checked once more
         self._queued = 0  # ids in buckets and due queues
-        self._untidied: list[tuple[int | TxKey, int]] = []  # what this round of tidying still has to visit
+        self._untidied: list[tuple[int | TxKey, int]] = []  # what this round of tidying has still to visit
 
     # -------------------------------------------------------------- every replica
 
     def schedule(self, app: str, tx_ids: Sequence[str], due_ms: int) -> None:
-        """Have these looked at when ``due_ms`` has come. Keeps the sequence: it must not change."""
+        """Check these when ``due_ms`` has come. Keeps a reference to the sequence: it must not change."""
         if due_ms < 0 or not tx_ids:
             return
         bucket = _bucket(due_ms)
@@ -83,10 +83,10 @@ class DueQueue:
         self._queued += len(tx_ids)
 
     def tidy(self, budget: int = TIDY_IDS) -> None:
-        """Forget ids that need no look any more, if they may be too many; looks at ``budget`` at most
-        (and at the rest of one chunk)."""
+        """Forget ids that need no check any more, if there may be too many; handles at most ``budget``
+        (and the rest of one chunk)."""
         if len(self._order) > 2 * len(self._buckets) + GONE_BUCKETS:
-            self._order = sorted(self._buckets)  # who never leads never takes any out; sorted is a heap
+            self._order = sorted(self._buckets)  # a replica that never leads removes none; sorted is a heap
         if self._queued <= 2 * self._table.open_count() + self._slack:
             return
         if not self._untidied:
@@ -122,7 +122,7 @@ class DueQueue:
         return due_ms >= 0 and _bucket(due_ms) <= bucket
 
     def _tidy_due(self, key: TxKey, left: int, budget: int) -> tuple[int, int]:
-        """Goes once round the queue, so that its order stays."""
+        """Rotates the queue once, so that its order stays."""
         queue = self._due.get(key)
         opened = self._table.look(key[0]).open
         while queue and left > 0 and budget > 0:
@@ -146,7 +146,7 @@ class DueQueue:
             self._again.discard((app, tx_id))
 
     def has_leases(self) -> bool:
-        """Whether there is anything to ``forget``: lets the hot path skip it."""
+        """Whether ``forget`` has anything to do: lets the hot path skip it."""
         return bool(self._leases or self._again)
 
     def rebuild(self) -> None:
@@ -177,8 +177,8 @@ class DueQueue:
     # -------------------------------------------------------------- the leader
 
     def advance(self, now_ms: int, budget: int = 5_000) -> bool:
-        """Move what has come due into the queues, at most ``budget`` (and the rest of one chunk); True if
-        anything was moved."""
+        """Move transactions that have come due into the queues, at most ``budget`` (and the rest of one
+        chunk); True if any were moved."""
         moved = seen = 0
         current = now_ms // BUCKET_MS
         while self._order and seen < budget and self._order[0] <= current:
@@ -198,12 +198,12 @@ class DueQueue:
         for tx_id in tx_ids:
             record = opened.get(tx_id)
             if record is None or self._leased(app, tx_id, now_ms):
-                continue  # the expiry of a lease is scheduled
+                continue  # the end of its lease is scheduled
             due_ms = self._due_ms(app, tx_id, record)
             if due_ms < 0:
                 continue
             if due_ms > now_ms + BUCKET_MS:
-                continue  # was checked meanwhile; a later bucket holds it
+                continue  # checked meanwhile; a later bucket holds it
             if record.home_group >= 0:
                 self.branches.add(record.home_group, app, tx_id)
                 continue
@@ -217,8 +217,8 @@ class DueQueue:
         return moved
 
     def check_again(self, app: str, tx_id: str, now_ms: int) -> bool:
-        """Have a parked transaction checked once more, as soon as a producer can be asked; False: nothing
-        parked has this id. It stays parked until the check is answered; asking again changes nothing."""
+        """Check a parked transaction once more, as soon as a producer can be asked; False: no parked
+        transaction has this id. It stays parked until the check is answered; asking again changes nothing."""
         record = self._table.look(app).open.get(tx_id)
         if record is None or record.due_ms >= 0 or record.home_group >= 0:
             return False
@@ -228,7 +228,7 @@ class DueQueue:
         return True
 
     def _due_ms(self, app: str, tx_id: str, record: OpenTx) -> int:
-        """When the next check is due; -1: it is parked, and nobody has asked for another one."""
+        """When the next check is due; -1: it is parked, and no other check was requested."""
         due_ms = record.due_ms
         return 0 if due_ms < 0 and self._again and (app, tx_id) in self._again else due_ms
 
@@ -247,9 +247,9 @@ class DueQueue:
         *,
         owned: bool = True,
     ) -> list[tuple[str, OpenTx]]:
-        """Hand out up to ``limit`` due transactions; nobody else gets them until the lease ends. Not
-        ``owned``: those whose producer is known stay in the queue, due as they were. OWNED_PASSED of them are
-        passed over at most, and then go behind the others, so that the next call gets further."""
+        """Lease up to ``limit`` due transactions to ``owner``; no other caller gets them until the lease
+        ends. If not ``owned``, transactions whose producer is known stay in the queue, still due. At most
+        OWNED_PASSED of them are skipped, and then move to the end, so that the next call gets further."""
         queue = self._due.get((app, topic))
         opened = self._table.look(app).open
         taken: list[tuple[str, OpenTx]] = []
@@ -284,7 +284,7 @@ class DueQueue:
     def take_branches(
         self, home: int, limit: int, lease_ms: int, now_ms: int
     ) -> list[tuple[str, str, OpenTx]]:
-        """Up to ``limit`` due branches of this home group: (app, tx_id, record). They are due again after
+        """Up to ``limit`` due branches of this home group: (app, tx_id, record). They come due again after
         ``lease_ms``, unless they are settled or put off."""
         taken: list[tuple[str, str, OpenTx]] = []
         for branch in self.branches.take(home, limit, self._table):
@@ -295,24 +295,24 @@ class DueQueue:
         return taken
 
     def put_off(self, app: str, tx_id: str, until_ms: int) -> None:
-        """A branch that was taken is not looked at before this time."""
+        """A branch that was taken does not come due before this time."""
         self._leases[app, tx_id] = ("", until_ms)
         self.schedule(app, [tx_id], until_ms)
 
     def release(
         self, app: str, tx_ids: Sequence[str], owner: str, now_ms: int, waits_ms: Sequence[int] = ()
     ) -> None:
-        """Give leases back without an answer; the transactions are due again in a second (so that nobody
-        spins), or after as long as ``waits_ms`` says for each."""
+        """Return leases without an answer; the transactions come due again in a second (so that no caller
+        spins), or after the time in ``waits_ms`` for each."""
         for tx_id, wait_ms in zip(tx_ids, waits_ms or [CHECK_BACKOFF_MS] * len(tx_ids), strict=True):
             lease = self._leases.get((app, tx_id))
             if lease is not None and lease[0] == owner:
-                # Nobody's until then, so that the expiry which ``lock`` scheduled does nothing.
+                # Leased to nobody until then, so that the expiry that ``lock`` scheduled does nothing.
                 self._leases[app, tx_id] = ("", now_ms + wait_ms)
                 self.schedule(app, [tx_id], now_ms + wait_ms)
 
     def resign(self, now_ms: int) -> None:
-        """This replica leads no more: leases end, and what is due waits for its next leadership."""
+        """This replica no longer leads: leases end, and due checks wait for its next leadership."""
         self._leases.clear()
         self._again.clear()
         due, self._due = self._due, {}

@@ -1,14 +1,14 @@
 """Partition index: dense offset -> place in the log, as runs.
 
-A *run* is a stretch of messages that lie behind each other in one log entry and have consecutive
+A *run* is a sequence of messages that are adjacent in one log entry and have consecutive
 offsets: a batch of a thousand plain messages is one run, and so are a thousand transactions that
-were prepared and committed together. A run costs 48 bytes in columns of unsigned 64-bit integers,
-never an object per message. Runs of sealed segments live in memory-mapped files (see runs_file.py);
+were prepared and committed together. A run costs 48 bytes in columns of unsigned 64-bit integers;
+there is no object per message. Runs of sealed segments are in memory-mapped files (see runs_file.py);
 only those of the segment being written are on the heap.
 
-Offsets are assigned when an entry is applied, so at commit: an open transaction leaves no hole.
-One thread appends; any number of threads read. Nothing here but reading takes longer the more runs there
-are (see run_table.py), and nothing has to be done in all partitions at once (see cuts.py).
+Offsets are assigned when an entry is applied, so at commit: an open transaction leaves no gap.
+One thread appends; any number of threads read. Only reading takes longer with more runs
+(see run_table.py), and no operation has to visit all partitions at once (see cuts.py).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from escrowmq.replication.state.run_table import (
 
 __all__ = ["COLUMNS", "Columns", "PartitionIndex", "Run"]
 
-#: The table of a partition without active runs, the same one for all: six arrays are half a kilobyte.
+#: The table of a partition without active runs, shared by all: six arrays are half a kilobyte.
 _NONE = RunTable(empty_columns())
 _NO_LOW = 1 << 64
 
@@ -51,7 +51,7 @@ class Run(NamedTuple):
 
 
 class AtCut(NamedTuple):
-    """A partition as it was at a cut; ``runs`` are those since the cut before."""
+    """A partition as it was at a cut; ``runs``: those since the previous cut."""
 
     start: int
     end: int
@@ -81,9 +81,9 @@ class PartitionIndex:
     )
 
     def __init__(self, start: int = 0, end: int = 0, last_time_ms: int = 0, cuts: Cuts | None = None) -> None:
-        """``cuts``: those of its state (None: it is by itself)."""
+        """``cuts``: those of its state (None: it stands alone)."""
         self._start, self.end, self.last_time_ms = start, end, last_time_ms
-        self.bytes = 0  # of what was appended since the process began; not part of the state
+        self.bytes = 0  # appended since the process started; not part of the state
         self._cuts = Cuts() if cuts is None else cuts
         self._cut, self._floor = self._cuts.number, self._cuts.floor
         self._at_cut: AtCut | None = None
@@ -95,7 +95,7 @@ class PartitionIndex:
 
     @property
     def start(self) -> int:
-        """The first offset that is there."""
+        """The first available offset."""
         if self._floor < self._cuts.floor:
             self._let_go()
         return self._start
@@ -130,8 +130,8 @@ class PartitionIndex:
     # -------------------------------------------------------------- reading
 
     def runs_from(self, offset: int, limit: int = 256, max_bytes: int | None = None) -> list[Run]:
-        """Runs from the one that holds ``offset`` on, in order of offsets: at most ``limit``, and none behind
-        the first with which they are more than ``max_bytes``.
+        """Runs in order of offsets, beginning with the one that holds ``offset``: at most ``limit``, and
+        ending with the first one that makes them more than ``max_bytes``.
         """
         start = self.start
         with self._lock:
@@ -160,8 +160,9 @@ class PartitionIndex:
             yield self._active
 
     def span(self, start: int, end: int, max_bytes: int) -> tuple[int, int]:
-        """``(offset, bytes)``: as far from ``start`` towards ``end`` as ``max_bytes`` reach, and how many
-        bytes that is. A run that is cut, by a bound or by the limit, counts in proportion to its messages.
+        """``(offset, bytes)``: how far ``max_bytes`` reach from ``start`` towards ``end``, and the number of
+        bytes up to there. A run that is split, by a bound or by the limit, counts in proportion to its
+        messages.
         """
         offset, total = max(start, self.start), 0
         while offset < min(end, self.end):
@@ -183,7 +184,7 @@ class PartitionIndex:
         """First offset whose timestamp is at or after ``time_ms``; ``end`` if there is none."""
         start = self.start
         with self._lock:
-            # Times rise with the offsets, from table to table too.
+            # Times rise with the offsets, across tables too.
             at = bisect_left(self._sealed, time_ms, key=lambda table: table.columns[TIME][-1])
             columns = (self._sealed[at] if at < len(self._sealed) else self._active).columns
             row = bisect_left(columns[TIME], time_ms)
@@ -192,11 +193,11 @@ class PartitionIndex:
     # -------------------------------------------------------------- sealed tables
 
     def at_cut(self) -> AtCut:
-        """As it was at the last cut, once for each cut. In the applying thread."""
+        """The partition as it was at the last cut, once for each cut. In the applying thread."""
         if self._cut != self._cuts.number:
             self._cut_off()
         found, self._at_cut = self._at_cut, None
-        assert found is not None, "a partition that came after the cut, or a second question"
+        assert found is not None, "a partition that was created after the cut, or was asked twice"
         return found
 
     def _cut_off(self) -> None:
@@ -204,7 +205,7 @@ class PartitionIndex:
             self._cut_off_locked()
 
     def _cut_off_locked(self) -> None:
-        """Keep what the partition was at the cut: it is about to change, or the snapshot has come to it."""
+        """Keep the partition's state at the cut: it is about to change, or the snapshot is visiting it."""
         if self._cut == self._cuts.number:  # another thread was faster
             return
         self._forget(self._cuts.floor_at_cut)
@@ -212,7 +213,7 @@ class PartitionIndex:
         self._cut = self._cuts.number
 
     def seal(self) -> Columns | None:
-        """Take the active runs out, to be written to a file; the caller gives them back with ``adopt``."""
+        """Take out the active runs, to be written to a file; the caller returns them with ``adopt``."""
         with self._lock:
             return self._seal_locked()
 
@@ -228,9 +229,9 @@ class PartitionIndex:
         return table.columns
 
     def unseal(self, columns: Columns) -> None:
-        """Undo ``seal`` (the file could not be written): the table goes back in front of the active runs.
+        """Undo ``seal`` (the file could not be written): the table goes back before the active runs.
 
-        Unless retention has dropped all of it in the meantime.
+        Does nothing if retention has dropped all of it meanwhile.
         """
         with self._lock:
             at = bisect_left(self._bases, columns[BASE][0])
@@ -259,7 +260,7 @@ class PartitionIndex:
             self._know(at)
 
     def _know(self, at: int) -> None:
-        """Have the sums of a sealed table: they do not change any more."""
+        """Compute the sums of a sealed table: they do not change any more."""
         self._lows[at] = self._lows[at] or self._sealed[at].lowest_from(0)
         self._sizes[at] = self._sizes[at] or self._sealed[at].size()
 
@@ -277,7 +278,7 @@ class PartitionIndex:
             self._begin_at(start)
 
     def _let_go(self) -> None:
-        """Take notice of what RETAIN let go. Any thread."""
+        """Apply what RETAIN released. Any thread."""
         cuts = self._cuts
         floor = cuts.floor  # before the number: see Cuts
         with self._lock:
@@ -286,9 +287,9 @@ class PartitionIndex:
             self._forget(floor)
 
     def _forget(self, log_index: int) -> None:
-        """Everything up to the last run that lies in an entry before ``log_index`` is gone.
+        """Everything up to the last run in an entry before ``log_index`` is gone.
 
-        What is appended later never lies there: RETAIN stays below all that is open or still to come.
+        Later appends never refer to entries before it: RETAIN stays below all that is open or still to come.
         """
         if log_index <= self._floor:
             return
@@ -311,24 +312,25 @@ class PartitionIndex:
             self._drop(0, dropped)
 
     def forget_before(self, log_index: int) -> None:
-        """Retention: everything up to the last run that lies in an entry before ``log_index`` is gone."""
+        """Retention: everything up to the last run in an entry before ``log_index`` is gone."""
         with self._lock:
             self._forget(log_index)
 
     def sum_up(self, blocks: int) -> int:
-        """Sum up to ``blocks`` blocks of runs, without which the next two take longer; how many it did."""
+        """Sum up to ``blocks`` blocks of runs, to make later calls of the next two methods faster; returns
+        how many it summed."""
         if len(self._active) <= BLOCK and (not self._sizes or self._sizes[-1]):
-            return 0  # mostly
+            return 0  # the usual case
         with self._lock:
             left = blocks - self._active.sum_up(blocks)
             for at in range(len(self._lows) - 1, -1, -1):
-                if not left or self._sizes[at]:  # those before it came from a file
+                if not left or self._sizes[at]:  # those before it came from a file, with their sums
                     break
                 left -= self._sealed[at].sum_up(left)
             return blocks - left
 
     def oldest_log_index(self) -> int | None:
-        """Lowest log index that a live run points to: the segment that holds it is still needed."""
+        """Lowest log index that a live run refers to: the segment that holds it is still needed."""
         start = self.start
         with self._lock:
             if start == self.end:
@@ -337,13 +339,13 @@ class PartitionIndex:
             if not lows:
                 return self._lowest(self._active, self._low, start)
             lowest = self._lowest(self._sealed[0], lows[0], start)
-            if len(lows) > 1:  # all but the first one are live as a whole
+            if len(lows) > 1:  # all but the first one are entirely live
                 lowest = min(lowest, min(lows[1:]))
             return min(lowest, self._lowest(self._active, self._low, start))
 
     @staticmethod
     def _lowest(table: RunTable, low: int, start: int) -> int:
-        """Of the runs in the table from ``start`` on; ``low`` is that of all of them."""
+        """The lowest of the table's runs from ``start`` on; ``low``: the lowest of all its runs."""
         bases = table.columns[BASE]
         row = bisect_right(bases, start) - 1
         if row <= 0 or not bases:
@@ -351,10 +353,10 @@ class PartitionIndex:
         return table.lowest_from(row) if table.end > start else _NO_LOW
 
     def start_for_bytes(self, limit: int) -> int:
-        """The lowest offset such that what follows holds at most ``limit`` bytes (whole runs)."""
+        """The lowest offset from which on at most ``limit`` bytes follow (whole runs)."""
         start = self.start
         with self._lock:
-            if 0 in self._sizes:  # of what was sealed for the snapshot under way
+            if 0 in self._sizes:  # a table sealed for the snapshot under way
                 for at in range(len(self._sizes)):
                     self._know(at)
             keep, at, table = self.end, len(self._sealed), self._active

@@ -1,13 +1,14 @@
-"""What is told of settled transactions: prepared when, checked how often, decided by whom, and when.
+"""What is kept about settled transactions: when prepared, how often checked, decided by whom, and when.
 
 The memory of settled transactions has an id, a digest and an outcome for each, some hundred bytes, and holds
-a million. The rest of a life takes several times that, and is asked for by people, about few. So it is kept
-for the last ones only: in one ring those that their producers decided, or their home group, which is the
-rule; in another one those that a check, an operator or a policy decided, so that the rule does not push out
-what is asked about. Kept from format level 5 on, since older snapshots do not hold it.
+a million. The rest of a transaction's history takes several times that, and only people ask for it, about
+few. So it is kept for the most recent ones only. One ring has those decided by their producers or their home
+group, the usual case; another has those decided by a check, an operator or a policy, so that the usual case
+does not push out the ones that people ask about. Kept from format level 5 on, since older snapshots do not
+hold it.
 
-A ring has the records of one decision as they were, and takes them apart when somebody asks: deciding costs
-one entry for all of its transactions.
+A ring stores the records of one decision unchanged, and interprets them only when asked: deciding costs
+one ring entry for all of its transactions.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from typing import NamedTuple, TypeAlias
 
 from escrowmq.replication.state.open_table import OpenTx
 
-#: Transactions in each ring, first that of the rule: what is held on to there leaves the processor's caches
-#: (20,000 cost a producer's transactions 3 to 6 % of what applying them takes, 2,000 at most 1 %). The other
+#: Transactions in each ring, the usual case first: records kept there longer leave the processor's caches
+#: (20,000 cost a producer's transactions 3 to 6 % of the time to apply them, 2,000 at most 1 %). The other
 #: ring is off the hot path: 20,000 take 8 to 16 MB.
 LIVES_KEPT = 2_000, 20_000
 
@@ -37,7 +38,7 @@ class Life(NamedTuple):
 
 
 class Settling(NamedTuple):
-    """One decision: of each of its transactions the id and, in the same order, what it was."""
+    """One decision: the ids of its transactions and, in the same order, their records."""
 
     at_ms: int
     by: str
@@ -51,7 +52,7 @@ Copy: TypeAlias = list[list[Settling]]
 
 
 class Lives:
-    """Changed in the applying thread only; any thread may ask meanwhile."""
+    """Changed in the applying thread only; any thread may read."""
 
     __slots__ = ("_counts", "_rings")
 
@@ -60,8 +61,8 @@ class Lives:
         self._counts = [0, 0]
 
     def add(self, settling: Settling, *, rule: bool) -> None:
-        """``rule``: decided as nearly all are. What is beyond the ring's bound goes, whole decisions at a
-        time; a last one that is larger by itself stays."""
+        """``rule``: decided in the usual way. Beyond the ring's bound the oldest decisions are dropped,
+        whole; the newest one stays even if it alone is larger."""
         which = 0 if rule else 1
         ring = self._rings[which]
         ring.append(settling)
@@ -71,10 +72,10 @@ class Lives:
         self._counts[which] = count
 
     def find(self, app: str, tx_id: str) -> tuple[Settling, Life] | None:
-        """The newest of that id: one may have come before. Looks through both rings."""
+        """The newest with that id: an id may be used again. Searches both rings."""
         found: tuple[Settling, Life] | None = None
         for ring in self._rings:
-            for settling in reversed(list(ring)):  # a copy in one step: the ring goes on meanwhile
+            for settling in reversed(list(ring)):  # a copy in one step: the ring may change meanwhile
                 if settling.app == app and tx_id in settling.tx_ids:
                     if found is None or settling.at_ms > found[0].at_ms:
                         place = list(settling.tx_ids).index(tx_id)
@@ -85,18 +86,18 @@ class Lives:
     # -------------------------------------------------------------- snapshots
 
     def copy(self) -> Copy:
-        """Both rings as they are now; what is in them never changes."""
+        """Both rings as they are now; their items never change."""
         return [list(ring) for ring in self._rings]
 
     def restore(self, which: int, settlings: Iterable[Settling]) -> None:
-        """What a snapshot has of one ring, in its order, into rings that are not in use yet."""
+        """Load a snapshot's items of one ring, in order, into rings that are not in use yet."""
         for settling in settlings:
             self._rings[which].append(settling)
             self._counts[which] += len(settling.tx_ids)
 
 
 def life_of(record: OpenTx | Life) -> Life:
-    """What is told of a record."""
+    """A record's history."""
     if isinstance(record, Life):
         return record
     return Life(
@@ -110,12 +111,12 @@ def life_of(record: OpenTx | Life) -> Life:
 
 
 def to_snapshot(settling: Settling) -> list[object]:
-    """As it stands in a snapshot."""
+    """Its form in a snapshot."""
     return [*settling[:5], [life_of(record) for record in settling.records]]
 
 
 def from_snapshot(fields: Sequence[object]) -> Settling:
-    """Inverse of ``to_snapshot``. Raises ValueError or TypeError for what is none."""
+    """Inverse of ``to_snapshot``. Raises ValueError or TypeError for anything else."""
     at_ms, by, app, outcome, tx_ids, lives = fields
     records = [Life(*life) for life in lives]  # type: ignore[attr-defined]
     if len(records) != len(tx_ids):  # type: ignore[arg-type]

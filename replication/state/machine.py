@@ -1,11 +1,11 @@
 """The replicated state: applies the operations of committed entries, the same way on every replica.
 
 Deterministic by construction: no clock, no randomness, no configuration; time comes from the entry.
-An operation that cannot be done is applied as a refused one with a result code. ``apply`` raises only
-for an entry that cannot be decoded, which means that this replica must stop, not that the others will
-agree.
+An operation that cannot be done is applied as a refused one, with a result code. ``apply`` raises only
+for an entry that cannot be decoded, which means that this replica must stop, since the others may have
+applied it.
 
-Work per entry is small tables and runs of partition indexes; bodies are never touched.
+Work per entry touches small tables and runs of partition indexes, never message bodies.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from escrowmq.replication.state.transactions import (
 Result = list[Any]
 OK: Result = [int(ResultCode.OK)]
 
-#: The highest format level that this software knows: what the log may hold from there on, it can read.
+#: The highest format level that this software knows: it can read what the log may hold from there on.
 LEVEL_MAX = 5
 
 
@@ -51,23 +51,23 @@ class StateMachine:
         #: Format level of the group: 1 until LEVEL is applied. Operations of a higher one are not admitted.
         self.level = 1
         self.settings = Settings()
-        #: What was settled later than this is remembered; -1: everything is. A PREPARE whose client had heard
-        #: of nothing later may be a copy of one that is forgotten, and opens nothing.
+        #: Whatever settled later than this is remembered; -1: everything is. A PREPARE whose client had heard
+        #: of nothing later may be a copy of a forgotten one, and opens nothing.
         self.forgotten_ms = -1
-        self.turned_ms = -1  # when settled transactions were forgotten last
+        self.turned_ms = -1  # when settled transactions were last forgotten
         self.topics = TopicTable(gid, groups)
         self.transactions = TransactionTable()
         self.due = DueQueue(self.transactions)
-        self.counts = Counts()  # where what is applied now counts; not part of the state
+        self.counts = Counts()  # counts what is applied; not part of the state
         self.producers = ProducerMemory(self.settings.producers_generation)
         self.group_offsets = GroupOffsets()
-        #: Held while a commit's messages become readable, and by readers while they look where partitions
-        #: end: so a call that asks for several partitions sees all of a transaction or nothing.
+        #: Held while a commit's messages become readable, and by readers while they read where partitions
+        #: end: so a call for several partitions sees all of a transaction or nothing of it.
         self.cut = threading.Lock()
         self.applied_index = 0
         self.now_ms = 0
-        self.first_index = 1  # what retention has left
-        self.members: tuple[int, bytes] | None = None  # in snapshots: entry that says them
+        self.first_index = 1  # oldest entry that retention has left
+        self.members: tuple[int, bytes] | None = None  # in snapshots: the configuration's entry and its index
         self._pending_refs: list[tuple[int, int, int, int, int]] = []
         self._handlers: dict[int, Callable[[int, Op], Result | None]] = {
             OpType.MESSAGE: self._message,
@@ -100,9 +100,9 @@ class StateMachine:
         return self.apply_ops(index, now_ms, ops)
 
     def apply_ops(self, index: int, now_ms: int, ops: Sequence[Op]) -> list[Result]:
-        """As ``apply`` for an entry that is decoded already (the leader's own).
+        """As ``apply``, for an entry that is already decoded (the leader's own).
 
-        REF_MESSAGE, TX_MESSAGE and PRE_MESSAGE have no result of their own; their COMMIT or PREPARE has.
+        REF_MESSAGE, TX_MESSAGE and PRE_MESSAGE have no result of their own; their COMMIT or PREPARE has one.
         """
         if now_ms > self.now_ms:
             self.transactions.given.pass_time(now_ms - self.now_ms)
@@ -237,15 +237,15 @@ class StateMachine:
         return [int(ResultCode.PARTIAL), problems] if problems else OK
 
     def _refusal_of_new(self, home_group: int, extra: PrepareExtra, count: int) -> Result | None:
-        """Why nothing new is opened by this PREPARE, or None. To be asked before a table is looked up: it may
-        forget ids, and with them whole apps, whose tables nobody would find any more."""
+        """Why this PREPARE may open nothing new, or None. Must be called before a table is looked up: it may
+        forget ids, and with them whole apps, whose tables would then be detached."""
         refusal = untracked_branch(self.level, home_group, extra)
         if refusal is not None or extra is NO_EXTRA:
             return refusal
         if extra.heard_ms <= self.forgotten_ms != -1:
             return [int(ResultCode.STALE), None]
         if extra.given:
-            self.transactions.forget_given(self.now_ms)  # else nothing would, while all are refused
+            self.transactions.forget_given(self.now_ms)  # otherwise nothing would, while all are refused
             if extra.heard_ms <= self.transactions.given.forgotten_ms != -1:
                 return [int(ResultCode.STALE), None]
             if not self.transactions.given.has_room(self.settings):
@@ -268,15 +268,15 @@ class StateMachine:
     ) -> Result | None:
         """A part that is not the first of a new transaction: next part, repetition, or conflict.
 
-        Whoever sends one becomes the transaction's owner, and this entry its newest PREPARE, so that a check
-        which began under an older one rolls nothing back. Not at level 1, whose snapshots hold neither. A
-        late copy of an earlier owner's takes nothing from the present one.
+        Its sender becomes the transaction's owner, and this entry its newest PREPARE, so that a check
+        that began under an older one rolls nothing back. Not at level 1, whose snapshots hold neither. A
+        late copy of an earlier owner's PREPARE takes nothing from the present owner.
         """
         record = table.open.get(tx_id)
         if record is None:
             mark = table.mark(tx_id)
             if mark is None:
-                return [int(ResultCode.UNKNOWN_TX), None]  # a later part of a transaction nobody knows
+                return [int(ResultCode.UNKNOWN_TX), None]  # a later part of an unknown transaction
             state = STATE_OF[mark & 3].value
             same = part > 0 or mark >> 2 == digest
             return [int(ResultCode.DUPLICATE if same else ResultCode.TX_CONFLICT), state]
@@ -293,13 +293,13 @@ class StateMachine:
             record = record._replace(digests=(*record.digests, digest), refs=(*record.refs, *refs))
         elif self.level > 1:
             table.parked.discard(tx_id)
-            record = self._begin_anew(app, tx_id, record)
-        # The same part again: its first copy counts, this one's bytes are never referred to.
+            record = self._restart_checks(app, tx_id, record)
+        # The same part again: its first copy counts, and this one's bytes are never referred to.
         table.open.replace(tx_id, record)
         return None
 
-    def _begin_anew(self, app: str, tx_id: str, record: OpenTx) -> OpenTx:
-        """It was prepared again: a local transaction runs from now on, so its checks begin anew, too."""
+    def _restart_checks(self, app: str, tx_id: str, record: OpenTx) -> OpenTx:
+        """It was prepared again: a local transaction runs from now on, so its checks start over too."""
         due = self.now_ms + record.timeout_ms
         self.due.forget(app, tx_id)
         self.due.schedule(app, (tx_id,), due)
@@ -321,7 +321,7 @@ class StateMachine:
         self._pending_refs.append((slot, index, op.body_pos, op.body_size, count))
 
     def _commit(self, index: int, op: Op) -> Result:
-        """All of it or nothing: every id is open (the leader saw to that), or the whole entry is refused."""
+        """All or nothing: every id is open (the leader ensured that), or the whole entry is refused."""
         app, tx_ids, by = op.meta[:3]
         table = self.transactions.look(app)
         refs, self._pending_refs = self._pending_refs, []
@@ -331,7 +331,7 @@ class StateMachine:
             with self.cut:
                 for slot, entry, pos, size, count in refs:
                     partition = slots.get(slot)
-                    if partition is not None:  # else: the topic was deleted meanwhile
+                    if partition is not None:  # otherwise the topic was deleted meanwhile
                         partition.index.append(entry, pos, size, count, self.now_ms)
         return result
 
@@ -347,7 +347,7 @@ class StateMachine:
     def _rollback_under(
         self, table: AppTransactions, app: str, tx_ids: Sequence[str], by: str, newest: Sequence[int]
     ) -> Result:
-        """A check's ROLLBACK: what was prepared again since the check began stays open, answered RETRY."""
+        """A check's ROLLBACK: transactions prepared again since the check began stay open, answered RETRY."""
         opened = table.open
         pairs = zip(tx_ids, newest, strict=True)
         still = [t for t, index in pairs if (record := opened.get(t)) is None or record.newest_index == index]
@@ -362,11 +362,11 @@ class StateMachine:
         table: AppTransactions,
         meta: tuple[str, Sequence[str], str, Sequence[int], Sequence[int], int],
     ) -> Result:
-        """What home rolled back: under another home index, or that of another home, an id is another
-        transaction, and stays as it is; so does one that was prepared again, where that is a condition.
+        """Home's rollback. Under another home index, or that of another home, an id is another
+        transaction, which stays as it is; so does one that was prepared again, if that is a condition.
 
-        What is neither open nor remembered here is remembered as rolled back from now on (the leader leaves
-        out what need not be), so that a PREPARE that is still under way does not open it.
+        An id that is neither open nor remembered here is remembered as rolled back from now on (the leader
+        leaves out ids that need not be), so that a PREPARE that is still under way does not open it.
         """
         app, tx_ids, by, newest, home_index, home_group = meta
         still, unknown = [], []
@@ -391,8 +391,8 @@ class StateMachine:
         return OK
 
     def _inquire(self, index: int, op: Op) -> Result:
-        """Changes nothing. In the log, because a deposed leader that answers from its state answers
-        wrongly."""
+        """Changes nothing. It is in the log because a deposed leader that answered from its state could be
+        wrong."""
         app, tx_ids, home_index = op.meta
         table = self.transactions.look(app)
         return [0, [standing(table, tx_id, i) for tx_id, i in zip(tx_ids, home_index, strict=True)]]
@@ -401,7 +401,7 @@ class StateMachine:
         self, table: AppTransactions, app: str, tx_ids: Sequence[str], by: str, outcome: int
     ) -> Result:
         if not table.open.has_all(tx_ids) or len(set(tx_ids)) != len(tx_ids):
-            # A leader that keeps to its rules never writes this; if one did, nothing of it takes effect.
+            # A leader that follows its rules never writes this; if one did, none of it takes effect.
             return [int(ResultCode.PARTIAL), refused_ids(table, tx_ids, outcome)]
         told = by if self.level > 4 else None
         if self.transactions.settle(self.now_ms, table, app, tx_ids, outcome, told):
@@ -414,7 +414,7 @@ class StateMachine:
         return OK
 
     def _note_turn(self) -> None:
-        """Forgotten is now what was settled up to the turn before this one. Not kept at level 1: its PREPAREs
+        """What settled up to the previous turn is now forgotten. Not kept at level 1: its PREPAREs
         do not say what was heard, and its snapshots do not hold it."""
         if self.level > 1:
             self.forgotten_ms, self.turned_ms = self.turned_ms, self.now_ms
@@ -473,7 +473,7 @@ class StateMachine:
         return [0, self.settings.values()]
 
     def set_settings(self, settings: Settings) -> None:
-        """Put them into force: also from a snapshot."""
+        """Put these into force; also used for a snapshot's."""
         self.settings = settings
         self.transactions.settings = settings
         self.producers.generation = settings.producers_generation

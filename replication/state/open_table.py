@@ -1,11 +1,11 @@
-"""The open transactions of one app: a table of two ages that can be looked at as it was at one moment.
+"""The open transactions of one app: a table of two ages that can be viewed as it was at one moment.
 
-Most transactions settle within milliseconds, so they live in a small table that stays in the
-processor's caches; what gets older moves to a large one. (Measured with a million open: looking up
-every id in one large table cost half of what the million cost.) While somebody holds a ``View`` the
-old table is not touched: what happens to its entries is noted beside it and put in place later, a
-bounded step at a time. So a snapshot of a million copies thousands. Iteration is in log order, whatever
-the ages.
+Most transactions settle within milliseconds, so they are in a small table that stays in the
+processor's caches; older ones move to a large table. (Measured with a million open: looking up
+every id in one large table cost half of the total.) While a ``View`` is held the
+old table is not changed: changes to its entries are recorded beside it and merged later, a
+bounded step at a time. So a snapshot of a million entries copies thousands. Iteration is in log order,
+whatever the ages.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from typing import Any, NamedTuple
 
 #: Entries of the young table: three times what is in flight at 50,000 a second, and half a megabyte.
 YOUNG_MAX = 8_192
-#: Entries that move at a time: about a millisecond.
+#: Entries moved at a time: about a millisecond.
 STEP = 2_048
 
 
 class OpenTx(NamedTuple):
-    """One open transaction. ``refs`` is flat: slot, log index, position, bytes, messages, and again.
+    """One open transaction. ``refs`` is flat: slot, log index, position, bytes, messages, and so on.
 
-    ``log_index`` is that of its PREPARE; ``due_ms`` the time of the next check, -1 when parked;
-    ``digests`` has one CRC32C per part. ``newest_index`` is that of its newest PREPARE, also of a repeated
-    one, and ``instance`` is who sent that (kept from level 2 on; "": not known). ``home_index`` -1: no
-    branch, or one that was not told. ``parked_for``: why a check parked it; "": it did not, or it had all of
+    ``log_index``: that of its PREPARE; ``due_ms``: time of the next check, -1 when parked;
+    ``digests``: one CRC32C per part. ``newest_index``: that of its newest PREPARE, including repeated
+    ones, and ``instance``: the sender of that one (kept from level 2 on; "": not known). ``home_index`` -1:
+    not a branch, or not told. ``parked_for``: why a check parked it; "": none did, or it used up
     its checks. ``checked_ms``: when a check was last answered without a decision (kept from level 5 on; 0:
-    none was). The rest is as ``PrepareExtra`` says.
+    never). The rest is as ``PrepareExtra`` says.
     """
 
     log_index: int
@@ -52,7 +52,7 @@ class OpenTx(NamedTuple):
 
     @property
     def missing_parts(self) -> bool:
-        """Whether parts that were announced are not prepared."""
+        """Whether announced parts are still missing."""
         return self.parts > len(self.digests)
 
     @property
@@ -61,13 +61,13 @@ class OpenTx(NamedTuple):
         return self.log_index if self.home_group < 0 else self.home_index
 
     def is_under(self, home_group: int, home_index: int) -> bool:
-        """Whether a decision that names this record of home's, in the log of that group (-1: of this one),
-        is about it. An index alone says nothing: every group counts its own log."""
+        """Whether a decision that names this record in the log of home's group (-1: this one) is about this
+        transaction. An index alone says nothing: every group numbers its own log."""
         return self.home_group == home_group and self.home_record == home_index
 
 
 class View:
-    """The table as it was. Any thread may iterate, until ``OpenTable.release``."""
+    """The table as it was when held. Any thread may iterate it, until ``OpenTable.release``."""
 
     __slots__ = ("_changed", "_gone", "_old", "_young")
 
@@ -100,10 +100,11 @@ class OpenTable(Mapping[str, OpenTx]):
     def __init__(self) -> None:
         self.young: dict[str, OpenTx] = {}
         self.old: dict[str, OpenTx] = {}
-        self.gone: set[str] = set()  # in ``old``, and settled
-        self._changed: dict[str, OpenTx] = {}  # in ``old``, and replaced
+        self.gone: set[str] = set()  # settled, but still in ``old``
+        self._changed: dict[str, OpenTx] = {}  # replaced, but still unchanged in ``old``
         self._holders = 0
-        # While a view is held ``old`` does not change: the first that was not gone, and what follows it.
+        # For ``oldest`` while a view is held, when ``old`` does not change: its first id that is not gone,
+        # and an iterator over the following ones.
         self._first: str | None = None
         self._front: Iterator[str] | None = None
 
@@ -121,7 +122,7 @@ class OpenTable(Mapping[str, OpenTx]):
         return self._changed.get(tx_id) or self.old[tx_id]
 
     def get(self, tx_id: str, default: Any = None) -> Any:
-        """Without an exception for those that are not there."""
+        """Without an exception for missing ids."""
         record = self.young.get(tx_id)
         if record is None and self.old and tx_id not in self.gone:
             record = self._changed.get(tx_id) or self.old.get(tx_id)
@@ -142,7 +143,7 @@ class OpenTable(Mapping[str, OpenTx]):
 
     def oldest(self) -> OpenTx | None:
         """The first in log order. (A replaced record keeps its place in the log.) Only in the thread that
-        changes the table; each of those that are gone is passed over once, however often this is asked."""
+        changes the table; ids that are gone are skipped once each, however often this is called."""
         if self.gone:
             if self._holders:
                 return self._oldest_beside_a_view()
@@ -166,7 +167,7 @@ class OpenTable(Mapping[str, OpenTx]):
     # New ones are put into ``young`` by the state machine, which then calls ``age``.
 
     def replace(self, tx_id: str, record: OpenTx) -> None:
-        """Another record for an open one."""
+        """Replace the record of an open transaction."""
         if tx_id in self.young:
             self.young[tx_id] = record
         elif self._holders:
@@ -177,7 +178,7 @@ class OpenTable(Mapping[str, OpenTx]):
             self.old[tx_id] = record
 
     def take(self, tx_id: str) -> OpenTx:
-        """Out of the table; KeyError unless it is open."""
+        """Remove it from the table; KeyError unless it is open."""
         record = self.young.pop(tx_id, None)
         if record is not None:
             return record
@@ -190,13 +191,13 @@ class OpenTable(Mapping[str, OpenTx]):
         return record
 
     def age(self) -> None:
-        """Move what has stayed on to the old table, in steps."""
+        """Move older entries to the old table, in steps."""
         if len(self.young) < YOUNG_MAX + STEP or self._holders:
             return
-        for _ in range(2):  # twice as fast as they come, for when many came under a view
+        for _ in range(2):  # twice as fast as they arrive, to catch up after a view
             self._settle(STEP)
             if self.gone or self._changed:
-                return  # an id may stand in ``gone`` and, opened again, among the young
+                return  # an id may be in ``gone`` and, opened again, also in ``young``
             for tx_id, record in list(islice(self.young.items(), STEP)):
                 self.old[tx_id] = record
                 del self.young[tx_id]
@@ -206,9 +207,9 @@ class OpenTable(Mapping[str, OpenTx]):
     # -------------------------------------------------------------- views
 
     def hold(self) -> View:
-        """The table as it is now. Until ``release`` what happens to old entries is kept beside them."""
+        """The table as it is now. Until ``release``, changes to old entries are recorded beside them."""
         if not self._holders:
-            self._settle(STEP)  # what is left is copied: a tenth of what it takes to put in place
+            self._settle(STEP)  # the rest is copied, at a tenth of the cost of merging it
         self._holders += 1
         return View(self.old, self.young.copy(), self.gone.copy(), self._changed.copy())
 
@@ -218,18 +219,18 @@ class OpenTable(Mapping[str, OpenTx]):
         return self._holders > 0
 
     def release(self) -> None:
-        """A view is not used any more."""
+        """A view is no longer used."""
         self._holders -= 1
         if not self._holders:
             self._front = None
 
     @property
     def untidy(self) -> bool:
-        """Whether something that happened beside a view is not in place yet."""
+        """Whether changes recorded during a view are not merged yet."""
         return bool(self.gone or self._changed)
 
     def tidy(self, budget: int = STEP) -> int:
-        """Put in place what happened meanwhile, so many entries at most; how many may follow elsewhere."""
+        """Merge recorded changes, at most ``budget`` entries; returns the budget that is left."""
         return budget if self._holders else self._settle(budget)
 
     def _settle(self, budget: int) -> int:

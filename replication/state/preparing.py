@@ -1,4 +1,4 @@
-"""Small parts of how a PREPARE is applied: where its messages lie, and whether it comes too late."""
+"""Small parts of applying a PREPARE: where its messages are, and whether it comes too late."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ UNTRACKED = "a transaction over several broker groups needs a producer that know
 
 
 def untracked_branch(level: int, home_group: int, extra: PrepareExtra) -> list[object] | None:
-    """Why this PREPARE opens no branch, or None. From level 3 on home tracks every branch: without a home
-    index its leader could not tell a late copy from a branch that it owes a decision."""
+    """Why this PREPARE may not open a branch, or None. From level 3 on home tracks every branch: without a
+    home index its leader could not tell a late copy from a branch that is owed a decision."""
     if level > 2 and home_group >= 0 and not extra.home_index:
         return [int(ResultCode.MALFORMED), UNTRACKED]
     return None
 
 
 def refusal_of_repeated(level: int, record: OpenTx, extra: PrepareExtra) -> list[object] | None:
-    """Why a PREPARE does not take an open transaction over, or None: it is a late copy, or may be one.
+    """Why a PREPARE does not take over an open transaction, or None. It is a late copy, or may be one.
 
-    One of version 1 does not tell when it was sent. From level 3 on it takes nothing from a known owner: that
-    one may be running its local transaction, and would be asked no more.
+    A PREPARE of version 1 does not tell when it was sent. From level 3 on it takes nothing from a known
+    owner: that owner may be running its local transaction, and would no longer be asked.
     """
     if extra is NO_EXTRA:
         return [int(ResultCode.TX_CONFLICT), "PREPARE"] if level > 2 and record.instance else None
@@ -31,22 +31,22 @@ def refusal_of_repeated(level: int, record: OpenTx, extra: PrepareExtra) -> list
 
 
 def is_overtaken(record: OpenTx, extra: PrepareExtra) -> bool:
-    """Whether a PREPARE of version 2 may have been sent before another instance's that this transaction is
-    open under: its sender had heard of nothing later. One that is still there comes again with what it has
-    heard since. (Of a branch, nobody asks the owner.)"""
+    """Whether a PREPARE of version 2 may have been sent before the one, by another instance, under which this
+    transaction is open: its sender had heard of nothing later. A sender that is still alive sends it again
+    with what it has heard since. (For a branch, no check asks the owner.)"""
     return (
         record.instance != extra.instance and record.home_group < 0 and extra.heard_ms <= record.prepared_ms
     )
 
 
 def collect_refs(refs: list[tuple[int, ...] | None], slot: int, index: int, pre: Op) -> None:
-    """Add the places of one PRE_MESSAGE's rows to their transactions; neighbours become one reference.
+    """Add the places of one PRE_MESSAGE's rows to their transactions; adjacent rows become one reference.
 
     ``refs`` has one ``OpenTx.refs`` per transaction of the PREPARE.
     """
     txs, sizes = pre.meta[2], pre.meta[3]
     pos, last, size, count = pre.body_pos, txs[0] if txs else -1, 0, 0
-    # A row that goes on with its transaction only counts; the end stands for a transaction of its own.
+    # A row of the same transaction as the one before is only counted; the end acts as another transaction.
     for tx, more in zip(chain(txs, (-1,)), chain(sizes, (0,)), strict=True):
         if tx == last:
             size += more

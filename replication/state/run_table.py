@@ -1,10 +1,10 @@
 """Runs of a partition in order of offsets, as columns, with sums over blocks of them.
 
 A run is a row of six unsigned 64-bit integers: first offset, log index, byte position in the command, bytes,
-messages, timestamp in ms. Log indexes are in no order: a transaction that is committed late refers to an old
-entry. So that retention need not look at every run, a table keeps for each full block of ``BLOCK`` rows the
-lowest log index and the bytes. Blocks are summed up when somebody asks, a bounded number at a time:
-``append`` pays nothing for them, and sixteen bytes for 1,024 runs of 48 bytes hardly count.
+messages, timestamp in ms. Log indexes are not sorted: a transaction that is committed late refers to an old
+entry. So that retention need not read every run, a table keeps for each full block of ``BLOCK`` rows the
+lowest log index and the bytes. Blocks are summed when the sums are needed, a bounded number at a time:
+``append`` pays nothing for them, and sixteen bytes per 1,024 runs of 48 bytes hardly count.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ COLUMNS = 6
 BASE, INDEX, POS, SIZE, COUNT, TIME = range(COLUMNS)
 Columns = tuple[Sequence[int], ...]
 
-#: Rows of a block: 30 us to sum up, and as long to search the one in which something begins.
+#: Rows of a block: 30 us to sum, and the same to search the one in which something begins.
 BLOCK = 1_024
 
 
 class RunTable:
-    """One table. Not thread-safe: its partition's lock is held, or nobody else has it yet.
+    """One table. Not thread-safe: the caller holds its partition's lock, or no partition has it yet.
 
-    Rows are only ever added, and none but the last one grows: a block is summed up once a row follows it.
+    Rows are only ever added, and only the last one grows: a block is summed once a row follows it.
     """
 
     __slots__ = ("_lows", "_sizes", "columns")
 
     def __init__(self, columns: Columns) -> None:
-        self.columns: tuple[Any, ...] = columns  # arrays while rows are added, then views of a file
+        self.columns: tuple[Any, ...] = columns  # arrays while rows are added, later views of a file
         self._lows: array[int] | None = None  # of full blocks, so far; None: no block is full
         self._sizes: array[int] | None = None
 
@@ -47,19 +47,19 @@ class RunTable:
 
     @property
     def end(self) -> int:
-        """The offset behind the last one."""
+        """The offset after the last one."""
         end: int = self.columns[BASE][-1] + self.columns[COUNT][-1]
         return end
 
     # -------------------------------------------------------------- sums
 
     def unsummed(self) -> int:
-        """Full blocks that are not summed up."""
+        """The number of full blocks that are not summed yet."""
         done = 0 if self._lows is None else len(self._lows)
         return max((len(self) - 1) // BLOCK - done, 0)
 
     def sum_up(self, blocks: int) -> int:
-        """Sum up to ``blocks`` further blocks; how many that were."""
+        """Sum up to ``blocks`` further blocks; returns how many."""
         blocks = min(blocks, self.unsummed())
         if not blocks:
             return 0
@@ -73,8 +73,8 @@ class RunTable:
         return blocks
 
     def summed(self) -> Self:
-        """Itself with all blocks summed up, for a table that no partition has yet: other threads run in
-        between."""
+        """The table itself, with all blocks summed; for a table that no partition has yet. Other threads can
+        run in between."""
         while self.sum_up(1):
             pass
         return self
@@ -82,7 +82,7 @@ class RunTable:
     # -------------------------------------------------------------- log indexes
 
     def lowest_from(self, row: int) -> int:
-        """The lowest log index of ``row`` and all behind it."""
+        """The lowest log index of ``row`` and all rows after it."""
         self.sum_up(self.unsummed())
         lows = self._lows
         indexes: Sequence[int] = self.columns[INDEX]
@@ -93,7 +93,7 @@ class RunTable:
         return min(lowest, min(indexes[row : first * BLOCK])) if row < first * BLOCK else lowest
 
     def end_of_below(self, log_index: int) -> int | None:
-        """The offset behind the last run that lies in an entry before ``log_index``; None without one."""
+        """The offset after the last run in an entry before ``log_index``; None if there is no such run."""
         self.sum_up(self.unsummed())
         indexes, lows = self.columns[INDEX], self._lows or ()
         row = self._last_below(indexes, log_index, len(lows) * BLOCK, len(indexes))
@@ -117,8 +117,8 @@ class RunTable:
         return self.fitting(1 << 64)[1]
 
     def fitting(self, limit: int) -> tuple[int, int]:
-        """``(row, bytes)``: the lowest row such that it and what follows have at most ``limit`` bytes, and
-        how many those are; the number of rows and 0 if the last one has more."""
+        """``(row, bytes)``: the lowest row from which on at most ``limit`` bytes follow, and the number of
+        these bytes; the number of rows and 0 if the last row alone has more."""
         self.sum_up(self.unsummed())
         sizes, blocks = self.columns[SIZE], self._sizes or ()
         row, total = len(sizes), 0

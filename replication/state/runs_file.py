@@ -20,9 +20,9 @@ from escrowmq.replication.state.run_table import COLUMNS, Columns, RunTable
 
 _HEAD = struct.Struct("<4sIII")
 _MAGIC, _VERSION = b"EMQR", 1
-#: What is copied and summed up in one piece: other threads of the process wait meanwhile.
+#: What is copied and summed in one piece: other threads of the process wait meanwhile.
 _PIECE_BYTES = 1 << 20
-assert sys.byteorder == "little", "run files are mapped as they stand; a big-endian machine needs a converter"
+assert sys.byteorder == "little", "run files are mapped unconverted; a big-endian machine needs a converter"
 
 
 def encode_runs(tables: Mapping[int, Columns]) -> Iterator[bytes]:
@@ -71,12 +71,12 @@ def map_runs(name: str, view: memoryview) -> dict[int, Columns]:
 
 
 def map_tables(name: str, view: memoryview) -> dict[int, RunTable]:
-    """As ``map_runs``, with the sums that retention asks for: nobody need read all of it again."""
+    """As ``map_runs``, with the sums that retention needs: so the file need not be read again."""
     return {slot: RunTable(columns).summed() for slot, columns in map_runs(name, view).items()}
 
 
 def verify_runs(name: str, read: Callable[[int, int], bytes], size: int, piece_bytes: int) -> Iterator[int]:
-    """Check a file piece by piece: the bytes of each. ``read(pos, size)``. Raises as ``map_runs``."""
+    """Check a file piece by piece; yields the bytes of each. ``read(pos, size)``. Raises as ``map_runs``."""
     head = read(0, _HEAD.size)
     if len(head) < _HEAD.size:
         raise CorruptLog(f"{name}: shorter than its header")
@@ -100,10 +100,10 @@ def _directory(name: str, directory: bytes, size: int, file_size: int) -> list[t
     try:
         entries = msgspec.convert(unpack(directory), list[tuple[int, int]])
     except msgspec.ValidationError as error:
-        raise CorruptLog(f"{name}: its directory makes no sense: {error}") from error
+        raise CorruptLog(f"{name}: its directory is invalid: {error}") from error
     columns = file_size - _HEAD.size - size - _padding(size)
     if any(runs < 1 for _, runs in entries) or columns != 8 * COLUMNS * sum(runs for _, runs in entries):
-        raise CorruptLog(f"{name}: its directory does not fit its size")
+        raise CorruptLog(f"{name}: its directory does not match its size")
     return entries
 
 

@@ -1,7 +1,7 @@
-"""Replicated settings: numbers that every replica must share, because what is remembered depends on them.
+"""Replicated settings: numbers that every replica must share, because they determine what is remembered.
 
-They stand in the state and in snapshots, and change only by a SETTINGS entry, so all replicas forget the
-same things at the same entry. Before level 2 they were constants of the software, which are the defaults.
+They are part of the state and of snapshots, and change only by a SETTINGS entry, so all replicas forget the
+same things at the same entry. Before level 2 they were constants of the software, which are now the defaults.
 """
 
 from __future__ import annotations
@@ -17,28 +17,28 @@ class Settings:
     """The values in force."""
 
     #: Settled transactions remembered over all apps: at least this many, at most twice. 500,000 are ten
-    #: seconds at 50,000/s, and the most takes 130 MB, however many apps there are.
+    #: seconds at 50,000/s, and the maximum takes 130 MB, however many apps there are.
     settled_generation: int = 500_000
     #: (producer, partition) pairs whose sequence numbers are remembered: at least this many, at most twice.
-    #: One takes 0.4 KB with one batch and 1 KB with the five that are kept, so the most, 1,000,000, are up to
-    #: 2 GB on every replica: too much for a default.
+    #: One takes 0.4 KB with one batch and 1 KB with the five that are kept, so the maximum, 1,000,000, takes
+    #: up to 2 GB on every replica: too much for a default.
     producers_generation: int = 20_000
-    #: Consumer groups whose positions are kept: those that committed last. Kafka's are forgotten a week after
-    #: their last member has left; by number, memory is bounded too.
+    #: Consumer groups whose positions are kept: those that committed last. Kafka forgets a group a week after
+    #: its last member has left; a limit by number bounds memory too.
     groups_kept: int = 50_000
-    #: Seconds for which a settled id that the application gave is remembered at least: such ids come back by
-    #: themselves, long after. A day: whoever repeats an order does so within one. At most twice as long while
-    #: entries come at least once a minute, for longer where they are rarer.
+    #: Seconds for which a settled id that the application chose is remembered at least: such ids come back
+    #: long after. A day: an application that repeats an order does so within one. At most twice as long while
+    #: entries arrive at least once a minute, longer where they are rarer.
     remember_ids_s: int = 86_400
-    #: Such ids remembered over all apps, in all: 2,000,000 take 260 MB. What exceeds it is forgotten sooner,
-    #: but never one of the newer half; or, with ``remember_ids_strictly``, new ones are refused until there
-    #: is room.
+    #: Maximum number of such ids remembered over all apps: 2,000,000 take 260 MB. Beyond it ids are forgotten
+    #: sooner, but never one of the newer half; or, with ``remember_ids_strictly``, new ones are refused until
+    #: there is room.
     remember_ids_max: int = 2_000_000
     remember_ids_strictly: int = 0
 
     def changed(self, values: Mapping[str, int]) -> Settings:
-        """With these values instead. Raises UnknownVersion for a name that this software does not know: a
-        replica that passed it over would go on with another state than its peers."""
+        """A copy with these values. Raises UnknownVersion for a name that this software does not know: a
+        replica that ignored it would diverge from its peers."""
         unknown = sorted(values.keys() - BOUNDS.keys())
         if unknown:
             raise UnknownVersion(
@@ -52,8 +52,8 @@ class Settings:
 
 
 #: A new name needs a new format level, or a replica with older software would stop at it.
-#: Least and most that a client may set. The least is for simulators, in which tables turn over all the time;
-#: the most is what memory can hold (ten times the default: 1.3 GB of settled transactions).
+#: Minimum and maximum that a client may set. The minimum is for simulators, in which tables turn over all the
+#: time; the maximum is what memory can hold (ten times the default: 1.3 GB of settled transactions).
 BOUNDS: dict[str, tuple[int, int]] = {
     "settled_generation": (1, 5_000_000),
     "producers_generation": (1, 1_000_000),
@@ -65,7 +65,7 @@ BOUNDS: dict[str, tuple[int, int]] = {
 
 
 def setting_problem(values: Mapping[str, int]) -> str | None:
-    """Why a client's SETTINGS is refused; None: it is fine."""
+    """Why a client's SETTINGS is refused; None: it is accepted."""
     for name, value in values.items():
         if name not in BOUNDS:
             return f"unknown setting {name!r}; known: {', '.join(BOUNDS)}"

@@ -1,14 +1,14 @@
 """Snapshots of the replicated state, so that recovery reads only the log that follows.
 
 Taken after a segment roll (capture.py). ``encode`` may run in any thread, piece by piece, so the interpreter
-lock is never held for long. Runs of partition indexes go to run files of their own, one per interval, and are
+lock is never held for long. Runs of partition indexes go to separate run files, one per interval, and are
 not written again.
 
 File: magic and version, then chunks of u32 length, u32 CRC32C, msgpack; the last chunk is ``["end", n]``.
 
 A state of level 1 is written as version 1, so that replicas with older software can still install it; from
-level 2 on as version 2, with the level, the replicated settings, and the fields of open transactions that the
-level has.
+level 2 on as version 2, with the level, the replicated settings, and the level's fields of open
+transactions.
 """
 
 from __future__ import annotations
@@ -41,27 +41,27 @@ _HEAD_BYTES = len(_MAGIC) + _VERSION.size
 VERSION_MAX = 2
 #: Fields of an open transaction in version 1: the first ones.
 _FIELDS_1 = OpenTx._fields.index("newest_index")
-#: And below level 5.
+#: And the first ones below level 5.
 _FIELDS_2 = OpenTx._fields.index("checked_ms")
 _DIGESTS, _REFS, _PARTICIPANTS = map(OpenTx._fields.index, ("digests", "refs", "participants"))
 _CHUNK = struct.Struct("<II")
 ITEMS_PER_CHUNK = 2_000
-#: Each has one transaction or many.
+#: A settling has one transaction or many.
 SETTLINGS_PER_CHUNK = 200
 #: Numbers of a partition: slot, number, start, end, newest time.
 BOUNDS = 5
-#: What values of the wrong shape raise when they are put into the tables.
+#: What values of the wrong shape raise when they are inserted into the tables.
 _SENSELESS = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError)
 
 
 class NewerLevel(UnknownVersion):
-    """A sound snapshot of a level, or with a setting, that this software does not know: no damage."""
+    """A sound snapshot whose level or settings this software does not know: it is not damaged."""
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The state after ``index``. ``topics``: each with its number of partitions, whose numbers follow each
-    other in ``bounds``; ``tables``: the runs since the last snapshot, by slot."""
+    """The state after ``index``. ``topics``: each with its number of partitions, whose numbers are
+    consecutive in ``bounds``; ``tables``: the runs since the last snapshot, by slot."""
 
     index: int
     term: int
@@ -79,12 +79,12 @@ class Snapshot:
 
     @property
     def version(self) -> int:
-        """Of the file."""
+        """The file's version."""
         return 2 if "level" in self.meta else 1
 
     @property
     def open_fields(self) -> int:
-        """How many fields of an open transaction are in it."""
+        """How many fields of an open transaction it holds."""
         level = self.meta.get("level", 1)
         return _FIELDS_1 if level < 2 else _FIELDS_2 if level < 5 else len(OpenTx._fields)
 
@@ -128,8 +128,8 @@ def _chunks_of_tables(snapshot: Snapshot) -> Iterator[list[Any]]:
 
 
 def _packed_meta(snapshot: Snapshot) -> bytes:
-    """As ``pack(["meta", index, term, meta])`` with topics, their first groups and consumer groups in their
-    places, piece by piece."""
+    """As ``pack(["meta", index, term, meta])``, with topics, their first groups and consumer groups inserted,
+    piece by piece."""
     parts = [b"\x94", pack("meta"), pack(snapshot.index), pack(snapshot.term), _map_head(len(snapshot.meta))]
     for name, value in snapshot.meta.items():
         parts.append(pack(name))
@@ -201,7 +201,7 @@ def decode(name: str, data: bytes | memoryview) -> Iterator[list[Any]]:
 
 
 def verify(name: str, read: Callable[[int, int], bytes], size: int, piece_bytes: int) -> Iterator[int]:
-    """Check a file chunk by chunk, without a look at what they hold: the bytes of each piece, which are about
+    """Check a file chunk by chunk, without interpreting the content; yields the bytes of each piece of about
     ``piece_bytes``. ``read(pos, size)``. Raises as ``decode``."""
     head = read(0, _HEAD_BYTES)
     if len(head) < _HEAD_BYTES or head[: len(_MAGIC)] != _MAGIC:
@@ -227,12 +227,12 @@ def verify(name: str, read: Callable[[int, int], bytes], size: int, piece_bytes:
 def restore(state: StateMachine, name: str, data: bytes | memoryview) -> tuple[int, list[str]]:
     """Fill an empty state from a snapshot; returns (term of the last entry in it, run files to map).
 
-    Raises CorruptLog, UnknownVersion or NewerLevel; the state is then of no use.
+    Raises CorruptLog, UnknownVersion or NewerLevel; the state is then unusable.
     """
     try:
         return _restore(state, name, data)
     except _SENSELESS as error:
-        raise CorruptLog(f"{name}: its content makes no sense: {error!r}") from error
+        raise CorruptLog(f"{name}: its content is invalid: {error!r}") from error
 
 
 def _restore(state: StateMachine, name: str, data: bytes | memoryview) -> tuple[int, list[str]]:
@@ -269,7 +269,7 @@ def _restore(state: StateMachine, name: str, data: bytes | memoryview) -> tuple[
 def _open_record(fields: list[Any]) -> OpenTx:
     fields[_DIGESTS], fields[_REFS] = tuple(fields[_DIGESTS]), tuple(fields[_REFS])
     if len(fields) == _FIELDS_1:
-        fields.append(fields[0])  # the newest PREPARE is the only one that is known
+        fields.append(fields[0])  # newest_index: the only PREPARE that is known
         return OpenTx(*fields)
     fields[_PARTICIPANTS] = tuple(fields[_PARTICIPANTS])
     return OpenTx(*fields)
@@ -297,7 +297,7 @@ def _restore_meta(state: StateMachine, name: str, meta: dict[str, Any]) -> None:
     state.transactions.audit = [tuple(item) for item in meta["audit"]]
     if "members" in meta:
         index, command = meta["members"]
-        decode_members(command)  # refused here, and not when the replica has begun
+        decode_members(command)  # refuse it here, not after the replica has started
         state.members = int(index), command
     if "level" in meta:
         if meta["level"] > LEVEL_MAX:
@@ -326,7 +326,7 @@ def adopt_runs(state: StateMachine, tables: Mapping[int, Columns | RunTable]) ->
 
 
 def adopt(state: StateMachine, slot: int, table: RunTable) -> None:
-    """The same for one partition."""
+    """``adopt_runs`` for one partition."""
     partition = state.topics.slots.get(slot)
     if partition is not None and table.end > partition.index.start:
         partition.index.adopt(table)

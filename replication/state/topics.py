@@ -1,7 +1,7 @@
 """Topics and their partitions as replicated state.
 
-Every hosted or foreign partition of a topic gets a *slot*, a small integer that never is used
-again. References of open transactions name slots, so a topic that was deleted and created again
+Every hosted partition of a topic gets a *slot*, a small integer that is never reused.
+References of open transactions name slots, so a topic that was deleted and created again
 under the same name can never receive messages prepared for the old one.
 """
 
@@ -16,8 +16,8 @@ from escrowmq.replication.state.cuts import Cuts
 from escrowmq.replication.state.index import PartitionIndex
 
 PARTITIONS_MAX = 10_000
-#: What an entry means that does not state a setting. Part of the log's format: entries of old clients are
-#: redone with these for ever, so they never change. Clients state every setting, with defaults of their own.
+#: The value of a setting that an entry leaves out. Part of the log's format: entries of old clients are
+#: re-applied with these for ever, so they never change. Clients state every setting, with their own defaults.
 UNSTATED: Mapping[str, int | str] = {
     "partitions": 1,
     "on_check_exhausted": "hold",
@@ -29,7 +29,7 @@ UNSTATED: Mapping[str, int | str] = {
 
 _EARLIER = "this client's version looks for it: upgrade the client"
 
-#: What ALTER_TOPIC can change. Not the number of partitions: keys would move, and with them their order.
+#: What ALTER_TOPIC can change. Not the number of partitions: keys would move, and lose their order.
 ALTERABLE = frozenset(UNSTATED.keys() - {"partitions"})
 
 
@@ -43,8 +43,8 @@ class Partition:
 
 
 class Topic:
-    """A topic's settings and those of its partitions that this group hosts, by number. ``altered``: the
-    number of the newest alteration of it, or of another topic before it was created; 0: none."""
+    """A topic's settings, and those of its partitions that this group hosts, by number. ``altered``: the
+    number of its newest alteration, or of another topic's before it was created; 0: none."""
 
     __slots__ = ("altered", "info", "partitions")
 
@@ -54,7 +54,7 @@ class Topic:
 
 class TopicTable:
     """All topics by name, all live partitions by slot. ``version`` rises with every change of a topic;
-    ``altered`` is the highest number of an alteration that was heard of, of whatever topic."""
+    ``altered``: the highest number of any topic's alteration that this group has applied."""
 
     def __init__(self, gid: int, groups: int) -> None:
         self.gid, self.groups = gid, groups
@@ -65,7 +65,8 @@ class TopicTable:
         self.next_slot = 0
 
     def create(self, name: str, settings: Mapping[str, object], first: int = BY_NAME) -> list[object]:
-        """Apply CREATE_TOPIC; the same settings again are no error. ``first``: the group of partition 0."""
+        """Apply CREATE_TOPIC; the same settings again are not an error. ``first``: the group of partition
+        0."""
         problem = settings_problem(name, settings)
         if problem is not None:
             return [int(ResultCode.MALFORMED), problem]
@@ -75,10 +76,10 @@ class TopicTable:
             if known.info == info:
                 return [int(ResultCode.DUPLICATE)]
             if first == BY_NAME != known.info.first_group:
-                # To a client of an earlier version, which would look for it elsewhere, and would create it
+                # For a client of an earlier version, which would look for it elsewhere, and would create it
                 # elsewhere in the groups that do not have it yet.
                 return [int(ResultCode.MALFORMED), f"topic {name!r} exists, and not where {_EARLIER}"]
-            return [int(ResultCode.TOPIC_EXISTS), asdict(known.info)]  # earlier versions pass new names over
+            return [int(ResultCode.TOPIC_EXISTS), asdict(known.info)]  # earlier versions ignore new names
         begin = first_group(info)
         partitions: dict[int, Partition] = {}
         for number in range(info.partitions):
@@ -92,17 +93,17 @@ class TopicTable:
     def alter(
         self, index: int, name: str, settings: Mapping[str, int | str], number: int | None = None
     ) -> list[object]:
-        """Apply ALTER_TOPIC of entry ``index``; the result tells the settings in force.
+        """Apply ALTER_TOPIC of entry ``index``; the result has the settings in force.
 
-        ``number`` orders the alterations of a topic alike in all groups, however late one arrives. In group
-        0, which decides, it is that of the newest alteration that the sender knows: if there is another one,
-        the result is RETRY; else this one gets the entry's index as its number. In the other groups it is the
-        number that group 0 gave: what is not newer than what is in force is answered DUPLICATE. None (frame
-        version 1): it is done in any case.
+        ``number`` orders the alterations of a topic identically in all groups, however late one arrives. In
+        group 0, which decides, it is that of the newest alteration that the sender knows: if there is a later
+        one, the result is RETRY; else this one gets the entry's index as its number. In the other groups it
+        is the number that group 0 gave: an alteration that is not newer than the one in force is answered
+        DUPLICATE. None (frame version 1): it is applied unconditionally.
 
-        Values are as admission let them in: a bound that is looked at here too could never be moved, since
-        replicas with older software would keep the old value. For a name that this software does not know it
-        raises UnknownVersion, as for an operation.
+        Admission has checked the values: a bound that were checked here too could never be changed, since
+        replicas with older software would keep the old one. Raises UnknownVersion for a name that this
+        software does not know, as for an unknown operation.
         """
         unknown = sorted(settings.keys() - ALTERABLE)
         if unknown:
@@ -123,7 +124,7 @@ class TopicTable:
             if number is not None:
                 topic.altered = number
                 self.altered = max(self.altered, number)
-        info = topic.info.settings()  # earlier versions of clients take no other names
+        info = topic.info.settings()  # clients of earlier versions accept no other names
         return [int(code), info if number is None else [info, topic.altered]]
 
     def partition(self, slot: int, topic: str, number: int, *bounds: int) -> Partition:
@@ -134,7 +135,7 @@ class TopicTable:
         return partition
 
     def delete(self, name: str) -> list[object]:
-        """Apply DELETE_TOPIC: its partitions' slots die, whatever still refers to them goes nowhere."""
+        """Apply DELETE_TOPIC: its partitions' slots die; whatever still refers to them is dropped."""
         topic = self.topics.pop(name, None)
         if topic is None:
             return [int(ResultCode.UNKNOWN_TOPIC)]
@@ -153,7 +154,7 @@ class TopicTable:
 
 
 def alter_problem(name: str, settings: Mapping[str, object]) -> str | None:
-    """Why a client's ALTER_TOPIC is refused; None: it is fine."""
+    """Why a client's ALTER_TOPIC is refused; None: it is accepted."""
     if "partitions" in settings:
         return "the number of partitions cannot be altered: keys would move to other partitions"
     return settings_problem(name, settings)

@@ -1,4 +1,4 @@
-"""The transaction table: who is open, where its messages lie, and what became of the settled ones.
+"""The transaction table: open transactions, where their messages are, and the outcomes of settled ones.
 
 One transition table: absent -> open -> settled (committed or rolled back); a settled transaction
 never changes. Records are immutable tuples, so a snapshot never sees half a change. Everything here is
@@ -21,15 +21,15 @@ from escrowmq.replication.state.lives import Lives, Settling
 from escrowmq.replication.state.open_table import STEP, OpenTable, OpenTx
 from escrowmq.replication.state.settings import Settings
 
-#: What an app with settled ids counts as beside them: its tables, which every look over all apps passes. So
-#: of apps that come and go (each batch write of Spark is one) some 20,000 stay, and no more.
+#: What an app with settled ids counts in addition to them, for its tables, which every pass over all apps
+#: visits. So of apps that come and go (each batch write of Spark is one) at most some 20,000 stay.
 APP_AS_IDS = 50
 #: Operator decisions kept for audit in the state (the log itself keeps them until retention).
 AUDIT_KEPT = 1_000
-#: Apps that are put right at a time, a few times a second: a fraction of a millisecond.
+#: Heap entries corrected at a time, a few times a second: a fraction of a millisecond.
 FRONTS_STEP = 256
 
-#: Who decides over a branch for its home group: this, and the home group's number.
+#: Prefix of the decider of a branch whose home group decided; the home group's number follows.
 BY_HOME = "home:"
 
 COMMITTED, ROLLED_BACK = 1, 2
@@ -39,16 +39,16 @@ STATE_OF = {COMMITTED: TransactionState.COMMITTED, ROLLED_BACK: TransactionState
 class AppTransactions:
     """Transactions of one app: open ones by id, settled ones as ``digest << 2 | outcome``.
 
-    ``given``: settled ones whose ids the application gave, which are remembered by time. ``decided``: settled
-    ones that branches in other groups have still to carry out; see decided.py.
+    ``given``: settled ones whose ids the application chose, which are remembered by time. ``decided``:
+    settled ones that branches in other groups have still to carry out; see decided.py.
     """
 
     __slots__ = ("decided", "given", "open", "open_by_topic", "parked", "queued", "settled")
 
     def __init__(self) -> None:
         self.open = OpenTable()
-        self.settled: TwoGenerations[str, int] = TwoGenerations(sys.maxsize)  # turned by the table
-        self.given: TwoGenerations[str, int] = TwoGenerations(sys.maxsize)  # too
+        self.settled: TwoGenerations[str, int] = TwoGenerations(sys.maxsize)  # the table turns it
+        self.given: TwoGenerations[str, int] = TwoGenerations(sys.maxsize)  # this one too
         self.open_by_topic: dict[str, int] = {}
         self.parked: set[str] = set()  # of the open ones; derived from their records
         self.decided: dict[str, Decided] = {}
@@ -70,23 +70,23 @@ class AppTransactions:
         return None if mark is None else mark & 3
 
     def settle(self, tx_id: str, outcome: int) -> OpenTx:
-        """Out of the open ones, among which it must be, into the memory; what has branches is remembered by
-        the caller."""
+        """Move it from the open ones, where it must be, into the memory; the caller remembers one that has
+        branches."""
         record = self.open.take(tx_id)
         self.open_by_topic[record.topic] -= 1
         if not record.participants:
-            # Straight into the table: turning is not its own business here, and a call per transaction is a
-            # lot.
+            # Written directly: the table does the turning, and a method call per transaction is
+            # expensive.
             (self.given if record.given else self.settled).young[tx_id] = record.digests[0] << 2 | outcome
         return record
 
     @property
     def idle(self) -> bool:
-        """Nothing is here, and nobody looks."""
+        """Whether it is empty and no view is held."""
         return not (self.open or self.open.in_use or self.settled or self.given or self.decided)
 
     def insert(self, tx_id: str, record: OpenTx) -> None:
-        """A record of a snapshot, in log order, into a table that is not in use yet."""
+        """Insert a snapshot's record, in log order, into a table that is not in use yet."""
         self.open.old[tx_id] = record
         self.open_by_topic[record.topic] = self.open_by_topic.get(record.topic, 0) + 1
         if record.due_ms < 0:
@@ -104,22 +104,22 @@ class TransactionTable:
         self._open = 0  # of all apps; derived from them
         self._young = 0  # settled ids in the apps' young generations; derived from them
         self.given = GivenIds()
-        #: Of the last ones that were settled.
+        #: History of the most recently settled ones.
         self.lives = Lives()
         self.across = AcrossGroups()
-        #: A heap with each app that has open transactions, and an index that its oldest is not before. The
-        #: number only tells apart.
+        #: A heap with each app that has open transactions, and an index not above that of its oldest. The
+        #: number only breaks ties.
         self._fronts: list[tuple[int, int, AppTransactions]] = []
         self._number = itertools.count()
-        #: Apps' tables in which something is to be put in place.
+        #: Apps' tables with changes that have still to be merged.
         self._untidy: list[OpenTable] = []
 
     def look(self, name: str) -> AppTransactions:
-        """The app's transactions, to look at: one that has none is not kept."""
+        """The app's transactions, for reading: an empty table is not kept."""
         return self.apps.get(name) or AppTransactions()
 
     def app(self, name: str) -> AppTransactions:
-        """The app's transactions, to open some; created on first use."""
+        """The app's transactions, for opening some; created on first use."""
         table = self.apps.get(name)
         if table is None:
             table = self.apps[name] = AppTransactions()
@@ -135,8 +135,8 @@ class TransactionTable:
         home_group: int,
         index: int,
     ) -> None:
-        """So many were put among the open ones of an app, all with these fields of ``OpenTx``, by the entry
-        of this index."""
+        """``count`` transactions were added to the open ones of an app, all with these fields of ``OpenTx``,
+        by the entry with this index."""
         if not table.queued:
             table.queued = True
             heappush(self._fronts, (index, next(self._number), table))
@@ -158,9 +158,9 @@ class TransactionTable:
         outcome: int,
         by: str | None,
     ) -> bool:
-        """The one way out of the table of open transactions, in which all of these are. What has branches
-        waits for them, the rest is remembered; what they were is kept for a while, unless ``by`` is None.
-        True: what settled before the last time was forgotten, in all apps."""
+        """The only way out of the table of open transactions, in which all of these must be. One with
+        branches waits for them, the others are remembered; their history is kept for a while, unless ``by``
+        is None. Returns True if what settled before the previous turn was forgotten, in all apps."""
         before, given_before = len(table.settled.young), len(table.given.young)
         self._open -= len(tx_ids)
         if table.parked:
@@ -188,9 +188,9 @@ class TransactionTable:
     def done(
         self, now_ms: int, app: str, tx_ids: Sequence[str], home_indexes: Sequence[int], group: int
     ) -> bool:
-        """Branch group ``group`` has done these decisions. What waits for no group any more is remembered as
-        any settled transaction is. Others are passed over: they were done before, or are others of that
-        id."""
+        """Branch group ``group`` has carried out these decisions. A decision that no longer waits for any
+        group is remembered like any settled transaction. Others are ignored: they were done before, or belong
+        to another transaction with that id."""
         table = self.look(app)
         before, given_before = len(table.settled.young), len(table.given.young)
         for tx_id, home_index in zip(tx_ids, home_indexes, strict=True):
@@ -209,15 +209,15 @@ class TransactionTable:
         return self._remembered(now_ms, table, before, given_before)
 
     def remember(self, now_ms: int, app: str, tx_ids: Sequence[str], outcome: int) -> bool:
-        """Remember decisions over transactions that were never open here, so that they cannot be opened.
-        Their digests are not known: whoever prepares one is told what is recorded."""
+        """Remember decisions on transactions that were never open here, so that they cannot be opened.
+        Their digests are not known: a later PREPARE is told what is recorded."""
         table = self.app(app)
         before, given_before = len(table.settled.young), len(table.given.young)
         table.settled.young.update(dict.fromkeys(tx_ids, outcome))
         return self._remembered(now_ms, table, before, given_before)
 
     def _remembered(self, now_ms: int, table: AppTransactions, before: int, given_before: int) -> bool:
-        """What the young generations of an app have grown by counts, and may make others forgotten."""
+        """Count what the young generations of an app have grown by; this may make older ids forgotten."""
         after = len(table.settled.young)
         self._young += after - before + (APP_AS_IDS if after and not before else 0)
         if (given := len(table.given.young)) != given_before:
@@ -229,7 +229,7 @@ class TransactionTable:
         return True
 
     def forget_given(self, now_ms: int) -> None:
-        """Forget ids that applications gave, if it is time."""
+        """Forget ids that applications chose, if it is time."""
         if self.given.is_time_to_forget(self.settings, now_ms):
             for table in self.apps.values():
                 table.given.turn()
@@ -244,8 +244,8 @@ class TransactionTable:
         self._young = 0
 
     def _drop_idle(self) -> None:
-        # What is empty means the same as what is not there, so that a reader may keep one here for longer. So
-        # nobody may hold an app's table over a call that comes here: what it opened there would be lost.
+        # An empty table is equivalent to a missing one, so a reader may keep its reference for longer. But no
+        # caller may hold an app's table across a call that gets here: what it opened in it would be lost.
         idle = [name for name, table in self.apps.items() if table.idle]
         for name in idle:
             self.apps.pop(name).queued = False
@@ -254,7 +254,7 @@ class TransactionTable:
             heapify(self._fronts)
 
     def count(self) -> None:
-        """After the tables were filled from a snapshot."""
+        """Recompute the counts after the tables were filled from a snapshot."""
         self._fronts = []
         self._open = sum(len(table.open) for table in self.apps.values())
         for table in self.apps.values():
@@ -279,7 +279,7 @@ class TransactionTable:
         self.given.opened = waiting + sum(record.given for _, _, record in self.iterate_open())
 
     def record_decision(self, now_ms: int, by: str, app: str, tx_ids: Sequence[str], outcome: int) -> None:
-        """Keep who decided, for all but producers, feedback and home groups (they are the rule, not news)."""
+        """Record the decider, except for producers, feedback and home groups, which are the usual case."""
         if by == "feedback" or _is_rule(by):
             return
         name = STATE_OF[outcome].value
@@ -290,7 +290,7 @@ class TransactionTable:
         """Log index of the oldest open transaction's PREPARE: retention must not pass it.
 
         Transactions enter the table in log order and keep their place, so each app's first is its oldest.
-        Only in the applying thread. Apps whose oldest has changed since they were looked at are put right,
+        Only in the applying thread. Heap entries of apps whose oldest has changed are corrected,
         each once; ``tidy`` has done that for most.
         """
         return self._fronts[0][0] if self._look_at_front() else None
@@ -300,14 +300,14 @@ class TransactionTable:
         return self._fronts[0][2].open.oldest() if self._look_at_front() else None
 
     def _look_at_front(self) -> bool:
-        """Whether any transaction is open; the first of the heap is the oldest of all then."""
+        """Whether any transaction is open; if so, the first of the heap is then the oldest of all."""
         while self._fronts:
             if self._front_is_right():
                 return True
         return False
 
     def _front_is_right(self) -> bool:
-        """Whether the first of the heap is the oldest of all; else it gets its right place, or leaves."""
+        """Whether the first of the heap is the oldest of all; if not, it is moved to its place or removed."""
         index, number, table = self._fronts[0]
         first = table.open.oldest()
         if first is None:
@@ -318,7 +318,7 @@ class TransactionTable:
         return first is not None and first.log_index == index
 
     def release(self, app: str) -> None:
-        """A view of an app's open transactions is not used any more."""
+        """A view of an app's open transactions is no longer used."""
         table = self.app(app).open
         table.release()
         if table.untidy:
@@ -330,7 +330,7 @@ class TransactionTable:
         while self._untidy and budget > 0:
             table = self._untidy[-1]
             budget = table.tidy(budget) - 1
-            if table.in_use or not table.untidy:  # one that is held again comes back when it is released
+            if table.in_use or not table.untidy:  # one that is held again comes back when released
                 self._untidy.pop()
         for _ in range(FRONTS_STEP):
             if not self._fronts or self._front_is_right():
@@ -348,12 +348,12 @@ class TransactionTable:
 
 
 def _is_rule(by: str) -> bool:
-    """Whether it was decided as nearly all are."""
+    """Whether it was decided in the usual way."""
     return by == "producer" or by.startswith(BY_HOME)
 
 
 def decide_result(table: AppTransactions, tx_id: str, wanted: int) -> list[object] | None:
-    """Result of a decision that found ``tx_id`` not open: None = it already stands as wanted.
+    """Result of a decision that found ``tx_id`` not open: None = it is already decided as wanted.
 
     The first durable decision wins; the other side is told what is recorded.
     """
@@ -366,8 +366,8 @@ def decide_result(table: AppTransactions, tx_id: str, wanted: int) -> list[objec
 
 
 def refused_ids(table: AppTransactions, tx_ids: Sequence[str], wanted: int) -> list[list[object]]:
-    """Problems of a decision that took no effect: [place, code, info] of each that does not stand as wanted;
-    RETRY for what is still open."""
+    """Problems of a decision that took no effect: [position, code, info] for each id that is not decided as
+    wanted; RETRY for one that is still open."""
     problems: list[list[object]] = []
     for i, tx_id in enumerate(tx_ids):
         if tx_id in table.open:
