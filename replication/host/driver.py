@@ -1,14 +1,14 @@
-"""The real world around a RaftNode: one thread with an event loop, one that waits for the disk, one that
+"""The real world around a RaftNode: a thread with an event loop, one that waits for the disk, and one that
 removes segments.
 
-Everything that touches the node runs in the loop's thread. The loop sends first and has the disk
-sync meanwhile: one fdatasync covers all entries that arrived during the previous one (group
+Everything that touches the node runs in the loop's thread. The loop sends first while the disk
+syncs: one fdatasync covers all entries that arrived during the previous one (group
 commit). Work is coalesced: however many messages, proposals and calls arrive in one turn of the
-loop, there is one tick after them, and one ``after_tick``.
+loop, they are followed by one tick and one ``after_tick``.
 
 A failed fdatasync, a violated invariant, or an apply that raises ends the process through
-``fatal``: what the kernel or the state holds after that cannot be trusted. A full disk does not:
-entries stay queued, and are tried again until there is room.
+``fatal``: after that neither the kernel's nor the state's content can be trusted. A full disk does not:
+entries stay queued, and are retried until there is room.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 
 #: Regular ticks: fine enough for heartbeats of 50 ms, 0.1 % of a core when idle.
 TICK_S = 0.02
-#: Calls from other threads that wait for the loop; beyond, Overloaded.
+#: Limit of calls from other threads that wait for the loop; beyond it, Overloaded.
 CALLS_MAX = 100_000
 DISK_FULL_RETRY_S = 0.2
 
@@ -77,12 +77,12 @@ class Driver:
         """``fatal(error)`` must end the process; ``after_tick`` runs in the loop after every tick.
         ``marks``: the incarnations of the peers (None: kept in memory). ``old_peers``: see TcpTransport.
 
-        Raises ConfigError for ``tls`` files that are of no use.
+        Raises ConfigError for ``tls`` files that cannot be used.
         """
         certificate = None if tls is None else TlsIdentity(tls)
         self.address: tuple[str, int] | None = None
         self.disk_full = False
-        #: How late the regular tick came, and how long the disk took; each counted by its own thread.
+        #: How late the regular tick was, and how long the disk took; each is counted by its own thread.
         self.stall_s, self.fsync_s = Histogram(LATENCY_S), Histogram(LATENCY_S)
         self._tick_at: float | None = None
         self._build, self._journal, self._fatal, self._after_tick = build, journal, fatal, after_tick
@@ -122,8 +122,8 @@ class Driver:
 
     # -------------------------------------------------------------- any thread
     def start(self, timeout_s: float = 30.0) -> tuple[str, int]:
-        """Bind and run; where it listens. Raises what building the node raised, or Unavailable where the
-        address cannot be bound or the node is not built in time; ``stop`` then lets go of everything."""
+        """Bind and run; returns the address. Raises what building the node raised, or Unavailable if the
+        address cannot be bound or the node is not built in time; ``stop`` then releases everything."""
         self._thread.start()
         try:
             return self._started.result(timeout_s)
@@ -146,7 +146,7 @@ class Driver:
                 raise Closed("the replica has stopped") from error
 
     def call(self, fn: Callable[[], T], timeout_s: float = 10.0) -> T:
-        """Run ``fn`` in the loop's thread and wait for what it returns or raises."""
+        """Run ``fn`` in the loop's thread; returns or raises what it does."""
         future: Future[T] = Future()
 
         def run() -> None:
@@ -165,7 +165,7 @@ class Driver:
 
     @property
     def node(self) -> RaftNode:
-        """The node; its read-only properties may be looked at from any thread."""
+        """The node; any thread may read its read-only properties."""
         assert self._node is not None, "the driver has not been started"
         return self._node
 
@@ -174,7 +174,7 @@ class Driver:
         return self._transport.counters
 
     def stop(self, timeout_s: float = 10.0) -> None:
-        """Hand leadership over if a peer can take it, settle every proposal, sync, close the links."""
+        """Hand over leadership if a peer can take it, settle every proposal, sync, close the links."""
         if self._loop is not None and self._thread.is_alive() and not self._stopped:
             self._stopped = True
             shut_down = self._shut_down()
@@ -205,7 +205,7 @@ class Driver:
             self._jobs.put(None)
             self._removals.put(None)
             loop.close()
-        if failure is not None:  # told last: with the failed start, nothing of it is left here
+        if failure is not None:  # reported last: when the start has failed, nothing of it is left here
             self._started.set_exception(failure)
 
     async def _main(self) -> None:
@@ -306,16 +306,17 @@ class Driver:
         self._die(error)
 
     def drop_link(self, peer: str) -> None:
-        """Close the link to ``peer`` if its place was taken since that came up. In the loop's thread."""
+        """Close the link to ``peer`` if its process was replaced since the link came up. In the loop's
+        thread."""
         self._transport.drop_superseded(peer)
 
     def follow(self, peers: frozenset[str]) -> None:
-        """Keep links with these. In the loop's thread."""
+        """Keep links with these peers. In the loop's thread."""
         self._transport.follow(peers)
 
     def peer_moved(self, peer: str, incarnation: Incarnation) -> None:
-        """``peer`` lives elsewhere now, as ``incarnation``: note it, durable on return, and close a link to
-        an earlier one. Any thread; raises Closed, TimeoutError."""
+        """``peer`` now runs elsewhere, as ``incarnation``: record that, durable on return, and close a link
+        to an earlier one. Any thread; raises Closed, TimeoutError."""
 
         def note() -> None:
             self.marks.learn([(peer, *incarnation)])
@@ -353,14 +354,14 @@ class Driver:
             self.fsync_s.observe(time.monotonic() - began)
             try:
                 self._loop.call_soon_threadsafe(self._guarded, done, job)
-            except RuntimeError:  # the loop has been closed: no caller waits for this
+            except RuntimeError:  # the loop was closed: no caller waits for this
                 return
 
     def _synced(self, job: SyncJob) -> None:
         self._journal.end_sync(job)
         self.node.after_sync()
         if job.disk_full and not self.disk_full:
-            log.error("the disk is full: entries wait, new ones are refused, until there is room")
+            log.error("the disk is full: entries wait, and new ones are refused, until there is room")
         self.disk_full = job.disk_full
         self.node.disk_full = job.disk_full
         if job.disk_full:
@@ -386,7 +387,7 @@ class Driver:
         if self._failed:
             return
         self._failed = True
-        log.critical("this replica cannot go on and ends: %s", error, exc_info=error)
+        log.critical("this replica cannot continue and ends: %s", error, exc_info=error)
         self._fatal(error)
 
 

@@ -1,10 +1,10 @@
-"""Transaction checks that have come due: who is told, and leases of them. Leader only.
+"""Transaction checks that have come due: announcing them, and leasing them. Leader only.
 
 A feedback process asks for all of its pairs of app and topic at once: ``due_pairs`` parks until some pair
-comes to have due checks and names it; ``lock_pairs`` leases what its producers can take. A parked call leases
-nothing, so one whose caller has died delays no check. ``lock_due``, which does both for one pair, is what
-feedback actors of earlier versions call; they do not know owners, and get no transaction that has one. In the
-driver's thread nothing here grows with the number of pairs.
+gets due checks, and names it; ``lock_pairs`` leases as many as its producers can take. A parked call leases
+nothing, so one whose caller has died delays no check. Feedback actors of earlier versions call ``lock_due``,
+which does both for one pair; they do not know owners, and get no transaction that has one. In the
+driver's thread no work here grows with the number of pairs.
 """
 
 from __future__ import annotations
@@ -18,16 +18,17 @@ from escrowmq.replication.errors import InvalidMessage
 from escrowmq.replication.host.running import RunningReplica
 from escrowmq.replication.state.machine import StateMachine
 
-#: What one answer brings, whatever its caller asks for.
+#: Maximum size of one answer, whatever its caller asks for.
 DUE_MAX = 10_000
 LEASE_S_MAX = 86_400.0
-#: A check is put off by no longer than this.
+#: Maximum time by which a check is put off.
 WAIT_MS_MAX = 60_000
-#: Transactions after which an answer of ``lock_pairs`` takes no further pair: a millisecond of that thread.
+#: An answer of ``lock_pairs`` with this many transactions takes no further pair: a millisecond of that
+#: thread.
 LOCKED_ENOUGH = 1_024
 #: Pairs, or apps, that one call may name: half a millisecond of the driver's thread.
 NAMED_MAX = 256
-#: Pairs after which an answer of ``open_pairs`` takes no further app.
+#: An answer of ``open_pairs`` with this many pairs takes no further app.
 OPEN_PAIRS_ENOUGH = 10_000
 PARTS_MAX = 1_024
 
@@ -41,7 +42,7 @@ class DueChecks:
     def lock_due(self, app: str, topic: str, max_n: int, lease_s: float, wait_s: float, owner: str) -> Reply:
         """``("ok", LockedChecks)``, of transactions without an owner.
 
-        Waits up to ``wait_s`` for one to come due. No other owner gets it until its lease ends.
+        Waits up to ``wait_s`` for one to come due. No other caller gets it until its lease ends.
         """
         running, state = self._running, self._replica.state
         nothing: Reply = ("ok", [])
@@ -56,11 +57,11 @@ class DueChecks:
             return None if answer == nothing else answer
 
         found = running.checks_due.wait_for(attempt, wait_s) or answer
-        # The columns are made in this thread: the replica's own has more to do.
+        # The columns are made in this thread: the replica's own thread has enough to do.
         return ("ok", LockedChecks.of(found[1])) if found[0] == "ok" else found
 
     def due_pairs(self, term: int, seen: int, part: int, parts: int, wait_s: float) -> Reply:
-        """``("ok", DuePairs)``: pairs of this ``part`` of all (``part_of``) that came to have due checks
+        """``("ok", DuePairs)``: pairs of this ``part`` of all (``part_of``) that got due checks
         after the caller had seen number ``seen`` in ``term``. Waits up to ``wait_s`` for one."""
         _check_part(part, parts)
         running, news = self._running, self._replica.state.due.news
@@ -88,10 +89,10 @@ class DueChecks:
     def lock_pairs(
         self, wanted: Sequence[tuple[str, str, int]], lease_s: float, owner: str, owned: bool = True
     ) -> Reply:
-        """``("ok", [LockedChecks, ...])``, of each (app, topic, how many at most), at once; of the first ones
-        only, when those were many. ``owned``: also those that have an owner.
+        """``("ok", [LockedChecks, ...])``, one for each (app, topic, maximum), without waiting; only for the
+        first ones if those were many. ``owned``: also transactions that have an owner.
 
-        Raises InvalidMessage when more pairs are named than one call may.
+        Raises InvalidMessage if more pairs are named than one call may name.
         """
         _check_count(wanted, "pairs")
         running, state = self._running, self._replica.state
@@ -111,7 +112,7 @@ class DueChecks:
         return ("ok", [LockedChecks.of(rows) for rows in rest[0]]) if status == "ok" else (status, *rest)
 
     def open_pairs(self, apps: Sequence[str], part: int, parts: int) -> Reply:
-        """``("ok", OpenPairs)``: those pairs of this ``part`` in which the apps have open transactions.
+        """``("ok", OpenPairs)``: the pairs of this ``part`` in which the apps have open transactions.
 
         In the caller's thread, since an app may have any number of topics.
         """
@@ -126,7 +127,7 @@ class DueChecks:
                     break
                 answered += 1
                 table = state.transactions.apps.get(app)
-                # One step of the interpreter: the driver's thread changes it meanwhile.
+                # In one step of the interpreter: the driver's thread changes it meanwhile.
                 counts = [] if table is None else list(table.open_by_topic.items())
                 pairs += [(app, topic) for topic, n in counts if n > 0 and part_of(app, topic, parts) == part]
             return OpenPairs(answered, pairs)
@@ -136,20 +137,20 @@ class DueChecks:
     def release_locks(
         self, app: str, topic: str, tx_ids: Sequence[str], owner: str, waits_ms: Sequence[int] = ()
     ) -> Reply:
-        """Give leases back without an answer; due again in a second, or after as long as ``waits_ms``
-        says."""
+        """Return leases without an answer; the transactions come due again in a second, or after
+        ``waits_ms``."""
         running, due = self._running, self._replica.state.due
         waits = [min(max(int(wait), 0), WAIT_MS_MAX) for wait in waits_ms]
         return running.led(lambda: due.release(app, tx_ids, owner, running.now_ms(), waits))
 
     def check_again(self, app: str, tx_id: str) -> Reply:
-        """``("ok", whether a parked transaction has this id)``: it is checked once more. In this leader's
-        memory only: whoever leads next knows nothing of it."""
+        """``("ok", whether a parked transaction has this id)``: check it once more. Kept in this leader's
+        memory only: the next leader does not know of it."""
         running, due = self._running, self._replica.state.due
         return running.led(lambda: due.check_again(app, tx_id, running.now_ms()))
 
     def open_topics(self, app: str) -> Reply:
-        """``("ok", [topic, ...])`` that have open transactions of ``app``."""
+        """``("ok", [topic, ...])``: topics with open transactions of ``app``."""
 
         def read() -> list[str]:
             table = self._replica.state.transactions.apps.get(app)
@@ -160,7 +161,7 @@ class DueChecks:
 
 def _check_part(part: int, parts: int) -> None:
     if not 0 <= part < parts <= PARTS_MAX:
-        raise InvalidMessage(f"part must be below parts, and those at most {PARTS_MAX}")
+        raise InvalidMessage(f"part must be below parts, and parts at most {PARTS_MAX}")
 
 
 def _check_count(named: Sequence[Any], what: str) -> None:
@@ -181,7 +182,7 @@ def lock_due(
 ) -> list[tuple[Any, ...]]:
     """Lease due checks to ``owner``; rows with the fields of ``LockedRow``. In the applying thread.
 
-    Not ``owned``: those whose producer is known are left to who asks that one first, due as they are.
+    If not ``owned``, transactions whose producer is known stay due, for a caller that can ask that producer.
     """
     known = state.topics.topics.get(topic)
     rolls_back = known is not None and known.info.on_check_exhausted == "rollback"
@@ -190,7 +191,7 @@ def lock_due(
     return [
         (
             *(tx, r.query_id, r.prepared_ms, r.checks, r.home_group),
-            # A parked one is here because an operator wants the application to be asked.
+            # A parked one is here because an operator wants the application to be asked again.
             rolls_back and r.checks >= check_max and r.due_ms >= 0,
             *(r.instance, r.newest_index if state.level > 1 else 0, max(now_ms - r.prepared_ms, 0)),
         )

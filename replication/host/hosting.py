@@ -1,4 +1,4 @@
-"""A process's hold on one replica: its locked directory, before, while and after the replica runs."""
+"""A process's hold on one replica: its locked directory, before, during and after the replica runs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from escrowmq.replication.log.disk import RealDisk
 from escrowmq.replication.log.peer_marks import Incarnation
 from escrowmq.replication.log.survey import read_files
 
-#: Longest wait of ``close`` for an opening under way, which may be in the middle of copying a large file.
+#: How long ``close`` waits for an opening under way, which may be in the middle of copying a large file.
 BREAK_OFF_S = 10.0
 
 
@@ -31,7 +31,7 @@ class ReplicaHost:
 
     def __init__(self, setup: ReplicaSetup) -> None:
         """Raises DataDirLocked, DataDirMismatch, UnknownVersion, CorruptLog or the disk's errors for a
-        directory that must not be served; it is not locked then."""
+        directory that must not be served; then it is not locked."""
         self.setup = setup
         try:
             self._directory = DataDir(setup.data_dir, setup.identity)
@@ -50,13 +50,13 @@ class ReplicaHost:
         self._closing = threading.Event()
 
     def founded(self) -> bool:
-        """Whether this replica holds any history; peers ask this while all of a new group are opening."""
+        """Whether this replica holds any history; peers ask this while all replicas of a new group open."""
         running = self._running
         return self._founded if running is None else running.journal.last_index > 1
 
     def announce(self, tell: Callable[[str, Incarnation], bool]) -> None:
-        """Let the peers know that this process has taken the place of another one, if it has; see
-        announcing.py. Blocks until each has noted it; raises Closed once ``close`` was called."""
+        """If this process replaced another one, let the peers know; see announcing.py. Blocks until each has
+        recorded it; raises Closed once ``close`` was called."""
         announce(self._directory.incarnation, self.setup.peers, tell, self._pause)
 
     def entries(self, first: int, last: int) -> bytes:
@@ -69,19 +69,19 @@ class ReplicaHost:
         return read_files(self._log, first, last, RANGE_BYTES_MAX)
 
     def unavailable(self) -> Unavailable:
-        """The error for callers that came before the replica was open, or after it was closed."""
+        """The error for callers that come before the replica is open, or after it was closed."""
         return Unavailable(f"{self.setup} is {'stopping' if self._closing.is_set() else 'starting'}", 0.2)
 
     def open(self, patience_s: float = 60.0) -> RunningReplica:
         """One attempt; see :func:`open_in`. May be called again after it has raised.
 
-        Raises Closed once ``close`` was called, also if that happens meanwhile.
+        Raises Closed once ``close`` was called, even during the attempt.
         """
         try:
             with self._attempt:
                 self._check_not_closing()
                 assert self._running is None, "opened twice"
-                self._founded = has_history(self._log)  # an earlier attempt may have taken part for a moment
+                self._founded = has_history(self._log)  # an earlier attempt may have run for a moment
                 running = self._running = open_in(self._directory, self.setup, self._pause, patience_s)
             self._check_not_closing()
             return running
@@ -90,10 +90,10 @@ class ReplicaHost:
                 self.close()
 
     def close(self) -> None:
-        """Break an opening off, close the replica, unlock the directory. A second call does nothing, except
-        for a replica that did not stop: its directory stays locked until it has.
+        """Abort an opening under way, close the replica, unlock the directory. A second call does nothing,
+        except for a replica that did not stop: its directory stays locked until it has.
 
-        An opening that does not end in time goes on to its end and closes what it has opened.
+        An opening that does not end in time continues to its end and then closes what it has opened.
         """
         self._closing.set()
         if not self._attempt.acquire(timeout=BREAK_OFF_S):

@@ -1,6 +1,6 @@
 """What operators and other actors may ask about a replica's state: transactions, decisions, positions.
 
-Lists are bounded by the caller's limit. Work that could take long is done in the
+Lists are bounded by the caller's limit. Work that could take long runs in the
 caller's thread, on a view of the table that is held meanwhile.
 """
 
@@ -33,7 +33,7 @@ from escrowmq.replication.state.transactions import STATE_OF
 
 
 def politely(items: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
-    """All items, letting the replica's own thread run in between: else it waits 5 ms for every turn."""
+    """All items, letting the replica's own thread run in between: otherwise it waits 5 ms for every turn."""
     for number, item in enumerate(items):
         if number % 256 == 255:
             time.sleep(0)
@@ -80,7 +80,7 @@ class Inspection:
             for _, table, _ in held:
                 table.release()
 
-        try:  # in this thread: a million rows take seconds, during which the replica goes on
+        try:  # in this thread: a million rows take seconds, during which the replica continues
             status = self._running.led(hold)
             if status[0] != "ok":
                 return status
@@ -91,11 +91,11 @@ class Inspection:
                 if topic in (None, r.topic) and not (state == "PARKED" and r.due_ms >= 0)
             )
             return ("ok", OpenTransactions.of(islice(found, limit)))
-        finally:  # comes after ``hold`` even where nobody waited for that any more
+        finally:  # runs after ``hold`` even if nobody waited for that any more
             self._running.later(release)
 
     def find_transaction(self, tx_id: str, app: str | None = None) -> Reply:
-        """``("ok", [FoundTransaction, ...])``: whose id it is; leader only."""
+        """``("ok", [FoundTransaction, ...])``: the apps' transactions with this id; leader only."""
 
         def read() -> list[FoundTransaction]:
             found: list[FoundTransaction] = []
@@ -117,10 +117,10 @@ class Inspection:
         return ("ok", [self._with_life(one, tx_id) if one.open is None else one for one in answer[1]])
 
     def _with_life(self, found: FoundTransaction, tx_id: str) -> FoundTransaction:
-        """In the caller's thread: it looks through all that is kept."""
+        """Adds its history. In the caller's thread: this searches all that is kept."""
         known = self._state.transactions.lives.find(found.app, tx_id)
         if known is None or STATE_OF[known[0].outcome] is not found.state:
-            return found  # that of an earlier transaction with this id
+            return found  # the history of an earlier transaction with this id
         settling, life = known
         settled = SettledTransaction(
             query_id=life.query_id,
@@ -219,12 +219,12 @@ def _given_ids(state: StateMachine) -> GivenIdsReport:
 
 
 def status_without_replica(gid: int, rid: int) -> ReplicaReport:
-    """The status where no replica runs: it is being opened or repaired, or was closed."""
+    """The status while no replica runs: it is being opened or repaired, or was closed."""
     return ReplicaReport(gid=gid, rid=rid, role="starting")
 
 
 def _open_row(app: str, tx_id: str, r: OpenTx) -> tuple[Any, ...]:
-    """The fields of ``OpenTransaction``, in their order."""
+    """The fields of ``OpenTransaction``, in order."""
     return (
         app, tx_id, r.query_id, r.topic, r.prepared_ms, r.timeout_ms, r.checks,
         r.due_ms < 0, sum(r.refs[4::5]), r.home_group,

@@ -1,7 +1,7 @@
-"""Reads a replica's counters for whoever exports them: nothing here runs in the driver's thread but one look
+"""Reads a replica's counters for the exporter. Nothing here runs in the driver's thread except one look
 at the oldest transaction.
 
-Of apps and topics the sums of all are told, and the names of a bounded number.
+For apps and topics it reports the sums of all, and the names of a bounded number.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from escrowmq.replication.host.request_counts import RequestCounts
 from escrowmq.replication.host.running import RunningReplica
 from escrowmq.replication.state.transactions import STATE_OF
 
-#: Names that one report has: those with most open transactions, and the topics that were created first.
+#: Names in one report: the apps with most open transactions, and the topics that were created first.
 APPS_MAX = TOPICS_MAX = 1_000
 
 
@@ -28,7 +28,7 @@ class Instruments:
         self._running, self._requests = running, requests
 
     def metrics(self) -> MetricsReport:
-        """As they are now. Raises Closed, Overloaded, and TimeoutError where the driver does not answer."""
+        """The present values. Raises Closed, Overloaded, and TimeoutError if the driver does not answer."""
         running, replica, driver = self._running, self._running.replica, self._running.driver
         histograms = {
             "driver_stall": driver.stall_s,
@@ -65,7 +65,7 @@ class Instruments:
 
         prepared_ms = running.driver.call(oldest_ms)
         age_ms = 0 if prepared_ms is None else max(running.now_ms() - prepared_ms, 0)
-        # Each list is one step of the interpreter: the driver's thread changes these maps meanwhile.
+        # Each list is made in one step of the interpreter: the driver's thread changes these maps meanwhile.
         apps = [
             (name, len(table.open), len(table.parked))
             for name, table in politely(list(state.transactions.apps.items()))
@@ -73,7 +73,7 @@ class Instruments:
         topics = []
         for name, topic in politely(list(state.topics.topics.items())):
             messages = size = 0
-            for partition in topic.partitions.values():  # a loop: sums take three times as long
+            for partition in topic.partitions.values():  # a loop: two sums take three times as long
                 index = partition.index
                 messages += index.end
                 size += index.bytes

@@ -1,7 +1,7 @@
-"""Takes a group up to the next format level: asks all replicas of the cluster while this one leads.
+"""Moves a group to the next format level: asks all replicas of the cluster while this one leads.
 
-A thread of its own, because asking takes up to seconds. It ends when the highest level is reached, which in a
-new cluster takes a moment, and in one that is being upgraded as long as the upgrade.
+A thread of its own, because asking takes up to seconds. It ends when the highest level is reached: after a
+moment in a new cluster, at the end of the upgrade in one that is being upgraded.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from escrowmq.replication.replica.levels import next_level
 from escrowmq.replication.replica.replica import Replica
 from escrowmq.replication.state.machine import LEVEL_MAX
 
-#: Between two questions: soon for a new cluster, whose clients want the level; rarely during an upgrade.
+#: Pause between two questions: short for a new cluster, whose clients want the level; long during an upgrade.
 ASK_S, ASK_S_MAX = 0.1, 5.0
-#: An upgrade that stays half done is reported this often.
+#: How often an upgrade that stays unfinished is reported.
 REPORT_S = 600.0
 
 
 class LevelWatch:
-    """See the module's text. ``leads()``: whether this replica is a ready leader. ``later(fn)`` runs ``fn``
-    in the replica's thread. ``ask()`` may block."""
+    """See the module's docstring. ``leads()``: whether this replica is a ready leader. ``later(fn)`` runs
+    ``fn`` in the replica's thread. ``ask()`` may block."""
 
     def __init__(
         self,
@@ -39,12 +39,12 @@ class LevelWatch:
         self._stop = threading.Event()
 
     def start(self) -> None:
-        """Begin to ask, unless there is nothing to reach."""
+        """Start asking, unless the highest level is already reached."""
         if self._replica.state.level < LEVEL_MAX:
             threading.Thread(target=self._run, name="level", daemon=True).start()
 
     def stop(self) -> None:
-        """Ask no more; a question under way ends by itself and changes nothing."""
+        """Stop asking; a question under way ends by itself and changes nothing."""
         self._stop.set()
 
     def _run(self) -> None:

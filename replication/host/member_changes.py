@@ -1,10 +1,10 @@
-"""Who the group's members are, and one step after the other of a change of them.
+"""The group's members, and changing them one step at a time.
 
-The caller repeats the same goal, with the same id, at whoever leads, until the answer is DONE: so a change
-goes on whatever becomes of a leader or of the caller, and nobody has to remember how far it got. Which step
-comes next, and what forbids it, is decided in replication/raft/members.py by what the log says.
+The caller repeats the same goal, with the same id, to whichever replica leads, until the answer is DONE: so a
+change continues whatever happens to a leader or to the caller, and nothing has to remember how far it got.
+replication/raft/members.py decides, from the log, which step comes next and what forbids it.
 
-Entries of members need format level 3: a replica with older software that met one would stop.
+Membership entries need format level 3: a replica with older software that met one would stop.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from escrowmq.replication.host.running import NOT_RUNNING, RunningReplica
 from escrowmq.replication.raft.members import Act, Goal, Step, in_vain, next_step
 from escrowmq.replication.raft.newcomers import votes_in
 
-#: The format level that entries of members need.
+#: The format level that membership entries need.
 LEVEL: Final = 3
-#: A step is applied within this time, or its outcome is unknown to the caller, who asks again anyway.
+#: If a step is not applied within this time, its outcome is unknown to the caller, who asks again anyway.
 STEP_WAIT_S: Final = 10.0
-#: A leader without a majority ends within about this time; one with it is answered in a round trip.
+#: A leader without a majority gives up within about this time; one with it is answered in a round trip.
 CONFIRM_S: Final = 1.0
 CONFIRM_EVERY_S: Final = 0.01
-#: More than that do not come or go in one change: seven voters, and whoever takes their places.
+#: Maximum number of replicas in one change: seven voters, and their replacements.
 IDS_MAX: Final = 16
 _ID_MAX: Final = 1_000_000
 
@@ -41,7 +41,7 @@ class MemberChanges:
         self._running = running
 
     def members(self) -> MembersReport:
-        """As this replica's log has them. Any replica. Raises Unavailable."""
+        """The members according to this replica's log. Any replica. Raises Unavailable."""
         try:
             return self._running.driver.call(lambda: report_of(self._running))
         except (Closed, TimeoutError) as error:
@@ -54,11 +54,11 @@ class MemberChanges:
     def change(
         self, change_id: str, add: Sequence[int], remove: Sequence[int], version: int | None = None
     ) -> Reply:
-        """One step towards a group in which ``add`` vote and ``remove`` are none any more; leader only.
+        """One step towards a group in which ``add`` are voters and ``remove`` are not members; leader only.
 
-        ``version``: of the configuration that the caller has seen. On another one nothing is done: a copy of
-        the question that comes late would else remove a voter beside the one that was removed instead. None:
-        a caller of an earlier version, which does not say.
+        ``version``: of the configuration that the caller has seen. If another one is in force, nothing is
+        done: otherwise a late copy of the question could remove a voter in addition to the one that was
+        removed instead. None: a caller of an earlier version, which does not tell it.
 
         ``("ok", StepTaken)``; ``("not_yet", text)`` if the rules do not allow the step now: ask again;
         ``("refused", text)`` if they never will; the rest as for requests.
@@ -80,8 +80,8 @@ class MemberChanges:
             return ("unknown",)
 
     def never_voted(self, rid: int) -> Reply:
-        """``("ok", whether)`` replica ``rid`` votes in no configuration in this log; only from a leader that
-        a majority has answered since the question (raft/newcomers.py). Blocks for a second at most."""
+        """``("ok", whether)`` replica ``rid`` is a voter in no configuration of this log; only from a leader
+        that a majority has answered since the question (raft/newcomers.py). Blocks for at most a second."""
         running, node = self._running, self._running.node
 
         def answer() -> bool | None:
@@ -106,8 +106,8 @@ class MemberChanges:
         return running.replica.not_leader()
 
     def hand_over(self, to: int) -> Reply:
-        """Let replica ``to`` lead, as soon as it holds the whole log; leader only. Does nothing while a
-        handover is under way. Raises Unavailable."""
+        """Make replica ``to`` the leader, as soon as it holds the whole log; leader only. Does nothing while
+        a handover is under way. Raises Unavailable."""
 
         def begin() -> Reply:
             node = self._running.node
@@ -115,7 +115,7 @@ class MemberChanges:
                 return self._running.replica.not_leader()
             if str(to) not in node.members.voters:
                 voters = ", ".join(node.members.voters)
-                return "refused", f"replica {to} is no voter, so it cannot lead; the voters are {voters}"
+                return "refused", f"replica {to} is not a voter, so it cannot lead; the voters are {voters}"
             node.transfer_leadership(str(to))
             return "ok", None
 
@@ -174,7 +174,7 @@ class MemberChanges:
 
 
 def report_of(running: RunningReplica) -> MembersReport:
-    """In the driver's thread."""
+    """The members as ``node`` knows them. In the driver's thread."""
     node = running.node
     members = node.members
     return MembersReport(
@@ -192,19 +192,19 @@ def _taken(running: RunningReplica, step: Step) -> StepTaken:
 
 
 def _problem(change_id: str, add: Sequence[int], remove: Sequence[int]) -> str:
-    """What is wrong with the question; "": nothing. What it says is written into the log as it is."""
+    """What is wrong with the question; "": nothing. Its values are written into the log unchanged."""
     if type(change_id) is not str or not change_id.isprintable() or not 0 < len(change_id) <= CHANGE_ID_MAX:
         return f"a change has an id of 1 to {CHANGE_ID_MAX} printable characters"
     ids = [*add, *remove]
     if len(ids) > IDS_MAX or any(type(rid) is not int or not 0 <= rid <= _ID_MAX for rid in ids):
-        return f"replicas that come and go are at most {IDS_MAX} numbers from 0 to {_ID_MAX}"
+        return f"a change names at most {IDS_MAX} replicas, by numbers from 0 to {_ID_MAX}"
     if len(set(ids)) < len(ids):
-        return "a replica comes or goes, and is named once"
+        return "a change names each replica only once"
     return ""
 
 
 def _too_high(members: Members, step: Step) -> str:
-    """A number that is far too high would take all below it away for good."""
+    """A number that is far too high would make all lower ones unusable for good."""
     most = members.highest + LEARNERS_MAX
     if step.act is not Act.ADD or int(step.replica) <= most:
         return ""

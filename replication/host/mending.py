@@ -1,12 +1,12 @@
-"""Damaged entries of a log are taken from any other replica, and written where they were.
+"""Damaged entries of a log are fetched from any other replica, and written where they were.
 
-A replica that knows its log's end has forgotten nothing: it votes, acknowledges and stays what it is, while
-the few entries that it cannot read are fetched from whoever holds them. So two replicas that are damaged at
-different entries mend each other, with a leader or without one, and nobody has to leave the group. What
-proves that another log's entry is ours is in replication/log/holes.py.
+A replica that knows its log's end has forgotten nothing: it still votes, acknowledges and keeps its role,
+while the few entries that it cannot read are fetched from a replica that holds them. So two replicas that are
+damaged at different entries mend each other, with or without a leader, and neither has to leave the group.
+replication/log/holes.py says what proves that another log's entry is ours.
 
-``mend_before_start`` works on the files of a log that is not open: for what must be known before a replica
-can take part. ``Mender`` works beside a running replica, off the thread that sends heartbeats.
+``mend_before_start`` works on the files of a log that is not open, for what must be known before a replica
+can take part. ``Mender`` works beside a running replica, outside the thread that sends heartbeats.
 """
 
 from __future__ import annotations
@@ -30,17 +30,18 @@ from escrowmq.replication.log.holes import (
 from escrowmq.replication.log.survey import Survey, survey_log
 from escrowmq.replication.log.vote import VoteFile
 
-#: What one answer of a peer brings, except that it brings one entry at least.
+#: Maximum size of a peer's answer, except that it brings at least one entry.
 RANGE_BYTES_MAX: Final = 16 << 20
-#: Holes that one round of the mender looks at.
+#: Holes that one round of the mender handles.
 ROUND_MAX: Final = 64
-#: Pauses after a round that mended something, and the first and the longest one after one that did not.
+#: Pauses after a round that mended something, and the first and the longest one after a round that did not.
 BUSY_S, RETRY_S, RETRY_MAX_S = 0.02, 0.2, 30.0
-#: Rounds in which every peer answered, and none had the entry, until it is given up to be found so; and
-#: rounds of which only the leader's answer is known (about a minute): one that is silent may be so for ever.
+#: An entry is considered lost after this many rounds in which every peer answered and none had it; or
+#: after this many in which only the leader is known to have answered (about a minute): a silent peer may be
+#: silent for ever.
 HOPELESS_ROUNDS: Final = 5
 HOPELESS_ROUNDS_OF_LEADER: Final = 8
-#: Stands among peers for all of them.
+#: In place of a peer: all of them.
 ALL: Final = ""
 
 #: Why a log cannot be mended in place.
@@ -59,7 +60,8 @@ class EntrySource(Protocol):
 
 # ------------------------------------------------------------------ a log that is not open
 def end_is_known(disk: Disk) -> bool:
-    """Whether this replica knows all that it acknowledged, and its vote: else it must learn (rejoin.py)."""
+    """Whether this replica knows all that it acknowledged, and its vote; otherwise it must learn
+    (rejoin.py)."""
     try:
         VoteFile(disk, must_exist=True).close()
         return survey_log(disk).end is not None
@@ -70,9 +72,9 @@ def end_is_known(disk: Disk) -> bool:
 def mend_before_start(
     disk: Disk, peers: Sequence[str], source: EntrySource, report: Callable[[str], None]
 ) -> bool:
-    """Look at the whole log, and fill its holes from peers; True if none is left.
+    """Check the whole log, and fill its holes from peers; True if none is left.
 
-    Each hole that is filled stays so, whatever happens then. Raises CorruptLog, UnknownVersion or ReadFailed
+    A hole that is filled stays filled, whatever happens then. Raises CorruptLog, UnknownVersion or ReadFailed
     for a log that cannot be mended in place.
     """
     found = survey_log(disk)
@@ -86,7 +88,7 @@ def mend_before_start(
 
 def _from_peers(hole: Hole, found: Survey, peers: Sequence[str], source: EntrySource) -> bytes | None:
     for peer in peers:
-        # One entry more: the next one's term may be what proves it.
+        # One entry more: the term of the next one may be what proves it.
         blob = source.entries(peer, hole.first, min(hole.last + 1, found.last))
         if blob and (entries := fitting(hole, read_stored(blob, hole.first), found.term_of)) is not None:
             return as_stored(entries)
@@ -110,7 +112,7 @@ class MendedLog(Protocol):
 
 
 class Mender:
-    """Has what is damaged in one replica's log mended. One thread calls ``round``; it blocks on peers."""
+    """Has the damage in one replica's log mended. One thread calls ``round``; it blocks on peers."""
 
     def __init__(
         self,
@@ -122,24 +124,26 @@ class Mender:
         pace: Callable[[int], None] = lambda size: None,
     ) -> None:
         """``peers`` may change meanwhile. ``in_loop(fn)`` runs ``fn`` in the loop thread, which syncs
-        afterwards, and returns what it returns; ``pace(size)`` waits so that so many bytes are no burden."""
+        afterwards, and returns its result; ``pace(size)`` waits so that transfers of this size are no
+        burden."""
         self._log, self._peers, self._source = log, peers, source
-        self._last_giver = ""  # has the next entry too, most likely
+        self._last_giver = ""  # most likely has the next entry too
         self._in_loop, self._report, self._pace = in_loop, report, pace
         self._retry_s = RETRY_S
         #: Entry -> peer ("": all of them in one round) -> rounds in which it answered that it lacks it.
         self._denied: dict[int, Counter[str]] = {}
 
     def lacks(self, index: int, leader: str | None = None) -> bool:
-        """Whether no peer has this damaged entry any more, as all of them have said again and again; or as
-        ``leader`` has for long, while others say nothing."""
+        """Whether no peer has this damaged entry any more: all of them have said so repeatedly, or
+        ``leader`` has for long, while others are silent."""
         denied = self._denied.get(index, Counter())
         if denied[ALL] >= HOPELESS_ROUNDS:
             return True
         return leader is not None and denied[leader] >= HOPELESS_ROUNDS_OF_LEADER
 
     def round(self) -> float | None:
-        """Mend what can be mended now; seconds until it is to be tried again, None: nothing is damaged."""
+        """Mend what can be mended now; returns the seconds until the next attempt, None: nothing is
+        damaged."""
         log, mended = self._log, False
         self._in_loop(self._forget_gone)
         holes = log.holes.all()
@@ -163,7 +167,7 @@ class Mender:
 
     def _mend(self, hole: Hole) -> bool:
         log, index = self._log, hole.first
-        if log.is_sound(hole):  # it was read at a bad moment, or is mended already
+        if log.is_sound(hole):  # a transient read error, or mended already
             return self._in_loop(lambda: self._forget(hole))
         if self._in_loop(lambda: self._from_memory(hole)):
             return True

@@ -9,12 +9,12 @@ from escrowmq.replication.host.repair import Manifest, damage_offered, may_be_of
 from escrowmq.replication.host.running import NOT_RUNNING, RunningReplica
 from escrowmq.replication.replica.checkpoints import snapshot_name
 
-#: What one answer brings of a file, whatever the peer asks for: it is read into this process's memory.
+#: Maximum part of a file in one answer, whatever the peer asks for: it is read into this process's memory.
 FILE_PART_BYTES_MAX = 8 << 20
 
 
 class Offers:
-    """What one replica offers to its peers. Thread-safe."""
+    """Files and entries that one replica offers to its peers. Thread-safe."""
 
     def __init__(self, running: RunningReplica) -> None:
         self._running = running
@@ -22,7 +22,7 @@ class Offers:
     def checkpoint_manifest(self) -> Reply:
         """``("ok", Manifest)``: what may be copied; leader only.
 
-        A leader need not be ready for this: with both peers to be repaired it could never become so.
+        A leader need not be ready for this: if both peers needed repair it could never become ready.
         """
         running = self._running
         node = running.node
@@ -42,7 +42,7 @@ class Offers:
             return NOT_RUNNING
 
     def checkpoint_read(self, name: str, pos: int, size: int) -> bytes:
-        """Part of a file that ``checkpoint_manifest`` named; b"" past its end or when it is gone."""
+        """Part of a file that ``checkpoint_manifest`` named; b"" past its end or if it is gone."""
         disk = self._running.disk
         if pos < 0 or size <= 0 or not may_be_offered(disk, name):
             return b""
@@ -52,8 +52,8 @@ class Offers:
             raise self._running.leave(error) from error
 
     def checkpoint_suspect(self, name: str, size: int) -> None:
-        """A peer found the copy of a file damaged. If ours is, its entries are mended where they are, and a
-        snapshot is taken anew; a damaged run file makes this replica leave for repair."""
+        """A peer found its copy of a file damaged. If ours is damaged too, entries are mended in place, and a
+        snapshot is taken again; a damaged run file makes this replica leave for repair."""
         try:
             damage = damage_offered(self._running.disk, name, size)
             if damage is None or (name.endswith(".log") and self._running.look_through(name)):
@@ -63,8 +63,8 @@ class Offers:
         self._running.replace_file(name, CorruptLog(f"{damage} (found by a peer)"))
 
     def entries(self, first: int, last: int) -> bytes:
-        """Entries ``first`` to ``last`` as they lie here, for a peer whose own are damaged; ends early where
-        they are damaged or missing here too."""
+        """Entries ``first`` to ``last`` as they are on disk, for a peer whose own are damaged; ends early
+        where they are damaged or missing here too."""
         try:
             return self._running.journal.stored(first, last, RANGE_BYTES_MAX)
         except DiskFailed as error:

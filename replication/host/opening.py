@@ -1,6 +1,6 @@
 """Opening a replica: repair what needs repair, recover what is on the disk, and take part in the group.
 
-The result is a running replica, or an error and no thread or open file that was not there before. The
+The result is a running replica, or an error, with no thread or open file left behind. The
 locked directory stays the caller's, who may try again. The previous process left marks of what it knew
 beside the log (marks.py); repair.py explains when a replica needs a copy of the leader's log.
 """
@@ -37,18 +37,18 @@ from escrowmq.replication.replica.checkpoints import Checkpoints
 from escrowmq.replication.state.machine import StateMachine
 
 BEHIND_PATIENCE_S = 5.0  # several elections
-MEND_PATIENCE_S = 5.0  # peers that are starting as well answer from their first moment on
+MEND_PATIENCE_S = 5.0  # peers that are also starting answer from their first moment on
 
 T = TypeVar("T")
-#: Waits for so many seconds, or raises because the opening is to be broken off.
+#: Waits for this many seconds, or raises because the opening must be aborted.
 Pause = Callable[[float], None]
 
 
 def open_in(directory: DataDir, setup: ReplicaSetup, pause: Pause, patience_s: float) -> RunningReplica:
-    """Open the replica of a locked directory. Blocks, up to ``patience_s`` for each thing that peers must
-    answer; run it beside the calls that peers make.
+    """Open the replica of a locked directory. Blocks, for up to ``patience_s`` for each thing that peers must
+    answer; run it in parallel with the calls that peers make.
 
-    Raises the reason why this replica is unfit: CorruptLog or ReadFailed (there is nobody to repair from, or
+    Raises the reason why this replica is unfit: CorruptLog or ReadFailed (there is no peer to repair from, or
     the copy is no better), Unavailable (no peer answers, or the address cannot be bound), UnknownVersion,
     ConfigError, NotAuthorized, Superseded (it must never take part again), the disk's errors, and whatever
     ``pause`` raises.
@@ -99,7 +99,8 @@ class _Opening:
     # -------------------------------------------------------------- repair
 
     def _repair(self) -> None:
-        """Take the leader's log if the marks ask for that, or if this replica has none and the group has."""
+        """Take the leader's log if the marks ask for it, or if this replica has none although the group
+        has."""
         wanted = self._marks.read(WANTS_COPY) if self._peers else None
         if wanted == BEHIND:
             self._catch_up()
@@ -112,7 +113,7 @@ class _Opening:
             self._copy(self._patience_s, lost_log=True)
 
     def _mend(self) -> bool:
-        """Fill the holes of the log from any replicas; False if that is not possible, or not now."""
+        """Fill the holes of the log from any replica; False if that is impossible, now or at all."""
         setup, waited = self._setup, 0.0
         try:
             finish_install(self._disk)
@@ -130,18 +131,18 @@ class _Opening:
         return bool(segment_firsts(self._disk)) and knows_its_end(self._disk)
 
     def _replace(self) -> None:
-        """Take the leader's log. A replica that knows how its own one ends has forgotten nothing by that."""
+        """Take the leader's log. A replica that knows where its own log ends loses no promise by this."""
         lost = not self._has_forgotten_nothing()
         if lost:
             self._setup.report("this replica takes no part until it has learned what it may have forgotten")
         self._copy(self._patience_s, lost_log=lost)
 
     def _restore(self) -> Recovered:
-        """The log or the state could not be opened."""
+        """Restore a log or state that could not be opened."""
         if self._mend():
             try:
                 return self._recover()
-            except UNSOUND as error:  # the state: it needs the leader's snapshot
+            except UNSOUND as error:  # the state is unsound: it needs the leader's snapshot
                 self._setup.report(str(error))
         self._replace()
         return self._recover()
@@ -150,20 +151,20 @@ class _Opening:
         if has_history(self._disk):
             return False
         founded = self._asked(self._setup.founded, lambda answer: answer is not None)
-        if not self._peers:  # the group began with this replica alone, and others may have come since
+        if not self._peers:  # the group began with this replica alone, and others may have joined since
             members = self._asked(
                 lambda: tuple(self._setup.ask_members()), lambda answer: bool(answer) or not founded
             )
             self._peers.tell(self._peers.epoch, map(str, members))
         if not self._peers:
             return False
-        if founded:  # however many others are as empty: what the group had is with somebody
+        if founded:  # however many others are also empty, some replica has the group's history
             return True
         return must_copy(self._peers, self._setup.source, self._pause, self._patience_s)
 
     def _asked(self, ask: Callable[[], T], is_answer: Callable[[T], bool]) -> T:
-        """What the supervisor says. Not to know must not pass for a new group: with an empty directory this
-        replica would begin one beside what the others hold. Raises Unavailable, to be tried again."""
+        """The supervisor's answer. Ignorance must not pass for a new group: with an empty directory this
+        replica would found one beside what the others hold. Raises Unavailable; try again."""
         waited = 0.0
         while not is_answer(answer := ask()):
             if waited >= self._patience_s:
@@ -177,17 +178,18 @@ class _Opening:
         return answer
 
     def _join(self) -> None:
-        """This replica came after the group's beginning and holds nothing. Either it never was a member; then
-        it has promised nothing, and must not wait for those that it is to replace. Or it has lost its disk;
-        then it must. The leader's log tells which (``_forgive_newcomer``), and without a leader it does not
-        begin.
+        """For a replica that was added after the group's beginning and holds nothing. Either it never was a
+        member: then it has promised nothing, and must not wait for those that it replaces. Or it has lost its
+        disk: then it must wait. The leader's log tells which (``_forgive_newcomer``), and without a leader it
+        does not start.
         """
         never_seen = self._setup.identity.incarnation == 0
         self._copy(self._patience_s, lost_log=True, mark=NEWCOMER if never_seen else LOST)
 
     def _forgive_newcomer(self, found: Recovered) -> None:
-        """No learner any more, in the sense of rejoin.py, if it never voted (raft/newcomers.py): it is made a
-        voter when it has caught up, like any that comes. Raises Unavailable if nobody can tell."""
+        """If it never voted (raft/newcomers.py), it is no longer a learner in the sense of rejoin.py: it
+        becomes a voter when it has caught up, like any new replica. Raises Unavailable if no leader can
+        tell."""
         if not self._setup.joining or self._marks.read(LEARNER) != NEWCOMER:
             return
         members, own = found.journal.members, str(self._setup.identity.replica)
@@ -196,7 +198,7 @@ class _Opening:
         nothing = has_promised_nothing(own, members.since(0), self._ask_who_leads)
         if nothing is None:
             raise Unavailable(
-                "no leader has told, being answered by a majority, whether this replica voted", 1.0
+                "no leader that a majority has answered could tell whether this replica voted", 1.0
             )
         if nothing:
             self._marks.remove(LEARNER)
@@ -213,10 +215,10 @@ class _Opening:
             waited += ASK_INTERVAL_S
 
     def _catch_up(self) -> None:
-        """Take the leader's log, or else go on with the own one, which is sound, only old.
+        """Take the leader's log, or else continue with the own one, which is sound, only old.
 
-        Without that vote a group of which a majority is behind could never elect a leader again. A replica
-        whose log turns out not to be sound comes back as a learner.
+        Without this replica's vote a group of which a majority is behind could never elect a leader again. A
+        replica whose log turns out to be unsound comes back as a learner.
         """
         if not knows_its_end(self._disk):
             self._setup.report(
@@ -227,10 +229,10 @@ class _Opening:
         try:
             self._copy(min(self._patience_s, BEHIND_PATIENCE_S), lost_log=False)
         except Unavailable as error:
-            self._setup.report(f"{error}; going on without, so that a leader can be elected")
+            self._setup.report(f"{error}; continuing without it, so that a leader can be elected")
 
     def _copy(self, patience_s: float, *, lost_log: bool, mark: str = LOST) -> None:
-        """Take the leader's log. With its own log lost, this replica is a learner from then on (rejoin.py):
+        """Take the leader's log. If its own log is lost, this replica is a learner from then on (rejoin.py):
         it may have promised what it no longer knows. That is remembered on disk until it has caught up.
         """
         if lost_log:
@@ -264,20 +266,20 @@ class _Opening:
         return Recovered(self._disk, journal, checkpoints, state, peers)
 
     def _peer_marks(self) -> PeerMarks:
-        """The incarnations of the peers. A replica that has lost them has lost a promise, as one without its
-        log: it is a learner until it has everybody's."""
+        """The incarnations of the peers. A replica that has lost them has lost a promise, like one without
+        its log: it is a learner until it has the marks of all the others."""
         try:
             return self._directory.marks()
         except (CorruptLog, ReadFailed) as error:
             self._setup.report(
-                f"{error}; this replica asks the others for it, and counts again when all have told"
+                f"{error}; this replica asks the others for it, and counts again when all have answered"
             )
             if self._peers:
                 self._marks.write(LEARNER, LOST)
             return self._directory.forget_marks()
 
     def _listen_port(self) -> int:
-        """The port of last time, so that peers find this replica at once; any other if it is taken now
+        """The port used last time, so that peers find this replica immediately; any other if it is taken
         (peers ask where it listens before they dial, so nothing depends on it)."""
         port, host = self._marks.port(), self._setup.listen_host
         with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
@@ -292,14 +294,14 @@ class _Opening:
     def _remember_port(self, port: int) -> None:
         try:
             self._marks.write(PORT_FILE, str(port))
-        except DiskFull as error:  # a matter of convenience: peers ask where this replica listens
+        except DiskFull as error:  # only a convenience: peers ask where this replica listens
             self._setup.report(f"{error}; the next start may listen on another port")
 
 
 def let_go(error: BaseException | None) -> None:
-    """Close what a failed opening had open: files close with their last reference, which the frames of a
-    traceback hold for as long as somebody keeps the error; mapped files are in cycles of a replica and its
-    driver, and a broker's process collects those rarely."""
+    """Release what a failed opening had open: files close with their last reference, which the frames of a
+    traceback hold for as long as the error is kept; mapped files are in reference cycles of a replica and its
+    driver, which a broker's process rarely collects."""
     while error is not None:
         traceback.clear_frames(error.__traceback__)
         error = error.__cause__ or error.__context__

@@ -1,7 +1,7 @@
 """Long polls: callers wait for news, bounded in number, so that they never hold every thread.
 
-A parked call holds one thread of its concurrency group. Half of them may park; further callers are
-answered at once with what there is, and ask again.
+A parked call holds one thread of its concurrency group. Half of the threads may park; further callers are
+answered immediately with what there is, and ask again.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 T = TypeVar("T")
-#: Longest wait of one call, whatever its caller asks for: it holds a thread even if its caller is gone.
+#: Maximum wait of one call, whatever its caller asks for: it holds a thread even if its caller is gone.
 WAIT_S_MAX = 60.0
 
 
@@ -25,12 +25,13 @@ class ParkingLot:
         self._sequence = 0
 
     def wait_for(self, attempt: Callable[[], T | None], wait_s: float) -> T | None:
-        """``attempt()`` until it gives something, at each piece of news, for at most ``wait_s``."""
+        """Call ``attempt()`` now and at each piece of news until it returns something, for at most
+        ``wait_s``."""
         deadline = self._monotonic() + (wait_s if wait_s <= WAIT_S_MAX else WAIT_S_MAX)
         parked = False
         try:
             while True:
-                seen = self._sequence  # before the attempt: news that comes during it is not missed
+                seen = self._sequence  # before the attempt: news that arrives during it is not missed
                 found = attempt()
                 left = deadline - self._monotonic()
                 if found is not None or left <= 0:
@@ -50,7 +51,8 @@ class ParkingLot:
                     self._parked -= 1
 
     def announce(self) -> None:
-        """Something changed: wake every waiting caller. Cheap while there is none; waits for no attempt."""
+        """Something changed: wake every waiting caller. Cheap if there is none; does not wait for
+        attempts."""
         self._sequence += 1
         if self._parked:
             with self._condition:

@@ -1,12 +1,12 @@
-"""Whom one replica takes for the other members of its group, before its log says so and after.
+"""The other members of its group as one replica knows them, before its log tells and after.
 
-At first they are those of the group's beginning, and whoever the supervisor named when it started the
-process. Members change while a replica is away or is being repaired; then nobody that it knows may be left,
-and those who could send it the entries that say so are strangers to it. So whoever knows better tells it
-(``tell``). Once the replica runs, its node decides from the log whom it hears (``follow``).
+At first they are the group's founders, and the replicas that the supervisor named when it started the
+process. Members change while a replica is away or is being repaired; then none that it knows may be left,
+and it does not know those that could send it the entries that say so. So any caller that knows better tells
+it (``tell``). Once the replica runs, its node decides from the log whom it listens to (``follow``).
 
-The version of the configuration is the list's epoch: an older list changes nothing. Being on the list lets a
-replica be asked and be heard. Who counts is decided by the log alone.
+The version of the configuration is the list's epoch: an older list changes nothing. A replica on the list may
+be asked and listened to. Which ones count is decided by the log alone.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from escrowmq.replication.format.membership import in_order
 
 
 class PeerList(Sequence[str]):
-    """Raft ids of the others, in the order of their numbers. Thread-safe: whoever iterates does so over the
-    list as it was when that began."""
+    """Raft ids of the others, ordered by number. Thread-safe: an iteration is over the
+    list as it was when the iteration began."""
 
     def __init__(self, own: str, first: Iterable[str]) -> None:
         self._own, self._lock = own, threading.Lock()
@@ -28,15 +28,15 @@ class PeerList(Sequence[str]):
         self.epoch = 0
 
     def tell(self, epoch: int, members: Iterable[str]) -> None:
-        """Somebody says that these are the members in configuration ``epoch``. Nobody is taken off the list:
-        that the teller is right is known once the log says so."""
+        """A caller says that these are the members in configuration ``epoch``. No id is removed from the
+        list: only the log can tell that the caller is right."""
         with self._lock:
             if epoch >= self.epoch:
                 self.epoch = epoch
                 self._now = self._others({*self._now, *members})
 
     def follow(self, epoch: int, heard: Iterable[str]) -> None:
-        """The node hears these, by a log whose newest configuration is ``epoch``."""
+        """The node listens to these, according to a log whose newest configuration is ``epoch``."""
         with self._lock:
             self.epoch = max(self.epoch, epoch)
             self._now = self._others(heard)

@@ -1,7 +1,7 @@
 """Reads: committed messages, where partitions begin and end, topics, and positions of consumer groups.
 
-Messages are read in the caller's thread, beside the driver. Unless a method says "leader only", any replica
-answers from its own state, which may lag. Once the replica is closed,
+Messages are read in the caller's thread, in parallel with the driver. Unless a method says "leader only", any
+replica answers from its own state, which may lag. Once the replica is closed,
 these methods raise Unavailable, and the others answer as a follower.
 """
 
@@ -25,9 +25,9 @@ from escrowmq.replication.replica.fetching import (
 )
 from escrowmq.replication.state.machine import StateMachine
 
-#: Topics that one call may name.
+#: Maximum number of topics that one call may name.
 TOPICS_NAMED_MAX = 10_000
-#: When a reader may come back for what is damaged here: mending takes as long as a call or two.
+#: When a reader may retry what is damaged here: mending takes as long as a call or two.
 MENDING_S = 0.2
 
 
@@ -44,7 +44,7 @@ class Reads:
     def fetch(
         self, requests: Sequence[FetchRequest], max_bytes: int, wait_s: float, join: Join = in_bytes
     ) -> list[FetchResult]:
-        """Committed messages; waits up to ``wait_s`` if there are none and no error either."""
+        """Committed messages; waits up to ``wait_s`` if there are neither messages nor an error."""
         self._running.check_open()
         replica, max_bytes = self._replica, min(max_bytes, FETCH_BYTES_MAX)
 
@@ -87,11 +87,11 @@ class Reads:
         return read(self._replica.state)
 
     def topics(self, leader: bool | Sequence[str] = False) -> Reply:
-        """``("ok", [TopicInfo, ...])``; from this replica's state, or the leader's if asked.
+        """``("ok", [TopicInfo, ...])``; from this replica's state, or the leader's if requested.
 
-        With names instead of True: the leader's, and of those topics only which there are. In the caller's
-        thread, since a thousand clients may start at once. The list of all is the same object until a topic
-        changes, and is not to be changed.
+        With names instead of True: from the leader, and only the existing ones of these topics. In the
+        caller's thread, since a thousand clients may start at once. The list of all topics is the same object
+        until a topic changes; callers must not change it.
         """
         if not leader:
             self._running.check_open()
@@ -104,7 +104,7 @@ class Reads:
         return self._running.if_leading(lambda state: _named(state, names))
 
     def _topics(self, state: StateMachine) -> Sequence[TopicInfo]:
-        with self._listing:  # or many callers at once would each make a list, and each pack theirs
+        with self._listing:  # otherwise many callers at once would each create a list, and each pack it
             version, topics = self._all_topics
             if version != state.topics.version:
                 version = state.topics.version  # read first: a change meanwhile makes the list stale
@@ -125,7 +125,7 @@ class Reads:
         return self._running.if_leading(read)
 
     def partition_bounds(self, topic: str) -> dict[int, tuple[int, int]]:
-        """partition -> (start, end) of those this group hosts."""
+        """partition -> (start, end) of those that this group hosts."""
         self._running.check_open()
         known = self._replica.state.topics.topics.get(topic)
         if known is None:
@@ -138,7 +138,7 @@ class Reads:
         return None if known is None else known.info.partitions
 
     def which_topic(self, name: str) -> object:
-        """The topic that has this name now: another object once it was deleted and created again. None: no
+        """The topic that has this name now: another object after it was deleted and created again. None: no
         topic has it."""
         return self._replica.state.topics.topics.get(name)
 
@@ -149,7 +149,7 @@ class Reads:
         return self._running.led(lambda: self.group_offsets(group, topics))
 
     def group_offsets(self, group: str, topics: Sequence[str] | None = None) -> dict[str, dict[int, int]]:
-        """The same from this replica's state, without asking whether it leads."""
+        """As ``committed``, from this replica's state, without asking whether it leads."""
         offsets = self._replica.state.group_offsets.get(group, {})
         wanted = list(offsets) if topics is None else topics
         return {topic: dict(offsets.get(topic, {})) for topic in wanted}

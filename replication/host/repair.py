@@ -1,13 +1,13 @@
 """A replica without a usable log takes a copy from the group's leader before it takes part again.
 
-Needed when the directory is empty though the group has a history (a new or wiped disk), when the log is
+Needed when the directory is empty although the group has a history (a new or wiped disk), when the log is
 damaged beyond mending (mending.py), and when the leader's log no longer reaches back to where ours ends. A
-replica that does not know its log's end or its vote any more may have voted for, and acknowledged, things
+replica that no longer knows its log's end or its vote may have voted for, and acknowledged, things
 that it has forgotten. So it stays silent until it holds all that the leader had when asked, and starts in
 the leader's term with its vote given to that leader.
 
 A group whose replicas are all new is founded without this: when this replica and the peers that say
-that they are new make a majority, nothing can have been acknowledged.
+that they are new form a majority, nothing can have been acknowledged.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ ASK_INTERVAL_S = 0.2
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What a leader offers: (name, bytes) of its files, and where it stood."""
+    """A leader's offer: (name, bytes) of its files, and its term and commit index."""
 
     leader: str
     term: int
@@ -54,12 +54,12 @@ class PeerSource(EntrySource, Protocol):
     def founded(self, peer: str) -> bool | None: ...
     def manifest(self, peer: str) -> Manifest | None: ...
     def never_voted(self, peer: str, rid: int) -> bool | None:
-        """Whether replica ``rid`` votes in no configuration in the peer's log; None, too: it does not surely
-        lead."""
+        """Whether replica ``rid`` is a voter in no configuration of the peer's log; None also if the peer
+        does not certainly lead."""
 
     def read(self, peer: str, name: str, pos: int, size: int) -> bytes: ...
     def suspect(self, peer: str, name: str, size: int) -> None:
-        """Tell the peer that the file it offers is damaged; it looks for itself."""
+        """Tell the peer that the file it offers is damaged; it checks its own."""
 
 
 class NoPeers:
@@ -85,9 +85,10 @@ class NoPeers:
 
 
 def has_history(disk: Disk) -> bool:
-    """Whether the log holds more than the no-op that every log begins with: a leader has been here."""
+    """Whether the log holds more than the no-op that every log begins with: then a leader has written to
+    it."""
     if disk.exists(MARKER):
-        return True  # a peer's log is about to be ours
+        return True  # a peer's log is about to become ours
     bare = FILE_HEADER_SIZE + HEADER_SIZE + 1
     logs = [(first, name) for name in disk.names() if (first := first_of_name(name)) is not None]
     return len(logs) > 1 or any(first > 1 or disk.open(name).size() > bare for first, name in logs)
@@ -102,7 +103,7 @@ def must_copy(
     """
     waited = 0.0
     while True:
-        answers = [source.founded(peer) for peer in peers]  # these may change meanwhile
+        answers = [source.founded(peer) for peer in peers]  # the peers may change meanwhile
         if any(answers):
             return True
         if (1 + answers.count(False)) * 2 > len(answers) + 1:
@@ -117,8 +118,8 @@ def must_copy(
 
 
 def knows_its_end(disk: Disk) -> bool:
-    """Whether the end of the log and the vote can be read: else this replica does not know what it
-    acknowledged, and is no member that is only behind, or damaged here and there."""
+    """Whether the end of the log and the vote can be read. Otherwise this replica does not know what it
+    acknowledged, and is not a member that is only behind, or damaged in single entries."""
     try:
         finish_install(disk)
     except (CorruptLog, UnknownVersion):
@@ -136,24 +137,24 @@ def copy_from_leader(
 ) -> None:
     """Replace the log, snapshots and run files by the leader's, all or nothing. Retries other leaders.
 
-    Raises Unavailable when no leader was found in time; the old files then still stand. A copy that was
+    Raises Unavailable if no leader was found in time; then the old files are unchanged. A copy that was
     decided and not finished before the power failed is finished first: its staged files are our log.
     """
     if disk.exists(MARKER):
         try:
             finish_install(disk)
-        except (CorruptLog, ReadFailed) as error:  # this copy will take its place
+        except (CorruptLog, ReadFailed) as error:  # this copy will replace it
             report(str(error))
     waited, known_term = 0.0, _known_term(disk)
     while True:
         for peer in peers:
             offer = source.manifest(peer)
             if offer is None or offer.term < known_term:
-                continue  # no leader, or one of the past that does not know it yet
+                continue  # not a leader, or a deposed one that does not know it yet
             try:
                 _copy(disk, peer, offer, source)
-            except (Unavailable, FileNotFoundError) as error:  # retention or a crash overtook it
-                report(f"copying from replica {peer} broke off: {error}; trying again")
+            except (Unavailable, FileNotFoundError) as error:  # retention or a crash came first
+                report(f"copying from replica {peer} failed: {error}; trying again")
                 continue
             report(f"copied {sum(size for _, size in offer.files)} bytes from replica {peer}")
             return
@@ -164,8 +165,8 @@ def copy_from_leader(
 
 
 def _copy(disk: Disk, peer: str, offer: Manifest, source: PeerSource) -> None:
-    # Segments last: they are the most, and while they are read the leader supersedes the snapshot that it has
-    # offered, with every one that it takes. It keeps segments until retention.
+    # Segments last: they are the largest part, and while they are read the leader supersedes the snapshot
+    # that it offered each time it takes one. It keeps segments until retention.
     for name, size in sorted(offer.files, key=lambda offered: offered[0].endswith(".log")):
         if not _may_be_taken(name):
             raise Unavailable(f"replica {peer} offers a file named {name!r}", ASK_INTERVAL_S)
@@ -184,14 +185,15 @@ def _copy(disk: Disk, peer: str, offer: Manifest, source: PeerSource) -> None:
             file.close()
         if (damage := damage_in(name, disk.read_all(staged_name(name)))) is not None:
             # Not switched in: our own log, if there is one, may be the only sound one. The leader is told,
-            # since its cold segments are never read: it leaves for repair itself, and another one leads.
+            # since its cold segments are never read: it leaves for repair itself, and another replica leads.
             source.suspect(peer, name, size)
             raise Unavailable(f"replica {peer} offers a damaged file: {damage}", ASK_INTERVAL_S)
     theirs = _end_of(disk, [name for name, _ in offer.files], STAGED_PREFIX)
     own = _own_end(disk)
     if theirs < own:
-        # What we acknowledged may count for something that is committed, and must not be forgotten, even if
-        # the leader itself has it in memory only: its disk is slow, or this is not why we were sent here.
+        # What we acknowledged may count for a committed entry, and must not be forgotten, even if
+        # the leader itself has it only in memory: its disk is slow, or this copy is not needed for that
+        # reason.
         raise Unavailable(
             f"replica {peer} has only (term, entry) {theirs} on its disk, and we have {own}", ASK_INTERVAL_S
         )
@@ -202,15 +204,15 @@ def _copy(disk: Disk, peer: str, offer: Manifest, source: PeerSource) -> None:
 
 
 def _may_be_taken(name: str) -> bool:
-    """Whether a file of this name can be part of a copied log; files that a replica writes for itself alone
-    (half-written ones, positions) are not."""
+    """Whether a file of this name can be part of a copied log. Files that a replica writes only for itself
+    (half-written ones, positions) cannot."""
     if not may_be_installed(name) or name.endswith((".tmp", ".pos")):
         return False
     return not name.endswith(".log") or first_of_name(name) is not None
 
 
 def _own_end(disk: Disk) -> tuple[int, int]:
-    """The same of the log that is to be replaced. Holes before its end do not hide it."""
+    """As ``_end_of``, for the log that will be replaced. Holes before its end do not matter."""
     try:
         end = survey_log(disk).end
     except (CorruptLog, ReadFailed, UnknownVersion):
@@ -232,7 +234,7 @@ def _end_of(disk: Disk, names: Sequence[str], prefix: str = "") -> tuple[int, in
 
 
 def _known_term(disk: Disk) -> int:
-    """The term this replica was in; 0 when it lost that too."""
+    """The term that this replica was in; 0 if it lost that too."""
     try:
         vote = VoteFile(disk, must_exist=True)
     except (CorruptLog, ReadFailed):
@@ -243,7 +245,7 @@ def _known_term(disk: Disk) -> int:
 
 
 def _pledge(disk: Disk, offer: Manifest) -> None:
-    """In the leader's term our vote is the leader's: one that we may have forgotten cannot count twice."""
+    """Give the leader our vote in its term: a vote that we may have forgotten cannot count twice."""
     try:
         vote = VoteFile(disk)
     except (CorruptLog, ReadFailed):
@@ -257,9 +259,9 @@ def _pledge(disk: Disk, offer: Manifest) -> None:
 def offered_files(
     disk: Disk, segments: Sequence[tuple[str, int]], snapshot: str | None
 ) -> list[tuple[str, int]]:
-    """What a leader offers: whole segments up to their durable sizes, the newest snapshot, all run files.
+    """A leader's offer: whole segments up to their durable sizes, the newest snapshot, all run files.
 
-    Segments that only wait for the disk do not exist yet: nothing durable is in them.
+    Segments that still wait for the disk do not exist yet: nothing in them is durable.
     """
     files = [(name, size) for name, size in segments if size]
     for name in disk.names():
@@ -278,8 +280,8 @@ def may_be_offered(disk: Disk, name: str) -> bool:
 def damage_offered(disk: Disk, name: str, size: int) -> str | None:
     """What is wrong with the first ``size`` bytes of a file that was offered; None: nothing.
 
-    The file is judged, and not the size: one that was never offered, as in the middle of an entry, would
-    make sound entries look cut off.
+    A size that was never offered is ignored, such as one in the middle of an entry: it would make sound
+    entries look cut off.
     """
     if type(size) is not int or not may_be_offered(disk, name):
         return None

@@ -1,4 +1,4 @@
-"""What a replica is told when it is opened: who it is, the broker's configuration, and its surroundings."""
+"""Arguments for opening a replica: its identity, the broker's configuration, and its surroundings."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from escrowmq.replication.net.tls import TlsFiles
 
 
 class HostConfig(Protocol):
-    """The settings of a broker that are used here; ``actors/broker/config.py`` has the reasons."""
+    """The broker settings that are used here; ``actors/broker/config.py`` has the reasons."""
 
     @property
     def segment_bytes(self) -> int: ...
@@ -48,17 +48,17 @@ class HostConfig(Protocol):
     def feedback_threads(self) -> int: ...
 
 
-#: What every replica of every group says of its format level, by (group, replica).
+#: Reports of every replica of every group on its format level, by (group, replica).
 AskLevels = Callable[[], Mapping[tuple[int, int], LevelReport | None]]
 
 
 def nobody() -> Mapping[tuple[int, int], LevelReport | None]:
-    """For a replica that has nobody to ask."""
+    """For a replica that has no other to ask."""
     return {}
 
 
 def exit_process(error: BaseException) -> None:
-    """Nothing may be written after a failed fsync, not even by exit handlers."""
+    """End the process at once: nothing may be written after a failed fsync, not even by exit handlers."""
     os._exit(70)
 
 
@@ -66,17 +66,17 @@ def exit_process(error: BaseException) -> None:
 class ReplicaSetup:
     """Everything that opening a replica needs.
 
-    ``founders``: how many replicas the group began with, numbered from 0. It is kept with the cluster and
-    never changes, whatever the number of replicas is today; a replica of another number came later
-    (``joining``). ``told``: the numbers of the group's members, as whoever starts this one knows them; needed
-    by one that comes later, and by one whose group has changed since it last ran. ``resolve(peer)`` tells
-    where the replica of that number listens (None: not known now); it may be slow. ``levels()`` asks every
-    replica of every group, this one among them, for its format level, and may block for seconds; without an
-    answer the group stays at its level. ``source`` reads the other replicas when this one needs a copy of the
-    log. ``founded()``: the group is known to have had a leader, so that an empty directory is one that was
-    lost; None: nobody says, and an empty one waits. It may be slow, and is asked only by an empty one.
-    ``ask_members()``: the numbers of the group's members now, () if nobody knows; asked by an empty replica
-    that knows of no other. ``fatal(error)`` must end the process.
+    ``founders``: how many replicas the group began with, numbered from 0. It is stored with the cluster and
+    never changes, whatever the number of replicas is today; a replica with a higher number came later
+    (``joining``). ``told``: the numbers of the group's members, as known to the process that starts this one;
+    needed by a replica that comes later, and by one whose group has changed since it last ran.
+    ``resolve(peer)`` returns where the replica of that number listens (None: not known now); it may be slow.
+    ``levels()`` asks every replica of every group, including this one, for its format level, and may block
+    for seconds; without an answer the group stays at its level. ``source`` reads from the other replicas when
+    this one needs a copy of the log. ``founded()``: whether the group is known to have had a leader, so that
+    an empty directory means a lost one; None: not known, and an empty replica waits. It may be slow, and only
+    an empty replica calls it. ``ask_members()``: the numbers of the group's members now, () if not known;
+    called by an empty replica that knows no other. ``fatal(error)`` must end the process.
     """
 
     config: HostConfig
@@ -105,7 +105,7 @@ class ReplicaSetup:
 
     @property
     def founding_peers(self) -> list[str]:
-        """The Raft ids of the others that the group began with."""
+        """The Raft ids of the group's other founders."""
         return [str(rid) for rid in range(self.founders) if rid != self.identity.replica]
 
     @property

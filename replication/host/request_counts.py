@@ -1,7 +1,7 @@
-"""What became of requests, counted in the threads that they come in.
+"""Outcomes of requests, counted in the threads that handle them.
 
-They come in from many threads, and each counts in a cell of its own, since ``+=`` on a shared counter loses
-counts; a reader adds the cells up. A request costs two looks at the clock and one at its operations.
+Many threads handle requests, and each counts in its own cell, since ``+=`` on a shared counter loses
+counts; a reader adds up the cells. A request costs two readings of the clock and a pass over its operations.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _DECISIONS = (OpType.COMMIT, OpType.ROLLBACK)
 
 
 class Cell:
-    """What one thread has counted."""
+    """The counts of one thread."""
 
     __slots__ = ("commit_s", "prepare_s", "refused")
 
@@ -26,7 +26,7 @@ class Cell:
         self.refused: dict[str, int] = {}
 
     def answered(self, status: str, ops: Sequence[Op], seconds: float) -> None:
-        """A request of these operations was answered so, after so long."""
+        """A request with these operations was answered with ``status``, after ``seconds``."""
         if status != "ok":
             self.refused[status] = self.refused.get(status, 0) + 1
             return
@@ -38,7 +38,7 @@ class Cell:
 
 
 class Cells(threading.local):
-    """``cell``: that of the thread that asks. As many as there are threads that call, which Ray bounds."""
+    """``cell``: that of the calling thread. There are as many as calling threads, which Ray bounds."""
 
     def __init__(self, all_cells: list[Cell]) -> None:
         self.cell = Cell()
@@ -46,7 +46,7 @@ class Cells(threading.local):
 
 
 class RequestCounts:
-    """What became of requests. Thread-safe."""
+    """Outcomes of requests. Thread-safe."""
 
     def __init__(self) -> None:
         self._all: list[Cell] = []

@@ -1,4 +1,4 @@
-"""Requests: operations that a client wants done, from their bytes to their results."""
+"""Requests: operations that a client wants carried out, from their bytes to their results."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from escrowmq.replication.host.running import NOT_RUNNING, RunningReplica
 from escrowmq.replication.replica.replica import DISK_FULL_RETRY_S
 from escrowmq.replication.replica.validation import brings_new_work, parse_request
 
-#: A request is answered within this time or its outcome is unknown to the caller (it may still happen).
+#: If a request is not answered within this time, its outcome is unknown to the caller (it may still take
+#: effect).
 SUBMIT_WAIT_S = 15.0
-#: Queues a request when it is called, which must not take long; or refuses it, and is what is answered then.
+#: Calls its argument to queue a request, which must not take long; or returns the refusal to answer with.
 Turn = Callable[[Callable[[], None]], Reply | None]
 
 
@@ -28,25 +29,25 @@ class Requests:
         self._running = running
         self._place = running.gid, running.setup.groups
         self._bytes_max = running.setup.config.request_bytes_max
-        #: What became of them, for whoever exports it.
+        #: Their outcomes, for the exporter.
         self.counts = RequestCounts()
 
     def submit(self, request: bytes) -> Reply:
-        """Have operations done; see the contract in ops.py for frames and results.
+        """Carry out operations; see the contract in ops.py for frames and results.
 
         ``("ok", results)``, or why there are none: see ``Reply``.
         """
         return self._submit(request, from_broker=False)
 
     def follow(self, request: bytes) -> Reply:
-        """As ``submit``, for the leader of another group: what it has decided as the home of transactions
+        """As ``submit``, for the leader of another group: its decisions as the home of transactions
         over several groups. For brokers only."""
         return self._submit(request, from_broker=True)
 
     def submit_in_turn(self, request: bytes, turn: Turn) -> Reply:
-        """As ``submit``. ``turn`` is given what queues the request, and calls it at the moment from which on
-        later ones come after it in the log; everything slow comes before or after that. All of the request
-        are places of consumer groups."""
+        """As ``submit``. ``turn`` gets a function that queues the request, and calls it at the moment from
+        which later requests must come after it in the log; everything slow happens before or after that. The
+        request may only contain positions of consumer groups."""
         return self._submit(request, from_broker=False, turn=turn)
 
     def _submit(self, request: bytes, *, from_broker: bool, turn: Turn | None = None) -> Reply:
@@ -74,7 +75,8 @@ class Requests:
         if running.driver.disk_full or (scarce and brings_new_work(ops)):
             return ("disk_full", DISK_FULL_RETRY_S)
         answer: Future[Reply] = Future()
-        # Before the turn's checks: if they find these topics, and the log still does, it is about these.
+        # Before the turn's checks: the request is about the topics that these checks find, if the log still
+        # has them.
         topics = running.replica.state.topics.topics
         about = None if turn is None else {op.meta[1]: topics.get(op.meta[1]) for op in ops}
 

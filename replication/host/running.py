@@ -1,11 +1,11 @@
-"""One running replica: its locked directory, its log and state, and the driver whose thread they live in.
+"""One running replica: its locked directory, its log and state, and the driver in whose thread they live.
 
 No replica is ever half-built: opening.py repairs and recovers first, and a ``RunningReplica`` takes part in
-its group from its first moment. Callers ask its parts, each of which holds it (requests, reads, due_checks,
+its group from its first moment. Callers use its parts, each of which holds it (requests, reads, due_checks,
 inspection, watching, offers), from any thread; the log, the state and the node change in the driver's thread
 only.
 
-A replica that cannot go on ends its process (``end``) and leaves a mark that tells the next start why.
+A replica that cannot continue ends its process (``end``) and leaves a mark that tells the next start why.
 """
 
 from __future__ import annotations
@@ -59,20 +59,20 @@ from escrowmq.replication.replica.checkpoints import Checkpoints, Job
 from escrowmq.replication.replica.replica import Limits, Replica
 from escrowmq.replication.state.machine import LEVEL_MAX, StateMachine
 
-#: The answer of a replica that does not run yet, or no longer: nothing was done, another one may lead.
+#: The answer of a replica that does not run yet, or no longer: nothing was done, and another one may lead.
 NOT_RUNNING: Reply = Leadership(False, None, 0).refusal()
 TIMER_S = 0.1
-#: Longest wait at the end for a checkpoint that is being written.
+#: Maximum wait at the end for a checkpoint that is being written.
 CHECKPOINT_WAIT_S = 10.0
-#: Longest wait for an answer of a peer under way.
+#: Maximum wait at the end for a call to a peer that is under way.
 UPKEEP_WAIT_S = 35.0
-#: So much that waits for the disk is more than a group commit or two: scrubbing rests meanwhile.
+#: More than this waiting for the disk is more than a group commit or two: scrubbing pauses meanwhile.
 BUSY_BYTES = 4 << 20
-#: What is read at once to look whether it is sound.
+#: How much is read at once to verify it.
 VERIFY_BYTES = 1 << 20
 #: How long a leader that must leave waits for a follower to take over.
 HAND_OVER_S = 2.0
-#: The log does not hold here what was written to it: this replica needs a copy of the leader's.
+#: The log here does not hold what was written to it: this replica needs a copy of the leader's.
 UNSOUND = (CorruptLog, ReadFailed)
 
 
@@ -89,11 +89,11 @@ class Recovered:
 
 
 class RunningReplica:
-    """See the module's text. Thread-safe; ``close`` ends it.
+    """See the module's docstring. Thread-safe; ``close`` ends it.
 
     Read-only for others: ``setup``, ``gid``, ``rid``, ``disk``, ``journal``, ``checkpoints``, ``replica``,
-    ``node``, ``driver``, ``address`` (where its Raft link listens), ``recovered_index``, and the places to
-    wait in: ``news`` (something was applied) and ``checks_due`` (a transaction check came due).
+    ``node``, ``driver``, ``address`` (where its Raft link listens), ``recovered_index``, and the parking lots
+    ``news`` (something was applied) and ``checks_due`` (a transaction check came due).
     """
 
     def __init__(self, setup: ReplicaSetup, directory: DataDir, found: Recovered, listen_port: int) -> None:
@@ -142,7 +142,7 @@ class RunningReplica:
             after_tick=self._after_tick,
             tls=setup.tls,
             marks=found.peers,
-            old_peers=not setup.joining,  # members change only where all replicas are of today's version
+            old_peers=not setup.joining,  # members change only where all replicas know the present greeting
         )
         self._upkeep = Upkeep(f"upkeep-{self.rid}", self.end)
         self.mender = Mender(
@@ -184,8 +184,8 @@ class RunningReplica:
 
     def replace_file(self, name: str, error: CorruptLog) -> None:
         """A file is damaged that cannot be mended entry by entry ("": the log). The state in memory is
-        sound, so a snapshot is taken anew; what else it is, the replica must leave for. Not for the driver's
-        thread."""
+        sound, so a damaged snapshot is taken again; for any other file the replica must leave. Not for the
+        driver's thread."""
         self.setup.report(f"{self.setup}: {error}")
         if name.endswith(".snap"):
             self.driver.call(lambda: self.checkpoints.drop_damaged(name))
@@ -195,9 +195,9 @@ class RunningReplica:
     # -------------------------------------------------------------- for the parts
 
     def led(self, read: Callable[[], Any]) -> Reply:
-        """``("ok", read())`` in the driver's thread if this replica is the ready leader, or who leads.
+        """``("ok", read())`` in the driver's thread if this replica is the ready leader, else who leads.
 
-        Raises Unavailable when that thread does not come to it in time.
+        Raises Unavailable if that thread does not get to it in time.
         """
 
         def guarded() -> Reply:
@@ -212,16 +212,17 @@ class RunningReplica:
 
     @property
     def learner(self) -> bool:
-        """Whether it lost its log and does not count yet: it neither votes nor is it part of a majority."""
+        """Whether it lost its log and does not count yet: it neither votes nor counts towards a majority."""
         return self._learner
 
     def if_leading(self, read: Callable[[StateMachine], Any]) -> Reply:
-        """``("ok", read(state))`` in this thread, or who leads; for what may be read beside the driver."""
+        """``("ok", read(state))`` in this thread, or who leads; for state that may be read beside the
+        driver."""
         self.check_open()
         return ("ok", read(self.replica.state)) if self.node.ready else self.replica.not_leader()
 
     def whoami(self) -> Leadership:
-        """Who leads, as far as it is known here. Cheap; any thread."""
+        """Who leads, as far as this replica knows. Cheap; any thread."""
         if self.closed:
             return Leadership(False, None, 0)
         node = self.node
@@ -238,7 +239,7 @@ class RunningReplica:
             raise Unavailable(f"{self.setup} is stopping", 0.2)
 
     def later(self, fn: Callable[[], None]) -> None:
-        """Run ``fn`` in the driver's thread, however many calls wait there; not at all once it has ended."""
+        """Run ``fn`` in the driver's thread, however many calls wait there; not at all if that has ended."""
         while True:
             try:
                 return self.driver.submit(fn)
@@ -248,8 +249,8 @@ class RunningReplica:
                 return None
 
     def look_through(self, name: str) -> bool:
-        """Read a segment file once more and have what is damaged mended; False if that is beyond mending.
-        Takes as long as the disk does; any thread but the driver's."""
+        """Re-read a segment file and have the damage mended; False if it is beyond mending.
+        Takes as long as the disk needs; for any thread but the driver's."""
         first = first_of_name(name)
         try:
             if first is None:
@@ -259,7 +260,7 @@ class RunningReplica:
             index, segment = first, self.journal.segment_start(first)
             while self.journal.segment_start(index) == segment and index <= self.journal.durable_index:
                 index, _ = self.journal.verify(index, VERIFY_BYTES)
-        except OffsetGone:  # retention was faster, or the end is reached
+        except OffsetGone:  # retention has dropped it, or the end is reached
             pass
         except CorruptLog:
             return False
@@ -308,21 +309,21 @@ class RunningReplica:
             self.setup.peers.follow(node.members.version, node.heard)
 
     def _note_members(self, node: RaftNode) -> None:
-        """For whoever must find all directories of a group whose record is lost (cluster/survey.py)."""
+        """For tools that must find all directories of a group whose record is lost (cluster/survey.py)."""
         members = node.members
         if members.version <= self._noted_version or not members.change_id or not node.members_applied:
             return
         try:
             self._marks.write(MEMBERS, members_mark(members))
-        except DiskFull:  # nothing that runs needs it; the next turn tries again
+        except DiskFull:  # nothing that runs needs it; the next call tries again
             return
         self._noted_version = members.version
 
     def told(self, epoch: int, members: Sequence[str]) -> None:
-        """Somebody who may know says that these are the group's members; see peer_list.py. Any thread; raises
-        Closed, TimeoutError."""
+        """A caller that may know says that these are the group's members; see peer_list.py. Any thread;
+        raises Closed, TimeoutError."""
         self.setup.peers.tell(epoch, members)
-        # Not only what is news to the list: that may have been told while the node was being built.
+        # Not only those that are new to the list: they may have been told while the node was being built.
         unheard = [peer for peer in self.setup.peers if peer not in self.node.heard]
 
         def tell() -> None:
@@ -333,7 +334,7 @@ class RunningReplica:
             self.driver.call(tell)
 
     def _after_tick(self) -> None:
-        """After every tick. It may run before the constructor has returned."""
+        """Called after every tick, perhaps before the constructor has returned."""
         now_ms = self.now_ms()
         now = self.setup.monotonic()
         if now >= self._next_timer:
@@ -356,7 +357,8 @@ class RunningReplica:
         self.replica.pump(now_ms)
 
     def _look_at_damage(self) -> None:
-        """Have it mended. Where nobody has the entry any more, only a copy of the leader's state helps."""
+        """Have damage mended. If no replica has the entry any more, only a copy of the leader's state
+        helps."""
         self._upkeep.wake()
         node, mender = self.driver.node, self.mender
         waits_for = self.replica.state.applied_index + 1
@@ -365,7 +367,7 @@ class RunningReplica:
         leader = node.leader_id
         if leader not in (None, str(self.rid)) and mender.lacks(waits_for, leader):
             self._marks.write(WANTS_COPY, BEHIND)
-            why = f"entry {waits_for} is damaged, and nobody has it: copying the leader's log"
+            why = f"entry {waits_for} is damaged, and no replica has it: copying the leader's log"
             self.end(Unavailable(why, 1.0))
 
     def _start_job(self, job: Job, done: Callable[[], None]) -> None:
@@ -373,7 +375,7 @@ class RunningReplica:
             began = time.monotonic()
             try:
                 job.run()
-            except Exception as error:  # a failed fsync above all
+            except Exception as error:  # above all a failed fsync
                 self.end(error)
                 return
             self.snapshot_s.observe(time.monotonic() - began)
@@ -385,7 +387,7 @@ class RunningReplica:
     # -------------------------------------------------------------- ends
 
     def end(self, error: BaseException) -> None:
-        """This replica cannot go on: the process ends, and whoever watches it starts another one."""
+        """This replica cannot continue: the process ends, and its supervisor starts another one."""
         self.setup.report(f"{self.setup} ends: {error}")
         try:
             if isinstance(error, UNSOUND) or isinstance(error.__cause__, UNSOUND):
@@ -394,12 +396,13 @@ class RunningReplica:
             elif isinstance(error, Superseded):
                 with self._marking:
                     self._marks.write(SUPERSEDED, str(error.by))  # no start takes part again
-        finally:  # also on a disk that takes no mark: whatever reads that place again ends the next process
+        finally:  # even if the disk takes no mark: reading the damage again would end the next process too
             self.setup.fatal(error)
 
     def leave(self, error: BaseException) -> Unavailable:
-        """End because stored data cannot be read; what to raise to the caller who ran into it. A leader hands
-        over first, so that the group has one while this replica is away. Not for the driver's thread."""
+        """End because stored data cannot be read; returns the error for the caller that met it. A leader
+        hands over first, so that the group has one while this replica is away. Not for the driver's
+        thread."""
         with contextlib.suppress(Closed, Overloaded):
             self.driver.submit(lambda: self.node.transfer_leadership())
             deadline = time.monotonic() + HAND_OVER_S
@@ -409,10 +412,10 @@ class RunningReplica:
         return Unavailable(f"{self.setup} leaves for repair", 1.0)
 
     def close(self) -> bool:
-        """Hand leadership over, sync, close, and unlock the directory. Parked calls return; later calls are
+        """Hand over leadership, sync, close, and unlock the directory. Parked calls return; later calls are
         answered as by a follower. A second call waits for the first one and does nothing.
 
-        False: a thread does not stop, so that the directory stays locked; a later call tries again.
+        False: a thread does not stop, so the directory stays locked; a later call tries again.
         """
         with self._halting:
             stopped = True
@@ -421,14 +424,14 @@ class RunningReplica:
             finally:
                 if stopped:
                     self._directory.close()
-        if not stopped:  # its threads may still write: the directory is nobody else's before the process ends
+        if not stopped:  # its threads may still write: keep the directory until the process ends
             self.setup.report(f"{self.setup} does not stop; its directory stays locked")
         return stopped
 
     def give_up(self, error: BaseException) -> None:
         """Undo an opening that failed late; the directory is the caller's again.
 
-        A thread that does not stop takes the process with it: another attempt would put a second node over
+        If a thread does not stop, the process ends: another attempt would run a second node on
         the same files.
         """
         with self._halting:
@@ -437,7 +440,7 @@ class RunningReplica:
             self.end(error)
 
     def _halt(self) -> bool:
-        """Stop every thread and close the log; whether all threads have stopped."""
+        """Stop every thread and close the log; returns whether all threads have stopped."""
         self.closed = True
         if self._level_watch is not None:
             self._level_watch.stop()

@@ -1,13 +1,13 @@
-"""Scrubbing: all that a replica has stored is read again, slowly, so that damage is found in good time.
+"""Scrubbing: all that a replica has stored is read again, slowly, so that damage is found in time.
 
-An old segment may not be read for months. What rots there meanwhile is found when it is needed: when another
-replica's copy is damaged too, or lost, or when a reader comes. So every replica reads its whole log in each
-period, a week by default, no faster than it must and no faster than the limit, and hardly at all while it is
-busy or its disk is slow. Damaged entries become holes, which the mender fills; file headers and sidecars are
-written anew from what is known; ``damaged`` hears of a snapshot or run file.
+An old segment may not be read for months. Rot in it would be found only when the segment is needed: when
+another replica's copy is damaged too, or lost, or when a reader comes. So every replica reads its whole log
+in each period, a week by default, no faster than it must and no faster than the limit, and hardly at all
+while it is busy or its disk is slow. Damaged entries become holes, which the mender fills; file headers and
+sidecars are rewritten from what is known; a damaged snapshot or run file is reported to ``damaged``.
 
-Decides and reads; it owns no thread, and is told the time. What it must never do: run in the thread that
-sends heartbeats, or pass over what it has found.
+It decides and reads; it owns no thread, and the time is passed in. It must never run in the thread that
+sends heartbeats, or ignore damage that it has found.
 """
 
 from __future__ import annotations
@@ -21,34 +21,34 @@ from escrowmq.replication.errors import CorruptLog, DiskFull, OffsetGone
 from escrowmq.replication.log.disk import Disk
 from escrowmq.replication.replica.damage import verify_state_file
 
-#: What is read at once, or one entry: a millisecond of a fast disk.
+#: How much is read at once, or one entry: a millisecond of a fast disk.
 PIECE_BYTES: Final = 1 << 20
-#: The slowest pace: a small log is read through in minutes, and then it rests.
+#: The slowest pace: a small log is read in minutes, and then scrubbing rests.
 RATE_MIN: Final = 64 << 10
-#: A piece that took longer than this met a slow disk, which then gets this many times as long for others.
+#: A piece that took longer than this met a slow disk; the pause after it is this many times as long.
 SLOW_S, SLOW_REST = 0.1, 20
-#: A busy replica is left alone for so long, and at most so often before the next piece.
+#: Scrubbing pauses this long while the replica is busy, and at most this many times before the next piece.
 BUSY_S, BUSY_MAX = 1.0, 60
-#: How often the place is noted that a pass has come to: after a restart it goes on there.
+#: How often the position of a pass is stored: after a restart it continues there.
 NOTE_EVERY_S: Final = 60.0
 
 
 @dataclass(slots=True)
 class ScrubState:
-    """How far it has come; kept over restarts. Times in ms since the epoch, 0: never."""
+    """Progress; kept over restarts. Times in ms since the epoch, 0: never."""
 
     begun_ms: int = 0  # the pass under way, or the last one
-    done_ms: int = 0  # the last full pass ended
-    next_index: int = 0  # entry to go on with; 0: no pass is under way
+    done_ms: int = 0  # end of the last full pass
+    next_index: int = 0  # entry to continue with; 0: no pass is under way
     bytes: int = 0  # read in the pass under way, or in the last one
-    last_bytes: int = 0  # of the last full pass
+    last_bytes: int = 0  # read in the last full pass
 
     def encode(self) -> str:
         return json.dumps(asdict(self))
 
     @classmethod
     def decode(cls, text: str | None) -> ScrubState:
-        """What a mark says; one that says nothing sensible means: begin again."""
+        """The state in a mark; an unusable text means: start over."""
         try:
             found = json.loads(text or "{}")
             if isinstance(found, dict) and all(type(n) is int and 0 <= n < 1 << 63 for n in found.values()):
@@ -74,28 +74,28 @@ class ScrubbedLog(Protocol):
 
 @dataclass(slots=True)
 class Scrubber:
-    """One replica's. ``step`` does a piece of the work, in whichever one thread."""
+    """One replica's scrubber. ``step`` does a piece of the work, in any one thread."""
 
     log: ScrubbedLog
     disk: Disk
     period_s: float  # 0: never
     bytes_per_s: int
     state: ScrubState
-    note: Callable[[ScrubState], None]  # keep it over restarts
+    note: Callable[[ScrubState], None]  # store it over restarts
     in_loop: Callable[[Callable[[], bool]], bool]  # run in the loop thread, which syncs afterwards
-    damaged: Callable[[str, CorruptLog], None]  # a file (its name), or where the log cannot be mended ("")
+    damaged: Callable[[str, CorruptLog], None]  # a file's name, or "": the log cannot be mended
     busy: Callable[[], bool]
-    clock: Callable[[], float]  # seconds, never falls
+    clock: Callable[[], float]  # seconds, monotonic
     wall_ms: Callable[[], int]
     report: Callable[[str], None]
     piece_bytes: int = PIECE_BYTES
     _noted_at: float = float("-inf")
     _put_off: int = 0
-    _segment: int = 0  # whose frame has been looked at
+    _segment: int = 0  # whose frame has been checked
     _files: Iterator[int] | None = field(default=None)
 
     def step(self) -> float:
-        """Do the next piece; seconds until the one after it."""
+        """Do the next piece; returns the seconds until the one after it."""
         if not self.period_s:
             return 3600.0
         state, now_ms = self.state, self.wall_ms()
@@ -120,11 +120,11 @@ class Scrubber:
 
     # -------------------------------------------------------------- a piece
     def _piece(self) -> int:
-        """Bytes that were read."""
+        """Read a piece; returns its bytes."""
         try:
             return self._entries() if self.state.next_index else self._state_files()
         except CorruptLog as error:
-            self.state.next_index = 0  # of the log, the next start looks at all
+            self.state.next_index = 0  # the next start checks the whole log
             self._files = self._read_state_files()
             self.damaged("", error)
             return 0
@@ -139,11 +139,11 @@ class Scrubber:
         try:
             if (segment := log.segment_start(index)) != self._segment:
                 if not log.frame_is_sound(index):
-                    self.report(f"the header or the sidecar of segment {segment} was damaged; written anew")
+                    self.report(f"the header or the sidecar of segment {segment} was damaged; rewritten")
                     self.in_loop(lambda: log.mend_frame(index))
                 self._segment = segment
             state.next_index, size = log.verify(index, self.piece_bytes, cold=True)
-        except OffsetGone:  # retention was faster, or a conflict cut it off
+        except OffsetGone:  # retention dropped it, or a conflict cut it off
             if log.first_index <= index:
                 state.next_index = 0
                 self._files = self._read_state_files()
@@ -160,7 +160,7 @@ class Scrubber:
         return size
 
     def _read_state_files(self) -> Iterator[int]:
-        """Snapshots and run files, a piece at a time. One that goes meanwhile is passed over."""
+        """Snapshots and run files, a piece at a time. A file that disappears meanwhile is skipped."""
         for name in self.disk.names():
             if name.endswith((".snap", ".runs")):
                 try:
@@ -173,7 +173,7 @@ class Scrubber:
 
     # -------------------------------------------------------------- pace and memory
     def _rate(self, now_ms: int) -> float:
-        """Bytes a second: so that the pass is done when nine tenths of the period are over."""
+        """Bytes a second, such that the pass is done after nine tenths of the period."""
         left_s = self.state.begun_ms / 1000 + 0.9 * self.period_s - now_ms / 1000
         left = max(0, self.log.stored_bytes() - self.state.bytes)
         needed = left / left_s if left_s > 0 else float("inf")
@@ -182,5 +182,5 @@ class Scrubber:
     def _keep(self) -> None:
         try:
             self.note(self.state)
-        except DiskFull:  # then a restart begins the pass again
+        except DiskFull:  # then a restart starts the pass over
             pass

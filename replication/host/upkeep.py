@@ -15,11 +15,11 @@ from escrowmq.replication.errors import Closed, Overloaded
 from escrowmq.replication.host.mending import Mender
 from escrowmq.replication.host.scrubbing import Scrubber
 
-#: What is fetched to mend is no burden at this rate, even where a whole file has to be mended.
+#: At this rate fetching entries to mend is no burden, even if a whole file has to be mended.
 MEND_BYTES_PER_S: Final = 50 << 20
-#: A start reads enough by itself, and peers may want copies: scrubbing waits for so long.
+#: A start reads enough by itself, and peers may want copies: scrubbing begins after this time.
 FIRST_SCRUB_S: Final = 30.0
-#: The replica's loop did not come to it.
+#: Pause if the replica's loop did not answer.
 AGAIN_S: Final = 1.0
 
 
@@ -27,7 +27,7 @@ class Upkeep:
     """One per running replica. ``start``, ``wake`` from any thread, ``stop``."""
 
     def __init__(self, name: str, end: Callable[[BaseException], None]) -> None:
-        """``end(error)``: this replica cannot go on."""
+        """``end(error)``: called if this replica cannot continue."""
         self._end = end
         self._work, self._stopping = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -39,15 +39,15 @@ class Upkeep:
         self._thread.start()
 
     def wake(self) -> None:
-        """Something is damaged."""
+        """Something is damaged: mend it."""
         self._work.set()
 
     def pace(self, size: int) -> None:
-        """Wait as long as so many bytes may take."""
+        """Wait for as long as ``size`` bytes should take."""
         self._stopping.wait(size / MEND_BYTES_PER_S)
 
     def stop(self, timeout_s: float) -> bool:
-        """Whether the thread has ended, or never ran."""
+        """Returns whether the thread has ended, or never ran."""
         self._stopping.set()
         self._work.set()
         if self._thread.ident is not None:
@@ -77,7 +77,7 @@ class Upkeep:
                 return
             except (FutureTimeout, Overloaded):
                 mend_at = time.monotonic() + AGAIN_S
-                scrub_at = max(scrub_at, mend_at)  # else it is due, and would be tried without a pause
-            except Exception as error:  # the disk's, above all
+                scrub_at = max(scrub_at, mend_at)  # otherwise it is due, and would be tried without a pause
+            except Exception as error:  # above all the disk's
                 self._end(error)
                 return

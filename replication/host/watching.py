@@ -1,9 +1,9 @@
-"""Questions of planners of bulk reads: bounds of many partitions, news of them, bytes of offset ranges.
+"""Questions from planners of bulk reads: bounds of many partitions, changes of them, bytes of offset ranges.
 
 A streaming query asks all day whether there is anything new. ``watch`` answers that with a few numbers
-per partition and no messages, and waits for news instead of being asked again and again. The leader
+per partition and no messages, and waits for news instead of being called again and again. The leader
 answers, since a follower's end may lag: an end that moved backwards then means that the topic was
-deleted and created again. ``spans`` looks only into the index, whole runs at a time, never at bodies.
+deleted and created again. ``spans`` reads only the index, whole runs at a time, never bodies.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from escrowmq.replication.model import ResultCode
 from escrowmq.replication.state.machine import StateMachine
 from escrowmq.replication.state.topics import Partition
 
-#: Partitions of one call: bounds the work that one parked call repeats at each piece of news.
+#: Maximum partitions of one call: bounds the work that a parked call repeats at each piece of news.
 PARTITIONS_MAX = 10_000
 
-WatchRequest = tuple[str, int, int]  # topic, partition, the end that the asker knows (-1: none)
-SpanRequest = tuple[str, int, int, int, int]  # topic, partition, start, end, most bytes
+WatchRequest = tuple[str, int, int]  # topic, partition, the end that the caller knows (-1: none)
+SpanRequest = tuple[str, int, int, int, int]  # topic, partition, start, end, maximum bytes
 
 
 class Watching:
-    """The two calls over one replica. Thread-safe; ``watch`` parks where fetches park."""
+    """Both calls for one replica. Thread-safe; ``watch`` parks where fetches park."""
 
     def __init__(self, running: RunningReplica) -> None:
         self._running = running
 
     def watch(self, requests: Sequence[WatchRequest], wait_s: float) -> Reply:
-        """``("ok", PartitionBounds)`` once an end is not the known one, or after ``wait_s``."""
+        """``("ok", PartitionBounds)`` once an end differs from the known one, or after ``wait_s``."""
         running = self._running
         known = [end for _, _, end in requests[:PARTITIONS_MAX]]
         answer: Reply = ("ok", PartitionBounds([], [], []))
@@ -60,7 +60,7 @@ class Watching:
 
 
 def bounds(state: StateMachine, requests: Sequence[WatchRequest]) -> PartitionBounds:
-    """All of one moment: all of a transaction or nothing."""
+    """All read at one moment: all of a transaction or nothing of it."""
     found = PartitionBounds([], [], [])
     with state.cut:
         for topic, number, _ in requests[:PARTITIONS_MAX]:
@@ -78,8 +78,8 @@ def bounds(state: StateMachine, requests: Sequence[WatchRequest]) -> PartitionBo
 def span(
     state: StateMachine, topic: str, number: int, start: int, end: int, max_bytes: int
 ) -> tuple[int, int, int]:
-    """``(code, offset, bytes)``: how far one gets from ``start`` towards ``end`` with ``max_bytes``, and the
-    bytes until there. A run that does not fit is cut as if all its messages had the same size.
+    """``(code, offset, bytes)``: how far ``max_bytes`` reach from ``start`` towards ``end``, and the
+    bytes up to there. A run that does not fit is split as if all its messages had the same size.
     """
     partition = state.topics.find(topic, number)
     if not isinstance(partition, Partition):

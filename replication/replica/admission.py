@@ -1,17 +1,17 @@
 """What the leader decides before an entry is written: group commit, references, limits.
 
-Requests wait in one bounded queue. ``compose`` takes as many as fit into one entry; frames of clients
-go in as they came, only COMMIT and ROLLBACK are rewritten: the leader looks up where the transactions'
-messages lie and writes REF_MESSAGEs (or TX_MESSAGEs, where the body lies in another segment than the
-one being written) and the COMMIT into the same entry, so that it is all or nothing.
+Requests wait in one bounded queue. ``compose`` takes as many as fit into one entry. Clients' frames
+go in unchanged; only COMMIT and ROLLBACK are rewritten. For a COMMIT the leader looks up where the
+transactions' messages are and writes REF_MESSAGEs (or TX_MESSAGEs, where the body is in another segment than
+the one being written) and the COMMIT into the same entry, so that it is all or nothing.
 
-A decision is only taken over transactions that are open in the applied state and have no other
-decision in flight, so an entry that is applied never meets one that is already settled. Ids that do not
-qualify are answered after the entry was applied, when the state holds what became of them.
+A decision is taken only on transactions that are open in the applied state and have no other
+decision in flight, so an applied entry never meets a transaction that is already settled. Ids that do not
+qualify are answered after the entry was applied, when the state holds their outcome.
 
-Entries name topics, which are looked up when they are applied. By then one of that name may be another one:
-the deletion may be under way, and the creation behind it. What was prepared for the old topic, or found out
-about it, must not reach the new one, so it is left out from the moment at which a deletion is written.
+Entries name topics, which are looked up when the entry is applied. By then the name may belong to another
+topic: the deletion may be under way, with a creation after it. What was prepared for the old topic, or found
+out about it, must not reach the new one, so it is left out from the moment a deletion is written.
 """
 
 from __future__ import annotations
@@ -35,12 +35,13 @@ from escrowmq.replication.state.transactions import (
     decide_result,
 )
 
-#: One entry holds at most this many bytes of requests: beyond it latency grows and throughput does not
+#: Maximum bytes of requests in one entry: beyond it latency grows and throughput does not
 #: (measured: 256 KB to 1 MB per entry is the plateau).
 ENTRY_BYTES_MAX = 1 << 20
-#: Bodies copied into one entry. Copying only serves locality and early retention, so what exceeds this
-#: is referred to across segments instead; an entry stays far below what Raft accepts. Of the whole entry, not
-#: of each COMMIT in it: a request of 468 bytes with nine of them made an entry of 35 MiB, which is refused.
+#: Maximum bytes of bodies copied into one entry. Copying only serves locality and early retention, so bodies
+#: beyond this are referred to across segments instead; an entry stays far below what Raft accepts. It limits
+#: the whole entry, not each COMMIT in it: a request of 468 bytes with nine COMMITs made an entry of 35 MiB,
+#: which is refused.
 COPY_BYTES_MAX = 4 << 20
 
 
@@ -63,8 +64,8 @@ class Unit:
 
 
 class LeftOut(NamedTuple):
-    """A decision of which not all went into the entry. ``included``: what did; ``refused``: why not, for what
-    is open and stays so."""
+    """A decision of which only a part went into the entry. ``included``: the ids that did; ``refused``: the
+    reason for each other id that is open and stays so."""
 
     app: str
     outcome: int
@@ -101,8 +102,8 @@ class Submission:
 
 
 class AboutTopics(Submission):
-    """A request about ``topics``, as they were when it was found right, and about no later ones of their
-    names: of the leader's own, or a consumer group's place, which is one in a topic that was read before."""
+    """A request about ``topics`` as they were when it was checked, and not about later ones with the same
+    names: one of the leader's own, or positions of a consumer group in topics that it has read."""
 
     __slots__ = ("topics",)
 
@@ -119,7 +120,7 @@ class AboutTopics(Submission):
 
 @dataclass(slots=True, eq=False)
 class ComposedEntry:
-    """A composed entry and whom it answers: ``slots`` has (submission, unit) per result, in order."""
+    """A composed entry and its answers: ``slots`` has (submission, unit) per result, in order."""
 
     command: bytes
     now_ms: int
@@ -141,19 +142,19 @@ class Admission:
         self._open_max, self._queue_bytes_max, self._copy_bytes = open_max, queue_bytes_max, copy_bytes
         self._queue: deque[Submission] = deque()
         self._queued_bytes = 0
-        # Both hold what is under way and nothing else: apps and topics come and go.
+        # Both hold only what is under way: apps and topics come and go.
         self._deciding: dict[str, set[str]] = {}  # app -> ids
         self._opening: dict[tuple[str, str], int] = {}  # (app, topic) -> in entries not yet applied
         #: Topic, or slot of a partition -> deletions of it that may be in the log and are not applied yet.
         self._deleting: Counter[int | Topic] = Counter()
-        #: What of both is in entries that were given up, and may be applied yet.
+        #: The parts of both that are in entries which were given up, and may yet be applied.
         self._unsure: list[tuple[Sequence[tuple[str, Sequence[str]]], Sequence[int | Topic]]] = []
         self._last_ms = 0
         #: PREPAREs refused by the limit of open transactions.
         self.too_many_open = 0
 
     def offer(self, submission: Submission) -> bool:
-        """Queue it; False when the queue is full (nothing was done)."""
+        """Queue a request; False when the queue is full (nothing was done)."""
         if self._queued_bytes + submission.size > self._queue_bytes_max and self._queue:
             return False
         self._queue.append(submission)
@@ -165,7 +166,7 @@ class Admission:
         return len(self._queue)
 
     def fail_all(self, status: tuple[Any, ...]) -> None:
-        """Answer everything that waits; none of it was done."""
+        """Answer all waiting requests; none of them was done."""
         queue, self._queue = self._queue, deque()
         self._queued_bytes = 0
         for submission in queue:
@@ -202,7 +203,7 @@ class Admission:
         return writer.finish()
 
     def _room_for(self, op: Op, writer: _EntryWriter) -> bool:
-        """Whether the limit lets this PREPARE in, with all that is on its way to being open."""
+        """Whether the limit admits this PREPARE, counting all that are about to be open."""
         app, topic, tx_ids, part = op.meta[0], op.meta[1], op.meta[2], op.meta[5]
         if part:  # opens nothing
             return True
@@ -220,7 +221,7 @@ class Admission:
         return True
 
     def _note_deletion(self, name: str, writer: _EntryWriter) -> None:
-        """From here on the topic that there is now counts as deleted."""
+        """From now on the topic that has this name at present counts as deleted."""
         topic = self._state.topics.topics.get(name)
         if topic is not None:
             gone: list[int | Topic] = [topic, *(partition.slot for partition in topic.partitions.values())]
@@ -228,7 +229,7 @@ class Admission:
             writer.deleting += gone
 
     def _is_another(self, name: str, submission: Submission) -> bool:
-        """Whether this name means, or may mean by the time it is applied, another topic than the request."""
+        """Whether this name means another topic than the request does, or may by the time it is applied."""
         topic = self._state.topics.topics.get(name)
         if isinstance(submission, AboutTopics) and submission.topics[name] is not topic:
             return True
@@ -268,13 +269,14 @@ class Admission:
         writer.own(submission, number, *frames)
 
     def _hindered(self, app: str, tx_ids: Sequence[str], deciding: set[str]) -> bool:
-        """Whether one of these can never be committed, or is about to get its decision elsewhere."""
+        """Whether one of these can never be committed, or is about to be decided by another request."""
         table = self._state.transactions.look(app)
         return any(t in deciding or (t not in table.open and table.outcome(t) != COMMITTED) for t in tx_ids)
 
     def _references(self, records: Sequence[OpenTx], writer: _EntryWriter) -> list[bytes]:
-        """REF_MESSAGE and TX_MESSAGE frames: as few as keep the order within each partition, neighbours
-        joined. A partition's frames alternate only where what is copied and what is not do."""
+        """REF_MESSAGE and TX_MESSAGE frames: as few as preserve the order within each partition, with
+        adjacent messages joined. Both kinds alternate within a partition only where copied and referenced
+        messages do."""
         segment = self._log.segment_start(self._log.last_index)
         budget = writer.copy_budget
         runs_by_slot: dict[int, list[tuple[bool, list[int]]]] = {}  # copied?, quadruples as in ``reference``
@@ -300,7 +302,7 @@ class Admission:
         writer.copy_budget = budget
         slots, frames = self._state.topics.slots, []
         for slot, runs in runs_by_slot.items():
-            if slot in slots and slot not in self._deleting:  # else the topic is gone: they go nowhere
+            if slot in slots and slot not in self._deleting:  # otherwise the topic is gone: drop them
                 topic, number = slots[slot].topic, slots[slot].number
                 for copied, flat in runs:
                     build_one = self._copied if copied else build.reference
@@ -313,15 +315,15 @@ class Admission:
         return build.copied(topic, number, sum(count for *_, count in places), rows)
 
     def forget_decisions(self) -> None:
-        """Leadership is lost. Not before: an entry whose proposal timed out may still be applied in this
-        term, and until then its transactions must not get a second decision."""
+        """Leadership is lost. Not to be called before: an entry whose proposal timed out may still be applied
+        in this term, and until then its transactions must not get a second decision."""
         self._deciding.clear()
         self._deleting.clear()
         self._unsure.clear()
 
     def ended(self, entry: ComposedEntry, *, decided: bool) -> None:
-        """The entry's proposal has ended. ``decided``: it is applied, or surely in no log, so that its
-        transactions may be decided again; else they may not, until an entry behind it is applied, or
+        """The entry's proposal has ended. ``decided``: it is applied, or certainly in no log, so its
+        transactions may be decided again; otherwise they may not, until a later entry is applied, or
         leadership is lost."""
         for key, count in entry.opening:
             left = self._opening[key] - count
@@ -347,8 +349,8 @@ class Admission:
             self._deleting -= Counter(deletions)
 
     def applied(self, entry: ComposedEntry, results: Sequence[Result]) -> None:
-        """The entry is applied: answer its requests. What was given up before is applied by now, too: it
-        stands before this one, since proposals are given up in their order."""
+        """The entry is applied: answer its requests. Entries that were given up earlier are applied by now
+        too: they come before this one, since proposals are given up in order."""
         if self._unsure:
             unsure, self._unsure = self._unsure, []
             for decisions, deletions in unsure:
@@ -386,12 +388,13 @@ def sift(
     """Which transactions of a decision go into the entry, and why others that are open do not.
 
     - A decision that names a home group and home indexes does nothing to a record with others. A branch of
-      the same home with a lower index belongs to an older transaction, which is rolled back soon (RETRY).
-      Anything else stays as long as it likes, and what is decided is not here: not to be told again.
-    - A branch is decided by nobody who does not name its home index.
-    - Who commits and is not the producer (a check, an operator) commits only what has all its parts here, and
+      the same home with a lower index belongs to an older transaction, which will soon be rolled back
+      (RETRY). In any other case the decided transaction is not here, and its decision need not be sent again
+      (UNKNOWN_TX).
+    - Only a decision that names its home index decides a branch.
+    - A committer other than the producer (a check, an operator) commits only what has all its parts here, and
       over several groups only under the home index, which it has looked up in all of them.
-    - What a home group rolls back and is not known here goes in too: it is remembered from then on.
+    - What a home group rolls back and is not known here is included too: it is remembered from then on.
     """
     tx_ids, by = meta[1], meta[2]
     home_index, home_group = meta[4:] if len(meta) > 4 else (None, -1)
@@ -422,7 +425,7 @@ def sift(
 
 
 def _rollback_frame(meta: Sequence[Any], valid: Sequence[str]) -> bytes:
-    """A client's ROLLBACK as it stands in the log: of these transactions only."""
+    """A client's ROLLBACK as it is in the log: of these transactions only."""
     app, tx_ids, by = meta[:3]
     if len(meta) == 3:
         return build.rollback(app, valid, by)
@@ -443,7 +446,7 @@ def _newest_of(tx_ids: Sequence[str], newest: Sequence[int], valid: Sequence[str
 
 
 class _EntryWriter:
-    """Collects frames and, at the same time, the decoded operations that ``apply`` will be given."""
+    """Collects frames and, in parallel, the decoded operations that ``apply`` will be given."""
 
     def __init__(self, now_ms: int) -> None:
         self.now_ms, self.size = now_ms, ENVELOPE.size

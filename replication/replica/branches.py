@@ -1,19 +1,19 @@
-"""Transactions over several groups, brought to their end by the leaders of the groups alone.
+"""Transactions over several groups: the groups' leaders alone bring them to their end.
 
-Two jobs of a leader, for which no client and no feedback actor is needed:
+A leader has two jobs, which need no client and no feedback actor:
 
-- **As home** it tells branch groups what was decided (``follow``), until each has done it, which TX_DONE then
-  says in its own log. A client that has told the branches itself also sends TX_DONE, so ordinarily nothing
-  is left to tell after PUSH_AFTER_MS.
+- **As home** it tells branch groups the decisions (``follow``), until each has carried them out, which
+  TX_DONE then records in its own log. A client that has told the branches itself also sends TX_DONE, so
+  usually nothing is left to tell after PUSH_AFTER_MS.
 - **As branch** it asks the home group about transactions that have been open for too long, by INQUIRE, which
-  goes through home's log: a leader that was deposed and does not know it would answer "unknown", and what it
-  does not know is rolled back here. Home is prepared first and forgets only what every branch has done; so a
-  branch that is open while home has it as done, or does not know it, is a late copy. To follow a COMMITTED
-  then would publish it twice. Branches of the first version (without a home index) are never presumed: they
-  follow what home remembers, and else stay.
+  goes through home's log: a leader that was deposed without knowing it would answer "unknown", and what home
+  does not know is rolled back here. Home is prepared first and forgets only what every branch has carried
+  out; so a branch that is open although home has recorded it as done, or does not know it, is a late copy. To
+  follow a COMMITTED then would publish it twice. For branches of the first version (without a home index)
+  nothing is presumed: they follow what home remembers, and otherwise stay open.
 
-Pure: no thread, no clock, no network. Everything runs in the thread that applies; what a step looks at is
-bounded by BATCH for each group. Nothing here is kept that may not be lost: a new leader finds all of it in
+Pure: no thread, no clock, no network. Everything runs in the applying thread; a step handles at most
+BATCH transactions for each group. Nothing kept here needs to survive: a new leader finds all of it in
 its state.
 """
 
@@ -34,17 +34,18 @@ from escrowmq.replication.state.machine import Result, StateMachine
 from escrowmq.replication.state.open_table import OpenTx
 from escrowmq.replication.state.transactions import BY_HOME, COMMITTED, ROLLED_BACK
 
-#: The client tells the branches itself, within milliseconds; only what it left undone is told by home.
+#: The client tells the branches itself, within milliseconds; home tells only what the client left undone.
 PUSH_AFTER_MS = 100
-#: Transactions of one call: some milliseconds of the other leader's time.
+#: Transactions per call: some milliseconds of the other leader's time.
 BATCH = 1_000
-#: And no fewer, however often calls fail: their ids are 20 KB at the most.
+#: The minimum, however often calls fail: their ids are 20 KB at most.
 FEWEST = 10
-#: A branch whose home group has not answered is asked about again after this time.
+#: If its home group does not answer, a branch is asked about again after this time.
 ASK_AGAIN_MS = 2_000
-#: Home that has not decided yet tells when it has; asking again only finds what such a telling missed.
+#: A home that has not decided yet will tell its decision itself; asking again only catches one that was
+#: missed.
 UNDECIDED_AGAIN_MS_MAX = 60_000
-#: Pauses after calls to a group that failed, in seconds.
+#: Pauses after failed calls to a group, in seconds.
 PAUSE = Backoff(first_s=0.1, longest_s=5.0)
 _OUTCOMES = {TransactionState.COMMITTED.value: COMMITTED, TransactionState.ROLLBACK.value: ROLLED_BACK}
 
@@ -52,36 +53,36 @@ Branch = tuple[str, str, OpenTx]  # app, tx_id, record
 
 
 class Links(Protocol):
-    """How a leader reaches groups. ``done`` is called once, later, in the thread that applies; with None if
-    there is no answer: then it may have been done or not."""
+    """How a leader reaches groups. ``done`` is called once, later, in the applying thread; with None if
+    there is no answer: then the call may or may not have taken effect."""
 
     def call(self, gid: int, method: str, args: tuple[Any, ...], done: Callable[[Any], None]) -> None:
-        """A method of another group's leader, through fail-overs and for a bounded time."""
+        """Call a method of another group's leader, through fail-overs and for a bounded time."""
 
     def write(self, request: bytes, done: Callable[[Sequence[Result] | None], None]) -> None:
-        """Operations for this group's own log."""
+        """Write operations into this group's own log."""
 
 
 class Branches:
     """What the leader of one group does about transactions over several groups. One thread.
 
-    ``counts``, for operators: ``pushed`` and ``followed`` decisions, ``presumed`` roll-backs, decisions that
-    were ``forgotten`` at the branch when they came, and ``against_home``: branches that are recorded
-    otherwise than home has decided, which must never happen.
+    ``counts``, for operators: ``pushed`` and ``followed`` decisions, ``presumed`` rollbacks, decisions that
+    the branch had ``forgotten`` when they arrived, and ``against_home``: branches that are recorded
+    differently from home's decision, which must never happen.
     """
 
     def __init__(self, state: StateMachine, links: Links, report: Callable[[str], None]) -> None:
         self.counts: Counter[str] = Counter()
         self._state, self._links, self._report = state, links, report
         self._pushing: dict[int, object] = {}  # branch group -> the round that is under way
-        self._asking: dict[int, object] = {}  # home group -> the same
+        self._asking: dict[int, object] = {}  # home group -> the round that is under way
         self._failures: Counter[int] = Counter()  # of calls to a group, in a row
         self._not_before: dict[int, int] = {}  # group -> ms
         self._fewer: dict[int, int] = {}  # group -> transactions of one call, where that is not BATCH
         self._now_ms = 0
 
     def with_counts(self, seen: AcrossReport) -> AcrossReport:
-        """What the replica tells of itself, with these counts."""
+        """The replica's report, with these counts."""
         return msgspec.structs.replace(seen, **self.counts)
 
     def has_work(self) -> bool:
@@ -89,7 +90,7 @@ class Branches:
         return bool(self._state.transactions.across.undone) or bool(self._state.due.branches.homes())
 
     def resign(self) -> None:
-        """This replica leads no more: answers that are still under way mean nothing."""
+        """This replica no longer leads: answers that are still under way are ignored."""
         self._pushing.clear()
         self._asking.clear()
         self._failures.clear()
@@ -97,7 +98,7 @@ class Branches:
         self._fewer.clear()
 
     def step(self, now_ms: int) -> None:
-        """Start what is due; a few times a second, at the leader. ``now_ms``: the group's time."""
+        """Start what is due; call it a few times a second, at the leader. ``now_ms``: the group's time."""
         self._now_ms = now_ms
         across = self._state.transactions.across
         for gid in list(across.undone):
@@ -115,9 +116,9 @@ class Branches:
         return self._fewer.get(gid, BATCH)
 
     def _fitted(self, gid: int, fits: bool, asked: int) -> None:
-        """Whether a request about ``asked`` transactions of this group was taken: one that is too large, or
-        makes an entry that is, never will be. So one that fails is followed by smaller ones, whatever was
-        wrong."""
+        """Adapt the batch size to whether a request about ``asked`` transactions of this group was accepted.
+        A request that is too large, or makes an entry that is, would never be. So a failed request is
+        followed by smaller ones, whatever the reason."""
         count = 2 * self._batch(gid) if fits else max(min(asked, self._batch(gid)) // 2, FEWEST)
         if count < BATCH:
             self._fewer[gid] = count
@@ -125,7 +126,7 @@ class Branches:
             self._fewer.pop(gid, None)
 
     def _answered(self, gid: int, answer: Any, asked: int) -> bool:
-        """Count how calls to a group end; whether this one has an answer."""
+        """Count the outcomes of calls to a group; returns whether this one has an answer."""
         if answer is not None:
             self._failures.pop(gid, None)
             self._not_before.pop(gid, None)
@@ -195,18 +196,18 @@ class Branches:
         self._links.write(b"".join(frames), written)
 
     def _has_done(self, gid: int, row: Undone, code: int, info: Any) -> bool:
-        """Whether a branch group need not be told again."""
+        """Whether the branch group need not be told again."""
         if code in (ResultCode.OK, ResultCode.DUPLICATE):
             return True
-        if code == ResultCode.UNKNOWN_TX:  # settled and forgotten there, or not prepared: then home is asked
+        if code == ResultCode.UNKNOWN_TX:  # settled and forgotten there, or not prepared: then it asks home
             self.counts["forgotten"] += 1
             return True
         if code == ResultCode.TX_CONFLICT:
             self.counts["against_home"] += 1
             self._report(
                 f"branch-against-home: transaction {row.tx_id!r} of app {row.app!r} is recorded as {info} in "
-                f"group {gid}, and was decided otherwise here (outcome {row.outcome}, home index "
-                f"{row.home_index}); it may be an earlier transaction of the same id"
+                f"group {gid}, but was decided otherwise here (outcome {row.outcome}, home index "
+                f"{row.home_index}); it may be an earlier transaction with the same id"
             )
             return True
         if code != ResultCode.RETRY:
@@ -266,10 +267,10 @@ class Branches:
         )
 
     def _ask_as_before(self, home: int, found: Sequence[Branch], turn: object, *, last: bool) -> None:
-        """Branches of the first version, of one app: what home remembers is true, whoever tells it; what it
-        does not remember is left alone."""
+        """Branches of the first version, of one app: what home remembers is true, whichever replica tells it;
+        what it does not remember is left alone."""
         app = found[0][0]
-        branches = [branch for branch in found if branch[0] == app]  # the others come back
+        branches = [branch for branch in found if branch[0] == app]  # the others come due again
 
         def answered(answer: Any) -> None:
             if self._asking.get(home) is not turn and last:
@@ -296,7 +297,8 @@ class Branches:
         self._links.call(home, "tx_states", (app, [tx_id for _, tx_id, _ in branches]), answered)
 
     def _write_decisions(self, home: int, frames: Sequence[bytes], asked: int) -> None:
-        """In the own log; then the next ones are asked about. What stays open comes back."""
+        """Write them into the own log; then the next branches are asked about. Those still open come due
+        again."""
         if not frames:
             del self._asking[home]
             self._fitted(home, True, asked)
@@ -311,7 +313,7 @@ class Branches:
         self._links.write(b"".join(frames), written)
 
     def _undecided(self, branch: Branch) -> None:
-        """Asked about again when it is twice as old."""
+        """Ask about it again when it is twice as old."""
         app, tx_id, record = branch
         age = self._now_ms - record.prepared_ms
         again = min(
@@ -321,8 +323,8 @@ class Branches:
 
 
 def judge(home: Standing, gid: int) -> tuple[int | None, bool]:
-    """What home's record means for the branch in group ``gid``: its outcome, None while it is open; and
-    whether it is presumed, because home owes this branch nothing."""
+    """What home's record means for the branch in group ``gid``: its outcome (None while it is open), and
+    whether that is presumed, because home owes this branch no decision."""
     if home.state == TransactionState.PREPARE.value and gid in home.groups:
         return None, False
     if home.state in _OUTCOMES and gid in home.groups:
@@ -347,7 +349,7 @@ def decision(
 
 
 def results_of(rows: Sequence[Undone], result: Sequence[Any]) -> list[tuple[Undone, int, Any]]:
-    """Each row with its own code and what came with it."""
+    """Each row with its own code and info."""
     if result[0] != ResultCode.PARTIAL:
         return [(row, result[0], result[1] if len(result) > 1 else None) for row in rows]
     problems = {problem[0]: problem for problem in result[1]}

@@ -1,11 +1,11 @@
 """Checkpoints on disk: when to take one, writing it beside the log, finding the newest good one.
 
 A checkpoint is a snapshot file ``<index>.snap`` plus the run files that it names. Two snapshots are
-kept, so that one that turns out to be damaged costs a longer redo and not the replica. Writing and removing
-files happens in whatever thread the caller lends (``run`` of a job): to unlink a run file of 480 MB takes
-200 ms on ext4. Everything else happens in the applying thread, and what visits partitions there in slices
-(``step``): first the state is captured, when it is written the mapped runs take the place of those on the
-heap, and what is superseded then goes.
+kept, so that a damaged one costs a longer redo and not the replica. Files are written and removed
+in whatever thread the caller provides (``run`` of a job): unlinking a run file of 480 MB takes
+200 ms on ext4. Everything else happens in the applying thread, and work that visits partitions is done there
+in slices (``step``): first the state is captured; when it is written the mapped runs replace those on the
+heap, and then superseded files are removed.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ SNAPSHOTS_KEPT = 2
 #: size. Small states: at every roll. A million open transactions (90 MB): every sixth 64 MiB segment,
 #: which keeps the cost of snapshots at a few percent and the redo at a restart in proportion.
 LOG_PER_SNAPSHOT = 4
-#: Tables of run files that are looked at when a checkpoint begins, to see which files are still read. Mostly
-#: it is one for each file; after a topic of many partitions was deleted, the rest is looked at in slices.
+#: Tables of run files that are checked when a checkpoint begins, to find files that are still read. Usually
+#: one per file is enough; after a topic of many partitions was deleted, the rest is checked in slices.
 LOOKS_AT_BEGIN = 64
 
 
@@ -43,7 +43,7 @@ class CheckpointJob:
     snapshot_bytes: int = 0
     mapped: dict[int, RunTable] = field(default_factory=dict)
     ends: list[tuple[int, int]] = field(default_factory=list)  # slot, end offset of its runs in the run file
-    damaged: bool = False  # found so before it counted; set in the applying thread
+    damaged: bool = False  # found damaged before it was adopted; set in the applying thread
 
     def run(self) -> None:
         """Write the run file, then the snapshot that names it; each appears whole or not at all."""
@@ -53,7 +53,7 @@ class CheckpointJob:
                 self.mapped = map_tables(self.run_file, self.disk.mmap(self.run_file))
                 self.ends = _ends(self.mapped)
             self.disk.write_atomic(snapshot_name(self.snapshot.index), self._counted())
-        except DiskFull as error:  # the log still has everything, the next roll tries again
+        except DiskFull as error:  # the log still has everything, and the next roll tries again
             self.error = error
 
     def _counted(self) -> Iterator[bytes]:
@@ -64,7 +64,7 @@ class CheckpointJob:
 
 @dataclass(frozen=True)
 class RemovalJob:
-    """Files that nothing names any more."""
+    """Removes files that nothing refers to any more."""
 
     disk: Disk
     names: Sequence[str]
@@ -75,7 +75,7 @@ class RemovalJob:
         self.disk.sync_dir()
 
 
-#: What is to be run in another thread than the applying one.
+#: Jobs that run in another thread than the applying one.
 Job = CheckpointJob | RemovalJob
 
 
@@ -90,7 +90,7 @@ class Checkpoints:
         segment_bytes: int = 1 << 40,
         delay_bytes: int = 0,
     ) -> None:
-        """``segment_bytes``: by how much the log grows from roll to roll. ``delay_bytes``: how far behind the
+        """``segment_bytes``: the growth of the log from roll to roll. ``delay_bytes``: how far after the
         roll a checkpoint is taken, so that the replicas of a group do not take theirs at the same time."""
         self._segment_bytes, self._delay_bytes = segment_bytes, delay_bytes
         self._rolls = self._last_bytes = 0
@@ -101,14 +101,14 @@ class Checkpoints:
         self._named: dict[int, list[str]] = {}  # snapshot -> run files it needs
         self._capture: Capture | None = None
         self._running: Job | None = None
-        self._unneeded: list[str] | None = None  # files that the next step has removed
-        self._swaps: Iterator[None] | None = None  # what is left to do for one that was written
+        self._unneeded: list[str] | None = None  # files that the next step removes
+        self._swaps: Iterator[None] | None = None  # remaining work for a checkpoint that was written
         self._wanted_at: int | None = None
         self._wait_bytes = 0
         self.indexes: list[int] = []  # of good snapshots, oldest first
 
     def want(self, index: int) -> None:
-        """A segment was rolled: take a checkpoint once ``index`` is applied, if it is worth it by now."""
+        """A segment was rolled: take a checkpoint once ``index`` is applied, if it is worth it by then."""
         self._rolls += 1
         if self._rolls * self._segment_bytes >= LOG_PER_SNAPSHOT * self._last_bytes:
             self._wanted_at, self._wait_bytes = index, self._delay_bytes
@@ -129,8 +129,8 @@ class Checkpoints:
         return self._capture is not None or self._swaps is not None or self._unneeded is not None
 
     def begin(self, state: StateMachine, term: int) -> None:
-        """Begin a checkpoint of the state as it is now. ``step`` then brings the job to be run in any thread,
-        after which the caller calls ``written`` and ``step`` again."""
+        """Begin a checkpoint of the present state. ``step`` then returns the job, to be run in any thread,
+        after which the caller calls ``done`` and ``step`` again."""
         assert not self._under_way()
         self._wanted_at, self._wait_bytes, self._rolls = None, 0, 0
         looks = LOOKS_AT_BEGIN
@@ -144,8 +144,8 @@ class Checkpoints:
         self._capture = Capture(state, term, self._run_files)
 
     def step(self, state: StateMachine, visits: int) -> Job | None:
-        """Visit so many further partitions; a job, once the state is captured, and once more when files are
-        to be removed."""
+        """Visit up to ``visits`` more partitions; returns a job once the state is captured, and again when
+        files are to be removed."""
         if self._swaps is not None:
             for _ in islice(self._swaps, visits):
                 pass
@@ -167,7 +167,8 @@ class Checkpoints:
 
     def _look(self, state: StateMachine, name: str) -> Iterator[bool]:
         """Whether any partition still reads runs of this file (retention moves starts past them), one table
-        after the other: True ends it. What is found gone is so for good, and not looked at again."""
+        after the other, ending at the first True. A table that is found unused stays so and is not checked
+        again."""
         slots, ends = state.topics.slots, self._ends[name]
         while ends:
             slot, end = ends[-1]
@@ -178,8 +179,8 @@ class Checkpoints:
             yield False
 
     def done(self, state: StateMachine, job: Job) -> None:
-        """The job has run. A checkpoint: swap heap runs for the mapped file with the next steps, then have
-        removed what is superseded."""
+        """The job has run. After a checkpoint: the next steps replace heap runs by the mapped file, and then
+        remove superseded files."""
         assert job is self._running
         if isinstance(job, CheckpointJob):
             self._swaps = self._swap(state, job)
@@ -201,7 +202,7 @@ class Checkpoints:
                 yield
         elif job.run_file is not None:
             self._ends[job.run_file] = job.ends
-            while job.mapped:  # out of both, so that they are let go one by one too
+            while job.mapped:  # removed from both, so that they are released one by one too
                 slot, table = job.mapped.popitem()
                 tables.pop(slot, None)
                 snapshots.adopt(state, slot, table)
@@ -211,12 +212,12 @@ class Checkpoints:
                 yield
         if job.error is None:
             self._count(job)
-            superseded = self._superseded()  # what is damaged is among them, if it was not removed before
+            superseded = self._superseded()  # includes the damaged one, if it was not removed before
             self._unneeded = superseded or self._unneeded
         self._swaps = self._running = None
 
     def _count(self, job: CheckpointJob) -> None:
-        """It is complete, unless it proved damaged while it was put in place."""
+        """Adopt it as complete, unless it proved damaged while it was put in place."""
         index = job.snapshot.index
         self._last_bytes = job.snapshot_bytes
         if not job.damaged:
@@ -224,7 +225,7 @@ class Checkpoints:
             self._named[index] = list(job.snapshot.meta["run_files"])
 
     def _superseded(self) -> list[str]:
-        """Snapshots beyond those that are kept, and run files that none of these names; forgotten here."""
+        """Snapshots beyond those that are kept, and run files that none of the kept names; forgotten here."""
         while len(self.indexes) > SNAPSHOTS_KEPT:
             self._named.pop(self.indexes.pop(0), None)
         kept = {snapshot_name(index) for index in self.indexes}
@@ -239,7 +240,7 @@ class Checkpoints:
         return found
 
     def drop_damaged(self, name: str) -> None:
-        """A snapshot's file proved damaged: let it go with a later step, and take another then."""
+        """A snapshot's file proved damaged: remove it in a later step, and take another one then."""
         index = int(name.removesuffix(".snap"), 16)
         if isinstance(self._running, CheckpointJob) and self._running.snapshot.index == index:
             self._running.damaged = True
@@ -251,14 +252,14 @@ class Checkpoints:
 
     def oldest_needed_index(self) -> int | None:
         """Log entries after this one are needed to recover from the older of the kept snapshots."""
-        # There may be more: a crash can leave one that is superseded, and whose part of the log is gone.
+        # There may be more: a crash can leave a superseded one, whose part of the log is gone.
         return self.indexes[-SNAPSHOTS_KEPT] if len(self.indexes) >= SNAPSHOTS_KEPT else None
 
     def recover(self, state_factory: Callable[[], StateMachine]) -> tuple[StateMachine, int]:
-        """The state of the newest good snapshot and the term of its last entry; an empty state, 0 if none.
+        """The state of the newest good snapshot and the term of its last entry; an empty state and 0 if none.
 
-        A damaged snapshot is reported and passed over for the one before it. Raises NewerLevel for a sound
-        one of newer software: nothing is wrong with it, and going on without it would look like damage.
+        A damaged snapshot is reported, and the one before it is used. Raises NewerLevel for a sound
+        one of newer software: it is not damaged, and continuing without it would look like damage.
         """
         names = sorted((n for n in self._disk.names() if n.endswith(".snap")), reverse=True)
         chosen: tuple[StateMachine, int] | None = None
@@ -280,7 +281,7 @@ class Checkpoints:
             except snapshots.NewerLevel:
                 raise
             except (CorruptLog, ReadFailed, UnknownVersion) as error:
-                # Of another version: one flipped bit can say so too. What follows is redone from the log.
+                # UnknownVersion too: one flipped bit can cause it. What follows is redone from the log.
                 self._report(f"{name} is damaged and not used: {error}")
                 continue
             self._run_files = list(run_files)

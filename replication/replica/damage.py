@@ -1,6 +1,6 @@
-"""What is wrong with a file that another replica is to rely on: log, snapshot or run file, every checksum.
+"""What is wrong with a file that another replica relies on: log, snapshot or run file, with every checksum.
 
-Asked before a copied file is switched in, and by a leader about a file that a peer found damaged: a cold
+Used before a copied file is switched in, and by a leader for a file that a peer found damaged: a cold
 segment may not be read for weeks.
 """
 
@@ -17,11 +17,11 @@ from escrowmq.replication.state.runs_file import map_runs, verify_runs
 
 
 def damage_in(name: str, data: bytes, size: int | None = None) -> str | None:
-    """What is wrong with a whole file that others are to rely on (.log, .snap or .runs); None: nothing.
+    """What is wrong with a whole file that others rely on (.log, .snap or .runs); None: nothing.
 
     A log file must hold whole, sound entries up to its last byte, or at least up to ``size``: the rest may
-    just be being written. Another format version counts as damage: a flipped bit can look like one,
-    and what cannot be read cannot be relied on.
+    be being written just now. Another format version counts as damage: a flipped bit can look like one,
+    and a file that cannot be read cannot be relied on.
     """
     try:
         if name.endswith(".snap"):
@@ -43,10 +43,11 @@ def damage_in(name: str, data: bytes, size: int | None = None) -> str | None:
 
 
 def verify_state_file(name: str, file: File, piece_bytes: int) -> Iterator[int]:
-    """Read a snapshot or run file again, every checksum, about ``piece_bytes`` at a time: bytes of each.
+    """Re-read a snapshot or run file, every checksum, about ``piece_bytes`` at a time; yields the bytes of
+    each.
 
-    In bounded memory, and without a look at what the content means. Raises CorruptLog; another version is
-    one, as for ``damage_in``.
+    In bounded memory, and without interpreting the content. Raises CorruptLog, also for another
+    version, as ``damage_in`` does.
     """
     check = snapshot.verify if name.endswith(".snap") else verify_runs
     try:

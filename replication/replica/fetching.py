@@ -1,8 +1,8 @@
 """Reading committed messages: partition index -> places in the log -> bytes. Any replica, any thread.
 
-Returns whole runs: the first may start before the wanted offset and the client trims it, as a Kafka
-client trims a batch. Neighbouring runs of one entry are read at once. Bodies are never decoded. One call
-sees one moment: where its partitions end is looked up between two commits, never in the middle of one.
+Returns whole runs: the first may start before the requested offset and the client trims it, as a Kafka
+client trims a batch. Adjacent runs of one entry are read together. Bodies are never decoded. One call
+sees one moment: the ends of its partitions are read between two commits, never in the middle of one.
 """
 
 from __future__ import annotations
@@ -19,19 +19,20 @@ from escrowmq.replication.state.topics import Partition
 #: Runs looked up per partition and call: bounds the work of one call over many tiny runs.
 RUNS_MAX = 4_096
 
-#: What one answer brings, whatever its caller asks for: it is put together in this process's memory.
+#: Maximum size of one answer, whatever its caller asks for: it is assembled in this process's memory.
 FETCH_BYTES_MAX = 64 << 20
 FETCH_ENDS_MAX = 64
 
-#: Topic, partition, offset; a caller that reads a range adds its end, and gets no run that begins there.
+#: Topic, partition, offset; a caller that reads a range adds its end, and gets no run that begins at or after
+#: it.
 FetchRequest = tuple[str, int, int] | tuple[str, int, int, int]
 FetchResult = tuple[str, int, int, int, int, list[tuple[int, int, int, int]], bytes | memoryview]
-#: Joins parts that have this many bytes together. A caller with many large answers keeps memory for them.
+#: Joins parts whose total size is given. A caller with many large answers reuses memory for them.
 Join = Callable[[Iterable[bytes], int], bytes | memoryview]
 
 
 def in_bytes(parts: Iterable[bytes], size: int) -> bytes:
-    """The plain ``Join``: into an object of its own."""
+    """The plain ``Join``: into a new bytes object."""
     return b"".join(parts)
 
 
@@ -85,16 +86,16 @@ def _fetch_partition(
 
 def _runs_of_answer(index: PartitionIndex, offset: int, end: int, until: int, max_bytes: int) -> list[Run]:
     runs = index.runs_from(offset, RUNS_MAX, max_bytes)
-    # A run that a later commit has made longer is left for the next fetch.
+    # A run that a later commit has extended is left for the next fetch.
     return _within([r for r in runs if r.base + r.messages <= end and r.base < until], max_bytes)
 
 
 def fetch_ends(
     state: StateMachine, topic: str, number: int, offset: int, until: int, max_bytes: int, count: int
 ) -> tuple[int, list[int]]:
-    """``(code, offsets)``: where the answers to the next fetches would end, each from where the last one did.
+    """``(code, offsets)``: where the next fetches would end, each starting where the previous one ended.
 
-    At most ``count`` of them, and none behind the first at ``until`` or later. For callers that pipeline
+    At most ``count`` of them, and none after the first at ``until`` or later. For callers that pipeline
     fetches: without this, where a fetch ends is known only from its answer.
     """
     partition = state.topics.find(topic, number)
@@ -122,7 +123,7 @@ def _within(runs: list[Run], max_bytes: int) -> list[Run]:
 
 
 def read_runs(log: RangeReader, runs: Sequence[Run]) -> Iterator[bytes]:
-    """The runs' rows, in parts; neighbours in the log are one read."""
+    """The runs' rows, in parts; runs that are adjacent in the log are one read."""
     at = 0
     while at < len(runs):
         first = runs[at]

@@ -1,8 +1,8 @@
-"""When a group goes up to the next format level: once nobody is left who could not read what may follow.
+"""When a group moves to the next format level: once every replica can read what may follow.
 
-A replica that meets an operation it does not know stops. So the leader asks every replica of *every* group (a
-transaction's branches are written in the version in which its home took it), and one that does not answer,
-or does not know the question, counts as one that runs older software. There is no way down.
+A replica stops at an operation that it does not know. So the leader asks every replica of *every* group (a
+transaction's branches are written in the version in which its home accepted it), and a replica that does not
+answer, or does not know the question, counts as running older software. The change is irreversible.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from escrowmq.replication.calling.answers import LevelReport
 
 
 def next_level(level: int, reports: Sequence[LevelReport | None]) -> int | None:
-    """The level to propose in a group of ``level``, or None. ``reports``: of every replica of every group, as
-    they were told just now; None where there was no answer."""
+    """The level to propose in a group of ``level``, or None. ``reports``: the latest reports of all replicas
+    of all groups; None where there was no answer."""
     wanted = level + 1
     ready = [r is not None and r.known >= wanted and r.applied >= level for r in reports]
     return wanted if ready and all(ready) else None

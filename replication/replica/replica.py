@@ -1,9 +1,9 @@
 """One replica of a broker group, without threads, clock, or network.
 
-Ties the replicated state to the Raft node: as leader it admits requests and proposes entries, on every
+Ties the replicated state to the Raft node: as leader it admits requests and proposes entries; on every
 replica it applies what is committed, takes checkpoints, and answers questions about the state. All
-methods run in one thread (the driver's, or the simulator's), except ``fetch`` and ``offset_for_time``,
-which may run in any. Time comes in as ``now_ms``.
+methods run in one thread (the driver's, or the simulator's), except ``fetch``,
+which may run in any. Time is passed in as ``now_ms``.
 """
 
 from __future__ import annotations
@@ -27,25 +27,26 @@ from escrowmq.replication.replica.validation import level_needed
 from escrowmq.replication.state.machine import LEVEL_MAX, Result, StateMachine
 from escrowmq.replication.state.topics import Topic
 
-#: When a client asks again whose leader's disk is full: space is freed by people, or by retention.
+#: When a client asks again if the leader's disk is full: people or retention have to free space first.
 DISK_FULL_RETRY_S = 1.0
-#: When those ask again whose entry was too large together; clients spread over half to one and a half of it.
+#: When clients ask again whose requests made too large an entry together; they spread over half to one and a
+#: half times this.
 APART_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Bounds of one replica (the same on all replicas is wise, but nothing breaks if they differ)."""
+    """Bounds of one replica (they should be equal on all replicas, but nothing breaks if they differ)."""
 
     open_transactions_max: int = 2_000_000  # per app and topic: about 1 GB on each replica
     queue_bytes_max: int = 64 << 20  # requests waiting for an entry: 0.2 s of work at full speed
-    entries_in_flight: int = 4  # more adds latency, not throughput: what waits goes into bigger entries
+    entries_in_flight: int = 4  # more adds latency, not throughput: waiting requests go into bigger entries
     copy_bytes: int = 0  # messages of at most this many bytes are copied at commit even within the segment
     retention_interval_ms: int = 10_000
-    #: A new leader has more urgent things to do, and another one may have looked a moment ago.
+    #: A new leader has more urgent work, and its predecessor may have run retention just before.
     retention_pause_ms: int = 5_000
-    #: Partitions that are visited at a time, for retention or a snapshot: a millisecond of the thread that
-    #: sends heartbeats. Between two such slices of a snapshot it has ``slice_pause_ms`` for everything else.
+    #: Partitions visited at a time, for retention or a snapshot: a millisecond of the thread that
+    #: sends heartbeats. Between two such slices of a snapshot it has ``slice_pause_ms`` for other work.
     slice_visits: int = 256
     slice_pause_ms: int = 10
 
@@ -96,13 +97,13 @@ class Replica:
         self._next_retention_ms = self._next_slice_ms = self._dropped_to = 0
         self._retention: retention.RetentionRound | None = None
         self._leads = False
-        #: What was applied of its own entries, as leader. What others led, or is redone, counts elsewhere: so
-        #: each transaction counts at one replica, and a restart counts none of them again.
+        #: Counts of its own entries, applied as leader. Entries led by others, or redone, count elsewhere: so
+        #: each transaction is counted at one replica, and a restart counts none of them again.
         self.led, self._followed = Counts(), state.counts
         self.terms_led = 0
         if state.members is not None:
             journal.members.begin(*state.members)
-        self._clock_ms: int | None = None  # this machine's, when it was last looked at
+        self._clock_ms: int | None = None  # this machine's clock at its last reading
         self._group_ms = self._half_ms = 0
 
     def attach(self, raft: Raft) -> None:
@@ -129,7 +130,8 @@ class Replica:
         return results
 
     def _drop_segments(self) -> None:
-        """What the group has let go, but never what this replica's own older snapshot is redone from."""
+        """Drop what the group has released, but never what this replica's own older snapshot is redone
+        from."""
         snapshot = self.checkpoints.oldest_needed_index()
         bound = 0 if snapshot is None else min(self.state.first_index, snapshot)
         if bound > self._dropped_to:
@@ -154,14 +156,14 @@ class Replica:
         done: Callable[[Reply], None],
         about: Mapping[str, Topic | None] | None = None,
     ) -> None:
-        """Take a request that ``validation.parse_request`` accepted; ``done(status)`` exactly once.
-        ``about``: see ``AboutTopics``; None: about whatever has its names when it is applied."""
+        """Take a request that ``validation.parse_request`` accepted; calls ``done(status)`` exactly once.
+        ``about``: see ``AboutTopics``; None: about whatever topics have its names when it is applied."""
         raft = self._raft
         assert raft is not None
         if not raft.ready:
             done(self.not_leader())
             return
-        # Levels only rise, so what is let in here may stand in an entry that is written later.
+        # Levels only rise, so what is admitted here may be in an entry that is written later.
         if self.state.level < LEVEL_MAX and (needed := level_needed(ops)) > self.state.level:
             done(("unsupported", needed))
             return
@@ -172,7 +174,7 @@ class Replica:
             done(("overloaded", 0.05))
 
     def not_leader(self) -> Reply:
-        """The status that sends a client elsewhere."""
+        """The status that sends a client to another replica."""
         assert self._raft is not None
         leader = None if self._raft.is_leader else self._raft.leader_id
         number = None if leader is None else self._number_of(leader)
@@ -182,7 +184,7 @@ class Replica:
         """The group's time: never behind its entries, and never standing still.
 
         A leader may find that its clock is far behind the last entry, since another leader's was far
-        ahead. Then time goes on from that entry, at half speed until the clock has caught up: if it stood
+        ahead. Then time continues from that entry, at half speed until the clock has caught up: if it stood
         still, nothing would come due for as long as the other clock was wrong.
         """
         passed = 0 if self._clock_ms is None else now_ms - self._clock_ms
@@ -229,7 +231,7 @@ class Replica:
 
         def done(results: Any, outcome: bool | None) -> None:
             self._in_flight -= 1
-            # Entries end in the order they were proposed, whatever their outcome.
+            # Proposals end in the order in which they were made, whatever their outcome.
             self._own.remove(entry)
             if outcome:
                 self.admission.applied(entry, results)
@@ -245,9 +247,9 @@ class Replica:
         raft.propose(entry.command, done)
 
     def _refused(self, reason: EscrowMQError | None, requests: int) -> Reply:
-        """What the clients of so many requests are told whose entry surely is not logged. Only what another
-        replica can take is "not leader": else they would look for a leader that they have found, until their
-        deadlines."""
+        """The answer to the clients of so many requests whose entry is certainly not logged. It is "not
+        leader" only if another replica could take them: otherwise clients would search for a leader that they
+        have already found, until their deadlines."""
         if reason is None:
             return self.not_leader()
         if isinstance(reason, Overloaded):
@@ -255,14 +257,15 @@ class Replica:
         if isinstance(reason, DiskFull):
             return "disk_full", DISK_FULL_RETRY_S
         if isinstance(reason, MessageTooLarge):
-            if requests > 1:  # which of them is too large shows when each comes by itself
+            if requests > 1:  # which of them is too large shows when each is sent alone
                 return "overloaded", APART_S
             size, most = reason.size_bytes, reason.limit_bytes
-            return "malformed", f"it makes an entry of {size} bytes, of at most {most}; send less"
+            return "malformed", f"it makes an entry of {size} bytes, but the limit is {most}; send less"
         raise AssertionError(f"no status for {reason!r}")
 
     def raise_level(self, reports: Sequence[LevelReport | None]) -> None:
-        """Propose the next format level if ``reports`` allow it (see levels.py). Twice does no harm."""
+        """Propose the next format level if ``reports`` allow it (see levels.py). Proposing twice is
+        harmless."""
         raft = self._raft
         level = next_level(self.state.level, reports)
         if level is not None and raft is not None and raft.ready:
@@ -272,7 +275,7 @@ class Replica:
     # -------------------------------------------------------------- timers
 
     def on_timer(self, now_ms: int) -> None:
-        """A few times a second: due checks; now and then, as leader, retention."""
+        """Called a few times a second: due checks, and from time to time, as leader, retention."""
         now_ms = self.group_ms(now_ms)
         raft = self._raft
         self.state.transactions.tidy()
@@ -286,7 +289,7 @@ class Replica:
             self._retain(now_ms)
 
     def _retain(self, now_ms: int) -> None:
-        """A slice of the round under way, or of the next one if that is due."""
+        """A slice of the round under way, or of the next one if it is due."""
         if self._retention is None:
             if now_ms < self._next_retention_ms:
                 return

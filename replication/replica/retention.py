@@ -1,12 +1,12 @@
-"""What may be deleted, decided by the leader and written into the log, so that replicas delete alike.
+"""What may be deleted. The leader decides it and writes it into the log, so that all replicas delete alike.
 
 Two steps. TRIM moves the start of partitions by the topic's ``retention_ms`` and ``retention_bytes``.
 RETAIN then names the first log entry that anything still needs: live messages, open transactions, the
-older of the two kept snapshots. Segments wholly before it are dropped.
+older of the two kept snapshots. Segments entirely before it are dropped.
 
-Both come of one look at all partitions, which goes on in slices while entries are applied: the thread that
-does it also sends heartbeats. What is applied meanwhile needs no entry before those that were needed when the
-look began: it refers to transactions that were open then, or to itself.
+Both result from one pass over all partitions, made in slices between applied entries, since the same thread
+also sends heartbeats. What is applied meanwhile needs no entry before those that were needed when the
+pass began: it refers to transactions that were open then, or to itself.
 """
 
 from __future__ import annotations
@@ -19,15 +19,16 @@ from escrowmq.replication.state.index import PartitionIndex
 from escrowmq.replication.state.machine import StateMachine
 from escrowmq.replication.state.topics import Topic
 
-#: What summing up a block of runs costs, in visits to a partition.
+#: What summing a block of runs costs, in visits to a partition.
 VISITS_PER_BLOCK = 8
 
 
 class RetentionRound:
-    """One look at all partitions. Only in the applying thread, of a leader."""
+    """One pass over all partitions. Only in the applying thread, of a leader."""
 
     def __init__(self, state: StateMachine, now_ms: int, snapshot_index: int | None) -> None:
-        """``snapshot_index``: recovery redoes what follows it; None: without two snapshots nothing may go."""
+        """``snapshot_index``: recovery redoes what follows it; None: there are fewer than two snapshots, so
+        nothing may be dropped."""
         self._state, self._now_ms = state, now_ms
         self._frames: list[bytes] = []
         self._needed = state.first_index
@@ -43,7 +44,8 @@ class RetentionRound:
         return self._needed
 
     def step(self, visits: int) -> list[bytes]:
-        """Go on for about as long as so many visits to partitions take; the TRIM operations found."""
+        """Continue for about as long as ``visits`` visits to partitions take; returns the TRIM operations
+        found."""
         while visits > 0 and not self.done:
             cost = next(self._visits, None)
             if cost is None:

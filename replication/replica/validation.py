@@ -1,7 +1,7 @@
-"""Admission of a client's request: everything that could make ``apply`` stumble is refused here.
+"""Admission of a client's request: anything that could make ``apply`` fail is refused here.
 
 The typed decoders of codec.py have checked shapes; this checks what they cannot: that columns are of
-equal length, ordinals in range, sizes add up, PRE_MESSAGEs follow their PREPARE, and that clients send
+equal length, ordinals are in range, sizes add up, PRE_MESSAGEs follow their PREPARE, and that clients send
 no operations that only a leader may write.
 """
 
@@ -34,41 +34,41 @@ _FROM_CLIENTS = frozenset(
         OpType.INQUIRE,
     )
 )
-#: Types of operations that came with level 2; two older ones have a second version since.
+#: Types of operations that were added with level 2; two older ones have had a second version since then.
 _LEVEL_2 = frozenset((OpType.TX_DONE, OpType.INQUIRE, OpType.SETTINGS))
-#: And with level 3, with which MESSAGE has a second version.
+#: Added with level 3, in which MESSAGE got a second version.
 _LEVEL_3 = frozenset((OpType.ALTER_TOPIC,))
-#: CREATE_TOPIC has a second version, of so many columns, since level 4.
+#: Number of columns of the second version of CREATE_TOPIC, which level 4 added.
 _PLACED = 3
 NAME_BYTES_MAX = 512
 IDS_PER_OPERATION_MAX = 20_000
-#: Numbers of clients that are added to others later: sums must stay inside what snapshots can hold.
+#: Clients' numbers are later added to others: sums must stay within what snapshots can hold.
 NUMBER_MAX = (1 << 53) - 1
 #: A transaction may wait for ten years.
 TIMEOUT_MS_MAX = 10 * 366 * 86_400_000
 GROUPS_MAX = 1 << 16
 #: Branch groups of one transaction.
 PARTICIPANTS_MAX = 64
-#: Characters of a name that would break the lines of a log or a table: Unicode's categories.
+#: Unicode categories of characters that would break the lines of a log or a table.
 _CONTROL = frozenset(("Cc", "Zl", "Zp"))
 
 
 def has_control_characters(name: str) -> bool:
-    """Whether a name has any. Clients refuse such names for what is new; what has one already stays."""
+    """Whether a name has control characters. Clients refuse such names for new things; existing ones stay."""
     return not name.isprintable() and any(unicodedata.category(c) in _CONTROL for c in name)
 
 
-#: What the reserve of disk space is kept from. All else settles what is there, or makes room.
+#: What is refused when only the disk reserve is left. All else settles existing work, or makes room.
 _NEW_WORK = frozenset((OpType.MESSAGE, OpType.PREPARE, OpType.CREATE_TOPIC))
 
 
 def brings_new_work(ops: Sequence[Op]) -> bool:
-    """Whether a request adds messages, transactions or topics, rather than settling what is there."""
+    """Whether a request adds messages, transactions or topics, rather than settling existing ones."""
     return any(op.type in _NEW_WORK for op in ops)
 
 
 def level_needed(ops: Sequence[Op]) -> int:
-    """The format level of the group that may have these operations in its log."""
+    """The lowest format level of a group whose log may have these operations."""
     needed = 1
     for op in ops:
         kind, columns = op.type, len(op.meta)
@@ -94,10 +94,10 @@ def level_needed(ops: Sequence[Op]) -> int:
 def parse_request(
     request: bytes, *, from_broker: bool = False, place: tuple[int, int] | None = None
 ) -> list[Op]:
-    """Decode and check a request; raises InvalidMessage that names the operation and what is wrong.
+    """Decode and check a request; raises InvalidMessage that names the operation and the problem.
 
-    ``from_broker``: it may decide in the name of a home group. ``place``: the number of this group, and how
-    many there are, if what is said of groups is to be checked, too.
+    ``from_broker``: it may decide in the name of a home group. ``place``: the number of this group and the
+    number of groups, if references to groups are to be checked too.
     """
     try:
         ops = decode_ops(request)

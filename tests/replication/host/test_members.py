@@ -113,7 +113,7 @@ def test_a_newcomer_does_not_trust_the_log_of_a_leader_who_may_be_none(
         member.host.open(IN_VAIN_S)
         assert Marks(RealDisk(group.path / "r3")).read(LEARNER) is None
         return
-    with pytest.raises(Unavailable, match="being answered by a majority"):
+    with pytest.raises(Unavailable, match="no leader that a majority has answered"):
         member.host.open(IN_VAIN_S)
     assert Marks(RealDisk(group.path / "r3")).read(LEARNER)
     monkeypatch.undo()  # and now there is a leader: it may be asked again
@@ -263,7 +263,7 @@ def test_a_question_that_comes_late_removes_nobody_beside_who_went_instead(
 
 def test_a_leader_hands_over_to_whom_it_is_told(group: BrokerGroup) -> None:
     leader, to = group.leader(), group.a_follower()
-    refused = "replica 9 is no voter, so it cannot lead; the voters are 0, 1, 2"
+    refused = "replica 9 is not a voter, so it cannot lead; the voters are 0, 1, 2"
     assert leader.parts.members.hand_over(9) == ("refused", refused)
     assert group.alive[to].parts.members.hand_over(leader.rid)[0] == "not_leader"
     assert leader.parts.members.hand_over(to) == ("ok", None)

@@ -106,7 +106,7 @@ def test_a_replica_that_lost_its_marks_is_a_learner_until_it_has_them_again(grou
     said: list[str] = []
     group.alive[victim] = member = Member(replace(setup, report=said.append))
     member.open()
-    assert any("counts again when all have told" in text for text in said)
+    assert any("counts again when all have answered" in text for text in said)
     wait_until(lambda: not member.parts.running.learner, what="everybody's answer")
     assert not Marks(RealDisk(setup.data_dir)).read(LEARNER)
     assert member.parts.running.node.marks.all() == before

@@ -94,7 +94,7 @@ def test_requests_that_are_too_large_together_come_again_one_by_one(tmp_path: Pa
         (DiskFull("the leader's disk is full"), ("disk_full", 1.0)),
         (
             MessageTooLarge(40 * MIB, COMMAND_BYTES_MAX),
-            ("malformed", "it makes an entry of 41943040 bytes, of at most 33554432; send less"),
+            ("malformed", "it makes an entry of 41943040 bytes, but the limit is 33554432; send less"),
         ),
     ],
 )
