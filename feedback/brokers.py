@@ -1,10 +1,10 @@
-"""Calls to broker groups: to single replicas, and to whoever leads.
+"""Calls to broker groups: to single replicas, and to the current leader.
 
-Feedback reaches brokers through two small doors: ``Brokers.call`` (one method of one replica; Ray in
-production, memory in tests) and ``GroupLeader.ask`` (the same at whoever leads now). Who leads is the
-follower's business (replication/calling/leader.py). A leader's death is learnt from its peers, never from
-Ray, which reports it seconds later; a call that went to a replica that no longer leads is abandoned and sent
-again. It must never resend what is not safe to repeat.
+Feedback reaches brokers through two small interfaces: ``Brokers.call`` (one method of one replica; Ray in
+production, memory in tests) and ``GroupLeader.ask`` (one method of the current leader). The follower
+(replication/calling/leader.py) decides who leads. A leader's death is learnt from its peers, never from
+Ray, which reports it seconds later; a call to a replica that no longer leads is abandoned and sent
+again. This must never resend a call that is not safe to repeat.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from escrowmq.replication.errors import EscrowMQError, Unavailable
 
 
 class BrokerUnreachable(EscrowMQError):
-    """The replica did not answer (dead, restarting, never started). What became of the call is not known."""
+    """The replica did not answer (dead, restarting, never started). The outcome of the call is not known."""
 
 
 class Brokers(Protocol):
@@ -31,9 +31,10 @@ class Brokers(Protocol):
     async def call(self, gid: int, rid: int, method: str, *args: Any) -> Any: ...
 
 
-#: Who the members of a group are by now: the version of the list, and their numbers; None: not known.
+#: Returns a group's present members: the version of the list, and their numbers; None: not known.
 AskMembers = Callable[[int], Awaitable[tuple[int, Sequence[int]] | None]]
-#: Without a leader for so long (an election takes less) there may be other replicas than those asked.
+#: After this time without a leader (an election takes less) the group may have other replicas than those
+#: asked.
 ASTRAY_S = 2.0
 
 
@@ -49,12 +50,12 @@ class GroupLeader:
         rng: random.Random,
         members: AskMembers | None = None,
     ) -> None:
-        """``members``: asked when nobody leads for a while; None: they are always as many as at first."""
+        """``members``: called when no leader is found for a while; None: the members never change."""
         self.gid, self._members = gid, members
         self._looking: asyncio.Task[None] | None = None
         self._brokers, self._timing = brokers, timing
-        # More and more rarely: a call is always under way here, and a frozen process would otherwise collect
-        # questions without end.
+        # Growing pauses: a call is always under way here, and otherwise a frozen process would collect
+        # questions without limit.
         repeat = Backoff(first_s=timing.probe_timeout_s, longest_s=16 * timing.probe_timeout_s)
         self._follower = LeaderFollower(replicas, Probing(timing.search_every_s, repeat))
         self._led = asyncio.Event()  # set when there is a leader again
@@ -75,10 +76,10 @@ class GroupLeader:
     async def ask(
         self, method: str, *args: Any, patience_s: float, repeatable: bool = True
     ) -> tuple[Any, ...]:
-        """The leader's answer, whoever that is; never ``("not_leader", ...)``.
+        """The leader's answer, whichever replica leads; never ``("not_leader", ...)``.
 
         Raises Unavailable after ``patience_s``; for a call that is not ``repeatable`` also as soon as its
-        fate is not known. In both cases it may or may not have taken effect.
+        outcome is not known. In both cases it may or may not have taken effect.
         """
         give_up, follower = _now() + patience_s, self._follower
         while True:
@@ -104,7 +105,7 @@ class GroupLeader:
     async def _attempt(
         self, rid: int, method: str, args: tuple[Any, ...], give_up: float
     ) -> tuple[Any, ...] | None:
-        """One call; None when the replica is gone or another one leads meanwhile."""
+        """One call; None if the replica is gone or another one leads meanwhile."""
         call = asyncio.ensure_future(self._brokers.call(self.gid, rid, method, *args))
         try:
             while True:
@@ -125,7 +126,7 @@ class GroupLeader:
                 self._abandon(call)
 
     async def _search(self, give_up: float) -> int:
-        """Ask all replicas until one leads."""
+        """Ask all replicas until one of them leads."""
         began = _now()
         while (leader := self.leader) is None:  # also when it was found just as a round ended
             if _now() >= give_up:
@@ -146,7 +147,7 @@ class GroupLeader:
             self._put(rid)
 
     def _ask_members(self) -> None:
-        """Once for each search that lasts, and again when the answer has come."""
+        """Once in a search that takes long, and again after each answer."""
         if self._members is not None and (self._looking is None or self._looking.done()):
             self._looking = asyncio.ensure_future(self._look(self._members))
 
@@ -158,7 +159,7 @@ class GroupLeader:
             self._follower.follow(*found)
 
     def _ask_another(self, rid: int) -> None:
-        """One of the others, in turn: if there is a new leader, they know."""
+        """Ask one of the others, in turn: if there is a new leader, they know it."""
         others = [other for other in self._follower.members if other != rid]
         if others:
             self._asked_last = next((other for other in others if other > self._asked_last), others[0])
@@ -193,7 +194,7 @@ class GroupLeader:
             task.cancel()
 
     def _abandon(self, task: asyncio.Task[Any]) -> None:
-        """Leave a call behind without cancelling it; its outcome is of no interest any more."""
+        """Leave a call behind without cancelling it; its outcome no longer matters."""
         self._abandoned.add(task)
         task.add_done_callback(self._forget)
 

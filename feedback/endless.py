@@ -1,7 +1,7 @@
-"""A loop that survives its errors: one failing step costs a pause, never the loop.
+"""A loop that survives its errors: a failing step costs a pause, never the loop.
 
-RocketMQ's scanner dies, or stalls every topic, at one exception; here a loop that stumbles goes on. It must
-never swallow a cancellation.
+RocketMQ's scanner dies, or stalls every topic, at a single exception; here a loop continues after one. It
+must never swallow a cancellation.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ async def endless(
     what: str,
     more: Callable[[], bool] = _always,
 ) -> None:
-    """``step`` after ``step`` until cancelled, or until there is no ``more`` to do; after a failure a pause
-    of 0.1 s that doubles to 2 s."""
+    """Run ``step`` repeatedly until cancelled, or while there is ``more`` to do; after a failure it pauses
+    for 0.1 s, doubling up to 2 s."""
     failures = 0
     while more():
         try:
@@ -39,6 +39,6 @@ async def endless(
             counts["unavailable"] += 1
         except Exception:
             counts["errors"] += 1
-            log.exception("%s: an error, which the loop survives", what)
+            log.exception("%s: an error; the loop continues", what)
         await asyncio.sleep(RETRY.pause_s(failures))
         failures += 1

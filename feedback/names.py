@@ -1,7 +1,7 @@
 """Names under which actors find each other in the Ray namespace.
 
-Whoever needs an actor looks it up by name, so the names are part of the protocol between the parts
-and stand in one place. A name must be unambiguous: two different (app, topic) pairs never share one.
+Callers look actors up by name, so the names are part of the protocol between the parts
+and are defined in one place. A name must be unambiguous: two different (app, topic) pairs never share one.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ SUPERVISOR = "supervisor"
 
 
 class ClusterShape(Protocol):
-    """What feedback needs to know of a cluster: where its brokers are to be looked up."""
+    """What feedback needs to know of a cluster: where to look up its brokers."""
 
     @property
     def namespace(self) -> str: ...
@@ -29,7 +29,7 @@ def broker_name(gid: int, rid: int) -> str:
 
 
 def shard_name(index: int) -> str:
-    """Ray name of process ``index`` of those that host feedback. No pair's name has a single dash."""
+    """Ray name of feedback process ``index``. It cannot collide with the name of a pair."""
     return f"feedback-shard:{index}"
 
 
@@ -38,7 +38,7 @@ def feedback_name(app: str, topic: str) -> str:
 
     Earlier versions start a Ray actor of this name for each pair.
 
-    Dashes of the app are escaped: else app ``a-b`` with topic ``c`` would share an actor with app ``a``
+    Dashes of the app are escaped: otherwise app ``a-b`` with topic ``c`` would share an actor with app ``a``
     and topic ``b-c``, and be asked about transactions it has never heard of.
     """
     return f"feedback-{quote(app, safe='').replace('-', '%2D')}-{topic}"

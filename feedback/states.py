@@ -1,7 +1,7 @@
-"""What an application implements to be asked back: the states, and the querier.
+"""What an application implements for transaction checks: the states, and the querier.
 
-The querier lives in the producer's process and is never sent anywhere, so it may hold connections,
-caches and locks. It is asked about transactions whose decision the broker never got.
+The querier stays in the producer's process and is never sent anywhere, so it may hold connections,
+caches and locks. It is asked about transactions whose decision the broker never received.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ __all__ = ["TransactionState", "TxStatusQuerier"]
 
 
 class TxStatusQuerier(ABC):
-    """Looks up what became of a local transaction. Any producer instance of the app may be asked.
+    """Looks up the outcome of a local transaction. Any producer instance of the app may be asked.
 
-    The instance that prepared the transaction is asked first, and alone while it is there; as long as its
+    The instance that prepared the transaction is asked first, and alone while it is online; as long as its
     local transaction runs, the querier is not called.
 
     Called from several threads at once (``AnswererConfig.query_threads``, 4 by default): open the
-    database connection per call or per thread. It should answer within a few seconds; one that raises,
-    hangs or returns something else counts as UNKNOWN, and the check is repeated later.
+    database connection per call or per thread. It should answer within a few seconds; if it raises,
+    hangs or returns something else, that counts as UNKNOWN, and the check is repeated later.
     """
 
     @abstractmethod
@@ -35,10 +35,10 @@ class TxStatusQuerier(ABC):
         """
 
     def query_statuses(self, checks: list[tuple[str, str]]) -> Sequence[TransactionState]:
-        """The same for many checks, (tx_id, query_id) of each, in their order: one statement instead of a
+        """``query_status`` for many checks, (tx_id, query_id) of each, in order: one statement instead of a
         thousand.
 
-        Optional: without it each is asked by ``query_status``, as they also are after a call that raised,
-        took longer than ``query_timeout_s / 2``, or returned something else than a state for each.
+        Optional: without it, ``query_status`` is called for each, as it also is after a call that raised,
+        took longer than ``query_timeout_s / 2``, or did not return a state for each.
         """
         return [self.query_status(tx_id, query_id) for tx_id, query_id in checks]

@@ -1,7 +1,7 @@
 """The producer's side of feedback, without threads of its own and without Ray.
 
-One link to each feedback process, and so one parked poll at each, whatever topics the app has: the processes
-learn from the leaders in which topics something is due, also what earlier producers of the app left behind.
+One link to each feedback process, and so one parked poll at each, whatever topics the app has. The leaders
+tell the processes in which topics something is due, including what earlier producers of the app left behind.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from escrowmq.feedback.endless import endless
 
 
 class Answering:
-    """All links of one producer. One event loop. ``shards()``: how many feedback processes there are."""
+    """All links of one producer. One event loop. ``shards()``: the number of feedback processes."""
 
     def __init__(self, app: str, shards: Callable[[], Awaitable[int]], producer: Respondent) -> None:
         self.app, self.counts = app, Counter[str]()
@@ -25,7 +25,7 @@ class Answering:
         self._tasks: list[asyncio.Task[None]] = []
 
     async def run(self) -> None:
-        """Be asked until cancelled; then leave all links."""
+        """Answer checks until cancelled; then leave all links."""
         what = f"checks of app {self.app!r}"
         try:
             await endless(self._connect, self.counts, f"{what}: processes", lambda: not self._links)
@@ -36,7 +36,7 @@ class Answering:
             await self._close()
 
     async def _connect(self) -> None:
-        """How many there are is told by the first of them, so that all producers agree."""
+        """The first process tells the number of processes, so that all producers agree."""
         try:
             count = await self._shards()
         except FeedbackLost:
@@ -56,10 +56,10 @@ class Answering:
             async with asyncio.timeout(1.0):
                 await link.leave(closing=True)
         except (FeedbackLost, TimeoutError):
-            return  # it will notice by itself
+            return  # the process will notice by itself
 
     def happened(self) -> Counter[str]:
-        """What happened on all links together."""
+        """The event counts of all links together."""
         return sum((link.counts for link in self._links), Counter[str]())
 
     def status(self) -> dict[str, Any]:

@@ -1,13 +1,13 @@
 """Runs the application's querier in a bounded pool, with a time limit per check.
 
-The querier is foreign code: it may raise, hang for ever, or answer nonsense, for some checks and not for
-others. Python cannot end a thread. So a slow one is replaced at once, and no check waits behind another one's
-slow database for long; one that hangs is written off, up to a bound; beyond it the producer takes no
+The querier is foreign code: it may raise, hang for ever, or return nonsense, for some checks and not for
+others. Python cannot end a thread. So a slow thread is replaced at once, and no check waits long behind
+another one's slow database. A hanging thread is written off, up to a bound; beyond it the producer takes no
 more checks until some return. All threads are daemons: a hanging querier must never keep the
 application's process from ending.
 
 A querier that has ``query_statuses`` gets many checks in one call. When that raises, hangs or returns
-nonsense, each of them is asked by itself, so that one bad check spoils no other, and the next calls take
+nonsense, each of them is asked individually, so that one bad check spoils no other, and the next calls take
 fewer.
 """
 
@@ -29,14 +29,14 @@ log = logging.getLogger(__name__)
 
 QueryOutcome = tuple[TransactionState, Trouble]
 _RAISED: QueryOutcome = (TransactionState.UNKNOWN, Trouble.RAISED)
-#: A call for many checks has this part of the time for one; then each is asked by itself.
+#: A call for many checks gets this share of the time for one; then each is asked individually.
 BATCH_TIME = 0.5
 
 
 @dataclass(slots=True, eq=False)
 class _Call:
-    """One call of the querier, for one check or many. Guarded by the pool's lock: it is slow, so its thread
-    was replaced; written off, since it hangs; finished."""
+    """One call of the querier, for one check or many. Guarded by the pool's lock: ``slow``: its thread was
+    replaced; ``written_off``: it hangs; ``finished``."""
 
     jobs: Sequence[_Job]
     slow: bool = False
@@ -46,8 +46,8 @@ class _Call:
 
 @dataclass(slots=True, eq=False)
 class _Job:
-    """One check that waits for a thread. ``call``, once a thread has taken it, and ``given_up``, if its asker
-    did not wait for that, are guarded by the pool's lock. ``answered`` with None: its batch failed."""
+    """One check that waits for a thread. Guarded by the pool's lock: ``call``, once a thread has taken it,
+    and ``given_up``, if its caller stopped waiting before that. ``answered`` is None if its batch failed."""
 
     tx_id: str
     query_id: str
@@ -60,7 +60,7 @@ class _Job:
 
 @dataclass(slots=True)
 class _Threads:
-    """How many there are, and of those: slow ones that were replaced, and slow ones that were written off."""
+    """The number of threads, of slow ones that were replaced, and of slow ones that were written off."""
 
     all: int = 0
     slow: int = 0
@@ -107,10 +107,10 @@ class QueryPool:
     async def ask(
         self, tx_id: str, query_id: str, start_within_s: float, late: Callable[[TransactionState], None]
     ) -> QueryOutcome:
-        """What the querier says; UNKNOWN with a trouble if it does not.
+        """The querier's answer; UNKNOWN with a trouble if there is none.
 
-        Given up as BUSY when no thread is free within ``start_within_s``. ``late`` gets what a query
-        that timed out says in the end, in the event loop.
+        Given up as BUSY if no thread is free within ``start_within_s``. ``late`` is called with the eventual
+        answer of a query that timed out, in the event loop.
         """
         timeout_s = self._config.query_timeout_s
         self._pending += 1
@@ -141,7 +141,7 @@ class QueryPool:
         timeout_s: float,
         late: Callable[[TransactionState], None] | None,
     ) -> QueryOutcome | None:
-        """One check, put to a thread; None: its batch failed."""
+        """Give one check to a thread; None: its batch failed."""
         self._grow()
         self._jobs.put(job)
         await asyncio.wait({job.started}, timeout=start_within_s)
@@ -169,7 +169,7 @@ class QueryPool:
         return TransactionState.UNKNOWN, Trouble.TIMED_OUT
 
     def close(self) -> None:
-        """No more queries are started. Threads end when their query does."""
+        """Start no more queries. Threads end when their query does."""
         with self._lock:
             self._closed = True
             threads = self._threads.all
@@ -179,7 +179,7 @@ class QueryPool:
     # ---------------------------------------------------------------- threads
 
     def _grow(self) -> None:
-        """Another thread, if checks wait that none of those at work will take soon."""
+        """Start another thread, if waiting checks would not be taken soon by the working ones."""
         with self._lock:
             config, threads = self._config, self._threads
             healthy = threads.all - threads.slow
@@ -192,7 +192,7 @@ class QueryPool:
         threading.Thread(target=self._work, name=f"escrowmq-querier-{number}", daemon=True).start()
 
     def _is_slow(self, call: _Call) -> bool:
-        """From now on its thread is one too many; False if it has just ended."""
+        """From now on its thread is surplus; False if the call has just ended."""
         with self._lock:
             if call.finished:
                 return False
@@ -221,7 +221,7 @@ class QueryPool:
             else f"query_statuses of {len(call.jobs)} checks",
             self._config.query_timeout_s * (1 if first.alone else BATCH_TIME),
             stuck,
-            "the check is repeated later" if first.alone else "each is asked by itself",
+            "the check is repeated later" if first.alone else "each is asked individually",
         )
         if stuck >= self._config.stuck_threads_max + self._config.query_threads:
             log.error("all threads for checks hang: this producer takes no more checks until some return")
@@ -244,12 +244,12 @@ class QueryPool:
                 surplus = self._threads.all - self._threads.slow > self._config.query_threads
             for job, outcome in zip(jobs, outcomes, strict=True):
                 _tell(job.answered, outcome)
-            ended = ended or surplus  # its replacement has its place
+            ended = ended or surplus  # its replacement has taken over
         with self._lock:
             self._threads.all -= 1
 
     def _take(self) -> tuple[list[_Job], bool]:
-        """What one call of the querier is for; and whether the pool closes."""
+        """The jobs for one call of the querier, and whether the pool is closing."""
         jobs: list[_Job] = []
         job = self._jobs.get()
         while job is not None:
@@ -263,7 +263,7 @@ class QueryPool:
             except queue.Empty:
                 break
             if job is not None and job.alone and jobs:
-                self._jobs.put(job)  # in a call of its own
+                self._jobs.put(job)  # it needs a call of its own
                 break
         with self._lock:
             jobs = [job for job in jobs if not job.given_up]
@@ -302,17 +302,17 @@ class QueryPool:
         return state, Trouble.NONE
 
     def _query_many(self, jobs: Sequence[_Job]) -> list[QueryOutcome] | None:
-        """None: it failed as a whole."""
+        """None: the call failed as a whole."""
         asked = [(job.tx_id, job.query_id) for job in jobs]
         try:
             states: Any = list(self._querier.query_statuses(asked))
         except Exception:
-            log.exception("query_statuses of %d checks raised; each is asked by itself", len(jobs))
+            log.exception("query_statuses of %d checks raised; each is asked individually", len(jobs))
             return None
         if len(states) != len(jobs) or not all(isinstance(state, TransactionState) for state in states):
             log.error(
                 "query_statuses of %d checks returned %d values, %.200s; it must return a TransactionState "
-                "for each. Each is asked by itself",
+                "for each. Each is asked individually",
                 *(len(jobs), len(states), states),
             )
             return None
@@ -320,7 +320,7 @@ class QueryPool:
 
 
 def _tell(future: asyncio.Future[Any], value: object) -> None:
-    """Set a future's result from another thread; a loop that has ended needs no answer."""
+    """Set a future's result from another thread; if the loop has ended, nobody needs it."""
 
     def set_result() -> None:
         if not future.done():

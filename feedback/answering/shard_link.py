@@ -1,8 +1,8 @@
 """A producer's link to one feedback process: takes checks of all topics there, sends their answers.
 
-It always has a single poll parked there, however many topics its app has: that is how the process knows that
-the producer is alive, and what it works on. The process may die at any time; the link connects again, and
-what it was working on is answered to its successor. Answers that are not taken must never hold up others.
+It always has a single poll parked there, however many topics its app has: so the process knows that
+the producer is alive, and what it is working on. The process may die at any time; then the link reconnects,
+and answers for work in progress go to its successor. Answers that are not accepted must never delay others.
 """
 
 from __future__ import annotations
@@ -24,16 +24,17 @@ from escrowmq.replication.errors import EscrowMQError
 
 log = logging.getLogger(__name__)
 
-#: A process that answers nothing so long after a poll should have ended is given up, and looked for anew.
+#: A process that has not answered for this long after a poll should have ended is given up, and looked up
+#: again.
 POLL_GRACE_S = 3.0
-#: A long poll has as much more time as it is longer than the usual one: it is one of many.
+#: A long poll gets extra time in proportion to its length: it is one of many.
 LONG_POLL_GRACE = 0.6
-#: So that the producers that all lost one process do not come back together.
+#: So that producers that all lost one process do not come back together.
 RECONNECT_JITTER = 0.3
 ANSWERS_PER_CALL = 256
-#: Answers that no process takes at the moment are sent again after this.
+#: Answers that no process accepts at the moment are sent again after this.
 REFUSED_S = 0.5
-#: Answers waiting for the process; beyond it the oldest are dropped, and their checks repeated.
+#: Answers waiting for the process; beyond it the oldest are dropped, and their checks are repeated.
 ANSWERS_MAX = 4_096
 
 
@@ -41,9 +42,9 @@ class FeedbackLost(EscrowMQError):
     """The feedback process did not answer; it may be restarting."""
 
 
-#: Broker group and topic that a check is from: given back as it came.
+#: Broker group and topic of a check: returned unchanged with the answer.
 Place = tuple[int, str]
-#: A check under one PREPARE: place, transaction, index of the PREPARE.
+#: A check under one PREPARE: place, transaction, log index of the PREPARE.
 AskedCheck = tuple[Place, str, int]
 
 
@@ -61,17 +62,17 @@ class FeedbackPort(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Respondent:
-    """The producer that is asked: what all of its links share."""
+    """The producer that answers: what all of its links share."""
 
     instance: str
     #: Number of a feedback process -> the process.
     connect: Callable[[int], Awaitable[FeedbackPort]]
     pool: QueryPool
-    #: Whether the local transaction of an id runs here.
+    #: Whether the local transaction of an id is running here.
     still_running: Callable[[str], bool]
     config: AnswererConfig
     rng: random.Random
-    #: Whether none runs here at all.
+    #: Whether none is running here at all.
     idle: Callable[[], bool] = lambda: False
 
 
@@ -84,7 +85,7 @@ class ShardLink:
         self._port: FeedbackPort | None = None
         self._working: dict[
             AskedCheck, asyncio.Task[None]
-        ] = {}  # of none of these the local transaction runs
+        ] = {}  # the local transactions of these are not running
         self._answers: dict[AskedCheck, tuple[TransactionState, Trouble]] = {}
         self._to_send = asyncio.Event()
         self._room_again = asyncio.Event()
@@ -103,8 +104,8 @@ class ShardLink:
             self._working.clear()
 
     async def leave(self, *, closing: bool) -> None:
-        """Tell the process that this producer goes, so that others get its checks at once; also those of its
-        own transactions if it closes for good and runs none of them."""
+        """Tell the process that this producer leaves, so that others get its checks at once. If it closes for
+        good and runs none of them, they also get the checks of its own transactions."""
         if self._port is not None:
             await self._port.leave(self._producer.instance, closing and self._producer.idle())
 
@@ -138,7 +139,7 @@ class ShardLink:
         poll = asyncio.create_task(self._take_from(port, room, wait_s))
         self._polls.add(poll)
         poll.add_done_callback(self._polls.discard)
-        poll.add_done_callback(_look_at)  # nobody else does when this is cancelled meanwhile
+        poll.add_done_callback(_look_at)  # nothing else retrieves its exception if this is cancelled
         waiting: set[asyncio.Task[Any]] = {poll}
         if room < much:
             waiting.add(asyncio.create_task(self._room_again.wait()))
@@ -168,8 +169,8 @@ class ShardLink:
             self._take(((gid, topic), tx_id, index), query_id, answer_s)
 
     def _take(self, check: AskedCheck, query_id: str, answer_s: float) -> None:
-        """Whether its local transaction runs is said at once, without the querier's threads; no answer means
-        yes to nothing, so the others are worked on only when it does not."""
+        """If its local transaction is running, say so at once, without the querier's threads. Saying nothing
+        means that it is not running, so only such checks are worked on."""
         if self._producer.still_running(check[1]):
             self._say(check, TransactionState.UNKNOWN, Trouble.RUNNING)
         elif answer_s <= 0:
@@ -179,8 +180,9 @@ class ShardLink:
             self._working[check] = asyncio.create_task(self._work(check, query_id, answer_s))
 
     def _offer(self, wait_s: float, took_s: float) -> None:
-        """How long the next idle poll may be parked, after one that ended with nothing. The process of a
-        large crowd uses it up. So does one that is overloaded, which short polls would only make worse."""
+        """How long the next idle poll may be parked, after one that ended without checks. The process of a
+        large crowd uses the whole offer. So does an overloaded one, which short polls would only make
+        worse."""
         config = self._config
         if wait_s >= config.poll_wait_s:
             self._wait_s = max(config.poll_wait_s, min(2 * took_s, config.poll_wait_max_s))
@@ -236,9 +238,9 @@ class ShardLink:
             refused = set(value)
             for number, (check, said) in enumerate(batch):
                 if self._answers.get(check) != said:
-                    continue  # a late answer took its place: it goes next
+                    continue  # replaced by a late answer, which goes next
                 if number in refused:
-                    self._answers[check] = self._answers.pop(check)  # behind those of other topics
+                    self._answers[check] = self._answers.pop(check)  # move it behind those of other topics
                 else:
                     self._done(check)
             if len(refused) == len(batch):
@@ -246,7 +248,7 @@ class ShardLink:
 
 
 def _look_at(poll: asyncio.Task[None]) -> None:
-    """A poll that is given up: what it still brings is taken, and its failure the next one will see."""
+    """For a poll that was given up: its checks are still taken, and the next poll will see its failure."""
     if not poll.cancelled():
         poll.exception()
 

@@ -1,7 +1,7 @@
 """The producers of one app at one process: each has a single poll parked, whatever topics it has.
 
-Checks of all of the app's topics leave with the poll that is parked. What is handed out in one turn of the
-event loop leaves together. It must never hold more than one poll of a producer, nor keep a check that a
+Checks of all the app's topics leave with the parked poll. Checks handed out in one turn of the
+event loop leave together. This must never hold more than one poll of a producer, nor keep a check that a
 producer does not get with this poll or the next.
 """
 
@@ -15,7 +15,7 @@ from typing import Any
 from escrowmq.feedback.asking.owners import Owners
 from escrowmq.feedback.asking.topic_feedback import Handed, TopicFeedback
 
-#: What a poll answers: ("ok", checks) or ("retry", seconds).
+#: The answer to a poll: ("ok", checks) or ("retry", seconds).
 Polled = tuple[str, Any]
 
 
@@ -32,27 +32,28 @@ class Present:
 
 
 class AppProducers:
-    """One event loop. ``told`` hears of each poll that ended."""
+    """One event loop. ``told`` is called for each poll that ended."""
 
     def __init__(self, app: str, gone_s: float, told: Callable[[AppProducers, Present], None]) -> None:
         self.app = app
-        #: When each of them was last here, whatever topics had something to do meanwhile.
+        #: When each of them was last online, whatever topics had something to do meanwhile.
         self.owners = Owners(gone_s, _now())
-        #: Topics of the app that have checks on hand, and so hear of its producers.
+        #: Topics of the app that have checks on hand, and so are told of its producers.
         self.awake: dict[TopicFeedback, None] = {}
-        #: Topics with feedback here, which share ``owners``; they go with the app.
+        #: Topics with feedback here, which share ``owners``; they are dropped with the app.
         self.hosted: dict[str, TopicFeedback] = {}
-        #: Topics that may have something due: of each broker group the number of its last news. ``starved``:
-        #: some of them wait for a producer with room.
+        #: Topics that may have something due, with the number of the latest news for each broker group.
+        #: ``starved``: some of them wait for a producer with room.
         self.due: dict[str, dict[int, int]] = {}
         self.starved = False
         self.parked = 0
         self.last_poll_at = _now()
         self._told = told
-        self._present: dict[str, Present] = {}  # who polled last stands last
+        self._present: dict[str, Present] = {}  # ordered by last poll, the latest at the end
 
     def arrive(self, instance: str, room: int, limit: int) -> Present | None:
-        """A poll came in. A producer that polls again has given its older poll up. None: too many of them."""
+        """A poll arrived. A producer that polls again has given up its older poll. None: too many
+        producers."""
         now = self.last_poll_at = _now()
         self.owners.heard(instance, now)
         present = self._present.pop(instance, None)
@@ -69,7 +70,7 @@ class AppProducers:
         return present
 
     def park(self, present: Present) -> asyncio.Future[Polled]:
-        """Its poll waits from now on."""
+        """Park its poll."""
         assert present.poll is None
         poll: asyncio.Future[Polled] = asyncio.get_running_loop().create_future()
         present.poll = poll
@@ -79,7 +80,8 @@ class AppProducers:
         return poll
 
     def end_poll(self, present: Present, answer: Polled, only: asyncio.Future[Polled] | None = None) -> None:
-        """Answer the parked poll (``only`` if it is still this one). Checks that wait for it go with it."""
+        """Answer the parked poll (with ``only``: if it is still that one). Checks waiting for it go with
+        it."""
         poll = present.poll
         if poll is None or (only is not None and poll is not only):
             return
@@ -93,9 +95,9 @@ class AppProducers:
         self._told(self, present)
 
     def hand(self, instance: str, checks: list[Handed]) -> None:
-        """These go to this producer with its poll."""
+        """Send these to this producer with its poll."""
         present = self._present.get(instance)
-        if present is not None:  # else it left: nobody confirms them, and they come back
+        if present is not None:  # otherwise it left: nobody confirms the checks, and they come back
             present.outgoing += checks
             self._leave_soon(present)
 
@@ -118,11 +120,11 @@ class AppProducers:
             self.owners.closed(instance)
 
     def get(self, instance: str) -> Present | None:
-        """The producer of this name, if it polled lately."""
+        """The producer with this name, if it polled recently."""
         return self._present.get(instance)
 
     def room(self, enough: int, silent_s: float) -> int:
-        """How many checks those that can be asked take now; counted until it is ``enough``."""
+        """How many checks the producers that can be asked accept now; counted up to ``enough``."""
         since, total = _now() - silent_s, 0
         for present in reversed(self._present.values()):
             if present.poll is not None or present.last_seen > since:
@@ -132,11 +134,11 @@ class AppProducers:
         return total
 
     def longest_parked(self) -> Present | None:
-        """Whose poll has waited longest."""
+        """The producer whose poll has waited longest."""
         return next((present for present in self._present.values() if present.poll is not None), None)
 
     def online(self, silent_s: float) -> list[Present]:
-        """Those that can be asked: a poll is parked, or ended a moment ago."""
+        """Producers that can be asked: a poll is parked, or ended a moment ago."""
         since = _now() - silent_s
         return [p for p in self._present.values() if p.poll is not None or p.last_seen > since]
 

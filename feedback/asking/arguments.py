@@ -1,7 +1,7 @@
-"""What producers may say to a feedback process: checked whole before anything of it is kept.
+"""Arguments of producers' calls to a feedback process, all of them checked before anything is kept.
 
 The process is shared by all producers of many apps, so one malformed value in its tables would end the polls
-of all of them. Whoever sends one gets InvalidMessage, which names the argument; nothing has changed.
+of all of them. The sender of one gets InvalidMessage, which names the argument; nothing has changed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from escrowmq.replication.errors import InvalidMessage
 from escrowmq.replication.model import TransactionState
 from escrowmq.replication.replica.validation import GROUPS_MAX, NAME_BYTES_MAX
 
-#: Checks that a producer can take or work on at a time, and answers of one call: far above what any does.
+#: Checks that a producer can take or work on at a time, and answers in one call: far above any real number.
 CHECKS_MAX = 1_000_000
 ANSWERS_MAX = 10_000
 
@@ -37,20 +37,20 @@ def instance_of(value: Any) -> str:
 
 
 def room_of(value: Any) -> int:
-    """How many checks it takes now."""
+    """How many checks the producer accepts now."""
     if type(value) is not int or not 0 <= value <= CHECKS_MAX:
         raise InvalidMessage(f"room must be a whole number from 0 to {CHECKS_MAX}, not {_shown(value)}")
     return value
 
 
 def working_of(value: Any) -> list[PlacedCheck]:
-    """The checks that it works on: ((group, topic), transaction id, index of the PREPARE) of each."""
+    """The checks that it works on: ((group, topic), transaction id, index of the PREPARE) for each."""
     rows = _rows("working", value, 3, CHECKS_MAX)
     return [(_key("working", place, tx_id), _index("working", index)) for place, tx_id, index in rows]
 
 
 def idle_of(value: Any) -> bool:
-    """Whether a producer that leaves runs nothing any more."""
+    """Whether a producer that leaves runs no local transaction any more."""
     if type(value) is not bool:
         raise InvalidMessage(f"idle must be True or False, not {_shown(value)}")
     return value
@@ -58,18 +58,18 @@ def idle_of(value: Any) -> bool:
 
 def wait_of(value: Any) -> float:
     """How long a poll may wait, in seconds."""
-    if type(value) not in (int, float) or not value >= 0:  # not: value < 0, which NaN is not either
+    if type(value) not in (int, float) or not value >= 0:  # not "value < 0", which is False for NaN
         raise InvalidMessage(f"wait_s must be a number of seconds, 0 or more, not {_shown(value)}")
     return float(min(value, 1e9))
 
 
 def answers_of(value: Any) -> list[PlacedAnswer]:
-    """Answers: ((group, topic), transaction id, state, trouble, index of the PREPARE) of each."""
+    """Answers: ((group, topic), transaction id, state, trouble, index of the PREPARE) for each."""
     found = []
     for place, tx_id, state, trouble, index in _rows("answers", value, 5, ANSWERS_MAX):
         try:
             said = TransactionState(state), Trouble(trouble)
-        except (ValueError, TypeError):  # the second: it cannot even be looked up
+        except (ValueError, TypeError):  # TypeError: it is not even hashable
             raise InvalidMessage(
                 f"answers must hold a state and a trouble by name, not {_shown(state)}, {_shown(trouble)}"
             ) from None
@@ -111,7 +111,7 @@ def _text(name: str, value: Any, characters_max: int) -> str:
 
 
 def _shown(value: Any) -> str:
-    """Short, whatever it is."""
+    """A short text for any value."""
     if type(value) in (str, int, float, bool, type(None)):
         text = ascii(value) if type(value) is not int or value.bit_length() < 200 else "a huge number"
         return text if len(text) <= 60 else text[:57] + "..."

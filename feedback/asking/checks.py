@@ -1,13 +1,14 @@
 """The checks on hand: locked at a broker group, queued, handed to a producer, being settled.
 
-Pure: takes ``now`` in seconds, decides and says what is to be done; ``TopicFeedback`` does it. A check
+Pure: takes ``now`` in seconds, decides, and returns what is to be done; ``TopicFeedback`` does it. A check
 is held by at most one producer at a time. Losing this table costs a delay of one lease and nothing
-else, so it is never written down. It must never count a check that no producer had a chance to answer.
+else, so it is never stored. It must never count a check that no producer had a chance to answer.
 
-A check is *free* when anyone of the app may be asked. One whose transaction has an owner (the producer that
-prepared it) is the owner's alone at first, and becomes free when the owner has said that it does not run the
-local transaction, which stays true under the same PREPARE, or when the owner is gone (``owners``), which
-holds until it is back. An owner without room is asked all the same, only whether it runs.
+A check is *free* if any producer of the app may be asked. One whose transaction has an owner (the producer
+that prepared it) is reserved for the owner at first. It becomes free when the owner has said that it does not
+run the local transaction, which stays true under the same PREPARE, or when the owner is gone (``owners``),
+which holds until the owner is back. An owner without room is asked anyway, but only whether it runs the
+transaction.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ from escrowmq.feedback.policy import Trouble, Verdict, absent_pause_s, judge, pi
 from escrowmq.replication.calling.answers import LockedRow
 from escrowmq.replication.model import TransactionState
 
-#: Checks of its own that a producer gets with one poll, with room or without.
+#: Checks of its own transactions that a producer gets with one poll, with room or without.
 OWN_PER_POLL = 256
-#: Owners that are let in beyond the bounds of seats and polls, because checks wait for them.
+#: Owners that are admitted beyond the bounds of seats and polls, because checks wait for them.
 WANTED_MAX = 256
-#: Checks that were free, remembered for answers that come late.
+#: Checks that were free, remembered for late answers.
 FREE_REMEMBERED = 4_096
 
 
@@ -56,11 +57,11 @@ _MOVES = frozenset(
 
 @dataclass(slots=True)
 class Check:
-    """One locked transaction that a producer is to be asked about.
+    """One locked transaction about which a producer is to be asked.
 
     ``instance`` is set exactly while it is HANDED; ``tried`` names those that were asked under this lock.
-    ``free``: anyone may be asked; ``idle``: because the owner does not run it. ``brief``: the question is
-    only whether it runs.
+    ``free``: any producer may be asked; ``idle``: because the owner does not run it. ``brief``: the question
+    is only whether the producer runs it.
     """
 
     gid: int
@@ -82,13 +83,13 @@ class Check:
 
     @property
     def owner(self) -> str:
-        """Who prepared it; "": not known."""
+        """The producer that prepared it; "": not known."""
         return self.row.instance
 
 
 @dataclass(slots=True)
 class Expired:
-    """What the passing of time made of the checks."""
+    """What has expired with time."""
 
     counted: list[CheckKey] = field(default_factory=list)
     released: list[CheckKey] = field(default_factory=list)
@@ -97,14 +98,14 @@ class Expired:
 
 
 class CheckTable:
-    """All checks of one app and topic, and the producers they may go to. ``owners``: what is known of when
-    they polled, which all topics of an app share; without it this table begins to listen at ``now``."""
+    """All checks of one app and topic, and the producers they may go to. ``owners``: when owners polled last,
+    shared by all topics of an app; without it this table starts listening at ``now``."""
 
     def __init__(self, config: FeedbackConfig, now: float = 0.0, owners: Owners | None = None) -> None:
         self._config = config
         self._checks: dict[CheckKey, Check] = {}
         self._queue: OrderedDict[CheckKey, None] = OrderedDict()  # free ones
-        self._own: dict[str, OrderedDict[CheckKey, None]] = {}  # owner -> those that wait for it alone
+        self._own: dict[str, OrderedDict[CheckKey, None]] = {}  # owner -> checks that wait for it alone
         self._on_hand: Counter[int] = Counter()
         self._put_off: list[tuple[CheckKey, float]] = []
         self._were_free: OrderedDict[AskedCheck, None] = OrderedDict()
@@ -115,13 +116,13 @@ class CheckTable:
     # ---------------------------------------------------------------- in and out
 
     def room(self, gid: int, now: float) -> int:
-        """Transactions worth locking in group ``gid`` now: none while no producer would take them."""
+        """Transactions worth locking in group ``gid`` now: none while no producer would accept them."""
         config = self._config
         takers = self.seats.room(now) - len(self._queue)
         return max(min(config.lock_batch, config.checks_per_group_max - self._on_hand[gid], takers), 0)
 
     def locked(self, gid: int, rows: Iterable[LockedRow], now: float) -> None:
-        """Rows that ``lock_due`` returned. One that is on hand already just has its lease renewed; one that
+        """Rows that ``lock_due`` returned. A row that is already on hand only has its lease renewed; one that
         was prepared again meanwhile is another check."""
         lease_until = now + self._config.lock_lease_s
         for row in rows:
@@ -139,14 +140,14 @@ class CheckTable:
                 self._look_for_owner(check, now)
 
     def settled(self, gid: int, tx_ids: Iterable[str]) -> None:
-        """The broker has taken the answers (or they were given up): forget these checks."""
+        """The broker has accepted the answers (or they were given up): forget these checks."""
         for tx_id in tx_ids:
             check = self._checks.get((gid, tx_id))
             if check is not None and check.stage is Stage.SETTLING:
                 self._drop(check)
 
     def take_put_off(self) -> list[tuple[CheckKey, float]]:
-        """Checks that are to be locked again after so many seconds; each is told once."""
+        """Checks that are to be locked again after this many seconds; each is returned once."""
         found, self._put_off = self._put_off, []
         return found
 
@@ -155,7 +156,7 @@ class CheckTable:
     def arrive(
         self, instance: str, room: int, working: Iterable[AskedCheck], now: float
     ) -> ProducerSeat | None:
-        """A poll: the producer lives, has room for so many checks, and works on ``working``, whose local
+        """A poll: the producer is alive, has room for ``room`` checks, and works on ``working``, whose local
         transactions it does not run."""
         self.owners.heard(instance, now)
         seat = self.seats.arrive(instance, room, now, self.wanted(instance))
@@ -167,32 +168,32 @@ class CheckTable:
                 continue
             if check.owner == instance:
                 self._is_idle(check)
-            if check.stage is Stage.QUEUED and check.free:  # it was believed dead, and is not
+            if check.stage is Stage.QUEUED and check.free:  # its producer was believed dead, and is not
                 self._hand(check, seat, now)
             if check.instance == instance:
                 check.confirmed = True
         return seat
 
     def wanted(self, instance: str) -> bool:
-        """Whether checks wait for this owner: it is not sent away, however many are here."""
+        """Whether checks wait for this owner: then it is not sent away, however many are here."""
         return instance in self._wanted or instance in self._own
 
     def unparked(self, instance: str, now: float) -> None:
-        """Its poll ended: until now it was here."""
+        """Its poll ended: it was online until now."""
         self.owners.heard(instance, now)
         seat = self.seats.get(instance)
         if seat is not None:
             seat.parked, seat.last_seen = False, now
 
     def leave(self, instance: str, *, idle: bool) -> None:
-        """The producer closed: what it held goes back to the queue. ``idle``: it runs no local
+        """The producer closed: its checks go back to the queue. ``idle``: it runs no local
         transaction."""
         if idle:
             self.owners.closed(instance)
         self._unseat(instance)
 
     def assign(self, now: float) -> dict[str, list[Check]]:
-        """Hand queued checks to parked producers; whom and what."""
+        """Hand queued checks to parked producers; returns the checks by producer."""
         handed: dict[str, list[Check]] = {}
         for owner in list(self._own):
             seat = self.seats.get(owner)
@@ -226,11 +227,12 @@ class CheckTable:
     def answer(
         self, instance: str, key: CheckKey, state: TransactionState, trouble: Trouble, index: int, now: float
     ) -> Verdict | None:
-        """What to do about an answer; None: nothing, it is late, repeated, or goes to another producer.
+        """What to do about an answer; None: nothing, because it is late, repeated, or another producer is
+        asked.
 
         ``index``: the PREPARE under which it was asked. A late COMMITTED is as true as an early one, so it
-        counts whoever holds the check now, and even if nobody does. A late ROLLBACK is, too, if others than
-        the owner were asked because it does not run it.
+        counts whichever producer holds the check now, even if none does. So does a late ROLLBACK, if others
+        than the owner were asked because the owner does not run it.
         """
         check = self._checks.get(key)
         if check is None or check.row.newest_index != index:
@@ -259,10 +261,10 @@ class CheckTable:
         return None if verdict in (Verdict.ASK_ANOTHER, Verdict.PUT_OFF) else verdict
 
     def _late(self, key: CheckKey, state: TransactionState, index: int) -> Verdict | None:
-        """An answer to a check that is not on hand any more."""
+        """An answer to a check that is no longer on hand."""
         if state is TransactionState.COMMITTED:
             return Verdict.COMMIT
-        # Without an index it would be rolled back whoever has taken it up since; the check comes again.
+        # Without an index it would roll back whatever owner has prepared it since; the check comes again.
         if state is TransactionState.ROLLBACK and index and (key, index) in self._were_free:
             return Verdict.ROLLBACK
         return None
@@ -270,7 +272,7 @@ class CheckTable:
     # ---------------------------------------------------------------- time
 
     def expire(self, now: float) -> Expired:
-        """Silent producers, overdue answers, lapsed leases. To be called several times a second."""
+        """Silent producers, overdue answers, lapsed leases. Call it several times a second."""
         expired = Expired()
         for instance in self.seats.silent(now):
             expired.returned += self._unseat(instance)
@@ -313,28 +315,28 @@ class CheckTable:
             self._look_for_owner(check, now)
 
     def _has_lapsed(self, check: Check, now: float) -> bool:
-        """Nobody locked it again: it is settled, or will come back."""
+        """It was not locked again: it is settled, or will come back."""
         return now >= check.lease_until + self._config.confirm_s
 
     # ---------------------------------------------------------------- owners
 
     def _is_anyones(self, check: Check, now: float) -> bool:
-        """Whether others than the owner may say ROLLBACK: not while it may run the local transaction. It may
-        have come back since it was gone."""
+        """Whether others than the owner may answer ROLLBACK: not while the owner may run the local
+        transaction. An owner that was gone may have come back."""
         owner = check.owner
         if not owner or check.idle:
             return True
         return not self.seats.there(owner, now) and self.owners.gone_in_s(owner, now) <= 0
 
     def _give_to_owner(self, check: Check, now: float) -> None:
-        """From whoever has it: the owner is back."""
+        """Take it from whichever producer has it: the owner is back."""
         self._back(check)
         self._set_free(check, False)
         self._look_for_owner(check, now)
 
     def _look_for_owner(self, check: Check, now: float) -> None:
-        """A queued check waits for its owner. If that is not there, it is put off, or free when it is
-        gone."""
+        """A queued check waits for its owner. If the owner is offline the check is put off; once it is gone
+        the check is free."""
         owner = check.owner
         if check.free or self.seats.there(owner, now):
             return
@@ -350,7 +352,7 @@ class CheckTable:
             self._wanted.popitem(last=False)
 
     def _is_idle(self, check: Check) -> None:
-        """The owner does not run it: from here on anyone may be asked."""
+        """The owner does not run it: from now on any producer may be asked."""
         if not check.idle:
             check.idle = True
             self._set_free(check, True)
@@ -364,7 +366,7 @@ class CheckTable:
     # ---------------------------------------------------------------- the only mutators of a check
 
     def _line(self, check: Check) -> OrderedDict[CheckKey, None]:
-        """Where it waits when it is QUEUED."""
+        """The queue in which it waits when it is QUEUED."""
         if check.free:
             return self._queue
         return self._own.setdefault(check.owner, OrderedDict())
@@ -422,7 +424,7 @@ class CheckTable:
         seat = self.seats.remove(instance)
         if seat is None:
             return 0
-        held = [self._checks[key] for key in reversed(seat.holding)]  # the oldest ends up in front
+        held = [self._checks[key] for key in reversed(seat.holding)]  # so that the oldest ends up in front
         for check in held:
             check.tried.add(instance)
             self._move(check, Stage.QUEUED)

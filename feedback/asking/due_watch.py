@@ -1,9 +1,10 @@
-"""One broker group, as a process that hosts many apps and topics asks it: what came due, and lock it.
+"""One broker group, as seen by a process that hosts many apps and topics: it asks what came due, and locks
+it.
 
-One call is parked at the leader, which names the pairs of app and topic that came to have due checks. Those
-whose producers take checks are then locked, many in one call. What the leader names is remembered until a
-lock call has emptied it, so nothing is asked twice and nothing is missed: a new leader names everything anew,
-and an app that comes back is looked up (``find``). It must never lock what no producer could take.
+One call is parked at the leader, which names the pairs of app and topic that have got due checks. Pairs
+whose producers accept checks are then locked, many in one call. What the leader has named is remembered until
+a lock call has emptied it, so nothing is asked twice and nothing is missed: a new leader names everything
+again, and an app that comes back is looked up (``find``). This must never lock what no producer could accept.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ from escrowmq.replication.errors import Unavailable
 
 log = logging.getLogger(__name__)
 
-#: Pairs of one lock call: a tenth of a millisecond of the leader, beside what it finds due.
+#: Pairs in one lock call: a tenth of a millisecond of the leader, in addition to what it finds due.
 PAIRS_PER_CALL = 128
-#: Apps of one look-up.
+#: Apps in one look-up.
 APPS_PER_CALL = 128
 #: Answers come within milliseconds.
 PATIENCE_S = 2.0
@@ -36,8 +37,8 @@ Pair = tuple[str, str]  # app, topic
 
 
 class Pairs(Protocol):
-    """What it needs of the process. ``news``: the number of what the group said last; None: nothing is due.
-    ``places``: waits until there may be further pairs, and says how many."""
+    """What it needs of the process. ``news``: number of the group's latest news on a pair; None: nothing is
+    due. ``places``: waits until there may be further pairs, and returns how many."""
 
     async def places(self) -> int: ...
     def due(self, gid: int, pair: Pair) -> None: ...
@@ -61,7 +62,7 @@ class DueWatch:
         *,
         owned: bool = True,
     ) -> None:
-        """``owned``: lock also transactions that have an owner."""
+        """``owned``: also lock transactions that have an owner."""
         self.gid, self.counts = leader.gid, Counter[str]()
         self._leader, self._pairs, self._config = leader, pairs, config
         self._part, self._parts, self._owner, self._owned = part, parts, owner, owned
@@ -78,12 +79,12 @@ class DueWatch:
         await asyncio.gather(*(endless(step, self.counts, f"{what}, {n}") for n, step in steps.items()))
 
     def want(self, pair: Pair) -> None:
-        """It may have something due here, and its producers take checks."""
+        """It may have something due here, and its producers accept checks."""
         self._wanting[pair] = None
         self._to_lock.set()
 
     def find(self, app: str) -> None:
-        """A producer of ``app`` came, of which nothing was known: what does the app have open here?"""
+        """A producer of an unknown ``app`` came: find out what the app has open here."""
         self._finding[app] = None
         self._to_find.set()
 
@@ -98,7 +99,7 @@ class DueWatch:
             self._part,
             self._parts,
             wait_s,
-            patience_s=2 * wait_s + 2.0,  # a poll may start anew at another leader
+            patience_s=2 * wait_s + 2.0,  # a poll may have to start again at another leader
         )
         found: DuePairs = self._ok("due_pairs", status, rest)
         self._term, self._seen = found.term, found.seen
@@ -146,7 +147,7 @@ class DueWatch:
             self._pairs.take(self.gid, pair, checks.rows())
 
     def _next_to_lock(self, most: int) -> list[tuple[Pair, int, int]]:
-        """The pairs that have waited longest, with how many each may lock, and which news that is for."""
+        """The pairs that have waited longest: pair, how many it may lock, and the number of its news."""
         asked: list[tuple[Pair, int, int]] = []
         for pair in list(islice(self._wanting, most)):
             del self._wanting[pair]

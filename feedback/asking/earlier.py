@@ -1,8 +1,9 @@
 """Producers of an earlier version, which start feedback of one app and topic for themselves.
 
-What they are handed names no PREPARE, and nor do their answers: this remembers under which one each check was
-handed out. They prepare without an owner, so anyone of their app may be asked, as in their version. About a
-transaction that has an owner they are not asked: the owner polls elsewhere, and would be taken for gone.
+Their checks and answers do not name a PREPARE: this remembers under which one each check was
+handed out. They prepare without an owner, so any producer of their app may be asked, as in their version.
+They are not asked about transactions that have an owner: the owner polls elsewhere, and would be considered
+gone.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ HANDED_MAX = 20_000
 
 
 class EarlierProducers:
-    """One pair's feedback as their version knows it. One event loop."""
+    """One pair's feedback with their version's interface. One event loop."""
 
     def __init__(self, pair: OnePair) -> None:
         self._pair = pair
@@ -43,8 +44,8 @@ class EarlierProducers:
         return status, [row[:5] for row in value]
 
     def answer(self, instance: str, answers: Sequence[tuple[int, str, str, str]]) -> tuple[str, Any]:
-        """Answers (group, transaction, state, trouble). A commit holds under whatever PREPARE; anything else
-        to a check that was not handed out here is asked again."""
+        """Answers (group, transaction, state, trouble). A commit holds under any PREPARE; for any other
+        answer to a check that was not handed out here, the check is repeated."""
         known = [
             (gid, tx_id, state, trouble, self._index.get((gid, tx_id), 0))
             for gid, tx_id, state, trouble in answers

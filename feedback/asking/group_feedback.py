@@ -1,8 +1,8 @@
 """One app and topic at one broker group: takes what was locked there, and settles what was answered.
 
-Answers become COMMIT, ROLLBACK or CHECKED in the log, in a task that runs while there is something to do, so
-an idle one costs nothing. Locking is the shard's, for all pairs at once (``due_watch``). Branches of other
-groups' transactions are not locked. It must never submit a decision that nobody took.
+Answers become COMMIT, ROLLBACK or CHECKED in the log, in a task that runs only while there is work, so
+an idle pair costs nothing. The shard does the locking, for all pairs at once (``due_watch``). Branches of
+other groups' transactions are not locked. This must never submit a decision that no answer or policy made.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from escrowmq.replication.model import ResultCode
 
 log = logging.getLogger(__name__)
 
-#: ``by`` of a rollback that the topic's policy demands; it shows in the audit trail.
+#: ``by`` of a rollback that the topic's policy demands; shown in the audit trail.
 BY_POLICY = "policy:check_max"
-#: An answer is kept and tried again (``settle_keep_s``) when one submit, with its retries, took so long.
+#: An answer is kept and tried again (``settle_keep_s``) if one submit, with its retries, took this long.
 SUBMIT_PATIENCE_S = 10.0
 
 
-#: A check that nobody was asked about is due again after so long.
+#: A check about which no producer was asked is due again after this time.
 RELEASED_S = 1.0
 
 
 class Desk(Protocol):
-    """What one group's part needs of the topic it belongs to."""
+    """What one group's part needs of its topic."""
 
     def locked(self, gid: int, rows: Sequence[LockedRow]) -> None: ...
     def settled(self, gid: int, tx_ids: Iterable[str]) -> None: ...
@@ -45,10 +45,10 @@ class Desk(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """The way to the broker groups: what all apps and topics of one process share.
+    """The way to the broker groups, shared by all apps and topics of one process.
 
-    ``owner`` names this incarnation of the process: one that was restarted must not release its own
-    successor's leases. ``slots``: submits under way at a time, first come, first served.
+    ``owner`` names this incarnation of the process: a predecessor must not release its
+    successor's leases. ``slots``: limits submits under way at a time, first come, first served.
     """
 
     owner: str
@@ -59,9 +59,9 @@ class Way:
 
 @dataclass(frozen=True, slots=True)
 class PendingVerdict:
-    """An answer on its way into the log. Dropped after ``until``: the check is then repeated.
+    """An answer on its way into the log. Dropped after ``until``: then the check is repeated.
 
-    ``index``: a rollback holds for this PREPARE only (0: for any); ``wait_s``: when a check that is put off
+    ``index``: a rollback applies only to this PREPARE (0: to any); ``wait_s``: when a check that is put off
     is due.
     """
 
@@ -96,7 +96,7 @@ class GroupFeedback:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def _run(self, name: str, step: Callable[[], Any], more: Callable[[], bool]) -> None:
-        """``step`` after ``step`` in a task of its own while there is ``more``, if it does not run yet."""
+        """Repeat ``step`` in a task while there is ``more``, unless that task is already running."""
         if name in self._tasks or not more():
             return
         what = f"feedback of app {self.app!r}, topic {self.topic!r} at group {self.gid}, {name}"
@@ -106,7 +106,7 @@ class GroupFeedback:
         def ended(_: asyncio.Task[None]) -> None:
             del self._tasks[name]
             if not task.cancelled():
-                self._run(name, step, more)  # what came after its last look
+                self._run(name, step, more)  # for work that arrived after its last look
                 self._desk.settled(self.gid, ())
 
         task.add_done_callback(ended)
@@ -114,7 +114,7 @@ class GroupFeedback:
     # ---------------------------------------------------------------- locking
 
     def take(self, rows: Sequence[LockedRow]) -> None:
-        """These were locked. One that cannot be routed is left to its lease, and does not hold up others."""
+        """These were locked. One that cannot be routed is left to its lease, and does not delay others."""
         self.counts["locked"] += len(rows)
         for_producers = []
         for row in rows:
@@ -134,11 +134,11 @@ class GroupFeedback:
     # ---------------------------------------------------------------- settling
 
     def has_room(self) -> bool:
-        """Whether ``settle`` takes another answer."""
+        """Whether ``settle`` accepts another answer."""
         return len(self._outbox) < self._config.settle_queue_max
 
     def settle(self, tx_id: str, verdict: Verdict, index: int = 0, wait_s: float = RELEASED_S) -> bool:
-        """Queue an answer; False when the queue is full (the caller comes back). See ``PendingVerdict``."""
+        """Queue an answer; False if the queue is full (the caller comes back). See ``PendingVerdict``."""
         if not self.has_room():
             self.counts["outbox_full"] += 1
             return False
@@ -170,14 +170,14 @@ class GroupFeedback:
         except Unavailable:
             self._keep([item for item in batch if item.verdict in decided])
             raise
-        except Exception:  # a bug: these checks are repeated, the others must not wait behind them
+        except Exception:  # a bug: these checks are repeated, and the others must not wait behind them
             self._desk.settled(self.gid, [item.tx_id for item in batch])
             raise
         finally:
             await self._count_and_put_off(list(dict.fromkeys(counted)), put_off)
 
     async def _submit_decisions(self, decided: Mapping[Verdict, Mapping[str, int]]) -> None:
-        """``decided``: for each verdict, transactions and the PREPARE that it holds for."""
+        """``decided``: for each verdict, transactions and the PREPARE that it applies to."""
         asked: list[tuple[Verdict, Sequence[str], bytes]] = []
         for verdict, indexes in decided.items():
             if verdict is Verdict.COMMIT:
@@ -196,8 +196,8 @@ class GroupFeedback:
     def _rollbacks(
         self, verdict: Verdict, indexes: Mapping[str, int]
     ) -> Iterator[tuple[Sequence[str], bytes]]:
-        """They name the PREPAREs that they hold for, where the group's format level knows them: what was
-        prepared again since the check began is not rolled back by it."""
+        """They name the PREPAREs that they apply to, if the group's format level supports it: a transaction
+        that was prepared again since the check began is not rolled back by it."""
         by = BY_POLICY if verdict is Verdict.EXPIRE else "feedback"
         under = {tx_id: index for tx_id, index in indexes.items() if index > 0}
         plain = [tx_id for tx_id, index in indexes.items() if index <= 0]
@@ -207,8 +207,8 @@ class GroupFeedback:
             yield list(under), ops.rollback_under(self.app, list(under), by, list(under.values()))
 
     async def _commits(self, tx_ids: list[str]) -> list[tuple[list[str], bytes]]:
-        """COMMITs of what is prepared everywhere. What is not is parked; what cannot be known now comes back
-        when its lease ends."""
+        """COMMITs of transactions that are prepared everywhere. Others are parked; if that cannot be
+        determined now, they come back when their lease ends."""
         looked = await look(self._way.leaders, self.gid, self.app, tx_ids)
         self._desk.settled(self.gid, [*looked.later, *looked.lacking])
         await self._park(looked.lacking)
@@ -221,7 +221,7 @@ class GroupFeedback:
         return commits
 
     async def _park(self, lacking: Mapping[str, str]) -> None:
-        """For a person: a check cannot decide these, nor will another one."""
+        """Park these for a person: neither this check nor another one can decide them."""
         by_reason: dict[str, list[str]] = {}
         for tx_id, reason in lacking.items():
             by_reason.setdefault(reason, []).append(tx_id)
@@ -231,7 +231,7 @@ class GroupFeedback:
             await self._submit(ops.park(self.app, ids, f"NotFullyPrepared: {reason}"), repeatable=True)
 
     def _note(self, verdict: Verdict, ids: Sequence[str], result: Sequence[Any]) -> dict[str, str]:
-        """A refused decision is final, too: the first durable one stands. Returns what is not prepared, and
+        """A refused decision is final too: the first durable one counts. Returns what is not prepared, and
         why."""
         self.counts[verdict.value] += len(ids)
         lacking: dict[str, str] = {}
@@ -240,7 +240,7 @@ class GroupFeedback:
         for place, code, info in result[1]:
             if code == ResultCode.NOT_PREPARED:
                 lacking[ids[place]] = f"parts are missing in group {self.gid}"
-            if code == ResultCode.RETRY:  # or another decision is on its way: asked again, if need be
+            if code == ResultCode.RETRY:  # or another decision is on its way: checked again, if need be
                 self.counts["prepared_again"] += 1
             if code == ResultCode.TX_CONFLICT:
                 self.counts["conflicts"] += 1
@@ -254,8 +254,8 @@ class GroupFeedback:
         return lacking
 
     async def _count_and_put_off(self, counted: list[str], put_off: Mapping[str, float]) -> None:
-        """Not repeated when their fate is unknown: a check counted twice would be half used up, and what is
-        neither counted nor put off just comes back when its lease ends."""
+        """Not repeated if the outcome is unknown: a check that is counted twice would use up two, and one
+        that is neither counted nor put off simply comes back when its lease ends."""
         try:
             if counted:
                 await self._submit(ops.checked(self.app, counted), repeatable=False)
@@ -270,7 +270,7 @@ class GroupFeedback:
             self._desk.settled(self.gid, counted)
 
     def _keep(self, items: Iterable[PendingVerdict]) -> None:
-        """Put decisions back that could not be submitted, unless they are too old."""
+        """Put back decisions that could not be submitted, unless they are too old."""
         now = _now()
         for item in reversed(list(items)):
             if now < item.until:
@@ -279,7 +279,7 @@ class GroupFeedback:
                 self._desk.settled(self.gid, [item.tx_id])
 
     async def _submit(self, request: bytes, *, repeatable: bool) -> Sequence[Sequence[Any]]:
-        """The results of a request, through overload and lost leaders; Unavailable in the end."""
+        """The results of a request, through overload and lost leaders; finally raises Unavailable."""
         give_up = _now() + SUBMIT_PATIENCE_S
         while True:
             patience = max(give_up - _now(), 0.0)

@@ -1,8 +1,8 @@
 """The apps whose producers poll at one process, and how many of their polls it parks.
 
-Bounds are of each app and of all; whoever is beyond one is sent away with a time to come back after, and
-the log says so. Of all apps the one with most polls makes room first, so that no app's crowd keeps another
-out. It must never send a producer away without a time.
+There are bounds for each app and for all. A producer beyond one is sent away with a time after which to come
+back, and the log says so. The app with most polls makes room first, so that no app's crowd keeps another
+out. This must never send a producer away without a time.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ log = logging.getLogger(__name__)
 
 #: How often the log repeats that a bound is reached.
 SAY_EVERY_S = 60.0
-#: Apps looked at for one that is silent, when there are too many.
+#: Apps among which a silent one is searched when there are too many.
 SILENT_AMONG = 100
 
 
 class Lobby:
-    """All apps of one process. ``new(app)``: nothing was known of it. ``ended``: hears of each poll that
-    ends. ``forget(app)``: lets go of one that is silent; False if it is in use."""
+    """All apps of one process. ``new(app)`` is called for an unknown app, ``ended`` for each poll that
+    ends. ``forget(app)`` drops a silent one; False if it is in use."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class Lobby:
         ended: Callable[[AppProducers, Present], None],
         forget: Callable[[AppProducers], bool],
     ) -> None:
-        #: By name; the longest without a poll first.
+        #: By name; the one without a poll for longest first.
         self.apps: OrderedDict[str, AppProducers] = OrderedDict()
         self.counts, self.parked = Counter[str](), 0
         self.pace = PollPace(config)
@@ -50,7 +50,7 @@ class Lobby:
         self._said: dict[str, float] = {}
 
     def app(self, name: str) -> AppProducers:
-        """Its producers; it is known from here on."""
+        """Its producers; from now on the app is known."""
         producers = self.apps.get(name)
         if producers is None:
             producers = self.apps[name] = AppProducers(name, self._config.owner_gone_s, self._poll_ended)
@@ -62,7 +62,7 @@ class Lobby:
         self._ended(producers, present)
 
     def has_place_for(self, name: str) -> bool:
-        """Whether the app is known, or may be."""
+        """Whether the app is known, or there is room for it."""
         if name in self.apps or len(self.apps) < self._config.apps_max:
             return True
         if any(self._forget(app) for app in list(islice(self.apps.values(), SILENT_AMONG))):
@@ -71,8 +71,8 @@ class Lobby:
         return False
 
     def has_place_to_park(self, producers: AppProducers, beyond: int) -> bool:
-        """Whether one more poll may be parked, so many ``beyond`` the app's bound where checks wait for this
-        producer alone; others are sent away for it where they must."""
+        """Whether one more poll may be parked. ``beyond``: how far above the app's bound, if checks wait for
+        this producer alone. If necessary, another poll is sent away for it."""
         config = self._config
         if producers.parked >= config.polls_parked_max + beyond:
             text = "app %r has %d polls parked: more are sent away"
@@ -80,7 +80,7 @@ class Lobby:
             return False
         if self.parked >= config.shard_polls_max:
             self.say("polls", "%d polls are parked here: some are sent away for others", self.parked)
-            # Of those with as many, the app that polled longest ago: they take turns.
+            # Among apps with equally many, the one that polled longest ago: so they take turns.
             most = max(self.apps.values(), key=lambda app: app.parked)
             longest = most.longest_parked()
             assert longest is not None
@@ -93,7 +93,7 @@ class Lobby:
         return "retry", self.pace.retry_s() * self._rng.uniform(0.5, 1.5)
 
     def say(self, what: str, text: str, *args: Any) -> None:
-        """To the log, each thing once a minute."""
+        """Log a warning, each kind once a minute."""
         now = self._clock()
         if now - self._said.get(what, -SAY_EVERY_S) >= SAY_EVERY_S:
             self._said[what] = now

@@ -1,9 +1,9 @@
-"""Before a check commits: whether all of the transaction is prepared, in every group that takes part in it.
+"""Before a check commits: whether all of the transaction is prepared, in every participating group.
 
-The application's word is about its own key, and it may have used that key again under another transaction id:
-then "committed" is true, and this transaction was never prepared everywhere. To commit it would publish a
-part of it. So every group is asked through its log. What is prepared cannot vanish before home decides, so
-there is no race between the look and the COMMIT.
+The application's answer is about its own key, and it may have used that key again under another transaction
+id: then "committed" is true, but this transaction was never prepared everywhere. Committing it would publish
+a part of it. So every group is asked through its log. What is prepared cannot vanish before home decides, so
+there is no race between this inquiry and the COMMIT.
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ from escrowmq.replication.errors import Unavailable
 from escrowmq.replication.format import ops
 from escrowmq.replication.model import ResultCode, TransactionState
 
-#: Answers come within milliseconds; where a group elects a leader, it is asked again later.
+#: Answers come within milliseconds; while a group elects a leader, it is asked again later.
 PATIENCE_S = 2.0
 
 
 @dataclass(slots=True)
 class Looked:
-    """``alone``: in one group, or from before format level 2. ``across``: over several groups, and whole:
-    home's record of each. ``lacking``: why one cannot be committed. ``later``: a group has not answered."""
+    """``alone``: in one group, or from before format level 2. ``across``: over several groups and complete,
+    with home's record of each. ``lacking``: why one cannot be committed. ``later``: a group has not
+    answered."""
 
     alone: list[str] = field(default_factory=list)
     across: dict[str, int] = field(default_factory=dict)
@@ -34,10 +35,11 @@ class Looked:
 
 
 async def look(leaders: Mapping[int, GroupLeader], home: int, app: str, tx_ids: Sequence[str]) -> Looked:
-    """How these transactions stand, whose home is ``home``. Raises Unavailable if home does not answer."""
+    """The states of these transactions, whose home is ``home``. Raises Unavailable if home does not
+    answer."""
     found = Looked()
     if len(leaders) == 1:
-        found.alone += tx_ids  # its leader looks at the parts itself
+        found.alone += tx_ids  # its leader checks the parts itself
         return found
     rows = await _inquire(leaders[home], app, dict.fromkeys(tx_ids, -1))
     if rows is None:
@@ -75,7 +77,7 @@ async def _look_at(
 
 
 async def _inquire(leader: GroupLeader, app: str, ids: Mapping[str, int]) -> dict[str, Standing] | None:
-    """None: the group knows no such question (yet). Raises Unavailable."""
+    """None: the group does not know this question (yet). Raises Unavailable."""
     request = ops.inquire(app, list(ids), list(ids.values()))
     status, *rest = await leader.ask("submit", request, patience_s=PATIENCE_S)
     if status in ("unsupported", "malformed"):

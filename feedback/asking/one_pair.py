@@ -1,7 +1,7 @@
 """Feedback of a single app and topic, as producers of earlier versions know it: an actor of its own.
 
-They start one for each pair, poll it with keys that name no topic, and are answered here by a process that
-hosts this one pair. Its leases keep it apart from the process that hosts the pair for newer producers.
+They start one for each pair and poll it with keys that name no topic. Here a process that hosts only this
+pair answers them. Leases keep it from interfering with the process that hosts the pair for newer producers.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class OnePair:
         *,
         owned: bool = True,
     ) -> None:
-        """``owned``: ask also about transactions that have an owner, which then must poll here."""
+        """``owned``: also ask about transactions that have an owner, which must then poll here."""
         self.app, self.topic = app, topic
         self._shard = FeedbackShard(
             0, 1, groups, replicas, brokers, config, rng, only=(app, topic), owned=owned
@@ -52,7 +52,7 @@ class OnePair:
     async def poll(
         self, instance: str, room: int, working: Sequence[tuple[int, str, int]], wait_s: float
     ) -> tuple[str, Any]:
-        """As ``FeedbackShard.poll``, with the group alone where that has a place."""
+        """As ``FeedbackShard.poll``, with only the group where that has a place."""
         placed = self._placed("working", working)
         status, value = await self._shard.poll(self.app, instance, room, placed, wait_s)
         return (status, value) if status != "ok" else (status, [(place[0], *rest) for place, *rest in value])
@@ -68,7 +68,7 @@ class OnePair:
         self._shard.leave(self.app, instance, idle)
 
     def _placed(self, name: str, rows: Any) -> Any:
-        """The same with the topic beside the group."""
+        """The same rows with the topic added to the group."""
         if type(rows) not in (list, tuple) or not all(type(row) in (list, tuple) and row for row in rows):
             raise InvalidMessage(f"{name} must be a list of tuples")
         return [((row[0], self.topic), *row[1:]) for row in rows]
@@ -82,12 +82,12 @@ class OnePair:
 
     @property
     def counts(self) -> Counter[str]:
-        """What happened."""
+        """The event counts."""
         return Counter({**self._shard.counts, **self.pair.counts})
 
     @property
     def last_poll_at(self) -> float:
-        """When a producer polled last."""
+        """When a producer last polled."""
         producers = self._shard.producers(self.app)
         return self._begun_at if producers is None else max(self._begun_at, producers.last_poll_at)
 
@@ -97,7 +97,7 @@ class OnePair:
         return producers is not None and bool(producers.online(self._silent_s))
 
     def idle_s(self) -> float:
-        """How long no producer has polled."""
+        """For how long no producer has polled."""
         producers = self._shard.producers(self.app)
         parked = producers is not None and producers.parked > 0
         return 0.0 if parked else self._shard.now() - self.last_poll_at

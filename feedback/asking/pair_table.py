@@ -1,7 +1,8 @@
-"""The pairs of app and topic in one feedback process: made, at work, asleep, dropped.
+"""The pairs of app and topic in one feedback process: created, working, asleep, dropped.
 
-A pair that has checks on hand is at work and hears of its producers' polls; one that has none is asleep, and
-makes place for others when the table is full. One that raises is dropped, as if its own process had died.
+A pair that has checks on hand is working and is told of its producers' polls; one that has none is asleep,
+and makes room for others when the table is full. A pair that raises is dropped, as if its own process had
+died.
 """
 
 from __future__ import annotations
@@ -21,32 +22,32 @@ from escrowmq.feedback.asking.topic_feedback import Host, TopicFeedback
 
 log = logging.getLogger(__name__)
 
-#: Pairs that one tick forgets.
+#: Pairs forgotten per tick.
 FORGET_PER_TICK = 200
-#: A pair that raised is there again after this.
+#: A pair that raised is created again after this.
 MADE_ANEW_S = 1.0
 
 
 class Keeper(Host, Protocol):
-    """The process of the table."""
+    """The process that holds the table."""
 
     def belongs_here(self, pair: Pair) -> bool: ...
     def want(self, gid: int, pair: Pair) -> None:
         """Something is due at this group, and the pair may have room."""
 
     def look_anew(self, pair: Pair) -> None:
-        """Ask every group for it: what a leader named before would not be named again."""
+        """Ask every group for it: a leader would not repeat what it has named before."""
 
 
 class PairTable:
-    """``pinned``: one pair alone is here, and never sleeps. One event loop."""
+    """``pinned``: only one pair is here, and it never sleeps. One event loop."""
 
     def __init__(self, keeper: Keeper, lobby: Lobby, way: Way, *, pinned: bool) -> None:
         self._keeper, self._lobby, self._way, self._pinned = keeper, lobby, way, pinned
         self._config, self._counts = way.config, lobby.counts
         self._pairs: dict[Pair, TopicFeedback] = {}
         self._working: dict[TopicFeedback, None] = {}  # those that have deadlines
-        self._asleep: OrderedDict[TopicFeedback, None] = OrderedDict()  # the longest ones first
+        self._asleep: OrderedDict[TopicFeedback, None] = OrderedDict()  # the longest asleep first
         self._place = asyncio.Event()
         self._place.set()
         self._closing: set[asyncio.Task[None]] = set()
@@ -73,7 +74,7 @@ class PairTable:
         return pair in self._working
 
     async def places(self) -> int:
-        """How many further pairs may be here, once there are any. What is due meanwhile is the leader's."""
+        """Waits until further pairs may be here; returns how many. Meanwhile the leader keeps what is due."""
         while self._asleep and self.full:
             self.drop(next(iter(self._asleep)))
         if self.full:
@@ -85,7 +86,7 @@ class PairTable:
         return max(self._config.pairs_max - len(self._pairs), 1)
 
     def host(self, app: str, topic: str) -> TopicFeedback | None:
-        """The pair, made if there is none yet; None: it does not belong here."""
+        """The pair, created if there is none yet; None: it does not belong here."""
         pair = self._pairs.get((app, topic))
         if pair is None and self._keeper.belongs_here((app, topic)):
             producers = self._lobby.app(app)
@@ -94,7 +95,7 @@ class PairTable:
         return pair
 
     def review(self, pair: TopicFeedback) -> None:
-        """After anything that happened to it: does it wait for time, for a lock, for nothing?"""
+        """Called after any event of the pair: update whether it works or sleeps, and lock what is due."""
         key = pair.app, pair.topic
         if self._pairs.get(key) is not pair:
             return
@@ -107,7 +108,7 @@ class PairTable:
             self._keeper.want(gid, key)
 
     def _sleep(self, pair: TopicFeedback, producers: AppProducers) -> None:
-        """It has nothing on hand, and hears of no polls."""
+        """It has nothing on hand, and is not told of polls."""
         self._working.pop(pair, None)
         producers.awake.pop(pair, None)
         if pair not in self._asleep and not self._pinned:
@@ -116,7 +117,7 @@ class PairTable:
             self._place.set()
 
     def wake(self, pair: TopicFeedback, producers: AppProducers) -> None:
-        """It has checks on hand from here on, and hears of polls; of those before it has not heard."""
+        """It has checks on hand from now on, and is told of polls; it has not been told of earlier ones."""
         if pair in self._working:
             return
         self._asleep.pop(pair, None)
@@ -130,13 +131,13 @@ class PairTable:
             pair.arrive(present.instance, present.room, (), seen, parked=parked)
 
     def guarded(self, pair: TopicFeedback, do: Callable[..., Any], *args: Any) -> Any:
-        """What it raises ends this pair, and nothing else."""
+        """Call ``do``; an exception ends this pair, and nothing else."""
         try:
             return do(*args)
         except Exception:
             self._counts["errors"] += 1
             log.exception(
-                "feedback of app %r, topic %r stumbled and is made anew; its checks come back in %g s",
+                "feedback of app %r, topic %r failed and is created again; its checks come back in %g s",
                 pair.app,
                 pair.topic,
                 self._config.lock_lease_s,
@@ -147,7 +148,7 @@ class PairTable:
             return None
 
     def drop(self, pair: TopicFeedback) -> None:
-        """Its leases end by themselves."""
+        """Remove the pair. Its leases end by themselves."""
         if self._pairs.get((pair.app, pair.topic)) is pair:
             del self._pairs[pair.app, pair.topic]
         self._working.pop(pair, None)
@@ -163,13 +164,13 @@ class PairTable:
         self._place.set()
 
     def tick(self) -> None:
-        """Deadlines of all that are at work."""
+        """Deadlines of all working pairs."""
         for pair in list(self._working):
             self.guarded(pair, pair.tick)
             self.review(pair)
 
     def forget_before(self, before: float) -> None:
-        """Some of those that have had nothing to do since then (seconds of the event loop)."""
+        """Forget some of those that have had nothing to do since then (seconds of the event loop)."""
         for pair in list(islice(self._asleep, FORGET_PER_TICK)):
             if pair.idle_since >= before:
                 break

@@ -15,7 +15,7 @@ CheckKey = tuple[int, str]  # broker group, transaction id
 
 @dataclass(slots=True)
 class ProducerSeat:
-    """One producer instance. ``room``: checks it takes now; it never exceeds what its last poll said."""
+    """One producer instance. ``room``: checks it accepts now; never more than its last poll said."""
 
     instance: str
     last_seen: float
@@ -29,15 +29,15 @@ class ProducerSeat:
         return len(self.holding)
 
     def online(self, now: float, silent_s: float) -> bool:
-        """Whether it can be asked, as far as its polls tell."""
+        """Whether it can be asked, judging by its polls."""
         return self.parked or now - self.last_seen < silent_s
 
 
 class Seats:
     """All seats of one app and topic, at most ``limit``.
 
-    ``silent_s``: without a poll for so long it is offline. ``full_s``: without room for so long it is
-    not waited for any more (all its queries hang); a busy one has room again within moments.
+    ``silent_s``: without a poll for this long it is offline. ``full_s``: without room for this long it is
+    no longer waited for (all its queries hang); a busy one has room again within moments.
     """
 
     def __init__(self, limit: int, silent_s: float, full_s: float) -> None:
@@ -48,7 +48,7 @@ class Seats:
         return self._seats.get(instance)
 
     def arrive(self, instance: str, room: int, now: float, wanted: bool = False) -> ProducerSeat | None:
-        """A poll came in; None when there is no seat left. ``wanted``: it gets one beyond the limit."""
+        """A poll arrived; None if there is no seat left. ``wanted``: it gets one beyond the limit."""
         seat = self._seats.get(instance)
         if seat is None:
             if len(self._seats) >= self._limit and not wanted:
@@ -73,7 +73,7 @@ class Seats:
         return (seat for seat in self._seats.values() if seat.online(now, self._silent_s))
 
     def taking(self, now: float) -> list[ProducerSeat]:
-        """Those that can be asked and take checks, now or in a moment."""
+        """Those that can be asked and accept checks, now or in a moment."""
         return [seat for seat in self.online(now) if seat.room > 0 or now - seat.had_room_at < self._full_s]
 
     def silent(self, now: float) -> list[str]:
@@ -81,11 +81,11 @@ class Seats:
         return [name for name, seat in self._seats.items() if not seat.online(now, self._silent_s)]
 
     def room(self, now: float) -> int:
-        """Checks that all of them together take now."""
+        """Checks that all of them together accept now."""
         return sum(seat.room for seat in self.online(now))
 
     def others(self, now: float, tried: Set[str]) -> bool:
-        """Whether one that was not tried yet takes checks."""
+        """Whether one that was not tried yet accepts checks."""
         return any(seat.instance not in tried for seat in self.taking(now))
 
     def names(self) -> list[str]:

@@ -1,10 +1,10 @@
 """Feedback of many apps and topics in one process: producers park here once, broker groups are asked once.
 
 The plain class inside a feedback process. Each pair of app and topic belongs to one of ``shards`` processes
-(``part_of``) and is a ``TopicFeedback`` there, made when something comes due and forgotten when it has had
-nothing to do for long. A pair that raises is thrown away, as if an actor of its own had died: its leases end,
-and it is made anew. What one process cannot keep apart is its processor and its memory. It must never let
-one pair's queue, bound or error reach another pair, nor refuse anything without saying so.
+(``part_of``) and is a ``TopicFeedback`` there, created when something comes due and forgotten when it has had
+nothing to do for long. A pair that raises is dropped, as if an actor of its own had died: its leases end,
+and it is created again. Pairs of one process share only its processor and its memory. This must never let
+one pair's queue, bound or error affect another pair, nor refuse anything without saying so.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ from escrowmq.replication.model import TransactionState
 
 log = logging.getLogger(__name__)
 
-#: Apps that one tick forgets.
+#: Apps forgotten per tick.
 FORGET_PER_TICK = 200
-#: Pairs that ``status`` shows one by one.
+#: Pairs that ``status`` shows individually.
 PAIRS_SHOWN = 1_000
 #: A producer whose answers all meet full queues comes back after this.
 ANSWER_AGAIN_S = 0.5
@@ -88,7 +88,7 @@ class FeedbackShard:
             forget=self._forget_app,
         )
         self._apps = self._lobby.apps
-        #: What happened, here and in the lobby.
+        #: Event counts, of this class and of the lobby.
         self.counts = self._lobby.counts
         self._pairs = PairTable(self, self._lobby, self._way, pinned=only is not None)
         self._news, self._pulse = 0, Pulse(config.tick_s)
@@ -120,11 +120,11 @@ class FeedbackShard:
         self, app: str, instance: str, room: int, working: Sequence[tuple[Place, str, int]], wait_s: float
     ) -> Polled:
         """Checks for this producer, of any topic of its app, as soon as there are any: ``("ok", [Handed,
-        ...])``, empty after the wait. ``room``: how many it takes; ``working``: (place, transaction, index)
-        of those it has not answered yet, and does not run. ``("retry", seconds)``: too many producers are
-        parked here, come back later.
+        ...])``, empty after the wait. ``room``: how many it accepts; ``working``: (place, transaction, index)
+        of checks that it has not answered yet, and whose local transactions it does not run. ``("retry",
+        seconds)``: too many producers are parked here, come back later.
 
-        Raises InvalidMessage for arguments that make no sense, as ``answer`` and ``leave`` do.
+        Raises InvalidMessage for invalid arguments, as do ``answer`` and ``leave``.
         """
         app, instance, room = arguments.app_of(app), arguments.instance_of(instance), arguments.room_of(room)
         keys, wait_s = arguments.working_of(working), arguments.wait_of(wait_s)
@@ -158,7 +158,7 @@ class FeedbackShard:
         self, app: str, instance: str, answers: Sequence[tuple[Place, str, str, str, int]]
     ) -> tuple[str, Any]:
         """Answers (place, transaction, state, trouble, index): ``("ok", [number, ...])`` with those, counted
-        from 0, that were not taken because too many of their topic wait for their submit; they are to be sent
+        from 0, that were not accepted because too many of their topic wait for their submit; send these
         again.
         """
         app, instance = arguments.app_of(app), arguments.instance_of(instance)
@@ -166,7 +166,7 @@ class FeedbackShard:
         for number, (key, state, trouble, index) in enumerate(arguments.answers_of(answers)):
             (gid, topic), tx_id = key
             pair = self._pairs.get(app, topic)
-            if pair is None and state in DECISIVE:  # a late one: as true as an early one
+            if pair is None and state in DECISIVE:  # a late answer: as true as an early one
                 if not self._lobby.has_place_for(app) or self._pairs.full:
                     refused.append(number)
                     continue
@@ -185,8 +185,8 @@ class FeedbackShard:
         return "ok", refused
 
     def leave(self, app: str, instance: str, idle: bool = False) -> None:
-        """The producer closes: its checks go to the others at once. ``idle``: those of its own transactions
-        too, since it runs none of them; else the others wait until it is gone."""
+        """The producer closes: its checks go to the others at once. ``idle``: also those of its own
+        transactions, since it runs none of them; otherwise those wait until it is gone."""
         app, instance, idle = arguments.app_of(app), arguments.instance_of(instance), arguments.idle_of(idle)
         self._lobby.pace.leave(instance)
         producers = self._apps.get(app)
@@ -200,12 +200,12 @@ class FeedbackShard:
     # ---------------------------------------------------------------- the watches call these (Pairs)
 
     async def places(self) -> int:
-        """How many further pairs may be here, once there are any. What is due meanwhile is the leader's."""
+        """Waits until further pairs may be here; returns how many. Meanwhile the leader keeps what is due."""
         return await self._pairs.places()
 
     def due(self, gid: int, pair: Pair) -> None:
-        """Group ``gid`` says that something is due, or open. Without a producer of the app that is of no
-        use: when one comes, the app is looked up."""
+        """Group ``gid`` says that something is due, or open. Ignored if the app has no producer here:
+        when one comes, the app is looked up."""
         app, topic = pair
         producers = self._apps.get(app)
         if self.belongs_here(pair) and producers is not None:
@@ -214,7 +214,7 @@ class FeedbackShard:
             self.want(gid, pair)
 
     def nothing_due(self, gid: int, pair: Pair, news: int) -> None:
-        """Group ``gid`` had less than was asked for, when its last news were ``news``."""
+        """Group ``gid`` had fewer than requested, as of its news number ``news``."""
         app, topic = pair
         if self.news(gid, pair) == news:
             due = self._apps[app].due[topic]
@@ -223,7 +223,7 @@ class FeedbackShard:
                 del self._apps[app].due[topic]
 
     def news(self, gid: int, pair: Pair) -> int | None:
-        """The number of what the group said last; None: nothing is due there."""
+        """The number of the group's latest news on the pair; None: nothing is due there."""
         producers = self._apps.get(pair[0])
         return None if producers is None else producers.due.get(pair[1], {}).get(gid)
 
@@ -267,12 +267,12 @@ class FeedbackShard:
         return now
 
     def hand(self, pair: TopicFeedback, instance: str, checks: list[Handed]) -> None:
-        """Checks leave with this producer's poll."""
+        """Send these checks with this producer's poll."""
         self.counts["handed"] += len(checks)
         self._lobby.app(pair.app).hand(instance, checks)
 
     def lost(self, pair: TopicFeedback, instance: str) -> None:
-        """It did not confirm what it was handed, or is silent. If it lives, it polls again."""
+        """It did not confirm what it was handed, or is silent. If it is alive, it polls again."""
         producers = self._apps.get(pair.app)
         present = None if producers is None else producers.get(instance)
         if producers is not None and present is not None:
@@ -283,12 +283,12 @@ class FeedbackShard:
         self._pairs.review(pair)
 
     def look_anew(self, pair: Pair) -> None:
-        """Ask every group for it."""
+        """Ask every group for it again."""
         for gid in self._watches:
             self.due(gid, pair)
 
     def belongs_here(self, pair: Pair) -> bool:
-        """Whether this process is the pair's."""
+        """Whether the pair belongs to this process."""
         if self._only is not None:
             return pair == self._only
         return part_of(*pair, self.shards) == self.index
@@ -296,7 +296,7 @@ class FeedbackShard:
     # ---------------------------------------------------------------- apps
 
     def _find(self, app: str) -> None:
-        """What does this app have open? Nobody named it here."""
+        """Find out what this new app has open: no leader has named it here."""
         for watch in self._watches.values():
             watch.find(app)
 
@@ -309,7 +309,7 @@ class FeedbackShard:
         *,
         parked: bool,
     ) -> None:
-        """All topics of the app that have something to do hear of this poll."""
+        """Tell this poll to all topics of the app that have work."""
         by_topic: dict[str, list[arguments.AskedCheck]] = {}
         for ((gid, topic), tx_id), index in keys:
             by_topic.setdefault(topic, []).append(((gid, tx_id), index))
@@ -344,7 +344,7 @@ class FeedbackShard:
         self._forget_some()
 
     def _forget_some(self) -> None:
-        """What has had nothing to do for long."""
+        """Forget what has had nothing to do for long."""
         before = self.now() - self._config.idle_exit_s
         self._pairs.forget_before(before)
         for app in list(islice(self._apps.values(), FORGET_PER_TICK)):
@@ -353,8 +353,8 @@ class FeedbackShard:
             self._forget_app(app)
 
     def _forget_app(self, app: AppProducers) -> bool:
-        """With its pairs, which rely on what it knows of owners, and with all that the leaders named for it:
-        it is looked up when a producer comes again. False: it is in use."""
+        """Forget an app, with its pairs, which rely on its knowledge of owners, and with all that the leaders
+        named for it: it is looked up when a producer comes again. False: it is in use."""
         if app.parked or app.awake or self._only is not None:
             return False
         for pair in list(app.hosted.values()):
@@ -391,9 +391,9 @@ class FeedbackShard:
         }
 
     def pair(self, app: str, topic: str) -> TopicFeedback | None:
-        """The feedback of this app and topic, made if need be; None: it is another process's."""
+        """The feedback of this app and topic, created if need be; None: it belongs to another process."""
         return self._pairs.host(app, topic)
 
     def producers(self, app: str) -> AppProducers | None:
-        """The producers of this app, if any polled lately."""
+        """The producers of this app, if any polled recently."""
         return self._apps.get(app)

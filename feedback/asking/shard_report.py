@@ -1,4 +1,4 @@
-"""What a feedback process tells operators of itself: sizes and counts, nothing that grows with its pairs."""
+"""A feedback process's report to operators: sizes and counts, nothing that grows with its pairs."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from escrowmq.replication.calling.carried_answers import Carried
 class ShardReport(Carried, frozen=True, kw_only=True):
     """Feedback process ``shard`` of ``shards``.
 
-    ``apps``: whose producers polled lately; ``producers``: how many of them there are, as far as they are
-    counted (``PollPace``). ``pairs_here``: apps and topics hosted; ``pairs_working`` of them
-    have checks on hand. ``pairs_due``: those of which a broker group has named due checks. ``polls_parked``:
-    producers that wait here to be asked; ``poll_wait_s``: for how long each stays. ``counts``: what happened
-    since the process started, by name; ``errors`` are pairs that stumbled, ``polls_refused`` and
-    ``answers_refused`` were sent away, and ``pairs_full`` had to wait for a place.
+    ``apps``: those whose producers polled recently; ``producers``: how many there are, as far as they are
+    counted (``PollPace``). ``pairs_here``: apps and topics hosted; ``pairs_working``: those that
+    have checks on hand. ``pairs_due``: those for which a broker group has named due checks. ``polls_parked``:
+    producers that wait here to be asked; ``poll_wait_s``: for how long each stays. ``counts``: events
+    since the process started, by name; ``errors``: pairs that failed; ``polls_refused`` and
+    ``answers_refused``: sent away; ``pairs_full``: had to wait for a place.
     """
 
     shard: int

@@ -1,4 +1,4 @@
-"""Feedback of one app and topic: what is locked meets producers of the app, their answers are settled.
+"""Feedback of one app and topic: locked transactions are matched with producers, and their answers settled.
 
 A plain class, hosted with many others in one process (``shard``), which tells it of producers that poll and
 of what was locked for it. It has its own bounds and its own state, all of it in memory, and all of it may be
@@ -22,15 +22,15 @@ from escrowmq.feedback.policy import Trouble, Verdict
 from escrowmq.replication.calling.answers import LockedRow
 from escrowmq.replication.model import TransactionState
 
-#: Where a check comes from: broker group and topic. Producers give it back with their answers as it is.
+#: Where a check comes from: broker group and topic. Producers return it unchanged with their answers.
 Place = tuple[int, str]
 #: What a poll hands out per check: place, transaction id, query id, checks so far, seconds to answer (0: only
-#: whether it runs), log index of its newest PREPARE.
+#: whether the producer runs it), log index of its newest PREPARE.
 Handed = tuple[Place, str, str, int, float, int]
 
 
 class Host(Protocol):
-    """What one app and topic needs of the process it lives in."""
+    """What a TopicFeedback needs of its process."""
 
     def hand(self, pair: TopicFeedback, instance: str, checks: list[Handed]) -> None: ...
     def lost(self, pair: TopicFeedback, instance: str) -> None: ...
@@ -39,7 +39,7 @@ class Host(Protocol):
 
 
 class TopicFeedback:
-    """One event loop. Nothing runs in it by itself but what is being settled; ``close`` ends that."""
+    """One event loop. Nothing runs here on its own except settling; ``close`` ends that."""
 
     def __init__(self, app: str, topic: str, way: Way, host: Host, owners: Owners) -> None:
         self.app, self.topic = app, topic
@@ -57,7 +57,7 @@ class TopicFeedback:
 
     @property
     def working(self) -> bool:
-        """Whether checks are on hand, which take time to come to an end."""
+        """Whether checks are on hand, which need time to be finished."""
         return len(self._table) > 0 or any(group.busy for group in self._groups.values())
 
     # ---------------------------------------------------------------- of producers
@@ -71,26 +71,26 @@ class TopicFeedback:
             seat.parked = parked
 
     def wants(self, instance: str) -> bool:
-        """Whether checks wait for this owner: it is not sent away, however many are here."""
+        """Whether checks wait for this owner: then it is not sent away, however many are here."""
         return self._table.wanted(instance)
 
     def depart(self, instance: str, now: float) -> None:
-        """Its poll ended; it polls again in a moment, or it does not."""
+        """Its poll ended; it may poll again in a moment, or not."""
         self._table.unparked(instance, now)
 
     def leave(self, instance: str, *, idle: bool) -> None:
-        """It closed: its checks go to the others; those of its own transactions too, if it runs none."""
+        """It closed: its checks go to the others; also those of its own transactions, if it runs none."""
         self._table.leave(instance, idle=idle)
 
     def forget_but(self, online: Set[str]) -> None:
-        """Whoever is not ``online`` has left, as far as the process knows."""
+        """Remove all that are not ``online``: they have left, as far as the process knows."""
         for instance in [name for name in self._table.seats.names() if name not in online]:
             self._table.leave(instance, idle=False)
 
     def answer(
         self, instance: str, key: CheckKey, state: TransactionState, trouble: Trouble, index: int
     ) -> bool:
-        """An answer; False: too many wait for their submit, it is to be repeated."""
+        """An answer; False: too many wait for their submit, send it again."""
         group = self._group(key[0])
         if group is None:
             return True
@@ -103,7 +103,7 @@ class TopicFeedback:
         return True
 
     def match(self) -> None:
-        """Queued checks meet parked producers; what nobody can say yet is put off at the leader."""
+        """Hand queued checks to parked producers; put off at the leader what no producer can answer yet."""
         for (gid, tx_id), wait_s in self._table.take_put_off():
             self.counts["put_off"] += 1
             group = self._group(gid)
@@ -140,7 +140,7 @@ class TopicFeedback:
         self.match()
 
     def settled(self, gid: int, tx_ids: Iterable[str]) -> None:
-        """See ``Desk``. The broker took the answers: there may be room for more."""
+        """See ``Desk``. The broker accepted the answers: there may be room for more."""
         self._table.settled(gid, tx_ids)
         self._host.changed(self)
 
@@ -153,7 +153,7 @@ class TopicFeedback:
     # ---------------------------------------------------------------- time
 
     def tick(self) -> None:
-        """Deadlines. Several times a second while it is ``working``."""
+        """Deadlines. Call it several times a second while it is ``working``."""
         expired = self._table.expire(self._host.now())
         for instance in expired.lost_producers:
             self._host.lost(self, instance)
@@ -173,7 +173,7 @@ class TopicFeedback:
             self.settled(gid, [tx_id])  # no room to count it: its lease ends, and it is asked again
 
     def status(self) -> dict[str, Any]:
-        """For operators: who is online, what is on hand, how often what happened."""
+        """For operators: producers online, checks on hand, and event counts."""
         now = self._host.now()
         return {
             "name": feedback_name(self.app, self.topic),

@@ -1,7 +1,7 @@
 """The application's own database: a fence between its local transactions and the checks of them.
 
-SQL statements, their dialects, and what an answer of the database means. Knows no producer (it is handed
-one), no Ray and no thread; SQLAlchemy is imported only where an object of it was given. Public as
-``escrowmq.integrations``. May import ``states`` and ``replication``; nothing else of feedback. Read
+SQL statements, their dialects, and what an answer of the database means. Knows no producer (it is passed
+in), no Ray and no thread; SQLAlchemy is imported only if one of its objects was given. Public as
+``escrowmq.integrations``. May import ``states`` and ``replication``; nothing else from feedback. Read
 ``fence`` first, then ``statements`` and ``failures``.
 """

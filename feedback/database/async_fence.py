@@ -1,9 +1,9 @@
-"""The fence for asynchronous engines of SQLAlchemy: the same rules, ``await`` instead of blocking.
+"""The fence for asynchronous engines of SQLAlchemy: the same rules, with ``await`` instead of blocking.
 
-All of the work is done by ``Fence`` on the engine's synchronous inside, in the greenlet that SQLAlchemy
-gives for that (``run_sync``). Checks come in threads without an event loop, and connections of an
-asynchronous driver belong to one loop. So each call for checks runs in a loop and with a connection of its
-own.
+``Fence`` does all the work on the engine's synchronous core, in the greenlet that SQLAlchemy
+provides for that (``run_sync``). Checks are called in threads without an event loop, and connections of an
+asynchronous driver belong to one loop. So each call for checks runs in its own loop and with its own
+connection.
 """
 
 from __future__ import annotations
@@ -63,14 +63,14 @@ class AsyncFence(TxStatusQuerier):
         checks: Callable[[], AsyncEngine] | None = None,
     ) -> None:
         """``checks`` makes an engine for one call of checks, without a pool; by default from the engine's
-        URL, so give it where the URL does not say all (``connect_args``). The rest: see ``Fence``."""
+        URL, so pass it if the URL is not sufficient (``connect_args``). The rest: see ``Fence``."""
         self._sessions = database if isinstance(database, async_sessionmaker) else None
         engine: Any = database
         if isinstance(database, async_sessionmaker):
             engine = database.kw.get("bind")
         if not isinstance(engine, AsyncEngine):
             raise FenceMisused(
-                f"give an AsyncEngine, or an async_sessionmaker that is bound to one, not "
+                f"pass an AsyncEngine, or an async_sessionmaker that is bound to one, not "
                 f"{type(engine).__name__}; for others use escrowmq.integrations.Fence"
             )
         self.app, self._engine = app, engine
@@ -80,11 +80,11 @@ class AsyncFence(TxStatusQuerier):
         self._fence = Fence(engine.sync_engine, app=app, **options)
 
     def schema(self) -> str:
-        """The statement that makes the table, for a migration."""
+        """The statement that creates the table, for a migration."""
         return self._fence.schema()
 
     async def create_table(self) -> None:
-        """Make the table, if it is not there."""
+        """Create the table, if it does not exist."""
         async with self._engine.connect() as connection:
             await connection.run_sync(lambda _: self._fence.create_table())
 
@@ -105,7 +105,7 @@ class AsyncFence(TxStatusQuerier):
             raise FenceMisused(f"the fence is for app {self.app!r}, the producer for {producer.app!r}")
         block = producer.transaction(query_id, tx_id, transaction_timeout_s=transaction_timeout_s)
         if not hasattr(block, "__aenter__"):
-            raise FenceMisused("the producer is the blocking one: give producer.aio")
+            raise FenceMisused("the producer is the blocking one: pass producer.aio")
         begun = False
         async with block as tx:
             await tx.send(*([messages] if isinstance(messages, Message) else messages))
@@ -155,7 +155,7 @@ class AsyncFence(TxStatusQuerier):
 
     @asynccontextmanager
     async def _ending(self, db: Given, tx: Transaction) -> AsyncIterator[None]:
-        """As ``Fence``'s: commit at the end, roll back after an exception; neither if the block did so
+        """As in ``Fence``: commit at the end, roll back after an exception; neither if the block did so
         itself."""
         mark = await db.run_sync(_mark)
         try:
@@ -166,7 +166,7 @@ class AsyncFence(TxStatusQuerier):
             try:
                 await db.rollback()
             except Exception as broken:  # the connection is gone, and so is the transaction
-                error.add_note(f"(escrowmq: the roll-back of the database failed: {broken})")
+                error.add_note(f"(escrowmq: the database's rollback failed: {broken})")
             raise
         if await db.run_sync(_mark) != mark:
             raise self._fence.ended_inside(tx)
@@ -175,7 +175,7 @@ class AsyncFence(TxStatusQuerier):
     # ------------------------------------------------------------ checks and old rows
 
     def query_status(self, tx_id: str, query_id: str) -> TransactionState:
-        """See ``Fence.query_status``. Blocking: the producer calls it in threads of its own."""
+        """See ``Fence.query_status``. Blocking: the producer calls it in its own threads."""
         return self.query_statuses([(tx_id, query_id)])[0]
 
     def query_statuses(self, checks: list[tuple[str, str]]) -> Sequence[TransactionState]:
@@ -202,7 +202,7 @@ class AsyncFence(TxStatusQuerier):
     async def _in_a_loop_of_its_own(self, work: Callable[[Fence], Any]) -> Any:
         engine = self._checks()
         try:
-            # Not connected: ``work`` opens the one connection that it needs, inside of the greenlet.
+            # Not connected: ``work`` opens the one connection that it needs, inside the greenlet.
             async with AsyncSession(engine) as session:
                 return await session.run_sync(
                     lambda _: work(Fence(engine.sync_engine, app=self.app, **self._options))
@@ -221,7 +221,7 @@ def _asynchronous(given: Any) -> Given:
         given = given()
     if not isinstance(given, AsyncConnection | AsyncSession):
         raise FenceMisused(
-            f"give an AsyncConnection or an AsyncSession, not {type(given).__name__}; for others use "
+            f"pass an AsyncConnection or an AsyncSession, not {type(given).__name__}; for others use "
             "escrowmq.integrations.Fence"
         )
     return given

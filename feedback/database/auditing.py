@@ -1,7 +1,7 @@
-"""Holding the fence's rows against the broker's record: the comparison that a confirm service would make.
+"""Comparing the fence's rows with the broker's record: the comparison that a reconciliation job would make.
 
-Both sides are read while all goes on. A row and the broker's record of one transaction may differ for as long
-as it is open, so only what the broker has decided counts as a difference.
+Both sides are read while the system is running. A transaction's row and the broker's record may differ as
+long as it is open, so only what the broker has decided counts as a difference.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ class TransactionStates(Protocol):
     """What an audit needs of ``cluster.admin``."""
 
     def transaction_states(self, app: str, tx_ids: Sequence[str]) -> list[TransactionState]:
-        """What the broker has recorded of each; UNKNOWN: nothing, or no longer."""
+        """What the broker has recorded for each; UNKNOWN: nothing, or no longer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A transaction of which database and broker say different things, for good."""
+    """A transaction on which database and broker permanently disagree."""
 
     tx_id: str
     database: TransactionState
@@ -46,7 +46,7 @@ class Audited:
 def audit(
     link: Link, statements: Statements, app: str, admin: TransactionStates, since_ms: int, slice_rows: int
 ) -> Audited:
-    """One walk over the rows of the app that were written since ``since_ms`` (ms since the epoch)."""
+    """One pass over the rows of the app that were written since ``since_ms`` (ms since the epoch)."""
     after, read, opened, forgotten = rows.IDENTITY_KEY, 0, 0, 0
     differences: list[Difference] = []
     while True:

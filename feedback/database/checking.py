@@ -1,8 +1,8 @@
-"""A check's statements: write "rolled back" where there is no row yet, then read which row there is.
+"""A check's statements: write "rolled back" where there is no row yet, then read which row exists.
 
-What a check has found is committed by another transaction, or by itself, before it is answered. It waits for
-rows that a local transaction has written and not yet committed, up to a limit; then the answer is UNKNOWN,
-which is repeated later.
+An outcome that a check reports has been committed before, by another transaction or by the check itself. It
+waits for rows that a local transaction has written and not yet committed, up to a limit; after that the
+answer is UNKNOWN, which is repeated later.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from escrowmq.feedback.database.links import Link
 from escrowmq.feedback.database.statements import KEYS_MAX, Statements
 from escrowmq.replication.model import TransactionState
 
-#: Of many checks, each piece waits this part of the limit for a row that is locked, then is halved: the
-#: others must not be held up by one local transaction. All pieces together wait no longer than about the
+#: In a call for many checks, each piece waits this share of the limit for a locked row, then is halved: one
+#: local transaction must not delay the others. All pieces together wait no longer than about the
 #: limit.
 PIECES = 8
 
 
 class Checking:
-    """For one table and app."""
+    """The checks of one table and app."""
 
     def __init__(self, statements: Statements, app: str, limit_s: float, clock: Callable[[], float]) -> None:
         self._statements, self._app, self._limit_s, self._clock = statements, app, limit_s, clock
 
     def states(self, link: Link, tx_ids: Sequence[str]) -> list[TransactionState]:
-        """A state for each, in their order."""
+        """A state for each, in order."""
         by_key = {rows.key_of(self._app, tx_id): tx_id for tx_id in tx_ids}
         keys = sorted(by_key)
         found: dict[bytes, int] = {}
@@ -42,13 +42,13 @@ class Checking:
         return [rows.state_of(found.get(rows.key_of(self._app, tx_id))) for tx_id in tx_ids]
 
     def outcome(self, link: Link, key: bytes) -> int | None:
-        """What the row says; None: there is none that is committed."""
+        """What the row says; None: there is no committed one."""
         outcome = dict(self._read(link, [key])).get(key)
         link.commit()
         return outcome
 
     def name_database(self, link: Link) -> bytes:
-        """The random name in the table; given now if it has none."""
+        """The random name in the table; written now if there is none."""
         name = {
             "key": rows.IDENTITY_KEY,
             "app": b"",
@@ -67,8 +67,8 @@ class Checking:
     def _settle(
         self, link: Link, keys: Sequence[bytes], by_key: dict[bytes, str], found: dict[bytes, int]
     ) -> None:
-        """Fill ``found`` for these keys, but for those that stay locked."""
-        if len(keys) > 1:  # most are there already, as a rule: nothing needs to wait for those
+        """Fill ``found`` for these keys, except those that stay locked."""
+        if len(keys) > 1:  # usually most rows exist already: nothing needs to wait for those
             self._begin(link, self._limit_s)
             found.update(self._read(link, keys))
             link.commit()
@@ -117,8 +117,8 @@ def identity(link: Link, statements: Statements) -> bytes | None:
 
 
 class _LimitOf:
-    """The connection's own limit of waiting, given back: the next user of a pooled one must not inherit a
-    check's."""
+    """Saves and restores the connection's own wait limit: the next user of a pooled connection must not
+    inherit a check's."""
 
     def __init__(self, link: Link, statements: Statements) -> None:
         self._link, self._dialect, self._limit = link, statements.dialect, 0

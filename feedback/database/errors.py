@@ -1,7 +1,7 @@
-"""What a fence raises. All of them are ``EscrowMQError``.
+"""Errors of a fence. All of them are ``EscrowMQError``.
 
-A mistake in the set-up (``FenceMisused`` and what derives from it) is raised before the fence's row is
-written, or so that the database transaction cannot be committed with it.
+A mistake in the set-up (``FenceMisused`` and its subclasses) is raised before the fence's row is
+written, or in such a way that the database transaction cannot be committed with it.
 """
 
 from __future__ import annotations
@@ -10,9 +10,10 @@ from escrowmq.replication.errors import EscrowMQError, OutcomeUnknown
 
 
 class FenceLost(EscrowMQError):
-    """A check came first: the messages of this transaction are rolled back, so roll the local one back too.
+    """A check came first: the messages of this transaction are rolled back, so roll back the local one too.
 
-    Inside ``fence.transaction`` both have been. Run the business again under a new transaction id.
+    Inside ``fence.transaction`` both are already rolled back. Run the business again under a new transaction
+    id.
     """
 
     def __init__(self, tx_id: str) -> None:
@@ -22,27 +23,26 @@ class FenceLost(EscrowMQError):
     def __str__(self) -> str:
         return (
             f"transaction {self.tx_id!r} was checked before its local transaction began, and is rolled back; "
-            "roll the local transaction back and start again under a new id"
+            "roll back the local transaction and start again under a new id"
         )
 
 
 class AlreadyDone(OutcomeUnknown):
-    """A local transaction of this id has committed before. Roll this one back; never the messages.
+    """A local transaction of this id committed before. Roll back this one, but never the messages.
 
-    An ``OutcomeUnknown``, so that a transaction of the producer is left to the check, which commits it.
-    ``fence.transaction`` has committed it already when it raises this.
+    An ``OutcomeUnknown``, so that the producer's transaction is left to the check, which commits it.
+    ``fence.transaction`` has already committed it when it raises this.
     """
 
     def __str__(self) -> str:
         return (
-            f"the local transaction of {self.tx_id!r} has committed before, so its messages are committed "
-            "too; "
+            f"the local transaction of {self.tx_id!r} committed before, so its messages are committed too; "
             "do not run it again"
         )
 
 
 class FenceMisused(EscrowMQError):
-    """The fence cannot protect this call; the text says what to change. Base of the four below."""
+    """The fence cannot protect this call; the text says what to change. Base of the four classes below."""
 
 
 class FenceTableMissing(FenceMisused):
@@ -54,8 +54,8 @@ class NoDatabaseTransaction(FenceMisused):
 
 
 class WrongDatabase(FenceMisused):
-    """The connection leads to another database than the one that the fence answers checks from."""
+    """The connection leads to another database than the one from which the fence answers checks."""
 
 
 class NotPrimary(FenceMisused):
-    """The database takes no writes: a standby, or a file that is read-only."""
+    """The database accepts no writes: a standby, or a read-only file."""

@@ -1,7 +1,7 @@
-"""What an error of a database driver means to a fence. Pure: it reads numbers, never texts, where there are
-some.
+"""What an error of a database driver means to a fence. Pure. It reads numbers where there are any, never
+texts.
 
-Drivers agree on little more than the names of their classes. SQLAlchemy hands on the driver's own error as
+Drivers agree on little more than the names of their classes. SQLAlchemy provides the driver's own error as
 ``orig``; PostgreSQL has SQLSTATE, MariaDB a number, SQLite the name of its result code.
 """
 
@@ -14,10 +14,10 @@ import sqlite3
 class Failure(enum.Enum):
     """Why a statement failed."""
 
-    DUPLICATE = "the key is there"
+    DUPLICATE = "the key exists"
     NO_TABLE = "there is no table"
     LOCKED = "another transaction holds the row, or was preferred"
-    READ_ONLY = "the database takes no writes"
+    READ_ONLY = "the database accepts no writes"
     OTHER = "anything else"
 
 
@@ -51,14 +51,14 @@ _SQLITE_NAMES = {
 
 
 def failure_of(error: BaseException) -> Failure:
-    """What an error of SQLAlchemy or of a driver says."""
+    """The meaning of an error of SQLAlchemy or of a driver."""
     error = _driver_error(error)
     if isinstance(error, sqlite3.Error):
         name = getattr(error, "sqlite_errorname", "")
         if name == "SQLITE_ERROR" and "no such table" in str(error):  # SQLite has no code for it
             return Failure.NO_TABLE
         return _SQLITE_NAMES.get(name) or _SQLITE_NAMES.get("_".join(name.split("_")[:2]), Failure.OTHER)
-    if number := _number_of(error):  # first: drivers of MariaDB have an SQLSTATE too, which says less
+    if number := _number_of(error):  # first: drivers of MariaDB have an SQLSTATE too, which is less precise
         return _NUMBERS.get(number, Failure.OTHER)
     return _SQLSTATES.get(sqlstate_of(error) or "", Failure.OTHER)
 
@@ -66,9 +66,9 @@ def failure_of(error: BaseException) -> Failure:
 def certainly_rolled_back(error: BaseException) -> bool:
     """Whether an error of COMMIT is the server's word that the transaction is rolled back.
 
-    Everything else may be a lost answer, and so the outcome is unknown: class 23 (a deferred constraint) and
-    class 40 but 40003, "statement completion unknown"; deadlock and lock wait of MariaDB (a cluster that
-    certifies at COMMIT reports them).
+    These are: class 23 (a deferred constraint) and class 40 except 40003, "statement completion unknown";
+    deadlock and lock wait of MariaDB (a cluster that certifies at COMMIT reports them). Every other error may
+    be a lost answer, so the outcome is unknown.
     """
     error = _driver_error(error)
     if isinstance(error, sqlite3.Error):

@@ -1,12 +1,12 @@
-"""The fence: the querier that nobody has to write, free of the race between a check and a slow local
+"""The fence: a ready-made querier, free of the race between a check and a slow local
 transaction.
 
 A row says which came first. The local transaction inserts it as its first statement, so a check that comes
-while it runs waits for it (the primary key makes it wait) instead of ending it. A check that comes before
-inserts the row itself, and the local transaction then fails on it. Neither can be fooled by "no row yet",
-because nobody ever decides by the absence of a row.
+while it runs waits for it (the primary key makes it wait) instead of ending it. A check that comes earlier
+inserts the row itself, and the local transaction then fails on it. Neither can be misled by "no row yet",
+because no decision is ever based on the absence of a row.
 
-It must never answer from anything but a committed row, and never write a row COMMITTED outside of the
+It must never answer from anything but a committed row, and never write a row COMMITTED outside the
 application's transaction.
 """
 
@@ -39,12 +39,12 @@ from escrowmq.replication.model import Message
 
 log = logging.getLogger(__name__)
 
-#: The table, unless another name is given.
+#: The table's name, unless another is given.
 TABLE = "escrowmq_fence"
-#: How long a check waits for a local transaction that still runs; then it says UNKNOWN and is repeated. Well
-#: under ``query_timeout_s`` (5 s), after which the check would count as one that hangs.
+#: How long a check waits for a local transaction that is still running; then it returns UNKNOWN and is
+#: repeated. Well below ``query_timeout_s`` (5 s), after which the check would count as hanging.
 LOCK_TIMEOUT_S = 2.0
-#: Places of which it is remembered that they lead to the fence's database; more are asked again.
+#: How many places are remembered as leading to the fence's database; others are checked again.
 PLACES_MAX = 256
 
 
@@ -75,7 +75,7 @@ class TransactionBlock(Protocol):
 
 
 class Producing(Protocol):
-    """A producer, blocking face."""
+    """A producer with the blocking API."""
 
     @property
     def app(self) -> str:
@@ -107,8 +107,8 @@ class Fence(TxStatusQuerier):
     the *primary* of the database that the local transactions change. A database that fails over
     asynchronously can lose the row together with the transaction, and no fence helps against that.
 
-    Raises FenceMisused for what cannot work: an asynchronous engine (``AsyncFence`` is for those), a
-    database in memory, another database than SQLite, PostgreSQL, MariaDB or MySQL. Thread-safe. Source of
+    Raises FenceMisused for arguments that cannot work: an asynchronous engine (use ``AsyncFence``), an
+    in-memory database, any database other than SQLite, PostgreSQL, MariaDB or MySQL. Thread-safe. Source of
     the rules: SEMANTICS 5.1.
     """
 
@@ -121,8 +121,8 @@ class Fence(TxStatusQuerier):
         lock_timeout_s: float = LOCK_TIMEOUT_S,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """``app``: the producer's, a part of every key. ``lock_timeout_s``: see ``LOCK_TIMEOUT_S``.
-        ``clock``: seconds since the epoch; it only says when a row may be purged."""
+        """``app``: the producer's app, a part of every key. ``lock_timeout_s``: see ``LOCK_TIMEOUT_S``.
+        ``clock``: seconds since the epoch; used only to decide when a row may be purged."""
         if type(app) is not str or not app:
             raise FenceMisused(f"app must be the name of the producer's app, not {app!r:.80}")
         if not 0 < lock_timeout_s <= 60:
@@ -137,11 +137,11 @@ class Fence(TxStatusQuerier):
     # ------------------------------------------------------------ the table
 
     def schema(self) -> str:
-        """The statement that makes the table, for a migration. Making it again is fine."""
+        """The statement that creates the table, for a migration. Running it again is harmless."""
         return self.statements.create
 
     def create_table(self) -> None:
-        """Make the table, if it is not there. Needs the right to create tables."""
+        """Create the table, if it does not exist. Needs the right to create tables."""
         with self._database.checking() as link:
             link.run(self.statements.create)
             link.commit()
@@ -162,15 +162,15 @@ class Fence(TxStatusQuerier):
         """Messages and a database transaction together: yields (transaction, connection or session).
 
         Prepares the messages, begins the database transaction with the fence's row, runs the block, commits
-        the database, then the messages. An exception out of the block rolls both back. Do not commit or roll
+        the database, then the messages. An exception in the block rolls both back. Do not commit or roll
         back inside the block.
 
-        Raises what ``prepare`` raises (nothing has happened then); FenceLost if a check came first (both are
+        Raises what ``prepare`` raises (then nothing has happened); FenceLost if a check came first (both are
         rolled back); AlreadyDone if a local transaction of this ``tx_id`` committed before (the messages are
         committed, the block is not run); OutcomeUnknown if the answer to the database's commit, or to the
-        broker's, was lost: never repeat under another id then, the check carries out what the database says.
-        With a ``tx_id`` of your own an earlier try of it may have committed: any failure is OutcomeUnknown,
-        too, where the database cannot be asked about that.
+        broker's, was lost: then never repeat it under another id, since the check carries out what the
+        database says. With a ``tx_id`` of your own an earlier attempt may have committed: then any failure is
+        OutcomeUnknown too, if the database cannot be asked about that.
         """
         if producer.app != self.app:
             raise FenceMisused(f"the fence is for app {self.app!r}, the producer for {producer.app!r}")
@@ -189,20 +189,20 @@ class Fence(TxStatusQuerier):
                 if done.tx_id == tx.tx_id:
                     tx.commit()
                 raise
-        if not begun:  # the block of one that the broker has as committed is left at prepare(), without error
+        if not begun:  # the broker has it as committed: prepare() leaves the block without an error
             raise AlreadyDone(block.tx_id)
 
     @contextmanager
     def local(self, tx: Transaction) -> Iterator[Any]:
-        """The database's half alone, for ``send_message_in_transaction(messages, local_transaction)``::
+        """Only the database's half, for ``send_message_in_transaction(messages, local_transaction)``::
 
             def store(tx):
                 with fence.local(tx) as db:
                     db.execute(...)
             producer.send_message_in_transaction(Message("orders", b"..."), store)
 
-        ``tx`` must be prepared. Raises as ``transaction`` does; OutcomeUnknown (and AlreadyDone, which is
-        one) leaves the producer's transaction to the check.
+        ``tx`` must be prepared. Raises as ``transaction`` does; OutcomeUnknown (and AlreadyDone, a subclass)
+        leaves the producer's transaction to the check.
         """
         try:
             with self._database.opening() as (db, link):
@@ -217,11 +217,12 @@ class Fence(TxStatusQuerier):
             raise
 
     def raise_unless_rolled_back(self, tx_id: str, error: Exception) -> None:
-        """After a failed try with an id of the application's own: an earlier try, or another process, may
-        have committed its local transaction, or do so yet. So a failure here does not roll the messages
-        back before the database says "rolled back" for good, as to a check.
+        """After a failed attempt with an id chosen by the application: an earlier attempt, or another
+        process, may have committed its local transaction, or may still do so. So a failure here does not roll
+        back the messages until the database says "rolled back" for good, as it would to a check.
 
-        Raises AlreadyDone, or OutcomeUnknown where the database cannot be asked or another try runs."""
+        Raises AlreadyDone, or OutcomeUnknown if the database cannot be asked or another attempt is
+        running."""
         try:
             state = self.query_status(tx_id, "")
         except Exception as unreadable:
@@ -237,16 +238,16 @@ class Fence(TxStatusQuerier):
         first statement, and before any savepoint.
 
         ``db``: a Connection or Session of SQLAlchemy, or a DB-API connection. Several transactions, those of
-        ``send_transactions``, may share one database transaction. Raises FenceLost, AlreadyDone: roll the
-        database transaction back. Raises FenceMisused: a connection in autocommit, of another database,
-        without the table; entered twice. Commit by ``fence.commit(db, tx)``, which knows a lost answer from a
-        refusal.
+        ``send_transactions``, may share one database transaction. Raises FenceLost, AlreadyDone: roll back
+        the database transaction. Raises FenceMisused: a connection in autocommit, to another database, or
+        without the table; or entered twice. Commit with ``fence.commit(db, tx)``, which distinguishes a lost
+        answer from a refusal.
         """
         self._enter(self._database.link(db), *transactions)
 
     def commit(self, db: Any, tx: Transaction) -> None:
-        """Commit the database transaction. Raises OutcomeUnknown where the answer was lost, so that the
-        messages are left to the check; the driver's own error where the database has surely rolled back."""
+        """Commit the database transaction. Raises OutcomeUnknown if the answer was lost, so that the
+        messages are left to the check; the driver's own error if the database has certainly rolled back."""
         self._commit(self._database.link(db), tx)
 
     def _enter(self, link: Link, *transactions: Transaction) -> None:
@@ -254,12 +255,11 @@ class Fence(TxStatusQuerier):
             if not getattr(tx, "prepared", True):
                 raise FenceMisused(
                     f"transaction {tx.tx_id!r} is not prepared: call tx.prepare() first, or the database "
-                    "could "
-                    "commit messages that were never accepted"
+                    "could commit messages that were never accepted"
                 )
         link.refuse_autocommit()
         own = self._own_identity()
-        # In the order of their keys, as checks are: two that share some cannot wait for each other.
+        # In the order of their keys, as checks do: so transactions that share keys cannot deadlock.
         for key, tx_id in sorted((rows.key_of(self.app, tx.tx_id), tx.tx_id) for tx in transactions):
             try:
                 link.run(self.statements.enter, self._row(key, tx_id))
@@ -278,14 +278,14 @@ class Fence(TxStatusQuerier):
         }
 
     def _lost_to(self, key: bytes, tx_id: str, error: Exception) -> Exception:
-        """The row is there: who was first? Read on another connection, since PostgreSQL has ended this
-        transaction, and since a snapshot of it may not show the row."""
+        """The row exists: who was first? Read on another connection, since PostgreSQL has aborted this
+        transaction, and since its snapshot may not show the row."""
         try:
             with self._database.checking() as link:
                 outcome = self._checking.outcome(link, key)
         except Exception as unreadable:
             unknown = OutcomeUnknown(tx_id)
-            unknown.add_note(f"(the fence's row is there, but cannot be read: {unreadable})")
+            unknown.add_note(f"(the fence's row exists, but cannot be read: {unreadable})")
             return unknown
         if outcome is None:
             return FenceMisused(
@@ -294,33 +294,30 @@ class Fence(TxStatusQuerier):
         return AlreadyDone(tx_id) if outcome == rows.COMMITTED else FenceLost(tx_id)
 
     def explained(self, error: Exception) -> Exception:
-        """The error itself, or the typed one that says what to do."""
+        """The error itself, or a typed one that says what to do."""
         match failure_of(error):
             case Failure.NO_TABLE:
                 return FenceTableMissing(
                     f"there is no table {self.statements.table} where this connection leads: run "
                     "fence.create_table(), or put fence.schema() into a migration of the database that the "
-                    "local "
-                    "transactions change"
+                    "local transactions change"
                 )
             case Failure.READ_ONLY:
                 return NotPrimary(
-                    "the database takes no writes: the fence needs the primary, for checks too, since a "
-                    "standby "
-                    "lags behind what has been committed"
+                    "the database accepts no writes: the fence needs the primary, for checks too, since a "
+                    "standby lags behind what has been committed"
                 )
         return error
 
     def _refuse_other_database(self, link: Link, own: bytes) -> None:
-        """After the fence's row, which must be the first statement; and once for each place."""
+        """Called after writing the fence's row, which must be the first statement; once for each place."""
         place = link.place()
         if place is not None and place in self._places:
             return
         if identity(link, self.statements) != own:
             raise WrongDatabase(
                 f"the connection leads to another database ({place}) than the one that answers checks: the "
-                "row in "
-                "it would protect nothing. Give Fence the engine of the database that the local "
+                "row in it would protect nothing. Pass Fence the engine of the database that the local "
                 "transactions change"
             )
         if place is not None:
@@ -329,8 +326,8 @@ class Fence(TxStatusQuerier):
             self._places.add(place)
 
     def _own_identity(self) -> bytes:
-        """The name of the fence's own database; given when it is first asked for, on a connection of its own:
-        a table that a migration has made has none yet."""
+        """The name of the fence's own database; written when it is first needed, on a separate connection:
+        a table that a migration has created has none yet."""
         if self._identity is None:
             with self._database.checking() as link:
                 try:
@@ -356,7 +353,7 @@ class Fence(TxStatusQuerier):
             try:
                 link.rollback()
             except Exception as broken:  # the connection is gone, and so is the transaction
-                error.add_note(f"(escrowmq: the roll-back of the database failed: {broken})")
+                error.add_note(f"(escrowmq: the database's rollback failed: {broken})")
             raise
         if link.mark() != mark:
             raise self.ended_inside(tx)
@@ -364,7 +361,7 @@ class Fence(TxStatusQuerier):
 
     @staticmethod
     def ended_inside(tx: Transaction) -> OutcomeUnknown:
-        """What a block that ended its transaction itself comes to: the check finds out."""
+        """The error for a block that ended its transaction itself: the check finds out the outcome."""
         unknown = OutcomeUnknown(tx.tx_id)
         unknown.add_note("(the database transaction was committed or rolled back inside the fence's block)")
         return unknown
@@ -384,11 +381,11 @@ class Fence(TxStatusQuerier):
     # ------------------------------------------------------------ checks
 
     def query_status(self, tx_id: str, query_id: str) -> TransactionState:
-        """COMMITTED or ROLLBACK for good; UNKNOWN while a local transaction of this id still runs."""
+        """COMMITTED or ROLLBACK for good; UNKNOWN while a local transaction of this id is still running."""
         return self.query_statuses([(tx_id, query_id)])[0]
 
     def query_statuses(self, checks: list[tuple[str, str]]) -> Sequence[TransactionState]:
-        """The same for many: two statements for up to 1,000 of them, a few more while some are locked."""
+        """The same for many: two statements for up to 1,000 of them, a few more if some are locked."""
         try:
             with self._database.checking() as link:
                 return self._checking.states(link, [tx_id for tx_id, _ in checks])
@@ -410,7 +407,7 @@ class Fence(TxStatusQuerier):
 
         ``admin``: ``cluster.admin``. The whole table is read in slices of ``slice_rows``, each a short
         transaction of its own, with a pause between them; once a day is enough. Ids of your own must not be
-        used again after their row is gone. ``told`` hears after each slice how far it is.
+        reused after their row is gone. ``told`` is called after each slice with the progress.
         """
         if keep_s < 3600:
             raise FenceMisused(f"keep_s must be an hour or more, not {keep_s!r}: a row protects for as long")
@@ -428,9 +425,9 @@ class Fence(TxStatusQuerier):
     def audit(self, admin: TransactionStates, since: float, *, slice_rows: int = 1000) -> Audited:
         """Compare the app's rows since ``since`` (seconds since the epoch) with what the broker has recorded.
 
-        ``admin``: ``cluster.admin``. A difference is a transaction that an operator decided otherwise than
+        ``admin``: ``cluster.admin``. A difference is a transaction that an operator decided differently from
         the database, or the trace of a database that lost a commit (a fail-over, a restored backup). The
-        table is read in slices while all goes on. Raises Unavailable, and what the database raises.
+        table is read in slices while the system runs. Raises Unavailable, and what the database raises.
         """
         if not 1 <= slice_rows <= 1000:
             raise FenceMisused(f"slice_rows must be from 1 to 1000, not {slice_rows!r}")
@@ -442,7 +439,7 @@ class Fence(TxStatusQuerier):
 
 
 def database_of(given: Any) -> Database:
-    """What a fence was given; raises FenceMisused for what it cannot use."""
+    """The database that a fence was given; raises FenceMisused for anything it cannot use."""
     if isinstance(given, Database):
         return given
     if any(kind.__module__.partition(".")[0] == "sqlalchemy" for kind in type(given).__mro__):
@@ -451,7 +448,7 @@ def database_of(given: Any) -> Database:
         return of_sqlalchemy(given)
     if driver_of(given) is not None or not callable(given):
         raise FenceMisused(
-            f"give an Engine or a sessionmaker of SQLAlchemy, or a function that opens a connection, not "
+            f"pass an Engine or a sessionmaker of SQLAlchemy, or a function that opens a connection, not "
             f"{type(given).__name__}: a check needs a connection of its own"
         )
     return DriverDatabase(given)

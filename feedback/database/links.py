@@ -1,4 +1,4 @@
-"""One connection of a database, whoever made it: what a fence needs of it, and how a plain driver gives it.
+"""One database connection, however it was made: what a fence needs of it, and how a plain driver provides it.
 
 A ``Link`` runs statements in the connection's own transaction. Drivers: sqlite3, psycopg 3, PyMySQL; all
 others through SQLAlchemy (``sqlalchemy_links``).
@@ -36,7 +36,7 @@ class Link(Protocol):
         settings; None: it has none, so ask the database each time."""
 
     def refuse_autocommit(self) -> None:
-        """Raises FenceMisused if what runs now would be committed by itself, or undone by itself."""
+        """Raises FenceMisused if what runs now would be committed, or undone, on its own."""
 
     def mark(self) -> object:
         """The transaction that is open now: equal for as long as it is the same one. None: there is none."""
@@ -50,24 +50,24 @@ class Link(Protocol):
 
 @runtime_checkable
 class Database(Protocol):
-    """Where the fence's table is: makes connections of its own. An adapter for another way to a database has
+    """Where the fence's table is; opens its own connections. An adapter for another kind of database has
     these methods."""
 
     dialect: str
 
     def checking(self) -> AbstractContextManager[Link]:
-        """A connection of the fence's own, in a state in which a check's statements may follow."""
+        """A connection for the fence's own use, ready for a check's statements."""
 
     def opening(self) -> AbstractContextManager[tuple[Any, Link]]:
-        """For a local transaction: what the application gets, and its link. Rolled back unless committed."""
+        """For a local transaction: the application's object, and its link. Rolled back unless committed."""
 
     def link(self, given: Any) -> Link:
-        """The link of what the application has; raises FenceMisused if it is nothing of this database's
+        """The link of an object that the application has; raises FenceMisused if it is not of this database's
         kind."""
 
 
 def driver_of(connection: Any) -> str | None:
-    """The module that a DB-API connection comes from, if it is one of ``DRIVERS``."""
+    """The module of a DB-API connection, if it is one of ``DRIVERS``."""
     for kind in type(connection).__mro__:
         module = kind.__module__.partition(".")[0]
         if module in DRIVERS and kind.__name__ == "Connection":
@@ -82,9 +82,8 @@ class DriverLink:
         driver = driver_of(connection)
         if driver is None:
             raise FenceMisused(
-                f"{type(connection).__module__}.{type(connection).__name__} is no connection of sqlite3, "
-                "psycopg "
-                "or PyMySQL: give one of those, or an engine, a connection or a session of SQLAlchemy"
+                f"{type(connection).__module__}.{type(connection).__name__} is not a connection of sqlite3, "
+                "psycopg or PyMySQL: pass one of those, or an engine, a connection or a session of SQLAlchemy"
             )
         self.connection, self.driver, self.dialect = connection, driver, DRIVERS[driver]
 
@@ -95,7 +94,7 @@ class DriverLink:
         cursor = self._execute(sql, values)
         found: Sequence[Any] = cursor.fetchall()
         cursor.close()
-        # A connection may be set to give rows as mappings (sqlite3.Row, dict_row, DictCursor).
+        # A connection may be configured to return rows as mappings (sqlite3.Row, dict_row, DictCursor).
         return [tuple(row.values()) if isinstance(row, Mapping) else tuple(row) for row in found]
 
     def _execute(self, sql: str, values: Mapping[str, Any] | None) -> Any:
@@ -167,9 +166,8 @@ class DriverDatabase:
             self.dialect = link.dialect
             if link.place() is None:
                 raise FenceMisused(
-                    "a database in memory, or without a file: a check runs in a connection of its own, and "
-                    "would "
-                    "find another database; give a file"
+                    "an in-memory database, or one without a file: a check runs in its own connection, and "
+                    "would find another database; use a file"
                 )
 
     @contextmanager
@@ -178,7 +176,7 @@ class DriverDatabase:
         try:
             yield DriverLink(connection)
         finally:
-            with contextlib.suppress(Exception):  # it is of no use any more, whatever close() says
+            with contextlib.suppress(Exception):  # it is no longer needed, whatever close() says
                 connection.close()
 
     @contextmanager
@@ -201,7 +199,7 @@ class DriverDatabase:
 
 
 def _end_autocommit(link: DriverLink) -> None:
-    """This connection is the fence's own, and a transaction begins with its first statement."""
+    """For one of the fence's own connections: its first statement shall begin a transaction."""
     if link.driver == "psycopg":
         link.connection.autocommit = False
     elif link.driver == "pymysql":

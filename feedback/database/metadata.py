@@ -1,4 +1,5 @@
-"""The fence's table for SQLAlchemy's MetaData, so that a service's own migrations make it (Alembic, say)."""
+"""The fence's table for SQLAlchemy's MetaData, so that a service's own migrations create it (e.g.
+Alembic)."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from escrowmq.feedback.database.fence import TABLE
 
 
 def fence_table(metadata: MetaData, name: str = TABLE) -> Table:
-    """Add the table to ``metadata``, as ``Fence.schema()`` has it in each dialect; returns it.
+    """Add the table to ``metadata``, as ``Fence.schema()`` defines it in each dialect; returns it.
 
     ``name``: as given to the fence, with its schema before a dot."""
     schema, _, table = name.rpartition(".")

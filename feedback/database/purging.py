@@ -1,7 +1,7 @@
-"""Removing old rows in slices: each reads and removes at most so many, and holds no lock on any other.
+"""Removing old rows in slices: each reads and removes a limited number, and holds no lock on any other.
 
-The table is walked once by its key. There is no index on the time: it would cost every local transaction,
-for a walk that one needs once a day.
+The table is read once in order of its key. There is no index on the time: it would cost every local
+transaction, for a pass that is needed once a day.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class OpenTransactions(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Purged:
-    """What a purge did. ``before_ms``: rows written before it went, in ms since the epoch."""
+    """What a purge did. ``before_ms``: rows written before that were removed, in ms since the epoch."""
 
     removed: int
     read: int
@@ -47,7 +47,7 @@ def purge(
     pause_s: float,
     told: Callable[[Purged], None] = lambda so_far: None,
 ) -> Purged:
-    """One walk over the table."""
+    """One pass over the table."""
     opened = list(admin.list_transactions(app=app, limit=OPEN_MAX))
     before = rows.before_ms(now_ms, keep_s, min((tx.prepared_ms for tx in opened), default=None))
     # One that was prepared again has the time of that, and may have a row of its first run.

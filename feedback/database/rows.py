@@ -1,7 +1,7 @@
-"""The rows of a fence, as values: keys, outcomes, and which rows may go. Pure.
+"""The rows of a fence, as values: keys, outcomes, and which rows may be removed. Pure.
 
-A row says which came first, for good: the local transaction (COMMITTED, written inside of it) or a check
-(ROLLED_BACK). Whichever inserted the row has won, and the other one learns so from the primary key.
+A row says which came first, for good: the local transaction (COMMITTED, written inside it) or a check
+(ROLLED_BACK). The one that inserted the row has won, and the other learns so from the primary key.
 """
 
 from __future__ import annotations
@@ -12,28 +12,29 @@ from dataclasses import dataclass
 
 from escrowmq.replication.model import TransactionState
 
-#: Values of the column ``outcome``. A database keeps them for years: no number gets a second meaning.
+#: Values of the column ``outcome``. Databases keep them for years: no number is ever reused.
 COMMITTED, ROLLED_BACK, IDENTITY = 1, 2, 3
 #: The row that says which database this is; ``tx_id`` holds a random name. No digest is all zeros.
 IDENTITY_KEY = bytes(32)
 
-#: A row is kept for as long as an instance could stand still and then go on (SEMANTICS 5.1).
+#: A row is kept for as long as an instance could be paused and then continue (SEMANTICS 5.1).
 KEEP_S = 7 * 86_400.0
-#: Between the clocks of a service and of a broker; far above what machines with NTP differ by.
+#: Maximum difference between the clocks of a service and of a broker; far more than machines with NTP differ
+#: by.
 CLOCKS_DIFFER_MS = 3_600_000
 
 
 def key_of(app: str, tx_id: str) -> bytes:
-    """The primary key: 32 bytes. The length goes before the app, so that no two pairs share a text.
+    """The primary key: 32 bytes. The length precedes the app, so that no two pairs have the same text.
 
-    Binary, so that no collation, length or case of a database decides what is equal.
+    Binary, so that equality does not depend on a database's collation, length or case.
     """
     name = app.encode()
     return hashlib.sha256(b"%d:%b%b" % (len(name), name, tx_id.encode())).digest()
 
 
 def state_of(outcome: int | None) -> TransactionState:
-    """What a row means to a check; None (there is no row, or it cannot be read) is no answer."""
+    """What a row means to a check; None (there is no row, or it cannot be read) is not an answer."""
     if outcome == COMMITTED:
         return TransactionState.COMMITTED
     return TransactionState.ROLLBACK if outcome == ROLLED_BACK else TransactionState.UNKNOWN
@@ -41,7 +42,7 @@ def state_of(outcome: int | None) -> TransactionState:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One row of the table. ``created_ms``: by the clock of the service that wrote it, since the epoch."""
+    """One row of the table. ``created_ms``: since the epoch, by the clock of the service that wrote it."""
 
     key: bytes
     app: str
@@ -49,7 +50,7 @@ class Row:
 
 
 def before_ms(now_ms: int, keep_s: float, oldest_open_ms: int | None) -> int:
-    """Rows written earlier than this may go: ``keep_s`` old, and older than the app's oldest open
+    """Rows written earlier than this may be removed: ``keep_s`` old, and older than the app's oldest open
     transaction.
 
     A row is written after its transaction was prepared. So what was written before the oldest open one was
@@ -68,6 +69,6 @@ def disposable(rows: Iterable[Row], app: str, before: int, needed: Collection[by
 
 
 def halves(keys: Sequence[bytes]) -> list[Sequence[bytes]]:
-    """Two parts of at least two keys: one of them may be without the one that is locked."""
+    """Two halves of at least two keys: one of them may not contain the locked one."""
     middle = len(keys) // 2
     return [keys[:middle], keys[middle:]]

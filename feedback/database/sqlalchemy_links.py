@@ -1,7 +1,7 @@
-"""Connections and sessions of SQLAlchemy 2, as links. Imported only once an object of SQLAlchemy was given.
+"""Connections and sessions of SQLAlchemy 2, as links. Imported only if an object of SQLAlchemy was given.
 
-An asynchronous engine has a synchronous inside, and these links are of that: ``async_fence`` runs them in the
-greenlet that SQLAlchemy gives for it.
+An asynchronous engine has a synchronous core, and these links belong to that: ``async_fence`` runs them in
+the greenlet that SQLAlchemy provides for it.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from escrowmq.feedback.database.errors import FenceMisused, NoDatabaseTransactio
 from escrowmq.feedback.database.links import Link
 from escrowmq.feedback.database.statements import dialect_of
 
-#: What a check's transaction begins with. SQLite has one isolation; there each statement is a transaction.
+#: Isolation level of a check's connection. In SQLite, which has only one, each statement is a transaction.
 _CHECKING = {"sqlite": "AUTOCOMMIT"}
 
 
 class SqlAlchemyLink:
-    """A Connection, also that of a session."""
+    """A Connection, possibly that of a session."""
 
     def __init__(self, connection: Connection, given: Connection | Session) -> None:
         self.connection, self._given = connection, given
@@ -43,8 +43,8 @@ class SqlAlchemyLink:
         connection = self.connection
         if connection.in_nested_transaction():
             raise FenceMisused(
-                "enter the fence before the first savepoint: a savepoint that is rolled back would take the "
-                "fence's row along, and leave the rest of the transaction"
+                "enter the fence before the first savepoint: rolling back a savepoint would also remove the "
+                "fence's row, but keep the rest of the transaction"
             )
         proxied: Any = connection.connection
         try:
@@ -54,15 +54,14 @@ class SqlAlchemyLink:
         if autocommit and not self._begun_by_an_event(proxied.driver_connection):
             raise NoDatabaseTransaction(
                 "the connection is in AUTOCOMMIT, so the fence's row would be committed without the "
-                "business's "
-                "rows; use a connection without isolation_level='AUTOCOMMIT'"
+                "business's rows; use a connection without isolation_level='AUTOCOMMIT'"
             )
 
     def _begun_by_an_event(self, driver: Any) -> bool:
         """The documented way to SQLite's own BEGIN: autocommit in the driver, and a listener that begins."""
         if self.dialect != "sqlite":
             return False
-        self.rows("PRAGMA user_version")  # the first statement begins the transaction, if something does
+        self.rows("PRAGMA user_version")  # the first statement begins the transaction, if there is a listener
         return bool(getattr(driver, "in_transaction", False))
 
     def mark(self) -> object:
@@ -70,7 +69,7 @@ class SqlAlchemyLink:
 
     def commit(self) -> None:
         if isinstance(self._given, Session):
-            self._given.flush()  # what fails here has failed for sure, and is raised as it is
+            self._given.flush()  # a failure here is certain, and is raised unchanged
         self._given.commit()
 
     def rollback(self) -> None:
@@ -78,15 +77,15 @@ class SqlAlchemyLink:
 
 
 def _asked_for_autocommit(connection: Connection) -> bool:
-    """Where the driver's setting cannot be read, which is so before SQLAlchemy 2.0.43 and in dialects from
-    elsewhere: what the application has asked for, of the connection or of the whole engine."""
+    """If the driver's setting cannot be read, as before SQLAlchemy 2.0.43 and in third-party dialects: what
+    the application has requested, for the connection or for the whole engine."""
     asked = connection.get_execution_options().get("isolation_level")
     level = asked or getattr(connection.dialect, "_on_connect_isolation_level", None)
     return level == "AUTOCOMMIT"
 
 
 class SqlAlchemyDatabase:
-    """An Engine, or a sessionmaker whose sessions local transactions get."""
+    """An Engine, or a sessionmaker whose sessions are used for local transactions."""
 
     def __init__(self, given: Engine | sessionmaker[Session]) -> None:
         self._sessions: sessionmaker[Session] | None = None
@@ -101,14 +100,13 @@ class SqlAlchemyDatabase:
         memory = url.database in (None, "", ":memory:") or "mode=memory" in str(url.database)
         if self.dialect == "sqlite" and memory:
             raise FenceMisused(
-                "a database in memory: a check runs in another thread and would find another database; "
-                "give a file"
+                "an in-memory database: a check runs in another thread and would find another database; "
+                "use a file"
             )
         if isinstance(given.pool, StaticPool | SingletonThreadPool):
             raise FenceMisused(
                 f"{type(given.pool).__name__} gives a check the connection of a local transaction that "
-                "still runs; "
-                "use the pool that SQLAlchemy chooses"
+                "is still running; use the pool that SQLAlchemy chooses"
             )
 
     @contextmanager
@@ -131,7 +129,7 @@ class SqlAlchemyDatabase:
 
 
 def link_of(given: Any) -> SqlAlchemyLink:
-    """The link of a Connection or a Session; raises FenceMisused for what is neither."""
+    """The link of a Connection or a Session; raises FenceMisused for anything else."""
     if isinstance(given, scoped_session):
         given = given()
     if isinstance(given, Session):
@@ -144,18 +142,18 @@ def link_of(given: Any) -> SqlAlchemyLink:
     if kind.startswith(("Async", "async_")):
         raise FenceMisused(f"{kind} is asynchronous: use escrowmq.integrations.AsyncFence")
     raise FenceMisused(
-        f"give a Connection or a Session, not {kind}: the fence's row is part of its transaction"
+        f"pass a Connection or a Session, not {kind}: the fence's row is part of its transaction"
     )
 
 
 def database_of(given: Any) -> SqlAlchemyDatabase:
-    """Of an engine or a sessionmaker; raises FenceMisused for what is neither."""
+    """For an engine or a sessionmaker; raises FenceMisused for anything else."""
     if isinstance(given, Engine | sessionmaker):
         return SqlAlchemyDatabase(given)
     kind = type(given).__name__
     if kind.startswith(("Async", "async_")):
         raise FenceMisused(f"{kind} is asynchronous: use escrowmq.integrations.AsyncFence")
     raise FenceMisused(
-        f"give an Engine, a sessionmaker or a function that opens a connection, not {kind}: a check needs a "
+        f"pass an Engine, a sessionmaker or a function that opens a connection, not {kind}: a check needs a "
         "connection of its own"
     )

@@ -1,7 +1,7 @@
 """The SQL of each dialect: SQLite, PostgreSQL, MariaDB (and MySQL). Text with named values (``:key``); pure.
 
-Insert plainly, insert or ignore, read, remove: these four, and the table. The rest of each dialect is how a
-check waits no longer than its limit for a local transaction that still runs.
+Insert, insert or ignore, read, remove: these four, and the table. The rest of each dialect ensures that a
+check waits no longer than its limit for a local transaction that is still running.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from escrowmq.feedback.database.rows import COMMITTED, IDENTITY, ROLLED_BACK
 
 #: One name, or a schema and a name, that needs no quotes in any dialect.
 TABLE = re.compile(r"[a-z_][a-z0-9_]{0,62}(\.[a-z_][a-z0-9_]{0,62})?")
-#: Keys in one statement: SQLite takes 32,766 values, PostgreSQL 65,535; a row has two of its own.
+#: Keys in one statement: SQLite accepts 32,766 values, PostgreSQL 65,535; a row has two of its own.
 KEYS_MAX = 1000
 _VALUE = re.compile(r":(\w+)")
 
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """What differs. ``locks_rows``: a check waits for a row, not for the whole database."""
+    """What differs between dialects. ``locks_rows``: a check waits for a row, not for the whole database."""
 
     name: str
     binary_key: str
@@ -41,15 +41,15 @@ SQLITE = Dialect(
     "sqlite", "BLOB", "BLOB", " WITHOUT ROWID", "INSERT OR IGNORE INTO", "", False,
     ("PRAGMA busy_timeout = {limit_ms}",), "PRAGMA busy_timeout", "PRAGMA busy_timeout = {limit}",
 )  # fmt: skip
-#: READ COMMITTED: a row that was waited for is seen, whatever the server's default is. synchronous_commit:
-#: what a check has answered must not be lost with a server that crashes.
+#: READ COMMITTED: a row that was waited for is visible, whatever the server's default is. synchronous_commit:
+#: what a check has answered must not be lost if the server crashes.
 POSTGRESQL = Dialect(
     "postgresql", "BYTEA", "BYTEA", "", "INSERT INTO", " ON CONFLICT DO NOTHING", True,
     ("SET TRANSACTION ISOLATION LEVEL READ COMMITTED", "SET LOCAL lock_timeout = {limit_ms}",
      "SET LOCAL synchronous_commit = on"),
 )  # fmt: skip
 #: InnoDB is named, since an engine without transactions would keep the row of a transaction that is rolled
-#: back. Its limit has whole seconds.
+#: back. Its limit is in whole seconds.
 MARIADB = Dialect(
     "mysql", "BINARY(32)", "VARBINARY(2048)", " ENGINE=InnoDB", "INSERT IGNORE INTO", "", True,
     ("SET SESSION innodb_lock_wait_timeout = {limit_s}",),
@@ -61,7 +61,7 @@ DIALECTS = {"sqlite": SQLITE, "postgresql": POSTGRESQL, "mysql": MARIADB, "maria
 def dialect_of(name: str) -> Dialect:
     """By its name in SQLAlchemy; raises FenceMisused for a database that has not been tested."""
     if name not in DIALECTS:
-        raise FenceMisused(f"no fence for {name!r}: there are SQLite, PostgreSQL, MariaDB and MySQL")
+        raise FenceMisused(f"no fence for {name!r}: supported are SQLite, PostgreSQL, MariaDB and MySQL")
     return DIALECTS[name]
 
 
@@ -71,7 +71,7 @@ class Statements:
     def __init__(self, dialect: Dialect, table: str) -> None:
         if not TABLE.fullmatch(table):
             raise FenceMisused(
-                f"table {table!r}: give a name of a-z, 0-9 and _ (up to 63), or a schema, a dot and a name"
+                f"table {table!r}: use a name of a-z, 0-9 and _ (up to 63), or a schema, a dot and a name"
             )
         self.dialect, self.table = dialect, table
         self.create = (
@@ -105,18 +105,18 @@ class Statements:
         return insert, values
 
     def read(self, keys: Sequence[bytes]) -> tuple[str, dict[str, Any]]:
-        """Key and outcome of the rows that there are."""
+        """Key and outcome of the existing rows."""
         names, values = _listed(keys)
         return f"SELECT tx_key, outcome FROM {self.table} WHERE tx_key IN ({names})", values
 
     def remove(self, keys: Sequence[bytes]) -> tuple[str, dict[str, Any]]:
-        """By key alone: a condition on a range would lock its gaps, and so the local transactions that
-        begin."""
+        """Delete by key alone: a condition on a range would lock its gaps, and so block new local
+        transactions."""
         names, values = _listed(keys)
         return f"DELETE FROM {self.table} WHERE tx_key IN ({names})", values
 
     def begin_check(self, limit_s: float) -> list[str]:
-        """What goes before the statements of a check, so that none waits longer than about ``limit_s``."""
+        """Statements before those of a check, so that none waits longer than about ``limit_s``."""
         limits = {"limit_ms": max(int(limit_s * 1000), 1), "limit_s": round(limit_s)}
         return [text.format(**limits) for text in self.dialect.begin_check]
 
@@ -126,6 +126,6 @@ def _listed(keys: Sequence[bytes]) -> tuple[str, dict[str, Any]]:
 
 
 def in_pyformat(sql: str) -> str:
-    """For drivers that take ``%(name)s`` (psycopg, PyMySQL); none of the statements has another colon or
+    """For drivers that use ``%(name)s`` (psycopg, PyMySQL); none of the statements contains another colon or
     %."""
     return _VALUE.sub(r"%(\1)s", sql)

@@ -1,7 +1,7 @@
 """The feedback actor of one app and topic, which producers of earlier versions start on demand by its name.
 
 This version hosts feedback in a few processes (``shard_actor``). The class stays under this name, with these
-arguments and methods, so that those producers are answered; their settings do not count, since Ray carries
+arguments and methods, so that those producers are answered; their settings are ignored, since Ray passes
 them by position. It ends by itself when no producer has polled for long.
 """
 
@@ -39,7 +39,7 @@ class FeedbackActor:
     def _feedback(self) -> tuple[OnePair, EarlierProducers]:
         if self._pair is None or self._producers is None:
             log.warning(
-                "a producer of app %r has an earlier version: its topic %r takes a process of its own",
+                "a producer of app %r has an earlier version: its topic %r gets a process of its own",
                 self._app,
                 self._topic,
             )

@@ -1,4 +1,4 @@
-"""The check answerer of a producer: a background thread that lets this process be asked.
+"""The check answerer of a producer: a background thread through which this process answers checks.
 
 The thread runs an event loop with all links; the querier runs in a pool of further threads and never
 leaves this process. It must never disturb sending: no lock, queue or thread is shared with it.
@@ -33,10 +33,10 @@ def _never(tx_id: str = "") -> bool:
 class CheckAnswerer:
     """Answers checks for ``app`` with ``querier`` from ``start`` to ``close``. Thread-safe.
 
-    ``instance_id`` is unique per producer object. ``still_running(tx_id)``: whether this process is just
+    ``instance_id`` is unique per producer object. ``still_running(tx_id)``: whether this process is currently
     running the local transaction of ``tx_id``; such a check is put off without asking the querier, whose
-    "not there" would only mean "not yet". ``idle()``: whether no local transaction runs here at all; a
-    producer that says so when it closes need not be waited for.
+    "not there" would only mean "not yet". ``idle()``: whether no local transaction is running here at all; if
+    a producer says so when it closes, nobody waits for it.
     """
 
     def __init__(
@@ -68,11 +68,12 @@ class CheckAnswerer:
         self._thread = threading.Thread(target=self._run, name=f"escrowmq-checks-{app}", daemon=True)
 
     def start(self) -> None:
-        """Be ready to be asked, also about what earlier producers of this app left open."""
+        """Start answering checks, including those of transactions that earlier producers of this app left
+        open."""
         self._thread.start()
 
     def close(self, timeout_s: float = 3.0) -> None:
-        """Be asked no more; checks that were taken go to other producers. Safe to call twice."""
+        """Stop answering checks; those already taken go to other producers. Safe to call twice."""
         with self._lock:
             self._closed = True
             if self._loop is not None and self._main is not None:
@@ -82,7 +83,7 @@ class CheckAnswerer:
             self._thread.join(timeout_s)
 
     def status(self) -> dict[str, Any]:
-        """What was asked and answered, and queries that hang."""
+        """What was asked and answered, and the number of hanging queries."""
         answering = self._answering
         return {} if answering is None else answering.status()
 

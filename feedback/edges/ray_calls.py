@@ -22,7 +22,7 @@ from escrowmq.replication.calling.answers import MembersReport
 
 log = logging.getLogger(__name__)
 
-#: The supervisor answers at once, or is away.
+#: The supervisor answers immediately, or is away.
 MEMBERS_WAIT_S = 5.0
 
 
@@ -33,11 +33,11 @@ class RayBrokers:
         self._namespace = namespace
         self._handles: dict[tuple[int, int], Any] = {}
         self._looking: dict[tuple[int, int], asyncio.Task[Any]] = {}
-        self._earlier: set[tuple[int, int]] = set()  # said already
+        self._earlier: set[tuple[int, int]] = set()  # already logged
 
     async def call(self, gid: int, rid: int, method: str, *args: Any) -> Any:
         """See ``Brokers``. An exception inside the broker is a bug there: logged, and no answer here."""
-        if not ray.is_initialized():  # else Ray would start a cluster of its own for a look-up
+        if not ray.is_initialized():  # otherwise Ray would start its own cluster for a look-up
             raise BrokerUnreachable("Ray was shut down in this process")
         handle = self._handles.get((gid, rid)) or await self._look_up(gid, rid)
         try:
@@ -53,7 +53,7 @@ class RayBrokers:
             raise BrokerUnreachable(f"{broker_name(gid, rid)} failed in {method}") from error
 
     async def members(self, gid: int) -> tuple[int, Sequence[int]] | None:
-        """See ``AskMembers``: of the supervisor, which knows where all replicas are."""
+        """See ``AskMembers``: from the supervisor, which knows where all replicas are."""
         if not ray.is_initialized():
             return None
         try:
@@ -61,8 +61,8 @@ class RayBrokers:
             call: Any = supervisor.members_of.remote(gid)
             found: MembersReport | None = await asyncio.wait_for(call, MEMBERS_WAIT_S)
         except (ValueError, AttributeError, RayError, TimeoutError) as error:
-            # It is away, or of an earlier version.
-            log.info("the supervisor does not say who the members of group %d are: %s", gid, error)
+            # It is away, or runs an earlier version.
+            log.info("the supervisor does not tell the members of group %d: %s", gid, error)
             return None
         return None if found is None else (found.version, found.all)
 
@@ -119,7 +119,8 @@ class RayFeedbackPort:
 class RayShards:
     """The feedback processes, for one app. ``start(number, shards)`` finds or starts one and blocks.
 
-    How many there are is what process 0 was started with; ``wanted`` counts if there is none yet.
+    The number of processes is the one that process 0 was started with; ``wanted`` applies if there is none
+    yet.
     """
 
     def __init__(self, app: str, wanted: int, start: Callable[[int, int], Any]) -> None:
@@ -127,18 +128,18 @@ class RayShards:
         self._count = wanted
 
     async def count(self) -> int:
-        """How many there are. Raises FeedbackLost."""
+        """The number of processes. Raises FeedbackLost."""
         _, self._count = await _answer((await self._find(0, self._wanted)).layout.remote())
         if self._count != self._wanted:
             log.info(
-                "feedback runs in %d processes, not %d: feedback.shards counts when the cluster starts anew",
+                "feedback runs in %d processes, not %d: feedback.shards applies from the next cluster start",
                 self._count,
                 self._wanted,
             )
         return self._count
 
     async def connect(self, number: int) -> RayFeedbackPort:
-        """The process of this number. Raises FeedbackLost."""
+        """The process with this number. Raises FeedbackLost."""
         handle = await self._find(number, self._count)
         found = tuple(await _answer(handle.layout.remote()))
         if found != (number, self._count):

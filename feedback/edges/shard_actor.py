@@ -1,8 +1,10 @@
-"""A feedback process: a thin async Ray shell over ``FeedbackShard``. The first producer in need starts it.
+"""A feedback process: a thin async Ray shell over ``FeedbackShard``. The first producer that needs it starts
+it.
 
 A few of them host the feedback of all apps and topics. Async, since thousands of polls may be parked.
-Restarted by Ray for ever; what one held comes back when its leases end. How many there are is what process 0
-was started with, so that all producers agree: the owner of a transaction must poll where it is asked for.
+Restarted by Ray for ever; the checks that one held come back when their leases end. The number of processes
+is the one that process 0 was started with, so that all producers agree: the owner of a transaction must poll
+where its checks are.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from escrowmq.replication.carried_settings import from_names, names_of, passed_o
 
 log = logging.getLogger(__name__)
 
-#: Calls beside the parked polls: those that wake them must always find a place.
+#: Calls in addition to the parked polls: those that wake the polls must always find a place.
 CALLS_BESIDE_POLLS = 500
 
 
@@ -46,9 +48,7 @@ class FeedbackShardActor:
         self._groups, self._replicas = groups, replicas
         self._config = from_names(FeedbackConfig, settings)
         for name in passed_over(FeedbackConfig, settings):
-            log.warning(
-                "a producer of a newer version started this process: its setting %r is passed over", name
-            )
+            log.warning("a producer of a newer version started this process: its setting %r is ignored", name)
         self._core: FeedbackShard | None = None
 
     def _shard(self) -> FeedbackShard:
@@ -68,7 +68,7 @@ class FeedbackShardActor:
         return self._core
 
     async def layout(self) -> tuple[int, int]:
-        """Which process this is, and of how many."""
+        """The number of this process, and how many there are."""
         return self._index, self._shards
 
     async def poll(
@@ -97,9 +97,10 @@ class FeedbackShardActor:
 
 
 def start_shard(index: int, shards: int, info: ClusterShape, config: FeedbackConfig | None = None) -> Any:
-    """Handle of feedback process ``index`` of ``shards``; started if there is none. Blocks up to a second.
+    """Handle of feedback process ``index`` of ``shards``; started if there is none. Blocks for up to a
+    second.
 
-    Any number of producers may call it at once: the name is taken once, and the settings of the first count.
+    Any number of producers may call it at once: only one gets the name, and the settings of the first count.
     """
     config = config or FeedbackConfig()
     remote = ray.remote(FeedbackShardActor).options(
@@ -112,5 +113,5 @@ def start_shard(index: int, shards: int, info: ClusterShape, config: FeedbackCon
         max_concurrency=config.shard_polls_max * 2 + CALLS_BESIDE_POLLS,
         num_cpus=0,
     )
-    # The map itself, which Ray packs as msgpack: processes of the version before this one take no bytes.
+    # The map itself, which Ray packs as msgpack: processes of the previous version do not accept bytes.
     return remote.remote(index, shards, info.namespace, info.groups, info.replicas, names_of(config))

@@ -213,7 +213,7 @@ def test_a_batch_that_fails_spoils_no_check_of_it(how: str, caplog: pytest.LogCa
         pool.close()
 
     asyncio.run(main())
-    assert "each is asked by itself" in caplog.text.lower()
+    assert "each is asked individually" in caplog.text.lower()
 
 
 def test_batches_become_smaller_while_they_fail_and_larger_again() -> None:

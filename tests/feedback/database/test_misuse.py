@@ -154,9 +154,9 @@ def test_entering_twice_or_too_early_or_in_a_savepoint(shop: Shop) -> None:
 
 
 def test_databases_that_a_check_would_not_find(tmp_path: Path) -> None:
-    with pytest.raises(FenceMisused, match="in memory"):
+    with pytest.raises(FenceMisused, match="in-memory"):
         Fence(sa.create_engine("sqlite://"), app="shop")
-    with pytest.raises(FenceMisused, match="in memory"):
+    with pytest.raises(FenceMisused, match="in-memory"):
         Fence(lambda: sqlite3.connect(":memory:"), app="shop")
     with pytest.raises(FenceMisused, match="StaticPool"):
         Fence(sa.create_engine(f"sqlite:///{tmp_path / 'a.db'}", poolclass=StaticPool), app="shop")
@@ -165,9 +165,9 @@ def test_databases_that_a_check_would_not_find(tmp_path: Path) -> None:
 def test_what_is_no_database(tmp_path: Path) -> None:
     engine = sa.create_engine(f"sqlite:///{tmp_path / 'a.db'}")
     for wrong, text in (
-        (engine.connect(), "give an Engine"),
+        (engine.connect(), "pass an Engine"),
         (sqlite3.connect(tmp_path / "a.db"), "function that opens"),
-        (lambda: 3, "no connection of sqlite3"),
+        (lambda: 3, "not a connection of sqlite3"),
         ("sqlite:///a.db", "not str"),
         (create_async_engine(f"sqlite+aiosqlite:///{tmp_path / 'a.db'}"), "AsyncFence"),
     ):
