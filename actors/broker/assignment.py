@@ -1,8 +1,8 @@
-"""Who reads which partition: a balanced assignment that moves as little as possible.
+"""Which member reads which partition: a balanced assignment that moves as little as possible.
 
-Pure function of the members' subscriptions and of who holds what now. Balanced means: no member
-could give one of its partitions to a member that has at least two fewer and subscribes to it.
-Sticky means: a partition stays where it is unless balance, a leaver or a subscription moves it.
+A pure function of the members' subscriptions and of the present holders. Balanced means: no member
+could give one of its partitions to a member that subscribes to its topic and has at least two fewer.
+Sticky means: a partition stays where it is unless balance, a leaving member or a subscription moves it.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ def balance(
     partitions: Mapping[str, int],
     holders: Mapping[TopicPartition, str],
 ) -> dict[TopicPartition, str]:
-    """The member of each partition that anybody subscribes to.
+    """The member for each partition of any subscribed topic.
 
     ``subscriptions``: member -> topics; ``partitions``: topic -> number (absent: no such topic yet);
-    ``holders``: who holds a partition now. The same arguments always give the same answer.
+    ``holders``: the present holders. The same arguments always give the same answer.
     """
     by_topic: dict[str, list[str]] = {}
     for member in sorted(subscriptions):
@@ -48,7 +48,7 @@ def _least_loaded(candidates: Sequence[str], owned: Mapping[str, list[TopicParti
 def _level(owned: dict[str, list[TopicPartition]], by_topic: Mapping[str, Sequence[str]]) -> None:
     """Moves partitions from fuller to emptier members until no move helps.
 
-    Ends: every move makes the sum of the squared loads smaller by at least two.
+    Terminates: every move reduces the sum of the squared loads by at least two.
     """
     moved = True
     while moved:

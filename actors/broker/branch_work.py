@@ -1,7 +1,7 @@
-"""Has a broker bring transactions over several groups to their end: the shell around replica/branches.py.
+"""Makes a broker bring transactions over several groups to their end: the shell around replica/branches.py.
 
-A router of its own, with its one thread, calls the other groups; everything is decided in the replica's
-thread. While nothing waits, a leader is looked at STEP_S apart and not disturbed.
+A router of its own, with its one thread, calls the other groups; all decisions are made in the replica's
+thread. While nothing waits, it only checks every STEP_S whether there is work, without disturbing the leader.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from escrowmq.replication.replica.branches import Branches
 from escrowmq.replication.replica.validation import parse_request
 from escrowmq.replication.state.machine import Result
 
-#: Between two looks of a leader, and of a follower, which has nothing to do but to notice that it leads.
+#: Pause between two checks of a leader, and of a follower, for which it only has to notice that it leads.
 STEP_S, IDLE_S = 0.05, 0.25
-#: One call to another group, through its fail-overs; after it comes a pause, and then a new call.
+#: Time for one call to another group, through its fail-overs; after it come a pause and then a new call.
 CALL_S = 10.0
 
 
 class BranchWork:
-    """For one running replica, from its start to ``close``. See the module's text."""
+    """For one running replica, from its start to ``close``. See the module's docstring."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class BranchWork:
         self._router.attach(self)
 
     def close(self) -> None:
-        """End all calls. What is left undone is the next leader's."""
+        """End all calls. Unfinished work is left to the next leader."""
         self._router.close()
 
     # ------------------------------------------------------------ the router's thread
@@ -68,7 +68,7 @@ class BranchWork:
     def _soon(self, work: Callable[[], None]) -> None:
         try:
             self._running.driver.submit(work)
-        except (Overloaded, Closed):  # the next step finds it again
+        except (Overloaded, Closed):  # the next step finds the work again
             return
 
     # ------------------------------------------------------------ the replica's thread

@@ -1,9 +1,9 @@
 """The Broker actor: one replica of one group as one named Ray actor. A thin shell over the parts of parts.py.
 
-Threaded, with a concurrency group per kind of call, so that parked fetches never hold up commits. The
-replica is opened in a thread of its own, because peers must be able to call an actor that is still
-repairing itself. Until it is open, calls that only a leader answers are answered as by a follower, so that
-clients know that nothing was done; all others raise Unavailable, which says when to come back. Answers are
+Threaded, with a concurrency group per kind of call, so that parked fetches never delay commits. The
+replica is opened in a separate thread, because peers must be able to call an actor that is still
+repairing itself. Until it is open, calls that only a leader serves are answered as by a follower, so that
+clients know that nothing was done; all others raise Unavailable, which says when to retry. The answers are
 those of replication/calling/answers.py and client/consumer_groups.py; Ray never repeats a call.
 """
 
@@ -56,12 +56,12 @@ from escrowmq.replication.state.machine import LEVEL_MAX
 
 log = logging.getLogger(__name__)
 
-#: Memory for large answers to fetches, in all 32 MiB; a fetch that finds none free is answered all the same.
+#: Memory for large fetch answers, 32 MiB in total; a fetch that finds none free is answered without it.
 FETCH_BUFFERS, FETCH_BUFFER_BYTES = 4, 8 << 20
 
 
 class Broker:
-    """See the module's text. One instance per process."""
+    """See the module's docstring. One instance per process."""
 
     def __init__(
         self,
@@ -78,11 +78,11 @@ class Broker:
         members: Sequence[int] = (),
     ) -> None:
         """``info``, ``config``, ``tls``: as bytes (``pack_settings``), or as supervisors of earlier versions
-        gave them, which Ray keeps. ``data_dir`` is this replica's own. ``incarnation``: how often it was
-        replaced before. ``founded``: the group has once had a leader. ``members``: the group's, where they
-        are not those of its beginning. Raises DataDirLocked, DataDirMismatch, UnknownVersion."""
-        # The tables are long-lived tuples without cycles: rare collections, or a full one would stop the
-        # replica for as long as an election takes once a million transactions are open.
+        passed them, which Ray keeps. ``data_dir``: this replica's own. ``incarnation``: how often it was
+        replaced before. ``founded``: whether the group has had a leader. ``members``: the group's members, if
+        they are not the founders. Raises DataDirLocked, DataDirMismatch, UnknownVersion."""
+        # The tables are long-lived tuples without cycles. Collections must be rare: with a million open
+        # transactions a full one would stop the replica for as long as an election takes.
         gc.set_threshold(200_000, 50, 1_000)
         self._gid, self._rid = gid, rid
         self._parts: Parts | None = None
@@ -104,7 +104,7 @@ class Broker:
                 resolve=peers.resolve,
                 source=peers,
                 levels=lambda: peers.levels((rid, *map(int, self._host.setup.peers))),
-                # A process that Ray has started again was told what was so when it was made.
+                # After a restart by Ray the process gets the arguments of its first start again.
                 founded=lambda: founded or peers.group_founded(),
                 report=self._report,
                 told=tuple(members),
@@ -153,12 +153,12 @@ class Broker:
             self._host.announce(lambda peer, own: self._peers.tell_moved(peer, self._rid, own))
 
     def _led(self, ask: Callable[[Parts], Reply]) -> Reply:
-        """A call that only a leader answers."""
+        """A call that only a leader serves."""
         parts = self._parts
         return NOT_RUNNING if parts is None else ask(parts)
 
     def _running(self) -> Parts:
-        """For calls that every replica answers. Raises Unavailable until it is open."""
+        """For calls that every replica serves. Raises Unavailable until it is open."""
         parts = self._parts
         if parts is None:
             raise self._host.unavailable()
@@ -307,12 +307,12 @@ class Broker:
 
     @ray.method(concurrency_group="peer")
     def members(self) -> MembersReport:
-        """Of this group, as this replica's log has them."""
+        """The members of this group, according to this replica's log."""
         return self._running().members.members()
 
     @ray.method(concurrency_group="peer")
     def told(self, epoch: int, members: Sequence[int]) -> None:
-        """The supervisor knows of members that this replica may not know yet. Noted from the first moment
+        """The supervisor knows of members that this replica may not know yet. Works from the first moment
         on: a replica that is being opened may need them."""
         parts = self._parts
         if parts is None:
@@ -325,19 +325,19 @@ class Broker:
     def change_members(
         self, change_id: str, add: Sequence[int], remove: Sequence[int], version: int | None = None
     ) -> Reply:
-        """One step of a change; asked again with the same id until it says DONE. ``version``: of the members
-        that the caller has seen; nothing is done to others."""
+        """One step of a change; repeat the call with the same id until it says DONE. ``version``: of the
+        members that the caller has seen; if another version is in force, nothing is done."""
         return self._led(lambda parts: parts.members.change(change_id, add, remove, version))
 
     @ray.method(concurrency_group="control")
     def hand_over(self, to: int) -> Reply:
-        """Let another voter lead."""
+        """Make another voter the leader."""
         return self._led(lambda parts: parts.members.hand_over(to))
 
     @ray.method(concurrency_group="peer")
     def about(self) -> dict[str, Any]:
-        """The fields of ClusterInfo, for clients that begin while the supervisor is away; ``reconnect_s``:
-        so long the processes of this node wait for Ray's lost head. Answered from the first moment on."""
+        """The fields of ClusterInfo, for clients that start while the supervisor is away; ``reconnect_s``:
+        how long the processes of this node wait for Ray's lost head. Works from the first moment on."""
         return {**asdict(self._info), "reconnect_s": reconnect_s(os.environ)}
 
     # -------------------------------------------------------------- consumer groups
@@ -388,8 +388,8 @@ class Broker:
 
     @ray.method(concurrency_group="peer")
     def peer_moved(self, rid: int, incarnation: int, disk_id: str) -> bool:
-        """Replica ``rid`` lives elsewhere now: an earlier incarnation of it is let in no more. False: this
-        replica does not run, and is to be told again."""
+        """Replica ``rid`` now runs elsewhere: refuse its earlier incarnations from now on. False: this
+        replica is not running; tell it again."""
         parts = self._parts
         if parts is None or str(rid) not in self._host.setup.peers:
             return False
@@ -408,7 +408,7 @@ class Broker:
 
     @ray.method(concurrency_group="peer")
     def never_voted(self, rid: int) -> Reply:
-        """A replica asks that starts empty and bears a number above the founders'."""
+        """Called by a replica that starts empty and has a number above the founders'."""
         return self._led(lambda parts: parts.members.never_voted(rid))
 
     @ray.method(concurrency_group="peer")
@@ -425,7 +425,7 @@ class Broker:
 
     @ray.method(concurrency_group="peer")
     def stop(self) -> None:
-        """Hand leadership over, sync, close. The process is then ended by whoever asked."""
+        """Hand over leadership, sync, close. The caller then ends the process."""
         if self._branches is not None:
             self._branches.close()
         self._host.close()
@@ -448,7 +448,7 @@ def start_broker(
 ) -> Any:
     """Create the named, detached actor and return its handle; ``options`` add to or replace Ray's.
 
-    It restarts for ever and never repeats a call: clients retry, with ids that the broker knows.
+    It restarts for ever and never repeats a call: clients retry, with ids that the broker recognises.
     """
     settings: dict[str, Any] = {
         "name": broker_name(gid, rid),
@@ -463,12 +463,12 @@ def start_broker(
         "produce": config.produce_threads,
         "fetch": config.fetch_threads,
         "feedback": config.feedback_threads,
-        # They wait for the log: while it stands still, heartbeats and questions who leads must go on.
+        # These wait for the log: while it stands still, heartbeats and questions who leads must still work.
         "settle": config.produce_threads,
         "control": config.control_threads,
         "peer": 8,
     }
-    remote: Any = ray.remote  # its type stubs know no concurrency_groups
+    remote: Any = ray.remote  # its type stubs lack concurrency_groups
     actor = remote(concurrency_groups=groups)(Broker).options(**settings)
     return actor.remote(
         *(pack_settings(info), gid, rid, pack_settings(config), data_dir, listen_host, secret),

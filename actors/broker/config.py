@@ -1,6 +1,6 @@
 """Settings of a broker, each default with its reason.
 
-A nonsensical value raises ConfigError where it is written, never later at work.
+A nonsensical value raises ConfigError where it is set, never later at work.
 """
 
 from __future__ import annotations
@@ -36,43 +36,43 @@ KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 class BrokerConfig:
     """Limits and timings of one replica. All replicas of a group should have the same."""
 
-    #: One file of the log. Small enough that retention and snapshots (one per roll) move on, large
+    #: Size of one log file. Small enough that retention and snapshots (one per roll) make progress, large
     #: enough that rolling costs nothing.
     segment_bytes: int = 64 * MIB
-    #: Request bytes admitted and not yet answered; beyond that clients are told Overloaded.
+    #: Request bytes admitted and not yet answered; beyond it clients get Overloaded.
     queue_bytes: int = 64 * MIB
-    #: Largest request taken; clients split well below it.
+    #: Largest request accepted; clients split well below it.
     request_bytes_max: int = 8 * MIB
     #: Open transactions per app and topic before TooManyOpenTransactions: memory is about 0.5 KB each.
     open_transactions_max: int = 2_000_000
     #: At commit, bodies of at most this many bytes are copied (TX_MESSAGE) instead of referred to: a
-    #: reference costs about as much, and a copy lies where the reader reads anyway.
+    #: reference costs about as much, and a copy is where the reader reads anyway.
     copy_bytes_max: int = 64
-    #: Raft: followers wait between these before they stand for election; heartbeats are six times
-    #: as frequent as the shorter one, so a single late one topples nobody.
+    #: Raft: followers wait for a time between these two before they campaign; heartbeats are six times
+    #: as frequent as the shorter one, so a single late one deposes no leader.
     election_min_s: float = 0.3
     election_max_s: float = 0.6
     heartbeat_s: float = 0.05
-    #: Free bytes of disk below which new work is refused while decisions and repairs go on.
+    #: Free bytes of disk below which new work is refused while decisions and repairs continue.
     disk_reserve_bytes: int = 256 * MIB
-    #: Everything stored is read again once in this time, so that a bit that flipped is found while other
-    #: replicas have the entry sound: a week is short beside the years between two such bits. 0: never.
+    #: Everything stored is read again once in this time, so that a flipped bit is found while other
+    #: replicas still have the entry sound: a week is short beside the years between two such bits. 0: never.
     scrub_period_s: float = 7 * 24 * 3600.0
-    #: And no faster than this: a twentieth of what a slow disk reads; 6 TB in a week. It goes slower where
-    #: the period allows, and rests while the replica is busy or its disk is slow.
+    #: Upper limit of that reading: a twentieth of what a slow disk delivers; 6 TB in a week. It is slower
+    #: where the period allows, and pauses while the replica is busy or its disk is slow.
     scrub_bytes_per_s: int = 10 * MIB
-    #: Threads per kind of call: a parked long poll holds one, and produce must never wait for those. As many
-    #: as for produce are there for commits of offsets and for decisions of other groups, which wait for the
-    #: log, too.
+    #: Threads per kind of call: a parked long poll holds one, and produce must never wait for those. Commits
+    #: of offsets and decisions of other groups, which also wait for the log, have as many threads as
+    #: produce.
     produce_threads: int = 32
     fetch_threads: int = 16
     control_threads: int = 16
     #: Half of them may park, one for each feedback process (``feedback.shards``), and one for each app and
-    #: topic of a producer of an earlier version; those beyond ask once a second instead. Idle threads cost no
-    #: memory to speak of (143 MB with 16 and with 64).
+    #: topic of a producer of an earlier version; those beyond ask once a second instead. Idle threads cost
+    #: hardly any memory (143 MB with 16 and with 64).
     feedback_threads: int = 64
-    #: How brokers and the supervisor write their logs: "text", for people, or "json", one object a line with
-    #: group, replica and term, for whoever collects the logs of many processes.
+    #: How brokers and the supervisor write their logs: "text", for people, or "json", one object per line
+    #: with group, replica and term, for log collectors.
     log_format: str = "text"
 
     def __post_init__(self) -> None:

@@ -1,16 +1,16 @@
-"""Consumer groups in the memory of one leader: who is alive, who reads what, whose commits count.
+"""Consumer groups in the memory of one leader: live members, their partitions, and whose commits count.
 
-A group lives in the leader of broker group ``coordinator_group(group, groups)``. Only offsets are
+A group is coordinated by the leader of broker group ``coordinator_group(group, groups)``. Only offsets are
 replicated; members are not: after a fail-over they join the new leader and claim what they read
-(``owned``), so a group comes back without moving a partition. Partitions change hands in two
-steps: the old reader first confirms, with the generation it was told, that it has let go (or its
-session expires), and only then is the partition given to the new one. So two *live* members never
-read one partition in the same term, and a member may commit up to the moment it lets go. A topic that was
-deleted and created again is another one: who reads it lets its partitions go and commits no place in them,
-and is then given those of the new topic, of which the group has no place yet.
+(``owned``), so a group comes back without moving a partition. Partitions are handed over in two
+steps: the old reader first confirms, with the generation it was told, that it has released the partition (or
+its session expires), and only then is the partition given to the new one. So two *live* members never
+read one partition in the same term, and a member may commit up to the moment it releases. A topic that was
+deleted and created again is another topic: its readers release their partitions, commit no place in them,
+and are then given those of the new topic, in which the group has no place yet.
 
-Pure: takes ``now`` (seconds of any clock that never falls), starts no thread, and must never keep
-anything that a fail-over may not lose. The Broker actor calls it under its own lock.
+Pure: takes ``now`` (seconds of any monotonic clock), starts no thread, and must never keep
+anything that may not be lost in a fail-over. The Broker actor calls it under its own lock.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ from escrowmq.actors.client.member_names import began_after, instance_of
 
 #: Bits of a generation below the term: 2^32 changes per term are out of reach.
 GENERATION_BITS = 32
-#: Shortest and longest session a member may ask for: below, ordinary pauses look like deaths; above,
+#: Shortest and longest session a member may request: with less, ordinary pauses look like deaths; with more,
 #: a dead member's partitions would wait for most of an hour.
 SESSION_S_MIN, SESSION_S_MAX = 0.5, 1800.0
 #: A group that has offsets, or whose first member claims something, had members before this leader. For half
-#: a session and so long only what they claim is given out, so that nobody is given what a live member still
-#: reads. Half a session is the longest interval of heartbeats (``ConsumerConfig`` allows no other), the rest
-#: is for finding the new leader. The session counted is the longest of those that have joined.
+#: a session plus this time only claimed partitions are given out, so that no member gets what a live member
+#: still reads. Half a session is the longest interval of heartbeats (``ConsumerConfig`` allows no other), the
+#: rest is for finding the new leader. The session that counts is the longest of those that have joined.
 REJOIN_GRACE_S = 2.0
 #: Members of one group: bounds memory and the cost of one assignment.
 MEMBERS_MAX = 1024
-#: Groups with members in one leader.
+#: Groups with members on one leader.
 GROUPS_MAX = 10_000
 
 Topics = Callable[[str], "int | None"]
@@ -51,7 +51,7 @@ Topics = Callable[[str], "int | None"]
 
 @dataclass(slots=True)
 class _MemberState:
-    """``current`` was confirmed by the member; ``granted`` was told last, under ``generation``."""
+    """``current``: last confirmed by the member; ``granted``: last told to it, under ``generation``."""
 
     topics: frozenset[str]
     session_timeout_s: float
@@ -60,26 +60,26 @@ class _MemberState:
     confirmed: int
     current: frozenset[TopicPartition] = frozenset()
     granted: frozenset[TopicPartition] = frozenset()
-    #: Partitions that were given before in an earlier topic of that name: until the member has taken them
-    #: over once more, it may stand in that one.
+    #: Partitions that it was given in an earlier topic of that name: until the member has confirmed them
+    #: once more, its place may be one in the earlier topic.
     anew: frozenset[TopicPartition] = frozenset()
 
     @property
     def held(self) -> frozenset[TopicPartition]:
-        """What it may still be reading; nobody else gets these."""
+        """What it may still be reading; no other member gets these."""
         return self.current | self.granted
 
 
 @dataclass(slots=True)
 class _Group:
-    #: It had members before this leader.
+    #: Whether it had members before this leader.
     older: bool
     grace_until: float = 0.0
     members: dict[str, _MemberState] = field(default_factory=dict)
     target: dict[TopicPartition, str] = field(default_factory=dict)
     partitions: dict[str, int] = field(default_factory=dict)
-    #: Last member a partition was given to in this term, and of which topic of that name it was: a claim by
-    #: anybody else is void, and so is one to a partition of an earlier topic.
+    #: The last member that a partition was given to in this term, and which topic of that name it belonged
+    #: to: a claim by any other member is void, and so is one to a partition of an earlier topic.
     last_given: dict[TopicPartition, tuple[str, object]] = field(default_factory=dict)
     #: Static members whose place a later one of their instance has taken in this term, the newest last.
     replaced: dict[str, None] = field(default_factory=dict)
@@ -89,7 +89,7 @@ class GroupCoordinator:
     """Membership of every consumer group that this leader coordinates, for one term of leadership."""
 
     def __init__(self, which: Callable[[str], object] = lambda topic: None) -> None:
-        """``which(topic)``: something else after the topic was deleted and created again."""
+        """``which(topic)``: returns another object after the topic was deleted and created again."""
         self._which = which
         self._term = 0
         self._since = 0.0
@@ -97,7 +97,7 @@ class GroupCoordinator:
         self._groups: dict[str, _Group] = {}
 
     def lead(self, term: int, now: float) -> bool:
-        """Starts a term of leadership with an empty memory; again: no effect. False: a past term."""
+        """Starts a term of leadership with an empty memory; repeating has no effect. False: a past term."""
         if term > self._term:
             self._term, self._since, self._counter = term, now, 0
             self._groups.clear()
@@ -119,7 +119,7 @@ class GroupCoordinator:
         its instance, whose session goes on: it is given what that one was given, and nothing else moves.
 
         ``owned``: what the member still reads, from before a fail-over or an expiry.
-        ``had_offsets``: the replicated state knows the group.
+        ``had_offsets``: whether the replicated state knows the group.
         """
         if not (SESSION_S_MIN <= session_timeout_s <= SESSION_S_MAX):
             return GroupCallRefused(
@@ -147,7 +147,8 @@ class GroupCoordinator:
             state.members[member] = known
             state.last_given.update((tp, (member, self._which(tp[0]))) for tp in claims)
         elif renewed := self._renewed(state, known) | known.anew:
-            # Whatever it claims, it may stand in an earlier topic there: given again with a later generation.
+            # Whatever it claims, its places there may be in an earlier topic: give again with a later
+            # generation.
             claims -= renewed
             known.current, known.granted = known.current - renewed, known.granted - renewed
             known.anew = renewed
@@ -160,8 +161,8 @@ class GroupCoordinator:
         return GroupJoined(assignment, known.granted & claims, base, known.held & claims)
 
     def begin(self, group: str) -> None:
-        """A group that the replicated state does not know takes its first places in this term, before anybody
-        joins: by those it is no older one, whose members would have to claim what they read."""
+        """A group that the replicated state does not know gets its first places in this term, before any
+        member joins. They do not make it an older group, whose members would have to claim what they read."""
         if group not in self._groups and (len(self._groups) < GROUPS_MAX or self._forget_empty()):
             self._groups[group] = _Group(older=False)
 
@@ -174,7 +175,7 @@ class GroupCoordinator:
             return _taken(group, member)
         known = None if state is None else state.members.get(member)
         if state is None or known is None:
-            return MembershipStale(f"{member} is no member of {group!r} (any more): join again")
+            return MembershipStale(f"{member} is not a member of {group!r} (any more): join again")
         if generation not in (known.generation, known.confirmed):
             return MembershipStale(f"generation {generation} of {member} is not current: join again")
         known.expires = now + known.session_timeout_s
@@ -188,7 +189,7 @@ class GroupCoordinator:
         return self._assignment(state, member, known)
 
     def leave(self, group: str, member: str) -> None:
-        """Gives everything back at once. Leaving twice is fine."""
+        """Returns all its partitions at once. Leaving twice is harmless."""
         state = self._groups.get(group)
         if state is not None and state.members.pop(member, None) is not None:
             self._reassign(state)
@@ -196,7 +197,7 @@ class GroupCoordinator:
     def check_commit(
         self, group: str, member: str, generation: int, partitions: Iterable[TopicPartition], now: float
     ) -> str | None:
-        """None when this member may commit these partitions, else why not (StaleMember).
+        """None if this member may commit these partitions, else why not (StaleMember).
 
         Member ``""`` is a tool or a consumer without membership: allowed while the group is empty.
         """
@@ -222,7 +223,7 @@ class GroupCoordinator:
         return None
 
     def expire(self, now: float) -> None:
-        """Drops members whose session ran out, in every group. Call it every second or so."""
+        """Drops members whose session has expired, in every group. Call it every second or so."""
         for state in self._groups.values():
             self._expire(state, now)
 
@@ -231,7 +232,7 @@ class GroupCoordinator:
         return sorted(name for name, state in self._groups.items() if state.members)
 
     def describe(self, group: str, now: float) -> tuple[MemberDescription, ...]:
-        """The members of a group, by name."""
+        """The members of a group, ordered by name."""
         state = self._groups.get(group)
         members: Mapping[str, _MemberState] = {} if state is None else state.members
         return tuple(
@@ -293,22 +294,22 @@ class GroupCoordinator:
             self._reassign(state)
 
     def _assign(self, state: _Group, partitions: Topics) -> None:
-        """A new target from the topics as they are now."""
+        """Computes a new target from the present topics."""
         wanted = {topic for member in state.members.values() for topic in member.topics}
         state.partitions = {topic: partitions(topic) or 0 for topic in wanted}
         self._reassign(state)
 
     def _reassign(self, state: _Group) -> None:
-        # What a member holds counts first; what was only promised to it comes second.
+        # Partitions that a member holds take precedence over those that were only promised to it.
         holders = {tp: name for tp, name in state.target.items() if name in state.members}
         holders.update((tp, name) for name, member in state.members.items() for tp in member.held)
         subscriptions = {name: member.topics for name, member in state.members.items()}
         state.target = balance(subscriptions, state.partitions, holders)
 
     def _reconcile(self, state: _Group, name: str, member: _MemberState, now: float) -> None:
-        """Tells the member its next assignment: first what it must let go, then what has become free."""
+        """Computes the member's next assignment: first what it must release, then what has become free."""
         if member.generation != member.confirmed:
-            return  # one unconfirmed change at a time: two generations are all a member can be in
+            return  # one unconfirmed change at a time: a member can be in no more than two generations
         mine = frozenset(tp for tp, owner in state.target.items() if owner == name)
         mine -= self._renewed(state, member)
         if member.granted - mine:
@@ -337,8 +338,8 @@ class GroupCoordinator:
     def _valid_claims(
         self, state: _Group, member: str, claims: Iterable[TopicPartition]
     ) -> frozenset[TopicPartition]:
-        """Those to partitions that nobody else was given in this term. Of another topic than the member was
-        given, the partition is not what it claims. After a fail-over nobody knows of which it was."""
+        """Claims to partitions that no other member was given in this term. If the member was given the
+        partition of another topic of that name, the claim is void. After a fail-over this is not known."""
         valid = set()
         for tp in claims:
             now = member, self._which(tp[0])
@@ -347,7 +348,7 @@ class GroupCoordinator:
         return frozenset(valid)
 
     def _renewed(self, state: _Group, member: _MemberState) -> frozenset[TopicPartition]:
-        """What the member holds of topics that are others now."""
+        """Partitions that the member holds whose topic has since been created again."""
         which = {topic: self._which(topic) for topic in {tp[0] for tp in member.held}}
         return frozenset(tp for tp in member.held if state.last_given[tp][1] is not which[tp[0]])
 
@@ -367,5 +368,5 @@ def _taken(group: str, member: str) -> InstanceTaken:
 
 
 def _pair(pair: Sequence[Any]) -> TopicPartition:
-    """Lists come off the wire where tuples went in."""
+    """The network delivers lists where tuples were sent."""
     return pair[0], pair[1]

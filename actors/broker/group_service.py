@@ -1,10 +1,10 @@
 """The broker's side of consumer groups: the coordinator behind a lock, with leadership and the log.
 
-Answers the Broker actor's ``group_*`` and ``commit_offsets`` calls: ``("ok", what the coordinator says)``
-at the leader, and ``("not_leader", leader, term)`` elsewhere, as all calls for leaders do. Membership is
+Answers the Broker actor's ``group_*`` and ``commit_offsets`` calls: ``("ok", the coordinator's answer)``
+at the leader, and ``("not_leader", leader, term)`` elsewhere, like all calls for leaders. Membership is
 decided in memory; offsets go through the log like every other operation. A commit is checked and queued for
-the log under one lock, so that those of a partition stand in the log in the order in which their members held
-it: one that is delayed is refused, and never puts the group's place back behind its new reader.
+the log under one lock, so that commits of a partition are in the log in the order in which their members held
+it: a delayed one is refused, and never sets the group's place back behind its new reader.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from escrowmq.replication.host.running import RunningReplica
 from escrowmq.replication.model import ResultCode
 
 TOPICS_MAX = 10_000
-#: First places are tried again after this: by then, what is in the log before them has been applied.
+#: First places are tried again after this: by then everything before them in the log has been applied.
 FIRST_PLACES_AGAIN_S = 0.02
 
 T = TypeVar("T")
@@ -55,7 +55,7 @@ class GroupService:
     ) -> None:
         """``leadership()``: (ready leader?, leader's replica number, term), as ``whoami`` answers.
 
-        ``partitions(topic)``: how many, None for an unknown topic. ``committed(group)``: its offsets
+        ``partitions(topic)``: the number, None for an unknown topic. ``committed(group)``: its offsets
         of all topics; ``group_names()``: groups that have any. ``submit``: see ``Requests.submit_in_turn``.
         ``which(topic)``: see ``GroupCoordinator``.
         """
@@ -86,7 +86,7 @@ class GroupService:
         session_timeout_s: float,
         owned: Sequence[tuple[str, int]] = (),
     ) -> Reply:
-        """See :meth:`GroupCoordinator.join`. Topics that do not exist (yet, any more) give nothing."""
+        """See :meth:`GroupCoordinator.join`. Topics that do not exist (yet, or any more) give nothing."""
         problem = _group_problem(group) or _member_problem(member, topics, owned)
         if problem is not None:
             return "ok", GroupCallRefused(problem)
@@ -113,7 +113,7 @@ class GroupService:
         )
 
     def leave(self, group: str, member: str) -> Reply:
-        """``("ok", None)``, known or not."""
+        """``("ok", None)``, whether the member is known or not."""
         return self._led(lambda coordinator, now: coordinator.leave(group, member))
 
     def commit(
@@ -142,8 +142,8 @@ class GroupService:
         return self._log(group, offsets, check)
 
     def _commit_first(self, group: str, offsets: Mapping[str, Mapping[int, int]]) -> Reply:
-        """Places only where the group has none. What it has is what is applied, and what is under way to the
-        log: while any of these is under way, nobody knows, and the caller is to try again."""
+        """Sets places only where the group has none. Its places are the applied ones and those under way to
+        the log: while any of these is under way, its outcome is not known, and the caller must try again."""
         known = self._committed(group)
         left = {
             topic: {p: offset for p, offset in by.items() if p not in known.get(topic, ())}
@@ -232,7 +232,7 @@ class GroupService:
 
 class PlacesUnderWay:
     """Places that are queued for the log in this term, and perhaps not applied yet. One whose outcome is not
-    known stays here until the term ends: whoever leads after that has applied all that was before it."""
+    known stays here until the term ends: the next leader has applied everything before its term."""
 
     def __init__(self) -> None:
         self._term = 0
@@ -248,7 +248,7 @@ class PlacesUnderWay:
         self._queued.setdefault(group, Counter()).update(places)
 
     def discard(self, group: str, places: Iterable[TopicPartition]) -> None:
-        """They are applied, or surely not done. Of an earlier term, they are forgotten already."""
+        """They are applied, or certainly not done. Those of an earlier term are already forgotten."""
         queued = self._queued.get(group)
         if queued is None:
             return
@@ -277,11 +277,11 @@ def _group_problem(group: str) -> str | None:
 
 
 def _member_problem(member: Any, topics: Any, owned: Any) -> str | None:
-    """What is wrong with what a member says of itself: it came over the network, with any type."""
+    """What is wrong with a member's arguments: they came over the network, with any type."""
     if not isinstance(member, str) or not 0 < len(member) <= GROUP_NAME_BYTES_MAX:
         return f"a member's name is text of 1 to {GROUP_NAME_BYTES_MAX} characters"
     if not 0 < len(topics) <= TOPICS_MAX or not all(isinstance(topic, str) for topic in topics):
         return f"a member reads 1 to {TOPICS_MAX} topics, named by text"
     if not all(isinstance(topic, str) and type(number) is int for topic, number in owned):
-        return "what a member owns are pairs of a topic and the number of a partition"
+        return "a member must own pairs of a topic and the number of a partition"
     return None

@@ -1,4 +1,4 @@
-"""The list of all topics on its way to clients: packed once for each change, and not once for each client.
+"""The list of all topics on its way to clients: packed once per change, not once per client.
 
 Two hundred clients that start together ask for it two hundred times; 10,000 topics take 50 ms to pack. One
 thread packs, in pieces: a single call of that length would keep the interpreter from the thread that sends
@@ -21,10 +21,10 @@ PIECE_TOPICS = 400
 
 
 class PackedTopics:
-    """Arrives as a plain list. The standard library alone unpacks it: clients of earlier versions can too."""
+    """Arrives as a plain list. Only the standard library unpacks it, so clients of earlier versions can, too."""
 
     def __init__(self, topics: Sequence[TopicInfo]) -> None:
-        """``topics`` are not changed any more."""
+        """``topics`` must not be changed any more."""
         self.topics = topics
         self._pieces: list[_Piece] | None = None
         self._packing = threading.Lock()

@@ -1,4 +1,4 @@
-"""Everything that a broker answers with once its replica runs: one part per subject."""
+"""Everything that answers a broker's callers once its replica runs: one part per subject."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from escrowmq.replication.host.watching import Watching
 
 
 class Parts:
-    """The parts over one running replica. Thread-safe, as each of them is."""
+    """The parts of one running replica. Thread-safe, as each of them is."""
 
     def __init__(self, running: RunningReplica) -> None:
         self.running = running

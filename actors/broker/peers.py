@@ -1,6 +1,6 @@
-"""How a broker reaches other replicas through Ray: where those of its group listen, their files, all levels.
+"""How a broker reaches other replicas through Ray: addresses and files of its own group's, levels of all.
 
-Used rarely: to dial a Raft link, and to copy a checkpoint. Whatever goes wrong means "no answer now";
+Used rarely: to dial a Raft link, and to copy a checkpoint. Any failure means "no answer now";
 the caller asks again.
 """
 
@@ -35,7 +35,7 @@ class RayPeers:
             return ray.get(getattr(actor, method).remote(*args), timeout=timeout_s)
         except (ValueError, ray.exceptions.RayError, ray.exceptions.GetTimeoutError, Unavailable):
             return None  # not created yet, dead, restarting, or busy
-        except AttributeError:  # of an earlier version, which has no such call
+        except AttributeError:  # an earlier version, which has no such call
             return None
 
     def resolve(self, peer: str) -> tuple[str, int] | None:
@@ -44,16 +44,16 @@ class RayPeers:
         return address
 
     def tell_moved(self, peer: str, rid: int, own: Incarnation) -> bool:
-        """Tell the peer that replica ``rid`` is this process now; whether it has noted it."""
+        """Tell the peer that replica ``rid`` is now this process; returns whether it has recorded that."""
         return bool(self._ask(peer, "peer_moved", rid, own.number, own.disk_id))
 
     def group_founded(self) -> bool | None:
-        """Whether the supervisor knows that this group has once had a leader; None: it does not say."""
+        """Whether the supervisor knows that this group has had a leader; None: it does not say."""
         try:
             supervisor: Any = ray.get_actor(SUPERVISOR, namespace=self._info.namespace)
             answer: bool | None = ray.get(supervisor.group_founded.remote(self._gid), timeout=ASK_S)
             return answer
-        except AttributeError:  # of an earlier version, which does not keep it
+        except AttributeError:  # an earlier version, which does not record it
             return False
         except (ValueError, ray.exceptions.RayError, ray.exceptions.GetTimeoutError):
             return None
@@ -64,7 +64,7 @@ class RayPeers:
         return answer
 
     def members(self) -> Iterable[int]:
-        """Of this group, by number, as the supervisor knows them; () if it does not answer."""
+        """The members of this group, by number, as the supervisor knows them; () if it does not answer."""
         return self._seated().get(self._gid, ())
 
     def _seated(self) -> Mapping[int, Sequence[int]]:
@@ -73,15 +73,15 @@ class RayPeers:
             supervisor: Any = ray.get_actor(SUPERVISOR, namespace=self._info.namespace)
             found: Mapping[int, Sequence[int]] = ray.get(supervisor.seated.remote(), timeout=ASK_S)
             return found
-        except AttributeError:  # of an earlier version, under which the founders are the members
+        except AttributeError:  # an earlier version, under which the founders are the members
             return {gid: range(self._info.replicas) for gid in range(self._info.groups)}
         except (ValueError, ray.exceptions.RayError, ray.exceptions.GetTimeoutError):
             return {}
 
     def levels(self, own_group: Sequence[int]) -> dict[tuple[int, int], LevelReport | None]:
         """The format level of every replica of every group; None: no answer, or older software.
-        ``own_group``: this group's members; those of others are the supervisor's to know. While it does not
-        say, nobody answers for those groups: the founders may be some of the members only."""
+        ``own_group``: this group's members; the supervisor knows those of others. As long as it does not
+        tell, those groups count as not answering: the founders may be only some of the members."""
         seated = self._seated() if self._info.groups > 1 else {}
         members = {**seated, self._gid: own_group}
         unknown = [gid for gid in range(self._info.groups) if not members.get(gid)]
@@ -103,25 +103,25 @@ class RayPeers:
             return None  # not created yet, or its software has no such method
 
     def manifest(self, peer: str) -> Manifest | None:
-        """What the peer offers, if it is the leader."""
+        """The peer's offer, if it is the leader."""
         status, *rest = self._ask(peer, "checkpoint_manifest") or ("gone",)
         return rest[0] if status == "ok" else None
 
     def never_voted(self, peer: str, rid: int) -> bool | None:
-        """Whether replica ``rid`` never voted, as the peer knows if it surely leads."""
+        """Whether replica ``rid`` never voted, according to the peer if it certainly leads."""
         try:
             actor: Any = ray.get_actor(broker_name(self._gid, int(peer)), namespace=self._info.namespace)
             status, *rest = ray.get(actor.never_voted.remote(rid), timeout=ASK_S)
         except (ValueError, ray.exceptions.RayError, ray.exceptions.GetTimeoutError, Unavailable):
             return None
-        except AttributeError:  # of an earlier version, whose log alone was asked
+        except AttributeError:  # an earlier version, for which its log alone was decisive
             return None if self.manifest(peer) is None else True
         return bool(rest[0]) if status == "ok" else None
 
     def read(self, peer: str, name: str, pos: int, size: int) -> bytes:
         """Part of a file; raises Unavailable when the peer does not answer.
 
-        The part behind it is asked for at once, so that the peer reads it while the caller writes this one.
+        The part after it is requested at once, so that the peer reads it while the caller writes this one.
         At most one part is ahead: a copy holds two in memory, whatever the size of the log.
         """
         ahead, self._ahead = self._ahead, None
@@ -149,11 +149,11 @@ class RayPeers:
         return Unavailable(f"replica {peer} of group {self._gid} does not answer", 1.0)
 
     def suspect(self, peer: str, name: str, size: int) -> None:
-        """The copy of a file that the peer offers is damaged; it checks its own."""
+        """Our copy of a file that the peer offers is damaged; the peer checks its own."""
         self._ask(peer, "checkpoint_suspect", name, size, timeout_s=COPY_S)
 
     def entries(self, peer: str, first: int, last: int) -> bytes | None:
-        """Entries of the peer's log, where it has them."""
+        """Entries of the peer's log, as far as it has them."""
         answer: bytes | None = self._ask(peer, "log_entries", first, last, timeout_s=COPY_S)
         return answer
 

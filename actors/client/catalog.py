@@ -1,12 +1,12 @@
 """What a client knows of the topics that it uses: partitions and settings, asked of a leader once and kept.
 
-A leader is asked, since a follower may not have applied a topic that was created a moment ago. What a
-broker refuses is forgotten here, so a topic that was deleted and created again is learnt again. Topics are
-altered while they are used, too: who goes by a setting lets the catalog ask again now and then, in one
-question that names only the topics whose settings somebody went by since the answer before. However many
-want to know, one question is under way at a time, and it names the topics of all that wait: a thousand
-coroutines that start together would else ask a thousand times, and the leader of a busy group would be busy
-with that alone. A client that keeps asking gets them all in one answer.
+A leader is asked, since a follower may not yet have applied a topic that was created a moment ago. A topic
+that a broker refuses is forgotten here, so one that was deleted and created again is learnt again. Topics can
+also be altered while they are used: callers that depend on a setting make the catalog ask again from time to
+time, in one question that names only the topics whose settings were used since the previous answer. However
+many callers wait, only one question is under way at a time, and it names the topics of all that wait.
+Otherwise a thousand coroutines that start together would ask a thousand times, and the leader of a busy group
+would be busy with that alone. A client that keeps asking gets all topics in one answer.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from escrowmq.actors.client.turns import Turns
 from escrowmq.replication.errors import Unavailable, UnknownTopic
 from escrowmq.replication.model import TopicInfo
 
-#: Names of one question, below what a broker takes; more, and all topics are asked for.
+#: Names in one question, below a broker's limit; with more, all topics are asked for.
 NAMES_MAX = 1_000
-#: After so many within ``QUESTIONS_S``, all topics are asked for until that time is over: a producer
-#: that begins to use 5,000 topics would else ask 5,000 times.
+#: After this many questions within ``QUESTIONS_S``, all topics are asked for until that time is over:
+#: otherwise a producer that starts to use 5,000 topics would ask 5,000 times.
 QUESTIONS_BY_NAME = 100
 QUESTIONS_S = 60.0
 
-#: Age at which a setting that may have been altered is asked for again, by those who go by it.
+#: Age at which a setting that may have been altered is asked for again, if it is still used.
 FRESH_S = 60.0
-#: When to ask again after an answer that makes no sense.
+#: When to ask again after an invalid answer.
 NO_SENSE_S = 1.0
 
 Waiting = tuple[Future[None], frozenset[str]]
 
 
 class _Heard:
-    """A topic as last heard of. ``since``: when somebody first went by its settings after that."""
+    """A topic as last heard of. ``since``: when its settings were first used after that."""
 
     __slots__ = ("info", "since")
 
@@ -57,8 +57,8 @@ class TopicCatalog:
         self._topics: dict[str, _Heard] = {}
         self._lock = threading.Lock()
         self._questions, self._counted_from = 0, clock()
-        self._asking: list[Waiting] = []  # who waits for the answer that is under way
-        self._next: list[Waiting] = []  # who came later: that answer may be older than their topic
+        self._asking: list[Waiting] = []  # callers that wait for the answer under way
+        self._next: list[Waiting] = []  # callers that came later: that answer may be older than their topic
 
     def known(self, topic: str) -> TopicInfo | None:
         """The topic as last heard of, without asking."""
@@ -66,7 +66,7 @@ class TopicCatalog:
         return None if heard is None else heard.info
 
     def fresh(self, topic: str, now: float) -> TopicInfo | None:
-        """As ``known``; with an answer that is older than ``FRESH_S``, a new one is asked for meanwhile."""
+        """As ``known``; if the answer is older than ``FRESH_S``, a new one is requested in the background."""
         heard = self._topics.get(topic)
         if heard is None:
             return None
@@ -77,14 +77,15 @@ class TopicCatalog:
         return heard.info
 
     def _freshen(self, now: float) -> None:
-        """Ask for all that somebody went by. Nobody waits for it; if it fails, again in a while."""
+        """Ask for all topics in use. Nothing waits for the answer; if it fails, the next attempt is in a
+        while."""
         used = [(name, heard) for name, heard in self._topics.copy().items() if heard.since is not None]
         for _, heard in used:
             heard.since = now
         self.ask([name for name, _ in used])
 
     def unknown(self, topics: Iterable[str]) -> set[str]:
-        """Those that were not heard of, without asking."""
+        """Those that are not known, without asking."""
         return {topic for topic in topics if topic not in self._topics}
 
     def partitions(self, topic: str) -> int:
@@ -98,14 +99,14 @@ class TopicCatalog:
         return info.partitions
 
     def learn(self, topics: Iterable[str]) -> None:
-        """Ask for these topics and wait; afterwards those are known that there are."""
+        """Ask for these topics and wait; afterwards those that exist are known."""
         result_of(self.ask(topics), 2 * self._timeout_s)
 
     def ask(self, topics: Iterable[str]) -> Future[None]:
-        """Ask for these topics as they are from now on; they are known here before the future is done.
+        """Ask for the present state of these topics; they are known here before the future is done.
 
-        The future is the caller's own. It is answered by a question that is sent after this call: by the
-        next one, if one is under way already.
+        The future belongs to the caller. It is answered by a question that is sent after this call: by the
+        next one, if one is already under way.
         """
         future: Future[None] = Future()
         names = frozenset(topics)
@@ -127,11 +128,11 @@ class TopicCatalog:
             self._questions, self._counted_from = 0, now
         self._questions += 1
         everything = len(names) > NAMES_MAX or self._questions > QUESTIONS_BY_NAME
-        # A broker of an earlier version takes names for "ask the leader", and answers with all topics.
+        # A broker of an earlier version interprets names as "ask the leader", and answers with all topics.
         what = True if everything else names
         try:
             asked = self._router.leader_call(0, "topics", what, timeout_s=self._timeout_s)
-        except Exception as error:  # closed, mostly; whatever it is, it is told to those who wait
+        except Exception as error:  # usually closed; whatever it is, those who wait get it
             failed: Future[Any] = Future()
             failed.set_exception(error)
             asked = failed
@@ -139,14 +140,14 @@ class TopicCatalog:
 
     def _answered(self, asked: Future[Any], names: Sequence[str]) -> None:
         error = self._take(names, asked)
-        # From here on, whoever comes asks anew: this must happen whatever the answer was.
+        # New callers from here on ask again: this must happen whatever the answer was.
         with self._lock:
             waiting, self._asking, self._next = self._asking, self._next, []
             more = bool(self._asking)
         if more:
             self._send()
         for future, _ in waiting:
-            if not future.set_running_or_notify_cancel():  # its caller does not wait any more
+            if not future.set_running_or_notify_cancel():  # its caller no longer waits
                 continue
             if error is None:
                 future.set_result(None)
@@ -154,7 +155,7 @@ class TopicCatalog:
                 future.set_exception(error)
 
     def _take(self, names: Sequence[str], asked: Future[Any]) -> BaseException | None:
-        """Take the answer over, all of it or nothing; why it cannot be, whatever it is. Raises nothing."""
+        """Adopt the answer, all of it or nothing; returns why it cannot be adopted. Raises nothing."""
         if asked.cancelled():
             return Unavailable("the question for topics was cancelled", NO_SENSE_S)
         error = asked.exception()
@@ -163,9 +164,9 @@ class TopicCatalog:
         answer = asked.result()
         try:
             found = {topic.name: _Heard(topic) for topic in answer}
-        except (TypeError, AttributeError):  # such as the status of a broker of another version
+        except (TypeError, AttributeError):  # e.g. the status of a broker of another version
             return Unavailable(f"asked for topics, a broker answered {answer!r:.200}", NO_SENSE_S)
-        self._router.places.hear(answer)  # first: whoever finds a topic known asks for its place next
+        self._router.places.hear(answer)  # first: a caller that finds a topic known asks for its place next
         self._topics.update(found)
         for name in names:
             if name not in found:
@@ -173,5 +174,5 @@ class TopicCatalog:
         return None
 
     def forget(self, topic: str) -> None:
-        """The broker does not know it as we do: ask again next time."""
+        """The broker does not know the topic as we do: ask again next time."""
         self._topics.pop(topic, None)

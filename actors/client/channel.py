@@ -1,12 +1,12 @@
 """One client's way to one broker group: sends to its leader, retries, fails over, gives up in time.
 
-A state machine without threads, clock or Ray: ``now`` is passed in, calls go out through ``start``. Who leads
-is the follower's business (replication/calling/leader.py); here is what becomes of requests meanwhile.
+A state machine without threads, clock or Ray: ``now`` is passed in, calls go out through ``start``. The
+follower (replication/calling/leader.py) decides who leads; this decides what becomes of requests meanwhile.
 Requests are sent in order of submission, at most ``calls_in_flight`` at a time, and always retried with
-the same arguments: brokers recognise repetitions by ids, so sending again is safe, and *not* knowing is
-the only thing to be afraid of. A request ends with the broker's answer, or at its deadline with a
-Failure that says whether it may have been done. Ray's word that a process is dead is never waited for
-(it takes 1 to 64 s): when the leader is silent for ``probe_after_s``, all replicas are asked who leads.
+the same arguments: brokers recognise repetitions by ids, so sending again is safe; only an unknown outcome
+is dangerous. A request ends with the broker's answer, or at its deadline with a
+Failure that says whether it may have been done. It never waits for Ray's report that a process is dead
+(which takes 1 to 64 s): if the leader is silent for ``probe_after_s``, all replicas are asked who leads.
 """
 
 from __future__ import annotations
@@ -23,16 +23,17 @@ from escrowmq.actors.client.failures import Failure, FailureKind
 from escrowmq.replication.calling.backoff import Backoff
 from escrowmq.replication.calling.leader import LeaderFollower, Probing
 
-#: Starts a call: replica, method, arguments, token; the answer comes to ``on_answer`` with that token.
+#: Starts a call: replica, method, arguments, token; ``on_answer`` gets the answer with that token.
 Start = Callable[[int, str, tuple[Any, ...], int], None]
 
 RETRY_AFTER_S_MAX = 5.0
-#: After an error or an unknown outcome. An error that comes at once must not be answered at once, for ever.
+#: After an error or an unknown outcome. Grows, so that an error that comes immediately does not cause a busy
+#: loop.
 RETRY = Backoff(first_s=0.015, longest_s=0.75, jitter=1.0)
-#: Calls under way to a slow leader: while one is worked on, the next one waits there. More would only wait
-#: there longer, in a queue that nobody can look into, while bigger requests would be cheaper for it.
+#: Calls under way to a slow leader: while it works on one, the next one waits there. More would only wait
+#: there longer, in a queue that nothing can inspect, while bigger requests would be cheaper for it.
 SLOW_CALLS_MIN = 2
-#: What changes nothing: without an answer, nothing was done.
+#: Methods that change nothing: without an answer, nothing was done.
 READ_ONLY = frozenset(
     (
         "about", "audit", "committed", "fetch", "fetch_ends", "find_transaction", "group_describe",
@@ -46,11 +47,11 @@ _by_number = attrgetter("number")
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """A call for the group's leader. ``done`` is called once, with the leader's answer tuple or a Failure,
-    and with whether an earlier sending of it may have been done.
+    """A call to the group's leader. ``done`` is called once, with the leader's answer tuple or a Failure,
+    and with whether an earlier sending of it may have been executed.
 
-    ``windowed``: counts against the calls in flight. ``patience_s``: how long the leader is expected to
-    think before it answers (long polls).
+    ``windowed``: counts against the calls in flight. ``patience_s``: how long the leader may
+    take before it answers (long polls).
     """
 
     method: str
@@ -67,7 +68,7 @@ class Request:
 
     @property
     def in_doubt(self) -> bool:
-        """Whether nobody knows if it changed anything."""
+        """Whether it is unknown if it changed anything."""
         return self.maybe_done and self.method not in READ_ONLY
 
 
@@ -75,7 +76,7 @@ class Request:
 class _Call:
     request: Request
     rid: int
-    suspicious: float  # silence from this time on is worth a question to the others
+    suspicious: float  # silence from this time on is a reason to ask the other replicas
 
 
 class GroupChannel:
@@ -83,7 +84,7 @@ class GroupChannel:
 
     def __init__(self, replicas: int, config: ChannelConfig, start: Start, rng: random.Random) -> None:
         self._config, self._start, self._rng = config, start, rng
-        # Not more and more rarely: who asks here waits for an answer, and stops asking when it has come.
+        # Without growing pauses: the caller waits for an answer, and stops asking when it has come.
         repeat = Backoff(first_s=config.probe_timeout_s, longest_s=config.probe_timeout_s)
         self.follower = LeaderFollower(replicas, Probing(config.probe_interval_s, repeat))
         self._waiting: list[Request] = []  # by number
@@ -138,7 +139,7 @@ class GroupChannel:
     # ------------------------------------------------------------ answers
 
     def on_answer(self, token: int, answer: Any, error: BaseException | None, now: float) -> None:
-        """The answer to a call that ``start`` was given; unknown tokens are late ones and ignored."""
+        """The answer to a call that ``start`` was given; unknown tokens are late answers and are ignored."""
         call = self._calls.pop(token, None)
         if call is None:
             rid = self._probes.pop(token, None)
@@ -156,7 +157,7 @@ class GroupChannel:
         self._advance(now)
 
     def _adapt(self, slow: bool, windowed: bool) -> None:
-        """To how soon the leader answers."""
+        """Adapt the window to how fast the leader answers."""
         if windowed:
             most = self._config.calls_in_flight
             if slow:
@@ -178,7 +179,7 @@ class GroupChannel:
             kind = FailureKind.OVERLOADED if status == "overloaded" else FailureKind.DISK_FULL
             wait = min(max(float(answer[1]), 0.001), RETRY_AFTER_S_MAX)
             request.refusal = Failure(kind, retry_after_s=wait)
-            # Half to one and a half of it, so that many clients do not come back together.
+            # Half to one and a half times that, so that many clients do not come back together.
             self._paused_until = max(self._paused_until, now + wait * (0.5 + self._rng.random()))
             self._retry(request, now)
         elif status == "malformed":
@@ -193,7 +194,7 @@ class GroupChannel:
             self._finish(request, answer)
 
     def _lost(self, call: _Call, now: float) -> None:
-        """It may have been done or not: so it is asked again, of whoever leads."""
+        """It may or may not have been done: so it is sent again, to the present leader."""
         request = call.request
         request.maybe_done = True
         self._retry(request, now, RETRY.pause_s(request.attempts - 1, self._rng))
@@ -208,9 +209,9 @@ class GroupChannel:
             self._begin_again(rid, now)
 
     def _begin_again(self, rid: int, now: float) -> None:
-        """A new leader: whatever the old one was asked and has not answered is asked here again."""
+        """A new leader: requests that the old one has not answered are sent again, to this one."""
         for token, call in list(self._calls.items()):
-            if call.rid != rid or now >= call.suspicious:  # or: the same one, come back after a crash
+            if call.rid != rid or now >= call.suspicious:  # or the same replica, back after a crash
                 del self._calls[token]
                 call.request.maybe_done = True
                 self._retry(call.request, now)
@@ -221,7 +222,7 @@ class GroupChannel:
     # ------------------------------------------------------------ sending and time
 
     def tick(self, now: float) -> None:
-        """Let time pass: deadlines, probes, repetitions."""
+        """Handle the passing of time: deadlines, probes, repetitions."""
         self._expire(now)
         self._advance(now)
 
@@ -229,7 +230,7 @@ class GroupChannel:
         """When ``tick`` is due next (infinity: only an answer or a request can change anything)."""
         wake = suspicious = float("inf")
         follower = self.follower
-        for call in self._calls.values():  # every turn, for every call: no calls of functions here
+        for call in self._calls.values():  # runs every turn for every call: so no function calls here
             if call.suspicious < suspicious:
                 suspicious = call.suspicious
             if call.request.deadline < wake:
@@ -268,7 +269,7 @@ class GroupChannel:
 
     def _probe(self, rid: int) -> None:
         for token in [token for token, asked in self._probes.items() if asked == rid]:
-            del self._probes[token]  # a question that is put again: its answer will not come
+            del self._probes[token]  # a repeated question: the earlier answer will not come
         self._next_token += 1
         self._probes[self._next_token] = rid
         self._start(rid, "whoami", (), self._next_token)

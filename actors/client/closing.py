@@ -1,4 +1,4 @@
-"""What has a ``close`` can stand in a ``with`` block, whose end closes it."""
+"""Mixins that make any object with ``close()`` a context manager."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Self
 
 
 class Closing(ABC):
-    """For ``with``."""
+    """For ``with`` blocks."""
 
     __slots__ = ()
 
     @abstractmethod
     def close(self) -> None:
-        """The end of the block calls it, whether or not an exception leaves the block."""
+        """Called at the end of the block, whether or not an exception leaves it."""
 
     def __enter__(self) -> Self:
         return self
@@ -23,7 +23,7 @@ class Closing(ABC):
 
 
 class AsyncClosing(ABC):
-    """For ``async with``."""
+    """For ``async with`` blocks."""
 
     __slots__ = ()
 

@@ -1,7 +1,7 @@
 """What consumers, operators and the coordinator of a consumer group must agree on.
 
-Which broker group's leader coordinates a consumer group, how long names may be, and the answers of the
-coordinator. These structs travel between processes, also of other versions, and are never stored.
+Which broker group's leader coordinates a consumer group, how long names may be, and the coordinator's
+answers. These structs are sent between processes, also of other versions, and are never stored.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from escrowmq.replication.calling.carried_answers import Carried
 #: A partition of a topic: (topic, number from 0).
 TopicPartition: TypeAlias = tuple[str, int]
 
-#: Longest name of a group: it stands in every offset commit.
+#: Maximum length of a group's name: it is part of every offset commit.
 GROUP_NAME_BYTES_MAX = 255
 
 #: In place of a generation, with ``""`` for the member: a commit of *first* places, which changes none that
-#: the group has. Older brokers know the call, too: they do it while the group has no members, else refuse it.
+#: the group has. Older brokers know the call too: they do it while the group has no members, else refuse it.
 FIRST_PLACES = -1
 
 
@@ -31,8 +31,8 @@ def coordinator_group(group: str, groups: int) -> int:
 class GroupAssignment(Carried, frozen=True):
     """What a member may read, in answer to a heartbeat.
 
-    The member confirms it by a heartbeat of ``generation``, once it has let go of all other partitions.
-    ``pending``: more is coming when others have let go of it, so ask again soon.
+    The member confirms it by a heartbeat with ``generation``, once it has released all other partitions.
+    ``pending``: it will get more when others have released it, so it should ask again soon.
     """
 
     generation: int
@@ -56,7 +56,7 @@ class GroupJoined(Carried, frozen=True):
 
 
 class MembershipStale(Carried, frozen=True):
-    """The coordinator does not know this member, or not under this generation: it has to join again."""
+    """The coordinator does not know this member, or not under this generation: the member must join again."""
 
     reason: str
 
@@ -68,7 +68,7 @@ class InstanceTaken(Carried, frozen=True):
 
 
 class GroupCallRefused(Carried, frozen=True):
-    """The caller asked for something that no coordinator grants; repeating it is no use."""
+    """The caller asked for something that no coordinator grants; repeating it is useless."""
 
     reason: str
 

@@ -1,6 +1,6 @@
-"""How a call can end other than by an answer, and which error that is for the caller.
+"""How a call can end other than by an answer, and which error the caller gets.
 
-The line that matters runs between *nothing was done* and *nobody knows*: the first may be reported
+The essential distinction is between *nothing was done* and *nobody knows*: the first may be reported
 as a failure, the second never.
 """
 
@@ -35,7 +35,7 @@ class FailureKind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """The end of a request without an answer; ``detail`` says what was seen last."""
+    """The end of a request without an answer; ``detail``: the last thing observed."""
 
     kind: FailureKind
     detail: str = ""
@@ -43,7 +43,7 @@ class Failure:
 
     @property
     def nothing_done(self) -> bool:
-        """True if the request surely had no effect."""
+        """True if the request certainly had no effect."""
         return self.kind is not FailureKind.UNKNOWN
 
     def error(self, subject: str) -> EscrowMQError:

@@ -1,8 +1,8 @@
-"""Asks the feedback processes how they are, for ``status``: the seam between operators and Ray.
+"""Asks the feedback processes for their reports, for ``status``: the interface between operators and Ray.
 
-A look-up waits for Ray's control store, so all of it runs in a thread of its own, one at a time; who asks has
-a clock. Nothing is started here: without a producer that answers checks there is no feedback process, and
-that is well.
+A look-up waits for Ray's control store, so all of it runs in a separate thread, one question at a time; the
+caller limits its own wait. Nothing is started here: without a producer that answers checks there is no
+feedback process, and that is fine.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import ray
 from escrowmq.feedback.asking.shard_report import ShardReport
 from escrowmq.feedback.names import shard_name
 
-#: What each process answered, by its number, None for one that did not; empty: there is none.
+#: Each process's answer, in order of their numbers, None for one that did not answer; empty: there is none.
 ShardReports = list[ShardReport | None]
 
 
@@ -23,14 +23,14 @@ class FeedbackProcesses(Protocol):
     """The feedback processes of a cluster."""
 
     def ask(self, wait_s: float) -> Future[ShardReports]:
-        """Ask all of them. The caller waits, no longer than it likes."""
+        """Ask all of them. The caller decides how long to wait."""
 
     def close(self) -> None:
         """Ask no more."""
 
 
 class RayFeedbackProcesses:
-    """Those of one namespace."""
+    """The feedback processes of one namespace."""
 
     def __init__(self, namespace: str) -> None:
         self._namespace = namespace
@@ -38,7 +38,7 @@ class RayFeedbackProcesses:
         self._asked: Future[ShardReports] | None = None
 
     def ask(self, wait_s: float) -> Future[ShardReports]:
-        """See :class:`FeedbackProcesses`. A question that still hangs is not asked a second time."""
+        """See :class:`FeedbackProcesses`. While a question hangs it is not asked a second time."""
         if self._asked is None or self._asked.done():
             self._asked = self._thread.submit(self._ask, wait_s)
         return self._asked
@@ -66,7 +66,7 @@ class RayFeedbackProcesses:
 def _start(handle: Any) -> Any | None:
     try:
         return handle.report.remote()
-    except AttributeError:  # of an earlier version, which has no such call
+    except AttributeError:  # an earlier version, which has no such call
         return None
 
 

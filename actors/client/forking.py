@@ -1,8 +1,8 @@
-"""Clients do not survive ``os.fork``: their threads, and Ray's, are in the parent only.
+"""Clients do not survive ``os.fork``: their threads, and Ray's, exist only in the parent.
 
-A child that used one would wait for ever, or, worse, end what its parent uses. So each client is told in the
-child, and says so at its first use. Web servers that load the application before they fork are where it
-happens (gunicorn's ``--preload``).
+A child that used one would wait forever or, worse, close what its parent still uses. So every client is
+marked in the child, and its first use there raises an error that says so. This happens in web servers that
+load the application before they fork (gunicorn's ``--preload``).
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import weakref
 from typing import Protocol
 
 FORKED = (
-    "it was made before os.fork(), and its threads are in the parent process. Connect and make clients in "
-    "each process, after the fork (gunicorn: without --preload, or in its hook post_fork)"
+    "it was created before os.fork(), and its threads are in the parent process. Connect and create clients "
+    "in each process, after the fork (gunicorn: without --preload, or in its post_fork hook)"
 )
 
 
@@ -21,15 +21,15 @@ class Forkable(Protocol):
     """Something with threads or connections of this process."""
 
     def forked(self) -> None:
-        """In the child of a fork: everything from now on is refused, and ``close`` touches nothing that the
-        parent uses. Locks may be held by threads that are not here, so they are replaced."""
+        """In the child of a fork: refuse every call from now on; ``close`` must touch nothing that the
+        parent uses. Locks may be held by threads that do not exist here, so they are replaced."""
 
 
 _clients: weakref.WeakSet[Forkable] = weakref.WeakSet()
 
 
 def tell_after_fork(client: Forkable) -> None:
-    """Call its ``forked`` in every child. Keeps no client alive."""
+    """Call the client's ``forked`` in every forked child. Does not keep the client alive."""
     _clients.add(client)
 
 

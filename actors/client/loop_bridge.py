@@ -23,7 +23,7 @@ class LoopBridge:
         self._scheduled = False
 
     def waiter(self) -> tuple[asyncio.Future[Any], Callable[[Any], None]]:
-        """A future, and what sets it from another thread."""
+        """A future, and the function that sets it from another thread."""
         future: asyncio.Future[Any] = self.loop.create_future()
         return future, lambda value: self.deliver(future, value, None)
 
@@ -38,7 +38,7 @@ class LoopBridge:
                 self._ready.clear()
 
     def _flush(self) -> None:
-        self._scheduled = False  # first, so that what is added from now on schedules anew
+        self._scheduled = False  # first, so that items added from now on schedule again
         ready = self._ready
         while ready:
             future, value, error = ready.popleft()

@@ -1,12 +1,12 @@
-"""Clients learn of replicas that came to a group and of those that left it, by the version of its members.
+"""Keeps clients' lists of a group's replicas up to date, by the version of the group's members.
 
-A client is given the founders, or the members of the moment at which it connected. Members change later, one
-after the other, and a client that sleeps meanwhile may know nobody who is left. So each group's list is
-looked at now and then, and soon once somebody leads who is not on it: a replica is asked, and where requests
-wait for a leader in vain, the supervisor too, which knows where all replicas are. An older list changes
+A client starts with the founders, or with the members at the time it connected. Members change later, one
+after the other, and a client that is idle meanwhile may know none that is left. So each group's list is
+checked from time to time, and soon if a leader appears that is not on it: a replica is asked, and if requests
+wait in vain for a leader, also the supervisor, which knows where all replicas are. An older list changes
 nothing (``LeaderFollower.follow``).
 
-It is pumped in the router's turns, and asks one question at a time for each group; one that stays without
+It is pumped in the router's turns, and asks one question at a time for each group; one without an
 answer is given up.
 """
 
@@ -21,17 +21,17 @@ from escrowmq.actors.client.replica_calls import SUPERVISOR_RID, OnAnswer
 from escrowmq.replication.calling.answers import MembersReport
 from escrowmq.replication.calling.leader import LeaderFollower
 
-#: Members change rarely, and in steps that take seconds each; a list that is old by this costs nothing while
-#: a leader is known, who says himself when it leads no more.
+#: Members change rarely, and in steps that take seconds each; a list that is old by this much does no harm
+#: while a leader is known, which says itself when it no longer leads.
 LOOK_EVERY_S: Final = 30.0
-#: Without a leader for so long (an election takes less) there may be others than those that are asked.
+#: After this time without a leader (an election takes less) there may be other replicas than those asked.
 ASTRAY_S: Final = 2.0
 
 Call = Callable[[int, int, str, tuple[Any, ...], OnAnswer], None]
 
 
 class Led(Protocol):
-    """What is asked of a group's channel."""
+    """What is needed of a group's channel."""
 
     @property
     def follower(self) -> LeaderFollower: ...
@@ -44,7 +44,7 @@ class _Group:
     channel: Led
     look_at: float
     astray_since: float | None = None
-    question: int = 0  # the newest, whose answer counts
+    question: int = 0  # number of the newest one; only its answer counts
 
 
 class MemberWatch:
@@ -57,7 +57,7 @@ class MemberWatch:
         self._groups = [_Group(channel, now + LOOK_EVERY_S) for channel in channels]
 
     def pump(self, now: float) -> float:
-        """Ask what is due; when the next question is."""
+        """Ask what is due; returns the time of the next question."""
         wake = float("inf")
         for gid, group in enumerate(self._groups):
             if not group.channel.searching and group.channel.follower.stranger is None:
@@ -83,9 +83,10 @@ class MemberWatch:
         self._call(gid, rid, "members", (), answered)
 
     def _answered(self, group: _Group, question: int, answer: Any, error: BaseException | None) -> None:
-        """In any thread. A replica of an earlier version, which does not know the question, ends in an error:
-        then the members are those of the beginning. What is not applied may be cut off again, and another
-        change then has its version: that one would change nothing here."""
+        """In any thread. A replica of an earlier version, which does not know the question, answers with an
+        error: then the members are the founders. A configuration that is not applied may be cut off again,
+        and another one may then get its version number, which would then be ignored here: so it is not
+        adopted."""
         if error is None and isinstance(answer, MembersReport) and answer.applied:
             self._post(lambda: self._follow(group, question, answer))
 

@@ -1,4 +1,4 @@
-"""A condition that also tells listeners: for waiters that are no threads, such as an event loop."""
+"""A condition that also calls listeners: for waiters that are not threads, such as an event loop."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class ObservableCondition(threading.Condition):
         self.listeners: list[Callable[[], None]] = []
 
     def notify_all(self) -> None:
-        """Wakes threads that wait, and calls the listeners."""
+        """Wakes waiting threads, and calls the listeners."""
         super().notify_all()
         for listener in tuple(self.listeners):
             listener()

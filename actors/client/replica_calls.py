@@ -1,9 +1,9 @@
-"""The seam between clients and broker actors: start a call, learn of its answer by callback.
+"""The interface between clients and broker actors: start a call, get its answer by callback.
 
-Everything above it (channel, router) is tested without Ray. The Ray implementation blocks nowhere:
-answers come through ``ref.future()`` callbacks, and names are looked up in a thread of its own, since
-a look-up waits for Ray's control store. Calls are never retried here or by Ray: retries are the
-channel's, with the same bytes.
+Everything above it (channel, router) is tested without Ray. The Ray implementation never blocks:
+answers come through ``ref.future()`` callbacks, and names are looked up in separate threads, since
+a look-up waits for Ray's control store. Neither this nor Ray ever retries a call: the
+channel does, with the same bytes.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from escrowmq.actors.client.topology import SUPERVISOR, ClusterInfo, broker_name
 log = logging.getLogger(__name__)
 
 #: Called once per call, from any thread, never blocking: (answer, None) or (None, error). A call to a
-#: process that has died may answer late or never; callers have their own clock.
+#: process that has died may be answered late or never; callers have their own clock.
 OnAnswer = Callable[[Any, BaseException | None], None]
 
-#: The second is what calls to an actor bound to a dead node end in; it is no RayActorError.
+#: The second is the error of calls to an actor bound to a dead node; it is not a RayActorError.
 _LOST = (ray.exceptions.RayActorError, ray.exceptions.ActorUnschedulableError)
 
 
-#: In the place of a replica's number: the supervisor, which knows where all of them are.
+#: In place of a replica's number: the supervisor, which knows where all replicas are.
 SUPERVISOR_RID = -1
 
 
@@ -44,7 +44,7 @@ class ReplicaCalls(Protocol):
 
 
 class RayCalls:
-    """Calls to named Ray actors, with their handles cached until they turn out dead."""
+    """Calls to named Ray actors, whose handles are cached until they turn out dead."""
 
     def __init__(self, info: ClusterInfo) -> None:
         self._namespace = info.namespace
@@ -91,7 +91,7 @@ class RayCalls:
             if error is None:
                 done(answer.result(), None)
                 return
-            if isinstance(error, _LOST):  # dead, restarting, or its node is gone: ask for it anew
+            if isinstance(error, _LOST):  # dead, restarting, or its node is gone: look it up again
                 self._methods.pop((gid, rid), None)
             done(None, error)
 

@@ -1,9 +1,9 @@
-"""The clients' one thread: runs the channels to all broker groups and whoever feeds them.
+"""The clients' only thread: runs the channels to all broker groups and the sources that feed them.
 
-Callers post work and get futures; answers come in from Ray's threads; everything else happens in this
-thread, so channels and batchers need no locks. It sleeps until something is posted, an answer comes, or
-a deadline, probe or linger is due. It must never block on anything else, and never run user code. What it
-does in a turn stands in turns.py.
+Callers post work and get futures; answers arrive from Ray's threads; everything else happens in this
+thread, so channels and batchers need no locks. It sleeps until something is posted, an answer arrives, or
+a deadline, probe or linger is due. It must never block on anything else, and never run user code. turns.py
+defines what it does in a turn.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from escrowmq.replication.errors import Closed, EscrowMQError
 log = logging.getLogger(__name__)
 
 _CLOSED = "this client was closed; create a new one"
-#: Longest sleep: bounds what a lost wake-up could cost.
+#: Maximum sleep: bounds the cost of a lost wake-up.
 SLEEP_S_MAX = 1.0
 
 
 class Router(Turns):
-    """Channels to every group of a cluster, run by a thread. Thread-safe; closed by :meth:`close`."""
+    """Channels to every group of a cluster, run by a thread. Thread-safe; end it with :meth:`close`."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class Router(Turns):
         self._thread.start()
 
     def replica_call(self, gid: int, rid: int, method: str, *args: Any) -> Future[Any]:
-        """One call to one replica, without retries; the answer or error as it comes, maybe never."""
+        """One call to one replica, without retries; its answer or error, possibly never."""
         future: Future[Any] = Future()
 
         def done(answer: Any, error: BaseException | None) -> None:
@@ -75,7 +75,7 @@ class Router(Turns):
         if self._closing:
             raise Closed(self._why)
         super().post(work)
-        if self._ended:  # lost the race against close: nobody else will look at it
+        if self._ended:  # lost the race against close: nothing else will run this
             self.end("this client was closed")
 
     def _post_if_open(self, work: Callable[[], None]) -> None:
@@ -87,8 +87,8 @@ class Router(Turns):
         return self.channels[gid].follower.members
 
     def close(self) -> None:
-        """See :meth:`Turns.close`; stops the thread, too. Safe to call twice."""
-        if self._why is not _CLOSED:  # the parent's
+        """See :meth:`Turns.close`; also stops the thread. Safe to call twice."""
+        if self._why is not _CLOSED:  # after a fork: the thread is the parent's
             return
         self._closing = True
         self.wakeup.set()
@@ -115,13 +115,13 @@ class Router(Turns):
         self.end(detail)
 
     def end(self, detail: str) -> None:
-        """See :meth:`Turns.end`; from any thread, more than once."""
+        """See :meth:`Turns.end`; from any thread, possibly more than once."""
         with self._end_lock:
             super().end(detail)
 
 
 def result_of(future: Future[Any], timeout_s: float) -> Any:
-    """The answer to a router's future; it ends by its own deadline, this one only guards against bugs."""
+    """The result of a router's future; it has its own deadline, this one only guards against bugs."""
     try:
         return future.result(timeout_s + 10.0)
     except EscrowMQError as error:

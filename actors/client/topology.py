@@ -1,4 +1,4 @@
-"""Where things are: the shape of a cluster and the names of its actors.
+"""The shape of a cluster and the names of its actors.
 
 Clients need no more than this to find every replica, so it is a plain value that any process can be
 given. It must never hold handles, addresses or leaders: those change, and are looked up.

@@ -1,7 +1,7 @@
-"""A client's channels to all broker groups, and one turn of whoever runs them; without a thread.
+"""A client's channels to all broker groups, and one turn of whatever runs them; without a thread.
 
-Callers post work and get futures; answers to calls come in from anywhere; everything else happens in
-``turn``. The clients' router calls it from its one thread, the simulator whenever virtual time asks for it.
+Callers post work and get futures; answers to calls arrive from anywhere; everything else happens in
+``turn``. The clients' router calls it from its only thread, the simulator whenever virtual time requires it.
 It must never block, and never run user code.
 """
 
@@ -27,7 +27,7 @@ class Source(Protocol):
     """Something that feeds channels in every turn."""
 
     def pump(self, now: float) -> float:
-        """Submit what is due to the channels; returns when to be called again at the latest."""
+        """Submit what is due to the channels; returns the latest time of the next call."""
 
     def stopped(self, detail: str) -> None:
         """The router ends: nothing further will be sent or answered."""
@@ -75,11 +75,11 @@ class Turns:
     ) -> Future[Any]:
         """``method(*args)`` at the leader of a group, through fail-overs; ``("ok", x)`` becomes x.
 
-        Any other answer that is not about leadership or load is returned as it is. ``patience_s``: how
-        long the method may take on purpose (long polls). The future's error is OutcomeUnknown at the
-        deadline if the call may have been executed, and is none that only reads; else Unavailable, Overloaded
-        or DiskFull. ``repeated`` is called before that, in the router's thread, if a sending of it was left
-        without an answer: that copy may still be on its way, and be executed later than anything that is
+        Any other answer that is not about leadership or load is returned unchanged. ``patience_s``: how
+        long the method may take by design (long polls). The future's error is OutcomeUnknown at the
+        deadline if the call may have been executed, unless it only reads; else Unavailable, Overloaded
+        or DiskFull. ``repeated`` is called before that, in the router's thread, if an earlier sending of it
+        got no answer: that copy may still be on its way, and be executed later than anything that is
         called from now on.
         """
         future: Future[Any] = Future()
@@ -103,7 +103,7 @@ class Turns:
         self.channels[gid].submit(request, self.clock())
 
     def attach(self, source: Source) -> None:
-        """Have ``source`` pumped in every turn."""
+        """Pump ``source`` in every turn."""
         self.post(lambda: self._sources.append(source))
 
     def post(self, work: Callable[[], None]) -> None:
@@ -119,7 +119,7 @@ class Turns:
         self._calls.call(gid, rid, method, args, done)
 
     def turn(self) -> float:
-        """Do all that can be done now; when to be called again at the latest."""
+        """Do all that can be done now; returns the latest time of the next call."""
         self.wakeup.clear()
         posted, answers = self._posted, self._answers
         while posted:
@@ -145,7 +145,7 @@ class Turns:
     def end(self, detail: str) -> None:
         """End every request now, and tell the sources."""
         while self._posted:
-            self._posted.popleft()()  # their requests are ended with the rest
+            self._posted.popleft()()  # the requests that it submits are ended with the rest
         for channel in self.channels:
             channel.fail_all(FailureKind.CLOSED, detail)
         for source in self._sources:
