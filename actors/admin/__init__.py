@@ -1,5 +1,6 @@
-"""What operators ask and decide: topics, open transactions, consumer groups, the cluster's status.
+"""Administration by operators: topics, open transactions, consumer groups, replicas and nodes, cluster
+status.
 
-May import every other room of ``actors``. Read ``admin`` first; ``types`` are the values that operators and
+May import every other room of ``actors``. Read ``admin`` first; ``types`` holds the values that operators and
 the command line are shown.
 """

@@ -1,7 +1,7 @@
 """Administration: topics, open transactions, consumer groups, the cluster's status.
 
-Thread-safe; every call is bounded by ``timeout_s`` and ends in a typed error. Changes go through the
-log of the groups they concern; repeating one that was cut short is always safe.
+Thread-safe; every call is bounded by ``timeout_s`` and raises a typed error on failure. Changes go through
+the logs of the broker groups that they concern; repeating an interrupted change is always safe.
 """
 
 from __future__ import annotations
@@ -80,8 +80,8 @@ class Admin(Closing):
         calls: ReplicaCalls | None = None,
         feedback: FeedbackProcesses | None = None,
     ) -> None:
-        """``calls``, ``feedback``: how replicas and feedback processes are reached; None: by Ray, and with
-        ``calls`` no feedback process is."""
+        """``calls``, ``feedback``: how replicas and feedback processes are reached; None means through Ray.
+        If ``calls`` is given and ``feedback`` is not, the status shows no feedback processes."""
         self.info, self._timeout_s = info, timeout_s
         by_ray = feedback is None and calls is None
         self._feedback = RayFeedbackProcesses(info.namespace) if by_ray else feedback
@@ -93,11 +93,12 @@ class Admin(Closing):
     # ------------------------------------------------------------ topics
 
     def create_topic(self, name: str, partitions: int = 1, **options: int | str | None) -> TopicInfo:
-        """Creates a topic in every broker group, and returns its settings. Repeating it changes nothing.
+        """Creates a topic in every broker group and returns its settings. Repeating the call changes nothing.
 
         Options: the fields of ``TopicOptions``. Without ``retention_ms`` (milliseconds) and
-        ``retention_bytes`` (per partition) messages are kept for ever. An option that is left out, or None,
-        accepts what an existing topic has. Raises ConfigError, and TopicExists if something stated differs.
+        ``retention_bytes`` (per partition), messages are kept for ever. An option that is omitted or None
+        accepts whatever an existing topic has. Raises ConfigError, or TopicExists if a stated option differs
+        from the existing topic.
         """
         problem = new_name_problem(name)
         if problem is not None and not any(topic.name == name for topic in self._ask([name])):
@@ -105,12 +106,14 @@ class Admin(Closing):
         return create_topic(self._submit, self.info.groups, name, partitions, options)
 
     def alter_topic(self, name: str, **settings: int | str | None) -> TopicInfo:
-        """Changes settings of a topic while it is used, in every broker group; returns all that are in force.
+        """Changes settings of a topic while it is in use, in every broker group; returns all settings then in
+        force.
 
-        Settings: the fields of ``TopicOptions``; one that is left out, or None, stays. They count from then
-        on: retention at its next turn (ten seconds), a time-out and checks for what is prepared or checked
-        later; what is parked stays parked. Repeat it if it was cut short. Raises ConfigError, UnknownTopic,
-        NotSupported while a replica runs older software.
+        Settings: the fields of ``TopicOptions``; a setting that is omitted or None keeps its value. When the
+        new values take effect: retention at its next run (every ten seconds), the transaction time-out and
+        the check policy for transactions that are prepared or checked later; a parked transaction stays
+        parked. Repeat the call if it was interrupted. Raises ConfigError, UnknownTopic, or NotSupported while
+        a replica runs older software.
         """
         altered = alter_topic(self._submit, self.info.groups, name, settings)
         if self.info.groups == 1:
@@ -118,11 +121,11 @@ class Admin(Closing):
         return replace(altered, first_group=self._topic(name).first_group)
 
     def topics(self) -> list[TopicInfo]:
-        """All topics by name."""
+        """All topics, sorted by name."""
         return sorted(self._ask(True), key=lambda topic: topic.name)
 
     def describe_topic(self, name: str) -> TopicDescription:
-        """Settings, and per partition its group, leader, start and end. Raises UnknownTopic."""
+        """The settings, and for each partition its group, leader, start and end. Raises UnknownTopic."""
         info = self._topic(name)
         partitions = [(name, p) for p in range(info.partitions)]
         bounds = self._offsets.bounds(partitions, self._timeout_s)
@@ -137,7 +140,7 @@ class Admin(Closing):
 
     def delete_topic(self, name: str) -> None:
         """Deletes a topic and its messages. Raises UnknownTopic if no group knows it."""
-        # Asked first: a request whose answer was lost is sent again, and then finds what it has deleted gone.
+        # Asked first: a request whose answer was lost is sent again, and then finds the topic already gone.
         known = any(topic.name == name for topic in self._ask([name]))
         codes = [self._submit(gid, ops.delete_topic(name))[0] for gid in range(self.info.groups)]
         if not known and all(code == ResultCode.UNKNOWN_TOPIC for code in codes):
@@ -146,7 +149,7 @@ class Admin(Closing):
     def plan_trim(
         self, name: str, before: int | datetime, partition: int | None = None
     ) -> tuple[PartitionTrim, ...]:
-        """What ``trim_topic`` would remove now; nothing is changed. See there for what it raises."""
+        """What ``trim_topic`` would remove now; changes nothing. Raises what ``trim_topic`` raises."""
 
         def at_time(partitions: Sequence[int], time_ms: int) -> list[int]:
             found = self._offsets.offsets([(name, p, time_ms) for p in partitions], self._timeout_s)
@@ -166,28 +169,28 @@ class Admin(Closing):
         partition: int | None = None,
     ) -> tuple[PartitionTrim, ...]:
         """Deletes the oldest messages: those below an offset of one partition, those older than a time, or
-        what ``plan_trim`` has said; returns what it was.
+        those in a plan from ``plan_trim``. Returns the plan that was carried out.
 
-        They cannot be read from then on; disk follows with retention, a segment at a time. What open
-        transactions hold is not touched. Raises ConfigError, UnknownTopic, OffsetOutOfRange for an offset
-        beyond the end, and NotSupported while a leader runs older software.
+        The messages cannot be read from then on; disk space is freed by retention, a segment at a time. What
+        open transactions hold is not touched. Raises ConfigError, UnknownTopic, OffsetOutOfRange for an
+        offset beyond the end, or NotSupported while a leader runs older software.
         """
         planned = isinstance(before, Sequence)
         plan = tuple(before) if planned else self.plan_trim(name, before, partition)  # type: ignore[arg-type]
         if planned:
-            self._topic(name)  # where it lies
+            self._topic(name)  # tells the router where the topic's partitions are
         carry_out(self._submit, self._router.places.group_of, name, plan)
         return plan
 
     def _topic(self, name: str) -> TopicInfo:
-        for topic in self._ask([name]):  # a broker of an earlier version answers with all of them
+        for topic in self._ask([name]):  # a broker of an earlier version answers with all topics
             if topic.name == name:
                 return topic
         raise UnknownTopic(name)
 
     def _ask(self, names: bool | list[str]) -> list[TopicInfo]:
-        """Topics of these names, or all. A leader is asked: a follower may not know one that was created a
-        moment ago."""
+        """The topics with these names, or all of them. Asks a leader: a follower may not know a topic that
+        was created a moment ago."""
         asked = self._router.leader_call(0, "topics", names, timeout_s=self._timeout_s)
         known: list[TopicInfo] = result_of(asked, self._timeout_s)
         self._router.places.hear(known)
@@ -206,19 +209,19 @@ class Admin(Closing):
         topic: str | None = None,
         limit: int = 1000,
     ) -> list[OpenTransaction]:
-        """Open transactions, oldest first. ``state`` "PARKED": only those no longer checked."""
+        """Open transactions, oldest first. ``state`` "PARKED": only those that are no longer checked."""
         return self._transactions.open_ones(state, app, topic, limit)
 
     def show_transaction(self, tx_id: str, app: str | None = None) -> TransactionDescription:
-        """One transaction, open or still remembered. ``app`` is needed if several apps have that id.
+        """One transaction, open or still remembered. ``app`` is required if several apps have used the id.
 
         Raises UnknownTransaction.
         """
         return self._transactions.show(tx_id, app)
 
     def transaction_states(self, app: str, tx_ids: Sequence[str]) -> list[TransactionState]:
-        """What is recorded of each of these transactions of an app: COMMITTED, ROLLBACK, PREPARE (open), or
-        UNKNOWN (never heard of, or forgotten). One question to each group's leader."""
+        """The recorded state of each of these transactions of an app: COMMITTED, ROLLBACK, PREPARE (open), or
+        UNKNOWN (never seen, or forgotten). Sends one request to each group's leader."""
         return self._transactions.states(app, tx_ids)
 
     def resolve_transaction(
@@ -226,19 +229,20 @@ class Admin(Closing):
     ) -> TransactionDescription:
         """Decides a transaction by hand: COMMITTED or ROLLBACK, audited as ``operator:<by>``.
 
-        Deciding it again the same way is fine. Raises UnknownTransaction, TransactionConflict when the
-        other decision is recorded, and NotFullyPrepared for a COMMITTED of which something was never
-        prepared; ROLLBACK is always possible, also for a branch of which its home group knows nothing.
+        Repeating the same decision is harmless. Raises UnknownTransaction, TransactionConflict when the other
+        decision is recorded, or NotFullyPrepared for a COMMITTED while some part was never prepared. ROLLBACK
+        is always possible, even for a branch that its home group has no record of.
         """
         return self._transactions.resolve(tx_id, state, app, by)
 
     def recheck_transaction(self, tx_id: str, app: str | None = None) -> TransactionDescription:
         """Has a parked transaction checked once more, as soon as a producer of its app with a querier is
-        online; returns how it stood before that.
+        online; returns the transaction's state before that.
 
-        What the querier answers counts as ever; UNKNOWN leaves it parked if all of its checks are used up.
-        One that is not parked is checked anyway. The leader of its group remembers the wish in memory: repeat
-        it after a fail-over. Raises UnknownTransaction, TransactionSettled, Unavailable.
+        The querier's answer counts as in any other check; after UNKNOWN the transaction stays parked if all
+        of its checks are used up. A transaction that is not parked is checked anyway. The leader of its group
+        holds the request in memory only: repeat it after a fail-over. Raises UnknownTransaction,
+        TransactionSettled, Unavailable.
         """
         return self._transactions.recheck(tx_id, app)
 
@@ -253,21 +257,21 @@ class Admin(Closing):
         return sorted({name for future in futures for name in result_of(future, self._timeout_s)})
 
     def describe_group(self, group: str) -> GroupDescription:
-        """Members, and per partition who reads it, what is committed, the end and the lag.
+        """The members, and for each partition its reader, committed offset, end and lag.
 
-        A group that nobody knows has no members and no places.
+        A group that does not exist is described without members and partitions.
         """
         (description,) = self.describe_groups([group])
         return description
 
     def describe_groups(self, groups: Iterable[str]) -> list[GroupDescription]:
-        """:meth:`describe_group` of each, in their order: many are asked for at a time."""
+        """:meth:`describe_group` of each group, in the order given; asks for many groups at a time."""
         return describe_groups(self._router, self._offsets, groups, self._timeout_s)
 
     def plan_group_reset(
         self, group: str, to: Goal, topic: str | None = None, partition: int | None = None
     ) -> tuple[PlaceReset, ...]:
-        """Where :meth:`reset_group` would put the group, and where it is. Changes nothing."""
+        """Where the group is, and where :meth:`reset_group` would put it. Changes nothing."""
         if partition is not None and topic is None:
             raise ConfigError(f"partition {partition} belongs to a topic; name it")
         places = self.describe_group(group).partitions
@@ -290,11 +294,12 @@ class Admin(Closing):
         topic: str | None = None,
         partition: int | None = None,
     ) -> tuple[PlaceReset, ...]:
-        """Has a consumer group without live members read on from ``to``; returns what was done.
+        """Makes a consumer group without live members continue reading at ``to``; returns what was done.
 
-        ``to``: "earliest", "latest", an offset (then with ``topic``, and ``partition`` if there are several),
-        or a datetime: the first message at or after it, UTC unless it says otherwise. Without ``topic``
-        wherever the group has a place. Or ``to`` is what :meth:`plan_group_reset` gave.
+        ``to``: "earliest", "latest", an offset (then ``topic`` is required, and ``partition`` if the topic
+        has several), or a datetime: the first message at or after it, in UTC if it has no time zone. Without
+        ``topic``, every partition in which the group has a place is reset. ``to`` may also be a plan from
+        :meth:`plan_group_reset`.
         Raises GroupNotEmpty, UnknownGroup, UnknownTopic, OffsetOutOfRange, ConfigError, OutcomeUnknown.
         """
         if isinstance(to, str | int | datetime):
@@ -305,7 +310,7 @@ class Admin(Closing):
     # ------------------------------------------------------------ the cluster
 
     def members(self) -> tuple[GroupMembers, ...]:
-        """Who belongs to each broker group, as its leader knows it. Raises Unavailable."""
+        """The members of each broker group, as its leader knows them. Raises Unavailable."""
         asked = [
             self._router.leader_call(gid, "members", timeout_s=self._timeout_s)
             for gid in range(self.info.groups)
@@ -315,35 +320,35 @@ class Admin(Closing):
         return tuple(map(_members, range(self.info.groups), leaders, found))
 
     def set_replicas(self, group: int, replicas: int) -> None:
-        """Broker group ``group`` is to have 1, 3, 5 or 7 replicas that vote, from now on.
+        """Sets the number of voting replicas of broker group ``group``: 1, 3, 5 or 7.
 
-        Returns when that is kept. Replicas then come and go one after the other while the group is used;
-        ``member_changes`` shows how far that is. Raises ConfigError, Unavailable, NotSupported.
+        Returns when the request is durable. Replicas are then added or removed one after the other while the
+        group is in use; ``member_changes`` shows the progress. Raises ConfigError, Unavailable, NotSupported.
         """
         self._wanted.set_replicas(group, replicas)
 
     def move_replica(self, group: int, replica: int, node: str) -> None:
-        """In the place of a replica another one, with a number of its own, is to be on a node that is there.
+        """Replaces a replica by a new one, with a new number, on ``node``, which must be alive.
 
-        Returns when that is kept, as ``set_replicas``. The old one goes, with its directory, when the new one
-        votes. Raises ConfigError, Unavailable, NotSupported.
+        Returns when the request is durable, as ``set_replicas`` does. The old replica and its directory are
+        removed once the new one votes. Raises ConfigError, Unavailable, NotSupported.
         """
         self._wanted.move_replica(group, replica, node)
 
     def member_changes(self) -> tuple[MemberChange, ...]:
-        """Broker groups whose replicas are not as they are wanted, and what comes next; (): all are. Raises
-        Unavailable, NotSupported."""
+        """Broker groups whose replicas are not yet as requested, and the next step of each; () if all are as
+        requested. Raises Unavailable, NotSupported."""
         return self._wanted.changes()
 
     def drain_node(self, node: str) -> None:
-        """The node is to hold no replica any more: each is replaced by one on another node, as far as there
-        are nodes for them. Returns when that is kept, as ``set_replicas``. Raises ConfigError, Unavailable,
-        NotSupported."""
+        """Requests that the node hold no replicas: each is replaced by one on another node, as far as there
+        are nodes to take them. Returns when the request is durable, as ``set_replicas`` does. Raises
+        ConfigError, Unavailable, NotSupported."""
         self._wanted.set_node(node, "drained", False)
 
     def begin_maintenance(self, node: str, *, force: bool = False) -> None:
-        """The node is about to be away for a while: its replicas stay there and are not replaced, leaders
-        hand over, and nothing comes to it. Returns when that is kept.
+        """Announces that the node will be away for a while: its replicas stay there and are not replaced, its
+        leaders hand over, and nothing new is placed on it. Returns when the request is durable.
 
         Raises ConfigError if a group would have no running majority without it, unless ``force``;
         Unavailable, NotSupported.
@@ -351,30 +356,31 @@ class Admin(Closing):
         self._wanted.set_node(node, "maintained", force)
 
     def open_node(self, node: str) -> None:
-        """Ends what ``drain_node`` or ``begin_maintenance`` began. Raises ConfigError, Unavailable,
+        """Ends what ``drain_node`` or ``begin_maintenance`` started. Raises ConfigError, Unavailable,
         NotSupported."""
         self._wanted.set_node(node, "open", False)
 
     def plan_rebalance(self) -> tuple[ReplicaShift, ...]:
-        """What would spread replicas and leaders better over the nodes; nothing is changed. Groups that are
-        not as they are wanted are left out. Raises Unavailable, NotSupported."""
+        """The moves that would spread replicas and leaders better over the nodes; changes nothing. Groups
+        whose replicas are not yet as requested are left out. Raises Unavailable, NotSupported."""
         return self._wanted.rebalance(False)
 
     def rebalance(self) -> tuple[ReplicaShift, ...]:
-        """Has that done, and says what it is. Moves are kept when this returns, as those of ``move_replica``;
-        leaders are asked once. Raises Unavailable, NotSupported."""
+        """Carries out the moves that ``plan_rebalance`` would show, and returns them. Moves of replicas are
+        durable when this returns, as those of ``move_replica``; leaders are asked once to hand over. Raises
+        Unavailable, NotSupported."""
         return self._wanted.rebalance(True)
 
     def nodes(self) -> tuple[NodeStatus, ...]:
-        """What each node is to be used for, and what is there. Raises Unavailable, NotSupported."""
+        """The intended use of each node, and what runs on it. Raises Unavailable, NotSupported."""
         return self._wanted.nodes()
 
     def change_settings(self, **values: int) -> dict[str, int]:
         """Changes replicated settings in every broker group, and returns all that are in force.
 
         Names and meanings: ``Settings`` in replication/state/settings.py. Without arguments nothing is
-        changed. Raises InvalidMessage for a name or a value that is not allowed, NotSupported while a replica
-        runs older software. If it was cut short, repeat it: groups may differ until then.
+        changed. Raises InvalidMessage for a name or value that is not allowed, or NotSupported while a
+        replica runs older software. Repeat the call if it was interrupted: until then groups may differ.
         """
         in_force: dict[str, int] = {}
         for gid in range(self.info.groups):
@@ -382,14 +388,14 @@ class Admin(Closing):
         return in_force
 
     def status(self, wait_s: float = STATUS_WAIT_S) -> ClusterStatus:
-        """How all replicas and feedback processes are, after at most ``wait_s``.
+        """The status of all replicas and feedback processes, after at most ``wait_s`` seconds.
 
-        What does not answer is shown as unreachable.
+        A process that does not answer in time is shown as unreachable.
         """
         return cluster_status(self._router, self._feedback, wait_s)
 
     def close(self) -> None:
-        """Ends this object's thread; later calls raise Closed. Idempotent."""
+        """Stops this object's thread; later calls raise Closed. Idempotent."""
         self._router.close()
         if self._feedback is not None:
             self._feedback.close()

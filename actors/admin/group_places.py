@@ -1,8 +1,8 @@
-"""Where consumer groups stand: members, places and lag of many groups at a time.
+"""The state of consumer groups: members, committed offsets and lag, of many groups at a time.
 
-Each group's coordinator is asked for its members and places, and the leaders of the partitions for where
-those end. A cluster can have tens of thousands of groups, so they are asked some at a time: all of those at
-once, and for the partitions of all of those together.
+Each group's coordinator is asked for the members and committed offsets, and the leaders of the partitions for
+the ends of those. A cluster can have tens of thousands of groups, so they are handled in portions: the groups
+of a portion are asked for at once, and then the partitions of all of them together.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from escrowmq.actors.client.router import Router, result_of
 from escrowmq.actors.consumer.offsets import OffsetReader
 from escrowmq.replication.errors import UnknownTopic
 
-#: Groups that are asked for at a time: their calls wait in sixteen threads of a leader, where heartbeats do.
+#: Groups asked for at a time. Their calls occupy the sixteen threads of a leader that also serve heartbeats.
 AT_A_TIME = 32
 
 Bounds = Mapping[TopicPartition, tuple[int, int] | UnknownTopic]
@@ -25,7 +25,7 @@ Bounds = Mapping[TopicPartition, tuple[int, int] | UnknownTopic]
 def describe_groups(
     router: Router, offsets: OffsetReader, groups: Iterable[str], timeout_s: float
 ) -> list[GroupDescription]:
-    """One for each, in their order; ``timeout_s`` is for each call."""
+    """One description for each group, in the order given; ``timeout_s`` is for each call."""
     found: list[GroupDescription] = []
     for names in _portions(groups):
         snapshots = _snapshots(router, names, timeout_s)
@@ -54,7 +54,7 @@ def _snapshots(router: Router, names: Sequence[str], timeout_s: float) -> list[G
 
 
 def _partitions(snapshot: GroupSnapshot) -> set[TopicPartition]:
-    """Those that are read, and those with a place."""
+    """Partitions that a member reads, and partitions with a committed offset."""
     read = {tp for member in snapshot.members for tp in member.partitions}
     return read | {(topic, number) for topic, by in snapshot.committed.items() for number in by}
 

@@ -1,8 +1,8 @@
-"""Setting a consumer group's places by hand: where they would be, and putting them there.
+"""Setting a consumer group's offsets by hand: planning where they would be, and setting them.
 
-Two steps, so that a person can look in between, as with trimming: what is carried out is the plan. It is an
-ordinary commit of the group's coordinator, by nobody who is a member, which is taken only while the group has
-no members: those who read would go on where they are and commit over it.
+There are two steps, as in trimming, so that a person can look in between: the plan is what is carried out. It
+is an ordinary commit through the group's coordinator, sent without being a member. The coordinator accepts it
+only while the group has no members: members would continue where they are and commit over it.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from escrowmq.replication.errors import (
 #: One of NAMED, an offset, or a time.
 Goal: TypeAlias = str | int | datetime
 NAMED = ("earliest", "latest")
-#: A generation that no member has, for a commit that is none's.
+#: A generation that no member has, for a commit that comes from no member.
 NO_GENERATION = 0
 
 
 @dataclass(frozen=True, slots=True)
 class PlaceReset:
-    """Of one partition, which holds ``[start, end)``: the group's place, if it has one, and the new one."""
+    """A partition, which holds ``[start, end)``: the group's offset there, if it has one, and the new one."""
 
     topic: str
     partition: int
@@ -55,10 +55,10 @@ def plan_reset(
     to: Goal,
     timeout_s: float,
 ) -> tuple[PlaceReset, ...]:
-    """The new places of ``partitions``. A time is UTC unless it says otherwise, and means the first message
-    at or after it.
+    """The new offsets for ``partitions``. A datetime without a time zone is in UTC, and stands for the first
+    message at or after it.
 
-    Raises ConfigError, UnknownTopic, and OffsetOutOfRange for an offset that the partition does not have.
+    Raises ConfigError, UnknownTopic, or OffsetOutOfRange for an offset that the partition does not have.
     """
     wanted = sorted(partitions)
     if isinstance(to, bool) or not (to in NAMED or isinstance(to, int | datetime)):
@@ -78,7 +78,7 @@ def plan_reset(
             raise known
         start, end = known
         place = start if to == "earliest" else end if to == "latest" else times[i] if times else to
-        if isinstance(place, UnknownTopic):  # deleted between the two questions
+        if isinstance(place, UnknownTopic):  # deleted between the two requests
             raise place
         assert isinstance(place, int)
         if not start <= place <= end:
@@ -88,7 +88,7 @@ def plan_reset(
 
 
 def carry_out(router: Router, group: str, plan: Sequence[PlaceReset], timeout_s: float) -> None:
-    """Commits the plan's places. Safe to repeat. Raises GroupNotEmpty, UnknownTopic, OutcomeUnknown,
+    """Commits the plan's offsets. Safe to repeat. Raises GroupNotEmpty, UnknownTopic, OutcomeUnknown,
     Unavailable."""
     by_topic: dict[str, dict[int, int]] = {}
     for reset in plan:

@@ -1,7 +1,7 @@
-"""Cluster status: replicas and feedback processes are asked at once, none waited for longer than a second.
+"""Cluster status: all replicas and feedback processes are asked at once, and the wait is about a second.
 
-An operator looks at the status when something is wrong, so a dead or hanging process must not delay
-the answer: it is shown as unreachable.
+An operator looks at the status when something is wrong, so a dead or hanging process must not delay the
+answer: it is shown as unreachable.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from escrowmq.replication.calling.answers import AcrossReport, ReplicaReport
 
 log = logging.getLogger(__name__)
 
-#: A healthy replica answers in milliseconds; a second is for a busy machine.
+#: A healthy replica answers in milliseconds; a second leaves room for a busy machine.
 STATUS_WAIT_S = 1.0
-#: What replicas count since their processes started.
+#: Counters that replicas keep since their process started.
 COUNTED = ("pushed", "followed", "presumed", "forgotten", "against_home")
 
 
 def cluster_status(
     router: Router, feedback: FeedbackProcesses | None = None, wait_s: float = STATUS_WAIT_S
 ) -> ClusterStatus:
-    """The status of all replicas and feedback processes after at most ``wait_s``; half as long again where
-    replicas have come since the group's beginning, who are asked once the others have told of them."""
+    """The status of all replicas and feedback processes after at most ``wait_s`` seconds. Half as long is
+    added if replicas joined after the group was created: they are asked once the others have named them."""
     info = router.info
     first = [(gid, rid) for gid in range(info.groups) for rid in range(info.replicas)]
     deadline = time.monotonic() + wait_s
@@ -59,7 +59,7 @@ def _ask(router: Router, replicas: Sequence[tuple[int, int]]) -> dict[tuple[int,
 
 
 def _members(reports: Sequence[ReplicaReport | None]) -> tuple[int, ...]:
-    """The members in the newest configuration that one of these has, in their order; (): nobody says."""
+    """The members in the newest configuration among these reports, in order; () if no report has one."""
     told = [report.members for report in reports if report is not None and report.members is not None]
     newest = max(told, key=lambda members: members.version, default=None)
     return () if newest is None else tuple(sorted(newest.all))
@@ -68,7 +68,7 @@ def _members(reports: Sequence[ReplicaReport | None]) -> tuple[int, ...]:
 def _feedback(asked: Future[ShardReports], deadline: float) -> tuple[FeedbackStatus, ...] | None:
     try:
         reports = asked.result(max(deadline - time.monotonic(), 0.0))
-    except Exception as error:  # whatever a look-up in Ray ends in; the replicas' status is worth more
+    except Exception as error:  # a look-up in Ray can fail in any way; the replicas' status matters more
         log.warning("the feedback processes could not be asked: %r", error)
         return None
     return tuple(FeedbackStatus(number, report) for number, report in enumerate(reports))
@@ -80,7 +80,7 @@ def _answer(future: Future[Any], deadline: float) -> ReplicaReport | None:
         return report
     except FutureTimeout:
         return None
-    except Exception:  # whatever a dead or dying actor's call ends in
+    except Exception:  # a call of a dead or dying actor can fail in any way
         return None
 
 
@@ -105,7 +105,7 @@ def _replica(gid: int, rid: int, answer: ReplicaReport | None, unheard: Collecti
 
 
 def _group(gid: int, reports: Mapping[int, ReplicaReport | None]) -> GroupStatus:
-    # A deposed leader that nobody has told yet may still call itself one: the highest term counts.
+    # A deposed leader may not know yet and still call itself leader: the highest term counts.
     leaders = [report for report in reports.values() if report is not None and report.role == "leader"]
     newest = max(leaders, key=lambda report: report.term, default=None)
     unheard = unheard_by(newest)
@@ -124,7 +124,7 @@ def _group(gid: int, reports: Mapping[int, ReplicaReport | None]) -> GroupStatus
 
 
 def _counted(own: AcrossReport, reports: Sequence[ReplicaReport | None]) -> AcrossReport:
-    """With what all replicas have counted: who leads now may have led for a moment only."""
+    """``own`` with the sums of all replicas' counters: the present leader may have led only for a moment."""
     seen = [report.across for report in reports if report is not None and report.across is not None]
     return msgspec.structs.replace(
         own, **{name: sum(getattr(across, name) for across in seen) for name in COUNTED}

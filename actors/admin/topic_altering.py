@@ -1,10 +1,10 @@
-"""How a topic is altered while it is used: retention, limits, check policy, in every broker group.
+"""Altering a topic while it is in use: retention, limits, check policy, in every broker group.
 
-As at creation, broker group 0 decides, and its log orders alterations: each gets a number there. It is done
-there only if no other one came since its sender looked, and in the other groups only if none of a higher
-number was there before. So a request that arrives late, of an alterer that stood still or has died, changes
-nothing behind another one. An alteration that is cut short leaves groups behind until any alteration of the
-topic, also one without settings, is carried through.
+As at creation, broker group 0 decides. Its log orders the alterations, and each gets a number there. Group 0
+accepts an alteration only if no other one has come since its sender last looked; the other groups accept it
+only if they have not seen a higher number. So a late request, from a client that hung or died, cannot undo a
+newer alteration. An interrupted alteration leaves some groups behind until any alteration of the topic (even
+one without settings) completes.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from escrowmq.replication.format import ops
 from escrowmq.replication.model import ResultCode, TopicInfo
 from escrowmq.replication.state.topics import ALTERABLE, alter_problem
 
-#: Each further round means that somebody else has altered the topic during the last one.
+#: Each further round means that someone else altered the topic during the last one.
 ROUNDS_MAX = 10
-#: The number of no alteration: group 0 then only tells what it has.
+#: Not the number of any alteration: group 0 then only reports what it has.
 NONE = -1
 
 
 def alter_topic(
     submit: Submit, groups: int, name: str, settings: Mapping[str, int | str | None]
 ) -> TopicInfo:
-    """Alters the topic in every group, and returns the settings that it has then. Safe to repeat.
+    """Alters the topic in every group, and returns the settings that it then has. Safe to repeat.
 
-    A setting that is None stays as it is. Raises ConfigError, UnknownTopic, and Overloaded when others alter
-    the topic all the time.
+    A setting that is None keeps its value. Raises ConfigError, UnknownTopic, or Overloaded when others keep
+    altering the topic.
     """
     if type(name) is not str:
         raise ConfigError(f"a topic's name is a str, not {name!r}")
@@ -44,7 +44,7 @@ def alter_topic(
         if done:
             break
     else:
-        raise Overloaded(f"others alter topic {name!r} all the time", 1.0)
+        raise Overloaded(f"others keep altering topic {name!r}", 1.0)
     wanted = {key: info[key] for key in ALTERABLE}
     for gid in range(1, groups):
         _altered(submit, gid, name, wanted, number)
@@ -54,7 +54,7 @@ def alter_topic(
 def _altered(
     submit: Submit, gid: int, name: str, settings: Mapping[str, int | str], number: int
 ) -> tuple[bool, dict[str, Any], int]:
-    """Whether it was done, what is in force in the group afterwards, and the number of that."""
+    """Whether it was done, the settings then in force in the group, and the number of their alteration."""
     code, told = submit(gid, ops.alter_topic(name, settings, number))
     if code in (ResultCode.OK, ResultCode.DUPLICATE, ResultCode.RETRY):
         info, newest = told

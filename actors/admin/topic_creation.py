@@ -1,12 +1,13 @@
-"""How a topic is created: what its creator can choose, and what counts as "it exists already".
+"""Creating a topic: what its creator can choose, and what counts as "exists already".
 
-The defaults here are the client's. It writes every setting into CREATE_TOPIC, so the log says what holds;
-what an entry without a setting means is part of the log's format and stays (``replication.state.topics``).
-The default must not delete what a transaction promised, so messages are kept for ever.
+The defaults here are the client's. The client writes every setting into CREATE_TOPIC, so the log states what
+applies; the meaning of an entry without a setting is part of the log's format and never changes
+(``replication.state.topics``). The default must not delete what a transaction promised, so messages are kept
+for ever.
 
-A setting that the caller did not state accepts what an existing topic has. Broker group 0 decides: what
-stands there is what the other groups get, whoever created it and however far that creation came. With them
-goes the group in which the topic begins, which the creator chooses by a checksum of the name.
+A setting that the caller did not state accepts what an existing topic has. Broker group 0 decides: its
+settings are given to the other groups, whoever created the topic and however far that creation got. Along
+with them goes the group in which the topic begins, which the creator chooses by a checksum of the name.
 """
 
 from __future__ import annotations
@@ -29,9 +30,9 @@ from escrowmq.replication.format import ops
 from escrowmq.replication.model import BY_NAME, ResultCode, TopicInfo
 from escrowmq.replication.state.topics import settings_problem
 
-#: Submits one operation to a broker group; its result code, and what comes with it.
+#: Submits one operation to a broker group; returns its result code and the information that comes with it.
 Submit = Callable[[int, bytes], tuple[int, Any]]
-#: Groups go up to a format level one after the other: each asks all replicas every five seconds at least.
+#: Groups raise their format level one after the other; each asks all replicas at least every five seconds.
 LEVEL_WAIT_S, LEVEL_PAUSE_S = 15.0, 0.2
 _UNITS_MS = ((86_400_000, "day"), (3_600_000, "hour"), (60_000, "minute"), (1000, "second"))
 _UNITS_BYTES = ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
@@ -39,21 +40,21 @@ _UNITS_BYTES = ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicOptions:
-    """What a topic's creator can choose beside the number of partitions. All of it is replicated."""
+    """What a topic's creator can choose besides the number of partitions. All of it is replicated."""
 
-    #: Time from prepare to the first check. Longer than most local transactions take; a check that comes
-    #: earlier costs a query.
+    #: Time from prepare to the first check. Longer than most local transactions take, since an earlier check
+    #: costs a needless query.
     transaction_timeout_ms: int = 6000
-    #: Checks that are counted before ``on_check_exhausted`` applies. With pauses of up to 30 s that is about
-    #: five minutes in which a producer is online and cannot answer.
+    #: Number of counted checks before ``on_check_exhausted`` applies. With pauses of up to 30 s that is about
+    #: five minutes during which a producer is online but cannot answer.
     check_max: int = 15
     #: "hold": the transaction stays open, *parked*, until a person decides it. "rollback": it is rolled back.
-    #: Hold, since a broker that decides by itself can contradict your database.
+    #: The default is "hold", since a broker that decides by itself can contradict your database.
     on_check_exhausted: str = "hold"
-    #: Messages older than this are deleted; -1: none is. For ever, since only you know when a message that
-    #: was promised may go; that needs disk.
+    #: Messages older than this are deleted; -1: no limit. Unlimited by default, since only you know when a
+    #: promised message may go; this needs disk space.
     retention_ms: int = -1
-    #: The oldest messages of a partition are deleted beyond this size; -1: none is.
+    #: The oldest messages of a partition are deleted beyond this size; -1: no limit.
     retention_bytes: int = -1
 
 
@@ -62,10 +63,11 @@ _KNOWN = [item.name for item in fields(TopicOptions)]
 
 
 def new_name_problem(name: object) -> str | None:
-    """Why a topic that does not exist yet cannot have this name, or None. (A wrong type is told elsewhere.)
+    """Why a topic that does not exist yet cannot have this name, or None. (A wrong type is reported
+    elsewhere.)
 
-    Narrower than what the log takes, which stays as it is: names of topics stand in command lines, in metrics
-    and in paths of other systems, where other characters mean something or look like others.
+    Narrower than what the log accepts, which never changes: topic names appear in command lines, in metrics
+    and in paths of other systems, where other characters have a meaning or look like one another.
     """
     if type(name) is str and (_NEW_NAME.fullmatch(name) is None or name in (".", "..")):
         return (
@@ -81,8 +83,8 @@ def topic_settings(partitions: int = 1, **options: int | str) -> dict[str, int |
 
 
 def spread_over(name: str, groups: int) -> int:
-    """The group in which a new topic is to begin: by a checksum, which spreads names that are alike (the sum
-    of their bytes does not). It is written into the log, so it may be another one in a later version."""
+    """The group in which a new topic begins, by a checksum, which spreads similar names well (the sum of
+    their bytes does not). The result is written into the log, so a later version may choose differently."""
     return zlib.crc32(name.encode()) % groups
 
 
@@ -96,9 +98,10 @@ def create_topic(
     clock: Callable[[], float] = time.monotonic,
     pause: Callable[[float], None] = time.sleep,
 ) -> TopicInfo:
-    """Creates the topic in every group, and returns what exists then. Safe to repeat.
+    """Creates the topic in every group, and returns what then exists. Safe to repeat.
 
-    An option that is None is not stated. Raises ConfigError, and TopicExists if something stated differs.
+    An option that is None counts as not stated. Raises ConfigError, or TopicExists if a stated option
+    differs.
     """
     stated = _stated(name, partitions, options)
     settings = topic_settings(**stated)  # type: ignore[arg-type]
@@ -115,9 +118,9 @@ def create_topic(
             if first == BY_NAME:
                 raise
             if gid == 0:
-                first = BY_NAME  # as every topic was created until all replicas are upgraded
+                first = BY_NAME  # how every topic is created until all replicas are upgraded
             elif clock() < until:
-                pause(LEVEL_PAUSE_S)  # group 0 has it, so the others are about to
+                pause(LEVEL_PAUSE_S)  # group 0 has reached the level, so the others soon will
             else:
                 raise
             continue
@@ -141,7 +144,7 @@ def _differs_from_group_0(
     name: str, gid: int, wanted: Mapping[str, int | str], found: Mapping[str, int | str]
 ) -> TopicExists:
     found = {"first_group": BY_NAME, **found}
-    todo = "alter it again with what it is to have, or, if its deletion was cut short, delete it"
+    todo = "alter it again with the settings it should have, or, if its deletion was cut short, delete it"
     if any(wanted[key] != found[key] for key in ("partitions", "first_group")):
         todo = "its deletion was cut short or is under way; delete it and create it again"
     differs = _differences(wanted, found)
@@ -153,7 +156,7 @@ def _differs_from_group_0(
 def _stated(
     name: object, partitions: object, options: Mapping[str, int | str | None]
 ) -> dict[str, int | str]:
-    """What the caller said, once it is clear that it can be written into the log."""
+    """The caller's settings, after checking that they can be written into the log."""
     unknown = sorted(set(options) - set(_KNOWN))
     if unknown:
         raise ConfigError(f"unknown topic options {unknown}; known: {sorted(_KNOWN)}")
@@ -165,7 +168,7 @@ def _stated(
 
 
 def _differences(wanted: Mapping[str, int | str], found: Mapping[str, int | str]) -> str:
-    """``retention_ms is 604800000, not -1``, for every setting that differs; empty if none does."""
+    """``retention_ms is 604800000, not -1`` for every setting that differs; empty if none does."""
     return ", ".join(
         f"{k} is {found[k]!r}, not {wanted[k]!r}" for k in sorted(wanted) if found[k] != wanted[k]
     )
@@ -182,7 +185,7 @@ def kept(topic: TopicInfo) -> str:
 
 
 def _in_units(value: int, units: tuple[tuple[int, str], ...], smallest: str) -> str:
-    """In the largest unit of which it is a whole number."""
+    """The value in the largest unit that divides it evenly."""
     for size, unit in units:
         if value and value % size == 0:
             count = value // size

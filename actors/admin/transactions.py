@@ -1,10 +1,11 @@
 """Open transactions as operators see them, and deciding one by hand.
 
-A transaction that spans broker groups is decided in its home group; the entries elsewhere follow. A
-decision by hand goes through the log like any other, signed ``operator:<name>``, and loses against one
-that was durable before it: then TransactionConflict says what is recorded. Committed is only what every group
-that takes part has prepared with all its parts (NotFullyPrepared otherwise): each is asked first, through its
-log. What is prepared cannot vanish before home decides, so nothing comes between the look and the COMMIT.
+A transaction that spans broker groups is decided in its home group; its entries elsewhere follow. A decision
+by hand goes through the log like any other, signed ``operator:<name>``. If another decision was durable
+before it, it loses: TransactionConflict then says what is recorded. COMMITTED requires that every
+participating group has prepared all of its parts (NotFullyPrepared otherwise): each group is asked first,
+through its log. What is prepared cannot vanish before home decides, so nothing can change between that look
+and the COMMIT.
 """
 
 from __future__ import annotations
@@ -38,14 +39,14 @@ from escrowmq.replication.format import ops
 from escrowmq.replication.model import OpenTransaction, ResultCode, TransactionState
 from escrowmq.replication.state.transactions import BY_HOME
 
-#: Listed at most: an operator reads dozens, a script thousands.
+#: Upper bound of ``limit``: an operator reads dozens, a script thousands.
 LIST_MAX = 100_000
-#: Between two tries while another decision over the same transaction is under way: some milliseconds of work.
+#: Pause between tries while another decision on the same transaction is under way, which takes milliseconds.
 RETRY_S = 0.05
 #: Longest name of an operator in the audit trail.
 OPERATOR_CHARS_MAX = 100
 
-#: Of what several groups say of one transaction, the first counts.
+#: If several groups report different states of one transaction, the first of these counts.
 _BY_RANK = (
     TransactionState.COMMITTED,
     TransactionState.ROLLBACK,
@@ -75,14 +76,14 @@ class TransactionAdmin:
         answers: list[OpenTransactions] = self._everywhere("transactions", name, app, topic, limit)
         for answer in answers:
             for entry in answer.rows():
-                # Of a transaction that spans groups, the home group's entry stands for all.
+                # For a transaction that spans groups, the home group's entry stands for all of them.
                 if entry.home_group < 0 or (entry.app, entry.tx_id) not in found:
                     found[entry.app, entry.tx_id] = entry
         return sorted(found.values(), key=lambda entry: entry.prepared_ms)[:limit]
 
     def states(self, app: str, tx_ids: Sequence[str]) -> list[TransactionState]:
-        """See :meth:`Admin.transaction_states`. A branch may follow its home late, so who has decided counts
-        before who has it open."""
+        """See :meth:`Admin.transaction_states`. A branch may follow its home late, so a group that has the
+        transaction decided outranks one that has it open."""
         answers: list[list[str]] = self._everywhere("tx_states", app, list(tx_ids))
         ranks = [state.value for state in _BY_RANK]
         return [_BY_RANK[min(map(ranks.index, said))] for said in zip(*answers, strict=True)]
@@ -117,8 +118,9 @@ class TransactionAdmin:
         state: TransactionState,
         settled: Mapping[int, SettledTransaction],
     ) -> tuple[str | None, int | None]:
-        """Who decided, and when, in the group whose decision it was; branches only followed. Else the newest
-        decision over this id that no producer made: an id may have come before."""
+        """Who decided, and when, according to the group that decided; branches only followed. If that is not
+        recorded: the newest decision on this id that no producer made, since the id may have been used
+        before."""
         for one in settled.values():
             if not one.by.startswith(BY_HOME):
                 return one.by, one.decided_ms
@@ -133,7 +135,7 @@ class TransactionAdmin:
     def _state_of(
         by_group: dict[int, tuple[TransactionState, OpenTransaction | None]],
     ) -> TransactionState:
-        """The home group's word; a group that has settled it has it from there."""
+        """The home group's state; a group that has settled the transaction learned the outcome from there."""
         settled = [state for state, entry in by_group.values() if entry is None]
         home = [entry for _, entry in by_group.values() if entry is not None and entry.home_group < 0]
         return settled[0] if settled and not home else TransactionState.PREPARE
@@ -158,7 +160,7 @@ class TransactionAdmin:
                 self._decide(gid, shown.app, tx_id, state, by, entry.home_index, entry.home_group)
         if not shown.open:
             for gid, found in enumerate(self._find(tx_id, shown.app)):
-                if found:  # settled: so that it can say if the other decision stands
+                if found:  # settled: decide there, so that it can report if the other decision is recorded
                     self._decide(gid, shown.app, tx_id, state, by)
                     break
         return self.show(tx_id, shown.app)
@@ -177,20 +179,20 @@ class TransactionAdmin:
                     result_of(asked, self._timeout_s)
                 except OutcomeUnknown:
                     raise Unavailable(
-                        f"the leader of group {gid} does not answer to check_again; repeat it, which does no "
-                        "harm, or upgrade its software if that is of an earlier version"
+                        f"the leader of group {gid} does not answer to check_again; repeat the call, which "
+                        "is harmless, or upgrade the leader's software if it is of an earlier version"
                     ) from None
         return shown
 
     @staticmethod
     def _homes(shown: TransactionDescription) -> tuple[set[int], dict[int, OpenTransaction]]:
-        """Groups with home's record, and the branches by group."""
+        """The groups that have the home record open, and the open branches by group."""
         homes = {gid for gid, entry in shown.open.items() if entry.home_group < 0}
         return homes, {gid: entry for gid, entry in shown.open.items() if entry.home_group >= 0}
 
     def _resolve_at(self, home: int, app: str, tx_id: str, state: TransactionState, by: str) -> bool:
-        """Decide where it counts; False: it was decided so before. A COMMIT first looks at every group that
-        takes part."""
+        """Decides in the home group; False: it was already decided this way. A COMMIT first checks every
+        participating group."""
         row = self._standing(home, app, tx_id, -1)
         if row is None or row.state != TransactionState.PREPARE.value or not row.groups:
             return self._decide(home, app, tx_id, state, by)
@@ -204,9 +206,9 @@ class TransactionAdmin:
         return self._decide(home, app, tx_id, state, by, row.home_index)
 
     def _resolve_branch(self, gid: int, entry: OpenTransaction, state: TransactionState, by: str) -> None:
-        """A branch without an open record at home: home's decision stands, if it has one that this branch has
-        not done. If not, the branch can be rolled back; and committed only if it is of the first version, of
-        which home may have forgotten that it was."""
+        """Decides a branch without an open record at home. If home has a decision that this branch has not
+        carried out, that decision stands. Otherwise the branch can be rolled back; it can be committed only
+        if it was written by the first version, where home may have forgotten that it committed."""
         app, tx_id, index = entry.app, entry.tx_id, entry.home_index
         row = self._standing(entry.home_group, app, tx_id, index)
         decided = (
@@ -219,7 +221,8 @@ class TransactionAdmin:
         self._decide(gid, app, tx_id, state, by, None if index < 0 else index, entry.home_group)
 
     def _standing(self, gid: int, app: str, tx_id: str, home_index: int) -> Standing | None:
-        """How it stands in a group, as of an entry of its log; None before format level 2."""
+        """The transaction's standing in a group, for the entry at this index of the home group's log; None
+        before format level 2."""
         request = ops.inquire(app, [tx_id], [home_index])
         try:
             ((code, rows),) = result_of(self._router.submit(gid, request, self._timeout_s), self._timeout_s)
@@ -228,7 +231,7 @@ class TransactionAdmin:
         return Standing(*rows[0]) if code == ResultCode.OK else None
 
     def _find(self, tx_id: str, app: str | None) -> list[list[FoundTransaction]]:
-        """By group: whose id it is there."""
+        """For each group, the transactions with this id there."""
         return self._everywhere("find_transaction", tx_id, app)
 
     def _decide(
@@ -241,7 +244,7 @@ class TransactionAdmin:
         home_index: int | None = None,
         home_group: int = -1,
     ) -> bool:
-        """False: it was decided so before."""
+        """False: it was already decided this way."""
         commits, signed = state is TransactionState.COMMITTED, f"operator:{by}"
         if home_index is None:
             request = (ops.commit if commits else ops.rollback)(app, [tx_id], signed)
@@ -257,7 +260,7 @@ class TransactionAdmin:
                 _, code, info = info[0]
             if code != ResultCode.RETRY or self._router.clock() >= until:
                 break
-            time.sleep(RETRY_S)  # another decision over it is under way, perhaps home's own
+            time.sleep(RETRY_S)  # another decision on it is under way, perhaps home's own
         if code in (ResultCode.OK, ResultCode.DUPLICATE):
             return code == ResultCode.OK
         if code == ResultCode.TX_CONFLICT:
@@ -267,13 +270,13 @@ class TransactionAdmin:
         if code == ResultCode.NOT_PREPARED:
             raise NotFullyPrepared(tx_id, f"parts of it are missing in group {gid}")
         if code == ResultCode.RETRY:
-            raise Unavailable(f"another decision over {tx_id!r} is under way in group {gid}", 1.0)
+            raise Unavailable(f"another decision on {tx_id!r} is under way in group {gid}", 1.0)
         if code == ResultCode.MALFORMED:
             raise InvalidMessage(str(info))
         raise EscrowMQError(f"the broker refused to decide {tx_id!r}: {ResultCode(code).name} {info!r}")
 
     def _everywhere(self, method: str, *args: Any) -> list[Any]:
-        """The answer of every group's leader, in order of groups."""
+        """The answer of every group's leader, in the order of groups."""
         router, timeout_s = self._router, self._timeout_s
         futures = [
             router.leader_call(gid, method, *args, timeout_s=timeout_s) for gid in range(router.info.groups)

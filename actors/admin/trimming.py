@@ -1,9 +1,9 @@
-"""Deleting the oldest messages of a topic by hand: what would go, and letting it go.
+"""Deleting the oldest messages of a topic by hand: planning what would go, and deleting it.
 
-Two steps, so that a person can look in between: the plan names an offset per partition, and what is carried
-out is the plan, not the question asked anew. It goes through TRIM, as retention does. Only what can be read
-has offsets, so what open transactions hold is never touched: it gets its offsets at commit, behind everything
-that a plan can name, and its log stays while it is open.
+There are two steps, so that a person can look in between: the plan names an offset per partition, and the
+plan is carried out, without evaluating the request a second time. It uses TRIM, as retention does. Only
+readable messages have offsets, so what open transactions hold is never touched: it gets its offsets at
+commit, behind everything that a plan can name, and its log is kept while it is open.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from escrowmq.replication.errors import (
 from escrowmq.replication.format import ops
 from escrowmq.replication.model import ResultCode
 
-#: For each partition ``(start, end)``, and the first offset at or after a time in ms.
+#: For each partition ``(start, end)``; for each partition the first offset at or after a time in ms.
 Bounds = Callable[[Sequence[int]], Sequence[tuple[int, int]]]
 AtTime = Callable[[Sequence[int], int], Sequence[int]]
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionTrim:
-    """Of one partition, which holds ``[start, end)``: what lies below ``before`` goes."""
+    """A partition, which holds ``[start, end)``: messages below ``before`` are deleted."""
 
     partition: int
     start: int
@@ -40,7 +40,7 @@ class PartitionTrim:
 
     @property
     def messages(self) -> int:
-        """That go."""
+        """How many messages are deleted."""
         return max(self.before - self.start, 0)
 
 
@@ -53,10 +53,10 @@ def plan_trim(
     bounds: Bounds,
     at_time: AtTime,
 ) -> tuple[PartitionTrim, ...]:
-    """What would go. ``before``: an offset, which belongs to one partition, or a time (UTC unless it says
-    otherwise).
+    """What would be deleted. ``before``: an offset, which belongs to one partition, or a time (in UTC if it
+    has no time zone).
 
-    Raises ConfigError, UnknownTopic for a partition that there is not, and OffsetOutOfRange for an offset
+    Raises ConfigError, UnknownTopic for a partition that does not exist, or OffsetOutOfRange for an offset
     beyond the end.
     """
     if isinstance(before, bool) or not isinstance(before, int | datetime):
@@ -84,8 +84,8 @@ def plan_trim(
 def carry_out(
     submit: Submit, group_of: Callable[[str, int], int], topic: str, plan: Sequence[PartitionTrim]
 ) -> None:
-    """Trims the partitions of the plan. ``group_of``: the broker group of each. Safe to repeat; raises
-    UnknownTopic if the topic has gone."""
+    """Trims the partitions of the plan. ``group_of``: the broker group of a partition. Safe to repeat; raises
+    UnknownTopic if the topic has been deleted."""
     by_group: dict[int, dict[int, int]] = {}
     for trim in plan:
         if trim.messages:
@@ -93,7 +93,7 @@ def carry_out(
     for gid, starts in by_group.items():
         try:
             code, _ = submit(gid, ops.trim(topic, starts))
-        except InvalidMessage as error:  # the plan is well-formed: so it is a leader that takes no TRIM yet
+        except InvalidMessage as error:  # the plan is well-formed, so the leader does not know TRIM yet
             raise NotSupported(
                 f"an earlier version leads broker group {gid} and cannot trim; upgrade every replica first"
             ) from error

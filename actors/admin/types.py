@@ -1,4 +1,4 @@
-"""What operators are shown: frozen values, so that command line, tests and notebooks share them."""
+"""What operators are shown: frozen values, shared by the command line, tests and notebooks."""
 
 from __future__ import annotations
 
@@ -44,13 +44,14 @@ class TopicDescription:
 
 @dataclass(frozen=True, slots=True)
 class TransactionDescription:
-    """A transaction: what is recorded of it, and the open entries (one per broker group it spans).
+    """A transaction: its recorded state, and its open entries (one per broker group it spans).
 
-    ``settled``: of a settled one, by broker group, what it was: query id, topic, messages there, when it was
-    prepared, its checks. Each group keeps that of the last 2,000 that producers decided, and of the last
-    20,000 that were decided otherwise. ``decided_by``, ``decided_ms``: who decided it ("producer", "feedback"
-    for a check, "operator:<name>", "policy:<which>") and when (ms since the epoch), as long as that is known;
-    else None. ``checked_ms``: when a check was last answered without a decision; None: never, or not known.
+    ``settled``: for a settled transaction, by broker group, what it was: query id, topic, messages there,
+    when it was prepared, its checks. Each group keeps this for the last 2,000 that producers decided, and for
+    the last 20,000 that were decided otherwise. ``decided_by``, ``decided_ms``: who decided it ("producer",
+    "feedback" for a check, "operator:<name>", "policy:<which>") and when (ms since the epoch), or None when
+    that is no longer known. ``checked_ms``: when a check was last answered without a decision; None: never,
+    or not known.
     """
 
     app: str
@@ -65,7 +66,7 @@ class TransactionDescription:
 
 @dataclass(frozen=True, slots=True)
 class GroupPartition:
-    """A group's place in one partition. ``committed`` None: nothing committed; then there is no lag."""
+    """A group's place in one partition. ``committed`` None: nothing is committed, so there is no lag."""
 
     topic: str
     partition: int
@@ -77,7 +78,7 @@ class GroupPartition:
 
 @dataclass(frozen=True, slots=True)
 class GroupDescription:
-    """A consumer group: its live members and its places."""
+    """A consumer group: its live members and its place in each partition."""
 
     group: str
     coordinator: int
@@ -86,17 +87,17 @@ class GroupDescription:
 
     @property
     def lag(self) -> int:
-        """Messages behind, over all partitions with a committed offset."""
+        """Messages behind, summed over all partitions with a committed offset."""
         return sum(p.lag or 0 for p in self.partitions)
 
 
 @dataclass(frozen=True, slots=True)
 class GroupMembers:
-    """Who belongs to a broker group: replica numbers, as its leader's log has them.
+    """The members of a broker group: replica numbers, as its leader's log has them.
 
     ``version`` grows with every change. ``learners`` hold copies and do not vote yet. ``next_replica``: the
-    number of whoever comes next; those below it are never used again. ``change_id``: of the last change.
-    ``applied``: it is committed for sure.
+    number of the next replica to join; lower numbers are never used again. ``change_id``: that of the last
+    change. ``applied``: whether that change is certainly committed.
     """
 
     group: int
@@ -111,10 +112,10 @@ class GroupMembers:
 
 @dataclass(frozen=True, slots=True)
 class MemberChange:
-    """A broker group whose replicas are not as they are wanted: how it is, and how it goes on.
+    """A broker group whose replicas are not yet as requested: its state, and how it proceeds.
 
-    ``wanted``: how many voters it is to have. ``step``: what comes next, in words; ``waits``: for what is
-    said there. ``problem``: why the last step did not come about.
+    ``wanted``: the requested number of voters. ``step``: the next step, in words; ``waits``: the change is
+    waiting for what ``step`` says. ``problem``: why the last step failed, or None.
     """
 
     group: int
@@ -128,8 +129,8 @@ class MemberChange:
 
 @dataclass(frozen=True, slots=True)
 class NodeStatus:
-    """A node that is there, or of which something was said. ``use``: "open", "maintained" (it is about to be
-    away: its replicas stay there, and do not lead) or "drained" (they go elsewhere)."""
+    """A node that is alive, or for which an operator requested a use. ``use``: "open", "maintained" (it will
+    be away: its replicas stay there, and do not lead) or "drained" (its replicas move elsewhere)."""
 
     node: str
     use: str
@@ -141,8 +142,8 @@ class NodeStatus:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaShift:
-    """What would spread a cluster better: in the place of a replica one on another node; or, with ``leads``,
-    that this replica leads, which is on the other node already."""
+    """A move that would spread the cluster better: a replica is replaced by one on another node; or, with
+    ``leads``, leadership passes to this replica, which is already on ``to_node``."""
 
     group: int
     replica: int
@@ -153,8 +154,8 @@ class ReplicaShift:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaStatus:
-    """One replica. Not ``reachable``: it gave no answer in time, and all else is unknown. ``problems``: why
-    it is not well, in words."""
+    """One replica. If not ``reachable``, it did not answer in time and everything else is unknown.
+    ``problems``: why it is not well, in words."""
 
     group: int
     replica: int
@@ -174,11 +175,11 @@ class ReplicaStatus:
 
 @dataclass(frozen=True, slots=True)
 class GroupStatus:
-    """One broker group; ``leader`` None: nobody leads it now.
+    """One broker group; ``leader`` None: it has no leader now.
 
-    ``level``: its format level. ``across``: its transactions over several groups, with what all of its
-    replicas have counted. ``given_ids``: the memory of ids that applications gave. All three are as the
-    leader tells, or, while there is none, as the replica does that is furthest; None: nobody answered.
+    ``level``: its format level. ``across``: its transactions over several groups, with the counters of all
+    its replicas added up. ``given_ids``: the memory of ids that applications gave. All three are as the
+    leader reports or, while there is none, the replica that has applied most; None: no replica answered.
     """
 
     group: int
@@ -191,19 +192,19 @@ class GroupStatus:
 
     @property
     def healthy(self) -> bool:
-        """A leader, and every replica is well."""
+        """Whether there is a leader and every replica is well."""
         return not self.problems
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """Why it is not well, in words: of the group, and of each replica."""
+        """Why it is not well, in words: problems of the group, and of each replica."""
         nobody = ("nobody leads",) if self.leader is None else ()
         return nobody + tuple(f"replica {r.replica}: {text}" for r in self.replicas for text in r.problems)
 
 
 @dataclass(frozen=True, slots=True)
 class FeedbackStatus:
-    """One of the processes that ask producers. ``report`` None: it gave no answer in time."""
+    """One of the processes that ask producers. ``report`` None: it did not answer in time."""
 
     shard: int
     report: ShardReport | None
@@ -220,7 +221,7 @@ class ClusterStatus:
 
     @property
     def healthy(self) -> bool:
-        """Every group is."""
+        """Whether every group is healthy."""
         return not self.problems
 
     @property

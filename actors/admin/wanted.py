@@ -1,7 +1,7 @@
-"""What operators want of replicas and nodes: told to the supervisor, which keeps it and sees to it.
+"""What operators request for replicas and nodes; the supervisor records it and carries it out.
 
-A wish is kept when the call returns, and comes about in steps that take as long as copying a log does; they
-go on if the supervisor is started anew. Repeating a wish changes nothing.
+A request is durable when the call returns. It is then carried out in steps that take as long as copying a log
+does, and that continue after a restart of the supervisor. Repeating a request changes nothing.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from escrowmq.replication.errors import EscrowMQError, NotSupported, Unavailable
 
 
 class Wanted:
-    """Asks the supervisor. All raise Unavailable when it does not answer, NotSupported where it is of an
-    earlier version."""
+    """Calls the supervisor. All methods raise Unavailable when it does not answer, and NotSupported if it is
+    of an earlier version."""
 
     def __init__(self, router: Router, timeout_s: float) -> None:
         self._router, self._timeout_s = router, timeout_s
@@ -54,11 +54,11 @@ def _typed(method: str) -> Iterator[None]:
     try:
         yield
     except EscrowMQError as error:
-        cause = getattr(error, "cause", error)  # without what Ray wraps around it
+        cause = getattr(error, "cause", error)  # unwrapped from Ray's own error
         raise cause from None
     except AttributeError as error:
         raise NotSupported(f"the supervisor has no {method}: it is of an earlier version") from error
     except FutureTimeout:
         raise Unavailable(f"the supervisor does not answer to {method}", 1.0) from None
-    except Exception as error:  # whatever the call of a dead actor, or looking it up, ends in
+    except Exception as error:  # the call of a dead actor, or looking it up, can fail in any way
         raise Unavailable(f"the supervisor does not answer to {method}: {error}", 1.0) from error

@@ -1,4 +1,4 @@
-"""Whether a replica is well, and if not, what it is: in words for operators."""
+"""Whether a replica is well and, if not, what is wrong, in words for operators."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from escrowmq.replication.calling.answers import ReplicaReport
 
 
 def problems_of(report: ReplicaReport | None, unheard: Collection[str]) -> tuple[str, ...]:
-    """What is wrong with a replica; (): nothing. ``report`` None: it gave no answer in time. ``unheard``:
-    the ids of those whom the leader has no connection to.
+    """What is wrong with a replica; () if nothing. ``report`` None: it did not answer in time. ``unheard``:
+    the ids of members that the leader has no connection to.
 
-    A learner holds what it has copied so far and counts for nothing yet, so its group survives fewer losses
-    than it has members: that is told as a problem, too.
+    A learner holds what it has copied so far and does not count for a majority yet, so its group survives
+    fewer losses than its number of members suggests: that is reported as a problem, too.
     """
     if report is None:
         return ("gives no answer",)
@@ -29,7 +29,7 @@ def problems_of(report: ReplicaReport | None, unheard: Collection[str]) -> tuple
     if str(report.rid) in unheard:
         found.append("the leader has no connection to it")
     if report.scrub is not None and report.scrub.damaged:
-        found.append(f"{report.scrub.damaged} entries of its log are damaged and not mended yet")
+        found.append(f"{report.scrub.damaged} entries of its log are damaged and not repaired yet")
     return tuple(found)
 
 

@@ -262,7 +262,7 @@ def test_what_makes_no_sense_is_refused(kind: type[Any], names: dict[str, Any], 
 
 def test_bytes_that_are_no_settings_are_refused() -> None:
     for data in (b"", b"\xc1", b"\x01", pickle.dumps(INFO)):
-        with pytest.raises(ConfigError, match="no settings"):
+        with pytest.raises(ConfigError, match="not settings"):
             unpack_settings(ClusterInfo, data)
 
 

@@ -28,7 +28,7 @@ WELL = ReplicaReport(gid=0, rid=1, role="follower", free_bytes=900 * MIB, reserv
         (replace(WELL, learner=True), "copies the log, and does not count for a majority yet"),
         (
             replace(WELL, scrub=ScrubReport(damaged=3)),
-            "3 entries of its log are damaged and not mended yet",
+            "3 entries of its log are damaged and not repaired yet",
         ),
         (replace(WELL, scrub=ScrubReport(damaged=0, mended=9)), None),
     ],

@@ -51,7 +51,7 @@ def test_the_directory_of_another_replica_is_refused(tmp_path: Path, other: Iden
 
 def test_a_directory_of_unknown_origin_is_refused(tmp_path: Path) -> None:
     (tmp_path / "0000000000000001.log").write_bytes(b"?")
-    with pytest.raises(DataDirMismatch, match="not known whose"):
+    with pytest.raises(DataDirMismatch, match="its owner is not known"):
         DataDir(tmp_path, ME)
     assert not (tmp_path / "identity.json").exists()
 
