@@ -1,8 +1,9 @@
-"""Consumers: groups that share the partitions of topics, partitions by hand, and ranges for jobs.
+"""Consumers: members of groups that share the partitions of topics, partitions assigned by hand, and readers
+of ranges for jobs.
 
-Two threads a consumer, one that fetches ahead and one that keeps the membership; what they decide is in
-files without threads or clock (``positions``, ``membership``, ``redelivery``, ``replica_choice``). May import
+A consumer has two threads: one fetches ahead, the other keeps the membership. Their decisions are in files
+without threads or clock (``positions``, ``membership``, ``redelivery``, ``replica_choice``). May import
 ``client`` and ``replication``; never ``producer`` or ``broker``. Read ``consumer`` for what is promised, then
-``core`` and ``positions``. ``reader`` stands apart:
-it reads one range of one partition, for Spark and exports.
+``core`` and ``positions``. ``reader`` is separate: it reads one range of one partition, for Spark and
+exports.
 """

@@ -1,4 +1,4 @@
-"""What callers may pass to a consumer, checked where they wrote it, with the argument's name."""
+"""Checks of what callers pass to a consumer, made at the call, with the argument's name in the error."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from escrowmq.replication.errors import ConfigError, InvalidMessage
 from escrowmq.replication.model import ConsumerRecord
 from escrowmq.replication.replica.validation import has_control_characters
 
-#: Longest wait of one poll: beyond it a caller surely meant milliseconds.
+#: Longest wait of one poll: a caller that asks for more surely meant milliseconds.
 POLL_S_MAX = 3600.0
-#: A day: redelivery waits in memory; longer waits belong into the application's own store.
+#: A day: redelivery waits in memory; longer waits belong in the application's own store.
 NACK_DELAY_S_MAX = 86_400.0
 
 
 def check_group(group: object) -> None:
-    """A group's name: a non-empty str of at most 255 bytes, or None."""
+    """Checks a group's name: a non-empty str of at most 255 bytes, or None. Raises ConfigError."""
     if group is None:
         return
     if type(group) is not str or not group or len(group.encode()) > GROUP_NAME_BYTES_MAX:
@@ -48,7 +48,7 @@ def check_instance(instance_id: object, group: str | None) -> None:
 
 
 def check_topics(topics: object) -> None:
-    """A sequence of topic names; a bare str is a mistake that would subscribe to its letters."""
+    """Checks a sequence of topic names; rejects a bare str, which would subscribe to its letters."""
     if isinstance(topics, str) or not isinstance(topics, Sequence):
         raise InvalidMessage(f"topics must be a list of str, not {topics!r}")
     for topic in topics:
@@ -57,7 +57,7 @@ def check_topics(topics: object) -> None:
 
 
 def check_partition(pair: Any) -> TopicPartition:
-    """``(topic, partition)``."""
+    """Returns the pair ``(topic, partition)`` if it is one. Raises InvalidMessage."""
     if isinstance(pair, tuple) and len(pair) == 2:
         topic, partition = pair
         if type(topic) is str and topic and type(partition) is int and partition >= 0:
@@ -66,13 +66,13 @@ def check_partition(pair: Any) -> TopicPartition:
 
 
 def check_offset(offset: object) -> None:
-    """An offset: an int of 0 or more."""
+    """Checks an offset: an int of 0 or more. Raises InvalidMessage."""
     if type(offset) is not int or offset < 0:
         raise InvalidMessage(f"offset must be an int of 0 or more, not {offset!r}")
 
 
 def check_time(ts: object) -> int:
-    """Milliseconds since the epoch, of an int or an aware datetime."""
+    """Milliseconds since the epoch, from an int or a datetime with a time zone. Raises InvalidMessage."""
     if isinstance(ts, datetime):
         if ts.tzinfo is None:
             raise InvalidMessage("ts must be a datetime with a time zone, or ms since the epoch")
@@ -83,7 +83,7 @@ def check_time(ts: object) -> int:
 
 
 def check_poll(max_records: object, timeout_s: object) -> None:
-    """``max_records`` from 1, ``timeout_s`` from 0 to an hour."""
+    """Checks ``max_records`` (1 or more) and ``timeout_s`` (0 to an hour). Raises InvalidMessage."""
     if type(max_records) is not int or max_records < 1:
         raise InvalidMessage(f"max_records must be an int of 1 or more, not {max_records!r}")
     if not isinstance(timeout_s, int | float) or not 0 <= timeout_s <= POLL_S_MAX:
@@ -91,13 +91,13 @@ def check_poll(max_records: object, timeout_s: object) -> None:
 
 
 def check_delay(delay_s: object) -> None:
-    """``delay_s`` of a nack."""
+    """Checks ``delay_s`` of a nack (0 to a day). Raises InvalidMessage."""
     if not isinstance(delay_s, int | float) or not 0 <= delay_s <= NACK_DELAY_S_MAX:
         raise InvalidMessage(f"delay_s must be seconds from 0 to {NACK_DELAY_S_MAX:g}, not {delay_s!r}")
 
 
 def check_returned(record: ConsumerRecord, position: int | None) -> None:
-    """A record that this consumer has returned since its position was last set."""
+    """Checks that this consumer has returned the record since its position was last set."""
     if position is None or record.offset >= position:
         raise InvalidMessage(
             f"offset {record.offset} of {record.topic}/{record.partition} was not returned by poll (or the "

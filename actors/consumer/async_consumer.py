@@ -1,7 +1,7 @@
 """The consumer for asyncio: the same core, awaited.
 
-``poll`` takes what has been fetched without blocking, and between two looks waits until the core has
-something new; so a poll that is cancelled has taken nothing, and no record is lost. Calls that ask a broker
+``poll`` takes what has been fetched without blocking, and between two attempts waits until the core has
+something new; so a cancelled poll has taken nothing, and no record is lost. Calls that need a broker's answer
 run in a thread; a cancelled one still takes effect.
 """
 
@@ -26,9 +26,9 @@ from escrowmq.replication.model import ConsumerRecord
 
 
 class AsyncConsumer(AsyncClosing):
-    """``consumer.aio``, or made by ``await AsyncConsumer.create(...)``. An async context manager.
+    """``consumer.aio``, or created by ``await AsyncConsumer.create(...)``. An async context manager.
 
-    Errors and meaning are those of :class:`Consumer`. Belongs to the event loop that polls it first.
+    Meaning and errors are those of :class:`Consumer`. Belongs to the event loop that polls it first.
     """
 
     def __init__(self, core: ConsumerCore) -> None:
@@ -51,7 +51,7 @@ class AsyncConsumer(AsyncClosing):
         instance_id: str | None = None,
         pattern: str | re.Pattern[str] | None = None,
     ) -> Self:
-        """As ``Consumer(...)``, which asks the brokers for the topics."""
+        """As ``Consumer(...)``, which calls the brokers if ``topics`` are given."""
         core = await asyncio.to_thread(
             ConsumerCore,
             info,
@@ -193,7 +193,7 @@ class AsyncConsumer(AsyncClosing):
                 await self._say_goodbye()
 
     def _on_news(self) -> None:
-        """In any thread, under the core's condition."""
+        """Called in any thread, under the core's condition."""
         assert self._loop is not None
         try:
             self._loop.call_soon_threadsafe(self._news.set)

@@ -1,13 +1,13 @@
-"""Committing a group's offsets, through fail-overs, and never as a zombie.
+"""Committing a group's offsets, through fail-overs, and never as a zombie (a member that has been replaced).
 
-After a fail-over the new leader knows no members, so a commit is refused at first. The consumer then
-joins again with what it reads, and commits again only what the coordinator says nobody else was given
-in between; else the commit is a zombie's, and StaleMember tells the application.
+After a fail-over the new leader knows no members, so it refuses a commit at first. The consumer then joins
+again, stating what it reads. It repeats the commit only if the coordinator confirms that no other member was
+given those partitions in between; otherwise the commit is a zombie's, and the application gets StaleMember.
 
-A commit must not come late either, behind a newer one, and put the group's place back. So commits of one
-consumer are made one after the other. And where a call was sent again without an answer to the first sending,
-that copy may still be on its way: before the next commit the consumer joins again, since what comes under a
-generation that is over is refused.
+A commit must not arrive late either, after a newer one, and move the group's place back. So a consumer makes
+its commits one after the other. And if a call was sent again without an answer to the first sending, that
+copy may still be on its way: the consumer then joins again before its next commit, since the coordinator
+refuses what comes under an old generation.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from escrowmq.replication.errors import (
     UnknownTopic,
 )
 
-#: Joining again heals a fail-over; a member that is refused after that often is not wanted.
+#: Joining again recovers from a fail-over; a member refused this often has lost its membership for good.
 ATTEMPTS_MAX = 3
 
 
@@ -100,7 +100,7 @@ class Committer:
         raise StaleMember(f"{refusal}; poll again to join")
 
     def _delivered(self) -> dict[PartitionState, int]:
-        """What poll has returned since the last commit, up to the first record that waits after nack."""
+        """What poll has returned since the last commit, up to the first record that was nacked and waits."""
         wanted: dict[PartitionState, int] = {}
         for state in self._positions.states():
             if state.position is not None:
@@ -115,13 +115,14 @@ class Committer:
         for tp, offset in offsets.items():
             state = self._positions.get(tp)
             if state is None:
-                raise StaleMember(f"{tp} is not assigned to this consumer (now); it cannot commit it")
+                raise StaleMember(f"{tp} is not assigned to this consumer now, so it cannot commit it")
             wanted[state] = offset
         return wanted
 
     def _check_ends(self, wanted: Mapping[PartitionState, int], deadline: float) -> None:
-        """A place beyond a partition's end would have the group skip what comes next. Whoever commits what it
-        has read does not get beyond the end that its last fetch told; else the leader is asked."""
+        """Refuses a place beyond a partition's end, which would make the group skip what comes next. A
+        consumer that commits what it has read stays below the end that its last fetch reported; for anything
+        else the leader is asked."""
         beyond = {state.tp: offset for state, offset in wanted.items() if offset > state.log_end}
         if not beyond:
             return
@@ -135,7 +136,7 @@ class Committer:
     def _send(
         self, wanted: Mapping[PartitionState, int], joins: int, generation: int, deadline: float
     ) -> str | None:
-        """None when durable; else why the coordinator refused this member."""
+        """None when the commit is durable; otherwise why the coordinator refused this member."""
         member = self._membership
         by_topic: dict[str, dict[int, int]] = {}
         for state, offset in wanted.items():
@@ -163,7 +164,7 @@ class Committer:
     def _rejoin(
         self, wanted: Mapping[PartitionState, int], joins: int, refusal: str, deadline: float
     ) -> None:
-        """Joins again; returns if all of ``wanted`` is still this member's, else raises StaleMember."""
+        """Joins again; returns if this member still has all of ``wanted``, otherwise raises StaleMember."""
         member = self._membership
         partitions = frozenset(state.tp for state in wanted)
         with self._condition:

@@ -1,6 +1,6 @@
-"""Settings of a consumer, each default with its reason.
+"""Settings of a consumer, with the reason for each default.
 
-A nonsensical value raises ConfigError where it is written, never later at work.
+A nonsensical value raises ConfigError where it is written, never later at run time.
 """
 
 from __future__ import annotations
@@ -21,33 +21,34 @@ class ConsumerConfig:
     """How a consumer fetches and keeps its membership."""
 
     #: Where to start without a committed offset (or with one that is gone): "earliest", "latest", or
-    #: "none" (raise OffsetOutOfRange). Latest, as in Kafka: history is asked for explicitly.
+    #: "none" (raise OffsetOutOfRange). Latest, as in Kafka: history must be requested explicitly.
     auto_offset_reset: str = "latest"
-    #: Bytes of one fetch. 1 MiB is where Ray's calls through shared memory become cheap per byte.
+    #: Bytes of one fetch. From 1 MiB on, Ray's calls through shared memory are cheap per byte.
     fetch_bytes: int = 1 * MIB
-    #: How long a fetch waits at the broker for news. A replica that stays silent for so long and
-    #: ``channel.probe_after_s`` more is left for another, so this bounds the pause when one dies;
-    #: four idle calls a second cost 0.1 % of a core.
+    #: How long a fetch waits at the broker for new messages. A replica that stays silent for this long plus
+    #: ``channel.probe_after_s`` is given up for another, so this bounds the pause when one dies; the four
+    #: idle calls a second cost 0.1 % of a core.
     fetch_wait_s: float = 0.25
-    #: Fetch calls under way per broker. Partitions with news must not wait for those without.
+    #: Fetch calls under way per broker, so that partitions with new messages need not wait for idle ones.
     fetch_calls_in_flight: int = 3
-    #: At the end of a partition: pause before asking again, so that messages that trickle in come
-    #: together. 5 ms cost a third of the CPU of none (measured) and are below what replication takes.
+    #: At the end of a partition: pause before fetching again, so that messages that trickle in arrive
+    #: together. With 5 ms the CPU cost is a third of that without a pause (measured), and the pause is
+    #: shorter than replication takes.
     fetch_linger_ms: float = 5.0
     #: Bytes fetched but not yet polled. Bounds memory when the application is slower than the broker.
     buffer_bytes: int = 16 * MIB
-    #: A member that is silent this long is dead; its partitions move on. 10 s outlast a fail-over and
-    #: ordinary pauses.
+    #: A member that is silent for this long is taken for dead and its partitions go to others. 10 s outlast a
+    #: fail-over and ordinary pauses.
     session_timeout_s: float = 10.0
-    #: Heartbeats: several must fit into a session, and they also say that the assignment changed.
+    #: Several heartbeats must fit into a session; their answers also tell of a changed assignment.
     heartbeat_interval_s: float = 1.0
-    #: A member that does not poll for this long hangs, though its heartbeats go on: it leaves, so that
-    #: others read its partitions. Five minutes, as in Kafka.
+    #: A member that does not poll for this long is taken to hang, even though its heartbeats continue: it
+    #: leaves the group, so that others read its partitions. Five minutes, as in Kafka.
     poll_interval_max_s: float = 300.0
     #: How often a subscription to a pattern looks for topics that were created or deleted. The question is
     #: small, and names come only when there was a change: 200 us of the leader's time for each consumer.
     pattern_interval_s: float = 5.0
-    #: From call to answer, with all retries and fail-overs.
+    #: From a call to its answer, with all retries and fail-overs.
     call_timeout_s: float = 30.0
     channel: ChannelConfig = field(default_factory=ChannelConfig)
 

@@ -1,11 +1,11 @@
 """The consumer: reads committed messages, in order of each partition, from any replica.
 
-Two ways: *subscribe* to topics as a member of a group, whose live members share the partitions, or
-*assign* partitions by hand without a group. Delivery is at least once: what ``poll`` returned and
-nobody committed is delivered again after a crash, or to whoever takes the partition over.
+There are two ways: *subscribe* to topics as a member of a group, whose live members share the partitions, or
+*assign* partitions by hand without a group. Delivery is at least once: what ``poll`` returned and was not
+committed is delivered again after a crash, or to the member that takes the partition over.
 
-This is the face, which says what is promised; core.py does the work.
-Thread-safe, but two threads that poll one consumer get parts of one stream.
+This class is the public interface and states what is promised; core.py does the work.
+Thread-safe, but two threads that poll one consumer each get parts of one stream.
 """
 
 from __future__ import annotations
@@ -61,10 +61,10 @@ class Consumer(Closing):
         ``statistics_callback`` is called with :meth:`statistics` every ``statistics_interval_s``, in a thread
         of its own, until the consumer is closed. What it raises is logged.
 
-        ``auto_offset_reset`` overrides ``config``'s: "earliest", "latest" or "none" (OffsetOutOfRange).
-        ``calls``: how replicas are reached; None: by Ray.
+        ``auto_offset_reset`` overrides the one in ``config``: "earliest", "latest" or "none"
+        (OffsetOutOfRange). ``calls``: how replicas are reached; None means through Ray.
         """
-        #: The parts at work; for the faces over them (this one, asyncio's), not for applications.
+        #: The implementation; for the interfaces on top of it (this one, asyncio's), not for applications.
         self.core = ConsumerCore(
             info,
             group=group,
@@ -88,7 +88,7 @@ class Consumer(Closing):
 
     @cached_property
     def aio(self) -> AsyncConsumer:
-        """The asyncio face of this consumer."""
+        """The asyncio interface of this consumer."""
         return AsyncConsumer(self.core)
 
     # ------------------------------------------------------------ what to read
@@ -102,11 +102,11 @@ class Consumer(Closing):
         on_revoke: Handler | None = None,
         on_lost: Handler | None = None,
     ) -> None:
-        """Reads these topics from now on (instead of others), sharing partitions with the group.
+        """Reads these topics from now on (instead of any others), sharing their partitions with the group.
 
-        Returns before partitions are assigned; ``poll`` brings them. With auto_offset_reset "latest", the
+        Returns before partitions are assigned; ``poll`` takes them over. With auto_offset_reset "latest", the
         ends are committed where the group has no place yet: what is sent after this returns is delivered.
-        Raises UnknownTopic; Unavailable if, for that, no leader answers for ``call_timeout_s``.
+        Raises UnknownTopic; Unavailable if no leader answers this for ``call_timeout_s``.
 
         ``pattern`` instead of ``topics``: a regular expression that whole names match (``"orders-.*"``).
         Topics that are created later are read ``pattern_interval_s`` (5) later, and from their beginning,
@@ -131,8 +131,8 @@ class Consumer(Closing):
     def assign(self, partitions: Iterable[TopicPartition]) -> None:
         """Reads exactly these ``(topic, partition)`` pairs, without a group. Raises UnknownTopic.
 
-        Partitions that were assigned before go on where they are. With auto_offset_reset "latest", what is
-        sent after this returns is delivered; raises Unavailable if, for that, no leader answers.
+        Partitions that were assigned before continue where they are. With auto_offset_reset "latest", what is
+        sent after this returns is delivered; raises Unavailable if no leader answers with the ends.
         """
         self.core.assign(partitions)
 
@@ -156,7 +156,7 @@ class Consumer(Closing):
         return self.core.poll(max_records, timeout_s)
 
     def __iter__(self) -> Iterator[ConsumerRecord]:
-        """Records one by one, until ``close``. ``commit()`` covers the one in hand (so finish it first)."""
+        """Records one by one, until ``close``. ``commit()`` covers the record in hand, so finish it first."""
         while True:
             try:
                 records = self.core.poll(1, 1.0)
@@ -165,7 +165,8 @@ class Consumer(Closing):
             yield from records
 
     def pause(self, *partitions: TopicPartition) -> None:
-        """``poll`` leaves these (all, if none is named) out until ``resume``; they stay assigned."""
+        """``poll`` leaves these partitions (all, if none is named) out until ``resume``; they stay
+        assigned."""
         self.core.set_paused(partitions, True)
 
     def resume(self, *partitions: TopicPartition) -> None:
@@ -175,29 +176,30 @@ class Consumer(Closing):
     # ------------------------------------------------------------ positions
 
     def position(self, topic: str, partition: int) -> int:
-        """The next offset that ``poll`` will return (redeliveries apart).
+        """The next offset that ``poll`` will return (apart from redeliveries).
 
-        Waits for the look-up of a fresh partition; raises Unavailable after ``call_timeout_s``.
+        Waits until the position of a new partition is known; raises Unavailable after ``call_timeout_s``.
         """
         return self.core.position(topic, partition)
 
     def seek(self, topic: str, partition: int, offset: int) -> None:
-        """``poll`` goes on from ``offset``. Out of range shows at ``poll``, as auto_offset_reset says."""
+        """``poll`` continues at ``offset``. If it is out of range, ``poll`` acts on auto_offset_reset."""
         self.core.seek(topic, partition, offset)
 
     def seek_to_time(self, topic: str, partition: int, ts: int | datetime) -> int:
-        """To the first message at or after ``ts`` (ms since the epoch, or a datetime); its offset.
+        """Moves to the first message at or after ``ts`` (ms since the epoch, or a datetime); returns its
+        offset.
 
-        The end of the partition if there is none. Timestamps are the broker's.
+        If there is none, moves to the end of the partition. Timestamps are the broker's.
         """
         return self.core.seek_to_time(topic, partition, ts)
 
     def seek_to_beginning(self, *partitions: TopicPartition) -> None:
-        """To the oldest message there is; of all assigned partitions if none is named."""
+        """Moves to the oldest message; in all assigned partitions if none is named."""
         self.core.look_up(partitions, "earliest")
 
     def seek_to_end(self, *partitions: TopicPartition) -> None:
-        """Behind the newest message; of all assigned partitions if none is named."""
+        """Moves behind the newest message; in all assigned partitions if none is named."""
         self.core.look_up(partitions, "latest")
 
     # ------------------------------------------------------------ committing
@@ -214,15 +216,16 @@ class Consumer(Closing):
 
     def committed(self, topic: str, partition: int) -> int | None:
         """What the group has committed: the next offset to read. None: nothing yet (with "latest", the ends
-        count as committed from the moment the first consumer was made)."""
+        count as committed from the moment the first consumer was created)."""
         return self.core.committed(topic, partition)
 
     def nack(self, record: ConsumerRecord, delay_s: float = 5.0) -> None:
-        """Could not be dealt with now: ``poll`` of this consumer returns it again after ``delay_s``.
+        """Reports a record that could not be processed now: this consumer's ``poll`` returns it again after
+        ``delay_s``.
 
-        Until then ``commit()`` stops before it. Kept by this consumer only: if it dies or loses the
-        partition, everything from this record on is delivered again by the next reader. Breaks the
-        order of this record's key; does not count attempts. Raises Overloaded at 10,000 such records.
+        Until then ``commit()`` stops before it. Only this consumer knows of it: if it dies or loses the
+        partition, the next reader gets everything from this record on again. Breaks the order of the record's
+        key; does not count attempts. Raises Overloaded at 10,000 such records.
         """
         self.core.nack(record, delay_s)
 

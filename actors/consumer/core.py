@@ -1,8 +1,8 @@
-"""The parts of a consumer, and the work behind its two faces (consumer.py, async_consumer.py).
+"""The implementation of a consumer, behind its two interfaces (consumer.py, async_consumer.py).
 
-The core checks arguments, takes over assignments, hands out records, moves positions and says what is
-wrong. Fetching and membership run in threads of their own (fetcher.py, membership_thread.py). All that
-they share with the application's threads is under one condition, which also wakes ``poll``.
+The core checks arguments, takes over assignments, hands out records, moves positions and raises errors.
+Fetching and membership run in two threads (fetcher.py, membership_thread.py). All state that they share with
+the application's threads is guarded by one condition, which also wakes ``poll``.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ from escrowmq.replication.replica.validation import has_control_characters
 
 
 class ConsumerCore:
-    """The parts of one consumer. Methods marked *locked* are called under ``condition``."""
+    """The parts of one consumer. Call methods marked *locked* while holding ``condition``."""
 
     #: Of a member of a group only.
     committer: Committer | None = None
@@ -156,7 +156,7 @@ class ConsumerCore:
             raise Closed(self._why)
 
     def _check_known(self, group: str) -> None:
-        """A group of such a name may be one of earlier times; a new one is refused."""
+        """Refuses a new group with such a name; a group of an earlier version may still have one."""
         gid, wait_s = coordinator_group(group, self.info.groups), self.config.call_timeout_s
         call = self.router.leader_call(gid, "group_describe", group, timeout_s=wait_s)
         known: GroupSnapshot = result_of(call, wait_s)
@@ -234,7 +234,7 @@ class ConsumerCore:
     # ------------------------------------------------------------ poll
 
     def poll(self, max_records: int, timeout_s: float) -> list[ConsumerRecord]:
-        """See :meth:`Consumer.poll`; the faces have checked the arguments."""
+        """See :meth:`Consumer.poll`; the caller has checked the arguments."""
         deadline, me = self.clock() + timeout_s, threading.get_ident()
         while True:
             with self.condition:
@@ -268,7 +268,7 @@ class ConsumerCore:
             self._raise_error()
             records = self._take(max_records, now)
             due = self.redelivery.next_due()
-            # A due record that was not taken waits in a paused partition: resuming is news.
+            # A due record that was not taken is in a paused partition: ``resume`` notifies the condition.
             return records, float("inf") if due is None or due <= now else due, None
 
     def _take(self, max_records: int, now: float) -> list[ConsumerRecord]:
@@ -284,7 +284,8 @@ class ConsumerCore:
         return records
 
     def _take_over(self, take_over: TakeOver, now: float, caller: object) -> HandlerCall | None:
-        """A new assignment, if the membership thread has brought one: this thread is done with the old."""
+        """Takes over a new assignment, if the membership thread has brought one: by polling, this thread
+        shows that it is done with the old one."""
         self.membership_thread.polled_at = now
         member = self.membership
         assert member is not None
@@ -298,7 +299,7 @@ class ConsumerCore:
         for tp in self.positions.assign(wanted, kept):
             self.redelivery.drop(tp)
         self._counted.assignments += 1
-        self.membership_thread.wake(heartbeat=True)  # confirms, so that what was let go moves on at once
+        self.membership_thread.wake(heartbeat=True)  # confirms, so released partitions move on at once
 
     def _raise_error(self) -> None:
         failure = self.fetch.failure or self.membership_thread.failure
@@ -314,7 +315,7 @@ class ConsumerCore:
             raise type(error)(*error.args)
 
     def raise_trouble(self) -> None:
-        """Nothing came for longer than a fail-over explains, or will come: say so."""
+        """Raises an error if nothing came for longer than a fail-over explains, or nothing can come."""
         with self.condition:
             for topic in sorted(self.membership_thread.gone):
                 raise UnknownTopic(topic, gone=True)
@@ -337,7 +338,7 @@ class ConsumerCore:
         state = self.positions.get(args.check_partition((topic, partition)))
         if state is None:
             raise StaleMember(
-                f"{topic}/{partition} is not assigned to this consumer (now); assigned are "
+                f"{topic}/{partition} is not assigned to this consumer now; assigned are "
                 f"{self.positions.assigned()[:10]}; a new assignment comes with poll"
             )
         return state
@@ -365,7 +366,7 @@ class ConsumerCore:
                 self.condition.wait(left_s)
 
     def seek(self, topic: str, partition: int, offset: int) -> None:
-        """Reading goes on from ``offset``; what waited for redelivery there is forgotten."""
+        """Reading continues at ``offset``; records that wait for redelivery there are forgotten."""
         args.check_offset(offset)
         with self.condition:
             self.assigned(topic, partition).restart(offset)
@@ -385,7 +386,8 @@ class ConsumerCore:
         return found
 
     def look_up(self, partitions: Sequence[TopicPartition], goal: str) -> None:
-        """Reading goes on from what ``goal`` means, as soon as the membership thread has asked."""
+        """Reading continues at what ``goal`` stands for, as soon as the membership thread has looked it
+        up."""
         with self.condition:
             for state in self.named(partitions):
                 state.look_up(goal)
@@ -397,7 +399,7 @@ class ConsumerCore:
         with self.condition:
             for state in self.named(partitions):
                 if paused and state.position is not None:
-                    state.restart(state.position)  # what was fetched would only fill the buffer
+                    state.restart(state.position)  # what was already fetched would only fill the buffer
                 state.paused = paused
             self.condition.notify_all()
         self.fetch.wake()
@@ -408,7 +410,7 @@ class ConsumerCore:
         """See :meth:`Consumer.commit`."""
         self.check_open()
         if self.committer is None:
-            raise ConfigError("a consumer without a group commits nothing; keep position() yourself")
+            raise ConfigError("a consumer without a group cannot commit; keep position() yourself")
         for tp, offset in (offsets or {}).items():
             args.check_partition(tp)
             args.check_offset(offset)
@@ -418,7 +420,7 @@ class ConsumerCore:
         """See :meth:`Consumer.committed`."""
         self.check_open()
         if self.group is None:
-            raise ConfigError("a consumer without a group commits nothing; keep position() yourself")
+            raise ConfigError("a consumer without a group cannot commit; keep position() yourself")
         tp = args.check_partition((topic, partition))
         return self.offsets.committed(self.group, [topic], self.config.call_timeout_s).get(tp)
 
@@ -452,7 +454,7 @@ class ConsumerCore:
         self.closed, self._why = True, f"this consumer cannot be used: {FORKED}"
 
     def close(self) -> None:
-        """Ends the threads in an order in which none waits for another's calls. Idempotent."""
+        """Stops the threads, in an order in which none waits for another's calls. Idempotent."""
         with self.condition:
             if self.closed:
                 return
@@ -467,5 +469,5 @@ class ConsumerCore:
 
 
 def _passing(error: EscrowMQError) -> bool:
-    """Errors that a retry may heal; they are shown only when they last."""
+    """Whether a retry may cure the error; such errors are raised only when they last."""
     return hasattr(error, "retry_after_s") or isinstance(error, OutcomeUnknown | Closed)

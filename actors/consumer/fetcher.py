@@ -1,9 +1,9 @@
-"""Fetching ahead: keeps a few calls under way per broker, and leaves a silent one within 250 ms.
+"""Fetching ahead: keeps a few calls under way per broker, and gives up on a silent one within half a second.
 
-``Fetches`` decides (no thread, no clock, no Ray): which partitions to ask of which replica, when a
-call has been silent too long, what an answer means. ``FetchThread`` is its shell. A call that is
-given up is not forgotten: its answer may still be the first one, and a second answer to the same
-question is recognised by partition, epoch and offset and dropped.
+``Fetches`` decides, without thread, clock or Ray: which partitions to request from which replica, when a call
+has been silent too long, what an answer means. ``FetchThread`` runs it. A call that was given up is not
+forgotten: its answer may still be the first to come. A second answer to the same request is recognised by
+partition, epoch and offset, and dropped.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from escrowmq.replication.model import ResultCode
 
 log = logging.getLogger(__name__)
 
-#: Partitions asked for in one call: bounds its size and the broker's work for it.
+#: Partitions requested in one call: bounds its size and the broker's work for it.
 PARTITIONS_PER_CALL_MAX = 256
-#: Calls given up whose answers are still awaited.
+#: Calls that were given up but whose answers may still be used.
 GIVEN_UP_MAX = 64
 SLEEP_S_MAX = 0.5
 
@@ -64,11 +64,11 @@ class Fetches:
         self._silence = Backoff(config.channel.probe_after_s, SILENCE_S_MAX)
         self._silences = 0  # calls in a row that were given up
         self._counted = counted or Counted()
-        #: The last trouble, for whoever has to explain why nothing comes.
+        #: The last error, for the explanation why nothing comes.
         self.last_error: BaseException | None = None
 
     def advance(self, now: float) -> float:
-        """Gives up silent calls, sends what is due; returns when to be called again at the latest."""
+        """Gives up silent calls and sends what is due; returns the latest time for the next call."""
         for token, call in list(self._calls.items()):
             if now >= call.give_up_at:
                 self._give_up(token, call, now)
@@ -108,7 +108,7 @@ class Fetches:
             self._positions.troubled(tp, epoch, now)
 
     def answered(self, token: int, answer: Any, error: BaseException | None, now: float) -> bool:
-        """An answer or an error. True if there is news for whoever waits in ``poll``."""
+        """Takes an answer or an error. True if a waiting ``poll`` should look again."""
         call = self._calls.pop(token, None)
         late = call is None
         if call is None:
@@ -158,12 +158,12 @@ class Fetches:
         for_s = self._positions.troubled(tp, epoch, now)
         if code == ResultCode.OUT_OF_RANGE:
             state.log_start, state.log_end = start, end
-            # Before the start: gone for good. Behind the end: perhaps this replica lags.
+            # Before the start: deleted for good. Beyond the end: perhaps this replica lags.
             if (offset < start or for_s >= LAG_PATIENCE_S) and not state.chunks:
                 state.look_up("check", offset)
                 return True
         elif for_s >= LAG_PATIENCE_S and code == ResultCode.BAD_PARTITION and not state.chunks:
-            state.look_up("check", offset)  # perhaps the topic was created again, and lies elsewhere
+            state.look_up("check", offset)  # perhaps the topic was created again, in other broker groups
             return True
         elif for_s >= LAG_PATIENCE_S:
             state.error = UnknownTopic(tp[0], gone=True)
@@ -176,7 +176,7 @@ class Fetches:
         return len(self._calls)
 
     def trouble(self, now: float, for_s: float) -> EscrowMQError | str | None:
-        """Why nothing came from some partition for so long: a typed error if a replica gave one."""
+        """Why some partition has brought nothing for ``for_s``: a typed error if a replica gave one."""
         for state in self._positions.states():
             if state.troubled_since is not None and now - state.troubled_since >= for_s:
                 cause = getattr(self.last_error, "cause", None)  # Ray wraps what an actor raised
@@ -188,7 +188,7 @@ class Fetches:
 
 
 class FetchThread:
-    """Runs ``Fetches`` in a thread of its own, under the consumer's condition."""
+    """Runs ``Fetches`` in a background thread, under the consumer's condition."""
 
     def __init__(
         self,
@@ -202,20 +202,20 @@ class FetchThread:
     ) -> None:
         self._calls, self._condition, self._clock = calls, condition, clock
         self.fetches = Fetches(positions, choice, config, self._start, counted)
-        #: Answers (token, answer, error); None wakes, and ends when ``_closing``.
+        #: Answers (token, answer, error). None only wakes the thread, which then ends if ``_closing``.
         self._inbox: queue.SimpleQueue[tuple[int, Any, BaseException | None] | None] = queue.SimpleQueue()
         self._closing = False
-        #: A bug ended this thread: it must not look like a quiet topic.
+        #: The bug that ended this thread; without it, that would look like a topic without messages.
         self.failure: Exception | None = None
         self._thread = threading.Thread(target=self._run, name="escrowmq-fetch", daemon=True)
         self._thread.start()
 
     def wake(self) -> None:
-        """Something may be fetched that could not before."""
+        """Tells the thread that something may have become fetchable."""
         self._inbox.put(None)
 
     def close(self) -> None:
-        """Ends the thread; answers under way are dropped."""
+        """Stops the thread; answers under way are dropped."""
         self._closing = True
         self.wake()
         if threading.current_thread() is not self._thread:

@@ -1,9 +1,9 @@
-"""A consumer's side of its group: what it was told, what it has taken over, under which generation.
+"""A consumer's view of its group: the assignment it was offered, the one it took over, and its generation.
 
-State only, without thread, clock or network; ``membership_thread.py`` makes the calls, ``poll`` takes
-over what they brought. A new assignment waits as an *offer* until ``poll``: the application has then
-finished what it was given before (and had its chance to commit it), and only then does the coordinator
-hear that partitions were let go. Never confirms an assignment that ``poll`` has not taken over.
+State only, without thread, clock or network: ``membership_thread.py`` makes the calls, and ``poll`` takes
+over what they brought. A new assignment waits as an *offer* until ``poll``: by then the application has
+finished what it was given before (and had its chance to commit it), and only then does the coordinator learn
+that partitions were released. An assignment that ``poll`` has not taken over is never confirmed.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ class Membership:
         self.group, self.member = group, member
         self.topics: tuple[str, ...] = ()
         self.joined = False
-        #: Left because the application stopped polling; the next poll ends it.
+        #: Whether it left because the application stopped polling; the next poll ends this.
         self.idle = False
         #: Another member of this instance has its place: it never joins again.
         self.fenced: MemberFenced | None = None
-        #: Heartbeats and commits are made under it.
+        #: The generation under which heartbeats and commits are made.
         self.generation = 0
         self.offer: Offer | None = None
-        #: The coordinator has more for us once others let go: ask again soon.
+        #: The coordinator has more partitions for this member once others release them: ask again soon.
         self.pending = False
-        #: Counts joins, so that whoever waits for one can tell.
+        #: Number of joins, for threads that wait for the next one.
         self.joins = 0
 
     def on_join(self, answer: GroupJoined) -> None:
-        """The coordinator has taken this member (again)."""
+        """The coordinator has accepted this member (again)."""
         self.generation, self.joined = answer.base, True
         self.pending = answer.assignment.pending
         self.joins += 1
@@ -57,7 +57,7 @@ class Membership:
         )
 
     def on_heartbeat(self, assignment: GroupAssignment) -> None:
-        """The coordinator has heard a heartbeat of this member."""
+        """The coordinator has answered a heartbeat of this member."""
         self.pending = assignment.pending
         if assignment.generation == self.generation and self.offer is None:
             return
@@ -65,7 +65,7 @@ class Membership:
         self.offer = Offer(assignment.generation, assignment.partitions, kept, held)
 
     def on_stale(self) -> None:
-        """The coordinator does not know this member (any more): join again."""
+        """The coordinator does not know this member (any longer): join again."""
         self.joined = False
 
     @property
@@ -91,7 +91,7 @@ class Membership:
         return offer
 
     def lose_all(self) -> None:
-        """Left the group: nothing is held any more."""
+        """This member left the group: it holds nothing any longer."""
         self.joined = False
         self.offer = Offer(0, frozenset(), frozenset(), frozenset())
 

@@ -1,8 +1,8 @@
-"""The consumer's keeper: joins, sends heartbeats, looks up positions, in one background thread.
+"""The consumer's background thread that joins the group, sends heartbeats and looks up positions.
 
-So that the application may take its time between two polls without being taken for dead, and ``poll``
-never waits longer than it was told to. Its calls are bounded, and a failed one is repeated; what goes
-wrong for long is shown by ``trouble_since``.
+It exists so that the application can take its time between two polls without being taken for dead, and so
+that ``poll`` never waits longer than it was told to. Its calls are bounded, and a failed one is repeated;
+``trouble_since`` shows for how long they have been failing.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ from escrowmq.replication.errors import ConfigError, EscrowMQError
 
 log = logging.getLogger(__name__)
 
-#: One call of this thread: longer than a fail-over, shorter than a session.
+#: Time-out of one call of this thread: longer than a fail-over, shorter than a session.
 CALL_S = 4.0
-#: Until the next heartbeat while the coordinator has more for us.
+#: Pause before the next heartbeat while the coordinator has more partitions for this member.
 PENDING_S = 0.1
 RETRY_S = 0.2
-#: Leaving is a courtesy: the session's end would do it too.
+#: Leaving the group only speeds things up: the end of the session has the same effect.
 LEAVE_S = 2.0
-#: Topics of which this member reads nothing are looked for so often: others may read them, or they are gone.
-#: One that is missing twice in a row is gone; one that is created again at once is not missed.
+#: How often to look for topics of which this member reads nothing: others may read them, or they are gone. A
+#: topic that is missing twice in a row is gone; one that is deleted and created again at once is not noticed.
 LOOK_FOR_TOPICS_S = LAG_PATIENCE_S
 
 
@@ -83,7 +83,7 @@ class MembershipThread:
         self._thread.start()
 
     def wake(self, *, heartbeat: bool = False) -> None:
-        """There is something to do; ``heartbeat``: even if the next one is not due yet."""
+        """Tells the thread that there is work; ``heartbeat``: send one even if it is not due yet."""
         if heartbeat:
             self._next_heartbeat = float("-inf")
         self._wakeup.set()
@@ -102,10 +102,10 @@ class MembershipThread:
                 )
                 result_of(left, LEAVE_S)
             except EscrowMQError as error:
-                log.info("could not leave group %s (%s); its session will end by itself", member.group, error)
+                log.info("could not leave group %s (%s); its session will expire", member.group, error)
 
     def join_thread(self) -> None:
-        """Waits for the thread's end, after the router was closed (which ends its calls)."""
+        """Waits for the thread to end; call it after closing the router, which ends the thread's calls."""
         if threading.current_thread() is not self._thread:
             self._thread.join(timeout=10.0)
 
@@ -170,7 +170,7 @@ class MembershipThread:
             if isinstance(answer, InstanceTaken):
                 self._fenced(member, answer)
                 return
-            if member.topics == topics:  # else: subscribed anew meanwhile, joins again
+            if member.topics == topics:  # otherwise: subscribed to other topics meanwhile; joins again
                 member.on_join(answer)
             self._schedule(member)
             self._condition.notify_all()
@@ -190,7 +190,7 @@ class MembershipThread:
                     member.on_stale()
                     self._next_heartbeat = float("-inf")
                     return
-                if generation == member.generation:  # else: poll took over a newer one meanwhile
+                if generation == member.generation:  # otherwise poll took over a newer one meanwhile
                     member.on_heartbeat(answer)
             self._schedule(member)
             self._condition.notify_all()

@@ -1,7 +1,7 @@
-"""Looking up offsets: where a partition starts and ends, what a group committed, what a time means.
+"""Looking up offsets: start and end of a partition, a group's committed offsets, the offset at a time.
 
-Asks leaders, because "latest" and "committed" must not be answered by a follower that lags. Turns
-answers into offsets or typed errors; knows nothing of threads or of who waits.
+Asks leaders, because a follower that lags must not answer for "latest" or "committed". Turns answers into
+offsets or typed errors; knows nothing of threads or of callers that wait.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from escrowmq.replication.errors import (
 )
 from escrowmq.replication.model import ResultCode, TopicInfo
 
-#: What the broker's ``offsets`` call takes in place of a time.
+#: Values that the broker's ``offsets`` call takes instead of a time.
 LATEST, EARLIEST = -1, -2
 
 OffsetRequest = tuple[str, int, int]
@@ -48,7 +48,7 @@ class Lookup:
 
 
 class OffsetReader:
-    """Questions about offsets to the leaders of a cluster. Blocking; thread-safe."""
+    """Asks the leaders of a cluster for offsets. Blocking; thread-safe."""
 
     def __init__(self, router: Router) -> None:
         self._router = router
@@ -60,7 +60,7 @@ class OffsetReader:
         self.hear(places.unheard(topic for topic, _, _ in requests), timeout_s)
         asked = self._ask(requests, range(len(requests)), found, timeout_s)
         missing = [i for i in asked if isinstance(found[i], UnknownTopic)]
-        if missing and self._router.info.groups > 1:  # perhaps created again, and elsewhere
+        if missing and self._router.info.groups > 1:  # perhaps created again, in other broker groups
             self.hear({requests[i][0] for i in missing}, timeout_s)
             moved = [i for i in missing if places.group_of(*requests[i][:2]) != asked[i]]
             self._ask(requests, moved, found, timeout_s)
@@ -84,8 +84,8 @@ class OffsetReader:
         found: list[int | UnknownTopic],
         timeout_s: float,
     ) -> dict[int, int]:
-        """Ask the groups of these requests, as far as they are known, and put in what they find; the group
-        that each was asked of."""
+        """Sends these requests to their broker groups, as far as those are known, and stores the results in
+        ``found``. Returns the group asked for each request."""
         by_group: dict[int, list[int]] = {}
         unheard = self._router.places.unheard(requests[i][0] for i in which)
         for i in which:
@@ -122,7 +122,7 @@ class OffsetReader:
         return answer
 
     def committed(self, group: str, topics: Iterable[str], timeout_s: float) -> dict[TopicPartition, int]:
-        """A group's next offsets, of the partitions that have one."""
+        """A group's committed offsets (the next to read), for the partitions that have one."""
         gid = coordinator_group(group, self._router.info.groups)
         names = sorted(set(topics))
         answer: dict[str, dict[int, int]] = result_of(
@@ -133,9 +133,9 @@ class OffsetReader:
     def resolve(
         self, lookups: Sequence[Lookup], group: str | None, reset: str, timeout_s: float
     ) -> list[int | EscrowMQError]:
-        """The position for each look-up, or the error that ``poll`` has to raise for it.
+        """The position for each look-up, or the error that ``poll`` must raise for it.
 
-        Where a ``group`` without a place starts at the end, that is its place from now on: it is committed.
+        Where a ``group`` without a place starts at the end, the end is committed as its place.
         """
         committed: dict[TopicPartition, int] = {}
         if group is not None and any(look.goal == "committed" for look in lookups):
@@ -168,10 +168,10 @@ class OffsetReader:
     def _commit_first(
         self, group: str, ends: Mapping[TopicPartition, int], timeout_s: float
     ) -> dict[TopicPartition, int]:
-        """The ends become the group's places where it has none; the places as they are then.
+        """Commits the ends as the group's places where it has none; returns the places it then has.
 
-        A place that only this consumer knew would be lost with it, and so would all messages until the next
-        consumer of the group takes one.
+        A place known only to this consumer would be lost with it, and so would all messages until the next
+        consumer of the group finds a place.
         """
         by_topic: dict[str, dict[int, int]] = {}
         for (topic, partition), offset in ends.items():
@@ -186,8 +186,8 @@ class OffsetReader:
             raise Unavailable(f"the first places of group {group!r} may not be committed", 1.0) from error
         if isinstance(answer, GroupCallRefused):
             raise InvalidMessage(f"the first places of group {group!r} were refused: {answer.reason}")
-        # MembershipStale: an older broker, which commits nothing for those who are no members. TopicMissing:
-        # deleted meanwhile, which is told when it is read.
+        # MembershipStale: from an older broker, which accepts no commit from non-members. TopicMissing: the
+        # topic was deleted meanwhile, which is reported when it is read.
         return self.committed(group, by_topic, timeout_s)
 
 
@@ -196,7 +196,7 @@ def _choose(look: Lookup, bounds: tuple[int, int] | UnknownTopic, reset: str) ->
         return bounds
     start, end = bounds
     if look.goal == "check" and start <= look.suspect <= end:
-        return look.suspect  # the replica that did not have it lagged
+        return look.suspect  # the replica without it only lagged
     goal = look.goal if look.goal in ("earliest", "latest") else reset
     if goal == "none":
         return OffsetOutOfRange(*look.tp, look.suspect if look.goal == "check" else -1, start, end)

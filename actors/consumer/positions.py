@@ -1,12 +1,11 @@
-"""Where a consumer is in each of its partitions, and what was fetched ahead.
+"""Where a consumer is in each of its partitions, and what it has fetched ahead.
 
-The heart of the consumer, without threads, clock or network: the fetch thread asks it what to fetch
-and tells it what came; ``poll`` takes records out. Each partition has a position (next offset to
-hand out) and a fetch offset (next to ask for); what lies between waits in chunks. Everything that
-changes where a partition stands (assign, seek, pause) raises its epoch, so that an answer to an
-earlier question is recognised and dropped.
+The heart of the consumer, without threads, clock or network: the fetch thread asks it what to fetch and tells
+it what came; ``poll`` takes records out. Each partition has a position (the next offset to hand out) and a
+fetch offset (the next to request); what lies between waits in chunks. Everything that moves a partition
+(assign, seek, pause) raises its epoch, so that the answer to an earlier request is recognised and dropped.
 
-Invariant: records leave in order of offsets, without gaps, each once, from the position on.
+Invariant: records leave in order of offsets, without gaps, each exactly once, starting at the position.
 """
 
 from __future__ import annotations
@@ -22,10 +21,10 @@ from escrowmq.replication.calling.backoff import Backoff
 from escrowmq.replication.errors import CorruptLog, EscrowMQError
 from escrowmq.replication.model import ConsumerRecord
 
-#: An idle partition is asked of the next replica after this long: a replica that lags, or was cut
-#: off, hides news for no longer.
+#: An idle partition is requested from the next replica after this long, so that a replica that lags or is cut
+#: off cannot hide new messages for longer.
 ROTATE_IDLE_S = 0.5
-#: A broker with too many parked polls answers empty at once; ask it again after these.
+#: A broker with too many parked polls answers empty at once; ask it again after these pauses.
 AGAIN = Backoff(first_s=0.01, longest_s=0.2)
 
 _epochs = itertools.count(1)
@@ -33,12 +32,12 @@ _epochs = itertools.count(1)
 
 @dataclass(slots=True, eq=False)
 class PartitionState:
-    """One assigned partition. ``position`` None: not known yet (committed offset or reset needed)."""
+    """One assigned partition. ``position`` None: not known yet (a committed offset or a reset is needed)."""
 
     topic: str
     partition: int
     gid: int
-    #: Counts up to the next replica; starts apart, so that partitions spread.
+    #: Selects the replica, counting up; starts at the partition number, so that partitions spread.
     turn: int
     epoch: int = field(default_factory=lambda: next(_epochs))
     position: int | None = None
@@ -46,18 +45,18 @@ class PartitionState:
     chunks: deque[Chunk] = field(default_factory=deque)
     buffered: int = 0
     paused: bool = False
-    #: What to look up while the position is unknown: "committed", "earliest", "latest", or "check":
-    #: whether ``suspect`` (an offset that a replica does not have) is out of range in truth.
+    #: What to look up while the position is unknown: "committed", "earliest", "latest", or "check": whether
+    #: ``suspect`` (an offset that one replica does not have) is really out of range.
     goal: str = "committed"
     suspect: int = 0
     #: What the group has committed, as far as this consumer knows.
     committed: int | None = None
     in_flight: int | None = None
     not_before: float = 0.0
-    #: Answers in a row that were of no use, or empty without having waited.
+    #: Number of useless answers in a row, or of empty ones that came without waiting.
     vain: int = 0
     rotate_at: float = 0.0
-    #: Since when no replica has given a useful answer; None: the last one was fine.
+    #: Since when no replica has given a useful answer; None: the last answer was useful.
     troubled_since: float | None = None
     #: Of the last answer to a fetch; -1: there was none yet.
     log_start: int = -1
@@ -78,17 +77,17 @@ class PartitionState:
         )
 
     def look_up(self, goal: str, suspect: int = 0) -> None:
-        """Position unknown until ``resolve``."""
+        """Makes the position unknown until ``resolve``."""
         self.restart(None)
         self.goal, self.suspect = goal, suspect
 
     def back_off(self, now: float) -> None:
-        """Not asked again for a while, a longer one each time."""
+        """Delays the next fetch, each time for longer."""
         self.not_before = now + AGAIN.pause_s(self.vain)
         self.vain += 1
 
     def restart(self, position: int | None) -> None:
-        """Forgets what was fetched and answers under way; goes on from ``position``."""
+        """Forgets what was fetched and answers under way; continues at ``position``."""
         self.epoch = next(_epochs)
         self.chunks.clear()
         self.position, self.fetch_offset = position, position or 0
@@ -102,8 +101,8 @@ class Positions:
     def __init__(self, *, fetch_bytes: int, buffer_bytes: int, linger_s: float) -> None:
         self._fetch_bytes, self._buffer_bytes, self._linger_s = fetch_bytes, buffer_bytes, linger_s
         self._states: dict[TopicPartition, PartitionState] = {}
-        self._order: deque[TopicPartition] = deque()  # whose records poll hands out next
-        #: Fetching stopped for want of memory: whoever takes records should wake the fetch thread.
+        self._order: deque[TopicPartition] = deque()  # the first one's records are handed out next
+        #: Fetching stopped because memory is full: a poll that takes records must wake the fetch thread.
         self.starved = False
 
     def states(self) -> list[PartitionState]:
@@ -123,7 +122,7 @@ class Positions:
     ) -> list[TopicPartition]:
         """Replaces the assignment by ``wanted`` (partition -> broker group); returns what was lost.
 
-        Partitions in ``kept`` go on where they are; all others start from the committed offset.
+        Partitions in ``kept`` continue where they are; all others start from the committed offset.
         """
         kept = set(kept) & set(self._states)
         lost = [tp for tp in self._states if tp not in wanted or tp not in kept]
@@ -140,15 +139,15 @@ class Positions:
         return [state for state in self._states.values() if state.position is None and state.error is None]
 
     def resolve(self, tp: TopicPartition, epoch: int, offset: int, gid: int | None = None) -> None:
-        """The looked-up position, unless the application sought elsewhere meanwhile. ``gid``: the broker
-        group that was asked, if that may be another one than before."""
+        """Sets the looked-up position, unless the application sought elsewhere meanwhile. ``gid``: the broker
+        group that was asked, if it may have changed."""
         state = self._states.get(tp)
         if state is not None and state.epoch == epoch and state.position is None:
             state.gid = state.gid if gid is None else gid
             state.restart(offset)
 
     def refuse(self, tp: TopicPartition, epoch: int, error: EscrowMQError) -> None:
-        """There is no position: ``poll`` raises this until the application seeks."""
+        """Records that there is no position: ``poll`` raises ``error`` until the application seeks."""
         state = self._states.get(tp)
         if state is not None and state.epoch == epoch:
             state.error = error
@@ -168,7 +167,7 @@ class Positions:
         return sorted((s for s in ready if s.buffered < share), key=lambda s: s.buffered), calls
 
     def next_wakeup(self, now: float) -> float | None:
-        """Earliest time at which a partition that backs off may be fetched again."""
+        """The earliest time at which a partition that backs off may be fetched again."""
         times = [s.not_before for s in self._states.values() if s.not_before > now and s.in_flight is None]
         return min(times, default=None)
 
@@ -184,9 +183,10 @@ class Positions:
         *,
         early: bool,
     ) -> bool:
-        """A replica's good answer to a fetch at ``offset``; ``early``: empty without having waited.
+        """Takes a replica's good answer to a fetch at ``offset``; ``early``: it was empty and came without
+        waiting.
 
-        False if nobody waits for it any more. ``bounds``: log start and end as the replica knows them.
+        False if the answer is outdated. ``bounds``: log start and end as that replica knows them.
         """
         state = self._states.get(tp)
         if state is None or state.epoch != epoch or state.fetch_offset != offset:
@@ -199,7 +199,7 @@ class Positions:
             state.buffered += chunk.size
             state.fetch_offset, state.vain, state.rotate_at = chunk.end, 0, 0.0
             if chunk.size * 16 < self._fetch_bytes:
-                state.not_before = now + self._linger_s  # at the end: let some more come together
+                state.not_before = now + self._linger_s  # near the end: let more messages accumulate
         else:
             if early:
                 state.back_off(now)
@@ -212,7 +212,8 @@ class Positions:
         return True
 
     def troubled(self, tp: TopicPartition, epoch: int, now: float) -> float:
-        """No useful answer: another replica next, after a short wait. Returns for how long by now."""
+        """No useful answer: tries another replica next, after a short wait. Returns for how long it has been
+        so (seconds)."""
         state = self._states.get(tp)
         if state is None or state.epoch != epoch:
             return 0.0
@@ -224,7 +225,7 @@ class Positions:
         return now - state.troubled_since
 
     def take(self, limit: int) -> list[ConsumerRecord]:
-        """Records in order of each partition's offsets, partitions in turn, at most ``limit``."""
+        """Records, ordered by offset within each partition, partitions in turn, at most ``limit``."""
         records: list[ConsumerRecord] = []
         for _ in range(len(self._order)):
             tp = self._order[0]
@@ -235,7 +236,7 @@ class Positions:
                 try:
                     records += chunk.take(state.topic, state.partition, limit - len(records))
                 except CorruptLog as error:
-                    # Another replica may hold it intact; what the application saw stays as it is.
+                    # Another replica may hold it intact; what the application has seen is not affected.
                     state.restart(state.position)
                     state.turn += 1
                     if records:

@@ -1,10 +1,11 @@
 """Which fetches of a range are under way, and which come next. Decides only: no call, no clock, no thread.
 
-Where the answer to a fetch ends depends on the sizes of messages, so the next fetch could be put only when
-the one before has come. A broker can tell from its index where the next answers will end (``fetch_ends``),
-and then several are under way at once. What it tells is no more than advice: replicas may have cut their
-runs in different places, and retention goes on. A piece whose answer is shorter is asked for again from
-there, one that is longer is cut, and without the advice one fetch at a time is under way.
+Where the answer to a fetch ends depends on the sizes of messages, so without help the next fetch could be
+sent only once the previous answer has come. A broker can tell from its index where the next answers will end
+(``fetch_ends``), and then several fetches are under way at once. That information is only a hint: replicas
+may have cut their runs in different places, and retention may remove data meanwhile. If an answer is shorter
+than expected, its rest is requested again; if it is longer, it is cut; without the hint, one fetch at a time
+is under way.
 """
 
 from __future__ import annotations
@@ -14,34 +15,34 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-#: (what the broker said of the partition, None, replica), or (None, error or None for silence, replica).
+#: (the broker's answer for the partition, None, replica), or (None, error or None for silence, replica).
 FetchAnswer = tuple[Any, BaseException | None, int]
 
 
 @dataclass(slots=True)
 class Piece:
-    """A fetch under way for ``[offset, until)``; ``rid`` is whom it was put to last, in that ``turn``."""
+    """A fetch under way for ``[offset, until)``; ``rid``: the replica asked last, in turn ``turn``."""
 
     offset: int
     until: int
-    #: Token -> replica: a silent one may still answer first.
+    #: Token -> replica, for every replica asked: a silent one may still be the first to answer.
     tokens: dict[int, int] = field(default_factory=dict)
     rid: int = 0
     turn: int = 0
     ask_again_at: float = 0.0
-    #: What came before it was this one's turn.
+    #: Answers that came before this piece was the first.
     answers: deque[FetchAnswer] = field(default_factory=deque)
 
 
-#: ``ask(offset, until)`` puts a fetch.
+#: ``ask(offset, until)`` sends a fetch.
 AskPiece = Callable[[int, int], Piece]
 
 
 class ReadAhead:
-    """The pieces of one range, in their order. All but the last end where a fetch was told to end.
+    """The pieces of one range, in order. All but the last end where a fetch was predicted to end.
 
-    Who puts fetches is handed in each time: kept here, reader and pieces would keep each other in memory,
-    and with them the answers that nobody read.
+    The function that sends fetches is passed in each time: if it were stored here, reader and pieces would
+    keep each other in memory, and with them the answers that were never read.
     """
 
     def __init__(self, end: int, in_flight: int) -> None:
@@ -53,36 +54,36 @@ class ReadAhead:
         self._pieces.append(ask(start, self._end))
 
     def clear(self) -> None:
-        """Forgets all; what comes from now on is dropped."""
+        """Forgets everything; answers that come later are dropped."""
         self._pieces.clear()
         self._ends.clear()
 
     @property
     def first(self) -> Piece | None:
-        """The one to be read now."""
+        """The piece to be read now."""
         return self._pieces[0] if self._pieces else None
 
     def received(self, reached: int, ask: AskPiece) -> None:
-        """The answer to the first piece goes until ``reached``."""
+        """The answer to the first piece reaches up to ``reached``."""
         piece = self._pieces.popleft()
         if reached < piece.until:
             self._pieces.appendleft(ask(reached, piece.until))
 
     def ends_wanted(self) -> int | None:
-        """From which offset on to ask where fetches end, before those known are used up; None: not now."""
+        """From which offset on to ask where fetches end, before the known ends are used up; None: not now."""
         if not self._pieces or self._in_flight == 1 or len(self._ends) >= self._in_flight:
             return None
         known = self._ends[-1] if self._ends else self._pieces[-1].offset
         return known if known < self._end else None
 
     def learn(self, ends: Sequence[int]) -> None:
-        """Where the fetches from some earlier ``ends_wanted`` on end."""
+        """Takes the ends of the fetches from an earlier ``ends_wanted`` on."""
         for end in ends:
             if not self._ends or end > self._ends[-1]:
                 self._ends.append(end)
 
     def extend(self, ask: AskPiece) -> None:
-        """Asks for what comes next, as far as it is known where that starts."""
+        """Requests what comes next, as far as its start is known."""
         while self._pieces and len(self._pieces) < self._in_flight:
             last = self._pieces[-1]
             while self._ends and self._ends[0] <= last.offset:
@@ -93,7 +94,7 @@ class ReadAhead:
             self._pieces.append(ask(last.until, self._end))
 
     def take(self, token: int, answer: Any, error: BaseException | None) -> None:
-        """Keeps what came for the piece that asked; a late answer to an earlier question is dropped."""
+        """Keeps an answer for the piece that asked; a late answer to an earlier request is dropped."""
         for piece in self._pieces:
             if token in piece.tokens:
                 rid = piece.tokens.pop(token)

@@ -1,9 +1,9 @@
 """Reading a fixed range of one partition in large blobs, for jobs: Spark splits, exports, repairs.
 
-No group, no thread, no state to keep: a loop over fetch calls to any replica, a few of them under way
-while the caller deals with what came (see read_ahead.py). Gives exactly ``[start, end)``: runs that
-stick out are cut at message borders without decoding them. Every end is a typed error; data that is not
-there is never skipped in silence.
+No group, no thread, no state to keep: a loop over fetch calls to any replica, with a few of them under way
+while the caller processes what came (see read_ahead.py). Returns exactly ``[start, end)``: runs that reach
+beyond the range are cut at message boundaries without decoding them. Every failure is a typed error; missing
+data is never skipped silently.
 """
 
 from __future__ import annotations
@@ -33,30 +33,31 @@ from escrowmq.replication.errors import (
 )
 from escrowmq.replication.model import ResultCode
 
-#: Bytes of one fetch. A call costs two to three milliseconds of processor time in all, whatever its size, and
-#: a megabyte another one; the broker has memory at hand for answers up to this (see answer_buffers.py).
+#: Bytes of one fetch. A call costs two to three milliseconds of processor time in total, whatever its size,
+#: and one more per megabyte; the broker has memory ready for answers up to this size (see answer_buffers.py).
 FETCH_BYTES = 8 << 20
-#: Fetches under way while the caller deals with what came: one is enough while the caller is the slower one,
-#: more cover what an answer takes on its way, and a broker that does other things meanwhile.
+#: Fetches under way while the caller processes what came. One is enough while the caller is the slower side;
+#: more of them hide the latency of answers, and of a broker that is busy otherwise.
 IN_FLIGHT = 3
-#: How long the broker may wait for news that this replica has not got yet.
+#: How long the broker may wait for messages that its replica does not have yet.
 FETCH_WAIT_S = 0.25
-#: Of so many fetches to come it asks at once where they end: a walk through the index, past all messages.
+#: For how many coming fetches to ask the broker at once where they end: it walks its index past all messages.
 ENDS_PER_CALL = 16
-#: After so long without an answer to that it asks again: who was asked may have died.
+#: After this long without an answer to that, ask again: the replica may have died.
 ENDS_PATIENCE_S = 1.0
-#: Silence beyond that wait after which another replica is asked; doubles while nobody answers.
+#: Silence beyond that wait after which another replica is asked; doubles while none answers.
 SILENCE = Backoff(first_s=0.25, longest_s=SILENCE_S_MAX)
-#: Between two questions about data that nobody seems to have; after a refusal (overloaded, starting, dead)
-#: longer each time, at least what the broker asks for, and by chance, so that tasks do not come back at once.
+#: Pause between two requests for data that no replica seems to have. After a refusal (overloaded, starting,
+#: dead) the pause grows, is at least what the broker asks for, and is random, so that tasks do not all come
+#: back at once.
 RETRY = Backoff(first_s=0.05, longest_s=2.0, jitter=0.5)
 
 
 class Stretch(NamedTuple):
-    """Neighbouring runs ``(base offset, messages, time in ms, bytes)``, at least one, and their rows.
+    """Adjacent runs ``(base offset, messages, time in ms, bytes)``, at least one, and their rows.
 
-    ``rows`` is for ``codec.decode_rows``, all at once or run by run. It is a view of shared memory, which
-    is free again when no view of it is left: copy what is to stay.
+    ``rows`` is for ``codec.decode_rows``, all at once or run by run. It is a view of shared memory, which is
+    freed when no view of it is left: copy what you want to keep.
     """
 
     runs: list[FetchedRun]
@@ -64,7 +65,7 @@ class Stretch(NamedTuple):
 
 
 class RowBlock(NamedTuple):
-    """``messages`` many from ``base_offset`` on, all of one time; ``rows`` as in a stretch."""
+    """``messages`` messages from ``base_offset`` on, all with one timestamp; ``rows`` as in ``Stretch``."""
 
     base_offset: int
     messages: int
@@ -73,8 +74,8 @@ class RowBlock(NamedTuple):
 
 
 class _KnownMembers:
-    """Replicas that may be asked, by the newest that was told of them. Apart from the reader: whoever picks
-    one of them must not keep the reader, and what it has read, alive."""
+    """Replicas that may be asked, according to the newest report of members. Separate from the reader, so
+    that ReplicaChoice, which refers to it, does not keep the reader and what it has read alive."""
 
     __slots__ = ("asked", "epoch", "ids")
 
@@ -83,16 +84,16 @@ class _KnownMembers:
 
     def told(self, answer: Any, error: BaseException | None) -> None:
         if error is not None or not isinstance(answer, MembersReport) or not answer.applied:
-            return  # what is not applied may be cut off, and another change then has its version
+            return  # an unapplied change may be cut off, and another change may then get its version
         if answer.version > self.epoch:
             self.ids, self.epoch = answer.all, answer.version
 
 
 class PartitionReader(Closing):
-    """Gives the ``RowBlock``s of ``[start, end)``, or its ``stretches``. One pass, one thread; ``close`` it.
+    """Yields the ``RowBlock``s of ``[start, end)``, or its ``stretches``. One pass, one thread; ``close`` it.
 
     Raises UnknownTopic; OffsetOutOfRange for data that retention has removed, or that no replica has
-    got after ``lag_patience_s``; Unavailable if no replica answers for ``timeout_s``; CorruptLog if all
+    after ``lag_patience_s``; Unavailable if no replica answers for ``timeout_s``; CorruptLog if all
     copies are damaged.
     """
 
@@ -127,7 +128,7 @@ class PartitionReader(Closing):
         self._lag_patience_s, self._pause = lag_patience_s, pause
         self._own_calls = RayCalls(info) if calls is None else None
         self._calls: ReplicaCalls = calls if self._own_calls is None else self._own_calls  # type: ignore[assignment]
-        # By chance, to spread the load; at the leader, which has the writes to do, only in the end.
+        # Starts at a random replica, to spread the load; the leader comes last, since it handles the writes.
         self._rng = random.Random()
         first = self._rng.randrange(max(1, info.replicas - (leader is not None)))
         self._members = members = _KnownMembers(info.replicas)
@@ -135,12 +136,12 @@ class PartitionReader(Closing):
         self._turn = self._token = self._silences = 0
         self._inbox: queue.SimpleQueue[tuple[int, Any, BaseException | None]] = queue.SimpleQueue()
         self._ahead = ReadAhead(end, in_flight)
-        self._ends_asked, self._ends_asked_at = 0, float("-inf")  # the token; none is under way: 0
+        self._ends_asked, self._ends_asked_at = 0, float("-inf")  # the token; 0: no call is under way
         self._serves = 0  # the replica that answered last
         self._closed = False
 
     def close(self) -> None:
-        """Drops what is under way, and what came and was not read. Safe to call twice."""
+        """Drops what is under way and what came but was not read. Safe to call twice."""
         self._closed = True
         self._ahead.clear()
         while not self._inbox.empty():
@@ -156,7 +157,7 @@ class PartitionReader(Closing):
                 at += size
 
     def stretches(self) -> Iterator[Stretch]:
-        """The same, an answer at a time: what is done once for each is not done for every run."""
+        """The same data, one answer at a time, which saves work per run."""
         if self.start < self.end:
             self._check_open()
             self._ahead.begin(self.start, self._ask)
@@ -164,15 +165,15 @@ class PartitionReader(Closing):
             runs, blob = self._receive(asked)
             self._ahead.received(runs[-1][0] + runs[-1][1], self._ask)
             self._look_ahead()
-            # Not from where the run starts: what is one run here may be two at the replica asked before.
+            # Cut at the piece's offset, not at a run's start: other replicas may have cut runs differently.
             last = self._ahead.first is None
             yield Stretch(*trim_runs(runs, blob, asked.offset, asked.until))
             if not last:
-                self._check_open()  # or what is left would look like the end
+                self._check_open()  # otherwise the remaining part would be missing silently
 
     def _check_open(self) -> None:
         if self._closed:
-            raise Closed(f"the reader of {self.topic}/{self.partition} was closed before it came to its end")
+            raise Closed(f"the reader of {self.topic}/{self.partition} was closed before it reached its end")
 
     def _ask(self, offset: int, until: int, before: Piece | None = None) -> Piece:
         now = self._clock()
@@ -186,7 +187,7 @@ class PartitionReader(Closing):
         return asked
 
     def _look_ahead(self) -> None:
-        """Has more answers under way, and asks in time where those behind them will end."""
+        """Sends more fetches, and asks early enough where later ones will end."""
         self._ahead.extend(self._ask)
         at, now = self._ahead.ends_wanted(), self._clock()
         if at is not None and (not self._ends_asked or now - self._ends_asked_at > ENDS_PATIENCE_S):
@@ -194,7 +195,7 @@ class PartitionReader(Closing):
             self._ends_asked, self._ends_asked_at = self._call(self._serves, "fetch_ends", *which), now
 
     def _call(self, rid: int, method: str, *args: Any) -> int:
-        """Puts a question; what comes to the inbox in answer has the token that this returns."""
+        """Sends a request; its answer comes to the inbox with the token that this returns."""
         self._token += 1
         token = self._token
 
@@ -206,10 +207,10 @@ class PartitionReader(Closing):
         return token
 
     def _receive(self, asked: Piece) -> tuple[list[FetchedRun], memoryview]:
-        """The answer to ``asked`` with at least one run; asks others as needed."""
+        """The answer to ``asked`` with at least one run; asks other replicas as needed."""
         since = self._clock()
         if not self._choice.avoids(self._gid, asked.rid, since):
-            # Those before it may have kept the broker busy until now; one that fell silent is not waited for.
+            # Earlier pieces may have kept the broker busy until now; a replica that fell silent gets no time.
             asked.ask_again_at = max(asked.ask_again_at, since + SILENCE.pause_s(self._silences))
         answered = False
         refusal: EscrowMQError | None = None
@@ -241,9 +242,9 @@ class PartitionReader(Closing):
                 raise refusal or Unavailable(
                     f"no replica of group {self._gid} serves {self.topic}/{self.partition}", 1.0
                 )
-            if asked.answers:  # from somebody else, meanwhile
+            if asked.answers:  # from another replica, meanwhile
                 continue
-            # What was put to a replica that had failed already: neither a turn nor a pause for each of them.
+            # Pieces sent to a replica that had already failed do not each cost another turn and pause.
             if asked.turn == self._turn:
                 self._turn += 1
                 refusals = refusals + 1 if part is None else 0
@@ -252,8 +253,9 @@ class PartitionReader(Closing):
             self._ask(asked.offset, asked.until, asked)
 
     def _ask_for_members(self, now: float) -> None:
-        """One is gone, or silent: the group may have others by now. The supervisor knows where they are, and
-        in its absence those who are left; what they say counts from the next turn on."""
+        """Called when a replica is gone or silent: the group may have other members by now. The supervisor
+        knows them; every second time a remaining replica is asked instead, in case the supervisor is absent.
+        The answer counts from the next turn on."""
         members = self._members
         members.asked += 1
         if members.asked % 2:
@@ -263,7 +265,7 @@ class PartitionReader(Closing):
             self._calls.call(self._gid, rid, "members", (), members.told)
 
     def _next_answer(self, asked: Piece) -> FetchAnswer:
-        """To the question that is read now, when all that has come is in its place."""
+        """The next answer to ``asked``, once everything that has come is sorted to its piece."""
         while True:
             left_s = 0.0 if asked.answers else max(asked.ask_again_at - self._clock(), 0.001)
             try:
@@ -284,12 +286,12 @@ class PartitionReader(Closing):
     def _refusal(
         self, code: int, offset: int, log_start: int, log_end: int, before: EscrowMQError | None
     ) -> EscrowMQError:
-        """What it means that this replica has nothing here; raises what cannot get better."""
+        """The error for a replica without data here; raised at once if it cannot get better."""
         if code == ResultCode.OUT_OF_RANGE or code == ResultCode.OK:
             error = OffsetOutOfRange(self.topic, self.partition, offset, log_start, log_end)
             if offset < log_start:
                 raise error
-            # Behind the end, this replica may lag. The most that any of them has is the best excuse.
+            # Beyond the end, this replica may lag. Report the furthest end that any of them has.
             if isinstance(before, OffsetOutOfRange) and before.end > log_end:
                 return before
             return error

@@ -1,9 +1,9 @@
 """What a fetch brought, and the records made of it.
 
-A chunk is one partition's part of one fetch: runs of messages whose rows stand one behind the other
-in one blob. The rows of a whole chunk are decoded by one C call, when the application gets to it and
-not before, so that what waits in memory is as compact as on the wire. (Measured: decoding costs
-0.06 us a row, a record object 0.6 us; a decode call per message would cost as much again.)
+A chunk is one partition's part of one fetch: runs of messages whose rows follow one another in one blob. The
+rows of a whole chunk are decoded by one C call, only when the application gets to it, so that what waits in
+memory is as compact as on the wire. (Measured: decoding costs 0.06 us a row, a record object 0.6 us; a decode
+call per message would cost as much again.)
 
 Never skips or invents an offset: runs that do not join are an error, not a gap.
 """
@@ -18,12 +18,12 @@ from escrowmq.replication.errors import CorruptLog
 from escrowmq.replication.format.codec import Row, decode_rows
 from escrowmq.replication.model import ConsumerRecord
 
-#: ``(base_offset, count, ts_ms, nbytes)`` as the broker's fetch answers.
+#: ``(base_offset, count, ts_ms, nbytes)`` as in the broker's answer to a fetch.
 FetchedRun = tuple[int, int, int, int]
 
 
 def check_dense(runs: Sequence[FetchedRun], offset: int, size: int) -> None:
-    """Raises CorruptLog unless the runs join, hold ``offset`` in the first, and fill ``size`` bytes."""
+    """Raises CorruptLog unless the runs join, the first holds ``offset``, and they fill ``size`` bytes."""
     expected = runs[0][0]
     for base, count, _, _ in runs:
         if base != expected or count <= 0:
@@ -40,7 +40,7 @@ class Chunk:
 
     def __init__(self, runs: Sequence[FetchedRun], blob: bytes | memoryview, offset: int) -> None:
         check_dense(runs, offset, len(blob))
-        # A copy, where this is a view of Ray's shared memory: that must not fill with what nobody polls.
+        # A copy if this is a view of Ray's shared memory, which must not fill with data that is never polled.
         self._runs, self._blob, self._run = runs, bytes(blob), 0
         self._rows: list[Row] | None = None
         self.next, self.end, self.size = offset, runs[-1][0] + runs[-1][1], len(blob)
@@ -74,10 +74,10 @@ class Chunk:
 def trim_runs(
     runs: Sequence[FetchedRun], rows: memoryview, start: int, end: int
 ) -> tuple[list[FetchedRun], memoryview]:
-    """Neighbouring runs and their rows without what lies outside of ``[start, end)``; nothing is decoded.
+    """Adjacent runs and their rows without what lies outside ``[start, end)``; nothing is decoded.
 
-    They overlap the range, and the first does not end before it. Raises CorruptLog if there are not as many
-    rows as a run says.
+    The runs must overlap the range, and the first must not end before it. Raises CorruptLog if a run has
+    fewer rows than it says.
     """
     kept, low, high = list(runs), 0, len(rows)
     while kept[-1][0] >= end:
@@ -94,7 +94,7 @@ def trim_runs(
 
 
 def _bytes_of(rows: memoryview, count: int, run: FetchedRun) -> int:
-    """How many bytes the first ``count`` rows take."""
+    """The size of the first ``count`` rows, in bytes."""
     unpacker = msgpack.Unpacker(max_buffer_size=max(len(rows), 1))
     unpacker.feed(rows)
     try:

@@ -1,9 +1,9 @@
-"""Records that a handler could not deal with yet, waiting for their second chance.
+"""Records that a handler could not process yet, waiting to be delivered again.
 
-The simplest honest version: a nacked record is kept by this consumer and comes back from ``poll``
-after its delay, and until then no commit without explicit offsets goes past it. So if this consumer
-dies or loses the partition first, the next reader starts at that record: it and everything behind
-it is delivered again. There is no count of attempts and no dead-letter topic here.
+Kept as simple as possible: this consumer keeps a nacked record, and ``poll`` returns it after its delay;
+until then no commit without explicit offsets goes past it. So if this consumer dies or loses the partition
+first, the next reader starts at that record: it and everything after it is delivered again. Attempts are not
+counted, and there is no dead-letter topic.
 
 Pure: takes ``now``. Bounded by ``limit``.
 """
@@ -17,12 +17,12 @@ from escrowmq.actors.client.consumer_groups import TopicPartition
 from escrowmq.replication.errors import Overloaded
 from escrowmq.replication.model import ConsumerRecord
 
-#: Nacked records one consumer keeps: a handler that fails for all of them should stop, not queue.
+#: Nacked records that one consumer keeps: a handler that fails for all of them should stop, not queue them.
 NACKED_MAX = 10_000
 
 
 class Redelivery:
-    """Nacked records by due time, and the lowest of each partition."""
+    """Nacked records by due time, and the lowest offset of each partition."""
 
     def __init__(self, limit: int = NACKED_MAX) -> None:
         self._limit = limit
@@ -34,7 +34,8 @@ class Redelivery:
         return self._count
 
     def add(self, record: ConsumerRecord, due: float) -> None:
-        """Keeps a record until ``due``; again: with the new time. Raises Overloaded at the limit."""
+        """Keeps a record until ``due``; repeated for a record, the new time counts. Raises Overloaded at the
+        limit."""
         waiting = self._records.setdefault((record.topic, record.partition), {})
         if record.offset not in waiting:
             if self._count >= self._limit:
@@ -44,7 +45,7 @@ class Redelivery:
         heapq.heappush(self._due, (due, record.topic, record.partition, record.offset))
 
     def take(self, now: float, limit: int, skip: Collection[TopicPartition] = ()) -> list[ConsumerRecord]:
-        """Records whose time has come, at most ``limit``; those of ``skip`` (paused) go on waiting."""
+        """Due records, at most ``limit``; those of partitions in ``skip`` (paused) continue to wait."""
         records: list[ConsumerRecord] = []
         held: list[tuple[float, str, int, int]] = []
         while self._due and len(records) < limit and self._due[0][0] <= now:
@@ -63,16 +64,16 @@ class Redelivery:
         return records
 
     def next_due(self) -> float | None:
-        """When the next record may come back (or an earlier time)."""
+        """When the next record may come back (possibly too early)."""
         return self._due[0][0] if self._due else None
 
     def floor(self, tp: TopicPartition) -> int | None:
-        """Lowest offset of a partition that still waits: commits stop before it."""
+        """The lowest offset of a partition that still waits; commits stop before it."""
         waiting = self._records.get(tp)
         return min(waiting) if waiting else None
 
     def drop(self, tp: TopicPartition) -> None:
-        """Forgets a partition's records: it moved on, or the application sought elsewhere."""
+        """Forgets a partition's records: it was reassigned, or the application sought elsewhere."""
         self._count -= len(self._records.pop(tp, ()))
         if not self._count:
             self._due.clear()

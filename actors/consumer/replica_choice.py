@@ -1,9 +1,8 @@
 """Which replica to read from.
 
-Any replica serves reads. A consumer spreads its partitions over the replicas of a group (and
-consumers differ by a salt), leaves a replica that stays silent or fails at once, and comes back to
-it after a penalty that doubles. Who reads in bulk begins with the followers, since the leader has the
-writes to do. Pure: takes ``now``.
+Any replica serves reads. A consumer spreads its partitions over the replicas of a group (and consumers differ
+by a salt), stops using a replica as soon as it fails or stays silent, and returns to it after a penalty that
+doubles. Bulk readers start with the followers, since the leader handles the writes. Pure: takes ``now``.
 """
 
 from __future__ import annotations
@@ -13,14 +12,14 @@ from dataclasses import dataclass
 
 from escrowmq.replication.calling.backoff import Backoff
 
-#: First and longest time a replica that failed is left alone. The first covers an actor's restart;
-#: the longest keeps a cluster that healed from being avoided for more than this.
+#: First and longest time for which a failed replica is avoided. The first covers an actor's restart; the
+#: longest limits how long a cluster that has recovered is still avoided.
 PENALTY = Backoff(first_s=1.0, longest_s=10.0)
-#: Longest silence that is waited for, after doubling: a machine that swaps is slow, not dead.
+#: Longest silence to wait for, after doubling: a machine that swaps is slow, not dead.
 SILENCE_S_MAX = 4.0
-#: What all replicas say for longer than this is believed: that an offset which ought to exist does not, or
-#: that there is no such topic. Replicas may be behind for as long as a fail-over (1 to 2 s) or the creation
-#: of a topic takes, and for longer on a busy machine; what is believed ends in an error for the application.
+#: If all replicas say for longer than this that an offset which ought to exist does not, or that a topic does
+#: not exist, they are believed, and the application gets an error. Replicas may lag for as long as a
+#: fail-over (1 to 2 s) or the creation of a topic takes, and longer on a busy machine.
 LAG_PATIENCE_S = 5.0
 
 
@@ -31,7 +30,7 @@ class _Health:
 
 
 class ReplicaChoice:
-    """Penalties of every replica of every group, and the pick among them."""
+    """The penalties of every replica of every group, and the choice among the replicas."""
 
     def __init__(
         self,
@@ -40,11 +39,11 @@ class ReplicaChoice:
         last: int | None = None,
         members: Callable[[int], tuple[int, ...]] | None = None,
     ) -> None:
-        """Turns go round, from the replica ``salt`` on; ``last`` comes behind all others. ``members``: the
-        replicas of a group by now; None: always as many as these."""
+        """Turns go round, starting at replica ``salt``; ``last`` comes after all others. ``members``: returns
+        the present replicas of a group; None: always ``replicas`` of them."""
         self._founders, self._salt, self._last = tuple(range(replicas)), salt, last
         self._members = members or (lambda gid: self._founders)
-        self._rings: dict[int, tuple[tuple[int, ...], list[int]]] = {}  # by group: made of whom
+        self._rings: dict[int, tuple[tuple[int, ...], list[int]]] = {}  # by group: members, their ring
         self._health: dict[tuple[int, int], _Health] = {}
 
     def _ring(self, gid: int) -> list[int]:
@@ -59,7 +58,7 @@ class ReplicaChoice:
         return ring
 
     def pick(self, gid: int, turn: int, now: float) -> int:
-        """The replica for this turn: the first not avoided, else the one whose penalty ends first."""
+        """The replica for this turn: the first not avoided, otherwise the one whose penalty ends first."""
         ring = self._ring(gid)
         first = turn % len(ring)
         order = [*ring[first:], *ring[:first]]
@@ -69,18 +68,18 @@ class ReplicaChoice:
         return min(order, key=lambda rid: self._health[gid, rid].avoid_until)
 
     def avoids(self, gid: int, rid: int, now: float) -> bool:
-        """Whether this one is left alone now."""
+        """Whether this replica is avoided now."""
         health = self._health.get((gid, rid))
         return health is not None and health.avoid_until > now
 
     def failed(self, gid: int, rid: int, now: float) -> None:
-        """It was silent too long, or its actor is gone."""
+        """The replica was silent for too long, or its actor is gone."""
         health = self._health.setdefault((gid, rid), _Health())
         if health.avoid_until > now:
-            return  # several calls were under way to it: one failure
+            return  # several calls to it were under way: they count as one failure
         health.avoid_until = now + PENALTY.pause_s(health.failures)
         health.failures += 1
 
     def answered(self, gid: int, rid: int) -> None:
-        """It answered: forgiven."""
+        """The replica answered: its penalty is lifted."""
         self._health.pop((gid, rid), None)
