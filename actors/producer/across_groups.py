@@ -1,13 +1,13 @@
 """Transactions over several broker groups or in several parts, step by step; without threads or Ray.
 
 Prepare: the home group first, part by part; then the other groups, whose branches name home's record (its log
-index, which home's answer tells). Decide: the home group first, since its record *is* the decision; then the
-others, which follow it; then home is told which of them have done it. Whatever this client leaves undone the
-groups' leaders do (replica/branches.py): home tells its branches, and a branch that nobody decides asks home.
-What fails on the way is rolled back where that is safe. A transaction with one part in one group takes the
-short way through the same functions: one block, no object beside it.
+index, which home's answer gives). Decide: the home group first, since its record *is* the decision; then the
+others, which follow it; then home is told which of them have done so. Whatever this client leaves unfinished,
+the groups' leaders complete (replica/branches.py): home tells its branches, and an undecided branch asks
+home. What fails on the way is rolled back where that is safe. A transaction with one part in one group takes
+a shortcut through the same functions: one block, and no other object.
 
-The same steps take one transaction or hundreds that go to the same groups.
+The same steps handle one transaction, or hundreds that go to the same groups.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ from escrowmq.replication.model import ResultCode
 
 log = logging.getLogger(__name__)
 
-#: How often a transaction that found the limit of open transactions reached tries again.
+#: Pause before a transaction that found the limit of open transactions reached tries again.
 LIMIT_RETRY_S = 0.1
-#: How long a branch waits for an older transaction of its id to be rolled back there. Its group asks that
-#: one's home every two seconds.
+#: How long a branch waits until an older transaction with its id is rolled back there. The branch's group
+#: asks the older one's home every two seconds.
 OLDER_WAIT_S = 10.0
 #: Someone else's transaction has this id: nothing of it may be touched.
 NOT_OURS = (ResultCode.TX_CONFLICT, ResultCode.DUPLICATE)
-#: A branch that was refused so may be prepared a while later.
+#: Refusals of a branch that may pass: it can be prepared a little later.
 PASSING = (ResultCode.STALE, ResultCode.TOO_MANY_OPEN, ResultCode.TOO_MANY_IDS, ResultCode.RETRY)
 OnOutcome = Callable[[Outcome], None]
 
 
 class Sender(Protocol):
-    """What preparing and settling need of a producer."""
+    """What the steps need from a producer."""
 
     def enqueue(self, gid: int, block: Block) -> None: ...
     def call_later(self, delay_s: float, work: Callable[[], None]) -> None: ...
@@ -55,14 +55,15 @@ class Sender(Protocol):
 
 
 def prepare(sender: Sender, plan: TxPlan, done: OnOutcome, limit_wait_s: float = 0.0) -> None:
-    """Make all of a transaction's messages durable; ``done({})`` when they are.
+    """Makes all of a transaction's messages durable; calls ``done({})`` when they are.
 
-    ``done({0: (code, info)})``: refused, nothing of it stays open. ``done(Failure)``: no answer; with a
-    generated id it is being rolled back. A caller's own id is never rolled back behind the caller's back:
-    the caller can come back with it, be told "prepared", and run its local transaction, and then a roll-back
-    that was still under way would win. So what is prepared stays open until the caller comes back or the
-    check asks, and the failure is UNKNOWN unless nothing was done at all. The same holds for one that a
-    branch refuses, if that passes, or if home had it open before: someone else may run its local transaction.
+    ``done({0: (code, info)})``: refused, nothing of it stays open. ``done(Failure)``: no answer; a
+    transaction with a generated id is then rolled back. One with the caller's own id is never rolled back
+    behind the caller's back: the caller can come back with the id, be told "prepared", and run its local
+    transaction, and then a rollback still under way would win. So what is prepared stays open until the
+    caller comes back or the check asks, and the failure is UNKNOWN unless nothing was done at all. The same
+    holds if a branch refuses for a reason that may pass, or if home already had the transaction open: someone
+    else may be running its local transaction.
     """
     if plan.single is None:
         assert plan.parts is not None
@@ -76,9 +77,10 @@ def prepare(sender: Sender, plan: TxPlan, done: OnOutcome, limit_wait_s: float =
 
 
 class _Whole:
-    """A transaction in one block under an id that nobody will ask for again.
+    """A transaction in one block, with a generated id, which will never be used again.
 
-    Keeps no plan: that would be a cycle (plan, block, callback, plan), and cycles are left to the collector.
+    Does not keep the plan: that would be a cycle (plan, block, callback, plan), which only the garbage
+    collector can free.
     """
 
     __slots__ = ("_done", "_gid", "_sender", "_tx_id")
@@ -87,7 +89,7 @@ class _Whole:
         self._sender, self._gid, self._tx_id, self._done = sender, gid, tx_id, done
 
     def answered(self, outcome: Outcome) -> None:
-        """Without an answer it may be open: roll back."""
+        """Rolls back if there was no answer: the transaction may be open."""
         if isinstance(outcome, Failure) and not outcome.nothing_done:
             self._sender.enqueue(self._gid, DecisionBlock(False, (self._tx_id,)))
         self._done(outcome)
@@ -96,8 +98,8 @@ class _Whole:
 def prepare_block(
     sender: Sender, gid: int, block: PrepareBlock, done: OnOutcome, limit_wait_s: float = 0.0
 ) -> None:
-    """Prepare one block. Transactions beyond the limit of open ones try again for ``limit_wait_s``, branches
-    behind an older one of their id for OLDER_WAIT_S."""
+    """Prepares one block. Transactions beyond the limit of open ones try again for ``limit_wait_s``, branches
+    that must wait for an older one with their id for OLDER_WAIT_S."""
     block.done = done
     if limit_wait_s > 0 or block.home_index:
         _Again(sender, gid, block, done, limit_wait_s).watch(block, range(len(block.tx_ids)))
@@ -105,7 +107,7 @@ def prepare_block(
 
 
 class _Again:
-    """Tries those transactions of a block again that only have to wait."""
+    """Retries those transactions of a block that only have to wait."""
 
     def __init__(
         self, sender: Sender, gid: int, block: PrepareBlock, done: OnOutcome, limit_wait_s: float
@@ -116,11 +118,12 @@ class _Again:
         self._stale_until = now + OLDER_WAIT_S
         self._problems: Problems = {}
         self._failures: list[Failure] = []
-        self._left = 0  # pieces under way, and questions
+        self._left = 0  # pieces and inquiries under way
         self._any_prepared = False
 
     def watch(self, block: PrepareBlock, places: Sequence[int]) -> None:
-        """Have ``block``, whose transactions stand at ``places`` of the whole, report here."""
+        """Makes ``block``, whose transactions have the positions ``places`` in the whole block, report
+        here."""
         self._left += 1
         block.done = lambda outcome: self._tried(block, places, outcome)
 
@@ -152,9 +155,10 @@ class _Again:
         self._ended_one()
 
     def _ask_home(self, places: list[int], heard_ms: int) -> None:
-        """The branch group has forgotten things since this client heard of it (or it never did). Branches may
-        come again if home, asked after that refusal, still has them open: a branch is settled after home has
-        decided, so none of these was settled before ``heard_ms``. A later time must not be told."""
+        """The branch group has forgotten transactions since this client last heard from it (or the client
+        never did). Branches may be sent again if home, asked after that refusal, still has them open: a
+        branch is settled after home has decided, so none of these was settled before ``heard_ms``. A later
+        time must not be sent."""
         whole = self._block
         question = InquireBlock([whole.tx_ids[i] for i in places], [whole.home_index[i] for i in places])
         question.done = partial(self._home_said, places, heard_ms)
@@ -183,13 +187,13 @@ class _Again:
 
 
 class StagedPrepare:
-    """Prepare transactions that go to the same groups, in stages: home part by part, then the others, part by
-    part side by side. What is refused in one stage is left out of the next one.
+    """Prepares transactions that go to the same groups, in stages: home part by part, then the other groups
+    in parallel, also part by part. What one stage refuses is left out of the next.
 
-    Read it in ``ended``: ``problems`` by place, and ``failure`` if a stage had no answer. Then all that are
-    not among the problems may be open, in every group of ``touched``. ``home_index``: by place, -1 unless
-    home has opened it, and ``newest_index``: its newest PREPARE there. ``tracked``: home sees to it that the
-    others follow (at format level 1 it does not).
+    Results, to be read in ``ended``: ``problems`` by place, and ``failure`` if a stage had no answer; then
+    all transactions without a problem may be open, in every group of ``touched``. ``home_index``: by place,
+    -1 unless home has opened the transaction, and ``newest_index``: its newest PREPARE there. ``tracked``:
+    home makes sure that the branches follow (at format level 1 it does not).
     """
 
     def __init__(
@@ -209,8 +213,8 @@ class StagedPrepare:
         self.tx_ids, self.tracked = first.tx_ids, False
         self.home_index = [-1] * len(self.tx_ids)
         self.newest_index = [-1] * len(self.tx_ids)
-        self._repeated: set[int] = set()  # places of those that home had open before
-        self._at_home: set[int] = set()  # ... that home has open
+        self._repeated: set[int] = set()  # places of transactions that home already had open
+        self._at_home: set[int] = set()  # places of transactions that home has open
         self.problems: Problems = {}
         self.failure: Failure | None = None
         self.touched: dict[int, None] = {}
@@ -220,17 +224,18 @@ class StagedPrepare:
         self._left = 0
 
     def places(self) -> list[int]:
-        """Those that nothing has refused."""
+        """Places that nothing has refused."""
         return [i for i in range(len(self.tx_ids)) if i not in self.problems]
 
     def left_open(self, place: int) -> bool:
-        """Whether one that was refused, and whose id is the application's, is left to whoever comes with it
-        or to the check: rolled back, the id would be used up for what passes, or taken from someone else."""
+        """Whether a refused transaction with the application's own id is left open, for the next caller with
+        that id or for the check. A rollback would use up the id because of a refusal that may pass, or take
+        it from someone else."""
         code, _ = self.problems[place]
         return place in self._at_home and (code in PASSING or place in self._repeated)
 
     def next_stage(self) -> None:
-        """Send the next stage, or finish."""
+        """Sends the next stage, or finishes."""
         places = self.places()
         if not places or self.failure is not None:
             self._ended(self)
@@ -251,7 +256,7 @@ class StagedPrepare:
     def _answered(self, gid: int, block: PrepareBlock, places: Sequence[int], outcome: Outcome) -> None:
         self._left -= 1
         if isinstance(outcome, Failure):
-            if self.failure is None or self.failure.nothing_done:  # an unknown one is the worst
+            if self.failure is None or self.failure.nothing_done:  # an unknown outcome is the worst
                 self.failure = outcome
         else:
             self.any_prepared |= len(outcome) < len(places)
@@ -276,8 +281,8 @@ class StagedPrepare:
             self.home_index[place], self.newest_index[place] = opened, newest
 
     def _look_at_home(self, places: list[int]) -> None:
-        """All is prepared. If it took long, a check may have decided meanwhile, and then branches that came
-        later are rolled back: so home is asked, through its log."""
+        """Everything is prepared. If that took long, a check may have decided meanwhile, and then branches
+        that arrived later are rolled back: so home is asked, through its log."""
         if not self.tracked or self._sender.clock() - self._began < self._half_timeout_s:
             self._ended(self)
             return
@@ -295,13 +300,13 @@ class StagedPrepare:
 
 
 class _OnePrepare:
-    """What becomes of one transaction when its stages have ended."""
+    """Ends one transaction after its stages."""
 
     def __init__(self, sender: Sender, plan: TxPlan, done: OnOutcome) -> None:
         self._sender, self._plan, self._done = sender, plan, done
 
     def ended(self, staged: StagedPrepare) -> None:
-        """Tell the caller, and roll back where that is right."""
+        """Tells the caller, and rolls back where that is right."""
         plan, sender, done, failure = self._plan, self._sender, self._done, staged.failure
         index = staged.home_index[0]
         plan.home_index = index if index >= 0 else None
@@ -310,7 +315,7 @@ class _OnePrepare:
             if staged.any_prepared or not failure.nothing_done:
                 if plan.given_id:
                     failure = Failure(FailureKind.UNKNOWN, failure.detail, failure.retry_after_s)
-                else:  # the deadline has passed: the roll-back is sent, not waited for
+                else:  # the deadline has passed: the rollback is sent, but not waited for
                     settle(sender, plan.tx_id, gids, False, lambda _: None, plan.home_index)
             done(failure)
         elif not staged.problems:
@@ -320,24 +325,24 @@ class _OnePrepare:
         elif plan.given_id and staged.left_open(0):
             done(left_open_failure(staged.problems[0]))
         else:
-            # Home's record is ours, by its index; so even where a branch says that the id is another one's.
+            # Home's record is ours, by its index; so roll back even if a branch says the id is another's.
             told = partial(self._refused, staged.problems)
             newest = staged.newest_index if plan.given_id and index >= 0 else ()
             settle(sender, plan.tx_id, gids, False, told, plan.home_index, newest)
 
     def _refused(self, refusal: Outcome, undone: Outcome) -> None:
-        """The roll-back has ended."""
+        """The rollback has ended."""
         if not self._plan.given_id:
             self._done(refusal)
         elif isinstance(undone, Failure):
             self._done(refusal if undone.nothing_done else undone)
-        else:  # RETRY: someone else has taken it up
+        else:  # RETRY: someone else has continued the transaction
             taken_up = undone and undone[0][0] == ResultCode.RETRY
             self._done(left_open_failure(undone[0]) if taken_up else refusal)
 
 
 def left_open_failure(problem: tuple[int, Any]) -> Failure:
-    """How a transaction ends that was refused and stays open."""
+    """The outcome of a transaction that was refused but stays open."""
     return Failure(FailureKind.UNKNOWN, f"it stays open; a group refuses it: {ResultCode(problem[0]).name}")
 
 
@@ -350,7 +355,7 @@ def settle(
     home_index: int | None = None,
     newest_index: Sequence[int] = (),
 ) -> None:
-    """Commit or roll back one transaction; see :func:`settle_many`."""
+    """Commits or rolls back one transaction; see :func:`settle_many`."""
     indexes = None if home_index is None else (home_index,)
     settle_many(sender, (tx_id,), gids, commit, done, indexes, newest_index)
 
@@ -364,12 +369,12 @@ def settle_many(
     home_index: Sequence[int] | None = None,
     newest_index: Sequence[int] = (),
 ) -> None:
-    """Commit or roll back transactions over the same groups; ``gids[0]`` is the home group, whose answer
-    ``done`` gets. ``home_index``: of each, where home opened it; None: home does not see to its branches.
+    """Commits or rolls back transactions over the same groups; ``gids[0]`` is the home group, whose answer
+    ``done`` gets. ``home_index``: for each, where home opened it; None: home does not track its branches.
     ``newest_index``: see DecisionBlock; it is home's.
 
-    The other groups are told after it and waited for, but whatever they say changes nothing: the decision is
-    made. Home hears which of them have done it, and tells the rest itself.
+    The other groups are told afterwards and waited for, but their answers change nothing: the decision is
+    made. Home learns which of them have carried it out, and tells the rest itself.
     """
     home = DecisionBlock(commit, tx_ids, home_index, newest_index=newest_index)
     if len(gids) == 1 and home_index is None:
@@ -380,7 +385,7 @@ def settle_many(
 
 
 class _Settled:
-    """After home's decision: the branches, then home again."""
+    """What follows home's decision: tells the branches, then home."""
 
     def __init__(self, sender: Sender, home: DecisionBlock, gids: Sequence[int], done: OnOutcome) -> None:
         self._sender, self._block, self._gids, self._done = sender, home, gids, done
@@ -388,9 +393,9 @@ class _Settled:
         self._left = len(gids) - 1
 
     def decided(self, outcome: Outcome) -> None:
-        """Home's answer. What it refused, or may not have decided, no branch is told. Nor is what it had
-        decided before: its branches may have done that and forgotten it, and what is open there now would be
-        a late copy. Home tells those that have not done it."""
+        """Takes home's answer. Branches are not told of a decision that home refused or may not have made.
+        Nor of one that home had made before: the branches may have carried it out and forgotten it, and what
+        is open there now would be a late copy. Home tells the branches that have not done it."""
         block, self._told = self._block, outcome
         if not isinstance(outcome, Failure):
             self._told = {i: said for i, said in outcome.items() if said[0] != ResultCode.DUPLICATE}

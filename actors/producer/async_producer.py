@@ -1,8 +1,8 @@
-"""The producer, asyncio face: the same core, the same meaning, ``await`` instead of blocking.
+"""The producer's asyncio interface: the same core, the same meaning, ``await`` instead of blocking.
 
-A thousand coroutines may run their transactions at once; they share calls like threads do, at a tenth of
-a thread's cost. Nothing here blocks the event loop, but for a topic that is seen for the first time
-(asked for in a helper thread) and what the application's own callbacks do.
+A thousand coroutines may run their transactions at once; they share calls as threads do, at a tenth of a
+thread's cost. Nothing here blocks the event loop, except what the application's own callbacks do. A topic
+seen for the first time is looked up without blocking the loop.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from escrowmq.replication.errors import (
 )
 from escrowmq.replication.model import Message, RecordMetadata, TransactionState
 
-#: While the producer's buffer is full, look again this often.
+#: Pause between two attempts while the producer's buffer is full.
 ROOM_POLL_S = 0.005
 
 
 class AsyncProducer(AsyncClosing):
-    """``producer.aio``. Usable from any event loop, several at once too. Errors are those of Producer."""
+    """``producer.aio``. Usable from any event loop, even several at once. Errors are those of Producer."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class AsyncProducer(AsyncClosing):
 
     @property
     def app(self) -> str:
-        """The app whose transactions these are."""
+        """The app that this producer's transactions belong to."""
         return self._core.app
 
     def _bridge(self) -> LoopBridge:
@@ -63,11 +63,11 @@ class AsyncProducer(AsyncClosing):
         return bridge
 
     async def send(self, message: Message) -> RecordMetadata:
-        """Send a plain message and wait until it is stored; see ``Producer.send``."""
+        """Sends a plain message and waits until it is stored; see ``Producer.send``."""
         return await (await self.send_nowait(message))
 
     async def send_nowait(self, message: Message) -> asyncio.Future[RecordMetadata]:
-        """Hand a plain message over; ``await`` the returned future for its metadata.
+        """Hands over a plain message; ``await`` the returned future for its metadata.
 
         Messages handed over one after the other keep their order.
         """
@@ -107,10 +107,10 @@ class AsyncProducer(AsyncClosing):
         transaction_timeout_s: float | None = None,
         one_way_commit: bool | None = None,
     ) -> TransactionResult:
-        """As ``Producer.send_message_in_transaction``; what the callback returns is awaited if it can be.
+        """As ``Producer.send_message_in_transaction``; if the callback returns an awaitable, it is awaited.
 
-        A plain function runs in the event loop's thread and should not block it. A cancelled task leaves
-        the transaction to the check, since its local part may have been cut off anywhere.
+        A plain function runs in the event loop's thread and should not block it. If the task is cancelled,
+        the transaction is left to the check, since its local part may have been interrupted anywhere.
         """
         check_callable(local_transaction, awaits=True)
         tx = self.transaction(
@@ -172,16 +172,16 @@ class AsyncProducer(AsyncClosing):
         return await asyncio.to_thread(self._core.flush, limit_s)
 
     async def close(self, timeout_s: float | None = None) -> None:
-        """Close the whole producer, its blocking face too."""
+        """Closes the whole producer, including its blocking interface."""
         await asyncio.to_thread(self._close, timeout_s)
 
     # ------------------------------------------------------------ waiting without blocking
 
     async def _learn(self, messages: Iterable[object]) -> None:
-        """Ask for topics that this producer has not heard of, so that encoding need not."""
+        """Looks up topics that this producer does not know yet, so that encoding need not block."""
         catalog = self._core.catalog
         topics = {message.topic for message in messages if isinstance(message, Message)}
-        unknown = catalog.unknown(topics)  # what is no message is refused by the encoder
+        unknown = catalog.unknown(topics)  # anything that is not a message is refused by the encoder
         if unknown:
             await asyncio.wrap_future(catalog.ask(unknown))
             for topic in unknown:
@@ -189,7 +189,7 @@ class AsyncProducer(AsyncClosing):
                     raise UnknownTopic(topic)
 
     async def _until(self, attempt: Callable[[], bool]) -> None:
-        """Until there is room in the producer's buffer; Overloaded after ``buffer_wait_s``."""
+        """Waits for room in the producer's buffer; raises Overloaded after ``buffer_wait_s``."""
         deadline = self._core.clock() + self._core.config.buffer_wait_s
         while not attempt():
             if self._core.clock() >= deadline:
@@ -207,12 +207,12 @@ class AsyncTransaction(TransactionBase):
         self._face = face
 
     async def send(self, *messages: Message) -> None:
-        """Add messages. They are checked now and sent by ``prepare``."""
+        """Adds messages. They are checked now and sent by ``prepare``."""
         await self._face._learn(messages)
         self._add(list(messages))
 
     async def prepare(self) -> None:
-        """Make the messages durable; when this returns, run the local transaction."""
+        """Makes the messages durable; run the local transaction when this returns."""
         recorded = await self._prepare()
         if recorded is not None:
             raise self._settled_before(recorded)
@@ -231,11 +231,11 @@ class AsyncTransaction(TransactionBase):
         return self._after_prepare(plan, await future)
 
     async def commit(self) -> None:
-        """Commit now instead of at the end of the block. Repeating it is fine."""
+        """Commits now instead of at the end of the block. Repeating it is harmless."""
         await self._decide(True)
 
     async def rollback(self) -> None:
-        """Roll back now: none of the messages will ever be read."""
+        """Rolls back now: none of the messages will ever be read."""
         if self._phase is Phase.COLLECTING:
             self._to(Phase.FAILED)
             return
@@ -243,7 +243,7 @@ class AsyncTransaction(TransactionBase):
 
     async def _decide(self, commit: bool) -> None:
         if self._phase is Phase.COLLECTING:
-            await self._prepare()  # if it was settled before, so it stands: see below
+            await self._prepare()  # if it was settled before, that stands: see _needs_no_answer
         if self._needs_no_answer(commit):
             return
         future, done = self._face._bridge().waiter()

@@ -1,10 +1,10 @@
 """What waits for one broker group, and when it becomes a request.
 
-Plain messages wait for their linger or a full batch. Transactions gather until those that were answered
-together are together again, their short linger ends, or a request is full: so a lone transaction never
-waits, and a thousand concurrent ones share a few calls (group commit on the client's side). One request
-carries decisions, prepares and plain messages together. Whether to send now is decided here and nowhere else
-(``pump``); the channel says how much room there is. Pure: ``now`` is passed in.
+Plain messages wait until their linger ends or a batch is full. Transactions wait until as many are queued as
+were answered together last time, until their short linger ends, or until a request is full: so a lone
+transaction never waits, and a thousand concurrent ones share a few calls (group commit on the client's side).
+One request carries decisions, prepares and plain messages together. Only ``pump`` decides whether to send
+now; the channel says how much room there is. Pure: ``now`` is passed in.
 """
 
 from __future__ import annotations
@@ -39,31 +39,31 @@ from escrowmq.actors.producer.statistics import Counted
 from escrowmq.replication.format import ops
 from escrowmq.replication.model import ResultCode
 
-#: Result of one operation, or how the request ended, and whether it may have been sent twice.
+#: Called with one operation's result, or how the request ended, and whether it may have been sent twice.
 Handler = Callable[["Sequence[Any] | Failure", bool], None]
 #: Called with the batcher, a request that it sent, the outcome, and whether it may have been sent twice.
 OnRequestDone = Callable[["GroupBatcher", "BuiltRequest", Any, bool], None]
-#: Estimated bytes of a transaction beside its rows, and of an id in a decision: only to cut requests.
+#: Estimated bytes of a transaction besides its rows, and of an id in a decision; used only to limit requests.
 TX_OVERHEAD, ID_OVERHEAD = 64, 8
-#: What branches have done waits so long for a request that goes anyway: home tells them itself only after 100
-#: ms.
+#: How long reports of finished branches wait for a request that goes out anyway; only after 100 ms does home
+#: tell the branches itself.
 DONE_LINGER_S = 0.02
 
 
 class BuiltRequest:
-    """Frames for one call, and who waits for each operation's result."""
+    """The frames of one call, and the handler of each operation's result."""
 
     __slots__ = ("blocks", "deadline", "frames", "handlers", "size")
 
     def __init__(self) -> None:
-        self.blocks = 0  # of transactions
+        self.blocks = 0  # blocks of transactions
         self.frames: list[bytes] = []
         self.handlers: list[Handler] = []
         self.deadline = float("inf")
         self.size = 0
 
     def add(self, frame: bytes, handler: Handler, deadline: float) -> None:
-        """One operation."""
+        """Adds one operation."""
         self.frames.append(frame)
         self.handlers.append(handler)
         self.size += len(frame)
@@ -71,7 +71,7 @@ class BuiltRequest:
 
 
 class GroupBatcher:
-    """Queues of one group. One thread (the router's)."""
+    """The queues of one group. Used by one thread (the router's)."""
 
     def __init__(
         self, app: str, config: ProducerConfig, instance: str = "", counted: Counted | None = None
@@ -80,19 +80,19 @@ class GroupBatcher:
         self._counted = counted or Counted()
         self._speech = GroupSpeech()
         self._speech_of_messages = GroupSpeech()
-        self.heard = self._speech.heard  # an answer told the group's time
+        self.heard = self._speech.heard  # called with the group's time from an answer
         self._prepares: deque[PrepareBlock] = deque()
         self._decisions: deque[DecisionBlock] = deque()
         self._inquiries: deque[InquireBlock] = deque()
         self._dones: deque[DoneBlock] = deque()
         self._dones_since = float("inf")
         self._streams: dict[tuple[str, int], PartitionStream] = {}
-        self._active: dict[tuple[str, int], PartitionStream] = {}  # those that are not idle
+        self._active: dict[tuple[str, int], PartitionStream] = {}  # the streams that are not idle
         self._messages_first = False
         self._tx_bytes = 0
-        self._tx_since = float("inf")  # since when the oldest may have been waiting
-        # Callers come back with their next step as soon as they are answered, so as many as the last
-        # answer was for are expected together; a lone one expects nobody.
+        self._tx_since = float("inf")  # the oldest transaction may have been waiting since then
+        # Callers come back with their next step as soon as they are answered, so as many blocks as the last
+        # answer was for are expected together; after a lone one, none other is expected.
         self._expected = 1
         self._linger_s = config.linger_ms / 1000
         self._tx_linger_s = config.transaction_linger_ms / 1000
@@ -100,14 +100,14 @@ class GroupBatcher:
     # ------------------------------------------------------------ queues
 
     def prepare(self, block: PrepareBlock, now: float) -> None:
-        """Queue transactions to be prepared."""
+        """Queues transactions to be prepared."""
         self._prepares.append(block)
         self._tx_bytes += block.size + TX_OVERHEAD * len(block.tx_ids)
         self._tx_since = min(self._tx_since, now)
 
     def decide(self, block: DecisionBlock, now: float) -> None:
-        """Queue transactions to be committed or rolled back. Branches that this group is not known to have
-        taken in version 2 are left to their home: older software would refuse all of the request."""
+        """Queues transactions to be committed or rolled back. Decisions on branches are left to their home
+        group until this group is known to accept version 2: older software would refuse the whole request."""
         if block.home_index is not None and not self._speech.is_settled:
             block.done(Failure(FailureKind.UNAVAILABLE, "left to the home group"))
             return
@@ -116,18 +116,18 @@ class GroupBatcher:
         self._tx_since = min(self._tx_since, now)
 
     def inquire(self, block: InquireBlock, now: float) -> None:
-        """Queue a question about transactions."""
+        """Queues a question about transactions."""
         self._inquiries.append(block)
         self._tx_since = min(self._tx_since, now)
 
     def tell_done(self, block: DoneBlock, now: float) -> None:
-        """Queue what branches have done. It goes with the next request, or with one of its own a while
-        later."""
+        """Queues a report of finished branches. It is sent with the next request, or in a separate one a
+        little later."""
         self._dones.append(block)
         self._dones_since = min(self._dones_since, now)
 
     def stream(self, topic: str, partition: int) -> PartitionStream | None:
-        """The queue of a partition's plain messages, for something to be added; None: not made yet."""
+        """The queue of a partition's plain messages, to add something to; None: it does not exist yet."""
         key = (topic, partition)
         stream = self._streams.get(key)
         if stream is not None:
@@ -135,12 +135,12 @@ class GroupBatcher:
         return stream
 
     def add_stream(self, stream: PartitionStream) -> None:
-        """A partition that had no queue so far."""
+        """Adds the queue of a partition that had none so far."""
         self._streams[stream.topic, stream.partition] = stream
         self._active[stream.topic, stream.partition] = stream
 
     def idle(self) -> bool:
-        """Nothing waits here, and no plain message is under way."""
+        """Whether nothing waits here and no plain message is under way."""
         self._forget_idle()
         return not (self._prepares or self._decisions or self._inquiries or self._dones or self._active)
 
@@ -151,8 +151,9 @@ class GroupBatcher:
     # ------------------------------------------------------------ time
 
     def pump(self, channel: GroupChannel, now: float, hurry: bool, done: OnRequestDone) -> float:
-        """Ends what waited for too long, and sends what is due if ``channel`` has room; ``hurry``: without
-        linger. Returns when to be called again at the latest. ``done`` gets each request and its outcome."""
+        """Ends what has waited for too long, and sends what is due if ``channel`` has room; ``hurry``:
+        without linger. Returns the latest time for the next call. ``done`` gets each request and its
+        outcome."""
         wake = self.expire(now)
         self._speech.pass_time(now)
         self._speech_of_messages.pass_time(now)
@@ -186,12 +187,12 @@ class GroupBatcher:
         return due
 
     def expire(self, now: float) -> float:
-        """End what has waited past its deadline without being sent; returns the next such time."""
+        """Ends what has passed its deadline without being sent; returns the next such time."""
         late = Failure(FailureKind.UNAVAILABLE, "not sent in time: the broker group does not answer")
         queues: tuple[deque[Any], ...] = (self._prepares, self._decisions, self._inquiries, self._dones)
         soonest = float("inf")
         for queue in queues:
-            while queue and now >= queue[0].deadline:  # in order of deadlines, but for a few repetitions
+            while queue and now >= queue[0].deadline:  # ordered by deadline, except for a few repetitions
                 queue.popleft().done(late)
             if queue:
                 soonest = min(soonest, queue[0].deadline)
@@ -205,15 +206,15 @@ class GroupBatcher:
     # ------------------------------------------------------------ requests
 
     def build(self) -> BuiltRequest | None:
-        """A request of what waits, about ``request_bytes`` at most; None when nothing waits."""
+        """A request made of what waits, about ``request_bytes`` at most; None when nothing waits."""
         request = BuiltRequest()
         speech = self._speech
         if self._prepares and (speech.is_attempt or (self._prepares[0].home_index and not speech.is_settled)):
-            # By themselves: if they are refused, nothing else is.
+            # In a request of their own, so that a refusal affects nothing else.
             self._take_prepares(request, only_one=not speech.is_attempt)
             self._note_empty()
             return request
-        self._messages_first = not self._messages_first  # in turn, so that neither starves the other
+        self._messages_first = not self._messages_first  # alternates, so that neither starves the other
         waits = bool(self._prepares or self._decisions)
         if self._messages_first and waits and self._take_messages(request, self._config.request_bytes // 2):
             return request
@@ -248,7 +249,7 @@ class GroupBatcher:
             request.blocks += len(blocks)
 
     def _take_inquiries(self, request: BuiltRequest) -> None:
-        """One question in an operation, and what the branches of each group have done in one."""
+        """Adds one operation per question, and one per branch group for what its branches have finished."""
         while self._inquiries and request.size < self._config.request_bytes:
             block = self._inquiries.popleft()
             frame = ops.inquire(self._app, block.tx_ids, block.home_index)
@@ -275,7 +276,8 @@ class GroupBatcher:
             cost = block.size + TX_OVERHEAD * len(block.tx_ids)
             if (request.frames or operations) and (cost > room or len(seen) > IDS_PER_OPERATION):
                 break
-            # Brokers refuse a request that names an id twice; the second one's turn is the next request.
+            # Brokers refuse a request that names an id twice; the second occurrence goes into the next
+            # request.
             if not seen.isdisjoint(block.tx_ids):
                 break
             seen.update(block.tx_ids)
@@ -290,8 +292,8 @@ class GroupBatcher:
         for blocks in operations.values():
             deadline = min(block.deadline for block in blocks)
             first = blocks[0]
-            # A branch is sent in the version in which home has taken it: if this group refused it as stale,
-            # only home's record could tell that it may come again.
+            # A branch is sent in the version in which home accepted it: if this group refuses it as stale,
+            # only home's record can tell whether it may be sent again.
             version_2 = bool(first.home_index) or (speech.version == 2 and first.home_group < 0)
             instance = self._instance if version_2 else None
             heard_ms = speech.heard_ms if first.heard_ms < 0 else first.heard_ms
@@ -300,7 +302,7 @@ class GroupBatcher:
             request.blocks += len(blocks)
 
     def _take_messages(self, request: BuiltRequest, bytes_max: int) -> bool:
-        """Whether the request is to be sent as it is: if it is refused, nothing else is."""
+        """Returns whether the request must be sent as it is, so that a refusal affects nothing else."""
         self._forget_idle()
         ready = [stream for stream in self._active.values() if stream.waits]
         ready.sort(key=PartitionStream.oldest)
@@ -308,8 +310,8 @@ class GroupBatcher:
             room = bytes_max - request.size
             if room <= 0 and request.frames:
                 return False
-            # The first one of an epoch: where its producer is forgotten, it looks as that of a new one does,
-            # while later ones are out of sequence.
+            # The first batch of an epoch: if the broker has forgotten its producer, it looks like that of a
+            # new producer, while later batches would be out of sequence.
             if stream.next_seq == 0 and self._speech_of_messages.version == 2:
                 attempt = self._speech_of_messages.is_attempt
                 if attempt and request.frames:
@@ -326,10 +328,10 @@ class GroupBatcher:
     # ------------------------------------------------------------ answers
 
     def answered(self, request: BuiltRequest, outcome: Any, repeated: bool) -> None:
-        """Hand the channel's outcome to everybody: results by operation, or one failure for all."""
+        """Hands the channel's outcome to all handlers: results by operation, or one failure for all."""
         if request.blocks:
             self._expected = request.blocks
-        handlers, request.handlers = request.handlers, []  # what hangs on them is freed now
+        handlers, request.handlers = request.handlers, []  # so that what they refer to is freed now
         if isinstance(outcome, Failure):
             for handler in handlers:
                 handler(outcome, repeated)
@@ -346,7 +348,7 @@ class GroupBatcher:
     def _begun(
         self, stream: PartitionStream, batch: Batch, outcome: Sequence[Any] | Failure, repeated: bool
     ) -> None:
-        """A batch that told what was heard, or a refusal of all that tell."""
+        """The result of a batch sent in version 2 (the first of an epoch), or a refusal of that version."""
         if not isinstance(outcome, Failure):
             self._speech_of_messages.taken()
         elif self._speech_of_messages.refused(outcome):
@@ -381,7 +383,7 @@ class GroupBatcher:
     ) -> None:
         if isinstance(outcome, Failure):
             if version_2 and self._speech.refused(outcome):
-                if blocks[0].home_index:  # this group reaches home's level in a moment
+                if blocks[0].home_index:  # this group will soon reach home's level
                     for block in blocks:
                         block.done(dict.fromkeys(range(len(block.tx_ids)), (ResultCode.RETRY, None)))
                     return
@@ -403,7 +405,7 @@ class GroupBatcher:
                 self.prepare(block, float("-inf"))
 
     def end_all(self, failure: Failure) -> None:
-        """The producer ends: nothing that waits will be sent."""
+        """The producer ends: nothing that waits here will be sent."""
         waiting: list[Block] = [*self._prepares, *self._decisions, *self._inquiries]
         for queue in (self._prepares, self._decisions, self._inquiries, self._dones):
             queue.clear()
@@ -413,7 +415,7 @@ class GroupBatcher:
 
 
 def _heard(outcome: Sequence[Any] | Failure, repeated: bool) -> None:
-    """Home was told what branches have done. If not, it tells them once more."""
+    """Nothing to do after home was told of finished branches; if that failed, home tells them once more."""
 
 
 def _fail(blocks: Iterable[Block], failure: Failure) -> None:

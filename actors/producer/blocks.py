@@ -1,9 +1,9 @@
 """Transactions on their way to one broker group, as columns: blocks to prepare, blocks to decide.
 
-A block holds one transaction or a thousand; whatever waits at the same time is merged into one
-operation, since a call costs a hundred times what a transaction costs. The broker answers an operation
-as a whole ("all of it", or a list of exceptions by position), and here the answer is taken apart again.
-An exception of one transaction must never become the answer of its neighbours.
+A block holds one transaction or a thousand; whatever waits at the same time is merged into one operation,
+since a call costs a hundred times what a transaction costs. The broker answers an operation as a whole
+("all of it", or a list of exceptions by position), and the answer is taken apart again here. An exception
+of one transaction must never become the answer of its neighbours.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from escrowmq.replication.format import ops
 from escrowmq.replication.format.codec import PrepareExtra
 from escrowmq.replication.model import ResultCode, TransactionState
 
-#: Position of a transaction in its block -> (code, info) for those that were refused.
+#: Position of a transaction in its block -> (code, info), for refused transactions.
 Problems = dict[int, tuple[int, Any]]
 Outcome = Problems | Failure
 #: A transaction's message: topic, partition, row.
 Placed = tuple[str, int, bytes]
-#: Messages of one partition: place of each one's transaction in the block, its bytes, its row.
+#: Messages of one partition: the position of each one's transaction in the block, its size in bytes, its row.
 Column = tuple[list[int], list[int], list[bytes]]
 
-#: Operations with more ids than this are split (brokers take 20,000; a request has room for far fewer).
+#: Operations with more ids than this are split (brokers accept 20,000; a request has room for far fewer).
 IDS_PER_OPERATION = 5_000
 _ALL_DONE = (ResultCode.OK, ResultCode.DUPLICATE)
 
@@ -34,9 +34,9 @@ _ALL_DONE = (ResultCode.OK, ResultCode.DUPLICATE)
 class PrepareBlock:
     """Transactions with the same home topic, home group, time-out and part, all in one broker group.
 
-    ``done`` is called once, in the router's thread. ``alone``: not to be merged with others (again).
-    ``given``: the ids are the application's, and may come back at any time.
-    A transaction of one message is kept as ``single``: ten objects fewer, which the garbage collector
+    ``done`` is called once, in the router's thread. ``alone``: must not be merged with others (again).
+    ``given``: the ids are the application's, and may be used again at any time.
+    A transaction of one message is kept as ``single``: that saves ten objects, which the garbage collector
     would otherwise visit again and again while thousands of them are under way.
     """
 
@@ -72,17 +72,17 @@ class PrepareBlock:
         self.given = given
         self.alone = False
         self.deadline = 0.0
-        self.done: Callable[[Outcome], None] = _nobody
-        #: See ``PrepareExtra``: at home the groups of the branches; in a branch where home opened each one,
-        #: if it has told that (in version 1 it does not: then it does not see to its branches).
+        self.done: Callable[[Outcome], None] = _ignore
+        #: See ``PrepareExtra``. At home: the groups of the branches. In a branch: where home opened each
+        #: transaction, if home has said so (in version 1 it does not, and does not track its branches).
         self.participants: tuple[int, ...] = ()
         self.parts = 0
         self.home_index: Sequence[int] = ()
-        #: Home's answer: where it opened each one, -1 if it is not open.
+        #: From home's answer: where it opened each transaction, -1 if it is not open.
         self.opened_at: Sequence[int] = ()
-        #: And each one's newest PREPARE, which is this one.
+        #: From home's answer: each transaction's newest PREPARE, which is this one.
         self.newest_at: Sequence[int] = ()
-        #: Instead of what was heard from the group last; -1: that.
+        #: Sent instead of the time last heard from the group; -1: send that time.
         self.heard_ms = -1
 
     @property
@@ -95,7 +95,7 @@ class PrepareBlock:
         return {(topic, partition): ([0], [len(row)], [row])}
 
     def key(self) -> tuple[Any, ...]:
-        """Blocks of one key may share an operation."""
+        """Blocks with the same key may share an operation."""
         tracked = bool(self.home_index)
         return (
             self.home_topic, self.home_group, self.timeout_ms, self.part, self.given, self.participants,
@@ -103,7 +103,7 @@ class PrepareBlock:
         )  # fmt: skip
 
     def take_opened(self, piece: PrepareBlock, places: Sequence[int]) -> None:
-        """Home's answer to a piece of this block, which stands at ``places`` of it."""
+        """Takes over home's answer to a piece of this block, which has the positions ``places`` in it."""
         if piece.opened_at:
             opened_at = list(self.opened_at) or [-1] * len(self.tx_ids)
             newest_at = list(self.newest_at) or [-1] * len(self.tx_ids)
@@ -146,11 +146,11 @@ class PrepareBlock:
 
 
 class DecisionBlock:
-    """Transactions of one broker group to commit or to roll back. ``done`` as in PrepareBlock.
+    """Transactions of one broker group to commit or roll back. ``done`` as in PrepareBlock.
 
-    ``home_index``: where home opened each of them; None: they are in one group, or home does not see to
-    branches. ``home_group``: of branches. ``newest_index``: the newest PREPARE of each: one that was prepared
-    again since is not rolled back; empty: no condition.
+    ``home_index``: where home opened each of them; None: they are in one group, or home does not track
+    branches. ``home_group``: the home group, for branches. ``newest_index``: the newest PREPARE of each; a
+    transaction that has been prepared again since then is not rolled back. Empty: no such condition.
     """
 
     __slots__ = ("commit", "deadline", "done", "home_group", "home_index", "newest_index", "tx_ids")
@@ -169,7 +169,7 @@ class DecisionBlock:
         self.done: Callable[[Outcome], None] = _nobody
 
     def select(self, places: Sequence[int]) -> DecisionBlock:
-        """A block of some of these; its ``done`` is not set."""
+        """A block of some of these transactions; its ``done`` is not set."""
         home_index = self.home_index
         return DecisionBlock(
             self.commit,
@@ -180,12 +180,12 @@ class DecisionBlock:
         )
 
     def key(self) -> tuple[bool, bool, int, bool]:
-        """Blocks of one key may share an operation."""
+        """Blocks with the same key may share an operation."""
         return self.commit, self.home_index is None, self.home_group, bool(self.newest_index)
 
 
 class InquireBlock:
-    """Transactions that home is asked about: ``done`` gets those that are not open under their home index."""
+    """A question to home: ``done`` gets the transactions that are not open under their home index."""
 
     __slots__ = ("deadline", "done", "home_index", "tx_ids")
 
@@ -196,7 +196,8 @@ class InquireBlock:
 
 
 class DoneBlock:
-    """For home: transactions that branch group ``group`` has done as home decided. Nobody waits for it."""
+    """Tells home which transactions branch group ``group`` has decided as home did. Its outcome is
+    ignored."""
 
     __slots__ = ("deadline", "done", "group", "home_index", "tx_ids")
 
@@ -209,8 +210,8 @@ class DoneBlock:
 Block = PrepareBlock | DecisionBlock | InquireBlock | DoneBlock
 
 
-def _nobody(_: Outcome) -> None:
-    """For blocks whose outcome nobody waits for."""
+def _ignore(_: Outcome) -> None:
+    """The ``done`` of blocks whose outcome is ignored."""
 
 
 def encode_prepare(
@@ -218,9 +219,9 @@ def encode_prepare(
 ) -> bytes:
     """PREPARE and its PRE_MESSAGEs for all transactions of ``blocks``, which have the same key.
 
-    ``instance``: the producer, told in version 2; None: as version 1. ``heard_ms``: the newest time that was
-    heard from the group. It must have been heard before, so a PREPARE is never encoded anew with a later one
-    once a broker has said that one of its transactions is prepared.
+    ``instance``: the producer, for version 2; None: encode version 1. ``heard_ms``: the newest time heard
+    from the group. It must have been heard before the transactions were prepared: once a broker has said that
+    one of them is prepared, a PREPARE must never be encoded again with a later time.
     """
     first = blocks[0]
     tx_ids, query_ids, digests = first.tx_ids, first.query_ids, first.digests
@@ -248,7 +249,7 @@ def encode_prepare(
 
 def _extra(blocks: Sequence[PrepareBlock], instance: str, heard_ms: int) -> PrepareExtra:
     first = blocks[0]
-    if not (first.participants or first.home_index or first.parts):  # by far the most frequent
+    if not (first.participants or first.home_index or first.parts):  # by far the most frequent case
         return PrepareExtra(instance, given=first.given, heard_ms=heard_ms)
     home_index = [index for block in blocks for index in block.home_index]
     return PrepareExtra(instance, list(first.participants), first.parts, home_index, first.given, heard_ms)
@@ -299,14 +300,14 @@ def encode_decision(app: str, blocks: Sequence[DecisionBlock]) -> bytes:
 
 
 def encode_done(app: str, blocks: Sequence[DoneBlock]) -> bytes:
-    """TX_DONE of all transactions of ``blocks``, which are of one branch group."""
+    """TX_DONE for all transactions of ``blocks``, which belong to one branch group."""
     tx_ids = [tx_id for block in blocks for tx_id in block.tx_ids]
     return ops.done(app, tx_ids, [index for block in blocks for index in block.home_index], blocks[0].group)
 
 
 def not_open(result: Sequence[Any], block: InquireBlock) -> Problems:
-    """Of an answer to INQUIRE: what is not open under its home index. What is settled is told as a repeated
-    PREPARE would tell it."""
+    """From an answer to INQUIRE, the transactions that are not open under their home index. A settled one is
+    reported as a repeated PREPARE would report it."""
     if result[0] != ResultCode.OK:
         return problems_of(result, len(block.tx_ids))
     problems: Problems = {}
@@ -321,8 +322,8 @@ def not_open(result: Sequence[Any], block: InquireBlock) -> Problems:
 
 
 def opened_at(result: Sequence[Any], count: int) -> tuple[list[int], int]:
-    """Where home opened each of ``count`` transactions, from its answer to their PREPARE, and where that
-    PREPARE is: the same for those that it opened itself. Empty: not told."""
+    """Where home opened each of ``count`` transactions, from its answer to their PREPARE, and the index of
+    that PREPARE, which is the same for those that it opened. An empty list: the answer does not say."""
     told = result[-1] if len(result) > (2 if result[0] == ResultCode.PARTIAL else 1) else None
     if type(told) is int:
         return [told] * count, told
@@ -345,7 +346,7 @@ def problems_of(result: Sequence[Any], count: int) -> Problems:
 
 
 def finish_blocks(blocks: Iterable[Block], problems: Problems) -> None:
-    """Give every block of one operation its own part of the answer."""
+    """Gives every block of one operation its own part of the answer."""
     if not problems:
         for block in blocks:
             block.done({})
@@ -360,13 +361,13 @@ def finish_blocks(blocks: Iterable[Block], problems: Problems) -> None:
 def finish_prepared(
     blocks: Sequence[PrepareBlock], result: Sequence[Any], heard_ms: int, repeated: bool = False
 ) -> list[PrepareBlock]:
-    """As ``finish_blocks``, from the whole answer; returns what is to be prepared again, with what has been
-    heard since.
+    """As ``finish_blocks``, from the whole answer; returns what must be prepared again, with the time heard
+    since then.
 
-    A PREPARE that was refused as stale opened nothing, and its client, which was told of no success, has run
-    nothing: so it may come again. A branch may not just so: home has said that the transaction is open, and
-    may have settled it by now. It gets ``heard_ms``, the group's time as told with this answer: whoever finds
-    the transaction open at home after it may repeat the branch with that.
+    A PREPARE that was refused as stale opened nothing, and its client, which was not told of a success, has
+    run nothing: so it may be sent again. For a branch this is not certain: home has said that the transaction
+    is open, and may have settled it by now. The branch gets ``heard_ms``, the group's time from this answer:
+    a client that then still finds the transaction open at home may repeat the branch with that time.
 
     ``repeated``: an earlier sending was left without an answer, and may have opened it. Then an operator, or
     a check, may have committed it before it was forgotten: it comes again no more, and its caller is told so.
@@ -400,8 +401,8 @@ def finish_prepared(
 def retry_apart(blocks: Sequence[PrepareBlock], result: Sequence[Any]) -> list[PrepareBlock]:
     """What to prepare again, more finely divided, after a *whole* operation was refused.
 
-    Refused for one topic: the transactions that touch it end here, the others are tried without them.
-    Refused for the limit of open transactions: in halves, down to single ones, so that as many as fit
+    Refused because of one topic: transactions that touch it end here, the others are tried without them.
+    Refused because of the limit of open transactions: in halves, down to single ones, so that as many as fit
     get in. Refused for any other reason: each block by itself. What cannot be divided further ends here.
     """
     code, info = result[0], result[1] if len(result) > 1 else None
@@ -439,7 +440,7 @@ def _divide(block: PrepareBlock, problems: Problems, pieces: Sequence[Sequence[i
     gathered: Problems = dict(problems)
     failures: list[Failure] = []
     parts = [block.select(piece) for piece in pieces]
-    left, untold = len(parts), len(block.tx_ids)  # untold: those whose part has not failed
+    left, untold = len(parts), len(block.tx_ids)  # untold: transactions whose part has not failed
 
     def part_done(part: PrepareBlock, piece: Sequence[int], outcome: Outcome) -> None:
         nonlocal left, untold
@@ -459,10 +460,10 @@ def _divide(block: PrepareBlock, problems: Problems, pieces: Sequence[Sequence[i
 
 
 def worst_of(failures: Sequence[Failure], *, prepared: bool) -> Failure:
-    """What is said of a block of which parts have no answer; ``prepared``: others of it are prepared.
+    """The failure of a block some parts of which have no answer; ``prepared``: other parts are prepared.
 
-    One part without an answer leaves the block without one: nobody may take the rest for done. Nor for
-    undone: "surely nothing was done" holds only if it holds of every part.
+    One part without an answer leaves the block without one: the rest must not be taken for done. Nor for
+    undone: "surely nothing was done" holds only if it holds for every part.
     """
     worst = next((failure for failure in failures if not failure.nothing_done), failures[0])
     if worst.nothing_done and prepared:

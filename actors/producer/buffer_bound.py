@@ -1,24 +1,24 @@
-"""How much a producer takes on: so many bytes at most, and at most what is answered in time.
+"""How much a producer accepts: a number of bytes at most, and only as much as is answered in time.
 
-A bound in bytes alone does not bound time: 32 MiB are a second for a fast group and a minute for one that a
-thousand clients share, and whoever waits for a minute had better been told at once. So the producer looks at
-how long what is answered now has waited since it was taken on. Pure: times are passed in.
+A bound in bytes alone does not bound time: 32 MiB are a second for a fast group, and a minute for one that a
+thousand clients share; a caller that would wait a minute is better told at once. So the producer measures how
+long what is answered now has waited since it was accepted. Pure: times are passed in.
 """
 
 from __future__ import annotations
 
-#: Not less than this, whatever is measured: some requests' worth of small messages.
+#: Lower bound, whatever is measured: some requests' worth of small messages.
 BYTES_MIN = 16 << 10
 
 
 class BufferBound:
     """Bytes that may be buffered and under way. Used by one thread; ``limit`` may be read by any.
 
-    It is changed once per round trip: only an answer to what was taken on after the last change shows what
-    that change did. Waits above the target cut it, to what is there now at most. Shorter ones raise it, not
-    sooner than a quarter of the target after the last change: a buffer that has yet to fill shows short
-    waits, whatever its bound. It is raised below the target too, if gently: where calls are what costs, more
-    bytes in each wait no longer.
+    The bound changes once per round trip: only an answer to what was accepted after the last change shows the
+    effect of that change. Waits above the target lower it, to at most what is buffered now. Shorter waits
+    raise it, but not sooner than a quarter of the target after the last change: while a buffer is still
+    filling, waits are short whatever its bound. It is also raised, more gently, for waits just below the
+    target: where calls are the cost, more bytes in each do not wait longer.
     """
 
     def __init__(self, bytes_max: int, target_s: float) -> None:
@@ -28,7 +28,7 @@ class BufferBound:
         self._changed = float("-inf")
 
     def answered(self, taken_on: float, now: float, buffered: int) -> None:
-        """What was taken on at that time has its answer; ``buffered`` bytes are there, it included."""
+        """What was accepted at ``taken_on`` has its answer; ``buffered`` bytes are there, including it."""
         waited = now - taken_on
         if taken_on < self._changed or (self.limit == self._max and waited <= self._target_s):
             return

@@ -1,9 +1,9 @@
 """Many transactions at once: encoded into columns, prepared and decided in whole blocks, pipelined.
 
-Some microseconds of a caller's CPU per transaction, where one-by-one calls cost ten times as much: so
-there is one object per *block* of some hundred transactions, of one group or of the same groups. Those that
-are not simple (several parts) take the ordinary way beside the blocks. Nothing is raised for a single
-transaction: every one has its own result.
+Calls one by one cost ten times as much of the caller's CPU as the few microseconds per transaction here:
+there is one object per *block* of some hundred transactions, of one group or of the same groups. Transactions
+too large for one part are sent individually. Nothing is raised for a single transaction: each has its own
+result.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def send_transactions(
 
 
 def _run_local(run: _BulkRun, local: LocalBatch) -> None:
-    """The callback over everything that was prepared, then the decisions."""
+    """Runs the callback over everything that was prepared, then decides."""
     opened = run.opened()
     try:
         returned = local(opened) if opened else []
@@ -89,7 +89,7 @@ def _decisions(returned: Any, count: int) -> list[TransactionState]:
 
 
 class _BulkRun:
-    """One call of ``send_transactions``: the caller's thread adds and waits, the router's reports."""
+    """One call of ``send_transactions``: the caller's thread adds and waits, the router's thread reports."""
 
     def __init__(self, core: ProducerCore, ms: int, *, pipelined: bool) -> None:
         self._core, self._timeout_ms, self._pipelined = core, ms, pipelined
@@ -109,7 +109,7 @@ class _BulkRun:
     # ------------------------------------------------------------ adding (caller's thread)
 
     def add(self, index: int, item: Requested) -> None:
-        """Encode one transaction; send its block when that is full."""
+        """Encodes one transaction; sends its block when that is full."""
         self._count = index + 1
         core = self._core
         tx_id = ""
@@ -124,7 +124,7 @@ class _BulkRun:
             placed, size = core.encoder.place(messages, tx_id)
         except Closed:
             raise
-        except TransactionRunning as error:  # whose messages the other one decides about
+        except TransactionRunning as error:  # the running transaction decides about its messages
             self._failed.append((index, TransactionResult(tx_id, TransactionState.UNKNOWN, error)))
             return
         except EscrowMQError as error:
@@ -145,7 +145,7 @@ class _BulkRun:
         if builder is None:
             builder = self._builders[gid, topic] = BlockBuilder(gid, topic)
         if given_id is not None:
-            if tx_id in builder.ids:  # twice in one operation is refused; in the next one it is recognised
+            if tx_id in builder.ids:  # refused twice in one operation; in the next one it is recognised
                 builder = self._send_block(builder)
             builder.ids.add(tx_id)
         builder.add(tx_id, query_id, placed, size, index)
@@ -154,8 +154,8 @@ class _BulkRun:
             self._send_block(builder)
 
     def _hold(self, tx_id: str) -> None:
-        """An id of the application's own: a callback must not get it twice, nor while another one runs it.
-        Without a callback it may come again, as nothing of it runs here."""
+        """Reserves an id that the application gave: a callback must not get it twice, nor while another call
+        runs it. Without a callback it may be repeated, as no local transaction runs here."""
         running = self._core.running
         if tx_id in self._given:
             taken = not self._pipelined
@@ -168,7 +168,7 @@ class _BulkRun:
     def _add_spread(
         self, tx_id: str, query_id: str, placed: Sequence[Placed], size: int, index: int, *, given: bool
     ) -> None:
-        """One over several groups: into the block of those that go to the same ones, home being the same."""
+        """Adds a transaction over several groups to the block of those with the same groups and home."""
         core, topic = self._core, placed[0][0]
         group_of = core.encoder.group_of
         groups = tuple(dict.fromkeys(group_of(t, p) for t, p, _ in placed))
@@ -183,7 +183,7 @@ class _BulkRun:
             builder.ids.add(tx_id)
         builder.add(tx_id, query_id, placed, size, index, group_of)
         count = len(builder.tx_ids)
-        # As large as in one group: each group's block is a call of its own, of a part of it.
+        # As large as in one group: each group's block is a separate call with a part of it.
         full = core.config.request_bytes * len(groups)
         if builder.size + TX_OVERHEAD * count * len(groups) >= full or count >= BLOCK_TRANSACTIONS:
             self._send_spread(key)
@@ -202,7 +202,7 @@ class _BulkRun:
         return fresh
 
     def send_rest(self) -> None:
-        """What did not fill a block."""
+        """Sends what did not fill a block."""
         for builder in list(self._builders.values()):
             if builder.tx_ids:
                 self._send_block(builder)
@@ -222,7 +222,7 @@ class _BulkRun:
         try:
             if not self._window.acquire(timeout=self._guard_s()):
                 raise OutcomeUnknown(unit.tx_ids[0])
-        except BaseException:  # an interrupt, too: nobody else gives back what is not sent
+        except BaseException:  # an interrupt, too: what is not sent must be given back here
             self._core.release(unit.size)
             raise
         self._units.append(unit)
@@ -241,7 +241,7 @@ class _BulkRun:
         if isinstance(unit, BlockUnit):
             full = unit.over_limit()
             if full and self._core.clock() < self._give_up:
-                # The others go on, as it is their being settled that makes room.
+                # The others continue: settling them makes room.
                 self._prepare_later(unit.take_apart(sorted(full)))
             unit.forget_rows()
         opened = unit.open_places()
@@ -252,7 +252,7 @@ class _BulkRun:
 
     def _prepare_later(self, unit: BlockUnit) -> None:
         def again() -> None:
-            # Not counted as buffered again: it was admitted once, and release() is for that.
+            # Not counted as buffered again: it was admitted once and has been released.
             unit.size = 0
             unit.prepare(self._prepared)
 
@@ -276,7 +276,7 @@ class _BulkRun:
     # ------------------------------------------------------------ waiting and deciding (caller's thread)
 
     def wait(self) -> None:
-        """Until every unit that was sent has reported."""
+        """Waits until every unit that was sent has reported."""
         waiter = Waiter()
         with self._lock:
             if self._under_way == 0:
@@ -297,7 +297,7 @@ class _BulkRun:
         return found
 
     def decide(self, decisions: Sequence[TransactionState]) -> None:
-        """Settle what ``opened`` gave, in its order, and wait."""
+        """Settles what ``opened`` returned, in its order, and waits."""
         by_index = dict(zip((tx.index for tx in self.opened()), decisions, strict=True))
         for unit in self._units:
             places: dict[TransactionState, list[int]] = {}
@@ -315,13 +315,14 @@ class _BulkRun:
         self.wait()
 
     def abandon(self) -> None:
-        """Roll back what is open; the local transaction was not run. (Without a callback: nothing is.)"""
+        """Rolls back what is open; the local transaction was not run. (Without a callback nothing is
+        open.)"""
         if not self._pipelined:
             self.wait()
             self.decide([TransactionState.ROLLBACK] * len(self.opened()))
 
     def end(self) -> None:
-        """Whatever happened: from here on checks of these transactions go to the querier."""
+        """In every case: from here on, checks of these transactions go to the querier."""
         running = self._core.running
         for unit in self._units:
             running.made.difference_update(unit.tx_ids)
@@ -330,7 +331,7 @@ class _BulkRun:
                 running.end_given(tx_id)
 
     def results(self) -> list[TransactionResult]:
-        """In the order of the batch."""
+        """All results, in the order of the batch."""
         found: list[TransactionResult | None] = [None] * self._count
         for index, result in self._failed:
             found[index] = result

@@ -1,6 +1,6 @@
-"""The units in which a batch of transactions travels: blocks of simple ones, and single plans.
+"""The units in which a batch of transactions is sent: blocks of simple ones, and single plans.
 
-Both are prepared, then decided, and remember per transaction only what is not as hoped. They report to
+Both are prepared, then decided, and remember per transaction only what deviates from success. They report to
 their run (bulk.py) from the router's thread.
 """
 
@@ -28,27 +28,27 @@ Report = Callable[["BulkUnit"], None]
 
 
 class BulkUnit(ABC):
-    """Some transactions of a batch. ``exceptions``: place in the unit -> result, if it is settled.
+    """Some transactions of a batch. ``exceptions``: position in the unit -> result, for the settled ones.
 
-    A transaction without an exception is open once prepared, and decided as asked once decided.
+    A transaction without an exception is open once prepared, and decided as requested once decided.
     """
 
     def __init__(
         self, core: ProducerCore, tx_ids: list[str], query_ids: list[str], indexes: list[int]
     ) -> None:
-        self.windowed = True  # holds a place in the window of its run
+        self.windowed = True  # counts against its run's calls in flight
         self.core, self.tx_ids, self.query_ids, self.indexes = core, tx_ids, query_ids, indexes
         self.exceptions: dict[int, TransactionResult] = {}
         self.wanted: dict[int, TransactionState] = {}  # only where it differs from COMMITTED
 
     def open_places(self) -> Sequence[int]:
-        """Places of those that are prepared and undecided."""
+        """Positions of the transactions that are prepared and undecided."""
         if not self.exceptions:
             return range(len(self.tx_ids))
         return [i for i in range(len(self.tx_ids)) if i not in self.exceptions]
 
     def results(self) -> list[TransactionResult]:
-        """One per transaction, in order; only when everything is decided."""
+        """One result per transaction, in order; call it only when everything is decided."""
         if not self.exceptions and not self.wanted:
             return [TransactionResult(tx_id, COMMITTED) for tx_id in self.tx_ids]
         return [
@@ -57,7 +57,8 @@ class BulkUnit(ABC):
         ]
 
     def refuse(self, place: int, problem: EscrowMQError | TransactionState) -> None:
-        """Not prepared: settled before, or an error. Nothing of this attempt will be read."""
+        """The transaction is not prepared: settled before, or an error. Nothing of this attempt will be
+        read."""
         tx_id = self.tx_ids[place]
         if isinstance(problem, TransactionState):
             self.exceptions[place] = TransactionResult(tx_id, problem)
@@ -69,7 +70,7 @@ class BulkUnit(ABC):
         self.exceptions[place] = TransactionResult(tx_id, state, problem)
 
     def settled(self, places: Sequence[int], outcome: Outcome) -> None:
-        """Take the answer to a decision over ``places``."""
+        """Takes the answer to a decision on ``places``."""
         if isinstance(outcome, Failure):
             for place in places:
                 self._undecided(place, OutcomeUnknown(self.tx_ids[place]))
@@ -86,15 +87,15 @@ class BulkUnit(ABC):
 
     @abstractmethod
     def prepare(self, done: Report) -> None:
-        """Send; room must have been reserved."""
+        """Sends the transactions; room must have been reserved."""
 
     @abstractmethod
     def decide(self, commit: bool, places: Sequence[int], done: Report) -> None:
-        """Send the decision over ``places``."""
+        """Sends the decision on ``places``."""
 
 
 class BlockUnit(BulkUnit):
-    """Simple transactions: one group, one part, one home topic. ``given``: ids that are the caller's own."""
+    """Simple transactions: one group, one part, one home topic. ``given``: ids that the caller chose."""
 
     def __init__(
         self, core: ProducerCore, gid: int, block: PrepareBlock, indexes: list[int], given: set[str]
@@ -116,7 +117,7 @@ class BlockUnit(BulkUnit):
             for place, tx_id in enumerate(self.tx_ids):
                 self.refuse(place, unprepared(tx_id, tx_id in self._given, outcome))
             ours = [tx_id for tx_id in self.tx_ids if tx_id not in self._given]
-            if ours:  # perhaps open: nobody will ever ask for these ids again
+            if ours:  # perhaps open, and these ids will never be used again
                 self.core.enqueue(self.gid, DecisionBlock(False, ours))
         else:
             for place, (code, info) in outcome.items():
@@ -124,7 +125,7 @@ class BlockUnit(BulkUnit):
         done(self)
 
     def take_apart(self, places: list[int]) -> BlockUnit:
-        """The transactions at ``places``, to be prepared again; they belong to the new unit from now on."""
+        """Moves the transactions at ``places`` to a new unit, to be prepared again."""
         assert self._block is not None
         again = BlockUnit(
             self.core, self.gid, self._block.select(places), [self.indexes[i] for i in places], self._given
@@ -140,7 +141,7 @@ class BlockUnit(BulkUnit):
         return again
 
     def over_limit(self) -> list[int]:
-        """Places of those that found the limit of open transactions reached."""
+        """Positions of the transactions that found the limit of open transactions reached."""
         return [
             place
             for place, result in self.exceptions.items()
@@ -148,7 +149,7 @@ class BlockUnit(BulkUnit):
         ]
 
     def forget_rows(self) -> None:
-        """Prepared: the messages are the broker's now."""
+        """After prepare: frees the messages, which the broker now has."""
         self._block = None
 
     def decide(self, commit: bool, places: Sequence[int], done: Report) -> None:
@@ -211,7 +212,7 @@ class BlockBuilder:
         self.size = 0
 
     def add(self, tx_id: str, query_id: str, placed: Sequence[Placed], size: int, index: int) -> None:
-        """One more transaction."""
+        """Adds a transaction."""
         place = len(self.tx_ids)
         self.tx_ids.append(tx_id)
         self.query_ids.append(query_id)

@@ -1,4 +1,4 @@
-"""What ``send_transactions`` is given, and what its callback is given: shapes only."""
+"""What ``send_transactions`` and its callback are given: data types only."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class TransactionRequest:
 
 @dataclass(frozen=True, slots=True)
 class PreparedTransaction:
-    """A prepared transaction of a batch; ``index``: its place in the batch."""
+    """A prepared transaction of a batch; ``index``: its position in the batch."""
 
     tx_id: str
     query_id: str
@@ -30,7 +30,7 @@ class PreparedTransaction:
 
 #: An item of a batch.
 Requested = TransactionRequest | tuple[Any, ...] | Message | list[Message]
-#: Called with all prepared transactions; one decision for all, or a sequence with one for each.
+#: Called with all prepared transactions; returns one decision for all, or a sequence with one for each.
 LocalBatch = Callable[[list[PreparedTransaction]], Any]
 
 

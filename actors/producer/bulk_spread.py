@@ -1,9 +1,9 @@
-"""Many transactions over the same broker groups as one unit: a block for each group instead of a plan for
-each.
+"""Many transactions over the same broker groups as one unit, with one block per group instead of one plan per
+transaction.
 
 The steps are those of one transaction (across_groups.py), taken for all of them at once: home's block, then
-the branches' blocks side by side; and so for the decision. A transaction that is refused on the way is left
-out of the next step and rolled back, and the others go on.
+the branches' blocks in parallel; likewise for the decision. A transaction that is refused on the way is left
+out of the next step and rolled back, and the others continue.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from escrowmq.replication.model import ResultCode
 
 
 class SpreadUnit(BulkUnit):
-    """Transactions of one part in each of the same groups, with one home topic. ``given``: ids that are the
-    caller's own."""
+    """Transactions with one part in each of the same groups, and with one home topic. ``given``: ids that the
+    caller chose."""
 
     def __init__(
         self,
@@ -56,9 +56,9 @@ class SpreadUnit(BulkUnit):
         self.core.release(self.size)
         if staged.tracked:
             self._home_index = staged.home_index
-        named: list[int] = []  # to be rolled back under home's index
-        careful: list[int] = []  # ... unless someone has taken it up: with ids of the caller's own
-        bare: list[int] = []  # ... by their ids, which are ours alone
+        named: list[int] = []  # to roll back under home's index
+        careful: list[int] = []  # the same, unless someone has continued it: ids that the caller chose
+        bare: list[int] = []  # to roll back by id alone, which only this producer uses
         for place, tx_id in enumerate(self.tx_ids):
             problem, opened = staged.problems.get(place), staged.home_index[place] >= 0
             if problem is not None:
@@ -82,7 +82,7 @@ class SpreadUnit(BulkUnit):
                 ids = [self.tx_ids[i] for i in places]
                 index = None if places is bare else [staged.home_index[i] for i in places]
                 newest = [staged.newest_index[i] for i in places] if places is careful else ()
-                finished = partial(self._undone, done, careful) if places is careful else _nobody
+                finished = partial(self._undone, done, careful) if places is careful else _ignore
                 across_groups.settle_many(
                     self.core, ids, list(staged.touched), False, finished, index, newest
                 )
@@ -90,7 +90,7 @@ class SpreadUnit(BulkUnit):
             done(self)
 
     def _undone(self, done: Report, places: Sequence[int], outcome: Outcome) -> None:
-        """The roll-back of these, whose ids are the caller's own, has ended: as for one transaction."""
+        """The rollback of these, whose ids the caller chose, has ended: as for one transaction."""
         for i, place in enumerate(places):
             if isinstance(outcome, Failure):
                 unknown = not outcome.nothing_done
@@ -113,8 +113,8 @@ class SpreadUnit(BulkUnit):
         across_groups.settle_many(self.core, ids, self._groups, commit, finished, index)
 
 
-def _nobody(_: Outcome) -> None:
-    """For roll-backs whose outcome nobody waits for."""
+def _ignore(_: Outcome) -> None:
+    """The ``done`` of rollbacks whose outcome is ignored."""
 
 
 class SpreadBuilder:
@@ -139,7 +139,7 @@ class SpreadBuilder:
         index: int,
         group_of: Callable[[str, int], int],
     ) -> None:
-        """One more transaction; ``group_of``: see ``Encoder``."""
+        """Adds a transaction; ``group_of``: see ``Encoder``."""
         place = len(self.tx_ids)
         self.tx_ids.append(tx_id)
         self.query_ids.append(query_id)
@@ -157,7 +157,7 @@ class SpreadBuilder:
             column[2].append(row)
             rows_of[gid].append(row)
         home = self.groups[0]
-        # What the home group remembers of the id stands for all of its content, also elsewhere.
+        # The digest that the home group remembers with the id covers all of its content, in all groups.
         self._digests[home].append(digest_of(row for _, _, row in placed))
         for gid in self.groups[1:]:
             self._digests[gid].append(digest_of(rows_of[gid]))

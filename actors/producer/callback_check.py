@@ -1,8 +1,8 @@
-"""Callbacks that cannot be right, found by their types before anything is sent.
+"""Finds callbacks that cannot be right, by their types, before anything is sent.
 
-A callback that returns no decision leaves its transaction to the check, since by then it has run. Most such
-mistakes show before: in what the function says that it returns, or in its kind. What tells nothing is let
-through, and judged by what it returns (local_transaction.py).
+A callback that returns no valid decision leaves its transaction to the check, since by then it has run. Most
+such mistakes show earlier: in the function's return annotation, or in its kind. If the type reveals nothing,
+the callback is accepted, and its return value is judged (local_transaction.py).
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from escrowmq.replication.errors import InvalidMessage
 from escrowmq.replication.model import TransactionState
 
-#: What most functions say that they return, if anything: nothing to look at.
+#: What most functions declare as their return type, if anything: no further check is needed.
 _USUAL = ("", None, "None", bool, "bool", TransactionState, "TransactionState")
-#: Annotations whose meaning is remembered: an application has some dozens of callbacks.
+#: How many evaluated annotations are remembered: an application has some dozens of callbacks.
 EVALUATED_MAX = 1_000
 _EVALUATED: dict[tuple[CodeType, str], Any] = {}
 _SEEN = (FunctionType, MethodType, type)
 _NOT_RUN = inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR | inspect.CO_COROUTINE
-#: Of each type that a decision can be of; and what a callback over many may return beside them.
+#: One sample of each type that a decision can have; and what a callback for many may return besides.
 _SAMPLES: tuple[object, ...] = (None, True, TransactionState.COMMITTED)
 _SAMPLES_OF_MANY: tuple[object, ...] = (*_SAMPLES, [], ())
 
 
 def check_callable(local_transaction: object, *, awaits: bool = False, many: bool = False) -> None:
-    """Raises InvalidMessage for what cannot be called, would not run, or returns no decision as far as its
-    type tells: said before anything is sent. After the local transaction it would be too late.
+    """Raises InvalidMessage for a callback that cannot be called, would not run, or by its type returns no
+    decision. This happens before anything is sent: after the local transaction it would be too late.
 
     ``awaits``: what it returns is awaited. ``many``: it decides a whole batch.
     """
@@ -44,24 +44,24 @@ def check_callable(local_transaction: object, *, awaits: bool = False, many: boo
         if flags & inspect.CO_COROUTINE:
             raise InvalidMessage(
                 f"local_transaction {function.__qualname__!r} is a coroutine function, which a blocking "
-                "producer does not await; use producer.aio, or give a plain function"
+                "producer does not await; use producer.aio, or pass a plain function"
             )
         raise InvalidMessage(
             f"local_transaction {function.__qualname__!r} is a generator function: calling it runs "
-            "nothing of it; return a decision instead of yielding"
+            "none of it; return a decision instead of yielding"
         )
     if (returned := function.__annotations__.get("return", "")) in _USUAL or hasattr(function, "__wrapped__"):
-        return  # (a decorator's function has the annotations of what it wraps, and may return something else)
+        return  # (a decorated function has the annotations of what it wraps, and may return something else)
     kind = _evaluated(function, returned) if type(returned) is str else returned
     if not _may_be_decision(kind, awaits=awaits, samples=_SAMPLES_OF_MANY if many else _SAMPLES):
         raise InvalidMessage(
-            f"local_transaction {function.__qualname__!r} returns {returned!r}, which is no decision; "
-            "give one that returns None, a bool or a TransactionState" + (", or one for each" if many else "")
+            f"local_transaction {function.__qualname__!r} returns {returned!r}, which is not a decision; "
+            "it must return None, a bool or a TransactionState" + (", or one for each" if many else "")
         )
 
 
 def _function_of(called: Any) -> FunctionType | None:
-    """The function of Python that runs when it is called, if that can be seen."""
+    """The Python function that runs when this object is called, if that can be determined."""
     if type(called) is FunctionType:  # nearly always
         return called
     while isinstance(called, functools.partial):
@@ -74,7 +74,7 @@ def _function_of(called: Any) -> FunctionType | None:
 
 
 def _evaluated(function: FunctionType, annotation: str) -> Any:
-    """What an annotation in quotes means; Any if that cannot be known here. Remembered, as it takes 50 us."""
+    """What an annotation in quotes means; Any if that cannot be determined. Cached, as it takes 50 us."""
     key = function.__code__, annotation
     kind = _EVALUATED.get(key)
     if kind is None:
@@ -89,12 +89,12 @@ def _evaluated_now(function: FunctionType, annotation: str) -> Any:
     alone.__annotations__ = {"return": annotation}
     try:
         return inspect.get_annotations(alone, eval_str=True)["return"]
-    except Exception:  # the application's expression: a name that only type checkers import, say
+    except Exception:  # the application's expression, e.g. a name that only type checkers import
         return Any
 
 
 def _may_be_decision(kind: Any, *, awaits: bool, samples: tuple[object, ...]) -> bool:
-    """Whether a value of this type can be one of the samples. A type that tells nothing may be any."""
+    """Whether a value of this type can be one of the samples. If the type reveals nothing, it can."""
     origin, arguments = get_origin(kind), get_args(kind)
     if origin in (Union, UnionType, Annotated):
         kinds = arguments[:1] if origin is Annotated else arguments
@@ -108,5 +108,5 @@ def _may_be_decision(kind: Any, *, awaits: bool, samples: tuple[object, ...]) ->
         return not arguments or _may_be_decision(arguments[-1], awaits=False, samples=samples)
     try:
         return any(isinstance(sample, plain) for sample in samples)
-    except TypeError:  # a protocol, of which nothing can be seen at run time
+    except TypeError:  # a protocol that cannot be checked at run time
         return True

@@ -1,6 +1,6 @@
-"""Settings of a producer, each default with its reason.
+"""Settings of a producer, with the reason for each default.
 
-A nonsensical value raises ConfigError where it is written, never later at work.
+A nonsensical value raises ConfigError where it is written, never later at run time.
 """
 
 from __future__ import annotations
@@ -20,41 +20,42 @@ KIB, MIB = 1 << 10, 1 << 20
 class ProducerConfig:
     """How a producer batches, waits and gives up."""
 
-    #: Plain messages wait this long for company. 3 ms costs little beside a commit of 3 to 6 ms and
-    #: makes calls of dozens of messages out of single sends (a call costs 0.2 ms CPU on each side).
+    #: How long plain messages wait for others to share a call. 3 ms is little compared with a commit of 3 to
+    #: 6 ms, and turns single sends into calls of dozens of messages (a call costs 0.2 ms CPU on each side).
     linger_ms: float = 3.0
     #: A transaction waits at most this long for those whose predecessors were answered together with its own:
     #: their callers come back at the same time and can share a call. A lone transaction never waits.
     transaction_linger_ms: float = 1.0
-    #: Bytes of one call. Below Ray's limit of 100 KiB arguments travel inside the call; just above it
-    #: they go through shared memory at twice the cost.
+    #: Bytes of one call. Below Ray's limit of 100 KiB, arguments are sent inside the call; just above it they
+    #: go through shared memory at twice the cost.
     request_bytes: int = 96 * KIB
     #: Bytes queued and under way in one producer. Thirty times what saturates a group.
     buffer_bytes: int = 32 * MIB
-    #: When requests wait longer than this for their answer, the buffer shrinks, down to 16 KiB, until they no
-    #: longer do. Most fail-overs are over in a second; a longer wait means that there is too much to send.
+    #: When requests wait longer than this for their answer, the buffer shrinks, down to 16 KiB, until they do
+    #: not. Most fail-overs are over in a second; a longer wait means that there is too much to send.
     buffer_s: float = 1.0
     #: How long a call waits for room in the buffer before it raises Overloaded.
     buffer_wait_s: float = 10.0
-    #: From call to answer, with all retries and fail-overs. A fail-over takes 1 to 2 s; a machine
-    #: that pages or a node that is lost takes up to 15.
+    #: From a call to its answer, with all retries and fail-overs. A fail-over takes 1 to 2 s; a machine that
+    #: swaps or a lost node takes up to 15.
     delivery_timeout_s: float = 30.0
     #: The largest message. A larger body belongs in an object store, with a reference in the message.
     message_bytes_max: int = 1 * MIB
     #: All messages of one transaction together. They are kept in memory until prepared.
     transaction_bytes_max: int = 16 * MIB
-    #: Transactions larger than this are prepared in parts, so that none of them holds up the log.
-    #: 1 MiB is where calls through shared memory become cheap per byte.
+    #: Transactions larger than this are prepared in parts, so that none of them holds up the log. From 1 MiB
+    #: on, calls through shared memory are cheap per byte.
     part_bytes: int = 1 * MIB
-    #: Time from prepare to the first check; None = what the topic says (6 s).
+    #: Time from prepare to the first check; None: the topic's setting (by default 6 s).
     transaction_timeout_s: float | None = None
-    #: How long to wait for others to settle when the limit of open transactions is reached. 0 raises
-    #: TooManyOpenTransactions at once, so that the caller decides.
+    #: How long to wait for other transactions to settle when the limit of open transactions is reached. 0
+    #: raises TooManyOpenTransactions at once, so that the caller decides.
     open_limit_wait_s: float = 0.0
-    #: True: COMMIT is sent but not waited for. A lost one is asked back, so nothing is lost, but the
-    #: messages may appear only after the check. False, since readers usually expect them at once.
+    #: True: COMMIT is sent but not waited for. If it is lost, the check commits the transaction, so nothing
+    #: is lost, but its messages may appear only after the check. False, since readers usually expect them at
+    #: once.
     one_way_commit: bool = False
-    #: Calls under way of one ``send_transactions``: enough to fill a group, little enough to stay fair.
+    #: Calls under way of one ``send_transactions``: enough to saturate a group, few enough to stay fair.
     bulk_calls_in_flight: int = 8
     channel: ChannelConfig = field(default_factory=ChannelConfig)
 

@@ -1,8 +1,8 @@
-"""The part of a producer that both faces (blocking and asyncio) share.
+"""The part of a producer that both interfaces (blocking and asyncio) share.
 
-Caller threads put encoded work into an inbox; the router's thread sorts it into the groups' batchers and
-lets the channels send it. Bytes that are queued or under way are counted and bounded (buffer_bound.py):
-beyond that callers wait. Nothing here blocks the router's thread or runs user code in it.
+Caller threads put encoded work into an inbox; the router's thread sorts it into the groups' batchers and lets
+the channels send it. Bytes that are queued or under way are counted and bounded (buffer_bound.py): beyond
+that bound, callers wait. Nothing here blocks the router's thread or runs user code in it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _CLOSED = "this producer was closed; create a new one"
 
 
 class ProducerCore:
-    """One producer's queues, ids and way to the brokers. Thread-safe but for what says otherwise."""
+    """One producer's queues, ids and connection to the brokers. Thread-safe except where stated otherwise."""
 
     def __init__(
         self,
@@ -51,9 +51,9 @@ class ProducerCore:
         answers_checks: bool = True,
         instance: str | None = None,
     ) -> None:
-        """``turns``: what somebody else runs, instead of a thread of this producer's own. ``answers_checks``:
-        it can be asked whether it runs a local transaction, and so it owns what it prepares. ``instance``:
-        its name, which is made if there is none."""
+        """``turns``: runs this producer's turns instead of a thread. ``answers_checks``: whether this
+        producer can be asked if it runs a local transaction, so that it owns what it prepares. ``instance``:
+        its name; None: a new one is generated."""
         self.app, self.config, self.info, self.clock = check_app(app), config, info, clock
         self.instance = instance or instance_id(client_version())
         self.ids = transaction_ids(self.instance)
@@ -74,8 +74,8 @@ class ProducerCore:
         self._messages: list[tuple[str, int | None, bytes, Promise]] = []
         self._blocks: list[tuple[int, Block]] = []
         self._inbox_bytes = 0
-        # Whether the router's thread looks at the inbox by itself before a linger is over. Waking it for
-        # every message costs more (a change of threads, 10 us) than everything else about a message.
+        # Whether the router's thread will look at the inbox by itself before a linger is over. Waking it for
+        # every message would cost more (a thread switch, 10 us) than everything else about a message.
         self._looks_soon_for_messages = self._looks_soon_for_blocks = False
         self._sticky: dict[str, int] = {}
         self._flushes: list[Waiter] = []
@@ -87,7 +87,7 @@ class ProducerCore:
     # ------------------------------------------------------------ callers' side
 
     def send(self, topic: str, partition: int | None, row: bytes, promise: Promise) -> bool:
-        """Queue a plain message if there is room for it now; False if not."""
+        """Queues a plain message if there is room for it now; False if not."""
         size = len(row)
         with self._lock:
             if self._closed:
@@ -102,7 +102,7 @@ class ProducerCore:
         return True
 
     def try_reserve(self, size: int) -> bool:
-        """Count ``size`` bytes as queued if there is room; give them back with :meth:`release`."""
+        """Counts ``size`` bytes as queued if there is room; give them back with :meth:`release`."""
         with self._lock:
             if self._closed:
                 raise Closed(self._why)
@@ -112,11 +112,11 @@ class ProducerCore:
             return True
 
     def _full(self, size: int) -> bool:
-        # Up to the last byte of the bound in time, so that something large gets its turn as well.
+        # The adaptive bound only has to have some room left, so that something large gets its turn as well.
         return self._buffered + size > self.config.buffer_bytes or self._buffered >= self._bound.limit
 
     def wait_for_room(self, size: int, deadline: float) -> None:
-        """Block until ``size`` bytes might fit. Raises Overloaded at the deadline, Closed when closed."""
+        """Blocks until ``size`` bytes might fit. Raises Overloaded at the deadline, Closed when closed."""
         with self._room:
             self._blocked += 1
             try:
@@ -143,16 +143,16 @@ class ProducerCore:
                     return
 
     def release(self, size: int) -> None:
-        """Give reserved bytes back."""
+        """Gives reserved bytes back."""
         with self._lock:
             self._buffered -= size
             if self._blocked:
                 self._room.notify_all()
 
     def enqueue(self, gid: int, block: Block) -> None:
-        """Queue transactions for a group; ``block.done`` tells how it ended. From any thread.
+        """Queues transactions for a group; ``block.done`` receives the outcome. Callable from any thread.
 
-        Still taken while the producer closes, so that what was prepared can be decided.
+        Still accepted while the producer closes, so that what was prepared can be decided.
         """
         block.deadline = self.clock() + self.config.delivery_timeout_s
         with self._lock:
@@ -164,7 +164,7 @@ class ProducerCore:
         block.done(Failure(FailureKind.CLOSED, _CLOSED))
 
     def call_later(self, delay_s: float, work: Callable[[], None]) -> None:
-        """Run ``work`` in the router's thread after a delay. Only from that thread."""
+        """Runs ``work`` in the router's thread after a delay. Callable only from that thread."""
         heapq.heappush(self._timers, (self.clock() + delay_s, next(self._timer_numbers), work))
 
     def timeout_s(self, block: PrepareBlock) -> float:
@@ -203,7 +203,7 @@ class ProducerCore:
     # ------------------------------------------------------------ closing
 
     def flush(self, timeout_s: float) -> bool:
-        """Send everything now, without linger, and wait for the answers; False at the time-out."""
+        """Sends everything now, without linger, and waits for the answers; False at the time-out."""
         waiter = Waiter()
         try:
             self.router.post(lambda: self._flushes.append(waiter))
@@ -212,7 +212,7 @@ class ProducerCore:
         return waiter.wait(timeout_s)
 
     def close(self, timeout_s: float) -> None:
-        """Refuse new work, flush, stop the thread. What is then still open is left to the check."""
+        """Refuses new work, flushes, stops the thread. What is then still open is left to the check."""
         with self._room:
             if self._closed:
                 return
@@ -253,7 +253,7 @@ class ProducerCore:
         self._looks_soon_for_messages = wake <= now + self.config.linger_ms / 1000
         busy = any(channel.in_flight for channel in self.router.channels)
         self._looks_soon_for_blocks = busy and wake <= now + self.config.transaction_linger_ms / 1000
-        # Set first, looked second: whoever filled the inbox and did not wake us is seen here.
+        # The flags are set before this look: a caller that filled the inbox without waking us is seen here.
         return now if self._messages or self._blocks else wake
 
     def _done(self, batcher: GroupBatcher, built: BuiltRequest, outcome: Any, repeated: bool) -> None:
@@ -307,7 +307,7 @@ class ProducerCore:
         return stream
 
     def _turn_sticky(self, topic: str, partition: int) -> None:
-        """A batch of the partition that keyless messages gather in was sent: the next one is next."""
+        """A batch of the partition that gathers keyless messages was sent: switches to the next partition."""
         if self._sticky.get(topic) == partition:
             info = self.catalog.known(topic)
             self._sticky[topic] = (partition + 1) % info.partitions if info else 0

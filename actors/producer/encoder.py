@@ -1,9 +1,9 @@
 """From messages to rows and blocks: validation, partitions, digests, sizes.
 
-Everything that is wrong with a caller's message is found here, in the caller's thread, before anything
-is sent. A transaction's content must always encode to the same bytes and the same partitions, or a
-repeated id would look like another transaction: so its keyless messages go where ``crc32c(tx_id)``
-says, and nothing here depends on time, load or earlier calls.
+Everything that is wrong with a caller's message is found here, in the caller's thread, before anything is
+sent. A transaction's content must always encode to the same bytes and the same partitions, otherwise a
+repeated id would look like another transaction. So its keyless messages go to the partition given by
+``crc32c(tx_id)``, and nothing here depends on time, load or earlier calls.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _extend: Callable[[int, bytes], int] = google_crc32c.extend
 class TxPlan:
     """One transaction, ready to be prepared: its blocks by broker group, each group's in order of parts.
 
-    The first of ``groups`` is the home group: there it is opened first and decided first. ``single``: all
-    of it is one block (then ``parts`` is not used).
+    The first of ``groups`` is the home group, where it is opened and decided first. ``single``: the only
+    block if the transaction fits in one (then ``parts`` is not used).
     """
 
     __slots__ = (
@@ -47,7 +47,7 @@ class TxPlan:
     ) -> None:
         self.tx_id, self.query_id, self.home_topic, self.groups = tx_id, query_id, home_topic, groups
         self.single, self.parts, self.size, self.given_id = single, parts, size, given_id
-        #: Where home opened it, once prepared over several groups; None: home does not see to its branches.
+        #: Where home opened it, once prepared over several groups; None: home does not track its branches.
         self.home_index: int | None = None
 
 
@@ -55,7 +55,7 @@ class Encoder:
     """Encodes for one producer. Thread-safe: it keeps nothing between calls.
 
     ``partitions(topic)`` raises UnknownTopic; it may ask a broker, but only for a topic not seen before.
-    ``group_of(topic, partition)`` is the broker group of a partition; of topics that ``partitions`` has told.
+    ``group_of(topic, partition)`` is the broker group of a partition, for topics known to ``partitions``.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Encoder:
         self._config, self._partitions, self.group_of = config, partitions, group_of
 
     def plain(self, message: Message) -> tuple[int | None, bytes]:
-        """(partition, row) of a plain message; partition None: wherever there is company."""
+        """(partition, row) of a plain message; partition None: any, chosen where batches form."""
         _is_message(message)
         count = self._partitions(message.topic)
         key, partition = message.key, message.partition
@@ -82,7 +82,7 @@ class Encoder:
         return partition, row
 
     def place(self, messages: Sequence[Message], tx_id: str) -> tuple[list[Placed], int]:
-        """A transaction's messages with their partitions and rows, and their bytes together."""
+        """A transaction's messages with their partitions and rows, and their total size in bytes."""
         placed: list[Placed] = []
         total = 0
         limit = self._config.message_bytes_max
@@ -106,9 +106,9 @@ class Encoder:
     def plan(
         self, tx_id: str, query_id: str, placed: Sequence[Placed], size: int, timeout_ms: int, given_id: bool
     ) -> TxPlan:
-        """Blocks of one transaction, from :meth:`place`."""
+        """The blocks of one transaction, from :meth:`place`."""
         home_topic = placed[0][0]
-        if len(placed) == 1:  # by far the most frequent
+        if len(placed) == 1:  # by far the most frequent case
             row = placed[0][2]
             home = self.group_of(home_topic, placed[0][1])
             single = PrepareBlock(
@@ -138,14 +138,14 @@ class Encoder:
             ]
         first = parts[groups[0]]
         _announce(parts, groups)
-        # What the home group remembers of the id stands for all of its content, also elsewhere.
+        # The digest that the home group remembers with the id covers all of its content, in all groups.
         first[0].digests = (digest_of(row for _, _, row in placed),)
         whole = first[0] if len(groups) == len(first) == 1 else None
         return TxPlan(tx_id, query_id, home_topic, groups, whole, parts, size, given_id)
 
 
 def _announce(parts: dict[int, list[PrepareBlock]], groups: Sequence[int]) -> None:
-    """Tell home its branches, and each group how many parts it will get."""
+    """Tells home its branches, and each group how many parts it will get."""
     others = tuple(sorted(groups[1:]))
     for gid, blocks in parts.items():
         for block in blocks:
@@ -167,17 +167,17 @@ def as_messages(messages: Message | Iterable[Message]) -> list[Message]:
 
 
 def check_id(tx_id: str) -> str:
-    """A caller's transaction id, or InvalidMessage."""
+    """Returns a caller's transaction id; raises InvalidMessage if it is not allowed."""
     return _check_printable("tx_id", tx_id)
 
 
 def check_query_id(query_id: str) -> str:
-    """A caller's query id, or InvalidMessage."""
+    """Returns a caller's query id; raises InvalidMessage if it is not allowed."""
     return _check_printable("query_id", query_id)
 
 
 def check_app(app: str) -> str:
-    """An app's name, or InvalidMessage."""
+    """Returns an app's name; raises InvalidMessage if it is not allowed."""
     return _check_name("app", app)
 
 
@@ -211,7 +211,7 @@ def _row(message: Message, tx_id: str | None) -> bytes:
 
 
 def _split(items: Sequence[Placed], part_bytes: int) -> Iterable[Sequence[Placed]]:
-    """Runs of messages of at most ``part_bytes`` (or one message); nearly always just one."""
+    """Runs of messages of at most ``part_bytes`` (or a single message); nearly always just one run."""
     start = size = 0
     for at, (_, _, row) in enumerate(items):
         if size and size + len(row) > part_bytes:
@@ -222,7 +222,7 @@ def _split(items: Sequence[Placed], part_bytes: int) -> Iterable[Sequence[Placed
 
 
 def digest_of(rows: Iterable[bytes]) -> int:
-    """CRC32C over rows, one behind the other."""
+    """CRC32C over the rows, concatenated."""
     digest = 0
     for row in rows:
         digest = _extend(digest, row)

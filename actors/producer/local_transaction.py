@@ -1,7 +1,7 @@
 """Calling the application's local transaction, and what its return value means.
 
-One place for the rule, since everything depends on it: returning means commit, raising means roll back,
-and whoever cannot know says so.
+The rule is in one place, since everything depends on it: returning means commit, raising means roll back, and
+a callback that does not know says so.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Any
 from escrowmq.replication.errors import InvalidDecision, OutcomeUnknown
 from escrowmq.replication.model import TransactionState
 
-#: Returned value -> decision. None is what a function without a return statement says: it came to its
-#: end, so its work is done, as in a ``with`` block.
+#: Returned value -> decision. None is what a function without a return statement returns: it ran to its end,
+#: so its work is done, as in a ``with`` block.
 _DECISIONS: dict[Any, TransactionState] = {
     None: TransactionState.COMMITTED,
     True: TransactionState.COMMITTED,
@@ -29,8 +29,8 @@ _DECISIONS: dict[Any, TransactionState] = {
 def decision_of(returned: Any) -> TransactionState:
     """The decision that a local transaction's return value stands for.
 
-    Raises InvalidDecision for anything but None, a bool, COMMITTED, ROLLBACK or UNKNOWN; the local
-    transaction has run then, so the caller must leave the decision to the check.
+    Raises InvalidDecision for anything but None, a bool, COMMITTED, ROLLBACK or UNKNOWN; by then the local
+    transaction has run, so the caller must leave the decision to the check.
     """
     if returned is None or type(returned) is bool or type(returned) is TransactionState:
         decision = _DECISIONS.get(returned)
@@ -45,16 +45,16 @@ def decision_of(returned: Any) -> TransactionState:
 def leaves_open(error: BaseException) -> bool:
     """Whether an exception out of a local transaction says nothing about its outcome.
 
-    OutcomeUnknown says so itself. What is no ``Exception`` (KeyboardInterrupt, SystemExit, a cancelled
-    task) hits at any point, also in the middle of a database's commit.
+    OutcomeUnknown says so itself. An exception that is no ``Exception`` (KeyboardInterrupt, SystemExit, a
+    cancelled task) can strike anywhere, even in the middle of a database's commit.
     """
     return isinstance(error, OutcomeUnknown) or not isinstance(error, Exception)
 
 
 def call_local(function: Callable[..., Any], tx: Any) -> Any:
-    """``function()``, ``function(tx)`` or ``function(tx_id, query_id)``: by its required arguments.
+    """Calls ``function()``, ``function(tx)`` or ``function(tx_id, query_id)``, by its required arguments.
 
-    Arguments with a default are left alone (``lambda order=order: ...`` captures a variable by one).
+    Arguments with a default are left alone (``lambda order=order: ...`` uses one to capture a variable).
     """
     count = required_arguments(function)
     if count == 0:
@@ -65,7 +65,7 @@ def call_local(function: Callable[..., Any], tx: Any) -> Any:
 
 
 def required_arguments(function: Callable[..., Any]) -> int:
-    """How many positional arguments a callable insists on."""
+    """How many positional arguments a callable requires."""
     if type(function) is FunctionType:  # 0.1 us; inspect.signature takes 10
         return function.__code__.co_argcount - len(function.__defaults__ or ())
     if type(function) is MethodType and type(function.__func__) is FunctionType:

@@ -1,9 +1,9 @@
 """Plain messages of one partition on their way to its broker group: batches, numbered, one at a time.
 
-At most one batch of a partition is under way: so order holds through every retry and fail-over without
-any further rule, and when the broker is slow the next batch just grows. Batches are numbered from 0
-within an epoch; the broker stores each number once. Wherever the fate of a batch stays unknown, the next
-one starts a new epoch: late copies of the old one are then refused, and nothing is stored out of order.
+At most one batch of a partition is under way, so the order holds through every retry and fail-over without
+any further rule, and when the broker is slow the next batch just grows. Batches are numbered from 0 within an
+epoch; the broker stores each number once. When the fate of a batch stays unknown, the next one starts a new
+epoch: late copies of the old one are then refused, and nothing is stored out of order.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from escrowmq.replication.model import RecordMetadata, ResultCode
 
 
 class Promise(Protocol):
-    """Whoever waits for a message's metadata: a future, or a coroutine's."""
+    """Receives a message's metadata or its error: a future, or a coroutine's promise."""
 
     def set_result(self, result: RecordMetadata, /) -> None: ...
     def set_exception(self, exception: BaseException, /) -> None: ...
 
 
-#: A row and who waits for its metadata.
+#: A row, and the promise for its metadata.
 Pending = tuple[bytes, Promise]
-#: A new epoch after "out of sequence" is tried this often before the batch fails.
+#: How often a new epoch is tried after "out of sequence" before the batch fails.
 EPOCHS_MAX = 3
-#: Rows in one batch: bounds the time the futures of one batch take to complete.
+#: Rows in one batch: bounds the time that completing its futures takes.
 ROWS_MAX = 5_000
 
 
@@ -48,9 +48,9 @@ class Batch:
 class PartitionStream:
     """One partition's queue.
 
-    Calls ``released(bytes)`` when messages leave it, however; ``refused(topic)`` when the broker does not
-    know the partition; ``taken(topic, partition)`` when a batch is sent; ``heard(time_ms)`` when an answer
-    told the group's time.
+    Calls ``released(bytes)`` when messages leave it for any reason; ``refused(topic)`` when the broker does
+    not know the partition; ``taken(topic, partition)`` when a batch is sent; ``heard(time_ms)`` with the
+    group's time from an answer.
     """
 
     def __init__(
@@ -72,34 +72,34 @@ class PartitionStream:
         self.queued_bytes = 0
         self._queue: deque[tuple[bytes, Promise, float]] = deque()
         self._under_way: Batch | None = None
-        self._again: Batch | None = None  # to be sent before anything else, in a new epoch
+        self._again: Batch | None = None  # to be sent before anything else
 
     def add(self, row: bytes, promise: Promise, now: float) -> None:
-        """Queue a message; ``now`` starts its linger and its deadline."""
+        """Queues a message; its linger and its deadline start at ``now``."""
         self._queue.append((row, promise, now))
         self.queued_bytes += len(row)
 
     @property
     def waits(self) -> bool:
-        """Something is queued, and nothing is under way that it must not overtake."""
+        """Whether something is queued and nothing is under way that it must not overtake."""
         return self._under_way is None and (self._again is not None or bool(self._queue))
 
     @property
     def idle(self) -> bool:
-        """Nothing queued, nothing under way."""
+        """Whether nothing is queued and nothing is under way."""
         return self._under_way is None and self._again is None and not self._queue
 
     def oldest(self) -> float:
-        """When the first message that waits was queued (it waits: see ``waits``)."""
+        """When the first waiting message was queued; call it only if ``waits``."""
         return float("-inf") if self._again is not None else self._queue[0][2]
 
     def oldest_queued(self) -> float:
-        """When the first message that was never sent was queued; only while there is one."""
+        """When the first message that was never sent was queued; call it only while there is one."""
         return self._queue[0][2]
 
     def take(self, bytes_max: int, heard_ms: int | None = None) -> tuple[bytes, Batch]:
         """The next batch of at most ``bytes_max`` bytes, but at least one message, as a frame. ``heard_ms``:
-        what was heard of the group, for the first one of an epoch; None: it does not tell."""
+        the time heard from the group, for the first batch of an epoch; None: encode version 1."""
         assert self.waits
         batch, self._again = self._again, None
         if batch is None:
@@ -128,12 +128,12 @@ class PartitionStream:
         return Batch(pending, size, deadline)
 
     def put_back(self, batch: Batch) -> None:
-        """Nothing was done with what is under way: it is the next one again."""
+        """Nothing was done with the batch under way: it is sent again next."""
         assert batch is self._under_way
         self._under_way, self._again = None, batch
 
     def finished(self, batch: Batch, outcome: Sequence[Any] | Failure, repeated: bool) -> None:
-        """The broker's result for ``batch``, or how it ended without one.
+        """Takes the broker's result for ``batch``, or how it ended without one.
 
         ``repeated``: an earlier attempt may have been executed.
         """
@@ -157,29 +157,30 @@ class PartitionStream:
             self._end(batch, self._refusal(code, info))
 
     def _out_of_sequence(self, batch: Batch) -> None:
-        """The broker has forgotten this stream (a topic created anew, a long silence): begin anew.
+        """The broker has forgotten this stream (the topic was created again, or there was a long silence):
+        starts a new epoch.
 
-        This was its first attempt, so it is not stored; and no earlier batch is open, since after every
-        unknown outcome a new epoch was begun.
+        This was the batch's first attempt, so it is not stored; and no earlier batch is open, since a new
+        epoch is started after every unknown outcome.
         """
         self._new_epoch()
         batch.tries += 1
         self._again = batch
 
     def _stale(self, batch: Batch, time_ms: int, repeated: bool) -> None:
-        """The broker has forgotten producers since it was heard of last. A batch that was sent once is not
-        stored: it comes again, and tells ``time_ms``."""
+        """The broker has forgotten producers since the producer last heard from it. A batch that was sent
+        only once is not stored: it is sent again, with ``time_ms``."""
         self._heard(time_ms)
-        if repeated:  # stored and forgotten, or never stored: nobody can know
+        if repeated:  # stored and forgotten, or never stored: this cannot be told
             self._end(batch, Failure(FailureKind.UNKNOWN).error(self._describe()))
         else:
             self._again = batch
 
     def _end(self, batch: Batch, error: EscrowMQError) -> None:
-        """A batch that was sent ends without a place, and its number with it.
+        """A batch that was sent ends without an offset, and its number is not used again.
 
-        Also where all that was answered is that nothing was done: a copy of it may still come to whoever
-        leads then. Under the same number the next batch would be answered with its place, and be lost.
+        This holds even if the answer was that nothing was done: a copy of the batch may still reach a later
+        leader. Under the same number the next batch would get that copy's offsets as its answer, and be lost.
         """
         self._new_epoch()
         self._fail(batch, error)
@@ -226,12 +227,12 @@ class PartitionStream:
         self._released(batch.size)
 
     def expire(self, now: float, failure: Failure) -> None:
-        """End queued messages that are older than the delivery time-out; they were never sent."""
+        """Ends queued messages that are older than the delivery time-out; they were never sent."""
         while self._queue and now >= self._queue[0][2] + self._timeout_s:
             self._end_first(failure)
 
     def end_all(self, failure: Failure) -> None:
-        """The producer closes: end whatever is still queued."""
+        """The producer closes: ends whatever is still queued."""
         if self._again is not None:
             batch, self._again = self._again, None
             self._fail(batch, failure.error(self._describe()))

@@ -1,7 +1,7 @@
-"""The producer, blocking face: plain messages, transactions one by one, transactions in bulk.
+"""The producer's blocking interface: plain messages, transactions one by one, transactions in bulk.
 
-Any number of threads may share one producer, and should: what they send at the same time travels in the
-same calls. It must never run application code but in the caller's own thread.
+Any number of threads may share one producer, and should: what they send at the same time goes into the same
+calls. Application code must never run outside the caller's own thread.
 """
 
 from __future__ import annotations
@@ -39,9 +39,10 @@ LocalTransaction = Callable[..., Any]
 class Producer(Closing):
     """Sends messages for ``app``. Thread-safe. A context manager: ``close`` flushes.
 
-    ``tx_status_querier`` answers checks: with one, this producer is asked about any open transaction of
-    its app, also those of producers that died; and about its own it is asked first, whether they still run.
-    Without one it cannot be asked: another producer of the app that has one is, or an operator decides.
+    ``tx_status_querier`` answers checks: with one, this producer is asked about any open transaction of its
+    app, including those of producers that died; for its own, it is asked first whether they still run.
+    Without one it cannot be asked: another producer of the app with a querier is asked, or an operator
+    decides.
     """
 
     def __init__(
@@ -59,7 +60,7 @@ class Producer(Closing):
     ) -> None:
         """``answerer``: how checks are answered here; ``feedback``: settings of the processes that ask.
 
-        The latter count where those are started, by the first producer with a querier.
+        The latter apply when those processes are started, by the first producer with a querier.
         ``statistics_callback`` is called with :meth:`statistics` every ``statistics_interval_s``, in a thread
         of its own, until the producer is closed. What it raises is logged.
         """
@@ -94,18 +95,18 @@ class Producer(Closing):
 
     @property
     def app(self) -> str:
-        """The app whose transactions these are."""
+        """The app that this producer's transactions belong to."""
         return self._core.app
 
     # ------------------------------------------------------------ plain messages
 
     def send(self, message: Message) -> Future[RecordMetadata]:
-        """Send a plain message; the future gives its offset once it is durable on a majority.
+        """Sends a plain message; the future returns its offset once it is durable on a majority.
 
         Messages of one partition keep the order in which they were sent. Raises at once: InvalidMessage,
         MessageTooLarge, UnknownTopic, Closed, and Overloaded after ``buffer_wait_s`` without room. Through
         the future: OutcomeUnknown (it may have been stored; sending it again may store it twice),
-        Unavailable, Overloaded, DiskFull (it was not). Callbacks of the future run in the producer's
+        Unavailable, Overloaded, DiskFull (it was not stored). Callbacks of the future run in the producer's
         thread and must not block.
         """
         core = self._core
@@ -129,10 +130,10 @@ class Producer(Closing):
     ) -> Transaction:
         """A transaction for a ``with`` block; see :class:`Transaction`.
 
-        ``query_id``: the application's own key (an order number), which checks will name; the transaction
-        id if not given. ``tx_id``: an id of your own, unique within the app. ``transaction_timeout_s``:
-        time to the first check. ``one_way_commit``: do not wait for the commit's answer; a lost one is
-        asked back.
+        ``query_id``: the application's own key (an order number, say), which checks will name; by default the
+        transaction id. ``tx_id``: an id of your own, unique within the app. ``transaction_timeout_s``: time
+        to the first check. ``one_way_commit``: do not wait for the commit's answer; if the commit is lost,
+        the check finds out and commits.
         """
         return Transaction(self._core, query_id, tx_id, transaction_timeout_s, one_way_commit)
 
@@ -146,24 +147,24 @@ class Producer(Closing):
         transaction_timeout_s: float | None = None,
         one_way_commit: bool | None = None,
     ) -> TransactionResult:
-        """Prepare ``messages``, run ``local_transaction``, commit or roll back by what it says.
+        """Prepares ``messages``, runs ``local_transaction``, commits or rolls back by what it returns.
 
         The callback runs in this thread once the messages are durable and still invisible. It is called
         as ``f()``, ``f(tx)`` or ``f(tx_id, query_id)``. It returns TransactionState.COMMITTED (or None, or
-        True) to commit, ROLLBACK (or False) to roll back, UNKNOWN to leave it to the check. Anything else
-        raises InvalidMessage before anything is sent, where its type tells; else InvalidDecision when it has
-        run, and the check decides. If it raises,
-        the transaction is rolled back and the exception goes on to the caller; OutcomeUnknown, and what
-        is no ``Exception`` (an interrupt), leave it to the check instead.
+        True) to commit, ROLLBACK (or False) to roll back, UNKNOWN to leave the decision to the check. If its
+        type shows that it returns anything else, InvalidMessage is raised before anything is sent; otherwise
+        InvalidDecision is raised after it has run, and the check decides. If it raises, the transaction is
+        rolled back and the caller gets the exception; OutcomeUnknown, and an exception that is no
+        ``Exception`` (an interrupt), leave the decision to the check instead.
 
         If the messages cannot be prepared, the callback is not run and the reason is raised:
         TooManyOpenTransactions, TransactionIdTaken (the id has other content), TransactionRunning (this
-        producer runs it at this moment), UnknownTopic, MessageTooLarge, Unavailable, Overloaded, DiskFull; or
-        OutcomeUnknown for an id of your own, which may be open then: call again with the same id and
-        messages. The same id with the same messages again, after it was settled, does not run the callback:
-        it returns the result if that is COMMITTED, and raises TransactionSettled if it was rolled back, since
-        ROLLBACK is returned only where the callback said so. Raises OutcomeUnknown(tx_id) if the decision
-        could not be confirmed: it is not a failure, the check carries the decision out.
+        producer is running it now), UnknownTopic, MessageTooLarge, Unavailable, Overloaded, DiskFull; or
+        OutcomeUnknown for an id of your own, which may then be open: call again with the same id and
+        messages. If a transaction with the same id and messages has already been settled, the callback is not
+        run: the result is returned if it is COMMITTED; if it was rolled back, TransactionSettled is raised,
+        since ROLLBACK is returned only where the callback said so. Raises OutcomeUnknown(tx_id) if the
+        decision could not be confirmed: this is not a failure, the check carries the decision out.
         """
         check_callable(local_transaction)
         tx = self.transaction(
@@ -191,16 +192,17 @@ class Producer(Closing):
         Each item is a TransactionRequest, a tuple ``(messages, query_id)`` or ``(messages, query_id,
         tx_id)``, or just the messages. Without a callback each transaction is committed as soon as it is
         prepared. With one, *all* are prepared first; then it is called once, in this thread, with the list
-        of those that were (PreparedTransaction), so that one database transaction can serve them all::
+        of the prepared ones (PreparedTransaction), so that one database transaction can serve them all::
 
             def store(prepared):                     # all of these are durable and invisible
                 with db.transaction():
                     db.insert_orders(orders[tx.index] for tx in prepared)
             producer.send_transactions(((msgs(o), o.number) for o in orders), store)
 
-        It returns one decision for all, or a sequence with one for each, as in
-        ``send_message_in_transaction``; an exception rolls all of them back and goes on. What its type shows
-        to be no decision is refused before anything is sent (InvalidMessage).
+        The callback returns one decision for all, or a sequence with one for each, as in
+        ``send_message_in_transaction``; if it raises, all of them are rolled back and the caller gets the
+        exception. If its type shows that it returns no decision, InvalidMessage is raised before anything is
+        sent.
 
         Raises nothing for single transactions: look at ``state`` and ``error`` of the results.
         """
@@ -217,16 +219,16 @@ class Producer(Closing):
 
     @cached_property
     def aio(self) -> AsyncProducer:
-        """The asyncio face of this same producer."""
+        """The asyncio interface of this producer."""
         return AsyncProducer(self._core, self.close)
 
     def flush(self, timeout_s: float | None = None) -> bool:
-        """Send what waits now and wait for the answers; False if ``timeout_s`` passed first."""
+        """Sends what waits now and waits for the answers; False if ``timeout_s`` passed first."""
         self._core.check_open()
         return self._core.flush(self._config.delivery_timeout_s if timeout_s is None else timeout_s)
 
     def close(self, timeout_s: float | None = None) -> None:
-        """Flush and end. Later calls raise Closed; what is still undecided is left to the check."""
+        """Flushes and closes. Later calls raise Closed; what is still undecided is left to the check."""
         self._core.close(self._config.delivery_timeout_s if timeout_s is None else timeout_s)
         if self._answerer is not None:
             self._answerer.close()

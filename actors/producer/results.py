@@ -1,7 +1,7 @@
-"""What became of a transaction, as its caller is told; and how answers of brokers become that.
+"""The outcome of a transaction as its caller gets it, and how it follows from the brokers' answers.
 
-Nothing here may turn "nobody knows" into a failure: after the local transaction has run, every missing
-answer is OutcomeUnknown, and the check decides.
+Nothing here may turn "not known" into a failure: once the local transaction has run, every missing answer is
+OutcomeUnknown, and the check decides.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from escrowmq.replication.errors import (
 )
 from escrowmq.replication.model import ResultCode, TransactionState
 
-#: Advice to a caller that found the limit of open transactions reached.
+#: Suggested pause for a caller that found the limit of open transactions reached.
 LIMIT_RETRY_AFTER_S = 0.5
 
 
@@ -49,8 +49,8 @@ class TransactionResult:
 def prepare_problem(
     tx_id: str, code: int, info: Any, *, opened: bool = False
 ) -> EscrowMQError | TransactionState:
-    """Why a transaction was not prepared; a state if the same transaction is settled already. ``opened``: its
-    home group has opened it, so another one has refused it: a decision may have come there first."""
+    """Why a transaction was not prepared; a state if the same transaction is already settled. ``opened``: its
+    home group has opened it, so another group has refused it, perhaps because it was decided meanwhile."""
     if code == ResultCode.DUPLICATE:
         return TransactionState(info)
     if code == ResultCode.TX_CONFLICT:
@@ -65,22 +65,22 @@ def prepare_problem(
     if code == ResultCode.UNKNOWN_TX:
         return UnknownTransaction(tx_id)
     if code == ResultCode.TOO_MANY_IDS:
-        text = f"the group remembers {info} ids that applications gave; more when the oldest are forgotten"
+        text = f"the group already remembers {info} ids that applications gave, its limit; try again later"
         return Overloaded(text, LIMIT_RETRY_AFTER_S)
     if code == ResultCode.STALE:
-        text = f"transaction {tx_id!r} took so long to prepare that it may be settled; send it anew"
+        text = f"transaction {tx_id!r} took so long to prepare that it may be settled; send it again"
         return Unavailable(text, LIMIT_RETRY_AFTER_S)
-    if code == ResultCode.MALFORMED:  # home took it at level 1, and a branch's group is at level 3 by now
-        text = f"transaction {tx_id!r} was begun while the cluster took a new format level, and rolled back"
+    if code == ResultCode.MALFORMED:  # home accepted it at level 1, and a branch's group is now at level 3
+        text = f"transaction {tx_id!r} began while the cluster raised its format level, and was rolled back"
         return Unavailable(text, LIMIT_RETRY_AFTER_S)
     return InvalidMessage(f"transaction {tx_id!r} was refused: {ResultCode(code).name} {info!r}")
 
 
 def prepared(plan: TxPlan, outcome: Outcome) -> EscrowMQError | TransactionState | None:
-    """None: prepared, run the local transaction. Else do not; see :func:`prepare_problem`.
+    """None: prepared, run the local transaction. Otherwise do not run it; see :func:`prepare_problem`.
 
-    A missing answer is Unavailable for a generated id: its roll-back is on the way, and nobody will ask
-    for that id again. For a caller's own id it is OutcomeUnknown, as the transaction may be open.
+    For a generated id, a missing answer is Unavailable: its rollback is on the way, and the id will never be
+    used again. For a caller's own id it is OutcomeUnknown, as the transaction may be open.
     """
     if isinstance(outcome, Failure):
         return unprepared(plan.tx_id, plan.given_id, outcome)
@@ -90,10 +90,10 @@ def prepared(plan: TxPlan, outcome: Outcome) -> EscrowMQError | TransactionState
 
 
 def settled_before(tx_id: str, recorded: TransactionState) -> TransactionResult:
-    """The result of a call that has not run its callback, as the very same transaction was settled before.
+    """The result of a call that did not run its callback, because the same transaction was settled before.
 
-    Committed: it has its effect. Rolled back it has none, and raises TransactionSettled: whoever gets
-    ROLLBACK as a result knows that the local transaction had its turn.
+    If it was committed, that is the result. If it was rolled back, TransactionSettled is raised: ROLLBACK as
+    a result always means that the local transaction had its turn.
     """
     if recorded is not TransactionState.COMMITTED:
         raise TransactionSettled(tx_id, recorded.value)
@@ -110,7 +110,7 @@ def unprepared(tx_id: str, given_id: bool, failure: Failure) -> EscrowMQError:
 
 
 def decided(tx_id: str, outcome: Outcome) -> EscrowMQError | None:
-    """None: the decision stands. TransactionSettled: the other one does. Else OutcomeUnknown."""
+    """None: the decision stands. TransactionSettled: the opposite decision does. Otherwise OutcomeUnknown."""
     if not isinstance(outcome, Failure):
         if not outcome:
             return None

@@ -1,7 +1,7 @@
-"""Which local transactions run in this process now: what a check of the broker is answered from.
+"""Which local transactions run in this process now; checks of the broker are answered from this.
 
 A transaction counts from before its PREPARE is sent until its decision is answered or it is left to the
-check, so one that is prepared and not decided counts as long as the application holds it. Whoever asks may be
+check. So one that is prepared and undecided counts as long as the application holds it. Can be queried from
 any thread.
 """
 
@@ -11,22 +11,22 @@ import threading
 
 
 class RunningHere:
-    """Two tables, for speed. Ids that the producer has made are running once, so a plain set holds them.
+    """Two tables, for speed. An id that the producer generated is used once, so a plain set holds those.
 
-    An id of the application's own comes from outside, perhaps twice at once: who takes it second is told so.
+    An id that the application gave comes from outside, perhaps twice at once: the second user is refused.
     """
 
     __slots__ = ("_given", "_lock", "made")
 
     def __init__(self) -> None:
-        #: Ids that the producer has made, and all of ``send_transactions``.
+        #: Ids that the producer generated, and all those of ``send_transactions``.
         self.made: set[str] = set()
         self._given: set[str] = set()
         self._lock = threading.Lock()
 
     def begin_given(self, tx_id: str) -> bool:
-        """A transaction under this id of the application's own begins; False: one runs already, and this one
-        must not."""
+        """A transaction with this id, given by the application, begins; False: one is already running, and
+        this one must not run."""
         with self._lock:
             if tx_id in self._given:
                 return False
@@ -34,11 +34,11 @@ class RunningHere:
             return True
 
     def end_given(self, tx_id: str) -> None:
-        """It is over."""
+        """The transaction is over."""
         self._given.discard(tx_id)
 
     def holds_given(self, tx_id: str) -> bool:
-        """Whether one under this id of the application's own runs."""
+        """Whether a transaction with this id, given by the application, is running."""
         return tx_id in self._given
 
     def __contains__(self, tx_id: object) -> bool:

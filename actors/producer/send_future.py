@@ -1,9 +1,9 @@
 """The future of a plain message, cheap enough for hundreds of thousands at a time.
 
-``concurrent.futures.Future`` makes a condition, a lock, a deque and four bound methods for each; creating
-and settling one takes 3 us, and the garbage collector walks all of them (10 us per message with 100,000
-outstanding). Here all futures of a process share one lock, which is held for nanoseconds, and whoever
-blocks brings his own. ``wait``, ``as_completed`` and ``asyncio.wrap_future`` take these like any other.
+``concurrent.futures.Future`` creates a condition, a lock, a deque and four bound methods for each; creating
+and settling one takes 3 us, and the garbage collector visits all of them (10 us per message with 100,000
+outstanding). Here all futures of a process share one lock, which is held for nanoseconds, and a thread that
+blocks creates its own. ``wait``, ``as_completed`` and ``asyncio.wrap_future`` accept these like any other.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from typing import Any
 from escrowmq.replication.model import RecordMetadata
 
 _PENDING, _FINISHED = "PENDING", "FINISHED"
-#: The standard library takes the locks of several futures one after the other, so it must be reentrant.
+#: Reentrant, since the standard library acquires the locks of several futures one after the other.
 _SHARED = threading.Condition(threading.RLock())
 
 
 class _Blocked:
-    """One thread in ``result``; the standard library calls the same methods on its own waiters."""
+    """A thread blocked in ``result``; the standard library calls the same methods on its own waiters."""
 
     __slots__ = ("_gate",)
 
@@ -41,10 +41,10 @@ class _Blocked:
 
 
 class SendFuture(Future[RecordMetadata]):
-    """What ``send`` returns. A message that was handed over cannot be taken back."""
+    """What ``send`` returns. A message that was handed over cannot be cancelled."""
 
     # Private names of the standard library, unchanged since 3.2; tests/actors/producer/test_send_future.py
-    # holds them against it.
+    # compares them with it.
     _state: str
     _waiters: list[Any]
     _done_callbacks: list[Any]
@@ -58,7 +58,7 @@ class SendFuture(Future[RecordMetadata]):
         self._done_callbacks = []
 
     def cancel(self) -> bool:
-        """Always False: it may be on its way already."""
+        """Always False: the message may already be on its way."""
         return False
 
     def result(self, timeout: float | None = None) -> RecordMetadata:
@@ -71,7 +71,7 @@ class SendFuture(Future[RecordMetadata]):
         return result
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """The error, if it failed."""
+        """The error, or None if it succeeded; TimeoutError if ``timeout`` seconds pass first."""
         if self._state is not _FINISHED:
             self._block(timeout)
         return self._exception
@@ -90,11 +90,11 @@ class SendFuture(Future[RecordMetadata]):
                 raise FutureTimeout
 
     def set_result(self, result: RecordMetadata) -> None:
-        """By the producer."""
+        """Called by the producer."""
         settle([(self, result)])
 
     def set_exception(self, exception: BaseException | None) -> None:
-        """By the producer."""
+        """Called by the producer."""
         with _SHARED:
             self._exception = exception
             self._state = _FINISHED
@@ -104,7 +104,7 @@ class SendFuture(Future[RecordMetadata]):
 
 
 def settle(settled: Iterable[tuple[SendFuture, RecordMetadata]]) -> None:
-    """Give many futures their results, under one lock."""
+    """Gives many futures their results, under one lock."""
     called_back: list[SendFuture] = []
     with _SHARED:
         for future, result in settled:

@@ -1,4 +1,4 @@
-"""One transaction of a producer in a ``with`` block: the blocking face of ``transaction_base``."""
+"""One transaction of a producer in a ``with`` block: the blocking interface to ``transaction_base``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from escrowmq.actors.producer.transaction_base import Phase, TransactionBase, un
 from escrowmq.replication.errors import EscrowMQError, OutcomeUnknown, TransactionConflict
 from escrowmq.replication.model import Message, TransactionState
 
-#: Every wait ends by its own deadline; this only guards against a bug that would lose an answer.
+#: Every wait ends at its own deadline; this only guards against a bug that would lose an answer.
 GUARD_S = 15.0
 
 
@@ -22,36 +22,36 @@ class Transaction(TransactionBase):
 
         with producer.transaction(query_id="42") as tx:
             tx.send(Message("orders", b"..."))
-            tx.prepare()       # durable, and invisible to everybody
+            tx.prepare()       # durable, and invisible to everyone
             db.commit()        # the local transaction
 
-    The end of the block commits. An exception rolls back and goes on; but OutcomeUnknown, and what is no
-    ``Exception`` (an interrupt), leave the decision to the check, as ``tx.unknown()`` does. Without
-    ``prepare()`` the messages are prepared and committed at the end of the block, which is right only if
-    there is no local transaction.
+    The end of the block commits. An exception rolls back and propagates; but OutcomeUnknown, and an exception
+    that is no ``Exception`` (an interrupt), leave the decision to the check, as ``tx.unknown()`` does.
+    Without ``prepare()`` the messages are prepared and committed at the end of the block, which is right only
+    if there is no local transaction.
 
-    ``prepare`` raises what keeps the transaction from being opened: nothing of it will be read, do not run
-    the local transaction. If this same transaction was settled before, it raises TransactionSettled; where it
-    was committed, that goes no further than the end of the block, and ``state`` is COMMITTED.
-    TransactionIdTaken: the id has other content; TransactionRunning: this producer runs it at this moment.
-    The end of the block raises OutcomeUnknown if the decision could not be confirmed (never roll the local
-    transaction back on it), and TransactionSettled if an operator or a check has decided otherwise.
+    ``prepare`` raises whatever prevents the transaction from being opened: nothing of it will be read, so do
+    not run the local transaction. If this same transaction was settled before, it raises TransactionSettled;
+    if it was committed, that exception ends at the end of the block, and ``state`` is COMMITTED.
+    TransactionIdTaken: the id has other content; TransactionRunning: this producer is running it now. The end
+    of the block raises OutcomeUnknown if the decision could not be confirmed (never roll the local
+    transaction back because of it), and TransactionSettled if an operator or a check has decided otherwise.
     """
 
     __slots__ = ()
 
     def send(self, *messages: Message) -> None:
-        """Add messages. They are checked now and sent by ``prepare``."""
+        """Adds messages. They are checked now and sent by ``prepare``."""
         self._add(list(messages))
 
     def prepare(self) -> None:
-        """Make the messages durable; when this returns, run the local transaction."""
+        """Makes the messages durable; run the local transaction when this returns."""
         recorded = self._prepare()
         if recorded is not None:
             raise self._settled_before(recorded)
 
     def _prepare(self) -> TransactionState | None:
-        """The recorded state if the very same transaction was settled before, else None."""
+        """The recorded state if the same transaction was settled before, otherwise None."""
         plan = self._plan()
         if plan is None:
             return None
@@ -65,11 +65,11 @@ class Transaction(TransactionBase):
         return self._after_prepare(plan, self._wait(waiter))
 
     def commit(self) -> None:
-        """Commit now instead of at the end of the block. Repeating it is fine."""
+        """Commits now instead of at the end of the block. Repeating it is harmless."""
         self._decide(True)
 
     def rollback(self) -> None:
-        """Roll back now: none of the messages will ever be read."""
+        """Rolls back now: none of the messages will ever be read."""
         if self._phase is Phase.COLLECTING:
             self._to(Phase.FAILED)
             return
@@ -77,7 +77,7 @@ class Transaction(TransactionBase):
 
     def _decide(self, commit: bool) -> None:
         if self._phase is Phase.COLLECTING:
-            self._prepare()  # if it was settled before, so it stands: see below
+            self._prepare()  # if it was settled before, that stands: see _needs_no_answer
         if self._needs_no_answer(commit):
             return
         waiter = Waiter()

@@ -1,8 +1,8 @@
 """One transaction of a producer, from its first message to its decision, without any waiting.
 
-States: collecting -> prepared -> decided; from any of them -> left (to the check). Shared by the blocking
-and the asyncio face, which add the waiting. The one rule behind all of it: once the local transaction
-may have run, nothing but its own outcome decides.
+States: collecting -> prepared -> decided; from any of them -> left (to the check). Shared by the blocking and
+the asyncio interface, which add the waiting. The one rule behind all of it: once the local transaction may
+have run, only its own outcome decides.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ log = logging.getLogger(__name__)
 
 
 class Phase(enum.IntEnum):
-    """Where a transaction stands for its producer. (Integers: plain enums hash in Python, 0.3 us.)"""
+    """Where a transaction stands for its producer. (Integers: hashing a plain enum takes 0.3 us in
+    Python.)"""
 
     COLLECTING = 0
     PREPARING = 1
@@ -60,7 +61,7 @@ _NEXT: dict[Phase, tuple[Phase, ...]] = {
 
 
 class TransactionBase:
-    """What both faces share. Not thread-safe: a transaction belongs to one thread or task."""
+    """What both interfaces share. Not thread-safe: a transaction belongs to one thread or task."""
 
     __slots__ = (
         "_answer", "_core", "_decision", "_given_id", "_groups", "_home_index", "_one_way_commit", "_phase",
@@ -96,7 +97,7 @@ class TransactionBase:
 
     @property
     def state(self) -> TransactionState:
-        """COMMITTED or ROLLBACK once decided here; UNKNOWN when left to the check; else PREPARE."""
+        """COMMITTED or ROLLBACK once decided here; UNKNOWN when left to the check; otherwise PREPARE."""
         if self._decision is not None and self._phase in (Phase.DECIDED, Phase.FAILED):
             return self._decision
         if self._phase is Phase.FAILED:
@@ -105,12 +106,12 @@ class TransactionBase:
 
     @property
     def given_id(self) -> bool:
-        """Whether the application gave the id, so that another try or process may have run it before."""
+        """Whether the application gave the id, so that another attempt or process may have run it before."""
         return self._given_id
 
     @property
     def prepared(self) -> bool:
-        """Whether the local transaction may run now: all is durable, and nothing is decided."""
+        """Whether the local transaction may run now: all messages are durable, and nothing is decided."""
         return self._phase is Phase.PREPARED
 
     @property
@@ -119,19 +120,20 @@ class TransactionBase:
         return TransactionResult(self.tx_id, self.state)
 
     def unknown(self) -> None:
-        """Say that nobody here knows whether the local transaction took place: the check will decide."""
+        """States that it is not known here whether the local transaction took place: the check will
+        decide."""
         if self._phase not in (Phase.DECIDED, Phase.FAILED, Phase.LEFT):
             self._leave()
 
     def __del__(self) -> None:
-        # Forgotten without a decision: nobody runs its local transaction any more, so let it be checked.
+        # Dropped without a decision: its local transaction cannot run any more, so let it be checked.
         if getattr(self, "_phase", None) in (Phase.PREPARING, Phase.PREPARED, Phase.DECIDING):
             self._runs_no_more()
 
     # ------------------------------------------------------------ steps
 
     def _runs_no_more(self) -> None:
-        """From here on a check of it goes to the querier. Called once for what was planned."""
+        """From here on, a check of it goes to the querier. Called once for a planned transaction."""
         if not self._given_id:
             self._core.running.made.discard(self.tx_id)
         elif self._groups:
@@ -154,7 +156,8 @@ class TransactionBase:
         self._size += size
 
     def _plan(self) -> TxPlan | None:
-        """What is to be prepared; None when it is prepared, or has no message (nothing to decide either)."""
+        """What must be prepared; None if it is prepared, or has no message (then nothing needs a
+        decision)."""
         if self._phase is Phase.PREPARED:
             return None
         if self._phase is not Phase.COLLECTING:
@@ -176,12 +179,12 @@ class TransactionBase:
         return plan
 
     def _start_prepare(self, plan: TxPlan, done: Callable[[Outcome], None]) -> None:
-        """Room for the plan's bytes must have been reserved; given back with the answer."""
+        """Sends the PREPARE. Room for the plan's bytes must have been reserved; the answer releases it."""
         self._answer = done
         across_groups.prepare(self._core, plan, self._prepare_answered, self._core.config.open_limit_wait_s)
 
     def _prepare_answered(self, outcome: Outcome) -> None:
-        """In the router's thread."""
+        """Called in the router's thread."""
         self._core.release(self._size)
         answer, self._answer = self._answer, None
         assert answer is not None
@@ -192,7 +195,8 @@ class TransactionBase:
         self._to(Phase.FAILED)
 
     def _after_prepare(self, plan: TxPlan, outcome: Outcome) -> TransactionState | None:
-        """None: prepared. A state: the very same transaction was settled so before. Else raises why not."""
+        """None: prepared. A state: the same transaction was settled so before. Otherwise raises the
+        reason."""
         problem = prepared(plan, outcome)
         self._home_index = plan.home_index
         if problem is None:
@@ -210,22 +214,22 @@ class TransactionBase:
         raise problem
 
     def _settled_before(self, recorded: TransactionState) -> TransactionSettled:
-        """What ``prepare`` raises so that the local transaction is not run. If it was committed, the block is
-        left by it and ends as if it had run: see ``_takes_up``."""
+        """What ``prepare`` raises so that the local transaction is not run. If it was committed, this
+        exception leaves the block, which then ends as if the local transaction had run: see ``_takes_up``."""
         error = TransactionSettled(self.tx_id, recorded.value)
         if recorded is TransactionState.COMMITTED:
             self._taken_up = error
         return error
 
     def _takes_up(self, error: BaseException | None) -> bool:
-        """Whether what leaves the block only says that this same transaction was committed before."""
-        taken_up, self._taken_up = self._taken_up, None  # an error holds its frames, and those this object
+        """Whether the exception leaving the block only says that this transaction was committed before."""
+        taken_up, self._taken_up = self._taken_up, None  # an error holds its frames, which hold this object
         return error is not None and error is taken_up
 
     def _commits(self, returned: object) -> bool | None:
-        """Whether what the local transaction returned means to commit; None: it is left to the check.
+        """Whether the local transaction's return value means commit; None: it is left to the check.
 
-        Raises InvalidDecision for what means nothing, and leaves it to the check then too.
+        Raises InvalidDecision for an invalid value, and leaves the transaction to the check then too.
         """
         try:
             decision = decision_of(returned)
@@ -242,7 +246,7 @@ class TransactionBase:
         self._to(Phase.LEFT)
 
     def _start_decision(self, commit: bool, done: Callable[[Outcome], None]) -> bool:
-        """Send the decision; False if there is nothing to send (no message was prepared)."""
+        """Sends the decision; False if there is nothing to send (no message was prepared)."""
         self._to(Phase.DECIDING)
         self._decision = TransactionState.COMMITTED if commit else TransactionState.ROLLBACK
         if not self._groups:
@@ -265,9 +269,9 @@ class TransactionBase:
         raise problem
 
     def _needs_no_answer(self, commit: bool) -> bool:
-        """True: it was decided so before, or is by a commit sent here that nobody waits for.
+        """True: it was already decided so, or a one-way commit was sent, whose answer is not waited for.
 
-        Raises TransactionConflict or OutcomeUnknown if it was decided otherwise, or left to the check.
+        Raises TransactionSettled if it was decided otherwise, OutcomeUnknown if it was left to the check.
         """
         if self._phase in (Phase.DECIDED, Phase.FAILED):
             if self.state is not (TransactionState.COMMITTED if commit else TransactionState.ROLLBACK):
@@ -283,7 +287,7 @@ class TransactionBase:
         return True
 
     def _must_roll_back(self, error: BaseException) -> bool:
-        """An exception came out of the local transaction (or of what surrounds it): what follows?"""
+        """After an exception in the local transaction (or around it): whether to roll back."""
         if self._phase is Phase.COLLECTING:
             self._to(Phase.FAILED)  # nothing was sent
         elif self._phase in (Phase.PREPARING, Phase.DECIDING):
@@ -300,7 +304,7 @@ class TransactionBase:
 
 
 def timeout_ms(given_s: object, configured_s: object) -> int:
-    """Time to the first check in ms; 0 = what the topic says. Raises InvalidMessage."""
+    """Time to the first check in ms; 0: the topic's setting. Raises InvalidMessage."""
     chosen = configured_s if given_s is None else given_s
     if chosen is None:
         return 0
@@ -310,5 +314,5 @@ def timeout_ms(given_s: object, configured_s: object) -> int:
 
 
 def unconfirmed(tx_id: str) -> str:
-    """Note on an application's exception whose roll-back has no answer."""
-    return f"(escrowmq: the roll-back of transaction {tx_id!r} could not be confirmed; the check will decide)"
+    """Note on an application's exception when its rollback was not answered."""
+    return f"(escrowmq: the rollback of transaction {tx_id!r} could not be confirmed; the check will decide)"

@@ -106,13 +106,13 @@ def test_nothing_is_sent_for_a_callback_that_is_refused(
 ) -> None:
     producer, message = producer_of(brokers), Message(topic, b"a")
     refused: Any = says(Order)
-    with pytest.raises(InvalidMessage, match="is no decision; give one that returns None"):
+    with pytest.raises(InvalidMessage, match="is not a decision; it must return None"):
         producer.send_message_in_transaction(message, refused)
     with pytest.raises(InvalidMessage, match="or one for each"):
         producer.send_transactions([(message, "1")], refused)
     with pytest.raises(InvalidMessage, match="must be callable"):
         producer.send_transactions([(message, "1")], 5)  # type: ignore[arg-type]
     for call in (producer.aio.send_message_in_transaction, producer.aio.send_transactions):
-        with pytest.raises(InvalidMessage, match="is no decision"):
+        with pytest.raises(InvalidMessage, match="is not a decision"):
             asyncio.run(call([message], refused))
     assert not open_transactions(brokers, topic) and values(brokers, topic) == []
