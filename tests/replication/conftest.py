@@ -1,4 +1,4 @@
-"""What several tests of whole replicas work on."""
+"""Fixtures that several tests of whole replicas use."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def trio(tmp_path: Path) -> Iterator[BrokerGroup]:
 
 @pytest.fixture
 def setup(tmp_path: Path) -> ReplicaSetup:
-    """A group of one, whose directory holds segments, snapshots and run files of an earlier life."""
+    """A group of one, whose directory holds segments, snapshots and run files of an earlier run."""
     setup = ReplicaSetup(
         config=BrokerConfig(segment_bytes=64 << 10, disk_reserve_bytes=0),
         identity=Identity("c", 0, 0),

@@ -1,4 +1,4 @@
-"""Logs as JSON: one object a line, whatever is logged, with what the process is."""
+"""Logs as JSON: one object per line, whatever is logged, with the identity of the process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Numbers of results are part of the protocol with clients: each has one meaning for ever."""
+"""Result codes are part of the protocol with clients: each keeps its one meaning forever."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Following a leader, without calls: what is believed of whom, and when questions are due."""
+"""Following a leader, without calls: which claims about the leader are believed, and when questions are
+due."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ HUGE = 1_000_000_000
 
 
 class TakesHintedTermsOver(LeaderFollower):
-    """The rule turned round: what a hint says of the term is believed."""
+    """The inverted rule: what a hint says about the term is believed."""
 
     def refused(self, rid: int, hint: int | None, term: int) -> None:
         super().refused(rid, hint, term)
@@ -37,8 +38,8 @@ def led(rid: int = 0, term: int = 5, make: Make = LeaderFollower, replicas: int 
 
 
 def misled(make: Make) -> LeaderFollower:
-    """Replica 0 led in term 5, was deposed, and points at replica 2, which is dead, in a term that nobody
-    leads in. Replica 1 leads in term 6, says so, and is asked again and again."""
+    """Replica 0 led in term 5, was deposed, and points at replica 2, which is dead, in a term without a
+    leader. Replica 1 leads in term 6, says so, and is asked again and again."""
     follower = led(0, 5, make)
     follower.refused(0, 2, HUGE)
     assert follower.leader == 2, "a hint is followed: it saves a question"
@@ -56,7 +57,7 @@ def test_a_hint_with_a_huge_term_does_not_make_deaf_to_the_real_leader() -> None
 
 
 def test_taking_the_hinted_term_over_would_make_deaf_for_good() -> None:
-    """The control of the test above: its schedule shows what the rule is for."""
+    """The negative control of the test above: its schedule shows what the rule is for."""
     follower = misled(TakesHintedTermsOver)
     assert (follower.leader, follower.term) == (None, HUGE)
 
@@ -134,7 +135,7 @@ def test_one_that_leads_but_is_not_ready_is_not_followed() -> None:
 
 @dataclass
 class World:
-    """A group whose leaders come and go, whose replicas believe old things, and one of which lies."""
+    """A group whose leaders come and go, in which replicas believe outdated things, and one of them lies."""
 
     rng: random.Random
     replicas: int
@@ -168,7 +169,7 @@ class World:
             self.deposed.pop(one, None)
 
     def heal(self) -> None:
-        """A majority without the liar elects somebody; who was deposed or dead learns of it."""
+        """A majority without the liar elects a leader; deposed and dead replicas learn of it."""
         self.deposed.clear()
         self.dead.clear()
         self.leader = (self.liar + 1) % self.replicas
@@ -184,7 +185,7 @@ class World:
         return False, *self.believed[rid]
 
     def turn(self, follower: LeaderFollower, now: float) -> None:
-        """One call of a caller that has something to ask, or a round of questions."""
+        """One call of a caller that needs an answer, or a round of questions."""
         rid = follower.leader
         if rid is not None:
             if rid not in self.dead:
@@ -203,8 +204,8 @@ class World:
 
 
 def finds_the_leader(seed: int, make: Make) -> bool:
-    """Whether the real leader is followed five seconds after the last fault; a dead one's successor is asked
-    after two at the latest."""
+    """Whether the real leader is followed five seconds after the last fault; the successor of a dead leader
+    must be asked after two seconds at the latest."""
     rng = random.Random(seed)
     world = World(rng, rng.choice([3, 5]))
     probing = Probing(PROBING.every_s, Backoff(first_s=2.0, longest_s=2.0))

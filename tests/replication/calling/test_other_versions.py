@@ -1,4 +1,4 @@
-"""Answers between versions: an earlier receiver reads what it knows, whoever sent it, and a later one too."""
+"""Answers between versions: each version reads the fields it knows, from earlier and later senders."""
 
 from __future__ import annotations
 
@@ -65,12 +65,12 @@ SETTLED = SettledTransaction("q", "orders", 3, 4, 5, 6, "feedback", 7)
 
 
 def plain(struct: Any) -> Any:
-    """Its values; a tuple and a list are the same."""
+    """The values of a struct; a tuple and a list count as equal."""
     return msgspec.json.decode(msgspec.json.encode(struct))
 
 
 class _Reader(pickle.Unpickler):
-    """Reads as a process does in which our modules are those of another version."""
+    """Unpickles as in a process in which our modules are those of another version."""
 
     def __init__(self, data: bytes, classes: Callable[[str, str], Any]) -> None:
         super().__init__(io.BytesIO(data))
@@ -82,7 +82,7 @@ class _Reader(pickle.Unpickler):
 
 
 def read_by(earlier: ModuleType, sent: Any) -> Any:
-    """What a process of an earlier version makes of it. AttributeError: a class it does not have."""
+    """What a process of an earlier version reads from it. AttributeError: a class it does not have."""
 
     def classes(module: str, name: str) -> Any:
         if module in OURS and name != "TransactionState":
@@ -95,7 +95,7 @@ def read_by(earlier: ModuleType, sent: Any) -> Any:
 
 
 def sent_by(earlier: ModuleType, made: Any) -> Any:
-    """What a process of this version makes of an earlier one's answer."""
+    """What a process of this version reads from an earlier version's answer."""
 
     def classes(module: str, name: str) -> Any:
         if module != earlier.__name__:
@@ -107,7 +107,8 @@ def sent_by(earlier: ModuleType, made: Any) -> Any:
 
 @pytest.mark.parametrize("earlier", EARLIER)
 def test_an_earlier_version_reads_the_report_of_an_upgraded_replica(earlier: Any) -> None:
-    """Else its supervisor takes every upgraded replica for silent, and its clients show it as unreachable."""
+    """Otherwise its supervisor takes every upgraded replica for silent, and its clients report it
+    unreachable."""
     read = read_by(earlier, REPORT)
     assert type(read) is earlier.ReplicaReport
     known = {name: value for name, value in plain(REPORT).items() if hasattr(read, name)}
@@ -192,7 +193,7 @@ SAMPLES: list[Any] = [
 
 
 def test_every_answer_may_get_a_field() -> None:
-    """One that a later version sends is passed over; what is known arrives as it was."""
+    """A field that a later version adds is ignored; known fields arrive unchanged."""
     kinds = {kind for module in (answers, consumer_groups, shard_report) for kind in structs_of(module)}
     assert {type(sample) for sample in SAMPLES} == kinds
     for sample in SAMPLES:

@@ -1,4 +1,4 @@
-"""Pauses that grow, and the patience that ends."""
+"""Pauses that grow, and patience that ends."""
 
 from __future__ import annotations
 

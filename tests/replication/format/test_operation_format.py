@@ -1,6 +1,6 @@
-"""Golden bytes of operations, commands, snapshots and run files: a change of the format is seen here.
+"""Golden bytes of operations, commands, snapshots and run files: any change of the format shows here.
 
-``python -m tests.replication.format.test_operation_format`` writes tests/golden/operations.json anew. Do that
+``python -m tests.replication.format.test_operation_format`` rewrites tests/golden/operations.json. Do that
 only together with a new FORMAT_VERSION and a line in docs/log-format-operations.md.
 """
 
@@ -155,7 +155,7 @@ def test_garbage_is_refused_and_never_crashes_a_decoder(data: bytes) -> None:
 
 @given(st.data())
 def test_a_damaged_request_is_refused_or_still_well_typed(data: st.DataObject) -> None:
-    """Any change of a valid request decodes to the declared shapes or is refused: apply can rely on it."""
+    """Any changed valid request decodes to the declared shapes or is refused: apply can rely on this."""
     frame = bytearray(bytes.fromhex(samples()[data.draw(st.sampled_from(DAMAGED))]))
     for _ in range(data.draw(st.integers(1, 3))):
         frame[data.draw(st.integers(0, len(frame) - 1))] = data.draw(st.integers(0, 255))

@@ -1,4 +1,4 @@
-"""A successor tells every peer until each has noted it, and gives up only when it is closed."""
+"""A successor tells every peer until each has noted it, and stops only when it is closed."""
 
 from __future__ import annotations
 

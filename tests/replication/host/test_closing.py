@@ -1,6 +1,6 @@
-"""Closing a replica at any moment: while it opens, runs or writes a checkpoint; its directory is free then.
+"""Closing a replica at any moment (while it opens, runs or writes a checkpoint) frees its directory.
 
-Real files and threads.
+Uses real files and threads.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Patch = pytest.MonkeyPatch
 
 
 class Silent(NoPeers):
-    """Peers that do not answer, and tell when they were asked."""
+    """Peers that do not answer, and record when they were asked."""
 
     def __init__(self) -> None:
         self.asked = threading.Event()
@@ -163,7 +163,7 @@ def test_a_closed_replica_answers_as_a_follower_or_says_come_back(setup: Replica
 def test_a_checkpoint_under_way_ends_before_the_directory_is_free(
     setup: ReplicaSetup, monkeypatch: Patch
 ) -> None:
-    """Else it would write into a directory that another process has opened by then."""
+    """Otherwise it would write into a directory that another process has opened by then."""
     write, reached, goes_on = RealDisk.write_atomic, threading.Event(), threading.Event()
 
     def slow(self: RealDisk, name: str, parts: Any) -> None:
@@ -198,7 +198,7 @@ def test_a_replica_that_does_not_stop_keeps_its_directory(setup: ReplicaSetup, m
     goes_on = threading.Event()
     stuck = replica._checkpoint = threading.Thread(target=goes_on.wait, args=(20.0,))
     stuck.start()
-    for attempt in (1, 2):  # whoever stops a broker may ask again
+    for attempt in (1, 2):  # a broker may be told to stop twice
         host.close()
         assert len(told) == attempt and "stays locked" in told[-1]
         with pytest.raises(DataDirLocked):

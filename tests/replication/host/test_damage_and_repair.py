@@ -1,6 +1,6 @@
 """Damage is never served and never spread; replicas that are behind never block the group.
 
-Each of these was a schedule of the simulator once.
+Each of these tests was once a failing schedule of the simulator.
 """
 
 from __future__ import annotations
@@ -58,7 +58,8 @@ def test_a_snapshot_that_claims_another_version_is_passed_over() -> None:
 
 
 def test_a_superseded_snapshot_that_a_crash_left_is_not_what_the_log_is_kept_for() -> None:
-    """Broker seed 432437: its entries are gone, and a leader that asked for them ended, again and again."""
+    """Broker seed 432437: the snapshot's entries were gone, and a leader that asked for them ended,
+    repeatedly."""
     disk = sim_disk()
     checkpoints = Checkpoints(disk)
     state = StateMachine(0, 1)
@@ -96,7 +97,7 @@ class Leader(NoPeers):
 
 
 def disk_with(last: int, term: int) -> Disk:
-    """A log of entries of term 1, the last one of ``term``."""
+    """A log of entries of term 1, except the last one, which is of ``term``."""
     disk = sim_disk()
     journal = SegmentJournal(disk)
     for index in range(1, last + 1):
@@ -111,9 +112,9 @@ def copy(own: Disk, leader: Disk, term: int) -> None:
 
 
 def test_a_copy_never_ends_before_the_own_log() -> None:
-    """Seed 8008, five replicas, storms: a message that came too late sent a follower for a copy, and the
-    leader's disk was slow. The copy ended 15 entries before the follower's log, which were committed by
-    its acknowledgement."""
+    """Seed 8008, five replicas, storms: a late message made a follower copy the leader's state while the
+    leader's disk was slow. The copy ended 15 entries before the end of the follower's own log, and those
+    entries were committed by its acknowledgement."""
     own, slow = disk_with(last=8, term=1), disk_with(last=5, term=1)
     with pytest.raises(Unavailable):
         copy(own, slow, term=1)
@@ -136,10 +137,10 @@ def trio(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[BrokerGrou
 
 
 def test_a_damaged_log_is_not_copied_and_its_owner_mends_it(trio: BrokerGroup) -> None:
-    """The leader left for repair when it heard of it, and with it the only one to copy from."""
+    """The leader left for repair when it heard of the damage, and with it the only replica to copy from."""
     written, behind = trio.stop_a_full_follower()
     leader = trio.leader()
-    oldest = trio.segments(leader.rid)[0]  # sealed: nobody reads it by itself
+    oldest = trio.segments(leader.rid)[0]  # sealed: nothing reads it unasked
     data = bytearray(oldest.read_bytes())
     data[len(data) // 2] ^= 8
     oldest.write_bytes(data)
@@ -206,7 +207,7 @@ def test_a_follower_that_has_copied_the_log_is_not_sent_away_again() -> None:
     stage = group()
     leader = stage.elect("r0")
     stage.run(0.3)
-    stage.isolate("r2")  # what it has acknowledged lies before the leader's log start soon
+    stage.isolate("r2")  # what it has acknowledged will soon lie before the leader's log start
     for n in range(40):
         leader.propose(b"%d" % n)
     stage.run(0.3)

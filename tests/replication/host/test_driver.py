@@ -1,4 +1,4 @@
-"""The driver: one thread, coalesced ticks, a full disk that loses nothing, and an end when it must end."""
+"""The driver: one thread, coalesced ticks, a full disk that loses nothing, and an end when one is due."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.support.waiting import wait_until
 
 
 class Solo:
-    """A group of one on a disk in memory, really driven."""
+    """A group of one on a disk in memory, run by the real driver."""
 
     def __init__(self, use_uvloop: bool = True, segment_bytes: int = 64 << 20) -> None:
         self.disk = SimDisk(random.Random(0))
@@ -115,7 +115,8 @@ def test_a_failed_fsync_is_fatal_and_nothing_is_acknowledged(solo: Solo) -> None
 def test_commits_do_not_wait_for_segments_to_be_unlinked(
     monkeypatch: pytest.MonkeyPatch, beside: bool
 ) -> None:
-    """27 ms for 64 MiB and 350 ms for 1 GiB on ext4, and retention drops many segments at once."""
+    """Unlinking takes 27 ms for 64 MiB and 350 ms for 1 GiB on ext4, and retention drops many segments at
+    once."""
     solo, unlink, removed = Solo(segment_bytes=200), threading.Event(), list[str]()
     if not beside:
         monkeypatch.setattr(Driver, "_begin_removal", lambda self: self._journal.sync())

@@ -1,4 +1,4 @@
-"""An empty directory while the supervisor is silent: no group is begun that may have a history."""
+"""An empty directory while the supervisor is silent: no group is started that may have a history."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class AllEmpty(NoPeers):
 
 
 def lost(tmp_path: Path, replicas: int) -> ReplicaSetup:
-    """Replica 0 of a group that had a leader, its directory emptied; a process that Ray has started again
-    with what was so when it was made."""
+    """Replica 0 of a group that had a leader, its directory emptied; Ray has restarted the process with the
+    arguments of its creation."""
     with BrokerGroup(tmp_path, BrokerConfig(disk_reserve_bytes=0), replicas) as group:
         group.topic()
         setup = replace(group.setup(0), source=AllEmpty())
@@ -48,7 +48,7 @@ def test_two_empty_ones_of_three_begin_nothing_while_nobody_says_that_the_group_
 def test_who_began_alone_does_not_begin_again_beside_those_that_came(
     tmp_path: Path, told: Iterable[int]
 ) -> None:
-    """The group has grown since this process was made, and told it of itself alone."""
+    """The group has grown since this process was created; its arguments name only itself."""
     setup = replace(lost(tmp_path, 1), founded=lambda: True, ask_members=lambda: told)
     with pytest.raises(Unavailable, match="no leader to copy" if told else "does not say"):
         open_replica(setup, patience_s=0.5)

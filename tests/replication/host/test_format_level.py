@@ -1,4 +1,5 @@
-"""A group goes to the next format level by itself, when all replicas of all groups know it; never back."""
+"""A group raises its format level by itself, when all replicas of all groups know the next one; never
+back."""
 
 from __future__ import annotations
 
@@ -121,7 +122,7 @@ def test_with_that_taken_away_an_older_replica_would_be_given_what_it_cannot_rea
 
 
 def old_software(patch: pytest.MonkeyPatch, level: int) -> None:
-    """Types and versions as they were in software that knows this level as the highest; 1: none."""
+    """Types and versions as in software whose highest level is this one; 1: without levels."""
     later = {OpType.CREATE_TOPIC | 2 << 8}
     if level < 3:
         later |= {OpType.ALTER_TOPIC, OpType.ALTER_TOPIC | 2 << 8}
@@ -162,7 +163,7 @@ def test_older_software_meets_a_newer_level_and_stops_without_harm(
 
 
 def test_a_snapshot_of_a_newer_level_is_no_damage(tmp_path: Path) -> None:
-    """Passed over as damaged, it would make the replica copy its peers' log, again and again."""
+    """If it were skipped as damaged, the replica would copy its peers' log again and again."""
     single = Single(tmp_path, segment_bytes=2_000)
     single.topic()
     single.replica.raise_level([NEW])

@@ -57,7 +57,7 @@ def test_everything_is_there_and_can_be_decided(tmp_path: Path, level: int) -> N
 
 
 def test_a_group_of_level_1_stays_there_while_a_replica_has_the_earlier_software(tmp_path: Path) -> None:
-    """What stands in for that software is that nobody hears of a level from it."""
+    """The earlier software is simulated by a replica that reports no level."""
     golden.unpack(1, tmp_path)
     group = group_over(tmp_path)
     group.old = {2}

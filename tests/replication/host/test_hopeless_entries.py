@@ -1,4 +1,5 @@
-"""When a damaged entry is given up to be found elsewhere, so that a copy of the leader's state helps."""
+"""When a damaged entry is given up as not to be found elsewhere, so that only a copy of the leader's state
+helps."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ HOLE = Hole(1, 7, 7, 100, 200, 1)
 
 
 class Damaged:
-    """A log whose entry 7 is damaged, and that takes no other's."""
+    """A log whose entry 7 is damaged, and which accepts no replacement for it."""
 
     first_index, last_index = 1, 9
 
@@ -34,7 +35,7 @@ class Damaged:
 
 
 class Peers:
-    """``answers``: what each says; the others say nothing."""
+    """``answers``: what each peer says; the other peers do not answer."""
 
     def __init__(self, answers: dict[str, bytes]) -> None:
         self.answers = answers
@@ -69,7 +70,7 @@ def test_one_that_never_says_anything_does_not_keep_the_replica_from_the_leaders
 
 
 def test_with_the_leaders_word_taken_away_it_waits_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The planted fault: only all together count."""
+    """The planted fault: only the answers of all peers together count."""
     monkeypatch.setattr(mending, "HOPELESS_ROUNDS_OF_LEADER", 1 << 60)
     assert not rounds(mender(LEADER), 100).lacks(7, LEADER)
 

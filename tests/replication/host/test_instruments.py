@@ -1,4 +1,4 @@
-"""What replicas tell of their counters: each transaction counts once, and names are bounded."""
+"""What replicas report from their counters: each transaction counts once, and names are bounded."""
 
 from __future__ import annotations
 

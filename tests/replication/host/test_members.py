@@ -1,4 +1,4 @@
-"""Members of a running group change, with real threads, sockets and files: replicas come, vote and go."""
+"""Members of a running group change, with real threads, sockets and files: replicas join, vote and leave."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.support.asking import Asked
 from tests.support.broker_group import BrokerGroup, Member, texts
 from tests.support.waiting import wait_until
 
-#: Long enough for what is not hindered, on a busy machine; short, since it is waited for in vain.
+#: Long enough for anything unhindered on a busy machine; short, since tests also wait for it in vain.
 IN_VAIN_S = 1.0
 
 
@@ -50,7 +50,7 @@ def bring(group: BrokerGroup, rid: int) -> Member:
 
 
 def assert_peers(member: Member, rids: set[int]) -> None:
-    """What is asked for entries, and told of its incarnation, are the members and nobody else."""
+    """The members, and no other replicas, are asked for entries and told of incarnations."""
     wait_until(lambda: set(map(int, member.host.setup.peers)) == rids, 5.0, f"the peers {rids}")
 
 
@@ -75,7 +75,7 @@ def test_a_replica_that_is_lost_is_replaced_by_another_number(group: BrokerGroup
 def test_one_that_would_wait_for_the_replica_that_it_replaces_never_gets_to_vote(
     group: BrokerGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The planted fault: a newcomer is taken for one that has lost its disk."""
+    """The planted fault: a newcomer is taken for a replica that has lost its disk."""
     monkeypatch.setattr(_Opening, "_forgive_newcomer", lambda self, found: None)
     lost = group.a_follower()
     group.stop(lost)
@@ -88,7 +88,7 @@ def test_one_that_would_wait_for_the_replica_that_it_replaces_never_gets_to_vote
 def test_a_newcomer_that_votes_already_and_has_lost_its_disk_does_not_begin_as_if_nothing_were(
     group: BrokerGroup,
 ) -> None:
-    """Without a word from the supervisor: the log that it copies calls it a voter."""
+    """The supervisor says nothing, and the log that it copies calls it a voter."""
     setup = bring(group, 3).host.setup
     group.change_members(add=[3])
     group.stop(3)
@@ -103,7 +103,8 @@ def test_a_newcomer_that_votes_already_and_has_lost_its_disk_does_not_begin_as_i
 def test_a_newcomer_does_not_trust_the_log_of_a_leader_who_may_be_none(
     group: BrokerGroup, monkeypatch: pytest.MonkeyPatch, asks: bool
 ) -> None:
-    """The leader's log says that it never voted. It must say so, too, once a majority has answered it."""
+    """The leader's log says that it never voted. A majority must have answered the leader before that
+    counts."""
     if not asks:
         monkeypatch.setattr(_Opening, "_ask_who_leads", lambda self: True)
     monkeypatch.setattr(Replicator, "leads_since", lambda self, check: False)  # it was deposed
@@ -116,7 +117,7 @@ def test_a_newcomer_does_not_trust_the_log_of_a_leader_who_may_be_none(
     with pytest.raises(Unavailable, match="no leader that a majority has answered"):
         member.host.open(IN_VAIN_S)
     assert Marks(RealDisk(group.path / "r3")).read(LEARNER)
-    monkeypatch.undo()  # and now there is a leader: it may be asked again
+    monkeypatch.undo()  # now there is a leader again: it may be asked once more
     member.host.open(10.0)
     assert Marks(RealDisk(group.path / "r3")).read(LEARNER) is None
 
@@ -140,7 +141,7 @@ def test_without_a_leader_an_empty_newcomer_does_not_begin(group: BrokerGroup) -
 
 
 def test_a_replica_that_was_away_while_all_others_were_replaced_is_told_of_them(group: BrokerGroup) -> None:
-    """Nobody that it knows is left, and those who could send it the log are strangers to it."""
+    """None of the members it knows is left, and those that could send it the log are strangers to it."""
     away = group.a_follower()
     group.stop(away)
     first, second = sorted({0, 1, 2} - {away})
@@ -149,7 +150,7 @@ def test_a_replica_that_was_away_while_all_others_were_replaced_is_told_of_them(
         done = group.change_members(add=[come], remove=[go], change_id=f"c{number}")
         group.stop(go)
     group.publish("after")
-    group.seated = ()  # Ray has started it again with what it was made with
+    group.seated = ()  # Ray has restarted it with the arguments of its creation
     (returned,) = group.start(away)
     time.sleep(IN_VAIN_S)
     assert returned.parts.members.members().version == 1, "it has not heard of anything"
@@ -168,7 +169,7 @@ def test_from_one_to_three_and_back(tmp_path: Path) -> None:
             bring(group, rid)
             group.change_members(add=[rid], change_id=f"more-{rid}")
             group.publish(f"x{rid}")
-        group.change_members(remove=[0, 1], change_id="less")  # whoever leads: it hands over first
+        group.change_members(remove=[0, 1], change_id="less")  # a leader among them hands over first
         assert voters(group) >= {(2,)}
         for rid in (0, 1):
             group.stop(rid)
@@ -192,12 +193,12 @@ def test_the_only_founder_does_not_found_its_group_anew_once_it_has_others(
         group.stop(0)
         shutil.rmtree(tmp_path / "r0")
         group.had_a_leader, group.seated = known, (0, 1) if known else ()
-        group.alive[0] = member = Member(replace(group.setup(0), told=()))  # as Ray starts it again
+        group.alive[0] = member = Member(replace(group.setup(0), told=()))  # as Ray restarts it
         member.open()
         if known:
             wait_until(lambda: not member.parts.running.learner, 10.0, "a full member")
             assert texts(member, 1) == ["before"]
-        else:  # what the supervisor's knowledge is for
+        else:  # this is what the supervisor's knowledge is for
             wait_until(lambda: member.whoami()[0], 10.0, "a second group of the same name")
             assert not member.parts.reads.topics()[1]
 
@@ -237,7 +238,7 @@ def test_what_has_to_wait_is_told_apart_from_what_is_in_vain(group: BrokerGroup)
     assert ask("c", [3], [])[1].act == "ADD"
     running = leader.parts.running
     step, asked = Step(Act.PROMOTE, "3"), Asked()
-    running.driver.call(lambda: running.node._changes.forget("3"))  # its rounds begin anew
+    running.driver.call(lambda: running.node._changes.forget("3"))  # its rounds start again
     running.driver.call(lambda: running.node.change_members(step, "c", asked))
     assert "has not caught up yet; it has to run and to copy the log" in asked.why
     group.change_members(add=[3])
@@ -249,8 +250,8 @@ def test_what_has_to_wait_is_told_apart_from_what_is_in_vain(group: BrokerGroup)
 def test_a_question_that_comes_late_removes_nobody_beside_who_went_instead(
     group: BrokerGroup,
 ) -> None:
-    """Three are to be two. The removal of one was asked for and not answered, so another one was removed.
-    Then the first question is carried out, or comes once more."""
+    """Three replicas are to become two. The request to remove one was not answered, so another was removed.
+    Then the first request is carried out after all, or arrives once more."""
     leader = group.leader()
     ask, seen = leader.parts.members.change, leader.parts.members.members().version
     late, instead = sorted({0, 1, 2} - {leader.rid})
@@ -271,7 +272,8 @@ def test_a_leader_hands_over_to_whom_it_is_told(group: BrokerGroup) -> None:
 
 
 def test_each_replica_notes_the_members_once_they_have_changed(group: BrokerGroup) -> None:
-    """For whoever looks for all directories of a group; nothing is noted while they are the founders."""
+    """For tools that look for all directories of a group; nothing is noted while the founders are the
+    members."""
 
     def noted() -> list[str | None]:
         return [Marks(RealDisk(m.host.setup.data_dir)).read(MEMBERS) for m in group.alive.values()]

@@ -1,6 +1,6 @@
-"""Damage at different places on several replicas: they mend each other, and none of them leaves the group.
+"""Damage at different places on several replicas: they repair each other, and none of them leaves the group.
 
-Real replicas over real files; a flipped bit is put into a file where it lies.
+Real replicas over real files; a bit is flipped in the file itself.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ MESSAGES = 100
 
 
 def flip(path: Path) -> None:
-    """One bit of a message's body, in the middle of a file."""
+    """Flips one bit of a message's body, in the middle of a file."""
     data = bytearray(path.read_bytes())
     data[int(len(data) * 0.52)] ^= 8
     path.write_bytes(data)
 
 
 def start_all(trio: BrokerGroup, *rids: int) -> None:
-    """At the same moment, as after a power cut; each may wait for the others."""
+    """Starts replicas at the same moment, as after a power cut; each may wait for the others."""
     members = [trio.create(rid) for rid in rids]
     threads = [threading.Thread(target=member.open) for member in members]
     for thread in threads:
@@ -38,7 +38,7 @@ def start_all(trio: BrokerGroup, *rids: int) -> None:
 
 
 def restart_what_ended(trio: BrokerGroup) -> None:
-    """As whoever watches the processes does."""
+    """Does what the supervisor of the processes does."""
     for rid in list(trio.ended):
         del trio.ended[rid]
         trio.stop(rid)
@@ -46,7 +46,8 @@ def restart_what_ended(trio: BrokerGroup) -> None:
 
 
 def damage(trio: BrokerGroup, rid: int) -> list[str]:
-    """What is wrong with the log files of a replica; the newest one may just be being written."""
+    """What is wrong with the log files of a replica, except the newest one, which may be in the act of being
+    written."""
     found = []
     for path in trio.segments(rid)[:-1]:
         if (wrong := damage_in(path.name, path.read_bytes())) is not None:
@@ -75,8 +76,8 @@ def stop_all(trio: BrokerGroup) -> None:
 
 
 def test_two_replicas_damaged_at_different_places_go_on(trio: BrokerGroup) -> None:
-    """Both left for repair as learners, one of them needed the other's vote, and the group stood still for
-    good, although two sound copies of every entry were there."""
+    """Both left for repair as learners, one of them needed the other's vote, and the group stopped for good,
+    although there were two sound copies of every entry."""
     written = filled(trio)
     stop_all(trio)
     flip(trio.segments(0)[0])
@@ -111,7 +112,7 @@ def test_a_leader_mends_its_log_and_goes_on_leading(trio: BrokerGroup) -> None:
 
 
 def test_damage_without_a_sidecar_is_mended_before_the_start(trio: BrokerGroup) -> None:
-    """Several entries beside each other, so that not even their places are known; on two replicas."""
+    """Several adjacent entries, so that not even their positions are known; on two replicas."""
     written = filled(trio)
     stop_all(trio)
     for rid, number in ((0, 0), (1, 1)):
@@ -147,7 +148,7 @@ def test_a_file_that_was_cut_short_grows_again(trio: BrokerGroup) -> None:
 
 
 def test_a_replica_without_a_sound_snapshot_copies_and_stays_a_member(trio: BrokerGroup) -> None:
-    """Its state did not fit its log, which was found too late to be a reason to copy: every start failed."""
+    """Its state did not fit its log, which was found too late to trigger a copy: every start failed."""
     written, victim = trio.stop_a_full_follower()
     folder = trio.path / f"r{victim}" / "log"
     oldest = trio.segments(victim)[0]

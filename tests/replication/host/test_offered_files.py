@@ -1,4 +1,4 @@
-"""What a peer offers for a copy is looked at before it is believed, whichever byte of it is wrong."""
+"""What a peer offers for a copy is checked before it is used, whichever byte of it is wrong."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.support.storage import NEWEST, indexes, sim_disk
 
 
 def refused_copy(content: dict[str, bytes], names: Sequence[str]) -> tuple[list[str], list[str]]:
-    """What the leader was told to look at, and the reports; nothing of our own has changed."""
+    """What the leader was told to check, and the reports; asserts that nothing of our own has changed."""
     own = disk_with(files())
     before = {name: own.read_all(name) for name in own.names()}
     source, reports = Offering(disk_with(content), names), list[str]()
@@ -49,7 +49,7 @@ class Supersedes(Offering):
 
 
 def test_a_snapshot_that_is_superseded_meanwhile_does_not_break_the_copy_off() -> None:
-    """With a large log under load each copy broke off, and the next one met the same: for ever."""
+    """With a large log under load each copy was aborted, and so was the next one, without end."""
     own, source = sim_disk(), Supersedes(disk_with(files()), KINDS)
     copy_from_leader(own, ["r0"], source, lambda s: None, 0.0, lambda text: None)
     assert {name: own.read_all(name) for name in KINDS} == files()
@@ -57,8 +57,8 @@ def test_a_snapshot_that_is_superseded_meanwhile_does_not_break_the_copy_off() -
 
 @pytest.mark.parametrize("name", KINDS)
 def test_a_flipped_version_is_damage_that_its_owner_hears_of(name: str) -> None:
-    """A snapshot's and a run file's version is under no checksum; the copy ended with UnknownVersion, the
-    leader never heard of it, and the replica's start failed every 5 s for ever."""
+    """A snapshot's and a run file's version is covered by no checksum; the copy ended with UnknownVersion,
+    the leader never heard of it, and the replica's start failed every 5 s, without end."""
     data = bytearray(files()[name])
     data[4] ^= 0x40
     suspected, reports = refused_copy({**files(), name: bytes(data)}, KINDS)
@@ -95,7 +95,7 @@ def test_what_is_no_file_of_a_log_is_not_taken(name: str) -> None:
 
 
 def interrupted_copy(own: Disk) -> None:
-    """A copy that breaks off in the middle of the first file, as at a crash: its staged part stays."""
+    """A copy that is interrupted in the middle of the first file, as by a crash: its staged part stays."""
     file = own.open(staged_name(NEWEST), create=True)
     file.append([files()[NEWEST][:100]])
     file.sync()
@@ -103,8 +103,8 @@ def interrupted_copy(own: Disk) -> None:
 
 
 def test_what_a_broken_first_copy_left_is_no_history() -> None:
-    """The name of the staged file was taken for a segment's, and the replica could not be built any more;
-    with two of them it went on without a copy."""
+    """The staged file's name was taken for a segment's, and the replica could not be created any more; with
+    two such files it continued without a copy."""
     own = sim_disk()
     interrupted_copy(own)
     assert not has_history(own)
@@ -119,7 +119,7 @@ class Breaks(Offering):
 
 
 def test_a_copy_that_was_decided_is_finished_before_another_begins() -> None:
-    """Else the next copy writes over its staged files, while the old marker still calls them whole."""
+    """Otherwise the next copy overwrites its staged files, while the old marker still calls them complete."""
     content, decided = files(), 0
     for operations in range(40):
         own = disk_with(dict.fromkeys(KINDS, b"older"))

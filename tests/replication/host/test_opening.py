@@ -1,6 +1,6 @@
-"""A replica is running or it is not there: an opening that fails leaves no thread, lock or descriptor.
+"""A replica either runs or leaves nothing behind: a failed opening leaves no thread, lock or descriptor.
 
-Real files and threads; the faults of a disk are put in at the call that reaches it.
+Real files and threads; disk faults are injected at the call that reaches the disk.
 """
 
 from __future__ import annotations
@@ -172,10 +172,10 @@ def test_an_opening_that_fails_leaves_nothing_behind_and_the_next_one_works(
     tmp_path: Path,
 ) -> None:
     shutil.copytree(setup.data_dir, tmp_path / "sound")
-    ran = spoil is port_cannot_be_noted  # as long as the note took: it may have led and mapped its tables
+    ran = spoil is port_cannot_be_noted  # while the note was written: it may have led and mapped its tables
     with pytest.MonkeyPatch.context() as patch, nothing_left(after_a_run=ran):
         spoilt = spoil(setup, patch)
-        with pytest.raises(error) as kept:  # whoever keeps the error keeps nothing open by it
+        with pytest.raises(error) as kept:  # keeping the error must not keep anything open
             open_replica(spoilt, patience_s=0.3)
     assert str(kept.value)
     with nothing_left(after_a_run=True):
@@ -194,7 +194,7 @@ def test_a_locked_directory_is_refused_and_its_owner_goes_on(setup: ReplicaSetup
 def test_a_lock_file_that_cannot_be_written_locks_all_the_same(
     setup: ReplicaSetup, monkeypatch: Patch
 ) -> None:
-    """Its content is only for the message to those who come too late."""
+    """Its content serves only the error message of processes that come too late."""
     monkeypatch.setattr(os, "pwrite", failing(OSError(28, "No space left on device")))
     with nothing_left():
         first = ReplicaHost(setup)
@@ -228,7 +228,7 @@ def test_a_mark_to_copy_is_kept_until_the_replica_has_one(
 
 
 def test_a_mark_of_damage_goes_where_all_proves_to_be_sound(setup: ReplicaSetup) -> None:
-    """A bad moment of the disk is over, or what was damaged has been mended: nobody need be asked."""
+    """The disk had a bad moment, or the damage has been repaired: no peer needs to be asked."""
     mark = setup.data_dir / WANTS_COPY
     mark.write_text("damaged")
     open_replica(replace(setup, founders=3), patience_s=0.3).close()

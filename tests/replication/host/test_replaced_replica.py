@@ -1,4 +1,4 @@
-"""A replica that was replaced lives on, with real threads, sockets and files: it counts no more, and says
+"""A replica that was replaced lives on, with real threads, sockets and files: it no longer counts, and says
 so."""
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def group(tmp_path: Path) -> Iterator[BrokerGroup]:
 
 
 def successor(group: BrokerGroup, rid: int) -> Member:
-    """A new process of that replica, in a directory of its own; the group finds it from now on."""
+    """A new process of that replica, in another directory; the group connects to it from now on."""
     setup = group.setup(rid)
     identity = replace(setup.identity, incarnation=setup.identity.incarnation + 1)
     member = group.alive[rid] = Member(
@@ -43,7 +43,7 @@ def tell(group: BrokerGroup, peer: str, rid: int, incarnation: Incarnation) -> b
 
 @pytest.mark.parametrize("rid", [0, 1, 2])
 def test_the_predecessor_is_refused_and_nothing_is_lost(group: BrokerGroup, rid: int) -> None:
-    """Whoever of the two sides dials: replica 0 is dialled by both others, replica 2 dials both."""
+    """Whichever side dials: replica 0 is dialled by both others, replica 2 dials both."""
     group.publish("before")
     group.leader()
     ghost = group.alive.pop(rid)
@@ -114,7 +114,7 @@ def test_a_replica_that_lost_its_marks_is_a_learner_until_it_has_them_again(grou
 
 @pytest.mark.parametrize("known", [True, False], ids=["known", "planted: nobody knows"])
 def test_two_empty_replicas_do_not_found_a_group_that_had_a_leader(tmp_path: Path, known: bool) -> None:
-    """They are a majority, and what the group had is with the third one, which is starting."""
+    """They are a majority, and what the group had is on the third one, which is still starting."""
     with BrokerGroup(tmp_path) as group:
         group.topic()
         group.publish("x")
@@ -130,7 +130,7 @@ def test_two_empty_replicas_do_not_found_a_group_that_had_a_leader(tmp_path: Pat
             for setup in empty:
                 with pytest.raises(Unavailable, match="no leader"):
                     group.alive[setup.identity.replica].host.open(0.3)
-        else:  # what the supervisor's knowledge is for
+        else:  # this is what the supervisor's knowledge is for
             for setup in empty:
                 group.alive[setup.identity.replica].open()
             assert not group.leader().parts.reads.topics()[1]
@@ -139,8 +139,8 @@ def test_two_empty_replicas_do_not_found_a_group_that_had_a_leader(tmp_path: Pat
 def test_what_is_marked_is_marked_before_the_link_is_up(
     group: BrokerGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The planted fault: a mark that follows its link. What a power cut leaves then lets the predecessor
-    in."""
+    """The planted fault: the mark is written after the link is up. What a power cut leaves then lets the
+    predecessor in."""
     seen: list[tuple[Incarnation | None, Incarnation | None]] = []
     leader, victim = group.leader(), group.a_follower()
     running = leader.parts.running
@@ -160,7 +160,7 @@ def test_what_is_marked_is_marked_before_the_link_is_up(
 
 
 def on_disk_of(group: BrokerGroup, rid: int) -> dict[str, Incarnation]:
-    """What the file of a replica says, read beside it."""
+    """What the file of a replica says, read from outside."""
     data = (group.path / f"r{rid}" / "peers").read_bytes()
     slots = [_decode(data[at : at + SLOT_BYTES]) for at in SLOT_POSITIONS]
     found = [slot for slot in slots if slot is not None]

@@ -1,4 +1,4 @@
-"""Little disk space is kept for what settles: decisions go on below the reserve, new work does not."""
+"""A little disk space is kept for decisions: they continue below the reserve, new work does not."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_open_transactions_are_decided_below_the_reserve_and_new_work_is_refused
         assert trio.leader().parts.requests.submit(ops.create_topic("u", {"partitions": 1}))[0] == "disk_full"
         trio.submit(ops.commit("app", ["kept"]))
         trio.submit(ops.rollback("app", ["dropped"]))
-        # In one request with new work there is no telling them apart: all of it waits.
+        # In one request with new work they cannot be separated: all of it waits.
         requests = trio.leader().parts.requests
         assert requests.submit(ops.commit("app", ["kept"]) + prepare(["more"]))[0] == "disk_full"
         assert trio.leader().parts.reads.partition_bounds("t")[0] == (0, 1)

@@ -1,6 +1,6 @@
-"""Scrubbing reads everything again in each period, at a pace, and what it finds is mended.
+"""Scrubbing reads everything again in each period, at a limited pace, and what it finds is repaired.
 
-The clock is the test's; the log is real, over a disk in memory. The last test is three real replicas.
+The clock is the test's; the log is real, over a disk in memory. The last test uses three real replicas.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ BYTES = 50 * 72 + 25 * 32  # fifty entries, two in each segment
 
 
 class Bench:
-    """A log, its scrubber, and a clock that only goes on when the scrubber rests."""
+    """A log, its scrubber, and a clock that advances only while the scrubber rests."""
 
     def __init__(self, disk: SimDisk | None = None, **settings: Any) -> None:
         self.now_s, self.took_s, self.is_busy = 0.0, 0.0, False
@@ -180,7 +180,7 @@ def test_a_header_and_a_sidecar_are_written_anew() -> None:
     bench.disk.remove("0000000000000009.pos")
     bench.pass_once()
     bench.journal.sync()
-    assert bench.reports and not bench.bad  # a sidecar is made anew when its segment is opened, too
+    assert bench.reports and not bench.bad  # a sidecar is also rebuilt when its segment is opened
     data = bench.disk.read_all("0000000000000003.log")
     assert damage_in("0000000000000003.log", data) is None
     assert sidecar_is_sound(bench.disk, 7, 8) and sidecar_is_sound(bench.disk, 9, 10)
@@ -227,7 +227,8 @@ def test_what_retention_takes_meanwhile_is_passed_over() -> None:
 
 # ------------------------------------------------------------------ a real group
 def test_a_group_finds_and_mends_what_nobody_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One replica's old segment and another's snapshot; nobody leaves, and the status tells."""
+    """One replica's old segment and another's snapshot; no replica leaves, and the status reports the
+    damage."""
     monkeypatch.setattr(upkeep, "FIRST_SCRUB_S", 0.0)
     config = BrokerConfig(segment_bytes=200_000, disk_reserve_bytes=0, scrub_period_s=0.5)
     with BrokerGroup(tmp_path, config) as trio:

@@ -1,6 +1,6 @@
-"""A replica that cannot start, cannot read or cannot even say so: it ends, and comes back well.
+"""A replica that cannot start, cannot read or cannot even say so: it ends, and comes back healthy.
 
-Three real replicas over real files; what the disk does wrong is put in at the system call or at the mark.
+Three real replicas over real files; disk faults are injected at the system call or at the mark.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def test_a_damaged_mark_counts_as_one(trio: BrokerGroup, mark: str) -> None:
 def test_one_that_is_behind_and_not_sound_comes_back_as_a_learner(
     trio: BrokerGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What it acknowledged last it cannot know, so its vote must not count until it has caught up."""
+    """It cannot know what it acknowledged last, so its vote must not count until it has caught up."""
     written, victim = trio.stop_a_full_follower()
     (trio.path / f"r{victim}" / "log" / VOTE_FILE).write_bytes(bytes(FILE_SIZE))
     (trio.path / f"r{victim}" / WANTS_COPY).write_text(BEHIND)
@@ -97,7 +97,8 @@ def test_one_that_is_behind_and_not_sound_comes_back_as_a_learner(
 
 # ------------------------------------------------------------------ reading
 def fail_reads(monkeypatch: pytest.MonkeyPatch, folder: Path, times: int = 1 << 30) -> list[int]:
-    """From now on reads of the files that ``folder`` has now answer EIO, ``times`` times; those that did."""
+    """Makes reads of the files that ``folder`` has now fail with EIO, ``times`` times; returns the reads that
+    did."""
     pread, failed = os.pread, list[int]()
     held = [
         path.open("rb") for path in (folder / "log").iterdir()
@@ -116,7 +117,7 @@ def fail_reads(monkeypatch: pytest.MonkeyPatch, folder: Path, times: int = 1 << 
 
 
 def cold(trio: BrokerGroup, rid: int) -> None:
-    """Start a replica anew, so that nothing it has is in memory."""
+    """Restarts a replica, so that none of its data is in memory."""
     trio.stop(rid)
     trio.start(rid)
 
@@ -136,7 +137,7 @@ def test_a_replica_that_cannot_read_ends_and_repairs_itself(
     assert isinstance(trio.ended[victim], ReadFailed)
     assert (trio.path / f"r{victim}" / WANTS_COPY).read_text() == DAMAGED
     trio.stop(victim)
-    trio.start(victim)  # as whoever watches the process does; nothing of the old files can be read
+    trio.start(victim)  # as the supervisor of the process does; nothing of the old files can be read
     assert texts(trio.alive[victim], 100) == written
     assert not (trio.path / f"r{victim}" / WANTS_COPY).exists()
 

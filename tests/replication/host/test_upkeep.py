@@ -1,4 +1,4 @@
-"""The thread that scrubs and mends waits where it must, and never turns without a pause."""
+"""The thread that scrubs and repairs waits where it must, and never loops without a pause."""
 
 from __future__ import annotations
 

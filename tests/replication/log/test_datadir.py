@@ -128,7 +128,7 @@ def test_a_directory_of_an_earlier_version_is_given_an_id(tmp_path: Path) -> Non
     (tmp_path / "identity.json").write_text(
         json.dumps({"format_version": 1, "cluster_id": "cluster-1", "group": 0, "replica": 2})
     )
-    moved = replace(ME, incarnation=3)  # it lay in a directory whose name said so, and only the name
+    moved = replace(ME, incarnation=3)  # only the directory's name said which incarnation it belongs to
     first = DataDir(tmp_path, moved)
     first.close()
     again = DataDir(tmp_path, moved)
@@ -148,7 +148,7 @@ def test_a_directory_is_not_opened_for_another_incarnation(tmp_path: Path) -> No
 def test_the_file_of_the_peers_incarnations_is_there_before_the_id(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """So that one which is missing beside an id was lost, and is never taken for new."""
+    """So a file that is missing although the id exists was lost, and is never taken for new."""
 
     def die(self: RealDisk, name: str, buffers: object) -> None:
         if name == "identity.json":

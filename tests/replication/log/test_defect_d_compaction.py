@@ -1,7 +1,7 @@
 """Defect D: stock compaction clears the journal and adds the rest again; a kill in between loses the tail.
 
-Stopped after each single write of the operation, as SIGKILL would: what was written stays, the rest never
-happens. Ours is stopped at each disk operation of dropping segments, by kill and by power cut.
+The stock journal is stopped after each single write of the operation, as by SIGKILL: what was written stays,
+the rest never happens. Ours is stopped at each disk operation of dropping segments, by kill and by power cut.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Killed(BaseException):
 
 
 def stock_survivors(path: Path, writes: int) -> list[int] | None:
-    """Compact a copy of the stock journal, killed after ``writes``; None if it finished before."""
+    """Compacts a copy of the stock journal, killed after ``writes``; None if it finished before."""
     work = path.with_name(f"killed-{writes}")
     shutil.copy(path, work)
     journal, left, real = FileJournal(str(work)), [writes], ResizableFile.write

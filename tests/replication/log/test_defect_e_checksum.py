@@ -1,4 +1,4 @@
-"""Defect E: the stock journal has no checksum, so a flipped bit becomes somebody's order."""
+"""Defect E: the stock journal has no checksum, so a flipped bit becomes part of someone's order."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ORDERS = [b"\x00order 1: pay 100", b"\x00order 2: pay 200", b"\x00order 3: pay 3
 
 
 def flip(path: Path, text: bytes) -> None:
-    """Flip one bit of the amount that ends ``text``: 200 becomes 300."""
+    """Flips one bit of the amount that ends ``text``: 200 becomes 300."""
     data = bytearray(path.read_bytes())
     at = data.index(text) + len(text) - 3
     data[at] ^= 1

@@ -1,6 +1,6 @@
-"""Defect K: the stock journal and its term are never synced; a power cut takes what was acknowledged.
+"""Defect K: the stock journal and its term are never synced; a power cut loses what was acknowledged.
 
-The same watch on the real file system for both; and our log under a real SIGKILL, again and again.
+Both are observed on the real file system; our log is also put under a real SIGKILL, repeatedly.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""RealDisk and SimDisk behave alike; a full or failing real disk comes out as the right type."""
+"""RealDisk and SimDisk behave alike; a full or failing real disk raises the right error type."""
 
 from __future__ import annotations
 
@@ -129,9 +129,9 @@ def test_short_writes_are_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_a_real_full_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    """/dev/full answers ENOSPC to every write, as the kernel does."""
+    """/dev/full answers ENOSPC to every write, as a full disk does."""
     file = RealDisk(Path("/dev")).open("full")
-    monkeypatch.setattr(os, "ftruncate", lambda number, size: None)  # a device cannot be cut
+    monkeypatch.setattr(os, "ftruncate", lambda number, size: None)  # a device cannot be truncated
     with pytest.raises(DiskFull):
         file.append([b"x"])
 
@@ -170,7 +170,7 @@ def test_after_a_cut_the_sync_writes_the_size_too(tmp_path: Path, monkeypatch: p
 
 
 def test_closing_does_not_pull_the_file_away_under_a_reader(tmp_path: Path) -> None:
-    """No read may ever see another file's bytes because a descriptor's number was reused."""
+    """A read must never return another file's bytes because a descriptor's number was reused."""
     disk = RealDisk(tmp_path)
     disk.write_atomic("mine", [b"m" * 4096])
     disk.write_atomic("other", [b"o" * 4096])

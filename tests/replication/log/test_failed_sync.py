@@ -1,7 +1,7 @@
-"""After a failed sync the machine may go on, and its page cache shows what the disk does not have.
+"""After a failed sync the machine may continue, with pages in its cache that the disk does not have.
 
-The process ends, another one starts on the same boot, finds everything in the page cache, clean, and a
-sync that has nothing to write succeeds. What it then acknowledges must survive a power cut all the same.
+The process ends, another one starts on the same boot and finds everything in the page cache, marked clean; a
+sync that has nothing to write succeeds. What that process then acknowledges must still survive a power cut.
 """
 
 from __future__ import annotations

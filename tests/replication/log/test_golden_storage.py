@@ -1,4 +1,4 @@
-"""The storage files byte by byte: what this version writes, and that it still reads what was written."""
+"""The storage files byte by byte: what this version writes, and that it still reads older files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Damaged entries: which are found, what proves another log's entry to be ours, and what a crash leaves."""
+"""Damaged entries: which are found, what proves that another log's entry is ours, and what a crash leaves."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def log(terms: dict[int, int] = TERMS, *, segment_bytes: int = SEGMENT_BYTES) ->
 
 
 class Peers:
-    """Other replicas: their disks, read as if they were being opened."""
+    """Other replicas: their disks, read as when they are opened."""
 
     def __init__(self, *disks: SimDisk) -> None:
         self.disks = {f"r{n}": disk for n, disk in enumerate(disks)}
@@ -59,7 +59,7 @@ def drop_sidecars(disk: SimDisk) -> None:
 
 
 def test_a_log_that_ends_with_the_hole_mends_it_if_one_leader_wrote_its_end_and_what_follows_here() -> None:
-    """Entries 1 to 3 are damaged and their terms not known; the peer has no entry 4, which would tell."""
+    """Entries 1 to 3 are damaged and their terms unknown; the peer lacks entry 4, which would settle them."""
 
     def damaged(terms: dict[int, int]) -> SimDisk:
         disk = log(terms, segment_bytes=1 << 20)
@@ -80,7 +80,7 @@ def test_a_log_that_ends_with_the_hole_mends_it_if_one_leader_wrote_its_end_and_
 @pytest.mark.parametrize("sidecars", [True, False])
 @pytest.mark.parametrize("segment_bytes", [SEGMENT_BYTES, 1 << 20])
 def test_whichever_byte_is_damaged_a_peer_mends_it(sidecars: bool, segment_bytes: int) -> None:
-    """All but those of the last entry, whose damage cannot be told from a torn write."""
+    """Every byte except those of the last entry, whose damage cannot be told from a torn write."""
     sound = log(segment_bytes=segment_bytes)
     expected = commands(sound)
     for name in [n for n in sound.names() if n.endswith((".log", ".pos"))]:
@@ -103,7 +103,7 @@ def test_a_running_log_is_opened_with_what_is_damaged_and_mended(sidecars: bool)
     disk.flip("0000000000000003.log", 60)
     if not sidecars:
         drop_sidecars(disk)
-        with pytest.raises(CorruptLog, match="mended from a peer"):  # is it of term 1 or of term 2?
+        with pytest.raises(CorruptLog, match="mended from a peer"):  # of term 1 or of term 2?
             SegmentJournal(disk, segment_bytes=SEGMENT_BYTES, mendable=True)
         assert survey_log(disk).term_of(3) is None
         return
@@ -127,8 +127,8 @@ def test_a_running_log_is_opened_with_what_is_damaged_and_mended(sidecars: bool)
 
 
 def test_an_entry_of_another_term_is_not_taken() -> None:
-    """A acknowledged entry 10 of term 5, and its copy is damaged; B was cut off and holds another one, of
-    term 4, which was never committed. With B's in its place A would have lost an acknowledged entry."""
+    """A acknowledged entry 10 of term 5, and its copy is damaged; B was cut off and holds another entry 10,
+    of term 4, which was never committed. If A took B's, A would lose an acknowledged entry."""
     cut_off = log({**{n: t for n, t in TERMS.items() if n < 10}, 10: 4, 11: 4, 12: 4})
     for sidecars in (True, False):
         disk = log()
@@ -141,7 +141,8 @@ def test_an_entry_of_another_term_is_not_taken() -> None:
 
 
 def test_what_lies_behind_a_hole_proves_what_lies_in_it() -> None:
-    """Three entries of unknown terms and places; a peer that has the next one has the same before it."""
+    """Three entries of unknown terms and positions; a peer with the same next entry has the same before
+    it."""
     disk, sound = log(segment_bytes=1 << 20), log(segment_bytes=1 << 20)
     name = "0000000000000001.log"
     data = bytearray(disk.read_all(name))
@@ -197,7 +198,7 @@ def crashed(disk: SimDisk, step: Callable[[], object]) -> bool:
 @pytest.mark.parametrize("kind", ["flip", "several", "short", "header"])
 @pytest.mark.parametrize("seed", range(8))
 def test_a_crash_at_any_step_of_mending_leaves_nothing_worse(kind: str, seed: int) -> None:
-    """Every entry that was sound stays so, and the next attempt brings back the rest."""
+    """Every sound entry stays sound, and the next attempt restores the rest."""
     sound = log(segment_bytes=1 << 20)
     for operations in range(12):
         disk = log(segment_bytes=600)  # seven entries, then four
@@ -229,7 +230,7 @@ def test_a_crash_at_any_step_of_mending_leaves_nothing_worse(kind: str, seed: in
 
 @pytest.mark.parametrize("seed", range(8))
 def test_a_crash_while_a_running_log_is_mended_leaves_nothing_worse(seed: int) -> None:
-    """The write is part of a group commit, beside new entries."""
+    """The repair is written in a group commit, together with new entries."""
     for operations in range(20):
         disk = log(segment_bytes=1 << 20)
         disk.rng.seed(seed)
@@ -268,8 +269,9 @@ def test_a_cut_of_the_log_takes_what_was_to_be_mended_with_it() -> None:
 
 
 def test_the_term_of_what_is_missing_at_the_end_is_not_guessed() -> None:
-    """The power failed at a roll, so the sidecar is lost; the full segment has lost its last entries at the
-    border of one. They were acknowledged in term 7; a replica that was cut off has others of term 1 there."""
+    """The power failed at a roll, so the sidecar is lost; the full segment has lost its last entries, exactly
+    at an entry's end. They were acknowledged in term 7; a replica that was cut off has others of term 1
+    there."""
     ours = {1: 1, 2: 1, 3: 1, 4: 1, 5: 7, 6: 7}
     disk = log(ours, segment_bytes=1 << 20)
     (first,) = segment_firsts(disk)

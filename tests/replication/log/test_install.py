@@ -1,4 +1,4 @@
-"""Taking a peer's log: the old one or the new one, whole, wherever the power goes."""
+"""Taking over a peer's log: the old one or the new one, complete, whenever the power fails."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def peer_log() -> SimDisk:
 
 
 def stage(disk: SimDisk, peer: SimDisk) -> list[str]:
-    """Copy the peer's segments and a checkpoint beside the log."""
+    """Copies the peer's segments and a checkpoint next to the log."""
     names = [name for name in peer.names() if name.endswith((".log", ".pos"))]
     for name in names:
         file = disk.open(staged_name(name), create=True)
@@ -40,7 +40,7 @@ def stage(disk: SimDisk, peer: SimDisk) -> list[str]:
 
 
 def install(disk: SimDisk, staged: list[str]) -> None:
-    """As a repair does it, with nobody using the log: the staged files take the place of the whole log."""
+    """As a repair does it while the log is not in use: the staged files replace the whole log."""
     ours = [name for name in disk.names() if not name.startswith(PREFIX)]
     switch_files(disk, staged, remove=[name for name in ours if name.endswith((".log", ".pos"))])
 
@@ -90,7 +90,7 @@ def test_stopped_anywhere_it_is_one_log_or_the_other(power: bool) -> None:
                 install(disk, names)
             except PowerCut:
                 finished = False
-            for again in range(3):  # and recovery may be stopped too
+            for again in range(3):  # recovery may be interrupted, too
                 disk.power_cut() if power else disk.kill()
                 disk.stop_after(seed + 2 * again)
                 try:
@@ -111,7 +111,7 @@ def test_stopped_anywhere_it_is_one_log_or_the_other(power: bool) -> None:
 
 # ------------------------------------------------------------------ a damaged marker, or a missing file
 def decided(stop: int) -> tuple[SimDisk, list[str]]:
-    """A disk on which a switch was decided, and stopped so many operations after that; the new files."""
+    """A disk on which a switch was decided, and interrupted ``stop`` operations later; and the new files."""
     for operations in range(100):
         disk = sim_disk()
         synced_log(disk, 6, segment_bytes=200)
@@ -138,7 +138,7 @@ def content(disk: SimDisk) -> dict[str, bytes]:
 
 
 def refused(disk: SimDisk) -> str:
-    """Opening the log is refused, and has changed nothing."""
+    """Asserts that opening the log is refused and has changed nothing."""
     before = content(disk)
     with pytest.raises(CorruptLog, match=MARKER) as error:
         SegmentJournal(disk)

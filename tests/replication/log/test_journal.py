@@ -75,7 +75,7 @@ def test_nothing_reaches_the_disk_before_the_job_runs(disk: Disk) -> None:
     assert not disk.exists(NEWEST)
     job = journal.begin_sync()
     assert job is not None
-    fill(journal, [3])  # goes on meanwhile, and into the next job
+    fill(journal, [3])  # continues meanwhile, in the next job
     assert journal.begin_sync() is None
     job.run()
     assert journal.durable_index == 0, "the loop thread has not taken the result yet"

@@ -86,7 +86,7 @@ def test_retention_makes_the_room_that_a_full_disk_lacks() -> None:
 
 
 def test_entries_turned_away_are_retried_in_a_sync_of_their_own() -> None:
-    """Their headers say which entries one sync covers; a lost sector must still read as a torn tail."""
+    """Their headers say which entries one sync covers; a lost sector must still be read as a torn tail."""
     disk = sim_disk()
     journal = SegmentJournal(disk)
     fill(journal, [1])
@@ -115,7 +115,7 @@ def test_a_failed_sync_is_fatal_for_good(kind: str) -> None:
     job = journal.begin_sync()
     assert job is not None
     disk.fail_next(kind)
-    for _ in range(2):  # asked again, it does not try again: the kernel has forgotten the dirty pages
+    for _ in range(2):  # a second attempt is not made: the kernel has forgotten the dirty pages
         with pytest.raises(FsyncFailed):
             job.run()
     assert journal.durable_index == 0

@@ -1,6 +1,7 @@
-"""The journal against a dumb list over random operations, crashes, power cuts and full disks.
+"""The journal against a simple list, over random operations, crashes, power cuts and full disks.
 
-Deeper: ``JOURNAL_SEEDS=5000 pytest tests/replication/log/test_journal_model.py``; a failure names its seed.
+For more seeds: ``JOURNAL_SEEDS=5000 pytest tests/replication/log/test_journal_model.py``; a failure names its
+seed.
 """
 
 from __future__ import annotations

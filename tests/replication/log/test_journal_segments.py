@@ -1,4 +1,4 @@
-"""Sealing, sidecars and retention: whole segments that never change again."""
+"""Sealing, sidecars and retention: complete segments that never change again."""
 
 from __future__ import annotations
 
@@ -110,7 +110,8 @@ def test_a_sidecar_of_entries_that_were_cut_is_recognised_by_the_last_term() -> 
 
 @pytest.mark.parametrize("byte", range(32, 176))
 def test_damage_in_a_sealed_segment_is_found_when_it_is_read(byte: int) -> None:
-    """With a good sidecar the restart does not look; reading does, names the place, and cuts nothing."""
+    """With a good sidecar the restart does not read it; a later read does, names the place, and cuts
+    nothing."""
     disk = sim_disk()
     synced_log(disk, 10, segment_bytes=200)
     name = "0000000000000005.log"

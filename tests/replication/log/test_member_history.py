@@ -61,7 +61,7 @@ def test_what_is_cut_off_never_was(disk: SimDisk) -> None:
 
 @pytest.mark.parametrize("segment_bytes", [1 << 20, 600])
 def test_a_start_finds_them_again(disk: SimDisk, segment_bytes: int) -> None:
-    """In the newest segment by its scan, in the others by their sidecars."""
+    """In the newest segment by scanning it, in the others from their sidecars."""
     filled(disk, segment_bytes).close()
     again = journal(disk, segment_bytes)
     assert (again.members.current, again.members.at(15)) == (VOTED_IN, WITH_3)

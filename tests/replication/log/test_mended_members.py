@@ -1,4 +1,4 @@
-"""A damaged entry held the group's members: mended, it is known at the next start, too."""
+"""A damaged entry held the group's members: once repaired, they are known at the next start, too."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def add(log: SegmentJournal, first: int, last: int) -> None:
 
 
 def flip(disk: SimDisk) -> None:
-    """One bit of entry 5, while the replica is down."""
+    """Flips one bit of entry 5, while the replica is down."""
     at = disk.read_all(log_name(1)).index(ENTRY.command) + 6
     file = disk.open(log_name(1))
     file.write_at(at, bytes((file.read(at, 1)[0] ^ 1,)))
@@ -108,7 +108,7 @@ def test_after_a_cut_the_segment_has_a_sidecar_again(disk: SimDisk) -> None:
 def test_a_sidecar_that_lacks_the_members_goes_before_the_entry_is_mended(
     disk: SimDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also if it was written all the same, and whatever a power cut leaves of the mending."""
+    """Even if it had been written nevertheless, and whatever a power cut leaves of the repair."""
     monkeypatch.setattr(SegmentJournal, "_has_untold", lambda self, segment: False)
     log = hole_in_the_newest_segment(disk)
     add(log, 9, 30)

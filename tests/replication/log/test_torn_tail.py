@@ -1,4 +1,4 @@
-"""What recovery cuts off and what it refuses: only a write that was never synced may go."""
+"""What recovery cuts off and what it refuses: only a write that was never synced may be lost."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ RECORD = HEADER_SIZE + SIZE
 
 
 def at(index: int) -> int:
-    """Where entry ``index`` begins in a log of equal entries."""
+    """Where entry ``index`` begins in a log of entries of equal size."""
     return FILE_HEADER_SIZE + (index - 1) * RECORD
 
 
 def assert_refused(disk: SimDisk, *texts: str) -> None:
-    """Opening raises CorruptLog with these texts, and changes no file."""
+    """Asserts that opening raises CorruptLog with these texts, and changes no file."""
     before = {name: disk.read_all(name) for name in disk.names()}
     with pytest.raises(CorruptLog) as caught:
         SegmentJournal(disk)
@@ -93,7 +93,7 @@ def test_a_lost_sector_of_a_finished_sync_is_corruption() -> None:
     fill(journal, range(1, 59))
     journal.sync()
     fill(journal, [59])
-    journal.sync()  # its header says: everything before was durable
+    journal.sync()  # its header says that everything before was durable
     data = bytearray(disk.read_all(NEWEST))
     data[2 * SECTOR : 3 * SECTOR] = bytes(SECTOR)
     set_content(disk, NEWEST, bytes(data))
@@ -114,7 +114,7 @@ def test_a_copy_of_log_bytes_inside_a_message_is_not_mistaken_for_the_log() -> N
 
 
 def test_forged_magics_in_a_torn_body_cost_a_bounded_time_and_lose_nothing() -> None:
-    """Thousands of plausible headers: the search gives up, and giving up means corruption."""
+    """Thousands of plausible headers: the search gives up, and giving up counts as corruption."""
     disk = sim_disk()
     forged = encode_header(b"", 3, 1, 0)[:8] + (60_000).to_bytes(4, "little") + bytes(4)
     forged += (1).to_bytes(8, "little") + (3).to_bytes(8, "little")

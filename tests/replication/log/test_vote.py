@@ -1,4 +1,4 @@
-"""Term and vote survive anything that may befall one slot, and are never forgotten silently."""
+"""Term and vote survive anything that may happen to one slot, and are never silently forgotten."""
 
 from __future__ import annotations
 

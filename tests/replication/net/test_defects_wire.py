@@ -1,4 +1,4 @@
-"""Defects H, I and N: how stock pysyncobj puts messages on the wire, and what it takes off it."""
+"""Defects H, I and N: how stock pysyncobj sends messages, and what it accepts from the network."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ RANDOM = random.Random(7).randbytes
 
 # ------------------------------------------------------------------ H: large entries in parts
 def test_h_stock_ends_a_large_entry_too_early() -> None:
-    """The last part is told by the command's length, but the parts are of the longer pickle."""
+    """It recognises the last part by the command's length, but the parts are of the longer pickle."""
     stage = stock_group(appendEntriesBatchSizeBytes=1000)
     leader = stage.elect("r0")
     leader.propose(RANDOM(1250))
@@ -47,7 +47,7 @@ def test_h_ours_carries_an_entry_far_over_the_batch_size_whole(tmp_path: Path) -
 
 # ------------------------------------------------------------------ I: unpickling strangers' bytes
 class Touch:
-    """Unpickling this creates a file: stands for any code of an attacker's choice."""
+    """Unpickling this creates a file: it represents any code an attacker may choose."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -1,4 +1,4 @@
-"""A process whose place was taken is told so, and believed no more; replicas of two versions meet."""
+"""A process that was replaced is told so, and no longer trusted; replicas of two versions meet."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_another_disk_with_the_same_number_is_refused_on_both_ways() -> None:
 
 
 def test_nobody_without_the_secret_can_end_a_replica() -> None:
-    """The frame is believed only with a proof that only a peer can make, in this very connection."""
+    """The frame is accepted only with a proof that only a peer can make, for this very connection."""
     a = gate("a")
     a.admit("b", NEWER)
     dialer, listener = sides(Incarnations(GHOST), a)
@@ -111,7 +111,7 @@ def test_nobody_without_the_secret_can_end_a_replica() -> None:
     other = Listener(ME, frozenset("b"), SECRET, b"L" * NONCE_BYTES, gate("a"))
     again.receive(other.receive(again.hello()))
     with pytest.raises(NotAuthorized, match="secret"):
-        again.receive(frame)  # of another connection
+        again.receive(frame)  # from another connection
 
 
 def test_a_peer_that_lags_behind_cannot_end_one_that_is_newer() -> None:
@@ -197,7 +197,7 @@ async def until(condition: object) -> None:
 async def transports(
     pool: ThreadPoolExecutor, *gates: Incarnations
 ) -> AsyncIterator[list[tuple[Events, TcpTransport]]]:
-    """``a`` listens; every further one is a process that bears the id ``b`` and dials it."""
+    """``a`` listens; every further one is a process with the id ``b`` and dials it."""
     made: list[tuple[Events, TcpTransport]] = []
     events = Events()
     a = TcpTransport(ME, frozenset("b"), SECRET, lambda peer: None, events, pool, gate=gates[0])
@@ -238,7 +238,7 @@ def test_the_successors_link_ends_the_predecessors_and_tells_it() -> None:
 def test_a_replica_dials_one_of_the_version_before_with_the_old_greeting(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Which closes the connection when it hears the new one."""
+    """The older replica closes the connection when it receives the new greeting."""
     read = Listener._read_hello
 
     def as_before(self: Listener, frame: bytes) -> object:
@@ -286,7 +286,7 @@ def test_a_link_to_a_process_whose_place_was_taken_meanwhile_is_closed_and_it_is
 
 
 def test_a_place_that_is_taken_in_the_middle_of_a_handshake_is_taken() -> None:
-    """``a`` has let the old process in by the challenge, and hears of the new one before the welcome."""
+    """``a`` has accepted the old process by the challenge, and hears of the new one before the welcome."""
 
     async def scene() -> None:
         with ThreadPoolExecutor(4) as pool:

@@ -1,4 +1,4 @@
-"""Links under attack and under bad luck: nothing gets in, nothing piles up, nothing hangs."""
+"""Links under attack and in bad conditions: nothing gets in, nothing piles up, nothing hangs."""
 
 from __future__ import annotations
 
@@ -205,7 +205,7 @@ def test_strangers_are_limited_and_do_not_keep_peers_out(tmp_path: Path) -> None
 
 
 def test_a_replica_that_comes_back_gets_in_past_strangers_who_hold_every_place(tmp_path: Path) -> None:
-    """Its own dials are not counted, and of those who dial it the longest dawdler makes room."""
+    """Its own dials are not counted, and of those that dial it the slowest is closed to make room."""
     with RaftGroup(tmp_path) as group:
         group.leader()
         for rid in (0, 1):
@@ -224,7 +224,7 @@ def test_a_replica_that_comes_back_gets_in_past_strangers_who_hold_every_place(t
 def test_a_storm_of_garbage_costs_neither_memory_nor_commits(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Four threads connect and send nonsense for two seconds while the group goes on committing."""
+    """Four threads connect and send nonsense for two seconds while the group continues to commit."""
     rng = random.Random(5)
     hello = pair()[0].hello()
     nonsense = [
@@ -306,7 +306,8 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 def test_a_slow_or_failing_lookup_does_not_stop_the_others() -> None:
-    """The address of one peer takes seconds to find (or raises); the link to the other is up long before."""
+    """The look-up of one peer's address takes seconds (or raises); the link to the other is up long
+    before."""
 
     async def scene() -> None:
         a, b = Recorder(), Recorder()

@@ -1,4 +1,4 @@
-"""Links inside TLS: who has a certificate and the secret is let in; whoever lacks either gets nothing."""
+"""Links inside TLS: a peer with a certificate and the secret is accepted; without either, it gets nothing."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def client(files: TlsFiles, *, certificate: bool = True) -> ssl.SSLContext:
 
 
 def ends_without_a_word(address: tuple[str, int], context: ssl.SSLContext, say: bytes) -> None:
-    """The connection is closed by the other side, and no byte came out of it."""
+    """Asserts that the other side closes the connection without sending a byte."""
     with socket.create_connection(address, timeout=5) as raw:
         try:
             with context.wrap_socket(raw) as sock:
@@ -182,7 +182,7 @@ def test_a_half_finished_tls_handshake_counts_as_a_stranger_and_is_put_out(
         leader = group.leader()
         address = leader.driver.address
         assert address is not None
-        # All must be there before the first one's time is over, on a busy machine too.
+        # All must be connected before the first one's time is over, on a busy machine too.
         leader.driver._transport.handshake_timeout_s = 4.0
         opened = [socket.create_connection(address, timeout=5) for _ in range(tcp.STRANGERS_MAX + 5)]
         for sock in opened:
@@ -205,7 +205,7 @@ def pump(a: TlsChannel, b: TlsChannel) -> None:
 
 
 def test_a_proof_is_worth_nothing_in_another_channel(authority: Authority) -> None:
-    """One who holds a certificate but no secret cannot sit between two replicas and pass their proofs on."""
+    """A peer with a certificate but no secret cannot sit between two replicas and relay their proofs."""
     a, b, middle = (TlsIdentity(authority.issue(name)) for name in ("a", "b", "middle"))
     to_middle, from_a = a.channel(dials=True), middle.channel(dials=False)
     to_b, from_middle = middle.channel(dials=True), b.channel(dials=False)

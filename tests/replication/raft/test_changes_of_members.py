@@ -1,4 +1,4 @@
-"""Members change in a running group: every message and every moment is in the test's hand."""
+"""Members change in a running group: the test controls every message and every moment."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.support.stage import OurMember, Stage, our_group
 
 
 def join(stage: Stage, name: str) -> OurMember:
-    """An empty replica that knows who is there, and links to all of them."""
+    """An empty replica that knows the members, and links to all of them."""
     stage.names.append(name)
     stage.awake.add(name)
     newcomer = OurMember(stage, name, joining=True)
@@ -74,7 +74,7 @@ def test_a_learner_does_not_count_and_does_not_stand_for_election() -> None:
 
 
 def test_a_learner_gives_its_vote_to_who_counts_it() -> None:
-    """It may not have heard yet that it is a voter, and be needed."""
+    """The learner may not have heard yet that it is a voter, and its vote may be needed."""
     stage = our_group(2)
     leader = stage.elect("r0")
     join(stage, "r2")
@@ -145,7 +145,7 @@ def test_a_change_that_is_cut_off_is_undone() -> None:
 
 
 def test_a_start_counts_by_the_tail_of_its_log() -> None:
-    """Committed or not: who appended it counts by it already."""
+    """Committed or not: the replica that appended it already counts by it."""
     stage = our_group()
     leader = stage.elect("r0")
     stage.isolate("r0")
@@ -198,7 +198,7 @@ def test_whoever_joins_waits_for_a_leader() -> None:
 
 
 def test_no_group_changes_its_members_in_stocks_own_way() -> None:
-    """With it on, stock unpickles every entry whose first byte is 2: also ours."""
+    """With it on, stock unpickles every entry whose first byte is 2: including ours."""
     member = our_group().members["r0"]
     assert member.raft._core.conf.dynamicMembershipChange is False
     stage = our_group()
@@ -210,7 +210,7 @@ def test_no_group_changes_its_members_in_stocks_own_way() -> None:
 
 
 def four_and_a_learner_that_is_half_promoted() -> Stage:
-    """r0 makes r4 a voter, which nobody but r4 hears of; then r1 leads, and r3 has heard nothing since."""
+    """r0 makes r4 a voter, which only r4 learns; then r1 leads, and r3 has heard nothing since."""
     stage = our_group(4)
     leader = stage.elect("r0")
     join(stage, "r4")
@@ -233,8 +233,8 @@ def four_and_a_learner_that_is_half_promoted() -> Stage:
 def test_without_an_entry_of_the_own_term_an_old_change_could_still_win(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The defect of the thesis' first rules, as its author found it in 2015: two changes from one
-    configuration, of which each is committed by a majority of its own."""
+    """The defect of the first rules in the Raft thesis, as its author found it in 2015: two changes from one
+    configuration, each committed by a different majority."""
     stage = four_and_a_learner_that_is_half_promoted()
     assert "own term" in ask(stage.members["r1"], Act.REMOVE, "r0").why
 

@@ -1,6 +1,6 @@
-"""An entry that is known to be damaged before it is committed is none of the copies that commit it.
+"""An entry known to be damaged before it is committed is not counted among the copies that commit it.
 
-The journals are real; that an entry is damaged is noted by hand, and no test needs its bytes.
+The journals are real; damage to an entry is only noted by hand, as no test needs its bytes.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def one_follower_with_a_damaged_entry() -> tuple[Stage, list[object], Hole]:
 
 
 def test_a_follower_does_not_acknowledge_what_it_has_found_damaged() -> None:
-    """With the leader's disk the only sound copy of an acknowledged entry would be lost."""
+    """If the leader's disk were then lost, so would be the only sound copy of an acknowledged entry."""
     stage, outcomes, _ = one_follower_with_a_damaged_entry()
     stage.run(1.0)
     leader = stage.members["r0"]
@@ -61,7 +61,7 @@ def test_without_the_rule_an_entry_is_acknowledged_of_which_one_sound_copy_is_th
 
 
 def test_damage_to_what_is_committed_holds_up_nothing() -> None:
-    """A replica with an old damaged entry, which may wait for long to be mended, is a full member."""
+    """A replica with an old damaged entry, whose repair may take long, is a full member."""
     stage = our_group()
     leader = stage.elect("r0")
     for value in (b"a", b"b", b"c"):
@@ -77,7 +77,7 @@ def test_damage_to_what_is_committed_holds_up_nothing() -> None:
 
 def test_a_restarted_follower_learns_first_that_a_damaged_entry_is_committed() -> None:
     """After a restart its commit index is unknown, so its log is acknowledged up to the damage until the
-    leader's next message has told it; the damage needs not be mended for that."""
+    leader's next message gives the index; the damage need not be repaired for that."""
     stage = our_group()
     leader = stage.elect("r0")
     for value in (b"a", b"b", b"c"):

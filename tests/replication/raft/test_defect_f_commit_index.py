@@ -20,7 +20,7 @@ NOTHING = b"\x01"  # a no-op entry, as pysyncobj writes it
 
 
 class Isolated(Transport):  # type: ignore[misc]
-    """Messages out go nowhere; the test hands messages in."""
+    """Outgoing messages are lost; the test delivers incoming ones."""
 
     def send(self, node: Node, message: dict[str, Any]) -> bool:
         return True
@@ -59,7 +59,7 @@ def leader(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Journal], Sync
 
 
 def outcome_without_quorum(node: SyncObj) -> Any:
-    """Propose one command while nobody answers; what its callback said, or None."""
+    """Proposes one command while no peer answers; returns what its callback was given, or None."""
     said: list[Any] = []
     node._applyCommand(NOTHING, lambda result, error: said.append(error), stock._COMMAND_TYPE.NO_OP)
     for _ in range(5):
@@ -77,7 +77,7 @@ def test_stock_reports_success_that_no_majority_has(
     before_power_cut = (tmp_path / "journal").read_bytes()[:140]
     journal.setCurrentTerm(1, None)
     journal.setRaftCommitIndex(50)
-    journal.onOneSecondTimer()  # stores the commit index; nothing ever syncs the journal itself
+    journal.onOneSecondTimer()  # stores the commit index; the journal itself is never synced
     journal._destroy()
     lost_tail = bytearray(before_power_cut)
     lost_tail[36:40] = (40 + 4 * 25).to_bytes(4, "little")  # four entries of 25 bytes reached the disk

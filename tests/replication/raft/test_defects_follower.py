@@ -81,9 +81,9 @@ def test_a_ours_sends_every_entry_once() -> None:
 
 # ------------------------------------------------------------------ B
 def diverge(stage: Stage) -> tuple[dict[str, Any], int]:
-    """r0 leads, is cut off, and writes a tail of its own; r1 leads the others and commits more.
+    """r0 leads, is cut off, and writes a tail that only it has; r1 leads the others and commits more.
 
-    All stand still then. Returns what r1's next message to r0 says in any case, and where the tail starts.
+    Then all of them stop. Returns what r1's next message to r0 says in any case, and where the tail starts.
     """
     old = stage.elect("r0")
     stage.isolate("r0")
@@ -102,7 +102,7 @@ def diverge(stage: Stage) -> tuple[dict[str, Any], int]:
 
 
 def commit_a_divergent_tail(stage: Stage) -> Stage:
-    """What r0 hears first from r1 is a message without a previous index."""
+    """The first message from r1 that reaches r0 has no previous index."""
     message, _ = diverge(stage)
     stage.hand_over(Mail("r1", "r0", {**message, "serialized": None, "log_start": 1}))
     stage.tick("r0")
@@ -131,7 +131,8 @@ def test_b_ours_without_the_guard_breaks_as_stock_does() -> None:
 
 
 def commit_a_stale_tail(stage: Stage) -> Stage:
-    """As above, but what r0 hears first is a heartbeat that matches far below its divergent tail."""
+    """As above, but the first message that reaches r0 is a heartbeat that matches far below its divergent
+    tail."""
     message, start = diverge(stage)
     heartbeat = {**message, "entries": (), "prevLogIdx": start, "prevLogTerm": 1}
     stage.hand_over(Mail("r1", "r0", heartbeat))

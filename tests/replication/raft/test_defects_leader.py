@@ -1,4 +1,5 @@
-"""Defects C, K, L, O, and double votes: a leader that counts what it must not, or stays one too long."""
+"""Defects C, K, L, O, and double votes: a leader that counts what it must not, or stays leader for too
+long."""
 
 from __future__ import annotations
 
@@ -75,7 +76,7 @@ def test_k_without_the_guard_an_entry_is_acknowledged_that_no_majority_would_sti
 
 
 def commit_with_one_durable_copy(stage: Stage) -> list[object]:
-    """The leader's disk stalls, r2 is cut off; r1 alone holds the entry durably."""
+    """The leader's disk stalls, r2 is cut off; only r1 has the entry durably."""
     leader = stage.elect("r0")
     stage.isolate("r2")
     leader.disk_stalls = True
@@ -92,7 +93,7 @@ def test_k_a_leader_does_not_count_itself_before_its_own_sync() -> None:
 
 
 def test_k_a_slow_follower_disk_does_not_cost_the_leader_its_quorum() -> None:
-    """Heartbeats are answered with what is durable already, though the sync takes seconds."""
+    """Heartbeats are answered with what is already durable, though the sync takes seconds."""
     stage = our_group()
     leader = stage.elect("r0")
     stage.members["r1"].disk_stalls = stage.members["r2"].disk_stalls = True
@@ -122,7 +123,7 @@ def count_a_stale_ack(stage: Stage) -> tuple[Stage, list[object]]:
     assert late.message["next_node_idx"] == first + 7
     stage.keep = lambda mail: False
 
-    stage.isolate("r0")  # the others go on without it, and overwrite the tail
+    stage.isolate("r0")  # the others continue without it, and overwrite the tail
     stage.elect("r2").propose(b"second")
     stage.run(0.5)
     stage.heal()
@@ -138,7 +139,7 @@ def count_a_stale_ack(stage: Stage) -> tuple[Stage, list[object]]:
     again.propose(b"third", lambda result, applied: outcomes.append(applied))
     stage.tick("r0")
     stage.hand_over(late)
-    for peer in ("r2", "r3"):  # the same from two more, as a slow network would bring them
+    for peer in ("r2", "r3"):  # the same from two more, as a slow network would deliver them
         stage.hand_over(late._replace(sender=peer))
     stage.tick("r0")
     return stage, outcomes
@@ -240,8 +241,8 @@ def test_o_ours_steps_down_within_two_seconds() -> None:
 
 # ------------------------------------------------------------------ what a tick looks at
 def test_a_leader_whose_first_entry_waits_does_not_look_at_the_log_before_it() -> None:
-    """Stock looked at every entry of older terms behind the commit index, in every tick: after a start, at
-    the whole log since the snapshot, in the thread that sends heartbeats."""
+    """Stock looked at every entry of older terms after the commit index, in every tick: after a start, the
+    whole log since the snapshot, in the thread that sends heartbeats."""
     stage = our_group()
     for member in stage.members.values():
         member.journal.setCurrentTerm(1, None)

@@ -13,7 +13,7 @@ from tests.support.stage import Mail, Stage, our_group, stock_group
 
 
 class Outcomes(list[tuple[Any, Any]]):
-    """Collects what ``done`` was called with."""
+    """Records the arguments that ``done`` was called with."""
 
     def done(self, result: Any, outcome: Any) -> None:
         self.append((result, outcome))
@@ -82,7 +82,7 @@ def test_j_the_bound_counts_bytes_too() -> None:
 
 
 def test_j_one_entry_is_taken_however_large_it_is() -> None:
-    """Found by the simulator (seed 3): an entry above the bound was refused for ever."""
+    """Found by the simulator (seed 3): an entry above the bound was refused every time."""
     stage = our_group(config=RaftConfig(outstanding_bytes_max=1000))
     leader, outcomes = stage.elect("r0"), Outcomes()
     leader.propose(b"x" * 5000, outcomes.done)
@@ -158,7 +158,7 @@ def test_m_a_proposal_that_was_overwritten_is_answered_once_as_unknown() -> None
 
 
 def forward_and_lose_the_leader(stage: Stage) -> tuple[Stage, Outcomes]:
-    """A follower is asked to take a command; the leader that took it dies right after committing it."""
+    """A follower is asked to accept a command; the leader that got it dies right after committing it."""
     stage.elect("r0")
     follower, outcomes = stage.members["r1"], Outcomes()
     answers: list[Mail] = []

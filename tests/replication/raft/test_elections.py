@@ -1,4 +1,4 @@
-"""Who leads, who may ask to, who gives way, and who must be silent for now."""
+"""Who leads, who may stand for election, who gives way, and who must be silent for now."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_a_replica_that_was_cut_off_comes_back_without_deposing_the_leader() -> 
 
 
 def test_a_leader_of_an_old_term_learns_of_the_new_one_from_any_follower() -> None:
-    """Otherwise a replica in a later term that cannot win would ignore the leader for ever."""
+    """Otherwise a replica in a later term that cannot win would ignore the leader forever."""
     stage = our_group()
     leader = stage.elect("r0")
     stage.members["r2"].raft.deliver("r1", {"type": "stale_term", "term": leader.term() + 3})
@@ -155,7 +155,7 @@ def replace_disk(stage: Stage, name: str) -> OurMember:
 
 
 def test_a_replica_with_a_new_disk_helps_nobody_to_forget() -> None:
-    """r0 and r2 hold an acknowledged entry, r1 does not. r2 loses its disk, r0 is away: r1 must not win."""
+    """r0 and r2 have an acknowledged entry, r1 does not. r2 loses its disk, r0 is away: r1 must not win."""
     stage = our_group()
     leader = stage.elect("r0")
     stage.isolate("r1")
@@ -179,7 +179,7 @@ def test_a_replica_with_a_new_disk_helps_nobody_to_forget() -> None:
 
 
 def test_what_a_learner_stores_counts_for_nothing_until_it_has_heard_from_all() -> None:
-    """Its forgotten promises may bind it to a later leader that only the silent one knows of."""
+    """It may have promised its vote to a later leader, which only the silent replica knows of."""
     stage = our_group()
     leader = stage.elect("r0")
     stage.isolate("r1")
@@ -199,7 +199,7 @@ def test_what_a_learner_stores_counts_for_nothing_until_it_has_heard_from_all() 
 
 
 def test_what_the_lost_disk_had_acknowledged_counts_no_longer() -> None:
-    """Five replicas: an entry is on r0 and r1 only when r1's disk is lost. One more copy is no majority."""
+    """Five replicas: when r1's disk is lost, an entry is on r0 and r1 only. One more copy is no majority."""
     stage = our_group(5)
     leader = stage.elect("r0")
     stage.isolate("r0", "r1")
@@ -276,11 +276,11 @@ def a_leader_again() -> list[tuple[bool, list[bytes]]]:
 
 
 def test_who_leads_for_the_second_time_is_not_ready_before_its_new_entry_is_applied() -> None:
-    """Topics, positions and the leader's offsets are answered beside the thread that elects."""
+    """Topics, positions and the leader's offsets are answered in other threads than the one that elects."""
     assert not a_leader_again()[-1][0]
 
 
 def test_an_opening_entry_that_outlives_its_leadership_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The test above, with the mend taken away."""
+    """The test above, with the fix removed."""
     monkeypatch.setattr(Core, "leadership_ended", lambda self: None)
     assert a_leader_again()[-1][0]

@@ -1,4 +1,4 @@
-"""The rules of a change of members, on configurations alone: one voter at a time, and no id a second time."""
+"""The rules of a change of members, on configurations alone: one voter at a time, and no id used twice."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ CHANGES = (Act.ADD, Act.PROMOTE, Act.REMOVE, Act.DROP)
 
 
 def walk(members: Members, goal: Goal, leader: str = "0") -> tuple[Members, list[str], str]:
-    """Every step to the goal, learners being quick: where it leads, what was done, who leads then."""
+    """Every step to the goal, with learners that catch up at once: the result, the steps, and the leader
+    then."""
     done: list[str] = []
     for _ in range(50):
         step = next_step(members, goal, leader, lambda replica: True)
@@ -116,7 +117,8 @@ def test_a_learner_waits_two_rounds() -> None:
 
 
 def test_who_may_still_vote_is_remembered_while_a_change_is_open() -> None:
-    """Else a replica that lost its disk would not ask one that stands for election with its old vote."""
+    """Otherwise a replica that lost its disk would not ask one that is standing for election with its old
+    vote."""
     fewer = after(THREE, Step(Act.REMOVE, "2"), "x")
     circle = Circle("1", [THREE, fewer])
     assert (circle.voters, circle.may_vote, circle.votes) == (("0",), {"0", "2"}, True)

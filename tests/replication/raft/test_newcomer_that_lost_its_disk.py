@@ -1,5 +1,5 @@
 """A newcomer voted, acknowledged, and lost its disk within the second in which a deposed leader does not know
-that it is none: that one's log says that the newcomer never voted."""
+that it is deposed: according to that leader's log, the newcomer never voted."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.support.stage import Mail, OurMember, Stage
 
 
 def with_a_newcomer() -> Stage:
-    """r0 leads r0, r1 and r2, and has added the learner r3, which only r1 reaches."""
+    """r0 leads r0, r1 and r2, and has added the learner r3, which only r1 can reach."""
     stage = Stage(["r0", "r1", "r2"])
     for name in stage.names:
         stage.add(OurMember(stage, name))
@@ -27,7 +27,7 @@ def with_a_newcomer() -> Stage:
 
 
 def bring(stage: Stage, **named: Any) -> OurMember:
-    """A process of r3."""
+    """Starts a process of r3."""
     if "r3" not in stage.names:
         stage.names.append("r3")
         stage.awake.add("r3")
@@ -66,7 +66,7 @@ def test_only_a_leader_that_a_majority_still_answers_can_say_who_never_voted() -
 
 @pytest.mark.parametrize("mended", [True, False])
 def test_what_was_committed_with_the_lost_disk_stays(monkeypatch: pytest.MonkeyPatch, mended: bool) -> None:
-    if not mended:  # a leader's word is taken for it, whoever that is
+    if not mended:  # any leader's word is believed
         monkeypatch.setattr(Replicator, "leads_since", lambda self, check: True)
     stage = with_a_newcomer()
     deposed = stage.members["r0"]
@@ -84,14 +84,14 @@ def test_what_was_committed_with_the_lost_disk_stays(monkeypatch: pytest.MonkeyP
     assert one.raft.members.voters == ("r0", "r1", "r3")
     of_members = one.last_index()
 
-    # With r3 it commits: r2 is none any more, and r0 away.
+    # With r3 it commits: r2 is no longer a member, and r0 is away.
     stage.route = lambda mail: {mail.sender, mail.receiver} == {"r1", "r3"}
     first = Asked()
     one.raft.propose(b"\0A", first)
     stage.run(0.2)
     assert first.applied and first_disk.applied[-1:] == [b"A"]
 
-    # r3 loses its disk, and copies the log of r0, which has not noticed.
+    # r3 loses its disk, and copies the log of r0, which has not noticed anything.
     assert deposed.is_leader(), "within the second"
     stage.isolate("r0", "r3")
     copied = deposed.disk.frozen()
@@ -99,7 +99,7 @@ def test_what_was_committed_with_the_lost_disk_stays(monkeypatch: pytest.MonkeyP
     assert begins is (None if mended else True)
     bring(stage, disk=copied, joining=True, learner=not begins)
 
-    # What r1 had sent about members reaches r0 late, and r1 is away then.
+    # What r1 had sent about members reaches r0 late, and r1 is away by then.
     stage.route = lambda mail: late(mail, of_members)
     stage.awake = {"r1"}
     stage.run(0.5)
@@ -114,7 +114,7 @@ def test_what_was_committed_with_the_lost_disk_stays(monkeypatch: pytest.MonkeyP
 
 
 def late(mail: Mail, last: int) -> bool:
-    """r1 to r0, up to an entry; and the answers."""
+    """From r1 to r0, up to an entry; and the answers."""
     if {mail.sender, mail.receiver} != {"r0", "r1"}:
         return False
     entries = mail.message.get("entries")

@@ -1,6 +1,6 @@
-"""A replica was replaced and its old process lives on, seen by a learner alone: nobody asks a learner when
-the successor begins to count. It becomes a voter only when it has closed its link with the old process, or
-hears with every vote that it gets who was replaced."""
+"""A replica was replaced and its old process lives on, seen only by a learner: a learner is not asked when
+the successor begins to count. The learner becomes a voter only when it has closed its link with the old
+process, or learns with every vote that it gets who was replaced."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ OLD, NEW = Incarnation(0, "old"), Incarnation(1, "new")
 
 
 class TwoOfOne(Stage):
-    """r0, r1 and r2 with the learner r3. ``faithful``: who still talks with r1's old process, the ghost."""
+    """r0, r1 and r2 with the learner r3. ``faithful``: those that still talk with r1's old process, the
+    ghost."""
 
     def __init__(self) -> None:
         super().__init__(["r0", "r1", "r2"])
@@ -40,13 +41,13 @@ class TwoOfOne(Stage):
         return OurMember(self, name, marks=marks, drop_link=lambda peer: self.dropped(name, peer), **named)
 
     def meet(self, name: str, other: str) -> None:
-        """One end of a link: the greeting told who that is."""
+        """One end of a link: the greeting said who the other end is."""
         raft = self.members[name].raft
         assert raft.marks.admit(other, self.owns[other]) is None
         raft.connected(other, knows_us=True)
 
     def dropped(self, name: str, peer: str) -> None:
-        """A link to a process whose place was taken is closed; another one is made to its successor."""
+        """A link to a replaced process is closed; another one is made to its successor."""
         if name not in self.faithful or peer != "r1":
             return
         self.faithful.discard(name)
@@ -129,14 +130,14 @@ def test_what_another_disk_of_the_learner_has_confirmed_does_not_count() -> None
 
 
 def votes_as_they_were(patch: pytest.MonkeyPatch) -> None:
-    """A vote tells nothing of who was replaced."""
+    """A vote does not say who was replaced."""
     patch.setattr(Votes, "going_out", lambda self, message: message)
     patch.setattr(Votes, "_marks_are_known", lambda self: False)
 
 
 @pytest.mark.parametrize("mended", [True, False])
 def test_two_majorities(monkeypatch: pytest.MonkeyPatch, mended: bool) -> None:
-    """Votes would tell r3 of it at its election, too."""
+    """The votes at r3's election would also have told it."""
     if not mended:
         monkeypatch.setattr(MemberChanges, "knows_the_marks", lambda self, replica: True)
         votes_as_they_were(monkeypatch)
@@ -180,8 +181,8 @@ def test_two_majorities(monkeypatch: pytest.MonkeyPatch, mended: bool) -> None:
 
 
 def promoted_unheard(stage: TwoOfOne, *, lost: bool) -> None:
-    """r0 makes r3 a voter, and nobody but r3 hears of it. ``lost``: the entry is not on r0's own disk either,
-    and r0 starts anew without it."""
+    """r0 makes r3 a voter, which only r3 learns. ``lost``: the entry is not on r0's own disk either, and r0
+    restarts without it."""
     leader = stage.members["r0"]
     leader.disk_stalls = lost
     stage.isolate("r0", "r3")
@@ -202,7 +203,7 @@ def promoted_unheard(stage: TwoOfOne, *, lost: bool) -> None:
 
 
 def only(*pairs: tuple[str, str], kinds: Callable[[str], bool] = lambda kind: True) -> Callable[[Mail], bool]:
-    """What passes between these, and nothing else does."""
+    """Lets messages pass between these pairs, and drops all others."""
     return lambda mail: (
         kinds(mail.message["type"])
         and ((mail.sender, mail.receiver) in pairs or (mail.receiver, mail.sender) in pairs)
@@ -233,7 +234,7 @@ def test_two_majorities_after_a_promotion_that_only_the_learner_heard_of(
     assert second.applied
 
     stage.route, stage.awake = only(), {"r0"}
-    stage.run(1.5)  # it leads no more
+    stage.run(1.5)  # it no longer leads
     stage.route, stage.awake = only(("r0", "r3"), ("r1", "r3")), {"r3"}
     three, first = stage.members["r3"], Asked()
     for _ in range(300):

@@ -1,6 +1,6 @@
 """pysyncobj's private names, as ``replication/raft/pysync.py`` uses them, are those of the pinned version.
 
-When this fails, pysyncobj was changed: read its new source against docs/decisions.md before moving the pin.
+When this fails, pysyncobj has changed: read its new source against docs/decisions.md before moving the pin.
 """
 
 from __future__ import annotations

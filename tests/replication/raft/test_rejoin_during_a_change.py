@@ -1,4 +1,4 @@
-"""A replica that lost its disk takes part again while its group changes members, or its log is damaged."""
+"""A replica that lost its disk rejoins while its group changes members, or while its log is damaged."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def answer(term: int, last_index: int, *marks: tuple[str, int, str]) -> dict[str
 
 @pytest.mark.parametrize("possible", [[APPLIED], [APPLIED, TAIL]], ids=["settled", "may come back"])
 def test_the_answer_of_a_process_whose_place_was_taken_does_not_count(possible: list[Members]) -> None:
-    """Also if its replica votes only in a configuration that may come back."""
+    """Even if its replica votes only in a configuration that may come back."""
     dropped = list[str]()
     rejoin = learner(possible, HoldsAHundred(), dropped.append)
     rejoin.answered("0", answer(5, 100, ("2", 1, "new2")))
@@ -74,7 +74,7 @@ def test_the_answer_of_a_process_whose_place_was_taken_does_not_count(possible: 
 
 @pytest.mark.parametrize(("damaged", "waits"), [(None, False), (95, True), (80, False)])
 def test_a_damaged_entry_that_may_not_be_committed_is_waited_for(damaged: int | None, waits: bool) -> None:
-    """Nobody may count on a copy that cannot be read; a committed entry has its majority without it."""
+    """A copy that cannot be read must not be counted on; a committed entry has its majority without it."""
     journal = HoldsAHundred(damaged)
     rejoin = learner([APPLIED], journal, lambda peer: None)
     rejoin.answered("0", answer(5, 100))

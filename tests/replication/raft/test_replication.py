@@ -16,7 +16,7 @@ from tests.support.stage import Mail, OurMember, Stage, our_group
 
 
 def divergent(entries: int, **config: Any) -> Stage:
-    """r0 has a long uncommitted tail of its own; r1 leads the others later, with as many entries."""
+    """r0 has a long uncommitted tail that only it has; later r1 leads the others, with as many entries."""
     stage = our_group(config=RaftConfig(**config))
     old = stage.elect("r0")
     stage.isolate("r0")
@@ -107,7 +107,7 @@ def test_the_quorum_index_agrees_with_counting(others: list[int]) -> None:
 
 
 def test_a_backlog_is_applied_in_chunks() -> None:
-    """Stock applies everything in one tick, during which nobody is served and elections run out."""
+    """Stock applies everything in one tick, during which no call is served and election time-outs expire."""
     stage = our_group(config=RaftConfig(apply_chunk=10))
     leader: OurMember = stage.elect("r0")
     for _ in range(100):
@@ -175,7 +175,7 @@ def test_a_follower_learns_that_the_leaders_log_starts_too_late_for_it(tail: byt
 
 
 def test_logs_that_meet_behind_the_leaders_first_entry_are_found_to_meet() -> None:
-    """The follower's hint goes back a whole term, to before the leader's log; they meet later."""
+    """The follower's hint goes back a whole term, to before the leader's log; their logs meet later."""
     stage = Stage(["r0", "r1", "r2"])
     for name in stage.names:
         stage.add(OurMember(stage, name, segment_bytes=200))
@@ -196,7 +196,7 @@ def test_logs_that_meet_behind_the_leaders_first_entry_are_found_to_meet() -> No
         restarted.connect(peer)
     leader.journal.drop_before(35)
     stage.members["r1"].journal.drop_before(35)
-    stage.run(2)  # r0 and r1 go on; a new leadership would start probing at its end
+    stage.run(2)  # r0 and r1 continue; a new leadership would start probing at its end
     stage.heal()
     stage.members["r0"].raft.disconnected("r2")
     stage.members["r0"].raft.connected("r2")

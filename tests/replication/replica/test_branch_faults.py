@@ -1,4 +1,4 @@
-"""Planted faults in how branches come to their end: each is found by what becomes of a transaction."""
+"""Planted faults in how branches are completed: each is found by what becomes of a transaction."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_planted_inquire_answered_from_a_deposed_leaders_state(monkeypatch: pyte
 
 
 def test_planted_done_too_early(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A client that tells home before the branch has answered."""
+    """A client that reports to home before the branch has answered."""
     world = SeveralGroups()
     client, plan = prepared(world)
     world.down = {1}
@@ -60,7 +60,7 @@ def test_planted_done_too_early(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_planted_home_last(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Branches first, with a place in home's log that is not known yet."""
+    """Branches first, with an index in home's log that is not known yet."""
     world = SeveralGroups()
     branch_first = world.groups[1].submit(branch(1, "x", 1))
     assert branch_first == [[0]]

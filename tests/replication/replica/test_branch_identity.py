@@ -1,6 +1,7 @@
-"""A transaction over several groups is (id, home group, home index): what has the same id is told apart.
+"""A transaction over several groups is (id, home group, home index): transactions with the same id are told
+apart.
 
-By the clients' own flows over groups in memory; the records below are opened by hand.
+Uses the clients' own flows over groups in memory; the records below are opened by hand.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from tests.support.several_groups import (
 
 
 def refusal(result: list[object]) -> int:
-    """The code of the one transaction of an operation that was refused."""
+    """The code for the one refused transaction of an operation."""
     assert result[0] == ResultCode.PARTIAL, result
     ((_, code, _),) = result[1]  # type: ignore[misc]
     return int(code)
@@ -61,7 +62,7 @@ def test_a_decision_does_nothing_to_a_transaction_with_another_home_index() -> N
 def test_an_index_of_one_log_says_nothing_of_another_ones(home_here: bool) -> None:
     world = SeveralGroups(3)
     group = world.groups[1]
-    if home_here:  # opened by this group itself, at that place of its own log
+    if home_here:  # opened by this group itself, at that index of its own log
         index = group.single.journal.last_index + 1
         extra = PrepareExtra(participants=[2])
         assert group.submit(ops.prepare(APP, TOPIC, ["x"], None, 0, 0, [1], -1, 0, extra)) == [[0, index]]
@@ -95,7 +96,7 @@ def test_home_tells_a_roll_back_once_where_a_branch_of_the_first_version_has_the
     assert home.submit(ops.rollback_branches(APP, ["x"], "producer", [index])) == [[0]]
     world.pass_time(1.0)
     assert home.decided("x") is None, "nothing is owed to a group that has no branch of it"
-    # A PREPARE of that branch that was still under way: home is asked, and does not owe it anything.
+    # A PREPARE of that branch was still under way: home is asked, and has no decision pending for it.
     other.submit(ops.rollback(APP, ["x"]))
     other.forget_settled()
     other.submit(branch(index))
@@ -108,7 +109,7 @@ def test_a_roll_back_may_hold_for_the_newest_prepare_only() -> None:
     extra = PrepareExtra(participants=[1], given=True, instance="one", heard_ms=1 << 50)
     first = ops.prepare(APP, TOPIC, ["x"], None, 0, 0, [1], -1, 0, extra)
     ((_, index),) = group.submit(first)
-    group.submit(first)  # somebody took it up
+    group.submit(first)  # someone has continued it
     undo = ops.rollback_branches(APP, ["x"], "producer", [index], newest_index=[index])
     assert refusal(group.submit(undo)[0]) == ResultCode.RETRY
     newest = group.state.transactions.look(APP).open["x"].newest_index

@@ -1,8 +1,8 @@
-"""Transactions over several groups come to their end, whoever dies in between.
+"""Transactions over several groups are completed, whichever process dies in between.
 
-The rows of the table of crashes in docs/evidence/recovery.md, each by its name, with the clients' own flows
-over groups in memory. Below them what each defect looked like: a decision that home forgot, a branch that
-nobody leads.
+First the rows of the table of crashes in docs/evidence/recovery.md, each by its name, with the clients' own
+flows over groups in memory. Then tests that show former defects: a decision that home forgot, a branch group
+without a leader.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ Done = Callable[[Any], None]
 
 @pytest.mark.parametrize("groups", [2, 3])
 def test_producer_dies_home_prepared_some_branches_not(groups: int) -> None:
-    """The check closes home with ROLLBACK; push closes what exists, and marks what does not."""
+    """The check decides home with ROLLBACK; the push settles existing branches, and marks missing ones."""
     world = SeveralGroups(groups)
     client = Client(world)
     client.dies_before = lambda gid, block: gid == groups - 1
@@ -77,7 +77,7 @@ def test_producer_dies_all_prepared_before_or_after_its_local_commit(local_commi
 
 
 def test_homes_leader_dies_decision_durable_branches_not_told() -> None:
-    """The next leader finds what is decided in its state and pushes."""
+    """The next leader finds the decisions in its state and pushes them."""
     world = SeveralGroups(3)
     committed_at_home(world)
     world.groups[0].fail_over()
@@ -86,7 +86,7 @@ def test_homes_leader_dies_decision_durable_branches_not_told() -> None:
 
 
 def test_branch_group_without_a_leader_for_long() -> None:
-    """What is decided waits; readers of the other groups go on; then it follows at once."""
+    """Its decision waits; readers of the other groups continue; when it is back, it follows at once."""
     world = SeveralGroups(3)
     world.down = {2}
     client = Client(world)
@@ -107,7 +107,7 @@ def test_branch_group_without_a_leader_for_long() -> None:
 
 
 def test_a_late_prepare_reaches_a_branch_after_rollback_was_done() -> None:
-    """The mark refuses it; if that is forgotten, it opens, asks, and is rolled back."""
+    """The mark refuses it; if the mark is forgotten, it opens, asks home, and is rolled back."""
     world = SeveralGroups()
     client = Client(world)
     client.dies_before = lambda gid, block: gid == 1
@@ -128,7 +128,7 @@ def test_a_late_prepare_reaches_a_branch_after_rollback_was_done() -> None:
 
 
 def test_home_remembers_a_decision_until_its_branch_has_done_it() -> None:
-    """It forgot it with half a million others, and then the branch heard "unknown" for ever."""
+    """Home forgot it among half a million others, and then answered the branch's question with "unknown"."""
     world = SeveralGroups()
     world.down = {1}
     committed_at_home_while_branch_is_down(world)
@@ -207,7 +207,7 @@ def test_planted_committed_followed_after_done(monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_repeated_commit_does_not_commit_a_branch_that_came_back() -> None:
     """The client repeats its COMMIT; home says that it stands. The branch had done it and forgotten it, and a
-    late copy of its PREPARE is open: only home knows that it owes this branch nothing."""
+    late copy of its PREPARE is open: only home knows that it has nothing more to tell this branch."""
     world = SeveralGroups()
     client, plan = prepared(world)
     index = world.groups[0].standing("x").home_index
@@ -233,8 +233,8 @@ def test_what_home_owes_comes_back_with_a_snapshot() -> None:
 
 
 def test_a_producer_that_has_heard_nothing_of_a_branch_group_prepares_there_all_the_same() -> None:
-    """Its first PREPARE there is refused as stale once that group has forgotten ids; it comes again with what
-    it has heard, once home has said that the transaction is open."""
+    """Its first PREPARE there is refused as stale once that group has forgotten ids; it is sent again with
+    the time heard, once home has said that the transaction is open."""
     world = SeveralGroups()
     for group in world.groups:
         group.forget_settled()

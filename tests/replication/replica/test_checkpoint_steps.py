@@ -1,5 +1,5 @@
-"""A checkpoint among other things: no step takes longer the more partitions there are, and what is found out
-about its files meanwhile counts."""
+"""A checkpoint during other work: no step takes longer with more partitions, and damage that is found in its
+files meanwhile counts."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def found_damaged_while_it_is_put_in_place() -> tuple[Checkpoints, SimDisk]:
     written(state, checkpoints)
     checkpoints.step(state, VISITS)
     assert checkpoints.busy, "further slices are to come"
-    checkpoints.drop_damaged(snapshot_name(7))  # as the scrubber says, or a peer that copies it
+    checkpoints.drop_damaged(snapshot_name(7))  # as the scrubber reports it, or a peer that copies it
     to_the_end(checkpoints, state, VISITS)
     assert not disk.exists(snapshot_name(7))
     assert checkpoints.due(8), "another one with the next entry"
@@ -77,7 +77,7 @@ def found_damaged_while_it_is_put_in_place() -> tuple[Checkpoints, SimDisk]:
 
 
 def test_a_snapshot_that_was_let_go_while_its_runs_were_put_in_place_does_not_count() -> None:
-    """Retention would take the log to be safe up to there."""
+    """Otherwise retention would take the log to be safe up to there."""
     checkpoints, disk = found_damaged_while_it_is_put_in_place()
     assert checkpoints.indexes == [8] and checkpoints.oldest_needed_index() is None
     again, _ = Checkpoints(disk).recover(lambda: StateMachine(0, 1))
@@ -86,14 +86,14 @@ def test_a_snapshot_that_was_let_go_while_its_runs_were_put_in_place_does_not_co
 
 
 def test_one_that_counts_all_the_same_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The test above, with the mend taken away."""
+    """The test above, with the fix removed."""
     monkeypatch.setattr(CheckpointJob, "damaged", property(lambda self: False, lambda self, value: None))
     checkpoints, disk = found_damaged_while_it_is_put_in_place()
     assert checkpoints.indexes == [7, 8] and not disk.exists(snapshot_name(7))
 
 
 def test_one_that_is_let_go_while_it_is_written_does_not_come_back() -> None:
-    """The file of that name that was damaged was an older one; which of them it was cannot be told."""
+    """The damaged file of that name was an older one; which of the two it was cannot be told."""
     state, disk, checkpoints = begun(3)
     checkpoints.begin(state, 1)
     while (job := checkpoints.step(state, VISITS)) is None:
@@ -106,7 +106,7 @@ def test_one_that_is_let_go_while_it_is_written_does_not_come_back() -> None:
 
 
 def test_a_damaged_snapshot_is_removed_by_a_job_and_not_in_the_thread_that_applies() -> None:
-    """To unlink a large file takes long, and that thread sends heartbeats."""
+    """Unlinking a large file takes long, and that thread sends heartbeats."""
     state, disk, checkpoints = begun(3)
     take(checkpoints, state)
     checkpoints.drop_damaged(snapshot_name(7))
@@ -123,7 +123,7 @@ def test_a_damaged_snapshot_is_removed_by_a_job_and_not_in_the_thread_that_appli
 
 
 class Looks(dict[int, Any]):
-    """Partitions by slot, and how often one was looked for."""
+    """Partitions by slot, which counts how often one was looked up."""
 
     count = 0
 
@@ -203,7 +203,7 @@ def test_what_a_file_holds_of_a_topic_that_is_there_keeps_it() -> None:
 
 
 def superseding(monkeypatch: pytest.MonkeyPatch) -> tuple[StateMachine, SimDisk, Checkpoints, list[str]]:
-    """The last of the checkpoints after which files go; what its steps have the disk do is noted."""
+    """The last of the checkpoints after which files are removed; records what its steps have the disk do."""
     state, disk, checkpoints = begun(3)
     for index in (7, 8):
         state.applied_index = index
@@ -223,7 +223,7 @@ def superseding(monkeypatch: pytest.MonkeyPatch) -> tuple[StateMachine, SimDisk,
 
 
 def test_the_applying_thread_writes_and_removes_no_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    """To unlink a large file takes as long as several heartbeats."""
+    """Unlinking a large file takes as long as several heartbeats."""
     state, disk, checkpoints, called = superseding(monkeypatch)
     jobs = 0
     while checkpoints.busy:
@@ -239,7 +239,7 @@ def test_the_applying_thread_writes_and_removes_no_file(monkeypatch: pytest.Monk
 
 
 def test_none_begins_while_files_are_removed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else its run file, which no snapshot names yet, could be among them."""
+    """Otherwise its run file, which no snapshot names yet, could be among them."""
     state, _, checkpoints, _ = superseding(monkeypatch)
     while (job := checkpoints.step(state, VISITS)) is None or isinstance(job, CheckpointJob):
         if job is not None:

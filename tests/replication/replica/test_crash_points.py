@@ -1,8 +1,8 @@
 """The crash points of a transaction (SPEC, section 2), each at every byte at which the power can fail.
 
-The log is written by a real replica over real files. For each length to which the last write can have
-reached the disk, a copy of the files is cut there and a replica is started on it. What must follow is
-the right-hand column of the table: the test names repeat its left-hand one.
+The log is written by a real replica over real files. For each length of the last write that may have reached
+the disk, a copy of the files is cut there and a replica is started on it. The right-hand column of the table
+states what must follow; the test names repeat its left-hand column.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Scene:
         single.close()
 
     def restarts(self, *, whole: bool = False) -> Iterator[Single]:
-        """A replica per length of the last write: all partial ones, or (``whole``) the complete one."""
+        """A replica for each length of the last write: all partial ones, or (``whole``) the complete one."""
         sizes = [self.end_size] if whole else range(self.start_size, self.end_size)
         assert self.end_size > self.start_size
         for size in sizes:
@@ -56,7 +56,7 @@ def open_ids(single: Single) -> list[str]:
 
 
 def due_checks(single: Single) -> list[str]:
-    """What is handed out for a check a while later."""
+    """What is handed out to be checked a while later."""
     now_ms = single.now_ms + 100_000
     single.replica.on_timer(now_ms)
     return [tx_id for tx_id, _ in single.state.due.lock("app", "t", 10, "test", 1_000, now_ms)]

@@ -1,4 +1,5 @@
-"""How large an entry becomes, and what is told to who sent what does not fit: real files, Raft left out."""
+"""How large an entry becomes, and what the sender of something too large is told: real files, without
+Raft."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ def start(path: Path, segment_bytes: int = 16 * MIB) -> Single:
 
 
 def far_behind(single: Single, commits: int, size: int) -> bytes:
-    """A request of so many COMMITs, of one transaction each, whose messages lie in an earlier segment."""
+    """A request of ``commits`` COMMITs, of one transaction each, whose messages lie in an earlier segment."""
     ids = [f"tx{n}" for n in range(commits)]
     for tx_id in ids:
         single.submit(prepare([tx_id], size))
@@ -40,7 +41,7 @@ def far_behind(single: Single, commits: int, size: int) -> bytes:
 def test_what_is_copied_is_bounded_by_entry_and_not_by_decision(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nine COMMITs, 468 bytes of request, made an entry of 35 MiB, which Raft refuses."""
+    """Nine COMMITs, in a request of 468 bytes, made an entry of 35 MiB, which Raft refuses."""
     size, kinds = nine_decisions(tmp_path, monkeypatch)
     assert size < 50_000
     assert kinds.count(OpType.TX_MESSAGE) == 1 and kinds.count(OpType.REF_MESSAGE) == 8
@@ -54,7 +55,7 @@ def test_planted_a_bound_of_each_decision_is_found(tmp_path: Path, monkeypatch: 
 
 
 def nine_decisions(path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[int, list[int]]:
-    """Bytes and operations of the entry, where one of nine may be copied."""
+    """Bytes and operations of the entry, if one of nine decisions may be copied."""
     monkeypatch.setattr(admission, "COPY_BYTES_MAX", 40_000)
     single = start(path, segment_bytes=MIB)
     request = far_behind(single, 9, 39_000)
@@ -101,8 +102,8 @@ def test_requests_that_are_too_large_together_come_again_one_by_one(tmp_path: Pa
 def test_why_an_entry_was_refused_is_told_as_it_is(
     tmp_path: Path, reason: EscrowMQError | None, told: tuple[object, ...]
 ) -> None:
-    """Only what another leader can take sends the client to another leader: else it would come back for
-    ever, and hear of a missing leader at last."""
+    """Only what another leader can accept sends the client to another leader: otherwise it would come back
+    without end, and be told of a missing leader at last."""
     single = start(tmp_path)
     single.node.held = []
     answers = single.send(prepare(["a"]))
@@ -115,7 +116,7 @@ def test_why_an_entry_was_refused_is_told_as_it_is(
 
 
 def test_planted_refusals_of_one_kind_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A leader that calls every refusal a lack of leadership sends its clients away for ever."""
+    """A leader that calls every refusal a lack of leadership sends its clients away without end."""
     monkeypatch.setattr(Replica, "_refused", lambda self, reason, requests: self.not_leader())
     single = start(tmp_path)
     single.node.held = []

@@ -1,9 +1,9 @@
 """A replica that ends, or has no room, at any step of what it writes: nothing acknowledged is lost.
 
-One story goes through all files that a replica writes while it runs: segments and sidecars, run files,
-snapshots of version 2, the entries of its format level and of replicated settings. It is ended at each step,
-by a signal (what was written is in the page cache) or with the machine; and its disk is full from each amount
-of room on.
+One story covers all files that a replica writes while it runs: segments and sidecars, run files, snapshots of
+version 2, the entries of its format level and of replicated settings. It is ended at each step, by a signal
+(what was written is in the page cache) or together with the machine; and its disk is made full from each
+amount of free space on.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from tests.support.single import Single
 
 SEGMENT_BYTES = 700
 MESSAGES = [f"x{number}" for number in range(8)]
-#: Left open, with an owner: what only a snapshot of version 2 can hold.
+#: Left open, with an owner: only a snapshot of version 2 can hold this.
 OPEN = "open"
 
 
 class Story:
-    """Steps that can be gone through again from any of them on, as a client does whose answer was lost."""
+    """Steps that can be repeated from any of them on, as by a client whose answer was lost."""
 
     def __init__(self, disk: SimDisk) -> None:
         self.disk = disk
@@ -34,7 +34,7 @@ class Story:
         self.single = Single(disk, segment_bytes=SEGMENT_BYTES)
 
     def run(self) -> None:
-        """From the step that was not acknowledged on, to the end."""
+        """Runs from the first unacknowledged step to the end."""
         steps = [self._topic, self._level, self._open, self._settings]
         while self.done < len(steps) + len(MESSAGES):
             if self.done < len(steps):
@@ -44,7 +44,7 @@ class Story:
             self.done += 1
 
     def again(self) -> None:
-        """Another process over the same disk."""
+        """Starts another process on the same disk."""
         self.single = Single(self.disk, segment_bytes=SEGMENT_BYTES)
 
     def _topic(self) -> None:
@@ -68,7 +68,7 @@ class Story:
         self.single.submit(ops.commit(APP, [message]))
 
     def check(self, done: int) -> None:
-        """All that ``done`` steps have acknowledged is there, and perhaps the next one."""
+        """Everything that ``done`` steps have acknowledged is there, and perhaps the next step's result."""
         state, texts = self.single.state, self.single.texts()
         published = max(0, done - 4)
         assert texts in (MESSAGES[:published], MESSAGES[: published + 1])
@@ -141,6 +141,6 @@ def test_a_disk_that_is_full_from_any_byte_on_costs_nothing_but_time() -> None:
 
 
 def under_way(disk: SimDisk) -> str:
-    """Which kind of file is being written: whole ones under another name first, the log in place."""
+    """Which kind of file is being written: complete ones under another name first, the log in place."""
     written = [name.removesuffix(".tmp") for name in disk.names() if name.endswith(".tmp")]
     return written[0].partition(".")[2] if written else "log"

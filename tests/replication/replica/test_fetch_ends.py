@@ -1,4 +1,4 @@
-"""A range asked for piece by piece: where pieces will end is known before, and none goes past the range."""
+"""A range fetched piece by piece: the ends of the pieces are known before, and none goes past the range."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Decisions for another group that are too much for one of its requests: they are told in smaller ones."""
+"""Decisions for another group that are too many for one of its requests are sent in smaller requests."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from tests.support.several_groups import (
 )
 
 IDS = [f"{number:0100}" for number in range(40)]
-#: Fifteen transactions are too many, of what home tells and of what a branch writes into its own log.
+#: Fifteen transactions are too many for what home sends, and for what a branch writes into its own log.
 REQUEST_BYTES_MAX = 1_500
 WAIT_S = CHECK_S + 10 * FOLLOWS_S
 
 
 @pytest.fixture
 def world(monkeypatch: pytest.MonkeyPatch) -> SeveralGroups:
-    """As ``broker.request_bytes_max`` and the largest entry of a log bound them."""
+    """With the bounds of ``broker.request_bytes_max`` and of a log's largest entry."""
     call, write = Group.call, Group.write
 
     def bounded_call(

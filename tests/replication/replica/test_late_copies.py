@@ -1,7 +1,8 @@
-"""A copy of a PREPARE that arrives after its transaction was settled and forgotten must not open it anew.
+"""A copy of a PREPARE that arrives after its transaction was settled and forgotten must not open it again.
 
 Requests are repeated with the same bytes, and a copy may lie in a queue or in a hanging broker for long. If
-it opened the transaction again, the check would ask the application, which says honestly that it committed.
+it opened the transaction again, the check would ask the application, which would truthfully say that it
+committed.
 """
 
 from __future__ import annotations
@@ -40,12 +41,12 @@ def small(path: Path) -> Single:
 
 
 def heard(single: Single) -> int:
-    """What a client would hear in an answer now."""
+    """The time that a client would hear in an answer now."""
     return single.state.now_ms
 
 
 def settle(single: Single, tx_id: str) -> bytes:
-    """A transaction from its PREPARE, whose bytes are returned, to its COMMIT."""
+    """Takes a transaction from its PREPARE, whose bytes are returned, to its COMMIT."""
     request = prepare(tx_id, heard(single))
     assert single.send(request)[0][:2] == ("ok", [[0]])
     assert single.submit(ops.commit("app", [tx_id])) == [[0]]
@@ -63,7 +64,7 @@ def test_a_copy_that_arrives_after_its_id_was_forgotten_is_refused(tmp_path: Pat
     forget(single)
     ((_, results, _),) = single.send(late)
     assert results == [[ResultCode.PARTIAL, [[0, STALE, None]]]]
-    # The check that would have followed: an honest application says that it has committed.
+    # The check that would have followed: a truthful application says that it has committed.
     single.send(ops.commit("app", ["x"], "feedback"))
     assert single.texts().count("x") == 1, "committed twice"
     single.close()
@@ -97,7 +98,7 @@ def test_every_copy_of_a_forgotten_transaction_is_refused_and_none_of_what_is_re
 
 
 def test_a_client_that_has_heard_since_gets_in(tmp_path: Path) -> None:
-    """Of another transaction, which has waited for long: it is told the time, and comes again."""
+    """Its transaction is another one, which has waited for long: it is told the time, and is sent again."""
     single = small(tmp_path)
     before = heard(single)
     forget(single)

@@ -1,7 +1,7 @@
 """A copy of a batch of plain messages that arrives after its producer was forgotten must not be stored again.
 
-Batches have numbers, but what is remembered of them is bounded: the first batch of a forgotten producer looks
-as one of a new producer does.
+Batches have numbers, but the memory of them is bounded: the first batch of a forgotten producer looks like
+that of a new producer.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def small(path: Path) -> Single:
 
 
 def store(single: Single, producer: str, seq: int = 0) -> bytes:
-    """Store a batch of a client that has heard of everything so far; its bytes."""
+    """Stores a batch of a client that has heard everything so far; returns its bytes."""
     request = batch(producer, seq, single.state.now_ms)
     assert single.submit(request)[0][0] == 0
     return request
@@ -62,7 +62,7 @@ def test_a_copy_that_arrives_after_its_producer_was_forgotten_is_refused(tmp_pat
 
 
 class Client:
-    """One that sends a batch until it is stored, once each time. All that it ever sent is in ``sent``."""
+    """Sends a batch until it is stored, once at each attempt. All that it ever sent is in ``sent``."""
 
     def __init__(self, name: str, sent: list[tuple[str, bytes]]) -> None:
         self.name, self.sent = name, sent
@@ -77,7 +77,7 @@ class Client:
         return self.sent[-1]
 
     def hear(self, code: int, info: Any) -> bool:
-        """Whether it is stored now."""
+        """Takes an answer; returns whether the batch is stored now."""
         if code == STALE:
             self.heard_ms = info
         elif code == OUT_OF_SEQUENCE:
@@ -90,7 +90,7 @@ class Client:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_each_batch_is_stored_once_whatever_copies_of_it_arrive(seed: int) -> None:
-    """Also where many entries have the same time."""
+    """Even if many entries have the same time."""
     rng, log = random.Random(seed), FedState()
     log.add(ops.level(2))
     log.add(ops.level(3), ops.settings({"producers_generation": GENERATION}))
@@ -100,7 +100,7 @@ def test_each_batch_is_stored_once_whatever_copies_of_it_arrive(seed: int) -> No
     refused = 0
 
     def deliver(text: str, request: bytes, later_ms: int) -> Any:
-        log.now_ms += later_ms - 1_000  # a second is what it adds itself
+        log.now_ms += later_ms - 1_000  # the log itself adds a second
         (result,) = log.add(request)
         if result[0] == 0:
             stored.append(text)
@@ -135,7 +135,8 @@ def test_a_client_that_has_heard_of_what_was_forgotten_is_no_copy(tmp_path: Path
 
 
 def test_what_was_stored_after_the_last_turn_but_one_is_remembered(tmp_path: Path) -> None:
-    """So a client that heard of something later is never refused, and one whose batch is forgotten always."""
+    """So a client that heard of something later is never refused, and one whose batch is forgotten always
+    is."""
     single = small(tmp_path)
     requests = []
     for number in range(30):

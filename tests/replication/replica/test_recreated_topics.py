@@ -1,7 +1,7 @@
 """A topic that is deleted and created again, while a leader has entries under way that refer to the old one.
 
-What a leader writes names topics; it is looked up when it is applied. So the leader must not name one that is
-about to be another one.
+What a leader writes names topics, and the name is looked up when the entry is applied. So the leader must not
+name a topic that is about to be replaced by another one.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def test_retention_does_not_trim_a_topic_that_comes_before_it_is_written(tmp_pat
 def test_a_place_in_the_old_topic_is_not_taken_for_one_in_the_new(
     tmp_path: Path, here: bool, applied: bool
 ) -> None:
-    """A broker found the member's place right, and queued it when another topic had the name."""
+    """A broker found the member's place valid, and queued it when the name already meant another topic."""
     groups = 1 if here else 2
     single = Single(tmp_path, gid=0 if here else 1 - by_name(TOPIC, 0, groups), groups=groups)
     single.submit(CREATE)

@@ -1,4 +1,4 @@
-"""What a leader decides and what a restart finds: real files with real fsync, Raft left out."""
+"""What a leader decides and what a restart finds: real files with real fsync, without Raft."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_commit_of_an_unknown_id_and_duplicates_within_one_request(tmp_path: Pat
 def test_an_entry_whose_proposal_timed_out_keeps_its_transactions_from_a_second_decision(
     tmp_path: Path,
 ) -> None:
-    """Found by the simulator (seed 36): the entry was applied later, and a rollback was told OK too."""
+    """Found by the simulator (seed 36): the entry was applied later, and a rollback was answered OK, too."""
     single = start(tmp_path)
     single.submit(prepare(["a"]))
     single.node.held = []
@@ -107,7 +107,7 @@ def test_an_entry_whose_proposal_timed_out_keeps_its_transactions_from_a_second_
 def test_an_id_whose_decision_had_timed_out_is_decided_by_the_same_leader_when_it_comes_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lets_go: bool
 ) -> None:
-    """The decision that timed out is applied, and must not be taken for one under way for ever."""
+    """The decision that timed out is applied, and must not be taken for one under way forever."""
     if not lets_go:
         ended = Admission.ended
 
@@ -131,7 +131,7 @@ def test_an_id_whose_decision_had_timed_out_is_decided_by_the_same_leader_when_i
     single.submit(prepare(["a"]))
     if lets_go:
         assert single.submit(ops.commit("app", ["a"])) == [[0]]
-    else:  # nor by an operator
+    else:  # nor decided by an operator
         again = [[ResultCode.PARTIAL, [[0, ResultCode.RETRY, None]]]]
         assert [single.submit(decide("app", ["a"])) for decide in (ops.commit, ops.rollback)] == [again] * 2
     assert single.texts() == ["a", "b", "c", "a"][: None if lets_go else 3]

@@ -25,7 +25,7 @@ def test_a_round_goes_on_while_entries_are_applied_and_keeps_what_they_need() ->
         log.add(ops.message(f"u{number}", 0, "p", 0, -1, [b"x"]))
     look = RetentionRound(log.state, log.now_ms, snapshot_index=log.index)
     assert look.step(3) == [] and not look.done
-    log.commit(["old"])  # readable now, in a partition that the round has passed, and not open any more
+    log.commit(["old"])  # readable now, in a partition that the round has passed, and no longer open
     while not look.done:
         look.step(1)
     assert look.first_needed_index == opened_at

@@ -1,4 +1,4 @@
-"""Many transactions committed by one operation: all of them or none, and no reader sees a part."""
+"""Many transactions committed by one operation: all of them or none, and no reader sees only a part."""
 
 from __future__ import annotations
 
@@ -102,7 +102,8 @@ def test_without_the_word_together_the_others_are_committed(tmp_path: Path) -> N
 
 
 def test_no_reader_sees_a_part_of_what_was_committed_together(tmp_path: Path) -> None:
-    """Every commit adds ``size`` messages to each of eight partitions, so all must end alike at any time."""
+    """Every commit adds ``size`` messages to each of eight partitions, so their ends must be equal at all
+    times."""
     single = start(tmp_path)
     state, size, rounds = single.state, 40, 25
     seen: set[tuple[int, ...]] = set()

@@ -22,7 +22,7 @@ SEEDS = 12
 
 
 def something(rng: random.Random, log: FedState) -> None:
-    """One entry of any kind."""
+    """Applies one entry of any kind."""
     rows = [encode_row(b"k", b"v" * rng.randrange(9), None, None)] * rng.randint(1, 3)
     topic, partition = rng.choice(TOPICS), rng.randrange(2)
     kind = rng.randrange(12)
@@ -45,7 +45,7 @@ def something(rng: random.Random, log: FedState) -> None:
 
 
 def settle(log: FedState, snapshot: Snapshot) -> None:
-    """As after the job: mapped runs in place of those on the heap."""
+    """Does what follows the job: mapped runs replace those on the heap."""
     release(log.state, snapshot)
     for slot, table in map_tables("x", memoryview(b"".join(encode_runs(snapshot.tables)))).items():
         adopt(log.state, slot, table)
@@ -56,8 +56,8 @@ def lists(snapshot: Snapshot) -> dict[int, list[list[int]]]:
 
 
 def differences(seed: int) -> list[str]:
-    """Two states of the same entries: one is captured at once, the other bit by bit while entries are applied
-    and readers look."""
+    """Two states of the same entries: one is captured at once, the other step by step while entries are
+    applied and readers look."""
     rng = random.Random(seed)
     at_once, sliced = FedState(), FedState()
     found: list[str] = []
@@ -99,7 +99,7 @@ def test_a_snapshot_captured_over_many_entries_is_that_of_the_first_one(seed: in
 def test_a_part_that_is_captured_after_a_later_entry_is_noticed(
     what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The test above, with what keeps the parts of a snapshot at its entry taken away."""
+    """The test above, without the mechanism that keeps all parts of a snapshot at its entry."""
     if what == "partitions":
 
         def append(self: PartitionIndex, *args: int) -> int:
@@ -126,7 +126,7 @@ def test_a_part_that_is_captured_after_a_later_entry_is_noticed(
 
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_retention_says_the_same_whenever_somebody_looks(seed: int) -> None:
-    """One state is looked at after each entry, the other one at the end."""
+    """One state is looked at after each entry, the other only at the end."""
     rng = random.Random(seed)
     watched, left_alone = FedState(), FedState()
     for _ in range(150):
@@ -154,7 +154,7 @@ def test_a_reader_that_looks_after_a_later_retain_leaves_the_snapshot_as_it_was(
 
 
 def test_retain_looks_at_no_partition(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many there are, and however many runs: the thread that applies it sends heartbeats."""
+    """However many partitions and runs there are: the thread that applies it sends heartbeats."""
     log = FedState()
     log.add(*(ops.create_topic(f"many{n}", {"partitions": 50}) for n in range(20)))
     log.add(*(ops.message(f"many{n}", 7, "p", 0, -1, [b"x"]) for n in range(20)))

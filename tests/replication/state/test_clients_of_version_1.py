@@ -1,7 +1,7 @@
-"""Producers from before format levels beside newer ones: from level 3 on they take less.
+"""Producers from before format levels together with newer ones: from level 3 on the older ones may do less.
 
-They tell neither who they are nor when a PREPARE was sent. So a late copy of theirs cannot be told from a new
-one, and a branch of theirs has no place in home's log.
+They state neither their instance nor when a PREPARE was sent. So a late copy of theirs cannot be told from a
+new PREPARE, and a branch of theirs has no index in home's log.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ class Both(FedState):
 
 
 def test_a_late_copy_of_version_1_takes_nothing_from_a_known_owner() -> None:
-    """Its owner was asked no more whether it runs, and another instance, that saw no row yet, rolled back."""
+    """The owner was no longer asked whether it runs, and another instance, which saw no row yet, rolled
+    back."""
     log = Both(3)
     assert log.take(None) == [0]
     assert log.take("one") == [0], "a newer producer takes up what an older one prepared"

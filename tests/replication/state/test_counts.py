@@ -1,4 +1,4 @@
-"""What is counted beside the state: open and parked transactions as a look at all would find them."""
+"""Counters kept beside the state: as many open and parked transactions as a full scan would find."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_open_and_parked_ones_are_counted_as_they_come_and_go(seed: int) -> None
         if action == "open":
             now.append((app, f"x{step}"))
             log.add(ops.prepare(app, "t", [f"x{step}"], None, 0, 0, [1], -1, 0))
-        elif action == "more":  # what was parked by its second check is not, once there is a third
+        elif action == "more":  # parked by its second check, no longer parked once a third is allowed
             log.add(ops.alter_topic("t", {"check_max": rng.choice((2, 3))}))
         elif now and action == "check":
             log.add(ops.checked(*_one(rng.choice(now))))

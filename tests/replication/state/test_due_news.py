@@ -1,4 +1,4 @@
-"""Which pairs came to have due checks: each is told once, none is missed, and a look is short."""
+"""Which pairs came to have due checks: each is reported once, none is missed, and a look is short."""
 
 from __future__ import annotations
 

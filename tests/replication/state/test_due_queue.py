@@ -49,7 +49,7 @@ def test_what_is_due_and_settles_without_a_check_leaves_the_queue() -> None:
 
 
 def test_a_follower_keeps_no_trace_of_checks_that_the_leader_had_answered() -> None:
-    """It never locks anything, so nothing it queued is ever taken out that way."""
+    """It never locks anything, so nothing it queued is ever removed that way."""
     log = log_with_slack(10)
     log.prepare(["open"])
     for n in range(200):
@@ -111,7 +111,7 @@ def test_a_rebuilt_queue_hands_out_the_same_checks() -> None:
 
 
 def test_a_follower_keeps_no_trace_of_times_that_have_passed() -> None:
-    """Every quarter of a second under traffic is a bucket, and who never leads never empties one."""
+    """Every quarter of a second under traffic is a bucket, and a follower never empties one."""
     log = log_with_slack(10)
     due = log.state.due
     for n in range(3 * checks.GONE_BUCKETS):
@@ -128,8 +128,8 @@ def test_a_follower_keeps_no_trace_of_times_that_have_passed() -> None:
 
 
 def test_owned_transactions_stay_due_while_a_feedback_actor_of_an_earlier_version_asks_too() -> None:
-    """It has a call parked that is served in the very step in which something comes due; who knows owners
-    hears of that step, and asks a round trip later."""
+    """An actor of the earlier version has a call parked, which is served in the very step in which something
+    comes due; an actor that knows owners hears of that step, and asks a round trip later."""
     log = FedState()
     log.add(ops.level(2))
     for tx_id, instance in (("a", "owner"), ("b", ""), ("c", "owner")):
@@ -163,7 +163,7 @@ def test_owned_transactions_do_not_keep_an_earlier_version_from_the_others(
 
 
 def parked() -> tuple[FedState, DueQueue]:
-    """``parked``, of a topic of three checks, after them."""
+    """The transaction ``parked``, of a topic with three checks, after all of them."""
     log = FedState()
     log.prepare(["parked", "open"])
     for _ in range(3):

@@ -1,4 +1,4 @@
-"""Ids that the application gave come back by themselves: they are remembered by time, apart from others."""
+"""Ids that the application gave may be used again: they are remembered by time, apart from others."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ HOUR_MS = 3_600_000
 
 
 class Log(FedState):
-    """Of level 2, with these replicated settings; entries are a second apart."""
+    """A log of level 2, with these replicated settings; entries are a second apart."""
 
     def __init__(self, **values: int) -> None:
         super().__init__()
@@ -37,12 +37,12 @@ class Log(FedState):
         assert self.add(ops.rollback(app, tx_ids)) == [[0]]
 
     def code(self, tx_id: str, app: str = "app") -> int | None:
-        """What a repetition of the id gets; None: it is opened anew."""
+        """The result of a repetition of the id; None: it is opened again."""
         result = self.open(tx_id, app=app)
         return None if result == [0] else result[1][0][1]  # type: ignore[index]
 
     def pass_time(self, ms: int) -> None:
-        """With an entry a minute, as a group that is in use has."""
+        """Lets time pass, with an entry a minute, as in a group that is in use."""
         for _ in range(ms // given_ids.STEP_MS_MAX):
             self.now_ms += given_ids.STEP_MS_MAX - 1_000  # and one second for the entry itself
             self.add(ops.trim("t", {}))
@@ -118,7 +118,7 @@ def test_remembered_strictly_new_ones_are_refused_until_time_has_made_room() -> 
 
 
 def test_apps_that_come_and_go_with_given_ids_leave_nothing_for_good() -> None:
-    """Each batch write of Spark is an app of its own."""
+    """Each batch write of Spark is a separate app."""
     log = Log(remember_ids_max=20 * given_ids.APP_AS_GIVEN_IDS)
     for number in range(100):
         log.settle("x", app=f"batch-{number}")
@@ -153,11 +153,12 @@ def test_a_replica_restored_from_a_snapshot_forgets_at_the_same_entry() -> None:
 
 
 def test_a_clock_that_is_days_ahead_makes_no_id_older_than_it_is() -> None:
-    """Time decides only when something is tried; a clock that jumps must not have an order repeated."""
+    """Time decides only when an id is used again; a clock that jumps must not cause an order to be
+    repeated."""
     log = Log(remember_ids_s=3_600)
     log.settle("first")
     log.pass_time(HOUR_MS)
-    log.settle("second")  # the hour is over: "second" is of the older ones from here on
+    log.settle("second")  # the hour is over: "second" belongs to the older ones from here on
     log.now_ms += 2 * 24 * HOUR_MS  # for one entry
     log.settle("third")
     assert log.code("second") == DUPLICATE
@@ -165,7 +166,7 @@ def test_a_clock_that_is_days_ahead_makes_no_id_older_than_it_is() -> None:
 
 @pytest.mark.parametrize("values", [{"remember_ids_max": 2}, {"remember_ids_s": 10}], ids=["number", "time"])
 def test_a_late_copy_of_a_forgotten_order_opens_nothing(values: dict[str, int]) -> None:
-    """Else an honest check would commit it a second time."""
+    """Otherwise a truthful check would commit it a second time."""
     log = Log(**values)
     heard = log.now_ms
     assert log.open("order-42", heard_ms=heard) == [0]
@@ -178,7 +179,7 @@ def test_a_late_copy_of_a_forgotten_order_opens_nothing(values: dict[str, int]) 
 
 
 def test_the_first_id_of_an_app_is_open_also_when_others_are_forgotten_then() -> None:
-    """Forgetting drops apps that have nothing left: not the one whose transaction is being opened."""
+    """Forgetting removes apps without anything left, but not the one whose transaction is being opened."""
     log = Log(remember_ids_s=3_600)
     log.settle("m", app="job of monday")
     log.pass_time(HOUR_MS)
@@ -206,7 +207,7 @@ def test_a_replica_that_writes_a_snapshot_meanwhile_opens_and_decides_the_same()
 
 
 def reach_ms(log: Log) -> int | None:
-    """What operators are shown: for how long ids are remembered, where that is less than promised."""
+    """What operators are shown: for how long ids are remembered, if that is less than promised."""
     state = log.state
     return state.transactions.given.reach_ms(state.settings, state.now_ms)
 

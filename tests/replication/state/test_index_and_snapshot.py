@@ -1,4 +1,4 @@
-"""Partition indexes against a dumb model, and snapshots against the state they were taken of."""
+"""Partition indexes against a simple model, and snapshots against the state they were taken from."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ appends = st.lists(
 @settings(max_examples=200, deadline=None)
 @given(appends, st.integers(0, 2**31))
 def test_every_offset_is_found_where_it_was_put(steps: list[tuple[int, int, bool, int]], seed: int) -> None:
-    """The model: a list with the place of every message. Sealing and mapping change nothing."""
+    """The model: a list with the position of every message. Sealing and mapping change nothing."""
     rng, index, model = random.Random(seed), PartitionIndex(), []
     entry, pos = 10, 0
     for count, size, new_entry, action in steps:

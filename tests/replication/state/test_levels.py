@@ -34,7 +34,7 @@ GOLDEN = json.loads((Path(__file__).parents[2] / "golden" / "operations.json").r
 
 
 def prepare(log: FedState, tx_id: str, extra: PrepareExtra | None, digest: int = 7, part: int = 0) -> int:
-    """One PREPARE without messages; its index."""
+    """Applies one PREPARE without messages; returns its index."""
     log.add(ops.prepare("app", "t", [tx_id], None, 0, part, [digest], -1, 0, extra))
     return log.index
 
@@ -99,7 +99,7 @@ def test_an_open_transaction_knows_its_owner_and_its_newest_prepare() -> None:
 
 
 def test_at_level_1_nothing_is_kept_that_its_snapshots_do_not_hold() -> None:
-    """Else a replica that was restored and one that was not would decide differently at level 2."""
+    """Otherwise a replica that was restored and one that was not would decide differently at level 2."""
     log = FedState()
     first = prepare(log, "x", None)
     prepare(log, "x", None)
@@ -114,7 +114,7 @@ def test_a_check_rolls_back_only_what_was_not_prepared_again_since() -> None:
     places = [prepare(log, tx_id, PrepareExtra(instance="one")) for tx_id in ("a", "b", "c")]
     prepare(log, "b", PrepareExtra(instance="two", heard_ms=log.now_ms + 1))
     under = ops.rollback_under("app", ["a", "b", "c", "gone"], "feedback", [*places, 1])
-    # Leaders leave out what is not open, so that an entry settles all of its ids; here one is left in.
+    # Leaders leave out what is not open, so an entry settles all of its ids; here one is left in.
     table = log.state.transactions.look("app")
     assert log.add(under) == [
         [ResultCode.PARTIAL, [[n, ResultCode.RETRY, None] for n in range(3)] + [[3, 6, None]]]

@@ -1,4 +1,4 @@
-"""What is told of settled transactions: as they were, in bounds, and after a restart, too."""
+"""What is reported of settled transactions: as they were, within bounds, and after a restart, too."""
 
 from __future__ import annotations
 

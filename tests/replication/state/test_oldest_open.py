@@ -1,4 +1,4 @@
-"""The oldest open transaction of all apps, and housekeeping: right, and without a look at all apps."""
+"""The oldest open transaction of all apps, and housekeeping: correct, and without scanning all apps."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_it_is_that_of_a_look_at_all_of_them(seed: int) -> None:
 
 @pytest.fixture
 def looks(monkeypatch: pytest.MonkeyPatch) -> list[None]:
-    """One for each look at an app's table."""
+    """A list with one element for each look at an app's table."""
     seen: list[None] = []
     oldest, tidy = OpenTable.oldest, OpenTable.tidy
 
@@ -75,7 +75,7 @@ def test_the_work_does_not_grow_with_the_number_of_apps(looks: list[None]) -> No
         assert log.state.transactions.oldest_index() is not None
         log.state.transactions.tidy()
     assert len(looks) == 200
-    for n in range(count - 1):  # one-use apps: each leaves once
+    for n in range(count - 1):  # apps that are used once: each leaves one
         log.add(ops.rollback(f"app-{n}", ["x"]))
     looks.clear()
     for _ in range(100):

@@ -75,7 +75,7 @@ def test_what_is_not_open_cannot_be_taken_out() -> None:
 
 
 def test_a_view_is_taken_in_one_bounded_step_however_many_were_settled_under_the_one_before() -> None:
-    """What is left is put in place by ``tidy``, a step at a time; the view shows it as settled."""
+    """``tidy`` moves what is left into place, a step at a time; the view shows it as settled."""
     table = OpenTable()
     table.old.update((f"t{n}", record(n)) for n in range(5 * STEP))
     table.hold()
@@ -92,7 +92,7 @@ def test_a_view_is_taken_in_one_bounded_step_however_many_were_settled_under_the
 
 
 class Counted(set[str]):
-    """Counts how often it is asked."""
+    """A set that counts how often it is asked."""
 
     asked = 0
 

@@ -1,4 +1,4 @@
-"""Who owns an open transaction: the instance that prepared it last, so far as its PREPARE is no late copy."""
+"""Who owns an open transaction: the instance that prepared it last, unless its PREPARE is a late copy."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Owned(FedState):
 
     @property
     def heard(self) -> int:
-        """What a client has heard that had an answer after the newest entry."""
+        """The time known to a client that had an answer after the newest entry."""
         return self.now_ms + 1
 
     @property
@@ -73,8 +73,8 @@ def test_a_parked_transaction_that_is_prepared_again_is_checked_again() -> None:
 
 
 def test_a_late_copy_of_an_earlier_owner_takes_nothing_away() -> None:
-    """Else a check would ask the earlier one, which does not run it, and then roll back under the present
-    one."""
+    """Otherwise a check would ask the earlier owner, which does not run the transaction, and then roll back
+    under the present one."""
     log = Owned()
     heard = log.now_ms
     log.take("one", heard)

@@ -1,4 +1,4 @@
-"""What is remembered of settled transactions is bounded over all apps, and forgotten alike everywhere."""
+"""The memory of settled transactions is bounded over all apps, and all replicas forget alike."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.support.fed_state import FedState
 
 
 def fed_with(**values: int) -> FedState:
-    """Of level 2, with these replicated settings."""
+    """A state of level 2, with these replicated settings."""
     log = FedState()
     log.add(ops.level(2), ops.settings(values))
     return log
@@ -64,7 +64,7 @@ def test_a_replica_restored_from_a_snapshot_forgets_at_the_same_entry(
 
 
 def test_apps_that_come_and_go_leave_nothing_for_good(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each batch write of Spark is an app of its own, and every look over all apps passes what is kept."""
+    """Each batch write of Spark is a separate app, and every scan over all apps visits what is kept."""
     monkeypatch.setattr(transactions, "APP_AS_IDS", 10)
     log = fed_with(settled_generation=100)
     log.prepare(["stays"])
@@ -80,7 +80,7 @@ def test_an_app_that_somebody_reads_stays_until_it_is_read(monkeypatch: pytest.M
     monkeypatch.setattr(transactions, "APP_AS_IDS", 2)
     log = fed_with(settled_generation=4)
     log.add(ops.prepare("read", "t", ["x"], None, 0, 0, [1], -1, 0))
-    snapshot = capture(log.state, 1, [])  # which holds the open ones of an app that has any
+    snapshot = capture(log.state, 1, [])  # it holds the open ones of an app that has any
     log.add(ops.rollback("read", ["x"]))
     for n in range(9):
         settle(log, f"{n}", ["x"])
@@ -105,7 +105,7 @@ def test_the_groups_that_committed_last_keep_their_places() -> None:
     log.add(ops.group_offsets("g0", "t", {1: 7}))
     state = StateMachine(0, 1)
     restore(state, "x.snap", b"".join(encode(capture(log.state, 1, []))))
-    for each in (log.state, state):  # also from a snapshot: replicas forget alike
+    for each in (log.state, state):  # also when restored from a snapshot: replicas forget alike
         log.state = each
         log.add(ops.group_offsets("new", "t", {0: 1}))
         assert list(each.group_offsets) == ["g2", "g3", "g4", "g0", "new"]

@@ -53,7 +53,7 @@ def test_prepared_messages_are_unreadable_until_commit_and_then_all_there() -> N
 def test_rows_of_a_transaction_that_are_neighbours_are_one_reference(
     parts: list[tuple[list[int], int]],
 ) -> None:
-    """Whatever the order of its rows: as if each row was looked at by itself."""
+    """In any order of its rows the result is as if each row were handled by itself."""
     log, names = FedState(), ["a", "b", "c", "d", "e"]
     frames = [ops.prepare("app", "t", names, None, 0, 0, [7] * 5, -1, len(parts))]
     sizes = [[1 + (i * 7 + tx) % 9 for i, tx in enumerate(txs)] for txs, _ in parts]
@@ -178,7 +178,7 @@ def test_retention_never_passes_an_open_transaction() -> None:
 
 
 def test_an_entry_that_states_no_settings_means_what_it_always_meant() -> None:
-    """Clients state every setting now, but logs hold older entries, and each start redoes them."""
+    """Clients now state every setting, but logs hold older entries, and each start applies them again."""
     log = FedState()
     assert log.add(ops.create_topic("old", {})) == [[0]]
     info = log.state.topics.topics["old"].info
