@@ -1,4 +1,4 @@
-"""Shared by the client tests: one in-process cluster per module, for tests that leave it whole."""
+"""Shared by the client tests: one in-process cluster per module, for tests that leave it intact."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """RocketMQ's known defects that concern checks (SPEC section 3): one test each, named after the defect.
 
-The others of that list (a delay that loops, one message per transaction) concern sending, not checks.
+The other defects of that list (a delay that loops, one message per transaction) concern sending, not checks.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ def admin(brokers, admin_of):
 
 
 def prepare(brokers, app, tx_id, topic, partitions=(0,), home=None):
-    """Opens a transaction with one message per partition, as a producer does; at its groups."""
+    """Opens a transaction with one message per partition, in its groups, as a producer does."""
     by_group = {}
     for partition in partitions:
         by_group.setdefault(brokers.place(topic, partition), []).append(partition)
@@ -125,7 +125,7 @@ class TestTopics:
         admin.create_topic(name)
 
         def lossy(gid, request, timeout_s):
-            submit(gid, request, timeout_s).result()  # nobody hears of it
+            submit(gid, request, timeout_s).result()  # carried out, but the answer is lost
             return submit(gid, request, timeout_s)
 
         monkeypatch.setattr(admin._router, "submit", lossy)
@@ -231,7 +231,7 @@ class TestTransactions:
         assert (shown.state, shown.decided_by) in ((ROLLBACK, None), (ROLLBACK, "producer"))
 
     def test_a_settled_transaction_tells_its_life(self, brokers, admin, unique):
-        """What it was, its checks, who decided it and when: only the outcome was left of it."""
+        """What it was, its checks, who decided it and when: formerly only the outcome was left."""
         brokers.at_highest_level()
         topic, app = unique("t"), unique("app")
         admin.create_topic(topic)
@@ -295,7 +295,7 @@ class TestGroups:
         assert group in admin.groups()
 
     def test_many_groups_are_asked_at_a_time(self, brokers, admin, unique, monkeypatch):
-        """They were asked one after the other: 10,000 groups took as long as 20,000 calls do."""
+        """They were asked one after the other: 10,000 groups took as long as 20,000 calls."""
         most = asked_at_once(brokers, admin, unique, monkeypatch)
         assert most == 8
 
@@ -349,7 +349,7 @@ def test_a_closed_admin(brokers, admin):
 
 @pytest.fixture(scope="module")
 def wide(tmp_path_factory):
-    """Two broker groups of one replica each: enough for what spans groups."""
+    """Two broker groups of one replica each: enough for transactions that span groups."""
     running = Brokers(tmp_path_factory.mktemp("wide"), groups=2, replicas=1)
     yield running
     running.close()

@@ -1,4 +1,4 @@
-"""Setting a consumer group's places by hand, with real broker services."""
+"""Setting a consumer group's offsets by hand, with real broker services."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ def admin(brokers: Brokers, admin_of: Callable[[Brokers], Admin]) -> Admin:
 
 @pytest.fixture
 def group(brokers: Brokers, topic: str, consumer_of: ConsumerOf, unique: Callable[[str], str]) -> str:
-    """It has read everything."""
+    """A group that has read everything."""
     name = unique("g")
     assert len(read(consumer_of, brokers, name, topic, 20)) == 20
     return name
 
 
 def read(consumer_of: ConsumerOf, brokers: Brokers, group: str, topic: str, count: int) -> list[Any]:
-    """So many records as a member that comes, commits and goes."""
+    """Reads ``count`` records as a member that joins, commits and leaves."""
     found: list[Any] = []
     with consumer_of(brokers, group=group, topics=[topic], auto_offset_reset="earliest") as consumer:
         for _ in range(100):

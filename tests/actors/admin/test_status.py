@@ -1,4 +1,5 @@
-"""The cluster's status: replicas, transactions over several groups, feedback processes. Nobody is awaited."""
+"""The cluster's status: replicas, transactions over several groups, feedback processes. It never waits for
+long."""
 
 from __future__ import annotations
 
@@ -104,7 +105,7 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Brokers]:
 
 
 class Processes:
-    """Feedback processes that answer what the test says, or nothing."""
+    """Feedback processes that answer what the test says, or not at all."""
 
     def __init__(self) -> None:
         self.answer: Future[ShardReports] = Future()
@@ -155,7 +156,7 @@ def test_what_a_group_owes_to_others_and_waits_for_is_shown(wide: Brokers, admin
     assert (home.across.undone, home.across.branches) == (0, 0)
     assert (other.across.undone, other.across.branches) == (0, 1)
 
-    wide.silent.add((1, 0))  # nobody can tell the branch
+    wide.silent.add((1, 0))  # the branch cannot be told
     assert wide.groups[0].submit(ops.commit(app, ["x"])) == [[0]]
     home, other = admin.status(wait_s=0.3).groups
     assert home.across is not None and home.across.undone == 1

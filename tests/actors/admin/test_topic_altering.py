@@ -1,4 +1,4 @@
-"""Altering topics: what is refused, alterers that meet, alterations that are cut short.
+"""Altering topics: what is refused, concurrent alterations, interrupted alterations.
 
 The broker groups are the replicated tables themselves, without the replicas around them.
 """
@@ -31,7 +31,7 @@ Settings = dict[str, int | str | None]
 
 
 class CutShort(Exception):
-    """The alterer died."""
+    """The client that alters the topic died."""
 
 
 def fail() -> None:
@@ -39,11 +39,11 @@ def fail() -> None:
 
 
 class Groups:
-    """The topic ``t`` of every broker group."""
+    """The topic ``t`` in every broker group."""
 
     def __init__(self, count: int = 3) -> None:
         self.tables = [TopicTable(gid, count) for gid in range(count)]
-        #: What happens before the call of this number, once: another alterer comes in between, say.
+        #: What happens once, before the call with this number, e.g. another alteration in between.
         self.before: dict[int, Callable[[], None]] = {}
         self.calls = self.index = 0
         self.made = create_topic(self.submit, count, "t", 4, {})
@@ -61,7 +61,7 @@ class Groups:
 
     def alter(self, **settings: int | str | None) -> TopicInfo:
         altered = alter_topic(self.submit, len(self.tables), "t", settings)
-        return replace(altered, first_group=self.made.first_group)  # as Admin does, from what a leader told
+        return replace(altered, first_group=self.made.first_group)  # as Admin does, from a leader's answer
 
     def settings(self) -> list[TopicInfo]:
         return [table.topics["t"].info for table in self.tables]
@@ -144,7 +144,7 @@ values = st.fixed_dictionaries(
 def meeting(
     count: int, first: Mapping[str, int], others: list[tuple[int, Mapping[str, int]]]
 ) -> tuple[Groups, list[TopicInfo]]:
-    """An alteration, into which others come, each before its n-th call."""
+    """An alteration with others in between, each before its n-th call."""
     groups = Groups(count)
     ended: list[TopicInfo] = []
 
@@ -171,7 +171,8 @@ def test_alterers_that_meet_leave_the_same_in_all_groups(
 
 
 def told_and_cut_short(enters: int, dies: int) -> list[TopicInfo]:
-    """One alterer comes in before the call ``enters`` of another one, who dies before its call ``dies``."""
+    """One alteration comes before call ``enters`` of another one, whose client dies before its call
+    ``dies``."""
     groups = Groups()
 
     def come_in() -> None:
@@ -214,7 +215,8 @@ def test_planted_numbers_that_nobody_looks_at_are_found(monkeypatch: pytest.Monk
 def test_copies_that_arrive_late_change_nothing(
     count: int, alterations: list[tuple[Mapping[str, int], int]], late: list[tuple[int, int]]
 ) -> None:
-    """One alterer after the other, some of whom die; of each request a copy may come at any later moment."""
+    """One alteration after the other, some interrupted; a copy of each request may arrive at any later
+    time."""
     groups, sent = Groups(count), list[tuple[int, bytes]]()
     again = [(min(pair), max(pair)) for pair in late]
 

@@ -1,4 +1,4 @@
-"""Creating topics: what counts as the same topic, creators that meet, creations that are cut short.
+"""Creating topics: what counts as the same topic, concurrent creations, interrupted creations.
 
 The broker groups are the replicated tables themselves, without the replicas around them.
 """
@@ -45,10 +45,10 @@ class Groups:
 
     def __init__(self, count: int = 1) -> None:
         self.tables = [TopicTable(gid, count) for gid in range(count)]
-        #: Groups that are not at level 4 yet, and what their leaders say to what needs it.
+        #: Groups that are not at level 4 yet, and their leaders' answer to a request that needs it.
         self.behind: dict[int, Exception] = {}
         self.now = 0.0
-        #: What happens before a group is asked, once: another creator comes in between, say.
+        #: What happens once, before a group is asked, e.g. another creation in between.
         self.before: dict[int, Any] = {}
 
     def submit(self, gid: int, request: bytes) -> tuple[int, Any]:
@@ -75,17 +75,18 @@ class Groups:
         self.now += seconds
 
     def hosts(self) -> list[int]:
-        """By partition, the group that has it; each is in one."""
+        """For each partition the group that has it; asserts that each is in exactly one."""
         found = [(number, table.gid) for table in self.tables for number in table.topics["t"].partitions]
         assert [number for number, _ in sorted(found)] == list(range(len(found)))
         return [gid for _, gid in sorted(found)]
 
     def create_as_an_old_client(self, partitions: int = 1, **options: int | str) -> None:
-        """One whose default is seven days, and that states it like everything else."""
+        """Creates the topic as a client whose default is seven days, and which states it like every
+        setting."""
         self.create(partitions, **{**asdict(TopicOptions()), "retention_ms": WEEK_MS, **options})
 
     def settings(self) -> list[TopicInfo | None]:
-        """The topic's in each group."""
+        """The topic's settings in each group."""
         return [table.topics["t"].info if "t" in table.topics else None for table in self.tables]
 
 
@@ -247,7 +248,7 @@ REFUSALS = [NotSupported("level 4"), InvalidMessage("operation of type 16 of for
 
 
 def fullest(place: Callable[[str, int], int], groups: int) -> float:
-    """Of a thousand names that are alike: how many times the mean the fullest group has."""
+    """For a thousand similar names: how many times the mean the fullest group has."""
     hosted = Counter(place(f"orders-{number:03}", groups) for number in range(1_000))
     return max(hosted.values()) * groups / 1_000
 
@@ -310,7 +311,7 @@ def test_one_that_never_does_is_told_and_repeating_it_goes_on_where_it_was() -> 
 
 
 def test_a_client_of_an_earlier_version_is_told_that_it_cannot_use_the_topic() -> None:
-    """Else it would create it elsewhere in a group that does not have it yet."""
+    """Otherwise it would create the topic elsewhere, in a group that does not have it yet."""
     groups = Groups(3)
     groups.before[1] = lambda: (_ for _ in ()).throw(CutShort())
     with pytest.raises(CutShort):

@@ -1,4 +1,4 @@
-"""Deleting the oldest messages by hand: what a plan says, and what real broker services make of it."""
+"""Deleting the oldest messages by hand: what a plan says, and what real broker services do with it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ DATE = datetime(2026, 1, 31, 12, tzinfo=UTC)
 
 
 def plan(before: Any, partition: Any = None, partitions: int = 2) -> tuple[PartitionTrim, ...]:
-    """Of a topic whose partition p holds [10, 20 + p), the first after DATE at 12 + p."""
+    """A plan for a topic whose partition p has [10, 20 + p), and its first message after DATE at 12 + p."""
 
     def at_time(numbers: Sequence[int], time_ms: int) -> list[int]:
         assert time_ms == int(DATE.timestamp() * 1000)

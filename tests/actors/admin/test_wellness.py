@@ -1,4 +1,4 @@
-"""What is wrong with a replica, as an operator is told."""
+"""What is wrong with a replica, in an operator's words."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Memory for large answers: used again, never while somebody looks at it, and never waited for."""
+"""Memory for large answers: used again, never while it is still in use, and never waited for."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from escrowmq.replication.format.codec import PrepareExtra
 from tests.support.brokers import Brokers
 from tests.support.waiting import wait_until
 
-#: A new leader takes a second or so; on a busy machine some more.
+#: A new leader takes about a second; on a busy machine somewhat longer.
 FOLLOWS_S = 15.0
 
 
@@ -28,7 +28,7 @@ def two_groups(tmp_path: Path) -> Iterator[Brokers]:
 
 
 def prepare(brokers: Brokers, tx_id: str) -> int:
-    """At home, in group 0, and its branch in group 1, without messages; where home has opened it."""
+    """Prepares at home, in group 0, and a branch in group 1, without messages; returns home's index."""
     home = PrepareExtra(participants=[1])
     ((code, index),) = brokers.groups[0].submit(ops.prepare("a", "t", [tx_id], None, 0, 0, [1], -1, 0, home))
     assert code == 0

@@ -48,7 +48,7 @@ class SilentPeers(NoPeers):
 
 
 class SomeRay:
-    """Of Ray: actors by name; the others are not there. ``asked``: who was asked for its level."""
+    """Ray's actors by name; others do not exist. ``asked``: those that were asked for their level."""
 
     exceptions = ray.exceptions
 
@@ -71,8 +71,8 @@ class SomeRay:
 
 
 def levels_seen(monkeypatch: pytest.MonkeyPatch, supervisor: object) -> tuple[int | None, set[str]]:
-    """Which level a leader of group 0 proposes after its replicas and those of group 1 were asked, and whom
-    it asked. Group 1 began with three replicas and has five by now."""
+    """Which level a leader of group 0 proposes after its replicas and those of group 1 were asked, and which
+    of them it asked. Group 1 began with three replicas and now has five."""
     found = SomeRay({} if supervisor is None else {SUPERVISOR: supervisor})
     monkeypatch.setattr(peers_module, "ray", found)
     reports = peers_module.RayPeers(ClusterInfo("c", "test", 2, 3), 0).levels((0, 1, 2))
@@ -82,14 +82,14 @@ def levels_seen(monkeypatch: pytest.MonkeyPatch, supervisor: object) -> tuple[in
 def test_no_level_is_taken_while_nobody_says_who_the_other_groups_members_are(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The founders may all be upgraded while two that came later are not: these would stop."""
+    """The founders may all be upgraded while two later replicas are not: those would stop."""
     assert levels_seen(monkeypatch, None)[0] is None
     starting = SimpleNamespace(seated=SimpleNamespace(remote=dict))
     assert levels_seen(monkeypatch, starting)[0] is None
     knowing = SimpleNamespace(seated=SimpleNamespace(remote=lambda: {0: [0, 1, 2], 1: [0, 1, 2, 3, 4]}))
     level, asked = levels_seen(monkeypatch, knowing)
     assert level == 4 and len(asked) == 5
-    earlier = SimpleNamespace()  # a supervisor that places founders only
+    earlier = SimpleNamespace()  # a supervisor that only places founders
     assert levels_seen(monkeypatch, earlier)[0] == 4
 
 
@@ -181,7 +181,7 @@ def test_once_it_is_open_every_call_is_answered(start: Callable[[int], Broker]) 
 
 
 def test_it_is_told_of_members_from_its_first_moment_on(start: Callable[[int], Broker]) -> None:
-    """Repairing itself it may need those that it does not know."""
+    """While it repairs itself, it may need members that it does not know."""
     broker = start(3)
     broker.told(4, [0, 5, 6])
     assert list(broker._host.setup.peers) == ["1", "2", "5", "6"]
@@ -190,7 +190,7 @@ def test_it_is_told_of_members_from_its_first_moment_on(start: Callable[[int], B
 
 
 def test_a_locked_directory_is_the_constructors_error(start: Callable[[int], Broker]) -> None:
-    """The supervisor reads it there, and waits with the next attempt."""
+    """The supervisor sees the error there, and delays the next attempt."""
     start(3)
     with pytest.raises(DataDirLocked):
         start(3)

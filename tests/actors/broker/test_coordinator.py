@@ -1,4 +1,5 @@
-"""Consumer-group membership as one leader keeps it: the whole life of a group under a hand-moved clock."""
+"""Consumer-group membership as one leader keeps it: the whole life of a group under a clock moved by the
+test."""
 
 import random
 
@@ -22,7 +23,7 @@ TOPICS = {"orders": 4, "items": 2}
 
 
 class Group:
-    """One group's calls with the clock and the topics filled in."""
+    """One group's calls, with the clock and the topics filled in."""
 
     def __init__(self, term=1, had_offsets=False):
         self.now, self.had_offsets, self.topics = 100.0, had_offsets, dict(TOPICS)
@@ -136,7 +137,7 @@ def test_after_a_fail_over_the_unclaimed_wait_for_the_grace():
 @pytest.mark.parametrize("session_s", [4.0, 6.0, 10.0, 60.0])
 def test_after_a_fail_over_a_member_with_the_longest_heartbeat_keeps_its_partitions(session_s):
     """Its next heartbeat may come half a session after the last one, and be repeated to find the new leader;
-    the grace was two seconds, whatever the session."""
+    formerly the grace period was two seconds, whatever the session."""
     assert kept_by_the_late_one(session_s) == orders(2, 3)
 
 
@@ -147,7 +148,7 @@ def test_planted_a_grace_that_knows_no_sessions_is_found(monkeypatch):
 
 
 def kept_by_the_late_one(session_s):
-    """What a member keeps that comes half a session and 1.5 s after the new leader began."""
+    """What a member keeps that reports half a session and 1.5 s after the new leader began."""
     group = Group(term=2, had_offsets=True)
     early = group.join("early", owned=[("orders", 0), ("orders", 1)], session_s=session_s).assignment
     while group.now < 100.0 + session_s / 2 + 1.5:
@@ -255,14 +256,14 @@ def test_no_partition_has_two_readers_and_all_get_one_in_the_end(seed):
             adopt(name, group.join(name, topics=topics).assignment)
         elif action < 0.25 and clients:
             name = rng.choice(sorted(clients))
-            del clients[name]  # dies without a word
+            del clients[name]  # dies without leaving
             if rng.random() < 0.5:
                 group.coordinator.leave("g", name)
         for name in sorted(clients):
             answer = group.beat(name, clients[name][0])
             if isinstance(answer, MembershipStale):
                 del clients[name]  # it waited too long
-            elif rng.random() < 0.7:  # else: the answer is lost, or adopted later
+            elif rng.random() < 0.7:  # otherwise the answer is lost, or adopted later
                 adopt(name, answer)
         reading = [tp for _, mine in clients.values() for tp in mine]
         assert len(reading) == len(set(reading)), f"two readers; seed {seed} step {step}"
@@ -297,7 +298,7 @@ def test_a_topic_that_was_created_again_is_let_go_and_given_anew():
 
 @pytest.mark.parametrize("known", [True, False], ids=["a member", "one whose session ran out"])
 def test_nobody_goes_on_in_a_topic_that_was_created_again_however_often_he_joins(known):
-    """The answer of the first join may be lost: what the second one says counts as little."""
+    """The answer of the first join may be lost: what the second one claims counts just as little."""
     group = Group()
     group.beat("a", group.join("a").assignment.generation)
     group.created["orders"] += 1

@@ -1,4 +1,4 @@
-"""All topics for many clients: packed once, and as those of earlier versions know it."""
+"""All topics for many clients: packed once, and in the form that earlier versions know."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_callers_at_once_pack_a_list_once_and_in_pieces(packed: list[list[TopicI
 
 
 def test_topics_are_read_beside_the_drivers_thread(tmp_path: Path) -> None:
-    """A hundred clients that asked that thread for 5,000 topics cost six elections."""
+    """When a hundred clients asked that thread for 5,000 topics, it cost six elections."""
     with BrokerGroup(tmp_path, replicas=1) as group:
         for name in ("a", "b", "c"):
             group.submit(ops.create_topic(name, {}))

@@ -1,5 +1,5 @@
-"""Which calls of the Broker actor share threads: nothing that waits for the log holds up what keeps clients
-alive."""
+"""Which calls of the Broker actor share threads: a call that waits for the log must not hold up what keeps
+clients alive."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from escrowmq.actors.broker.broker import Broker
 from escrowmq.actors.broker.config import BrokerConfig
 from escrowmq.actors.client.topology import ClusterInfo
 
-#: They have operations done, and come back when a majority has them: while the log stands still, after 15 s.
+#: These have operations done, and return when a majority has them: while the log is stuck, after 15 s.
 WAIT_FOR_THE_LOG = {"submit", "follow", "commit_offsets"}
-#: Without an answer to these a member is dead, or a leader is, for whoever asks.
+#: If these get no answer, the caller takes a member, or a leader, for dead.
 KEEP_ALIVE = {"whoami", "group_join", "group_heartbeat", "group_leave", "committed", "offsets", "lock_pairs"}
 
 
@@ -24,13 +24,14 @@ def group_of(method: str) -> str:
 
 
 def held_up() -> set[str]:
-    """What keeps clients alive and has no answer while all threads of some kind wait for the log."""
+    """Calls that keep clients alive but get no answer while all threads of some kind wait for the log."""
     waiting = {group_of(method) for method in WAIT_FOR_THE_LOG}
     return {method for method in KEEP_ALIVE if group_of(method) in waiting}
 
 
 def test_what_waits_for_the_log_shares_no_threads_with_what_keeps_clients_alive() -> None:
-    """Sixteen commits that waited for a majority stopped all heartbeats, and with them the groups."""
+    """Sixteen commits that waited for a majority stopped all heartbeats, and with them the consumer
+    groups."""
     assert held_up() == set()
 
 

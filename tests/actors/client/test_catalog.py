@@ -1,4 +1,4 @@
-"""The catalog asks one question at a time, and nobody gets an answer older than the own question."""
+"""The catalog has one question under way at a time, and no caller gets an answer older than its question."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ def test_who_goes_by_a_setting_has_it_asked_for_again_once_a_minute() -> None:
 
 
 def asked_after(answer: Any) -> tuple[BaseException | None, list[bool | list[str]]]:
-    """What those are told who get ``answer``, and what was asked, with a question after it."""
+    """What the callers that get ``answer`` are told, and what was asked, including a question after it."""
     leader = Leader()
     catalog = catalog_of(leader)
     first = catalog.ask(["a"])
@@ -217,7 +217,7 @@ def test_a_question_that_cannot_be_asked_is_told_to_those_who_wait() -> None:
 
 
 def test_settings_are_asked_for_by_name_for_ever_and_only_of_topics_that_are_used() -> None:
-    """A producer of three topics among 5,000 that went through all of them once."""
+    """A producer of three topics among 5,000 that once used all of them."""
     leader, now = Leader(), 0.0
     catalog = TopicCatalog(cast(Router, leader), clock=lambda: now)
     catalog.ask([f"t{n}" for n in range(5_000)])

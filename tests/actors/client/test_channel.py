@@ -1,4 +1,4 @@
-"""Leader following without threads, clock or Ray: every call that is started stands in a list."""
+"""Leader following without threads, clock or Ray: every call that is started is recorded in a list."""
 
 from __future__ import annotations
 

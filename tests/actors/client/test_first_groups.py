@@ -1,4 +1,4 @@
-"""Where topics lie, over several groups and with the clients' own code: old ones stay, new ones spread."""
+"""Where topics are, over several groups and with the clients' own code: old ones stay, new ones spread."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ AdminOf = Callable[[Brokers], Admin]
 
 @pytest.fixture(scope="module")
 def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Brokers]:
-    """Three groups, and a topic that was there before level 4: ``old``."""
+    """Three groups, and a topic from before level 4: ``old``."""
     running = Brokers(tmp_path_factory.mktemp("three"), GROUPS, replicas=1, old=True)
     running.topic("old", PARTITIONS)
     running.produce("old", 1, [b"before"])
@@ -44,8 +44,8 @@ def hosts(admin: Admin, topic: str) -> list[int]:
 def write_and_read(
     brokers: Brokers, topic: str, producer_of: ProducerOf, consumer_of: Callable[..., Consumer]
 ) -> set[bytes]:
-    """A plain message in each partition, a transaction over all of them, and many at once; what a consumer
-    group reads, and has committed, in the end."""
+    """A plain message in each partition, a transaction over all of them, and many at once; returns what a
+    consumer group reads, and what it has committed in the end."""
     producer = producer_of(brokers)
     for partition in range(PARTITIONS):
         producer.send(Message(topic, b"plain %d" % partition, partition=partition)).result(20.0)
@@ -127,7 +127,7 @@ def test_who_knows_a_topic_from_before_it_was_created_again_elsewhere_finds_it(
         def have_read(*values: bytes) -> bool:
             try:
                 read.extend(record.value for record in consumer.poll(timeout_s=0.2))
-            except UnknownTopic:  # said once while it is gone
+            except UnknownTopic:  # raised once while it is gone
                 pass
             return read == list(values)
 
@@ -140,7 +140,7 @@ def test_who_knows_a_topic_from_before_it_was_created_again_elsewhere_finds_it(
             producer.send(Message(name, b"told that it is gone")).result(20.0)
         for value in (b"second life", b"goes on"):
             producer.send(Message(name, value)).result(20.0)
-        # It is another topic, of which the group has no place.
+        # It is another topic, in which the group has no place.
         wait_until(lambda: have_read(b"first life", b"second life", b"goes on"), 30.0, "all")
 
 

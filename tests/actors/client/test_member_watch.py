@@ -22,7 +22,7 @@ PROBING = Probing(every_s=0.1, repeat=Backoff(first_s=2.0, longest_s=8.0))
 
 
 class Asked:
-    """One group's follower under a watch whose questions stand in a list."""
+    """One group's follower under a watch whose questions are recorded in a list."""
 
     def __init__(self) -> None:
         self.follower, self.searching = LeaderFollower(3, PROBING), False
@@ -33,7 +33,7 @@ class Asked:
         self.calls.append((rid, method, args, done))
 
     def run(self, first: float, last: float) -> list[tuple[int, str, tuple[Any, ...], OnAnswer]]:
-        """Pumped ten times a second; what was asked meanwhile."""
+        """Pumps ten times a second; returns what was asked meanwhile."""
         self.calls.clear()
         for tenth in range(round(first * 10), round(last * 10)):
             self.watch.pump(tenth / 10)
@@ -59,7 +59,7 @@ def test_a_leader_is_asked_now_and_then_and_an_older_list_changes_nothing() -> N
 
 def test_a_list_that_may_be_cut_off_again_does_not_stand_in_the_way_of_the_true_one() -> None:
     """Two leaders have changed the members after version 4: one was deposed, and its change is in no other
-    log. What it told must not be taken for the newest."""
+    log. Its report must not be taken for the newest."""
     asked = Asked()
     asked.follower.heard(1, True, 1, 0.0)
     ((*_, done),) = asked.run(LOOK_EVERY_S, 2 * LOOK_EVERY_S)

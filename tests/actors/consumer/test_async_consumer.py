@@ -1,4 +1,4 @@
-"""The asyncio face: awaiting, cancelling without loss, closing."""
+"""The asyncio interface: awaiting, cancelling without loss, closing."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_a_cancelled_poll_loses_nothing(brokers, topic, consumer_of):
                 await asyncio.to_thread(brokers.produce, topic, 0, [b"%d" % i])
                 polling.cancel()
                 done = await asyncio.gather(polling, return_exceptions=True)
-                if isinstance(done[0], list):  # it came before the cancellation
+                if isinstance(done[0], list):  # the records came before the cancellation
                     consumer.seek(topic, 0, done[0][0].offset)
                 assert values(await read(consumer, 1)) == [b"%d" % i]
 

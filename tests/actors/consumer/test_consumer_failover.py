@@ -38,7 +38,7 @@ def test_the_death_of_any_replica_delays_reading_for_less_than_a_second(cluster,
 
 
 def test_a_replica_that_is_cut_off_does_not_hide_news(cluster, consumer_of):
-    """It answers, but knows nothing new: the others are asked in turn."""
+    """It answers, but has nothing new: the others are asked in turn."""
     consumer = consumer_of(cluster)
     consumer.assign([("orders", 0)])
     cluster.produce("orders", 0, [b"a"])
@@ -78,7 +78,7 @@ def test_a_group_comes_through_a_fail_over_without_moving_a_partition(cluster, u
     records = [read(m, 10) for m in members]
     for m, mine in zip(members, records, strict=True):
         assert [r.offset for r in mine] == list(range(10, 20))
-        m.commit()  # the new leader knows nobody at first: joins again behind the scenes
+        m.commit()  # the new leader knows no members at first: the consumer joins again in the background
     assert [m.assignment() for m in members] == before
     settle(members, lambda: all(m.core.membership.joined for m in members))
     assert members[0].committed(*before[0][0]) == 20

@@ -14,7 +14,7 @@ PARTITIONS = 4
 
 
 def vanish(consumer):
-    """Its process is killed: no goodbye, no more heartbeats or fetches."""
+    """As if its process were killed: it does not leave, and sends no more heartbeats or fetches."""
     consumer.core.membership_thread._closing = True
     consumer.core.membership_thread._wakeup.set()
     consumer.core.membership_thread.join_thread()
@@ -137,7 +137,7 @@ def test_a_deleted_topic_leaves_the_assignment(brokers, topic, unique, consumer_
 
 
 def test_a_place_beyond_the_end_is_not_committed(brokers, topic, unique, consumer_of):
-    """Nor one that was sought: the group would skip what comes next, without a word."""
+    """Nor is a position that was sought: the group would silently skip what comes next."""
     brokers.produce(topic, 0, numbered(0, 3))
     consumer = consumer_of(brokers, group=unique("g"), topics=[topic])
     settle([consumer], lambda: len(consumer.assignment()) == 4)
@@ -166,5 +166,5 @@ def test_a_new_group_has_no_control_characters_in_its_name(brokers, topic, uniqu
     with pytest.raises(ConfigError, match="choose a name without them"):
         consumer_of(brokers, group=name, topics=[topic])
     brokers.produce(topic, 0, numbered(0, 3))
-    brokers.groups[0].submit(ops.group_offsets(name, topic, {0: 1}))  # as an earlier version let it
+    brokers.groups[0].submit(ops.group_offsets(name, topic, {0: 1}))  # as an earlier version allowed
     assert values(read(consumer_of(brokers, group=name, topics=[topic]), 2)) == [b"1", b"2"]

@@ -1,4 +1,5 @@
-"""A topic is deleted while it is read: poll says so, and does not wait for messages that will never come."""
+"""A topic is deleted while it is read: poll reports it, and does not wait for messages that will never
+come."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ GONE = r"topic '.*' was deleted while it was read; create it again"
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Seconds are fractions of one here."""
+    """Makes waits of seconds last fractions of a second."""
     monkeypatch.setattr(membership_thread, "LOOK_FOR_TOPICS_S", 0.3)
     monkeypatch.setattr(fetcher, "LAG_PATIENCE_S", 0.3)
 
@@ -38,7 +39,7 @@ def after_its_end(brokers: Brokers, topic: str, consumer: Consumer) -> None:
 def test_a_member_of_a_group_is_told_and_goes_on_when_the_topic_is_back(
     brokers: Brokers, topic: str, unique: Name, consumer_of: ConsumerOf
 ) -> None:
-    """It polled nothing, for ever."""
+    """Formerly its polls returned nothing, without end."""
     consumer = consumer_of(brokers, group=unique("g"), topics=[topic])
     after_its_end(brokers, topic, consumer)
     with pytest.raises(UnknownTopic):

@@ -1,4 +1,4 @@
-"""What is fetched ahead, under random networks: order, no gaps, no doubles, bounded memory. No threads."""
+"""What is fetched ahead, under random networks: order, no gaps, no duplicates, bounded memory. No threads."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ REPLICAS = 3
 
 
 class Log:
-    """One partition: runs of messages, of which each replica has applied some."""
+    """One partition: runs of messages, some of which each replica has applied."""
 
     def __init__(self, rng):
         self.runs, self.applied = [], [0] * REPLICAS

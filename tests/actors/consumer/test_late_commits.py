@@ -21,8 +21,8 @@ ConsumerOf = Callable[..., Consumer]
 
 
 class Delayed:
-    """Between clients and brokers. ``commit_offsets`` calls that are caught seem lost to their callers, and
-    arrive when they are let go."""
+    """A layer between clients and brokers. ``commit_offsets`` calls that it catches seem lost to their
+    callers, and arrive when they are let go."""
 
     def __init__(self, brokers: Brokers, monkeypatch: pytest.MonkeyPatch) -> None:
         self._call = brokers.call
@@ -39,7 +39,7 @@ class Delayed:
             self._call(gid, rid, method, args, done)
 
     def let_go(self) -> None:
-        """They arrive; nobody waits for their answers any more."""
+        """Delivers the calls; their answers are no longer waited for."""
         while self.caught:
             gid, rid, args = self.caught.pop()
             done = threading.Event()
@@ -73,7 +73,8 @@ def late_copy(
 def test_a_copy_of_a_repeated_commit_that_comes_late_does_nothing(
     brokers: Brokers, topic: str, unique: Any, consumer_of: ConsumerOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It was carried out: a consumer that then started where the group stood read everything again."""
+    """Formerly it was carried out: a consumer that then started from the group's place read everything
+    again."""
     assert late_copy(brokers, topic, unique("g"), consumer_of, monkeypatch) == 6
 
 
@@ -89,7 +90,7 @@ def test_planted_a_member_that_does_not_join_again_after_a_repeated_commit_is_fo
 def test_commits_of_one_consumer_are_made_one_after_the_other(
     brokers: Brokers, topic: str, unique: Any, consumer_of: ConsumerOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two threads of an application commit: the one that chose its places first comes second."""
+    """Two threads of an application commit: the one that chose its offsets first comes second."""
     brokers.produce(topic, 0, numbered(0, 10))
     consumer = consumer_of(brokers, group=unique("g"), topics=[topic])
     read(consumer, 6)
@@ -115,7 +116,7 @@ def test_commits_of_one_consumer_are_made_one_after_the_other(
 def test_a_commit_that_is_held_up_at_the_broker_is_refused_once_its_partition_has_moved_on(
     brokers: Brokers, topic: str, unique: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It was checked first and queued later: between the two its member died, and the next one committed."""
+    """It was checked first and queued later: in between its member died, and the next one committed."""
     group, parts = unique("g"), brokers.groups[0].leader().parts
     (_, first) = parts.groups.join(group, "first", [topic], 0.5)
     held_up, go_on = threading.Event(), threading.Event()

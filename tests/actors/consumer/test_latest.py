@@ -1,4 +1,4 @@
-"""With "latest", a message that is sent after the consumer was made is delivered, whoever reads it."""
+"""With "latest", a message that is sent after the consumer was created is delivered, whoever reads it."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_without_a_group_the_place_is_taken_when_partitions_are_assigned(
 def test_no_place_no_consumer_while_a_leader_is_away(
     brokers: Brokers, topic: str, group: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without it, nobody could say which messages are delivered."""
+    """Without a place it would be undefined which messages are delivered."""
     call = brokers.call
 
     def deaf(gid: int, rid: int, method: str, args: tuple[Any, ...], done: Any) -> None:
@@ -100,8 +100,8 @@ def test_no_place_no_consumer_while_a_leader_is_away(
 
 
 def race(brokers: Brokers, topic: str, group: str, consumer_of: ConsumerOf, monkeypatch: Any) -> int | None:
-    """Two consumers of a new group. One has found no places and is slow to look for the ends; meanwhile the
-    other one is made, and a message is sent. The group's place after both are made."""
+    """Two consumers of a new group. One has found no places and is slow to look up the ends; meanwhile the
+    other one is created, and a message is sent. Returns the group's place after both are created."""
     brokers.produce(topic, 0, [b"old"])
     bounds = OffsetReader.bounds
     found, go_on = threading.Event(), threading.Event()
@@ -144,7 +144,7 @@ def test_planted_a_first_place_that_replaces_one_is_found(
 
 
 class Log:
-    """What a group service sees of its replica; entries are applied when the test says so."""
+    """A group service's view of its replica; entries are applied when the test says so."""
 
     def __init__(self) -> None:
         self.term = 1
@@ -204,7 +204,7 @@ def test_planted_a_service_that_forgets_what_is_under_way_is_found(monkeypatch: 
 
 
 def test_a_group_that_took_its_first_places_is_not_one_of_an_earlier_leader() -> None:
-    """Else its first member would wait until members that there never were had claimed their partitions."""
+    """Otherwise its first member would wait for members that never existed to claim their partitions."""
     log = Log()
     assert log.first() == ("ok", None)
     log.applied = {"g": {"t": {0: 7}}}

@@ -1,4 +1,4 @@
-"""Replicas are replaced faster than a consumer looks at the list of members: it finds those that came."""
+"""Replicas are replaced faster than a consumer refreshes the list of members: it finds the new ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A topic is deleted and created again under a group's readers: the group begins the new one at its start."""
+"""A topic is deleted and created again while a group reads it: the group begins the new one at its start."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_a_place_in_the_old_topic_is_not_committed_into_the_new_one(
 def test_a_member_goes_on_at_the_start_of_the_new_topic(
     brokers: Brokers, topic: str, unique: Any, consumer_of: ConsumerOf, partitions: int
 ) -> None:
-    """It stood behind five messages, and of the seven new ones it got the last two."""
+    """Its place was after five messages, and of the seven new ones it got the last two."""
     brokers.produce(topic, 0, numbered(0, 5))
     consumer = consumer_of(brokers, group=unique("g"), topics=[topic])
     read(consumer, 5)

@@ -1,4 +1,4 @@
-"""Several fetches of a range under way: in order, exact, and never more than was agreed, whatever happens."""
+"""Several fetches of a range under way: in order, exact, and never more than configured, whatever happens."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def test_while_the_caller_works_they_come(in_flight: int) -> None:
 
 @pytest.mark.parametrize("seed", range(200))
 def test_exact_whatever_happens_on_the_way(seed: int) -> None:
-    """Replicas with runs of their own that lag, lose data to retention, refuse, are slow or silent; ends that
-    are told wrongly, or not at all.
+    """Replicas with different runs that lag, lose data to retention, refuse, are slow or silent; ends that
+    are predicted wrongly, or not at all.
     """
     rng = random.Random(seed)
     replicas = rng.randrange(1, 4)
@@ -50,7 +50,7 @@ def test_exact_whatever_happens_on_the_way(seed: int) -> None:
     removed = rng.choice([0, 0, 0, rng.randrange(messages)])
     start = rng.randrange(messages)
     end = rng.randrange(start, messages + 1)
-    whole_since: list[float] = []  # the first: all replicas have all of the range
+    whole_since: list[float] = []  # the first: when all replicas have all of the range
 
     def fate(method: str, rid: int) -> float | Exception | None:
         if rng.random() < 0.1:
@@ -90,7 +90,7 @@ def test_exact_whatever_happens_on_the_way(seed: int) -> None:
 def test_a_follower_that_dies_is_noticed_once_and_the_other_one_goes_on(how: str, seed: int) -> None:
     shelf = Shelf(random.Random(2), 600)
     world = World(shelf)
-    random.seed(seed)  # the follower to begin with is drawn
+    random.seed(seed)  # the follower to begin with is drawn at random
     reader = world.reader(0, 600, fetch_bytes=200, leader=1)
     stretches = reader.stretches()
     found = [next(stretches) for _ in range(3)]
@@ -127,7 +127,7 @@ def test_a_question_for_ends_that_is_never_answered_is_put_again() -> None:
 
 
 class _Blob(bytearray):
-    """Bytes that can be watched."""
+    """Bytes that can be referenced weakly."""
 
 
 def test_what_was_not_read_is_free_when_the_reader_is_closed() -> None:

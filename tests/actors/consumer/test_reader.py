@@ -15,7 +15,7 @@ from tests.support.brokers import Brokers, ClientCalls
 
 
 def rows_of(reader):
-    """(offset, value) of all its blocks, and the number of blocks."""
+    """(offset, value) of everything in all its blocks, and the number of blocks."""
     found, blocks = [], 0
     for base, count, ts_ms, blob in reader:
         assert ts_ms > 1_600_000_000_000
@@ -103,7 +103,7 @@ def test_an_offset_that_a_replica_has_not_got_yet_is_waited_for(brokers, unique)
 
 
 class Joining(ClientCalls):
-    """Each replica has runs of its own: here, from the second answer on, all is one run."""
+    """Each replica has different runs: here, from the second answer on, everything is one run."""
 
     def call(self, gid, rid, method, args, done):
         if method != "fetch":

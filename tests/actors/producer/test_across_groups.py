@@ -39,7 +39,7 @@ class TwoGroups:
             block.done({})
 
     def deliver(self) -> None:
-        """All decisions arrive, and those that they bring about."""
+        """Delivers all decisions, and those that they bring about."""
         while self.late:
             gid, block = self.late.pop(0)
             self.open[gid] -= set(block.tx_ids)
@@ -67,7 +67,7 @@ def plan(given_id: bool) -> TxPlan:
 
 
 def attempt(groups: TwoGroups, given_id: bool = True) -> Outcome:
-    """Prepare; what the caller is told."""
+    """Prepares; returns what the caller is told."""
     told: list[Outcome] = []
     prepare(groups, plan(given_id), told.append)
     (outcome,) = told
@@ -151,6 +151,6 @@ def test_a_generated_id_is_rolled_back_for_a_refusal_that_passes() -> None:
 
 
 def test_a_branch_that_meets_a_group_which_has_gone_up_a_level_meanwhile_can_be_tried_again() -> None:
-    """Home took the transaction at level 1. Nothing is wrong with it, so it is no InvalidMessage."""
+    """Home accepted the transaction at level 1. The transaction is valid, so it is not an InvalidMessage."""
     problem = prepare_problem("x", ResultCode.MALFORMED, preparing.UNTRACKED)
     assert isinstance(problem, Unavailable) and problem.retry_after_s > 0

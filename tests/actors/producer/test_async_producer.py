@@ -1,4 +1,4 @@
-"""The asyncio face: the same meaning as the blocking one, and thousands of coroutines at once."""
+"""The asyncio interface: the same meaning as the blocking one, and thousands of coroutines at once."""
 
 from __future__ import annotations
 

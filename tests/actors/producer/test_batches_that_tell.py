@@ -1,4 +1,5 @@
-"""First batches of plain messages tell what their producer has heard of the group, where it takes that."""
+"""First batches of plain messages state what their producer has heard from the group, where that is
+accepted."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from escrowmq.replication.format.codec import OpType, decode_ops
 from escrowmq.replication.model import ResultCode
 
 STALE, OK = int(ResultCode.STALE), int(ResultCode.OK)
-#: Partition, epoch, number, what was heard or None.
+#: Partition, epoch, number, and the time heard or None.
 Shown = tuple[int, int, int, int | None]
 
 
@@ -58,7 +59,7 @@ class Sending:
         self.batcher.decide(DecisionBlock(True, (tx_id,)), 0.0)
 
     def kinds(self) -> list[int]:
-        """Of the operations of the next request."""
+        """The kinds of the operations of the next request."""
         request = self.batcher.build()
         assert request is not None
         return [op.type for op in decode_ops(b"".join(request.frames))]

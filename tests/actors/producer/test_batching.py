@@ -43,7 +43,7 @@ def encoder(groups: int = 1, config: ProducerConfig = CONFIG) -> Encoder:
 
 
 def a_batcher() -> GroupBatcher:
-    """Of a group that is known to take PREPAREs of version 2 (see test_group_speech.py)."""
+    """For a group that is known to accept PREPAREs of version 2 (see test_group_speech.py)."""
     batcher = GroupBatcher("shop", CONFIG, "producer-1")
     batcher._speech.taken()
     return batcher
@@ -232,7 +232,7 @@ def test_an_answer_of_the_wrong_length_is_not_believed() -> None:
 
 
 def answer(batcher: GroupBatcher, limit: int, deleted: str = "") -> int:
-    """A broker that lets ``limit`` transactions in, and does not know topic ``deleted``."""
+    """A broker that accepts ``limit`` transactions, and does not know topic ``deleted``."""
     opened = requests = 0
     while (request := batcher.build()) is not None:
         requests += 1
@@ -339,7 +339,7 @@ def test_what_waited_past_its_deadline_was_surely_not_sent() -> None:
 
 
 class Stream:
-    """A partition's stream, and what it called."""
+    """A partition's stream, and the callbacks it called."""
 
     def __init__(self) -> None:
         self.released = 0
@@ -400,7 +400,8 @@ def test_after_an_unknown_fate_a_new_epoch_begins() -> None:
     "ending", [Failure(FailureKind.UNAVAILABLE), [int(ResultCode.UNKNOWN_TOPIC)]], ids=["not sent", "refused"]
 )
 def test_the_number_of_a_batch_that_was_refused_is_not_used_again(ending: Any) -> None:
-    """A late copy of it may be stored yet: the next one would be answered with its place, and be lost."""
+    """A late copy of it may still be stored: the next batch would be answered with its offsets, and be
+    lost."""
     box = Stream()
     (refused,) = box.add(b"a")
     _, batch = box.take()

@@ -1,4 +1,4 @@
-"""What a producer takes on follows what is answered in time: a queue in virtual time shows it."""
+"""What a producer accepts follows what is answered in time, shown by a queue in virtual time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MIB = 1 << 20
 
 
 def served(bound: BufferBound, rate: float, offered: float, seconds: float, warm: float) -> list[float]:
-    """Waits of what a queue in front of ``rate`` bytes/s answers, when ``offered`` bytes/s come."""
+    """Waiting times in a queue served at ``rate`` bytes/s, when ``offered`` bytes/s arrive."""
     queue: deque[tuple[float, int]] = deque()
     waits, buffered, credit, owed, now = [], 0, 0.0, 0.0, 0.0
     while now < seconds:

@@ -193,7 +193,8 @@ def test_large_transactions_take_the_long_way(brokers: Brokers, topic: str, prod
 def test_a_block_that_finds_no_place_to_be_sent_gives_its_room_back(
     brokers: Brokers, topic: str, producer_of: ProducerOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It kept it for ever: after enough of them the producer was full, and sent nothing any more."""
+    """Formerly it was never given back: after enough such blocks the producer was full, and sent nothing
+    more."""
     producer = producer_of(brokers, bulk_calls_in_flight=1)
     core = producer._core
     kept: list[object] = []

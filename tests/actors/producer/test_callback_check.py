@@ -1,4 +1,4 @@
-"""Callbacks whose type tells that they return no decision, and those of which it does not."""
+"""Callbacks whose type shows that they return no decision, and those whose type does not."""
 
 from __future__ import annotations
 

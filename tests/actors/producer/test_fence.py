@@ -1,4 +1,5 @@
-"""A fence between real producers and a real database: what becomes of the messages, whoever comes first."""
+"""A fence between real producers and a real database: what becomes of the messages, whichever side comes
+first."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ from tests.support.shops import Tx
 
 
 class AnswerLost(sqlite3.Connection):
-    """Its commit takes place, and its answer does not arrive."""
+    """Its commit takes place, but the answer does not arrive."""
 
     def commit(self) -> None:
         super().commit()
@@ -82,7 +83,7 @@ def test_a_check_that_was_first_keeps_both_out(
 def test_a_local_transaction_that_committed_before_brings_its_messages(
     brokers: Brokers, topic: str, producer_of: ProducerOf, fence: Fence, connect: Any
 ) -> None:
-    with fence.local(Tx("done")) as db:  # the first try, whose process died before it could say COMMIT
+    with fence.local(Tx("done")) as db:  # the first attempt, whose process died before it could say COMMIT
         db.execute("insert into orders values ('a')")
     with (
         pytest.raises(AlreadyDone),
@@ -135,7 +136,7 @@ def test_one_that_the_broker_has_as_committed_is_already_done(
 def test_a_failed_second_try_leaves_the_messages_to_the_check(
     brokers: Brokers, topic: str, producer_of: ProducerOf, fence: Fence, connect: Any, tmp_path: Path
 ) -> None:
-    """The first one's process died after the database's commit; the second one finds the database away."""
+    """The first one's process died after the database's commit; the second one cannot reach the database."""
     with fence.local(Tx("twice")) as db:
         db.execute("insert into orders values ('a')")
     producer, opened = producer_of(brokers), fence._database._connect  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""Ids of applications over several groups: a refusal neither uses one up nor takes it from someone else."""
+"""Application ids over several groups: a refusal neither uses an id up nor takes it from someone else."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Sent = list[tuple[int, str]]
 
 
 def forgetful(groups: int = 2) -> SeveralGroups:
-    """Every group has forgotten ids: a PREPARE of who has heard of nothing since is stale."""
+    """Every group has forgotten ids: a PREPARE is stale if its client has heard nothing since."""
     world = SeveralGroups(groups)
     for group in world.groups:
         group.forget_settled()
@@ -28,7 +28,7 @@ def forgetful(groups: int = 2) -> SeveralGroups:
 
 
 def watched(client: Client, also: Callable[[int, Block], None] = lambda gid, block: None) -> Sent:
-    """What it sends, as (group, kind of block); ``also`` is called before each."""
+    """What the client sends, as (group, kind of block); ``also`` is called before each."""
     sent: Sent = []
 
     def look(gid: int, block: Block) -> bool:
@@ -56,7 +56,7 @@ def test_the_first_transaction_of_a_producer_is_prepared_where_ids_were_forgotte
 
 @pytest.mark.parametrize("given", [False, True])
 def test_a_branch_is_not_repeated_if_home_has_decided_meanwhile(given: bool) -> None:
-    """A check was quicker. The branch was perhaps settled, and forgotten: it must not be opened."""
+    """A check was quicker. The branch may have been settled, and forgotten: it must not be opened."""
     world = forgetful()
     client = Client(world)
 
@@ -94,8 +94,8 @@ def test_asking_home_is_what_keeps_it_closed(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def between_home_and_branch(world: SeveralGroups) -> tuple[Client, TxPlan, Callable[[], Outcome | None]]:
-    """An instance that knows both groups, whose transaction is open at home, and its branch is on the way;
-    and what makes that go on, and tells how it ended."""
+    """An instance that knows both groups; its transaction is open at home, and its branch is under way. Also
+    a function that lets the branch continue, and returns the outcome."""
     client = Client(world, instance="first")
     for batcher, group in zip(client.batchers, world.groups, strict=True):
         batcher._speech.heard(group.state.now_ms)
@@ -161,7 +161,7 @@ def test_who_has_opened_it_does_not_roll_back_what_another_instance_has_taken_up
     second = Client(world, instance="second")
     plan = second.plan("order-42", given=True)
     assert second.prepare(plan) == {}, "it runs its local transaction"
-    # The first one's branch has another content now: a refusal that does not pass.
+    # The first one's branch has other content now: a refusal that does not pass.
     table = world.groups[1].state.transactions.look(APP).open
     table.replace("order-42", table["order-42"]._replace(digests=(1,)))
     outcome = go_on()
@@ -184,7 +184,7 @@ def test_a_limit_at_a_branch_does_not_use_an_id_up() -> None:
 
 def test_a_refusal_that_lasts_rolls_back_what_this_call_has_opened() -> None:
     world = SeveralGroups()
-    world.groups[1].submit(ops.prepare(APP, "orders", ["order-42"], None, 0, 0, [1], -1, 0))  # somebody's
+    world.groups[1].submit(ops.prepare(APP, "orders", ["order-42"], None, 0, 0, [1], -1, 0))  # someone else's
     client = Client(world)
     outcome = client.prepare(client.plan("order-42", given=True))
     assert outcome == {0: (ResultCode.TX_CONFLICT, "PREPARE")}
@@ -208,7 +208,7 @@ def test_home_that_has_another_transaction_of_the_id_is_not_told_to_roll_it_back
 
 
 def test_many_at_once_leave_alone_what_another_instance_has_opened() -> None:
-    """The same in a bulk: of two ids one is new, and one is open at home, and its instance is on the way."""
+    """The same in a bulk: of two ids one is new, and the other is open at home for an instance under way."""
     world = SeveralGroups()
     _, _, go_on = between_home_and_branch(world)
     bulk = Client(world, instance="second")

@@ -1,4 +1,4 @@
-"""In which version a producer speaks to a group: it tries, falls back without harm, and tries again."""
+"""Which version a producer uses towards a group: it tries, falls back without harm, and tries again."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_what_is_malformed_in_both_versions_is_told_its_caller() -> None:
 
 
 def test_a_refusal_from_before_the_first_success_is_told_nobody() -> None:
-    """The group reached level 2 between the two requests, and their answers came in the other order."""
+    """The group reached level 2 between the two requests, and their answers came in reverse order."""
     batcher = GroupBatcher("shop", ProducerConfig(), "me")
     first, told = block("a")
     batcher.prepare(first, 0.0)

@@ -1,4 +1,4 @@
-"""Transaction ids: FMQ's form, and unique whatever the number of producers and threads."""
+"""Transaction ids: FMQ's form, and unique for any number of producers and threads."""
 
 from __future__ import annotations
 

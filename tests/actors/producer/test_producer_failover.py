@@ -23,7 +23,7 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Brokers]:
     """A group of three that the test may damage."""
     running = Brokers(tmp_path_factory.mktemp("own"))
     running.topic("t", 2)
-    # Before that, a producer's first PREPARE may be refused, and what loses answers would lose the refusal.
+    # Before that, a producer's first PREPARE may be refused, and losing answers would lose the refusal.
     until(lambda: all(report is not None and report.applied >= 2 for report in running.ask_levels().values()))
     yield running
     running.close()
@@ -125,9 +125,9 @@ def test_a_prepare_without_an_answer_runs_no_local_transaction(own: Brokers, pro
     producer = producer_of(own, calls=calls, delivery_timeout_s=1.0)
     calls.losing = True
     message = Message("t", b"a", partition=0)
-    with pytest.raises(OutcomeUnknown):  # an id of the caller's own: it can come back with it
+    with pytest.raises(OutcomeUnknown):  # the caller's own id: the caller can come back with it
         producer.send_message_in_transaction(message, lambda: 1 / 0, tx_id="mine")
-    with pytest.raises(Unavailable, match="was not run") as raised:  # nobody will: it is rolled back
+    with pytest.raises(Unavailable, match="was not run") as raised:  # it will not be used again: rolled back
         producer.send_message_in_transaction(message, lambda: 1 / 0)
     assert raised.value.retry_after_s > 0
     calls.losing = False
@@ -175,8 +175,8 @@ def test_answers_that_get_lost_now_and_then_change_nothing(own: Brokers, produce
             calls.losing = not calls.losing
         calls.losing = False
 
-    # A leader that answers nothing and stays the leader is asked again by nobody but Ray's own error,
-    # so here the calls' way reports the loss, as Ray does after a second.
+    # A leader that does not answer and stays the leader is detected only by Ray's own error, so here the
+    # calls' transport reports the loss, as Ray does after a second.
     def call(gid: int, rid: int, method: str, args: tuple[Any, ...], done: Any) -> None:
         if method == "submit" and calls.losing:
             own.call(gid, rid, method, args, lambda a, e: done(None, ConnectionError("actor unavailable")))

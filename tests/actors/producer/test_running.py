@@ -1,4 +1,5 @@
-"""What a producer says to "does its local transaction run here?": every face, every way out of one."""
+"""What a producer answers to "does its local transaction run here?": every interface, every way it can
+end."""
 
 from __future__ import annotations
 
@@ -76,7 +77,7 @@ def test_what_is_left_to_the_check_runs_no_more(
 def test_another_try_under_an_id_that_runs_does_not_end_it(
     brokers: Brokers, topic: str, producer_of: ProducerOf
 ) -> None:
-    """The second one was refused, and with it the first one counted as over: a check could roll it back."""
+    """When the second one was refused, the first one also counted as over: a check could roll it back."""
     producer, name = producer_of(brokers), f"{topic}-x"
     with producer.transaction(tx_id=name) as tx:
         tx.send(Message(topic, b"a"))

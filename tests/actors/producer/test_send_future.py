@@ -1,4 +1,4 @@
-"""Our light future behaves as the standard library's does, also inside its helpers."""
+"""Our light future behaves as the standard library's does, even inside the library's helpers."""
 
 from __future__ import annotations
 

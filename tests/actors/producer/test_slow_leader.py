@@ -1,4 +1,4 @@
-"""A leader that is slow and not gone: fewer calls at a time, fewer questions, replaced when it dies."""
+"""A leader that is slow but not gone: fewer calls at a time, fewer questions, replaced when it dies."""
 
 from __future__ import annotations
 

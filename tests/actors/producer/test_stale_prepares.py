@@ -1,4 +1,4 @@
-"""A PREPARE that a group refuses as stale: its producer has heard nothing for long, and comes again."""
+"""A PREPARE that a group refuses as stale, since its producer has heard nothing for long, is sent again."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def a_block(*tx_ids: str, home_group: int = -1) -> tuple[PrepareBlock, list[Outc
 def refused(
     batcher: GroupBatcher, codes: dict[int, int], time_ms: int, repeated: bool = False
 ) -> list[tuple[list[str], int]]:
-    """Send what waits and answer it with these problems: (ids, heard_ms) of each PREPARE that was sent."""
+    """Sends what waits and answers it with these problems: (ids, heard_ms) of each PREPARE that was sent."""
     request = batcher.build()
     if request is None:
         return []
@@ -77,8 +77,8 @@ def test_only_those_that_were_refused_are_sent_again() -> None:
 
 
 def test_a_branch_is_not_sent_again_before_home_was_asked() -> None:
-    """Home has said that the transaction is open; by now it may have been settled. The answer tells the time
-    with which it may come again, and that time stays, whatever is heard later."""
+    """Home has said that the transaction is open; by now it may have been settled. The answer gives the time
+    with which it may be sent again, and that time stays, whatever is heard later."""
     batcher = GroupBatcher("shop", ProducerConfig(), "me")
     block, outcomes = a_block("x", home_group=1)
     block.home_index = [5]
@@ -127,13 +127,13 @@ def test_producers_notice_nothing_however_soon_transactions_are_forgotten(
 
 
 def test_what_ends_unsent_leaves_no_block_undone_of_which_something_is_prepared() -> None:
-    """Else a caller is told that surely nothing was done, and its querier may commit what is open."""
+    """Otherwise a caller is told that surely nothing was done, and its querier may commit what is open."""
     batcher = GroupBatcher("shop", ProducerConfig(), "me")
     block, outcomes = a_block("open", "stale")
     batcher.prepare(block, 0.0)
     block.deadline = 10.0
     assert refused(batcher, {1: STALE}, 70) == [(["open", "stale"], -1)]
-    batcher.expire(11.0)  # the group takes no request any more, and the time is over
+    batcher.expire(11.0)  # the group accepts no more requests, and the time is over
     (outcome,) = outcomes
     assert isinstance(outcome, Failure) and not outcome.nothing_done
 

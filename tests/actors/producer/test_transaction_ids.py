@@ -35,8 +35,8 @@ def test_the_same_id_and_content_again_has_one_effect_and_the_same_answer(
 def test_an_id_that_was_rolled_back_raises_as_the_callback_is_not_run(
     brokers: Brokers, topic: str, producer_of: ProducerOf
 ) -> None:
-    """ROLLBACK as a result means that the callback said so: whoever takes it for that would believe that the
-    local transaction had its turn and declined."""
+    """ROLLBACK as a result means that the callback said so: a caller would believe that the local transaction
+    had its turn and declined."""
     message = Message(topic, b"b")
     first = producer_of(brokers).send_message_in_transaction(message, lambda: False, tx_id="undone")
     assert first.state is ROLLBACK, "this one was run"
@@ -70,7 +70,7 @@ def test_an_id_with_other_content_is_a_conflict_open_or_settled(
 def test_a_block_takes_up_a_committed_id_without_its_local_transaction(
     brokers: Brokers, topic: str, producer_of: ProducerOf
 ) -> None:
-    """As the callback does: the same id and content again is done, and that is no error."""
+    """As with the callback: the same id and content is already done, and that is no error."""
     producer = producer_of(brokers)
     producer.send_message_in_transaction(Message(topic, b"a"), lambda: None, tx_id="block")
     with producer.transaction(tx_id="block") as tx:
@@ -112,7 +112,7 @@ def test_a_block_does_not_take_up_what_is_not_the_same_and_committed(
     with pytest.raises(TransactionSettled), producer.transaction(tx_id="done-block") as tx:
         tx.send(Message(topic, b"a"))
         tx.rollback()
-        raise TransactionSettled(tx.tx_id, "COMMITTED")  # somebody else's: it goes on
+        raise TransactionSettled(tx.tx_id, "COMMITTED")  # another transaction's: it propagates
 
 
 def test_one_producer_runs_an_id_once_at_a_time(

@@ -1,4 +1,4 @@
-"""An upgrade under load, replica by replica: nobody notices, and nothing is written too early."""
+"""An upgrade under load, replica by replica: clients do not notice, and nothing is written too early."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def old(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Brokers]:
 
 
 def above_level_1(brokers: Brokers, gid: int, rid: int) -> bool:
-    """Whether the replica's log holds what the software from before format levels cannot read."""
+    """Whether the replica's log has entries that the software from before format levels cannot read."""
     journal = brokers.groups[gid].alive[rid].parts.running.journal
     for index in range(journal.first_index, journal.last_index + 1):
         command = journal.read(index)
@@ -84,7 +84,7 @@ def test_replicas_are_upgraded_one_by_one_under_load(old: Brokers, producer_of: 
         thread.join(40.0)
     assert not thread.is_alive() and not failed
     assert sorted(values(old, "t", PARTITIONS)) == sorted(sent)
-    # From here on transactions know what PREPARE of version 2 tells.
+    # From here on transactions carry what PREPARE of version 2 states.
     for partition in range(PARTITIONS):
         tx = producer.transaction(tx_id=f"open-{partition}")
         tx.send(Message("t", b"open", partition=partition))

@@ -1,4 +1,4 @@
-"""The producer's side against the real core in one loop: real time, real threads, short waits."""
+"""The producer's side against the real core in one event loop: real time, real threads, short waits."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ QUICK = AnswererConfig(poll_wait_s=0.5, working_wait_s=0.1, query_timeout_s=0.3)
 
 
 class LocalPort:
-    """A feedback process behind an edge that can be cut, as when it is killed. Counts parked polls."""
+    """A feedback process behind a link that can be cut, as when it is killed. Counts parked polls."""
 
     def __init__(self, app: str, feedback: FeedbackShard) -> None:
         self.app, self.feedback, self.cut = app, feedback, False
@@ -132,7 +132,7 @@ def test_a_restarted_producer_is_asked_about_what_its_predecessor_left_open() ->
 
 
 def test_a_producer_with_a_thousand_topics_parks_one_poll_at_each_process() -> None:
-    """It had one for each topic, and beyond 256 topics none: what was open there was never checked."""
+    """It parked one per topic, and none beyond 256 topics: transactions open in those were never checked."""
 
     async def main() -> None:
         async with place(shards=2) as p:
@@ -206,7 +206,7 @@ def test_a_hanging_querier_is_answered_for_and_other_checks_go_on() -> None:
             group.prepare("t", timeout_ms=1)
             await soon(lambda: group.outcome("t") == "COMMITTED")
             await soon(lambda: group.open("h").checks == 1)
-            release.set()  # its late word is heard, without another check
+            release.set()  # its late answer is accepted, without another check
             await soon(lambda: group.outcome("h") == "COMMITTED")
 
     asyncio.run(main())
@@ -265,13 +265,13 @@ class Service:
 
     def _store(self, order: str, hold_s: float) -> None:
         with closing(sqlite3.connect(self._database, timeout=30, isolation_level=None)) as db:
-            db.execute("BEGIN IMMEDIATE")  # waits for whoever has the lock
+            db.execute("BEGIN IMMEDIATE")  # waits for the holder of the lock
             db.execute("INSERT INTO orders VALUES (?)", (order,))
             time.sleep(hold_s)
             db.execute("COMMIT")
 
     async def place(self, order: str, hold_s: float, timeout_ms: int) -> str:
-        """Prepare, run the local transaction, commit; what became of the messages."""
+        """Prepares, runs the local transaction, commits; returns what became of the messages."""
         self.running.add(order)
         self._group.prepare(order, query_id=order, timeout_ms=timeout_ms, instance=self.name)
         await asyncio.to_thread(self._store, order, hold_s)
@@ -281,7 +281,7 @@ class Service:
 
 
 def test_two_instances_with_a_slow_database_tear_nothing(tmp_path: Path) -> None:
-    """The lock of a database is waited for, for longer than the time-out: rows and messages stay together."""
+    """The wait for a database lock exceeds the time-out: rows and messages still stay consistent."""
     database = tmp_path / "shop.db"
     with closing(sqlite3.connect(database)) as db:
         db.execute("PRAGMA journal_mode = WAL")

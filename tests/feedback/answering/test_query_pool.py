@@ -118,7 +118,7 @@ def test_threads_are_bounded_and_no_check_is_taken_when_all_hang() -> None:
 
 
 def test_answers_wait_neither_for_hanging_queries_nor_for_slow_ones() -> None:
-    """With every thread in a query that hangs, the others waited for its time-out: 5 s."""
+    """When every thread was in a query that hung, the other queries waited for its time-out: 5 s."""
     release = threading.Event()
 
     def says(tx_id: str, query_id: str) -> TransactionState:

@@ -1,4 +1,4 @@
-"""A producer that sends nonsense hurts itself only: the actor is shared by all producers of its app."""
+"""A producer that sends nonsense hurts only itself: the actor is shared by all producers of its app."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def as_before(w: World) -> dict[str, Any]:
 
 
 async def honest(w: World) -> None:
-    """A producer that is well-behaved is asked and heard as if nothing had happened."""
+    """A well-behaved producer is asked and heard as if nothing had happened."""
     w.producer("good", always("COMMITTED"))
     w.group.prepare("t1")
     assert await until(lambda: w.group.outcome("t1") == "COMMITTED", 5) < 3
@@ -51,7 +51,7 @@ async def honest(w: World) -> None:
 
 @pytest.mark.parametrize("given", POLLS, ids=range(len(POLLS)))
 def test_a_malformed_poll_is_refused_and_leaves_nothing(given: tuple[Any, ...]) -> None:
-    """``poll("x", "a", [], 1)`` was kept, and ended every later poll of all producers of the app."""
+    """``poll("x", "a", [], 1)`` was accepted, and broke every later poll of all producers of the app."""
 
     async def main() -> None:
         async with world() as w:

@@ -119,7 +119,7 @@ def test_a_nonsensical_setting_is_refused_where_it_is_written(bad: object) -> No
 
 
 class Model:
-    """What must hold, checked the dumb way after every step."""
+    """What must hold, checked by simple means after every step."""
 
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)

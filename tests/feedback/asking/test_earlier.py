@@ -1,4 +1,4 @@
-"""Producers of an earlier version: their keys name no PREPARE, and what they say counts all the same."""
+"""Producers of an earlier version: their keys do not name a PREPARE, and still their answers count."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.support.feedback_producers import World, world
 
 
 async def asked(producers: EarlierProducers, working: list[tuple[int, str]] | None = None) -> list[Any]:
-    """What a poll brings, with keys as that version gives them."""
+    """What a poll returns, with keys as that version gives them."""
     status, found = await producers.poll("old", 16, working or [], 5.0)
     assert status == "ok"
     rows: list[Any] = found
@@ -59,7 +59,7 @@ def test_after_a_restart_a_commit_is_believed_and_a_rollback_asked_again() -> No
 
 
 def test_it_is_not_asked_about_what_a_producer_of_this_version_may_still_run() -> None:
-    """The owner polls at the feedback processes; here it would be taken for gone, and rolled back."""
+    """The owner polls the feedback processes; here it would be taken for gone, and rolled back."""
 
     async def main() -> None:
         async with world() as w:
@@ -76,7 +76,7 @@ def test_it_is_not_asked_about_what_a_producer_of_this_version_may_still_run() -
                         assert await asked(producers) == []
                     assert w.group.outcome("mine") == "COMMITTED"
                     await feedback.close()
-                else:  # what became of it without that: asked once its owner seems to be gone
+                else:  # what became of it without that rule: asked once its owner seems to be gone
                     while not (found := await asked(producers)):
                         pass
                     assert found[0][1] == "owned"

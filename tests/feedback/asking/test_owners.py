@@ -1,4 +1,5 @@
-"""The owner of a transaction is asked first: whether it runs the local part, and alone while it is there.
+"""The owner of a transaction is asked first whether it runs the local part, and no one else is asked while it
+does.
 
 A querier without a fence says ROLLBACK when it finds no row, which means no more than "not yet" while the
 local transaction runs in another process. Virtual time, the real table and the real replicated state.
@@ -40,14 +41,14 @@ class Shop:
         return self.w.producer(name, self.look_up, room=room)
 
     def begin(self, owner: Producer | str, tx_id: str, timeout_ms: int = 6_000) -> None:
-        """Prepared; its local transaction runs from here on."""
+        """Prepares a transaction; its local transaction runs from here on."""
         name = owner if isinstance(owner, str) else owner.name
         self.w.group.prepare(tx_id, timeout_ms=timeout_ms, instance=name)
         if isinstance(owner, Producer):
             owner.running.add(tx_id)
 
     def end(self, owner: Producer, tx_id: str) -> str:
-        """Its local transaction commits, and then it commits the messages. What became of them."""
+        """Commits its local transaction, then the messages; returns what became of them."""
         self.rows.add(tx_id)
         owner.running.discard(tx_id)
         self.w.group.submit(ops.commit("shop", [tx_id]))
@@ -55,7 +56,7 @@ class Shop:
 
 
 def test_a_slow_local_transaction_is_not_rolled_back_by_another_instance() -> None:
-    """Of ten such transactions five had their row and not their message."""
+    """Of ten such transactions, five ended with their row but without their message."""
 
     async def scene(w: World) -> None:
         shop = Shop(w)
@@ -164,7 +165,7 @@ def test_a_feedback_actor_that_was_restarted_gives_owners_time_to_find_it() -> N
 
 
 def test_a_feedback_process_that_stood_still_has_heard_nobody_meanwhile() -> None:
-    """A live owner's polls wait before a process that was stopped; its silence is the process's own."""
+    """A live owner's polls wait in front of a stopped process; the silence is the process's fault."""
 
     async def scene(w: World) -> None:
         shop = Shop(w)
@@ -229,7 +230,7 @@ def test_an_owner_that_is_sent_away_is_let_in_when_checks_wait_for_it() -> None:
 
 
 def test_an_id_that_another_instance_took_up_is_not_rolled_back_under_it() -> None:
-    """The check began under the PREPARE of an instance that died; the answer is about that one."""
+    """The check began under the PREPARE of an instance that died; its answer is about that PREPARE."""
 
     async def scene(w: World) -> None:
         shop = Shop(w)
@@ -315,7 +316,7 @@ def test_when_an_owner_is_gone() -> None:
     assert owners.gone_in_s("p", 140.0) == 10.0 and owners.silent_s("p", 140.0) == 10.0
     owners.closed("p")
     assert owners.gone_in_s("p", 140.0) == 0.0
-    owners.heard("p", 141.0)  # an older poll of it, or it changed its mind
+    owners.heard("p", 141.0)  # an older poll of it, or it took its answer back
     assert owners.gone_in_s("p", 141.0) == 20.0
     early = Owners(20.0, started=100.0)
     early.heard("p", 90.0)
@@ -337,7 +338,7 @@ def test_owners_are_forgotten_only_in_the_safe_direction() -> None:
 
 
 def test_however_many_owners_are_there_one_that_is_not_is_gone_at_last() -> None:
-    """Those that poll are more than are remembered. Two that ended are met; one of them was heard of."""
+    """More owners poll than are remembered. Of two that ended, both were known and one had been heard of."""
     owners, silent = Owners(20.0, started=0.0, limit=3), ("died", "died before")
     owners.heard("died", 1.0)
     for second in range(2, 30):
@@ -370,7 +371,7 @@ def test_an_owner_must_not_be_gone_while_it_was_only_sent_away() -> None:
 
 
 def test_without_asking_the_owner_first_they_are_torn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same world without the rule, so that the first test here is known to see it."""
+    """The same scenario without the rule, which shows that the first test here detects its absence."""
     locked = CheckTable.locked
 
     def nobodys(self: CheckTable, gid: int, rows: Iterable[LockedRow], now: float) -> None:
@@ -392,7 +393,8 @@ def test_without_asking_the_owner_first_they_are_torn(monkeypatch: pytest.Monkey
 
 
 def test_an_answer_from_before_owners_were_told_rolls_nothing_back_later() -> None:
-    """It names no PREPARE, so it would roll back what another producer has taken up since, and runs."""
+    """It names no PREPARE, so it would roll back what another producer has continued since, and is
+    running."""
     table = CheckTable(FeedbackConfig())
     for name in ("taker", "slow"):
         seat = table.arrive(name, 4, (), 0.0)

@@ -1,4 +1,5 @@
-"""Many idle producers at one actor that takes few calls a second: virtual time, the links real ones have."""
+"""Many idle producers at one actor that handles few calls a second: virtual time, the real producers'
+links."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ CALL_S = 0.025
 
 
 class BusyPort:
-    """The actor behind a processor that takes one call after the other, ``CALL_S`` for each."""
+    """The actor behind a processor that handles one call after the other, ``CALL_S`` for each."""
 
     def __init__(self, feedback: FeedbackShard) -> None:
         self._feedback, self._free_at = feedback, 0.0
@@ -41,7 +42,7 @@ class BusyPort:
 
     async def poll(self, instance: str, room: int, working: Sequence[AskedCheck], wait_s: float) -> Any:
         self.offered.append(wait_s)
-        # A caller that no longer waits does not take its call back: Ray delivers it all the same.
+        # A caller that no longer waits does not cancel its call: Ray delivers it nevertheless.
         return await asyncio.shield(asyncio.ensure_future(self._poll(instance, room, working, wait_s)))
 
     async def _poll(self, instance: str, room: int, working: Sequence[AskedCheck], wait_s: float) -> Any:
@@ -59,7 +60,7 @@ class BusyPort:
 
 
 class AtOnce(QueryPool):
-    """Without threads: those take real time, in which the virtual clock runs on by as much as it likes."""
+    """Without threads: those take real time, during which the virtual clock may advance by any amount."""
 
     async def ask(
         self, tx_id: str, query_id: str, start_within_s: float, late: Callable[[TransactionState], None]
@@ -68,7 +69,7 @@ class AtOnce(QueryPool):
 
 
 class Crowd:
-    """``ShardLink``s of so many producers, at one actor."""
+    """The ``ShardLink``s of many producers, at one actor."""
 
     def __init__(self, producers: int, config: FeedbackConfig, answerer: AnswererConfig) -> None:
         brokers = BrokersDouble()
@@ -89,7 +90,7 @@ class Crowd:
         return ShardLink(0, producer)
 
     async def parked_share(self, after_s: float) -> float:
-        """On average over a minute."""
+        """The average share over a minute."""
         await asyncio.sleep(after_s)
         parked = 0
         for _ in range(60):
@@ -98,7 +99,7 @@ class Crowd:
         return parked / 60 / len(self.links)
 
     async def checked_within(self, checks: int) -> float:
-        """So many transactions come due at once: how long until all of them are committed."""
+        """Makes ``checks`` transactions due at once: how long until all of them are committed."""
         begin = now()
         for n in range(checks):
             self.group.prepare(f"t{n}", timeout_ms=1)

@@ -1,4 +1,5 @@
-"""Many apps and topics in one process: few calls, no silent bound, and no pair's trouble is another's."""
+"""Many apps and topics in one process: few calls, no silent bound, and one pair's trouble never affects
+another."""
 
 from __future__ import annotations
 
@@ -93,7 +94,7 @@ def test_what_came_due_while_nobody_was_there_is_found_when_somebody_comes() -> 
     async def main() -> None:
         async with processes(idle_exit_s=20.0) as p:
             p.leave_open("shop", ["orders", "bills"])
-            await asyncio.sleep(60)  # it was named, and nobody was there
+            await asyncio.sleep(60)  # it was named while no producer was online
             assert p.group.calls["lock_pairs"] == 0
             p.producer("shop", always("COMMITTED"))
             assert await until(lambda: not p.open_ones("shop"), 5) < 0.5
@@ -165,7 +166,7 @@ def test_news_that_comes_during_a_lock_call_is_not_taken_for_old(
     monkeypatch: pytest.MonkeyPatch, planted: bool
 ) -> None:
     """The lock call has found less than it asked for; before its answer is read, more came due. Planted: what
-    it found empty counts as empty, and its late transaction waits for ever."""
+    it found empty counts as empty, and the late transaction is never checked."""
     if planted:
         usual_news = FeedbackShard.nothing_due
         monkeypatch.setattr(
@@ -253,7 +254,7 @@ def test_a_pair_that_raises_is_made_anew_and_touches_no_other(
 def test_without_making_it_anew_one_error_would_leave_checks_for_ever(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The mend taken away: what the leader has named once it does not name again."""
+    """The fix removed: what the leader has named once, it does not name again."""
     monkeypatch.setattr(FeedbackShard, "look_anew", lambda self, pair: None)
     usual, raised = TopicFeedback.take, 0
 
@@ -311,7 +312,7 @@ def test_answers_of_a_topic_that_wait_hold_up_no_other_topic() -> None:
 def test_an_app_that_was_forgotten_takes_no_owner_for_gone(
     monkeypatch: pytest.MonkeyPatch, planted: bool
 ) -> None:
-    """Its topics go with it: what one of them knew of owners would be as old as it had slept. Planted: they
+    """Its topics are forgotten with it: what they knew of owners would be outdated by then. Planted: they
     stay."""
     if planted:
         nothing = property(lambda self: {}, lambda self, value: None)
@@ -330,7 +331,7 @@ def test_an_app_that_was_forgotten_takes_no_owner_for_gone(
             (owner,) = p.producer("shop", always("COMMITTED"), "owner")
             (other,) = p.producer("shop", always("ROLLBACK"), "other")
             await asyncio.sleep(1)
-            owner.die()  # a pause: what it runs goes on
+            owner.die()  # a pause: its local transactions continue
             p.group.prepare("slow", app="shop", timeout_ms=8_000, instance="shop/owner")
             await asyncio.sleep(12)
             assert (p.open_ones("shop"), bool(other.asked)) == (0, True) if planted else (1, False)
@@ -339,7 +340,7 @@ def test_an_app_that_was_forgotten_takes_no_owner_for_gone(
 
 
 def test_an_owner_that_polls_is_not_gone_for_a_topic_that_slept() -> None:
-    """Topics hear of polls only while they have something to do; what is known of owners is the app's."""
+    """Topics hear of polls only while they have work; what is known of owners belongs to the app."""
 
     async def main() -> None:
         async with processes() as p:

@@ -1,4 +1,4 @@
-"""Every bound of a feedback process says so when it is reached, and what is beyond it takes its turn."""
+"""Every bound of a feedback process reports when it is reached, and what is beyond it gets its turn."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Fences on real databases: SQLite, PostgreSQL and MariaDB, by SQLAlchemy and by plain connections."""
+"""Fences on real databases: SQLite, PostgreSQL and MariaDB, through SQLAlchemy and plain connections."""

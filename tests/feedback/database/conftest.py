@@ -14,7 +14,7 @@ from tests.support.shops import Shop, ShopMaker, closing_shops
 
 @pytest.fixture(scope="session")
 def server_of() -> Iterator[Callable[[str], Server | None]]:
-    """Started when a test first asks for it."""
+    """Servers by kind, each started when a test first asks for it."""
     with ExitStack() as stack:
         started: dict[str, Server | None] = {"sqlite": None}
 
@@ -26,7 +26,7 @@ def server_of() -> Iterator[Callable[[str], Server | None]]:
         yield get
 
 
-#: Each database by one of the two ways to it; by the other one in make test-long.
+#: Each database by one of the two ways to reach it; by the other one in make test-long.
 PLACES = [
     ("sqlite", "sqlalchemy"),
     ("postgresql", "plain"),
@@ -39,20 +39,20 @@ PLACES = [
 
 @pytest.fixture(params=PLACES, ids="-".join)
 def place(request: pytest.FixtureRequest) -> tuple[str, str]:
-    """A database, and the way to it."""
+    """A database, and the way to reach it."""
     found: tuple[str, str] = request.param
     return found
 
 
 @pytest.fixture
 def kind(place: tuple[str, str]) -> str:
-    """Of the database."""
+    """The kind of database."""
     return place[0]
 
 
 @pytest.fixture
 def way(place: tuple[str, str]) -> str:
-    """To the database."""
+    """The way to reach the database."""
     return place[1]
 
 

@@ -1,4 +1,5 @@
-"""The fence on asynchronous engines: aiosqlite, psycopg and asyncmy, checks from threads without a loop."""
+"""The fence on asynchronous engines: aiosqlite, psycopg and asyncmy, checks from threads without an event
+loop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows against the broker's record; the table as SQLAlchemy's metadata has it; the commands of it."""
+"""Rows against the broker's record; the table as in SQLAlchemy's metadata; the table's commands."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PREPARE, UNKNOWN = TransactionState.PREPARE, TransactionState.UNKNOWN
 
 
 class Admin:
-    """``cluster.admin``, as far as an audit asks it."""
+    """``cluster.admin``, as far as an audit uses it."""
 
     def __init__(self, **states: TransactionState) -> None:
         self.states, self.calls = states, 0

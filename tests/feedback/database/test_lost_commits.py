@@ -1,5 +1,5 @@
-"""The answer to the database's commit is lost, or the database refuses it: two errors that must not be mixed
-up."""
+"""The answer to the database's commit is lost, or the database refuses the commit: two errors that must not
+be mixed up."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_a_commit_that_the_database_refuses_is_no_secret(shop: Shop, kind: str) 
     else:
         local, reader = shop.begin().enter("1").order("1"), shop.begin()
         reader.execute("begin")
-        reader.execute(f"select * from {shop.orders}").fetchall()  # its lock stays until the transaction ends
+        reader.execute(f"select * from {shop.orders}").fetchall()  # holds its lock until the transaction ends
         driver = local.connection if shop.plain else local.connection.connection.driver_connection
         driver.execute("pragma busy_timeout = 20")
         with pytest.raises(Exception, match="locked") as refused:

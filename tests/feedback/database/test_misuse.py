@@ -1,4 +1,5 @@
-"""What a fence refuses, before it is worth nothing: each mistake has an error that says what to change."""
+"""What a fence refuses because it would protect nothing: each mistake has an error that says what to
+change."""
 
 from __future__ import annotations
 
@@ -227,7 +228,7 @@ def test_an_exception_rolls_back_and_comes_out_as_it_is(shop: Shop) -> None:
 
 
 def test_names_of_any_kind_are_kept_apart(shop: Shop) -> None:
-    """Case, trailing blanks, accents, NUL and what is beyond the table's character set: bytes decide."""
+    """Case, trailing blanks, accents, NUL and characters beyond the table's character set: bytes decide."""
     names = ["a", "A", "a ", "\u00e1", "a\u0301", "ß", "ss", "\x00", "🦄" * 500, "a" * 512]
     for name in names:
         shop.begin().enter(name).commit()

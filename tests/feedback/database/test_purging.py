@@ -1,4 +1,4 @@
-"""Old rows go in slices; what an open transaction may still be asked about stays."""
+"""Old rows are deleted in slices; what an open transaction may still need stays."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DAY_S = 86_400.0
 
 @dataclass
 class Admin:
-    """``cluster.admin``, as far as a purge asks it."""
+    """``cluster.admin``, as far as a purge uses it."""
 
     prepared_ms: list[int] = field(default_factory=list)
     tx_id: str = "x"

@@ -14,7 +14,7 @@ from tests.support.fence_races import splits
 from tests.support.shops import LEVELS, Shop, ShopMaker
 
 COMMITTED, ROLLBACK, UNKNOWN = TransactionState.COMMITTED, TransactionState.ROLLBACK, TransactionState.UNKNOWN
-#: Until a statement of another thread surely waits.
+#: After this long, a statement of another thread is surely waiting.
 SOON_S = 0.1
 
 
@@ -114,7 +114,7 @@ def test_every_isolation_level_keeps_both_orders(shop: Shop, kind: str) -> None:
 
 def test_a_snapshot_from_before_the_check_does_not_hide_it(shop: Shop, kind: str) -> None:
     if kind == "sqlite":
-        return  # a reader that begins to write behind another writer is refused by SQLite itself
+        return  # SQLite itself refuses a reader that begins to write after another writer
     for level in LEVELS[kind][1:]:
         local = shop.begin(level)
         assert local.execute(f"select count(*) from {shop.orders}").fetchall()[0][0] == 0
@@ -130,12 +130,12 @@ def test_many_checks_are_held_up_by_none_that_is_locked(shop: Shop) -> None:
     checks = [f"done-{number}" for number in range(20)] + [f"never-{number}" for number in range(20)]
     running = shop.begin().enter("runs")
     asked = [*checks[:25], "runs", *checks[25:]]
-    # The clock stands still, so that a busy machine does not shorten the fence's patience.
+    # The clock is stopped, so that a busy machine does not shorten the fence's patience.
     fence = shop.make_fence(lock_timeout_s=0.3, clock=lambda: 1e9)
     said = dict(zip(asked, fence.query_statuses([(tx, tx) for tx in asked]), strict=True))
     assert said["runs"] is UNKNOWN
     assert all(said[f"done-{number}"] is COMMITTED for number in range(20)), "what is there needs no waiting"
-    if shop.kind != "sqlite":  # which has one lock for all
+    if shop.kind != "sqlite":  # SQLite has a single lock
         assert all(said[f"never-{number}"] is ROLLBACK for number in range(20))
     running.commit()
     said = dict(zip(asked, shop.fence.query_statuses([(tx, tx) for tx in asked]), strict=True))
