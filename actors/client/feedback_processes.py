@@ -26,7 +26,7 @@ class FeedbackProcesses(Protocol):
         """Ask all of them. The caller decides how long to wait."""
 
     def close(self) -> None:
-        """Ask no more."""
+        """Stops asking."""
 
 
 class RayFeedbackProcesses:

@@ -31,7 +31,7 @@ Call = Callable[[int, int, str, tuple[Any, ...], OnAnswer], None]
 
 
 class Led(Protocol):
-    """What is needed of a group's channel."""
+    """What the watch needs from a group's channel."""
 
     @property
     def follower(self) -> LeaderFollower: ...

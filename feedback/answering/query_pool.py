@@ -169,7 +169,7 @@ class QueryPool:
         return TransactionState.UNKNOWN, Trouble.TIMED_OUT
 
     def close(self) -> None:
-        """Start no more queries. Threads end when their query does."""
+        """Starts no more queries. A thread ends when its query does."""
         with self._lock:
             self._closed = True
             threads = self._threads.all
@@ -320,7 +320,7 @@ class QueryPool:
 
 
 def _tell(future: asyncio.Future[Any], value: object) -> None:
-    """Set a future's result from another thread; if the loop has ended, nobody needs it."""
+    """Set a future's result from another thread; if the loop has ended, it is not needed any more."""
 
     def set_result() -> None:
         if not future.done():

@@ -97,7 +97,7 @@ class AppProducers:
     def hand(self, instance: str, checks: list[Handed]) -> None:
         """Send these to this producer with its poll."""
         present = self._present.get(instance)
-        if present is not None:  # otherwise it left: nobody confirms the checks, and they come back
+        if present is not None:  # otherwise it left without confirming the checks, and they come back
             present.outgoing += checks
             self._leave_soon(present)
 

@@ -37,7 +37,7 @@ Pair = tuple[str, str]  # app, topic
 
 
 class Pairs(Protocol):
-    """What it needs of the process. ``news``: number of the group's latest news on a pair; None: nothing is
+    """What it needs from the process. ``news``: number of the group's latest news on a pair; None: nothing is
     due. ``places``: waits until there may be further pairs, and returns how many."""
 
     async def places(self) -> int: ...

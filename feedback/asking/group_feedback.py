@@ -37,7 +37,7 @@ RELEASED_S = 1.0
 
 
 class Desk(Protocol):
-    """What one group's part needs of its topic."""
+    """What one group's part needs from its topic."""
 
     def locked(self, gid: int, rows: Sequence[LockedRow]) -> None: ...
     def settled(self, gid: int, tx_ids: Iterable[str]) -> None: ...

@@ -30,7 +30,7 @@ Handed = tuple[Place, str, str, int, float, int]
 
 
 class Host(Protocol):
-    """What a TopicFeedback needs of its process."""
+    """What a TopicFeedback needs from its process."""
 
     def hand(self, pair: TopicFeedback, instance: str, checks: list[Handed]) -> None: ...
     def lost(self, pair: TopicFeedback, instance: str) -> None: ...

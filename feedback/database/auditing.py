@@ -17,7 +17,7 @@ from escrowmq.replication.model import TransactionState
 
 
 class TransactionStates(Protocol):
-    """What an audit needs of ``cluster.admin``."""
+    """What an audit needs from ``cluster.admin``."""
 
     def transaction_states(self, app: str, tx_ids: Sequence[str]) -> list[TransactionState]:
         """What the broker has recorded for each; UNKNOWN: nothing, or no longer."""

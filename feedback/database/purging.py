@@ -21,7 +21,7 @@ OPEN_MAX = 100_000
 
 
 class OpenTransactions(Protocol):
-    """What a purge needs of ``cluster.admin``."""
+    """What a purge needs from ``cluster.admin``."""
 
     def list_transactions(self, *, app: str | None = None, limit: int = 1000) -> Iterable[OpenTransaction]:
         """Those that are open, ``limit`` at most."""

@@ -97,7 +97,7 @@ def _from_peers(hole: Hole, found: Survey, peers: Sequence[str], source: EntrySo
 
 # ------------------------------------------------------------------ a running replica
 class MendedLog(Protocol):
-    """What the mender needs of the journal."""
+    """What the mender needs from the journal."""
 
     holes: KnownHoles
 
@@ -112,7 +112,7 @@ class MendedLog(Protocol):
 
 
 class Mender:
-    """Has the damage in one replica's log mended. One thread calls ``round``; it blocks on peers."""
+    """Gets the damage in one replica's log repaired. One thread calls ``round``; it blocks on peers."""
 
     def __init__(
         self,

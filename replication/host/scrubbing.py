@@ -59,7 +59,7 @@ class ScrubState:
 
 
 class ScrubbedLog(Protocol):
-    """What scrubbing needs of the journal. Thread-safe."""
+    """What scrubbing needs from the journal. Thread-safe."""
 
     @property
     def first_index(self) -> int: ...

@@ -8,7 +8,7 @@ earlier version has neither; it adopts the incarnation that it is opened for, an
 The identity is written once, while the directory is empty; from then on a replica started with another
 cluster, group or number is rejected instead of mixing two logs. The lock lives as long as the
 process, so a second replica started on the same directory cannot write into it, and a dead one
-blocks nobody.
+blocks no other process.
 """
 
 from __future__ import annotations

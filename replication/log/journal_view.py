@@ -8,7 +8,7 @@ from typing import Protocol, overload
 
 
 class EntrySource(Protocol):
-    """What a view needs of the journal."""
+    """What a view needs from the journal."""
 
     def read(self, index: int) -> bytes: ...
 

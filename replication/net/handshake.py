@@ -59,7 +59,7 @@ class PeerIdentity:
 
 
 class About(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a replica tells of itself. New fields have defaults that mean what their absence meant before."""
+    """What a replica says about itself. New fields have defaults that mean what their absence meant."""
 
     incarnation: Index = 0
     disk_id: Annotated[str, msgspec.Meta(max_length=DISK_ID_MAX)] = ""
@@ -261,7 +261,7 @@ class Dialer(_Side):
 
 
 def about_us(own: Incarnation) -> About:
-    """What we tell of ourselves."""
+    """What we say about ourselves."""
     return About(own.number, own.disk_id)
 
 

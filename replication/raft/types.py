@@ -39,7 +39,7 @@ class RaftConfig:
 
 
 class Log(Protocol):
-    """What Raft needs of the log; ``SegmentJournal`` provides it. Indexes are log indexes.
+    """What Raft needs from the log; ``SegmentJournal`` provides it. Indexes are log indexes.
 
     It must be a pysyncobj ``Journal`` too, which the core reads and appends to.
     """

@@ -46,7 +46,7 @@ COPY_BYTES_MAX = 4 << 20
 
 
 class LogReader(Protocol):
-    """What admission needs of the journal."""
+    """What admission needs from the journal."""
 
     @property
     def last_index(self) -> int: ...

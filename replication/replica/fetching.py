@@ -37,7 +37,7 @@ def in_bytes(parts: Iterable[bytes], size: int) -> bytes:
 
 
 class RangeReader(Protocol):
-    """What fetching needs of the journal. Thread-safe."""
+    """What fetching needs from the journal. Thread-safe."""
 
     def read_range(self, index: int, pos: int, size: int) -> bytes: ...
 

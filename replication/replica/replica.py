@@ -52,7 +52,7 @@ class Limits:
 
 
 class Raft(Protocol):
-    """What a replica needs of its Raft node."""
+    """What a replica needs from its Raft node."""
 
     @property
     def ready(self) -> bool: ...

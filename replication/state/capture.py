@@ -84,7 +84,7 @@ class Capture:
 
 
 def capture(state: StateMachine, term: int, run_files: Iterable[str]) -> Snapshot:
-    """A snapshot in one step, for callers that keep nobody waiting."""
+    """A snapshot in one step, for callers that hold up no other work."""
     taken = Capture(state, term, run_files)
     while not taken.step(1 << 20):
         pass

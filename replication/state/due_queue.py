@@ -307,7 +307,7 @@ class DueQueue:
         for tx_id, wait_ms in zip(tx_ids, waits_ms or [CHECK_BACKOFF_MS] * len(tx_ids), strict=True):
             lease = self._leases.get((app, tx_id))
             if lease is not None and lease[0] == owner:
-                # Leased to nobody until then, so that the expiry that ``lock`` scheduled does nothing.
+                # Not leased until then, so that the expiry that ``lock`` scheduled does nothing.
                 self._leases[app, tx_id] = ("", now_ms + wait_ms)
                 self.schedule(app, [tx_id], now_ms + wait_ms)
 
