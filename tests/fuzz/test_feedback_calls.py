@@ -71,6 +71,6 @@ def test_nonsense_is_refused_and_the_honest_are_served(sequence: list[tuple[str,
             await until(lambda: w.group.outcome("t1") in ("COMMITTED", "ROLLBACK"), 60)
             counts = [w.feedback.counts["errors"]]
             counts += [group["counts"].get("errors", 0) for group in w.feedback.status()["groups"]]
-            assert not any(counts), "a loop stumbled"
+            assert not any(counts), "a loop failed"
 
     run(main())

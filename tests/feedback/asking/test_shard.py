@@ -248,7 +248,7 @@ def test_a_pair_that_raises_is_made_anew_and_touches_no_other(
 
     with caplog.at_level(logging.ERROR):
         run(main())
-    assert "topic 'bad' stumbled" in caplog.text
+    assert "topic 'bad' failed and is created again" in caplog.text
 
 
 def test_without_making_it_anew_one_error_would_leave_checks_for_ever(
