@@ -21,7 +21,7 @@ PIECE_TOPICS = 400
 
 
 class PackedTopics:
-    """Arrives as a plain list. Only the standard library unpacks it, so clients of earlier versions can, too."""
+    """Arrives as a plain list. Only the standard library unpacks it, so earlier clients can, too."""
 
     def __init__(self, topics: Sequence[TopicInfo]) -> None:
         """``topics`` must not be changed any more."""
