@@ -145,12 +145,12 @@ class Consumer(Closing):
     def poll(self, max_records: int = 500, timeout_s: float = 1.0) -> list[ConsumerRecord]:
         """The next records, at most ``max_records``; waits for the first for at most ``timeout_s``.
 
-        Also takes over a changed assignment, and calls the handlers of ``subscribe``: what the previous
-        ``poll`` returned should be dealt with, and committed before or by ``on_revoke``. Raises
-        OffsetOutOfRange or UnknownTopic for a partition that cannot be read on; UnknownTopic when nothing
-        came and a topic was deleted some seconds ago, until it is created again or others are subscribed to;
-        Unavailable when no replica has answered for ``call_timeout_s``; MemberFenced when a later consumer
-        has this one's ``instance_id``; Closed.
+        Also takes over a changed assignment, and calls the handlers of ``subscribe``: process what the
+        previous ``poll`` returned before calling it again, and commit it before that or in ``on_revoke``.
+        Raises OffsetOutOfRange or UnknownTopic for a partition that cannot be read any further; UnknownTopic
+        when nothing came and a topic was deleted some seconds ago, until it is created again or other topics
+        are subscribed to; Unavailable when no replica has answered for ``call_timeout_s``; MemberFenced when
+        a later consumer has this one's ``instance_id``; Closed.
         """
         args.check_poll(max_records, timeout_s)
         return self.core.poll(max_records, timeout_s)
@@ -207,8 +207,8 @@ class Consumer(Closing):
     def commit(self, offsets: Mapping[TopicPartition, int] | None = None) -> None:
         """Makes the group's place durable: everything ``poll`` has returned, or ``offsets`` as given.
 
-        ``offsets``: (topic, partition) -> *next* offset to read. Without it, stops before records that wait
-        after ``nack``. Raises OffsetOutOfRange for a place beyond the partition's end; MemberFenced;
+        ``offsets``: (topic, partition) -> *next* offset to read. Without it, stops before records that
+        wait after ``nack``. Raises OffsetOutOfRange for a place beyond the partition's end; MemberFenced;
         StaleMember if a partition has moved to another member (what was not committed is delivered again
         there); OutcomeUnknown if no answer came in time: committing again is safe.
         """

@@ -255,7 +255,7 @@ class ConsumerCore:
     def take(
         self, max_records: int, caller: object
     ) -> tuple[list[ConsumerRecord], float, HandlerCall | None]:
-        """Records that are there, without waiting, and when to look again if no news comes before; or the
+        """The records available now, and when to look again if nothing new comes before; or the
         handler that ``caller`` calls first, with ``telling`` and without the lock."""
         with self.condition:
             self.check_open()

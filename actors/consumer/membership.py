@@ -17,7 +17,7 @@ from escrowmq.replication.errors import MemberFenced
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """An assignment to be taken over. ``kept``: where reading goes on; None: wherever it is held now.
+    """An assignment to take over. ``kept``: partitions whose reading continues; None: all those held now.
 
     ``held``: where this member may commit until it has taken the offer over; None: wherever it reads now.
     """
@@ -96,8 +96,8 @@ class Membership:
         self.offer = Offer(0, frozenset(), frozenset(), frozenset())
 
     def still_holds(self, partitions: frozenset[TopicPartition]) -> bool:
-        """After a join: all these are this member's until it takes over what it was told, so it may
-        commit."""
+        """Whether, after a join, all these are this member's until it takes over its new assignment, so that
+        it may commit them."""
         if self.offer is None or self.offer.kept is None:
             return True
         return partitions <= (self.offer.kept if self.offer.held is None else self.offer.held)

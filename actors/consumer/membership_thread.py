@@ -89,7 +89,7 @@ class MembershipThread:
         self._wakeup.set()
 
     def close(self) -> None:
-        """Ends the thread and leaves the group. A static member's place waits for the next of its instance,
+        """Stops the thread and leaves the group. A static member's place waits for the next of its instance,
         as long as its session."""
         self._closing = True
         self._wakeup.set()

@@ -67,7 +67,7 @@ class OffsetReader:
         return found
 
     def hear(self, topics: Collection[str], timeout_s: float) -> Sequence[TopicInfo]:
-        """Ask where these topics lie; those that there are."""
+        """Learns which broker groups host these topics; returns the topics that exist."""
         if not topics:
             return ()
         names = sorted(topics) if len(topics) <= NAMES_MAX else True

@@ -66,8 +66,9 @@ class Subscribing:
         return pattern.topics != before
 
     def places_now(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
-        """Where reading starts, with "latest": the group's places, which it has from now on, or the ends.
-        Before the caller goes on, so that what is sent after that is delivered, whoever reads it."""
+        """Where reading starts with "latest": the group's places (committed now if it had none), or the ends
+        without a group. Known before the caller continues, so that what is sent afterwards is delivered,
+        whoever reads it."""
         lookups = [Lookup(tp, 0, "committed", 0) for tp in partitions]
         if not lookups:
             return {}
