@@ -166,7 +166,7 @@ class DecisionBlock:
         self.commit, self.tx_ids, self.home_index = commit, tx_ids, home_index
         self.home_group, self.newest_index = home_group, newest_index
         self.deadline = 0.0
-        self.done: Callable[[Outcome], None] = _nobody
+        self.done: Callable[[Outcome], None] = _ignore
 
     def select(self, places: Sequence[int]) -> DecisionBlock:
         """A block of some of these transactions; its ``done`` is not set."""
@@ -192,7 +192,7 @@ class InquireBlock:
     def __init__(self, tx_ids: Sequence[str], home_index: Sequence[int]) -> None:
         self.tx_ids, self.home_index = tx_ids, home_index
         self.deadline = 0.0
-        self.done: Callable[[Outcome], None] = _nobody
+        self.done: Callable[[Outcome], None] = _ignore
 
 
 class DoneBlock:
@@ -204,7 +204,7 @@ class DoneBlock:
     def __init__(self, tx_ids: Sequence[str], home_index: Sequence[int], group: int) -> None:
         self.tx_ids, self.home_index, self.group = tx_ids, home_index, group
         self.deadline = 0.0
-        self.done: Callable[[Outcome], None] = _nobody
+        self.done: Callable[[Outcome], None] = _ignore
 
 
 Block = PrepareBlock | DecisionBlock | InquireBlock | DoneBlock
