@@ -2,7 +2,8 @@
 own memory of its membership.
 
 A member commits what it has read, whenever it likes. Its calls may be lost, and so may their answers, which
-take their time. A new leader does not know which topic a member read before; that is told in the guide, so a
+take their time. A static member's process is killed now and then, and the next one of its instance begins at
+once. A new leader does not know which topic a member read before; that is told in the guide, so a
 member that joins under a new leader claims nothing in an earlier life of the topic.
 """
 
@@ -16,6 +17,7 @@ from weakref import WeakKeyDictionary
 from escrowmq.actors.broker.group_service import GroupService
 from escrowmq.actors.client.consumer_groups import (
     GroupJoined,
+    InstanceTaken,
     MembershipStale,
     TopicPartition,
     coordinator_group,
@@ -27,7 +29,7 @@ from escrowmq.replication.replica.validation import parse_request
 from tests.sim.broker_app import BrokerApplication, ids_of, number_of
 from tests.sim.recreated.model import TOPIC
 from tests.sim.replica import SimReplica
-from tests.sim.world import World
+from tests.sim.world import Violation, World
 
 if TYPE_CHECKING:
     from tests.sim.recreated.topic import RecreatedTopic
@@ -37,6 +39,7 @@ PAUSE_S = 0.06  # from one thing that a member does to the next, about
 SESSION_S = 1.0
 ANSWER_S = 0.1
 LOST = 0.05
+RESTARTS = 0.02  # of the things that a static member does
 POLL_BYTES = (1, 300, 5_000)
 
 
@@ -92,11 +95,13 @@ _SERVICES: WeakKeyDictionary[BrokerApplication, _Service] = WeakKeyDictionary()
 class Member:
     """One of them."""
 
-    def __init__(self, name: str, topic: RecreatedTopic) -> None:
-        self._topic, self._name = topic, name
+    def __init__(self, name: str, topic: RecreatedTopic, *, static: bool = False) -> None:
+        self._topic, self._instance = topic, name if static else None
+        self._name = f"{name}@{0:016x}" if static else name
+        self._process = 0
         self._rng = topic.desks[0].world.stream(f"recreated-{name}")
         self._gid = coordinator_group(GROUP, len(topic.desks))
-        self._membership = Membership(GROUP, name)
+        self._membership = Membership(GROUP, self._name)
         self._held: dict[TopicPartition, _Place | None] = {}
         self._term = -1
         self._calling = self._committing = False
@@ -106,6 +111,8 @@ class Member:
         if self._topic.desks[0].cluster.calm:
             return
         self._topic.later(self._rng.expovariate(1 / PAUSE_S), self.act)
+        if self._instance is not None and self._rng.random() < RESTARTS:
+            self._restart(self._instance)
         chance = self._rng.random()
         if chance < 0.3:
             self._keep_membership()
@@ -113,6 +120,15 @@ class Member:
             self._poll()
         else:
             self._commit()
+
+    def _restart(self, instance: str) -> None:
+        """As a new process, which knows nothing, and hears no answer to the one before."""
+        self._process += 1
+        self._name = f"{instance}@{self._process:016x}"
+        self._membership = Membership(GROUP, self._name)
+        self._held, self._term = {}, -1
+        self._calling = self._committing = False
+        self._topic.done["restarted"] += 1
 
     def _service(self) -> tuple[BrokerApplication, _Service] | None:
         found = self._topic.leader(self._gid)
@@ -146,14 +162,21 @@ class Member:
 
     def _later(self, then: Callable[..., None], *args: Any) -> None:
         """The answer comes, or is lost."""
-        lost = self._rng.random() < LOST
-        self._topic.later(ANSWER_S * self._rng.random(), self._calls_end if lost else then, *args)
+        lost, process = self._rng.random() < LOST, self._process
+
+        def answered() -> None:
+            if process == self._process:
+                (self._calls_end if lost else then)(*args)
+
+        self._topic.later(ANSWER_S * self._rng.random(), answered)
 
     def _calls_end(self, *args: Any) -> None:
         self._calling = False
 
     def _joined(self, term: int, answer: Reply) -> None:
         self._calling = False
+        if answer[0] == "ok" and isinstance(answer[1], InstanceTaken):
+            raise Violation(f"{self._name}, the latest of its instance, is fenced", "unexpected-answer")
         if answer[0] == "ok" and isinstance(answer[1], GroupJoined):
             self._term = term
             self._membership.on_join(answer[1])
@@ -163,6 +186,8 @@ class Member:
         member = self._membership
         if answer[0] != "ok" or joins != member.joins or not member.joined:
             return
+        if isinstance(answer[1], InstanceTaken):
+            raise Violation(f"{self._name}, the latest of its instance, is fenced", "unexpected-answer")
         if isinstance(answer[1], MembershipStale):
             member.on_stale()
         elif generation == member.generation:
@@ -224,7 +249,8 @@ class Member:
         stood = self._topic.models[self._gid].stood
         stood.setdefault((GROUP, partition, place.offset), set()).add(place.life)
         self._committing = True
-        self._topic.later(0.5, self._commit_ends)  # longer than the log takes, or its answer is lost
+        process = self._process
+        self._topic.later(0.5, self._commit_ends, process)  # longer than the log takes, or its answer is lost
         answer = service.commit(
             *(self._name, self._membership.generation, {topic: {partition: place.offset}}), self._committed
         )
@@ -232,8 +258,9 @@ class Member:
             self._topic.done["old place refused" if "created again" in answer[1].reason else "stale"] += 1
             self._membership.on_stale()
 
-    def _commit_ends(self) -> None:
-        self._committing = False
+    def _commit_ends(self, process: int) -> None:
+        if process == self._process:
+            self._committing = False
 
     def _committed(self, reply: Reply) -> None:
         self._topic.done["places"] += reply[0] == "ok"

@@ -53,7 +53,7 @@ class RecreatedTopic:
         self._wanted: tuple[dict[str, int | str], int | None] | None = None
         self._deleting = self._hasty = False
         self._clients = Clients(self)
-        self._members = [Member(f"m{n}", self) for n in range(MEMBERS)] if members else []
+        self._members = [Member(f"m{n}", self, static=n == 0) for n in range(MEMBERS)] if members else []
 
     @property
     def waiting(self) -> int:
