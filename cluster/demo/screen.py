@@ -20,8 +20,8 @@ from rich.text import Text
 WIDTH = 100
 #: The story, the table of what happened, and the first rows of the comparison; then the verdict.
 LINES_FIRST, LINES_LAST = 39, 2
-#: rich's format loads a font from a server. A picture in the documentation loads nothing.
-_FONT = re.compile(r"@font-face \{.*?\}\n", re.DOTALL)
+#: rich's format loads a font from a server, and names its maker's. A picture in the documentation names none.
+_FROM_ELSEWHERE = re.compile(r"@font-face \{.*?\}\n|<!--.*?-->\n", re.DOTALL)
 
 
 def recording_console(file: TextIO | None = None) -> Console:
@@ -38,4 +38,4 @@ def save_screen(console: Console, path: Path, command: str) -> None:
     screen = recording_console(io.StringIO())
     for line in lines:
         screen.print(Text.from_ansi(line), highlight=False)
-    path.write_text(_FONT.sub("", screen.export_svg(title=command, unique_id="screen")))
+    path.write_text(_FROM_ELSEWHERE.sub("", screen.export_svg(title=command, unique_id="screen")))
