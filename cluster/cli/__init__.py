@@ -1,7 +1,7 @@
-"""The command line ``escrowmq``: noun–verb, tables for people and JSON for programs, errors of one line.
+"""The command line ``escrowmq``: noun–verb commands, tables for people, JSON for programs, one-line errors.
 
-Every command is a thin call of what the Python face offers. It must never show a stack trace for
-something the user can mend, and never take a secret as an argument.
+Every command is a thin wrapper around the Python API. A command must never show a stack trace for
+an error that the user can correct, and must never take a secret as an argument.
 """
 
 from __future__ import annotations

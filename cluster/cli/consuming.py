@@ -1,7 +1,7 @@
-"""``escrowmq consume``: committed messages of topics, up to their end or for ever.
+"""``escrowmq consume``: prints committed messages of topics, up to their current end or indefinitely.
 
-Without a group it reads by itself and leaves no trace; with one it shares the partitions with the
-group's other members and commits what it has printed.
+Without a group, it reads all partitions by itself and commits nothing. With a group, it shares the
+partitions with the group's other members and commits the offsets of what it has printed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from escrowmq.replication.model import ConsumerRecord
 
 POLL_S = 1.0
-#: Without --follow a group member ends when nothing has come for so long: others may read the rest.
+#: Without --follow, a group member ends after this many seconds without a message. It cannot wait for the
+#: end of every partition, because other members may be reading some of them.
 GROUP_IDLE_S = 5.0
 EARLIEST, LATEST = "earliest", "latest"
 
@@ -40,12 +41,14 @@ def consume(
         typer.Option(
             "--from",
             help="'earliest', 'latest', ms since the epoch, or a date like 2026-01-31T12:00Z. Default: "
-            "earliest; with --follow latest; with --group what the group has committed.",
+            "earliest; with --follow latest; with --group the group's committed offsets.",
         ),
     ] = None,
-    follow: Annotated[bool, typer.Option("--follow", help="Go on at the end, until interrupted.")] = False,
+    follow: Annotated[
+        bool, typer.Option("--follow", help="Keep reading at the end, until interrupted.")
+    ] = False,
     max_records: Annotated[
-        int | None, typer.Option("--max", min=1, help="End after so many messages.")
+        int | None, typer.Option("--max", min=1, help="Stop after this many messages.")
     ] = None,
     partition: Annotated[list[int] | None, typer.Option(help="Only these partitions; repeatable.")] = None,
     form: Annotated[
@@ -53,19 +56,20 @@ def consume(
     ] = None,
     shown: Shown = Format.table,
 ) -> None:
-    """Print committed messages: a line each, with --format json an object a line, or as -f says.
+    """Print committed messages: one line each, one JSON object per line with --format json, or as -f says.
 
-    What --format json prints, 'escrowmq produce TOPIC --json' takes: so a topic is copied. -f '%k %v\\n'
-    prints keys and values as they are; it ends no line by itself.
+    'escrowmq produce TOPIC --json' accepts the output of --format json, so the two together copy a topic.
+    -f '%k %v\\n' prints keys and values unchanged; -f adds no line breaks of its own.
     """
     from escrowmq.replication.errors import ConfigError
 
     if group is not None and (partition or start not in (None, EARLIEST, LATEST)):
         raise ConfigError(
-            "with --group the group's places count: --from takes earliest or latest, no --partition"
+            "with --group, the group's committed offsets decide where reading starts; "
+            "--from takes only earliest or latest then, and --partition is not allowed"
         )
     if form is not None and shown is Format.json:
-        raise ConfigError("--format json says how records are printed; leave out -f")
+        raise ConfigError("--format json and -f both say how records are printed; give only one of them")
     made = None if form is None else template(form)
     since = _parse_start(start or (LATEST if follow else EARLIEST))
     count = 0
@@ -85,7 +89,7 @@ def consume(
 
 
 def _put(output: bytes, *, flush: bool) -> None:
-    """Bytes as they are."""
+    """Write bytes to the standard output, unchanged."""
     stream = sys.stdout.buffer
     stream.write(output)
     if flush:
@@ -111,7 +115,7 @@ def _parse_start(text: str) -> str | int:
 def _alone(
     cluster: Cluster, topics: list[str], since: str | int, only: set[int], follow: bool
 ) -> Iterator[ConsumerRecord]:
-    """Without a group: every partition, from ``since``, up to the ends as they are now (or on and on)."""
+    """Read every partition without a group, from ``since`` to the current ends (``follow``: without end)."""
     from escrowmq.replication.errors import UnknownTopic
 
     ends: dict[tuple[str, int], int] = {}
@@ -137,7 +141,7 @@ def _alone(
 def _as_member(
     cluster: Cluster, group: str, topics: list[str], reset: str, follow: bool, limit: int | None
 ) -> Iterator[ConsumerRecord]:
-    """As a member of a group; a batch is committed when the last of it has been printed."""
+    """Read as a member of a group; commit a batch once its last record has been printed."""
     left = limit
     with cluster.consumer(group, topics, auto_offset_reset=reset) as consumer:
         quiet_since = time.monotonic()

@@ -1,4 +1,4 @@
-"""``escrowmq db schema|purge|audit``: the fence's table in an application's database."""
+"""``escrowmq db schema|purge|audit``: maintains the fence's table in an application's database."""
 
 from __future__ import annotations
 
@@ -18,9 +18,7 @@ if TYPE_CHECKING:
     from escrowmq.feedback.database.purging import Purged
 
 app = typer.Typer(no_args_is_help=True, help="The fence's table in an application's database.")
-Url = Annotated[
-    str, typer.Argument(help="SQLAlchemy's URL of the database, its primary.", show_default=False)
-]
+Url = Annotated[str, typer.Argument(help="SQLAlchemy URL of the primary database.", show_default=False)]
 AppName = Annotated[str, typer.Option("--app", help="The producers' app.", show_default=False)]
 TableName = Annotated[str, typer.Option("--table", help="The fence's table.")]
 DAY_S = 86_400.0
@@ -31,7 +29,7 @@ def schema(
     dialect: Annotated[str, typer.Option(help="sqlite, postgresql, mariadb or mysql.", show_default=False)],
     table: TableName = TABLE,
 ) -> None:
-    """Print the statement that makes the table, for a migration."""
+    """Print the CREATE TABLE statement, for a migration."""
     print(f"{Statements(dialect_of(dialect), table).create};")
 
 
@@ -42,10 +40,10 @@ def purge(
     url: Url,
     app_name: AppName,
     table: TableName = TABLE,
-    keep_days: Annotated[float, typer.Option(help="Rows that are younger stay.")] = 7.0,
-    slice_rows: Annotated[int, typer.Option(help="Rows of one short database transaction.")] = 1000,
+    keep_days: Annotated[float, typer.Option(help="Keep rows that are younger than this.")] = 7.0,
+    slice_rows: Annotated[int, typer.Option(help="Rows per short database transaction.")] = 1000,
 ) -> None:
-    """Remove old rows of an app, those older than its oldest open transaction too; once a day is enough."""
+    """Remove an app's old rows that are also older than its oldest open transaction. Run it once a day."""
     fence, told_at = _fence(url, app_name, table), time.monotonic()
 
     def told(so_far: Purged) -> None:
@@ -66,10 +64,10 @@ def audit(
     url: Url,
     app_name: AppName,
     table: TableName = TABLE,
-    days: Annotated[float, typer.Option(help="Rows of so many days.")] = 1.0,
+    days: Annotated[float, typer.Option(help="Compare the rows of the last DAYS days.")] = 1.0,
     shown: Shown = Format.table,
 ) -> None:
-    """List transactions of which database and broker say different things; exit code 1 if there are some."""
+    """List transactions on which the database and the broker disagree; exit code 1 if there are any."""
     fence = _fence(url, app_name, table)
     with connection.joined() as cluster:
         found = fence.audit(cluster.admin, time.time() - days * DAY_S)
@@ -92,4 +90,4 @@ def _fence(url: str, app_name: str, table: str) -> Fence:
     try:
         return Fence(create_engine(url), app=app_name, table=table)
     except (ArgumentError, NoSuchModuleError, ImportError) as error:
-        raise FenceMisused(f"no engine for this URL: {error}") from error
+        raise FenceMisused(f"SQLAlchemy cannot make an engine for this URL: {error}") from error

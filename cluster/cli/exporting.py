@@ -1,4 +1,4 @@
-"""``escrowmq exporter``: metrics for Prometheus, from a process that looks at the whole cluster."""
+"""``escrowmq exporter``: serves Prometheus metrics of the whole cluster from one process."""
 
 from __future__ import annotations
 
@@ -35,18 +35,19 @@ def _reading(cluster: Cluster) -> ReadingServer | None:
 def exporter(
     connection: ConnectionOptions,
     listen: Annotated[
-        str, typer.Option(help="host:port. Who reaches it reads names of topics and apps: there is no login.")
+        str, typer.Option(help="host:port. There is no login: whoever can connect sees topic and app names.")
     ] = "127.0.0.1:9644",
     every: Annotated[float, typer.Option(help="Seconds between two looks at the cluster.", min=0.5)] = 5.0,
     ray_metrics: Annotated[
-        bool, typer.Option("--ray-metrics", help="Also among the metrics of Ray: escrowmq[ray-metrics].")
+        bool, typer.Option("--ray-metrics", help="Also export them as Ray metrics; needs escrowmq[ray-metrics].")
     ] = False,
-    log_format: Annotated[LogFormat, typer.Option(help="Of this process's log.")] = LogFormat.text,
+    log_format: Annotated[LogFormat, typer.Option(help="Format of this process's log.")] = LogFormat.text,
 ) -> None:
-    """Serve /metrics, /healthz and /readyz for Prometheus until it is ended. One is enough for a cluster.
+    """Serve /metrics, /healthz and /readyz for Prometheus until interrupted. A cluster needs only one.
 
-    Readers are answered out of the last look, so a broker that hangs delays nobody. Commands of the same user
-    on this machine that only read (status, topic list, ...) are answered too, and need not join Ray.
+    Requests are answered from the last look at the cluster, so a broker that hangs does not delay a scrape.
+    It also answers the same user's read-only commands on this machine (status, topic list, ...), which then
+    need not join Ray.
     """
     from escrowmq.cluster.exporter.exporter import Exporter
     from escrowmq.cluster.exporter.ray_mirror import RayMirror, check_exported

@@ -1,7 +1,7 @@
-"""How commands fail: one line that says what is wrong, one that says what to do, and an exit code.
+"""How commands report failure: a line with what is wrong, a line with what to do, and an exit code.
 
-Error texts of EscrowMQ have the form "what; what to do", which gives the two lines. Exit codes are
-few, so that scripts can tell "come back later" from "never".
+EscrowMQ's error texts have the form "what is wrong; what to do"; they are split into the two lines at the
+first semicolon. There are only a few exit codes, so that scripts can tell "try again later" from "never".
 """
 
 from __future__ import annotations
@@ -53,15 +53,15 @@ _CODES: tuple[tuple[type[EscrowMQError], int], ...] = (
 
 
 def exit_code(error: EscrowMQError) -> int:
-    """The exit code for an error; FAILED for those without one of their own."""
+    """The exit code for an error; FAILED if its type has no specific code."""
     return next((code for kind, code in _CODES if isinstance(error, kind)), FAILED)
 
 
 def explain(error: EscrowMQError) -> str:
-    """``error: what`` and, where the text has it, ``hint: what to do``."""
+    """``error: what is wrong`` and, if the text has a second part, ``hint: what to do``."""
     what, _, todo = str(error).replace("\n", " ").partition("; ")
     if isinstance(error, UnknownTopic) and error.partition is None:
-        todo = f"escrowmq topic create {error.topic} --partitions 1; escrowmq topic list shows what there is"
+        todo = f"escrowmq topic create {error.topic} --partitions 1; 'escrowmq topic list' shows all topics"
     lines = [f"error: {what or type(error).__name__}"]
     if todo:
         lines.append(f"hint: {todo}")
@@ -69,7 +69,7 @@ def explain(error: EscrowMQError) -> str:
 
 
 class Commands(TyperGroup):
-    """The top group: turns EscrowMQ's errors into text and exit codes for every command below it."""
+    """The top-level group. It turns EscrowMQ's errors into text and exit codes for all commands."""
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command."""
@@ -80,6 +80,6 @@ class Commands(TyperGroup):
             raise typer.Exit(exit_code(error)) from None
         except KeyboardInterrupt:
             raise typer.Exit(INTERRUPTED) from None
-        except BrokenPipeError:  # `escrowmq consume ... | head`: the reader has had enough
+        except BrokenPipeError:  # `escrowmq consume ... | head`: the reader has closed the pipe
             sys.stderr.close()
             raise typer.Exit(0) from None

@@ -1,4 +1,4 @@
-"""``escrowmq group list|describe|reset``: consumer groups, their members, their places and their lag."""
+"""``escrowmq group list|describe|reset``: consumer groups, their members, committed offsets and lag."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ app = typer.Typer(no_args_is_help=True, help="List, describe and reset consumer 
 @app.command("list")
 @with_connection
 def list_groups(connection: ConnectionOptions, shown: Shown = Format.table) -> None:
-    """Groups with live members or committed offsets, and how far they are behind."""
+    """List groups that have live members or committed offsets, with their lag."""
     found = connection.read("groups")
     rows = [
         {"group": g.group, "members": len(g.members), "partitions": len(g.partitions), "lag": g.lag}
@@ -32,7 +32,7 @@ def describe(
     name: Annotated[str, typer.Argument(help="Name of the group.", show_default=False)],
     shown: Shown = Format.table,
 ) -> None:
-    """A group's members, and per partition who reads it, its place and its lag."""
+    """Show a group's members and, for each partition, its reader, committed offset and lag."""
     found = connection.read("group", name)
     if shown is Format.json:
         show_json({**plain(found), "lag": found.lag})
@@ -61,18 +61,18 @@ def reset(
     to: Annotated[
         str,
         typer.Option(
-            help="earliest, latest, a date like 2026-01-31T12:00Z, or an offset, with --topic.",
+            help="earliest, latest, a date like 2026-01-31T12:00Z, or (with --topic) an offset.",
             show_default=False,
         ),
     ],
     topic: Annotated[
-        str | None, typer.Option(help="Only there; else wherever the group has a place.")
+        str | None, typer.Option(help="Only this topic. Default: all that the group has committed in.")
     ] = None,
-    partition: Annotated[int | None, typer.Option(help="Only this partition of it.")] = None,
+    partition: Annotated[int | None, typer.Option(help="Only this partition of the topic.")] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     shown: Shown = Format.table,
 ) -> None:
-    """Have a group without live members read on from elsewhere. Says where, and asks."""
+    """Move the committed offsets of a group without live members. Shows the new offsets and asks first."""
     from escrowmq.replication.errors import ConfigError
 
     goal = to if to in ("earliest", "latest") else int(to) if to.isdecimal() else moment(to)
@@ -85,6 +85,6 @@ def reset(
         columns = ("topic", "partition", "committed", "to", "start", "end")
         show_rows(shown, [plain(reset) for reset in plan], columns)
         if not yes:
-            typer.confirm(f"Set the places of group {name} so?", abort=True, err=True)
+            typer.confirm(f"Set the offsets of group {name} as shown?", abort=True, err=True)
         cluster.admin.reset_group(name, plan)
-    note(f"group {name} reads on from there")
+    note(f"group {name} continues from these offsets")

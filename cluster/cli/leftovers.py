@@ -1,4 +1,4 @@
-"""``escrowmq leftovers``: directories of replicas that were replaced, and removing them."""
+"""``escrowmq leftovers``: lists and removes the directories of replicas that were replaced."""
 
 from __future__ import annotations
 
@@ -16,10 +16,12 @@ COLUMNS = ("node", "directory", "replaced_by", "may_go")
 @with_connection
 def leftovers(
     connection: ConnectionOptions,
-    remove: Annotated[bool, typer.Option("--remove", help="Remove those whose successor votes.")] = False,
+    remove: Annotated[
+        bool, typer.Option("--remove", help="Remove those whose successor has a vote.")
+    ] = False,
     shown: Shown = Format.table,
 ) -> None:
-    """Directories of replaced replicas on the nodes that are up, and whether they may go."""
+    """List directories of replaced replicas on the nodes that are up, and whether they may be removed."""
     with connection.joined() as cluster:
         before = cluster.leftovers()
         found = cluster.leftovers(remove=True) if remove and before else before
@@ -30,9 +32,9 @@ def leftovers(
             **one,
             "replaced_by": f"incarnation {one['successor']} on {one['successor_node']}"
             if one["successor"] >= 0
-            else "nobody: its removal was interrupted"
+            else "none: its removal was interrupted"
             if one["directory"].endswith(".removed")
-            else "nobody: it was removed from its group",
+            else "none: it was removed from its group",
             "may_go": "yes" if not one["keep"] else f"no: {one['keep']}",
         }
         for one in found

@@ -22,21 +22,23 @@ NO_FEEDBACK = "no feedback process: no producer that answers checks has run yet"
 @with_connection
 def up(
     connection: ConnectionOptions,
-    groups: Annotated[int | None, typer.Option(help="Broker groups (1). Fixed when founded.")] = None,
+    groups: Annotated[int | None, typer.Option(help="Broker groups (1). Fixed at the first start.")] = None,
     replicas: Annotated[
-        int | None, typer.Option(help="Replicas of each group (3). Fixed when founded.")
+        int | None, typer.Option(help="Replicas of each group (3). Fixed at the first start.")
     ] = None,
     data_dir: Annotated[Path | None, typer.Option(help="On every node (/var/lib/escrowmq).")] = None,
-    nodes_min: Annotated[int | None, typer.Option(help="Found a new cluster on no fewer nodes (1).")] = None,
+    nodes_min: Annotated[
+        int | None, typer.Option(help="Wait for this many nodes before a first start (1).")
+    ] = None,
     wait: Annotated[bool, typer.Option(help="Wait until every group has a leader.")] = True,
     adopt: Annotated[
-        bool, typer.Option("--adopt", help="Take over data of a cluster whose head node was lost.")
+        bool, typer.Option("--adopt", help="Take over the data of a cluster whose head node was lost.")
     ] = False,
     shown: Shown = Format.table,
 ) -> None:
-    """Start EscrowMQ on a running Ray cluster. If it runs already, nothing is changed.
+    """Start EscrowMQ on a running Ray cluster. If it is already running, nothing is changed.
 
-    If it runs with other settings, says which differ and how each is changed, and fails.
+    If it is running with other settings, the command says which differ and how to change each, and fails.
     """
     from escrowmq.cluster.config import load_config, stated
     from escrowmq.cluster.deploy import deploy
@@ -58,7 +60,10 @@ def up(
 
 
 def _head_problem(connection: ConnectionOptions) -> str | None:
-    """What the loss of Ray's head would do to a cluster of several nodes; on one node it is no other loss."""
+    """What losing Ray's head would do to a cluster of several nodes.
+
+    None on a single node: there, losing the head is the same as losing the node.
+    """
     from escrowmq.cluster.head import Head, head_problem
     from escrowmq.replication.errors import Unavailable
 
@@ -68,13 +73,13 @@ def _head_problem(connection: ConnectionOptions) -> str | None:
             if not health.get("head") or len(health["nodes"]) < 2:
                 return None
             return head_problem(Head(**health["head"]), cluster.head_waits(health))
-        except Unavailable:  # the cluster has answered a moment ago: no reason to fail
+        except Unavailable:  # the cluster answered a moment ago; a missing remark is no reason to fail
             return None
 
 
 @with_connection
 def down(connection: ConnectionOptions) -> None:
-    """Stop EscrowMQ: leaders hand over, brokers sync and end. Data stay; Ray goes on running."""
+    """Stop EscrowMQ: leaders hand over, brokers sync their logs and end. Data stay, and Ray keeps running."""
     from escrowmq.cluster.launch import stop_cluster
 
     with connection.joined() as cluster:
@@ -84,16 +89,20 @@ def down(connection: ConnectionOptions) -> None:
 
 def demo(
     scale: Annotated[float, typer.Option(help="TPC-H scale factor: 0.01 is 15,000 orders.")] = 0.01,
-    seed: Annotated[int, typer.Option(help="Seed of the mishaps.")] = 7,
+    seed: Annotated[int, typer.Option(help="Seed of the injected failures.")] = 7,
     replicas: Annotated[int, typer.Option(help="Replicas of the broker group.")] = 3,
     producers: Annotated[int, typer.Option(help="Producer processes; one of them is killed.")] = 3,
-    spark: Annotated[bool, typer.Option(help="Let Spark on Ray compute the answers.")] = True,
+    spark: Annotated[bool, typer.Option(help="Compute the answers with Spark on Ray.")] = True,
     keep: Annotated[bool, typer.Option("--keep", help="Keep the data directory.")] = False,
-    directory: Annotated[Path | None, typer.Option(help="Where to work (a temporary directory).")] = None,
-    picture: Annotated[Path | None, typer.Option(help="SVG file: what the exporter saw of the run.")] = None,
-    screen: Annotated[Path | None, typer.Option(help="SVG file: what this command printed.")] = None,
+    directory: Annotated[Path | None, typer.Option(help="Working directory (a temporary one).")] = None,
+    picture: Annotated[
+        Path | None, typer.Option(help="SVG file to write: the run as the exporter saw it.")
+    ] = None,
+    screen: Annotated[
+        Path | None, typer.Option(help="SVG file to write: the output of this command.")
+    ] = None,
 ) -> None:
-    """Orders through escrow while producers and a broker are killed; exit code 0 if nothing is lost."""
+    """Send orders transactionally while producers and a broker are killed; exit code 0 if nothing is lost."""
     from escrowmq.cluster.demo.options import DemoOptions
     from escrowmq.cluster.demo.screen import recording_console, save_screen
     from escrowmq.cluster.demo.story import run_demo

@@ -1,7 +1,7 @@
-"""Tables of many rows: as rich draws them, without what rich does for each cell.
+"""Tables of many rows, drawn as rich draws them but without rich's work for each cell.
 
-10,000 topics take rich ten seconds, and this a tenth of one. A line that is wider than the screen is left to
-the terminal; short tables, which people read as a whole, are folded by rich (output.py).
+A table of 10,000 topics takes rich ten seconds, and this module a tenth of a second. The terminal wraps lines
+that are wider than the screen. Short tables, which people read as a whole, are folded by rich (output.py).
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ from itertools import chain
 
 from rich.cells import cell_len
 
-#: Above so many rows rich would take a tenth of a second.
+#: Rows above which rich would take more than a tenth of a second.
 LONG = 100
 
 
 def width(text: str) -> int:
-    """Columns of a screen that a text takes."""
+    """Width of a text in terminal columns."""
     return len(text) if text.isascii() else cell_len(text)
 
 
 def long_table(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[bool]) -> str:
-    """The whole table. ``right``: the columns of numbers."""
+    """The whole table as text. ``right``: for each column, whether it is aligned right (numbers)."""
     columns = [list(column) for column in zip(heads, *rows, strict=True)]
     columns = [_padded(column, to_right) for column, to_right in zip(columns, right, strict=True)]
     head, *body = zip(*columns, strict=True)

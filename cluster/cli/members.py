@@ -1,4 +1,4 @@
-"""``escrowmq members``: which replicas belong to each broker group, and having others."""
+"""``escrowmq members``: shows and changes which replicas belong to each broker group."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ COLUMNS = ("group", "leader", "voters", "learners", "next_replica", "version", "
 app = typer.Typer(
     no_args_is_help=False,
     invoke_without_command=True,
-    help="Replicas of each broker group: who votes, who is being filled; how many, and where.",
+    help="Show and change the replicas of each broker group: voters, learners, their number and nodes.",
 )
 
 
 @app.callback()
 @with_connection
 def members(connection: ConnectionOptions, ctx: typer.Context, shown: Shown = Format.table) -> None:
-    """Replicas of each broker group: who votes, who is being filled, and how often that has changed."""
+    """List each broker group's voters and learners (replicas still copying the log), with the version."""
     if ctx.invoked_subcommand is not None:
         return
     with connection.joined() as cluster:
@@ -50,13 +50,13 @@ def members(connection: ConnectionOptions, ctx: typer.Context, shown: Shown = Fo
 def set_replicas(
     connection: ConnectionOptions,
     group: Annotated[int, typer.Argument(help="Broker group.")],
-    replicas: Annotated[int, typer.Argument(help="How many replicas are to vote: 1, 3, 5 or 7.")],
+    replicas: Annotated[int, typer.Argument(help="Number of voting replicas: 1, 3, 5 or 7.")],
     wait: Wait = True,
     timeout_s: Timeout = 600.0,
 ) -> None:
-    """Give a broker group more replicas, or fewer, while it is used.
+    """Change a broker group's number of replicas while it is in use.
 
-    One comes or goes after the other; a new one votes once it holds the whole log.
+    Replicas are added or removed one at a time; a new one gets a vote once it holds the whole log.
     """
     with connection.joined() as cluster:
         cluster.admin.set_replicas(group, replicas)
@@ -68,14 +68,14 @@ def set_replicas(
 def move_replica(
     connection: ConnectionOptions,
     group: Annotated[int, typer.Argument(help="Broker group.")],
-    replica: Annotated[int, typer.Argument(help="Number of the replica that is to go.")],
-    node: Annotated[str, typer.Argument(help="Name of the node that is to have another one.")],
+    replica: Annotated[int, typer.Argument(help="Number of the replica to replace.")],
+    node: Annotated[str, typer.Argument(help="Name of the node for its replacement.")],
     wait: Wait = True,
     timeout_s: Timeout = 600.0,
 ) -> None:
-    """Have another replica, with a number of its own, on another node, in the place of one.
+    """Replace a replica by a new one, with a new number, on another node.
 
-    The old one goes, with its directory, when the new one votes.
+    The old replica and its directory are removed once the new one has a vote.
     """
     with connection.joined() as cluster:
         cluster.admin.move_replica(group, replica, node)
@@ -85,7 +85,7 @@ def move_replica(
 @app.command("changes")
 @with_connection
 def changes(connection: ConnectionOptions, shown: Shown = Format.table) -> None:
-    """Broker groups whose replicas are not as they are wanted, and what comes next."""
+    """List broker groups whose replicas are not yet as wanted, and the next step for each."""
     with connection.joined() as cluster:
         found = cluster.admin.member_changes()
     rows = [
@@ -101,7 +101,7 @@ def changes(connection: ConnectionOptions, shown: Shown = Format.table) -> None:
         for one in found
     ]
     columns = ("group", "wanted", "voters", "learners", "step", "problem")
-    show_rows(shown, rows, columns, empty="all groups have the replicas that are wanted")
+    show_rows(shown, rows, columns, empty="all groups have the wanted replicas")
 
 
 def _listed(replicas: tuple[int, ...]) -> str | None:

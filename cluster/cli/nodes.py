@@ -1,4 +1,4 @@
-"""``escrowmq node``: what each node is used for; taking one out, for a while or for good."""
+"""``escrowmq node``: shows what each node is used for; takes nodes out of use, briefly or for good."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from escrowmq.cluster.cli.until_done import Timeout, Wait, until_done
 
 COLUMNS = ("node", "use", "there", "head", "replicas", "leaders")
 
-app = typer.Typer(no_args_is_help=True, help="Nodes: what they are used for; taking one out.")
+app = typer.Typer(no_args_is_help=True, help="List nodes; take a node out of use and back.")
 Node = Annotated[str, typer.Argument(help="Name of the node; 'escrowmq node list' shows them.")]
 
 
@@ -28,7 +28,7 @@ class Switch(enum.StrEnum):
 @app.command("list")
 @with_connection
 def list_nodes(connection: ConnectionOptions, shown: Shown = Format.table) -> None:
-    """Nodes: whether they are there, what they are used for, replicas and leaders on each."""
+    """List nodes: whether each is up, what it is used for, and its replicas and leaders."""
     with connection.joined() as cluster:
         found = cluster.admin.nodes()
     show_rows(shown, [plain(one) for one in found], COLUMNS)
@@ -37,9 +37,9 @@ def list_nodes(connection: ConnectionOptions, shown: Shown = Format.table) -> No
 @app.command("drain")
 @with_connection
 def drain(connection: ConnectionOptions, node: Node, wait: Wait = True, timeout_s: Timeout = 600.0) -> None:
-    """Take a node out for good: its replicas are replaced by others on other nodes.
+    """Take a node out of use for good: its replicas are replaced by new ones on other nodes.
 
-    Its leaders hand over first. Nothing comes to it any more; 'escrowmq node open' takes that back.
+    Its leaders hand over first. It gets no new replicas; 'escrowmq node open' undoes this.
     """
     with connection.joined() as cluster:
         cluster.admin.drain_node(node)
@@ -55,19 +55,19 @@ def drain(connection: ConnectionOptions, node: Node, wait: Wait = True, timeout_
 @with_connection
 def maintenance(
     connection: ConnectionOptions,
-    switch: Annotated[Switch, typer.Argument(help="Whether the node is about to be away.")],
+    switch: Annotated[Switch, typer.Argument(help="'on' before the node goes away, 'off' when it is back.")],
     node: Node,
     force: Annotated[
-        bool, typer.Option("--force", help="Also if groups stand still without this node.")
+        bool, typer.Option("--force", help="Even if groups lose their majority without this node.")
     ] = False,
     wait: Wait = True,
     timeout_s: Timeout = 60.0,
 ) -> None:
-    """Take a node out for a while: leaders hand over, and its replicas are not replaced while it is away."""
+    """Prepare a node's short absence: leaders hand over, and its replicas are not replaced meanwhile."""
     with connection.joined() as cluster:
         if switch is Switch.off:
             cluster.admin.open_node(node)
-            note(f"node {node} is used as before")
+            note(f"node {node} is in use again")
             return
         cluster.admin.begin_maintenance(node, force=force)
         until_done(
@@ -81,7 +81,7 @@ def maintenance(
 @app.command("open")
 @with_connection
 def open_node(connection: ConnectionOptions, node: Node) -> None:
-    """Use a node again that was drained, or that is back from maintenance."""
+    """Use a node again after it was drained or in maintenance."""
     with connection.joined() as cluster:
         cluster.admin.open_node(node)
-    note(f"node {node} is used again; 'escrowmq rebalance plan' shows what may come to it")
+    note(f"node {node} is in use again; 'escrowmq rebalance plan' shows what could move to it")

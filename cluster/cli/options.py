@@ -1,7 +1,7 @@
-"""Options that many commands share, and joining the cluster that they name.
+"""Options that many commands share, and how a command joins the cluster that they name.
 
-The commands that talk to a cluster take a :class:`ConnectionOptions` as their first parameter; the command
-line offers its fields as options.
+Every command that talks to a cluster takes a :class:`ConnectionOptions` as its first parameter. The command
+line offers the fields of that class as options.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ App = Annotated[str | None, typer.Option("--app", help="App that the transaction
 
 
 def moment(text: str) -> datetime | None:
-    """A date and time as people write it, UTC unless it says otherwise; None: it is none."""
+    """Parse a date and time in ISO 8601, UTC unless it has an offset; None if the text is not a date."""
     try:
         date = datetime.fromisoformat(text)
     except ValueError:
@@ -38,7 +38,7 @@ def moment(text: str) -> datetime | None:
 
 @dataclass(frozen=True)
 class ConnectionOptions:
-    """Which cluster. Its fields are the options that every command has that talks to one."""
+    """The cluster to talk to. The fields are the connection options of every command that needs one."""
 
     address: Annotated[
         str,
@@ -64,13 +64,13 @@ class ConnectionOptions:
     profile: Annotated[
         str | None,
         typer.Option(
-            help="Says these where you do not (ESCROWMQ_PROFILE); see 'escrowmq profile'.",
+            help="Profile that fills in options not given (ESCROWMQ_PROFILE); see 'escrowmq profile'.",
             rich_help_panel="Connection",
         ),
     ] = None
 
     def resolved(self) -> ConnectionOptions:
-        """With what the profile says in place of what was not given."""
+        """These options, with the profile's values for those that were not given."""
         from escrowmq.cluster.cli.profiles import named
 
         profile = named(self.profile)
@@ -94,7 +94,7 @@ class ConnectionOptions:
 
     @contextlib.contextmanager
     def joined(self) -> Iterator[Cluster]:
-        """The cluster that the options name; left at the end."""
+        """Connect to the cluster that the options name; disconnect at the end."""
         from escrowmq.cluster.connecting import connect
 
         with connect(self.address, self.namespace, config=self.config) as cluster:
@@ -102,7 +102,7 @@ class ConnectionOptions:
 
 
 def with_connection(command: Callable[Concatenate[ConnectionOptions, P], None]) -> Callable[..., None]:
-    """A command with the options of :class:`ConnectionOptions` in place of its first parameter."""
+    """Replace a command's first parameter by the options of :class:`ConnectionOptions`."""
     own = inspect.signature(command, eval_str=True)
     options = inspect.signature(ConnectionOptions, eval_str=True).parameters
 

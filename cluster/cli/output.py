@@ -1,7 +1,7 @@
-"""Showing results: tables or JSON on the standard output, notes and progress on the standard error.
+"""How results are shown: tables or JSON on standard output, notes and progress on standard error.
 
-One function per kind of output, so that every command has both formats and none is forgotten. A table
-that goes into a pipe is not cut to the width of a screen.
+There is one function for each kind of output, so that every command supports both formats. A table that is
+written to a pipe is not cut to the width of a screen.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ _PLAIN = frozenset((str, int, float, bool))
 
 
 def console() -> Console:
-    """Where tables go. Made anew for each use, since tests replace the streams."""
+    """The console that tables are written to. A new one for each use, since tests replace the streams."""
     return Console(file=sys.stdout, width=None if sys.stdout.isatty() else _PIPE_WIDTH, highlight=False)
 
 
 def note(text: str) -> None:
-    """A remark for the person at the keyboard; never part of the result."""
+    """Print a remark to standard error, for the user; it is never part of the result."""
     print(text, file=sys.stderr)
 
 
 def show_json(value: Any) -> None:
-    """Any result as one JSON document."""
+    """Print any result as one JSON document."""
     print(json.dumps(plain(value), indent=2, ensure_ascii=False))
 
 
@@ -49,7 +49,7 @@ def show_rows(
     title: str = "",
     empty: str = "",
 ) -> None:
-    """A list: a table of ``columns``, or JSON with every key."""
+    """Print a list: as a table of ``columns``, or as JSON with all keys."""
     if shown is Format.json:
         show_json(rows)
         return
@@ -71,7 +71,7 @@ def show_rows(
 
 
 def show_pairs(shown: Format, value: Any, pairs: Mapping[str, Any]) -> None:
-    """One thing: its ``pairs`` line by line, or ``value`` as JSON."""
+    """Print one object: its ``pairs``, one per line, or ``value`` as JSON."""
     if shown is Format.json:
         show_json(value)
         return
@@ -84,12 +84,12 @@ def show_pairs(shown: Format, value: Any, pairs: Mapping[str, Any]) -> None:
 
 
 def cell(value: Any) -> str:
-    """A value in a table of rich's."""
+    """A value as text for a rich table, with rich's markup escaped."""
     return shown_text(value).replace("[", "\\[")
 
 
 def shown_text(value: Any) -> str:
-    """A value as people read it."""
+    """A value as text for people."""
     if value is None:
         return "-"
     if isinstance(value, bool):
@@ -100,7 +100,7 @@ def shown_text(value: Any) -> str:
 
 
 def when(ts_ms: int) -> str:
-    """Milliseconds since the epoch as a date in UTC."""
+    """Milliseconds since the epoch as a date and time in UTC."""
     return datetime.fromtimestamp(ts_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3] + "Z"
 
 
@@ -113,8 +113,8 @@ def duration(ms: float) -> str:
 
 
 def plain(value: Any) -> Any:
-    """Dataclasses, structs, enums and bytes as what JSON has."""
-    if value is None or type(value) in _PLAIN:  # nearly all are, and there may be a million
+    """Convert dataclasses, structs, enums and bytes to JSON's types."""
+    if value is None or type(value) in _PLAIN:  # the common case, checked first: there may be a million
         return value
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {item.name: plain(getattr(value, item.name)) for item in dataclasses.fields(value)}
@@ -132,7 +132,7 @@ def plain(value: Any) -> Any:
 
 
 def text_or_base64(value: bytes) -> str | dict[str, str]:
-    """Bytes as text where they are UTF-8, else as ``{"base64": ...}``."""
+    """Bytes as text if they are valid UTF-8, else as ``{"base64": ...}``."""
     try:
         return value.decode()
     except UnicodeDecodeError:

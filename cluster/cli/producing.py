@@ -1,7 +1,7 @@
-"""``escrowmq produce``: messages from arguments, a file, or the standard input.
+"""``escrowmq produce``: sends messages from arguments, a file, or standard input.
 
-Reads ahead no further than the producer's buffer allows, so a file of any size can be sent; a message
-counts as sent when the broker has acknowledged it.
+It reads ahead no further than the producer's buffer allows, so a file of any size can be sent. A message
+counts as sent once the broker has acknowledged it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from escrowmq.cluster.cli.shown import Format, Shown
 if TYPE_CHECKING:
     from escrowmq.replication.model import Message, RecordMetadata
 
-#: Messages sent and not yet acknowledged; enough to fill the pipe, little to lose count of.
+#: Messages sent and not yet acknowledged: enough to keep the producer busy, few enough to hold in memory.
 IN_FLIGHT_MAX = 10_000
 
 
@@ -37,14 +37,14 @@ def produce(
     values: Annotated[
         list[str] | None,
         typer.Argument(
-            help="Messages. None: one per line of --file, or of the standard input.", show_default=False
+            help="Messages. If none: one per line of --file or standard input.", show_default=False
         ),
     ] = None,
     file: Annotated[
-        Path | None, typer.Option("--file", "-f", help="Read lines from here ('-': standard input).")
+        Path | None, typer.Option("--file", "-f", help="Read lines from this file ('-': standard input).")
     ] = None,
     key: Annotated[str | None, typer.Option(help="Key of every message.")] = None,
-    key_separator: Annotated[str | None, typer.Option(help="Each line is a key, this, and a value.")] = None,
+    key_separator: Annotated[str | None, typer.Option(help="Separates key and value in each line.")] = None,
     header: Annotated[
         list[str] | None, typer.Option(help="name=value, for every message; repeatable.")
     ] = None,
@@ -54,8 +54,8 @@ def produce(
         typer.Option(
             "--json",
             help='Each line is JSON: {"value": "..", "key": "..", "headers": {..}, "partition": 0}; bytes '
-            'that are no text are {"base64": ".."}. Or what \'consume --format json\' prints, without its '
-            "topic, offset, timestamp and tx_id.",
+            'that are not text are {"base64": ".."}. The output of \'consume --format json\' is accepted '
+            "too; its topic, offset, timestamp and tx_id are ignored.",
         ),
     ] = False,
     transaction: Annotated[
@@ -68,9 +68,12 @@ def produce(
     from escrowmq.replication.errors import ConfigError
 
     if values and file:
-        raise ConfigError("give messages as arguments or --file, not both")
+        raise ConfigError("messages come from arguments or from --file; give only one of them")
     if as_json and (key_separator is not None or key is not None or header or partition is not None):
-        raise ConfigError("with --json every line says its own key, headers and partition")
+        raise ConfigError(
+            "with --json, each line has its own key, headers and partition; "
+            "leave out --key, --key-separator, --header and --partition"
+        )
     parse = _Parser(topic, key, key_separator, _headers(header or []), partition, as_json)
     with connection.joined() as cluster, cluster.producer(app) as producer:
         lines = [value.encode() for value in values] if values else _lines(file)
@@ -89,7 +92,10 @@ def produce(
 
 
 def _send_all(producer: Any, messages: Iterable[Message]) -> int:
-    """Send all, wait for all; how many. Raises the first error, after saying how far it got."""
+    """Send all messages and wait until all are acknowledged; return their number.
+
+    Raises the first error, after printing how many messages were acknowledged before it.
+    """
     waiting: collections.deque[Future[RecordMetadata]] = collections.deque()
     done = 0
     try:
@@ -109,7 +115,7 @@ def _send_all(producer: Any, messages: Iterable[Message]) -> int:
 
 
 class _Parser:
-    """Line -> message."""
+    """Makes a message from each line."""
 
     def __init__(
         self,
@@ -152,7 +158,7 @@ class _Parser:
         if isinstance(entry, dict) and "offset" in entry:  # a record, as consume prints it
             known |= {"topic", "offset", "timestamp", "tx_id"}
         if not isinstance(entry, dict) or not set(entry) <= known or "value" not in entry:
-            raise InvalidMessage(f"line {number} must be an object with 'value' and of {sorted(known)} only")
+            raise InvalidMessage(f"line {number} must be an object with 'value', and only {sorted(known)}")
         key, headers = entry.get("key"), entry.get("headers") or {}
         if not isinstance(headers, dict):
             raise InvalidMessage(f"line {number}: headers must be an object")
@@ -166,7 +172,7 @@ class _Parser:
 
 
 def _bytes(number: int, what: str, value: Any) -> bytes:
-    """The bytes that ``text_or_base64`` of output.py has shown."""
+    """The inverse of ``text_or_base64`` in output.py."""
     from escrowmq.replication.errors import InvalidMessage
 
     try:
@@ -186,13 +192,13 @@ def _headers(pairs: list[str]) -> dict[str, bytes]:
     for pair in pairs:
         name, separator, value = pair.partition("=")
         if not separator or not name:
-            raise ConfigError(f"a header is name=value, not {pair!r}")
+            raise ConfigError(f"a header must be name=value, not {pair!r}")
         found[name] = value.encode()
     return found
 
 
 def _lines(file: Path | None) -> Iterator[bytes]:
-    """Lines without their ends; with a progress bar when it is a file and somebody is watching."""
+    """Lines without line ends. Reading a file shows a progress bar if standard error is a terminal."""
     from escrowmq.replication.errors import ConfigError
 
     if file is None or str(file) == "-":

@@ -1,9 +1,9 @@
-"""``escrowmq profile``: clusters that one works with, by name.
+"""``escrowmq profile``: names for the clusters that a user works with.
 
-A profile holds what the options of a connection say: address, namespace, file of settings. It is used only
-where it is named, by ``--profile`` or ``ESCROWMQ_PROFILE``: none is a silent default, so that nobody deletes
-a topic of production because of a command of yesterday. The file holds no secret; a file of settings may name
-one.
+A profile holds the values of the connection options: address, namespace, settings file. A profile is used
+only if ``--profile`` or ``ESCROWMQ_PROFILE`` names it. There is no stored default: otherwise a profile chosen
+yesterday could make today's command delete a production topic. The profiles file holds no secrets; a settings
+file may refer to one.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9._-]{0,63}", re.ASCII)
 
 @dataclass(frozen=True)
 class Profile:
-    """What is None is not said."""
+    """Values of the connection options; None: the profile does not set this one."""
 
     address: str | None = None
     namespace: str | None = None
@@ -35,12 +35,12 @@ class Profile:
 
 
 def file() -> Path:
-    """Where they are kept: ``escrowmq/profiles.yaml`` in the user's folder of configuration (XDG)."""
+    """The file of profiles: ``escrowmq/profiles.yaml`` in the user's configuration folder (XDG)."""
     return Path(typer.get_app_dir("escrowmq")) / "profiles.yaml"
 
 
 def load() -> dict[str, Profile]:
-    """All of them. Raises ConfigError for a file that is none of ours."""
+    """All profiles by name. Raises ConfigError for a file that is not a valid profiles file."""
     import yaml
 
     from escrowmq.replication.errors import ConfigError
@@ -51,11 +51,11 @@ def load() -> dict[str, Profile]:
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, TypeError, AttributeError, yaml.YAMLError) as error:
-        raise ConfigError(f"{file()} cannot be read: {error}; mend it or remove it") from None
+        raise ConfigError(f"{file()} cannot be read: {error}; correct it or remove it") from None
 
 
 def named(name: str | None) -> Profile:
-    """The profile of this name, else of ESCROWMQ_PROFILE, else an empty one."""
+    """The profile with this name, else the one that ESCROWMQ_PROFILE names, else an empty one."""
     from escrowmq.replication.errors import ConfigError
 
     name = name if name is not None else os.environ.get(VARIABLE)
@@ -65,7 +65,7 @@ def named(name: str | None) -> Profile:
     if name not in known:
         there = ", ".join(sorted(known)) or "none"
         raise ConfigError(
-            f"no profile {name!r}; there are: {there} ('escrowmq profile set NAME --address ...')"
+            f"no profile {name!r}; known profiles: {there} ('escrowmq profile set NAME --address ...')"
         )
     return known[name]
 
@@ -74,12 +74,12 @@ def _checked(name: Any) -> str:
     from escrowmq.replication.errors import ConfigError
 
     if not isinstance(name, str) or _NAME.fullmatch(name) is None:
-        raise ConfigError(f"{name!r} is no name of a profile; use letters, digits, '.', '_' and '-'")
+        raise ConfigError(f"{name!r} is not a valid profile name; use letters, digits, '.', '_' and '-'")
     return name
 
 
 def _save(profiles: Mapping[str, Profile]) -> None:
-    """Whole or not at all: another command may read it."""
+    """Replace the file atomically: another command may read it at the same time."""
     import yaml
 
     content = {name: {k: v for k, v in asdict(p).items() if v is not None} for name, p in profiles.items()}
@@ -91,7 +91,7 @@ def _save(profiles: Mapping[str, Profile]) -> None:
 
 @app.command("list")
 def list_profiles(shown: Shown = Format.table) -> None:
-    """All profiles; the one that ESCROWMQ_PROFILE names is marked."""
+    """List all profiles; the one that ESCROWMQ_PROFILE names is marked."""
     chosen = os.environ.get(VARIABLE)
     rows = [{"profile": n, **asdict(p), "chosen": n == chosen} for n, p in sorted(load().items())]
     columns = ("profile", "address", "namespace", "config", "chosen")
@@ -100,7 +100,7 @@ def list_profiles(shown: Shown = Format.table) -> None:
 
 @app.command("set")
 def set_profile(
-    name: Annotated[str, typer.Argument(help="Its name.", show_default=False)],
+    name: Annotated[str, typer.Argument(help="Name of the profile.", show_default=False)],
     address: Annotated[str | None, typer.Option(help="Ray cluster, host:port.")] = None,
     namespace: Annotated[str | None, typer.Option(help="Ray namespace of the EscrowMQ cluster.")] = None,
     config: Annotated[
@@ -108,24 +108,24 @@ def set_profile(
         typer.Option(help="YAML file with settings.", exists=True, dir_okay=False, resolve_path=True),
     ] = None,
 ) -> None:
-    """Make a profile, or replace it."""
+    """Create a profile, or replace it."""
     from escrowmq.replication.errors import ConfigError
 
     if address is None and namespace is None and config is None:
-        raise ConfigError("a profile says something; give --address, --namespace or --config")
+        raise ConfigError("a profile cannot be empty; give --address, --namespace or --config")
     made = Profile(address, namespace, None if config is None else str(config))
     _save(load() | {_checked(name): made})
-    note(f"use it: escrowmq status --profile {name}, or set {VARIABLE}={name}")
+    note(f"to use it: escrowmq status --profile {name}, or set {VARIABLE}={name}")
 
 
 @app.command("remove")
 def remove_profile(
-    name: Annotated[str, typer.Argument(help="Its name.", show_default=False)],
+    name: Annotated[str, typer.Argument(help="Name of the profile.", show_default=False)],
 ) -> None:
-    """Forget a profile. The cluster is not touched."""
+    """Remove a profile. The cluster is not affected."""
     from escrowmq.replication.errors import ConfigError
 
     profiles = load()
     if profiles.pop(name, None) is None:
-        raise ConfigError(f"no profile {name!r}; 'escrowmq profile list' shows those that there are")
+        raise ConfigError(f"no profile {name!r}; 'escrowmq profile list' shows all profiles")
     _save(profiles)

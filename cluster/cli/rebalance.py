@@ -1,4 +1,4 @@
-"""``escrowmq rebalance``: spreading replicas and leaders over the nodes."""
+"""``escrowmq rebalance``: spreads replicas and leaders over the nodes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ app = typer.Typer(no_args_is_help=True, help="Spread replicas and leaders over t
 @app.command("plan")
 @with_connection
 def plan(connection: ConnectionOptions, shown: Shown = Format.table) -> None:
-    """Show what would be better on other nodes. Nothing is changed."""
+    """Show which replicas and leaders would be better on other nodes. Nothing is changed."""
     with connection.joined() as cluster:
         _show(shown, cluster.admin.plan_rebalance())
 
@@ -30,7 +30,7 @@ def plan(connection: ConnectionOptions, shown: Shown = Format.table) -> None:
 def apply(
     connection: ConnectionOptions, wait: Wait = True, timeout_s: Timeout = 600.0, shown: Shown = Format.table
 ) -> None:
-    """Have it done, a replica of each group at a time; each new one copies the log of its group."""
+    """Carry out the plan, one replica per group at a time; each new replica copies its group's log."""
     with connection.joined() as cluster:
         shifts = cluster.admin.rebalance()
         _show(shown, shifts)
@@ -40,7 +40,7 @@ def apply(
 
 def _show(shown: Format, shifts: tuple[ReplicaShift, ...]) -> None:
     rows = [
-        {**plain(one), "what": "takes the lead over" if one.leads else "is replaced by one there"}
+        {**plain(one), "what": "takes over as leader" if one.leads else "is replaced by a new one there"}
         for one in shifts
     ]
     columns = ("group", "replica", "from_node", "to_node", "what")

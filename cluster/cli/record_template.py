@@ -1,6 +1,6 @@
-"""How ``consume -f`` prints a record: text with places for its parts, in the manner of kcat.
+"""The format strings of ``consume -f``: text with placeholders for a record's parts, as in kcat.
 
-``%k %v\\n`` prints key and value as they are, byte for byte, and ends the line.
+``%k %v\\n`` prints key and value unchanged, byte for byte, and then ends the line.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from escrowmq.replication.model import ConsumerRecord
 
-#: Letter -> what it stands for in --help, and how it is made.
+#: Letter -> its description in --help, and the function that makes its bytes.
 PARTS: dict[str, tuple[str, Callable[[ConsumerRecord], bytes]]] = {
     "t": ("topic", lambda record: record.topic.encode()),
     "p": ("partition", lambda record: b"%d" % record.partition),
@@ -22,12 +22,12 @@ PARTS: dict[str, tuple[str, Callable[[ConsumerRecord], bytes]]] = {
     "v": ("value", lambda record: record.value),
     "h": ("headers", lambda record: b",".join(n.encode() + b"=" + v for n, v in record.headers.items())),
     "x": ("transaction id", lambda record: (record.tx_id or "").encode()),
-    "K": ("bytes of the key, -1: none", lambda record: b"%d" % _size(record.key)),
-    "V": ("bytes of the value", lambda record: b"%d" % len(record.value)),
+    "K": ("length of the key in bytes, -1 without one", lambda record: b"%d" % _size(record.key)),
+    "V": ("length of the value in bytes", lambda record: b"%d" % len(record.value)),
 }
 _ESCAPES = {"n": b"\n", "t": b"\t", "r": b"\r", "0": b"\0", "\\": b"\\"}
 _PIECE = re.compile(r"%(.?)|\\(x[0-9a-fA-F]{2}|.?)|[^%\\]+", re.DOTALL)
-HELP = "Print each record so: " + ", ".join(f"%{letter} {what}" for letter, (what, _) in PARTS.items())
+HELP = "Format of each record: " + ", ".join(f"%{letter} {what}" for letter, (what, _) in PARTS.items())
 
 
 def _size(key: bytes | None) -> int:
@@ -35,7 +35,7 @@ def _size(key: bytes | None) -> int:
 
 
 def template(text: str) -> Callable[[ConsumerRecord], bytes]:
-    """What makes the bytes of a record. Raises ConfigError for a letter that stands for nothing."""
+    """A function from a record to the bytes to print. Raises ConfigError for an unknown letter or escape."""
     from escrowmq.replication.errors import ConfigError
 
     pieces: list[bytes | Callable[[ConsumerRecord], bytes]] = []
@@ -54,7 +54,7 @@ def template(text: str) -> Callable[[ConsumerRecord], bytes]:
         else:
             raise ConfigError(
                 f"-f does not know {found[0]!r}; "
-                f"there are %{', %'.join(PARTS)}, %% and \\n \\t \\r \\0 \\\\ \\xHH"
+                f"it knows %{', %'.join(PARTS)}, %% and \\n \\t \\r \\0 \\\\ \\xHH"
             )
 
     def made(record: ConsumerRecord) -> bytes:

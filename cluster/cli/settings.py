@@ -1,4 +1,4 @@
-"""``escrowmq settings``: the replicated settings of all broker groups, and changing them."""
+"""``escrowmq settings``: shows and changes the replicated settings of all broker groups."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from escrowmq.cluster.cli.shown import Format, Shown
 
 Changes = Annotated[
     list[str] | None,
-    typer.Argument(help="NAME=NUMBER of each setting to change; none: only show.", show_default=False),
+    typer.Argument(help="Settings to change, each as NAME=NUMBER. If none: only show.", show_default=False),
 ]
 
 
 @with_connection
 def settings(connection: ConnectionOptions, changes: Changes = None, shown: Shown = Format.table) -> None:
-    """What all replicas agree on: how many transactions, ids, producers and groups are remembered."""
+    """Show or change replicated settings: how many transactions, ids, producers and groups to remember."""
     values: dict[str, int] = {}
     for change in changes or ():
         name, _, number = change.partition("=")

@@ -1,4 +1,4 @@
-"""The option ``--format`` of commands that show something."""
+"""The option ``--format`` of the commands that print results."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import typer
 
 
 class Format(enum.StrEnum):
-    """How results are shown."""
+    """Output formats."""
 
     table = "table"
     json = "json"

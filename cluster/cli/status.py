@@ -1,4 +1,4 @@
-"""``escrowmq status``: replicas, broker groups and feedback processes, once or again and again."""
+"""``escrowmq status``: shows replicas, broker groups and feedback processes, once or repeatedly."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from escrowmq.actors.admin.types import ClusterStatus, FeedbackStatus, GroupStatus, ReplicaStatus
 
 NO_FEEDBACK = "no feedback process: no producer that answers checks has run yet"
-#: What fits a terminal of 100 columns, and says whether all is well, and if not, where. The rest: --wide.
+#: Columns that fit a terminal of 100 characters and show whether and where there is a problem. The others
+#: need --wide.
 REPLICA_COLUMNS = ("replica", "node", "process", "role", "applied", "open", "free_disk", "well")
 GROUP_COLUMNS = ("group", "leader", "format_level", "decisions_not_done", "oldest", "branches_open")
 FEEDBACK_COLUMNS = ("feedback_process", "alive", "apps", "pairs", "pairs_with_checks", "errors")
@@ -29,15 +30,17 @@ FEEDBACK_COLUMNS = ("feedback_process", "alive", "apps", "pairs", "pairs_with_ch
 @with_connection
 def status(
     connection: ConnectionOptions,
-    wide: Annotated[bool, typer.Option("--wide", help="All columns; else those that fit 100.")] = False,
+    wide: Annotated[
+        bool, typer.Option("--wide", help="All columns. Default: those that fit 100 characters.")
+    ] = False,
     watch: Annotated[
-        float | None, typer.Option(min=0.5, help="Look again every so many seconds, until interrupted.")
+        float | None, typer.Option(min=0.5, help="Repeat every this many seconds, until interrupted.")
     ] = None,
     shown: Shown = Format.table,
 ) -> None:
-    """Replicas, broker groups and feedback processes. Exit code 1 unless all replicas are well.
+    """Show replicas, broker groups and feedback processes. Exit code 1 unless all replicas are healthy.
 
-    With --watch, --format json prints an object a line.
+    With --watch, --format json prints one object per line.
     """
     look: Look = connection.read("status") if watch is None else _watch(connection, watch, shown, wide=wide)
     show(look, shown, wide=wide)
@@ -53,7 +56,7 @@ def _watch(connection: ConnectionOptions, every_s: float, shown: Format, *, wide
 
 
 def show_again(look: Look, shown: Format, *, wide: bool) -> None:
-    """In place of what the terminal shows; into a pipe, one behind the other."""
+    """Clear the terminal and show; in a pipe, one output follows the other."""
     if shown is Format.json:
         print(json.dumps(plain(_told(look)), ensure_ascii=False), flush=True)
         return
@@ -71,7 +74,7 @@ def show(look: Look, shown: Format, *, wide: bool) -> None:
     pairs: dict[str, Any] = {"cluster_id": found.cluster_id, "address": look.address}
     pairs |= {"namespace": look.namespace, "healthy": found.healthy, "nodes": len(health["nodes"])}
     pairs |= {"head": look.head} if look.head else {}
-    if changes := health.get("member_problems"):  # {} where all is well, absent from earlier versions
+    if changes := health.get("member_problems"):  # {} without problems; earlier versions lack it
         pairs["changes_of_members"] = "; ".join(f"group {gid}: {text}" for gid, text in changes.items())
     pairs |= {"supervisor": look.away} if look.away else {}
     seats = {(r["group"], r["replica"]): r for r in health["replicas"]}
@@ -96,7 +99,7 @@ def show(look: Look, shown: Format, *, wide: bool) -> None:
 
 
 def _problems(found: ClusterStatus, rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """All of them, a line each: of replicas, of groups, and what the supervisor met."""
+    """All problems, one per line: of replicas and groups, and failures that the supervisor saw."""
     told = list(found.problems)
     told += [f"group {group.group}: {text}" for group in found.groups for text in _alarms(group)]
     failed = [f"replica {row['replica']}: {row['failure']}" for row in rows if row["failure"]]
@@ -110,7 +113,7 @@ def _told(look: Look) -> dict[str, Any]:
 
 
 def group_rows(found: ClusterStatus) -> list[dict[str, Any]]:
-    """A line for each broker group: what is said once for all of its replicas."""
+    """One row for each broker group, with what its replicas have in common."""
     return [_group(group) for group in found.groups]
 
 
@@ -132,7 +135,7 @@ def _group(group: GroupStatus) -> dict[str, Any]:
 
 
 def _alarms(group: GroupStatus) -> list[str]:
-    """What an operator must look at."""
+    """Conditions of a group that an operator must act on."""
     against = group.across.against_home if group.across is not None else 0
     short_ms = group.given_ids.short_ms if group.given_ids is not None else None
     return ([f"{against} branches against their home"] if against else []) + (
@@ -145,7 +148,7 @@ def _short(short_ms: int) -> str:
 
 
 def feedback_rows(found: ClusterStatus) -> list[dict[str, Any]]:
-    """A line for each feedback process."""
+    """One row for each feedback process."""
     if found.feedback is None:
         return [{"feedback_process": "not known: Ray did not answer in time"}]
     return [_feedback(status) for status in found.feedback]
@@ -172,7 +175,7 @@ def _age(since_ms: int) -> str | None:
 
 
 def replica_row(replica: ReplicaStatus, seat: dict[str, Any]) -> dict[str, Any]:
-    """A line for a replica; ``seat``: what the supervisor knows of it."""
+    """The row for a replica; ``seat``: what the supervisor knows about it."""
     failure, scrub = seat.get("failure"), replica.details.get("scrub") or {}
     return {
         "replica": f"{replica.group}/{replica.replica}",
@@ -194,7 +197,7 @@ def replica_row(replica: ReplicaStatus, seat: dict[str, Any]) -> dict[str, Any]:
 
 
 def _days_ago(ms: int | None) -> str | None:
-    """When all that a replica stores was last read again."""
+    """When the last scrub (a re-read of everything that the replica stores) ended."""
     if ms is None:
         return None
     return "not yet" if ms == 0 else f"{max(0.0, time.time() - ms / 1000) / 86_400:.1f} days ago"

@@ -17,16 +17,17 @@ app = typer.Typer(no_args_is_help=True, help="Create, alter, list, describe, tri
 OnCheckExhausted = Annotated[
     str | None,
     typer.Option(
-        help="'hold': a transaction that no check resolves stays open; 'rollback': it is rolled back."
+        help="If --check-max checks have not decided a transaction: 'hold' keeps it open, "
+        "'rollback' rolls it back."
     ),
 ]
-CheckMax = Annotated[int | None, typer.Option(help="Checks before that happens.")]
-TransactionTimeout = Annotated[int | None, typer.Option(help="Time to the first check.")]
+CheckMax = Annotated[int | None, typer.Option(help="Number of checks before --on-check-exhausted applies.")]
+TransactionTimeout = Annotated[int | None, typer.Option(help="Time to a transaction's first check.")]
 RetentionMs = Annotated[
-    int | None, typer.Option(help="Messages older than this are deleted; -1, as for a new topic: none is.")
+    int | None, typer.Option(help="Delete messages older than this; -1: never (the default of a new topic).")
 ]
 RetentionBytes = Annotated[
-    int | None, typer.Option(help="Bytes of a partition that are kept; -1, as for a new topic: all.")
+    int | None, typer.Option(help="Bytes to keep per partition; -1: all (the default of a new topic).")
 ]
 Name = Annotated[str, typer.Argument(help="Name of the topic.", show_default=False)]
 
@@ -48,9 +49,9 @@ def create(
     retention_bytes: RetentionBytes = None,
     shown: Shown = Format.table,
 ) -> None:
-    """Create a topic; its messages are kept for ever unless a retention is given.
+    """Create a topic. Its messages are kept forever unless a retention is given.
 
-    Repeating it changes nothing. A setting that is not given accepts what an existing topic has.
+    Repeating the command changes nothing. A setting that is not given matches any value of an existing topic.
     """
     options: dict[str, int | str | None] = {
         "on_check_exhausted": on_check_exhausted,
@@ -76,9 +77,10 @@ def alter(
     retention_bytes: RetentionBytes = None,
     shown: Shown = Format.table,
 ) -> None:
-    """Change a topic's settings while it is used, and show all that are in force.
+    """Change a topic's settings while it is in use, and show all settings in force.
 
-    A setting that is not given stays. Repeat the command if it was cut short: groups may differ until then.
+    A setting that is not given keeps its value. If the command was interrupted, broker groups may differ:
+    repeat it.
     """
     settings: dict[str, int | str | None] = {
         "on_check_exhausted": on_check_exhausted,
@@ -95,7 +97,7 @@ def alter(
 @app.command("list")
 @with_connection
 def list_topics(connection: ConnectionOptions, shown: Shown = Format.table) -> None:
-    """All topics and their settings."""
+    """List all topics and their settings."""
     topics: list[TopicInfo] = connection.read("topics")
     columns = (
         "name",
@@ -111,7 +113,7 @@ def list_topics(connection: ConnectionOptions, shown: Shown = Format.table) -> N
 @app.command()
 @with_connection
 def describe(connection: ConnectionOptions, name: Name, shown: Shown = Format.table) -> None:
-    """A topic's settings, and where its partitions are and what they hold."""
+    """Show a topic's settings, and the location and content of its partitions."""
     found = connection.read("topic", name)
     show_pairs(shown, found, {**_settings(found.info), "messages": found.messages})
     if shown is Format.table:
@@ -127,15 +129,15 @@ def trim(
     before: Annotated[
         str,
         typer.Option(
-            help="An offset, with --partition; or a date like 2026-01-31T12:00Z: messages before it go.",
+            help="Delete messages before this date (like 2026-01-31T12:00Z) or, with --partition, offset.",
             show_default=False,
         ),
     ],
-    partition: Annotated[int | None, typer.Option(help="Only of this partition.")] = None,
+    partition: Annotated[int | None, typer.Option(help="Only this partition.")] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     shown: Shown = Format.table,
 ) -> None:
-    """Delete a topic's oldest messages. Says what goes, and asks."""
+    """Delete a topic's oldest messages. Shows what will be deleted and asks first."""
     place = int(before) if before.isdecimal() else moment(before)
     if place is None:
         raise ConfigError(f"--before must be an offset or a date like 2026-01-31T12:00Z, not {before!r}")

@@ -1,4 +1,4 @@
-"""``escrowmq txn list|show|recheck|commit|rollback``: open transactions, and deciding one by hand."""
+"""``escrowmq txn list|show|recheck|commit|rollback``: shows open transactions; decides one by hand."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from escrowmq.cluster.cli.shown import Format, Shown
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="List open transactions, look at one, have one checked again, decide one by hand.",
+    help="List open transactions; show one, have it checked again, or decide it by hand.",
 )
 TxId = Annotated[str, typer.Argument(metavar="TX_ID", help="Id of the transaction.", show_default=False)]
 By = Annotated[str | None, typer.Option(help="Who decides, for the audit trail (default: the user's name).")]
@@ -33,14 +33,14 @@ def _row(entry: Any) -> dict[str, Any]:
 def list_transactions(
     connection: ConnectionOptions,
     state: Annotated[
-        str | None, typer.Option(help="'prepare': all open ones; 'parked': only those no longer checked.")
+        str | None, typer.Option(help="'prepare': all open ones; 'parked': those no longer checked.")
     ] = None,
-    app_name: Annotated[str | None, typer.Option("--app", help="Only of this app.")] = None,
-    topic: Annotated[str | None, typer.Option(help="Only of this topic.")] = None,
-    limit: Annotated[int, typer.Option(help="At most so many, the oldest first.")] = 1000,
+    app_name: Annotated[str | None, typer.Option("--app", help="Only those of this app.")] = None,
+    topic: Annotated[str | None, typer.Option(help="Only those of this topic.")] = None,
+    limit: Annotated[int, typer.Option(help="Show at most this many.")] = 1000,
     shown: Shown = Format.table,
 ) -> None:
-    """Open transactions, oldest first."""
+    """List open transactions, oldest first."""
     found = connection.read("transactions", state.upper() if state else None, app_name, topic, limit)
     columns = ("app", "tx_id", "query_id", "topic", "messages", "prepared", "age_s", "checks", "parked")
     empty = "no open transactions" + (f" of app {app_name!r}" if app_name else "")
@@ -75,7 +75,7 @@ def show(
     app_name: App = None,
     shown: Shown = Format.table,
 ) -> None:
-    """One transaction, open or still remembered."""
+    """Show one transaction, open or still remembered."""
     _show(shown, connection.read("transaction", tx_id, app_name))
 
 
@@ -87,19 +87,19 @@ def recheck(
     app_name: App = None,
     shown: Shown = Format.table,
 ) -> None:
-    """Have a parked transaction checked once more, as soon as a producer of its app is online.
+    """Have a parked transaction checked again as soon as a producer of its app is online.
 
-    Repeat it after a fail-over. 'escrowmq txn show' tells what has become of it.
+    Repeat the command after a fail-over. 'escrowmq txn show' shows the result.
     """
     with connection.joined() as cluster:
         found = cluster.admin.recheck_transaction(tx_id, app_name)
     if not any(entry.parked for entry in found.open.values()):
-        note(f"transaction {tx_id!r} is not parked: it is checked anyway")
+        note(f"transaction {tx_id!r} is not parked, so it is checked anyway")
     _show(shown, found)
 
 
 def _deciding(name: str, state_name: str, text: str) -> None:
-    """The command ``name``, which decides a transaction so."""
+    """Define the command ``name``, which decides a transaction as ``state_name`` says."""
 
     @app.command(name, help=text)
     @with_connection
@@ -127,5 +127,5 @@ _deciding(
 _deciding(
     "rollback",
     "ROLLBACK",
-    "Roll a transaction back by hand: nobody will ever read its messages. Recorded with your name.",
+    "Roll back a transaction by hand: its messages will never be readable. Recorded with your name.",
 )

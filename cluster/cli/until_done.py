@@ -1,4 +1,4 @@
-"""Waiting for replicas to come and go, with a line for each step."""
+"""Waits until replicas have been added and removed as wanted, and prints a line for each step."""
 
 from __future__ import annotations
 
@@ -16,10 +16,12 @@ if TYPE_CHECKING:
     from escrowmq.actors.admin.types import MemberChange
 
 T = TypeVar("T")
-Wait = Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until it is so, and show each step.")]
-Timeout = Annotated[float, typer.Option("--timeout", help="Seconds to wait. It goes on after that.")]
+Wait = Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until it is done, and show each step.")]
+Timeout = Annotated[
+    float, typer.Option("--timeout", help="Seconds to wait; the change continues afterwards.")
+]
 LOOK_EVERY_S = 0.5
-#: The supervisor may be started anew meanwhile.
+#: How long a question to the supervisor is repeated: it may be restarting.
 PATIENCE_S = 60.0
 
 
@@ -30,10 +32,12 @@ def until_done(
     groups: Collection[int] | None = None,
     done: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Until these groups (None: all) are as they are wanted, or ``done()``. Raises Unavailable when that
-    takes longer; it goes on all the same."""
+    """Wait until these groups (None: all) are as wanted, or until ``done()`` is true.
+
+    Raises Unavailable after ``timeout_s``; the change itself continues in the background.
+    """
     if not wait:
-        note("it goes on in the background; 'escrowmq members changes' shows how far it is")
+        note("the change continues in the background; 'escrowmq members changes' shows its progress")
         return
     deadline, said = time.monotonic() + timeout_s, dict[int, str]()
     while True:
@@ -46,7 +50,7 @@ def until_done(
         if time.monotonic() >= deadline:
             steps = "; ".join(f"group {one.group}: {one.step}" for one in left)
             raise Unavailable(
-                f"not done after {timeout_s:g} s ({steps}); it goes on: 'escrowmq members changes'", 5.0
+                f"not done after {timeout_s:g} s ({steps}); it continues, see 'escrowmq members changes'", 5.0
             )
         time.sleep(LOOK_EVERY_S)
 

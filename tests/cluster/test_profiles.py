@@ -49,16 +49,16 @@ def test_profiles_are_listed_replaced_and_forgotten(monkeypatch: pytest.MonkeyPa
     (row,) = json.loads(run("list", "--format", "json").stdout)
     assert (row["profile"], row["address"], row["chosen"]) == ("prod", "10.0.0.3:6379", True)
     assert run("remove", "prod").exit_code == 0
-    with pytest.raises(ConfigError, match="no profile 'prod'; there are: none"):
+    with pytest.raises(ConfigError, match="no profile 'prod'; known profiles: none"):
         ConnectionOptions().resolved()
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("set", "prod"), "a profile says something"),
+        (("set", "prod"), "a profile cannot be empty"),
         (("set", "-x/y", "--address", "a:1"), "No such option"),
-        (("set", "x/y", "--address", "a:1"), "is no name of a profile"),
+        (("set", "x/y", "--address", "a:1"), "is not a valid profile name"),
         (("remove", "nosuch"), "no profile 'nosuch'"),
     ],
 )

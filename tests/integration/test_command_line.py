@@ -274,10 +274,10 @@ def test_where_to_begin_and_where_to_end_can_be_said(cluster: Cluster, topic: st
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (("produce", "t", "x", "--file", "f"), "not both"),
+        (("produce", "t", "x", "--file", "f"), "give only one of them"),
         (("produce", "t", "--file", "/no/such/file"), "cannot read"),
-        (("produce", "t", "x", "--header", "novalue"), "a header is name=value"),
-        (("produce", "t", "x", "--json", "--key", "k"), "with --json every line"),
+        (("produce", "t", "x", "--header", "novalue"), "a header must be name=value"),
+        (("produce", "t", "x", "--json", "--key", "k"), "with --json, each line"),
         (("consume", "t", "--from", "yesterday"), "--from must be"),
         (("consume", "t", "--group", "g", "--partition", "0"), "with --group"),
     ],
@@ -310,7 +310,7 @@ def test_a_group_reads_once_commits_and_shows_its_lag(topic: str, unique: Unique
     assert as_json("group", "describe", group)["lag"] == 0
     assert "lag" in good("group", "describe", group)
     assert group in good("group", "list")
-    assert "reads on from there" in run("group", "reset", group, "--to", "earliest", "--yes").stderr
+    assert "continues from these offsets" in run("group", "reset", group, "--to", "earliest", "--yes").stderr
     assert as_json("group", "describe", group)["lag"] == 3
     assert run("group", "reset", group, "--to", "soon", "--yes").exit_code == 2
 
