@@ -1,1 +1,1 @@
-"""``escrowmq demo``: TPC-H orders through escrow while producers and brokers are killed, checked by Spark."""
+"""``escrowmq demo``: sends TPC-H orders while a producer and a broker are killed; Spark checks the result."""

@@ -1,7 +1,7 @@
 """The shop's own database: SQLite, with orders and line items, and the product's fence.
 
-One connection per process behind a lock: SQLite has one writer anyway, and this way threads queue in memory
-and not on the file's lock, where they sleep. The fence's checks have connections of their own.
+Each process has one connection, behind a lock: SQLite allows only one writer anyway, and this way threads wait
+in memory and not on the file's lock. The fence's checks have their own connections.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from escrowmq.cluster.demo.options import APP
 from escrowmq.cluster.demo.tpch import LINEITEM_COLUMNS, ORDER_COLUMNS, Order
 from escrowmq.feedback.database.fence import Fence, Transaction
 
-#: Another process's transaction takes 0.2 ms; a machine under load may stop it for seconds.
+#: Another process's transaction takes 0.2 ms, but on a machine under load that process may pause for seconds.
 BUSY_TIMEOUT_S = 30.0
 
 
 class LocalTransactionFailed(Exception):
-    """The business refused the order (a mishap of the demo's plan)."""
+    """The shop refused the order (a planned mishap of the demo)."""
 
 
 class ShopDatabase:
@@ -29,7 +29,7 @@ class ShopDatabase:
     def __init__(self, path: Path) -> None:
         def connect() -> sqlite3.Connection:
             db = sqlite3.connect(path, timeout=BUSY_TIMEOUT_S, check_same_thread=False)
-            # With WAL a killed process loses nothing; only a power cut could lose the newest commits.
+            # With WAL a killed process loses nothing; only a power failure could lose the last commits.
             db.execute("PRAGMA synchronous=NORMAL")
             return db
 
@@ -39,7 +39,7 @@ class ShopDatabase:
         self.fence = Fence(connect, app=APP, lock_timeout_s=BUSY_TIMEOUT_S)
 
     def create(self) -> None:
-        """Make the tables."""
+        """Create the tables."""
         orders = ", ".join(f"{name} {_sqlite_type(kind)}" for name, kind in ORDER_COLUMNS.items())
         lines = ", ".join(f"{name} {_sqlite_type(kind)}" for name, kind in LINEITEM_COLUMNS.items())
         self._db.execute(f"CREATE TABLE orders ({orders}, PRIMARY KEY (o_orderkey))")
@@ -48,8 +48,8 @@ class ShopDatabase:
         self.fence.create_table()
 
     def place_order(self, tx: Transaction, order: Order, *, fails: bool = False) -> None:
-        """The local transaction: order and lines. FenceLost, LocalTransactionFailed: nothing is kept."""
-        with self._lock, self._db as db:  # rolls back whatever ends in an exception
+        """The local transaction: inserts order and lines. After FenceLost or LocalTransactionFailed nothing is kept."""
+        with self._lock, self._db as db:  # rolls back on any exception
             self.fence.enter(db, tx)
             db.execute(_INSERT_ORDER, order.row)
             db.executemany(_INSERT_LINE, order.lines)
@@ -58,16 +58,16 @@ class ShopDatabase:
             self.fence.commit(db, tx)
 
     def first_time_asked(self, tx_id: str) -> bool:
-        """True once per transaction, whichever process asks."""
+        """True for the first call with this id in any process, False afterwards."""
         with self._lock, self._db as db:
             return db.execute("INSERT OR IGNORE INTO asked_once VALUES (?)", (tx_id,)).rowcount == 1
 
     def order_keys(self) -> set[int]:
-        """Keys of all orders that were committed."""
+        """Keys of all committed orders."""
         return {row[0] for row in self._read("SELECT o_orderkey FROM orders")}
 
     def table(self, name: str, columns: dict[str, str]) -> dict[str, list[Any]]:
-        """A whole table by column."""
+        """A whole table: column -> its values."""
         rows = self._read(f"SELECT {', '.join(columns)} FROM {name}")
         return {column: [row[i] for row in rows] for i, column in enumerate(columns)}
 

@@ -1,4 +1,4 @@
-"""The database's own answer: DuckDB over the shop's SQLite tables."""
+"""The answers from the database: DuckDB over the shop's SQLite tables."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from escrowmq.cluster.demo.queries import QUESTIONS, TABLES, QueryAnswer, cell, 
 
 
 def answers(shop: ShopDatabase) -> dict[str, QueryAnswer]:
-    """Every question's answer by title.
+    """The answer to every question, by its title.
 
-    The tables go through Arrow: DuckDB's SQLite extension would have to be downloaded.
+    The tables are passed as Arrow tables, since DuckDB's SQLite extension would have to be downloaded.
     """
     import duckdb
     import pyarrow as pa

@@ -1,7 +1,7 @@
-"""What a producer process tells the demo: one JSON object per line on its standard output.
+"""The events that a producer process reports to the demo: one JSON object per line of standard output.
 
-A killed process may leave half a line, which is dropped: what was not reported is found out from the
-database and the broker, as in life. Times are CLOCK_MONOTONIC, which all processes of a machine share.
+A killed process may leave an incomplete line, which is dropped. What was not reported is found from the
+database and the broker, as in production. Times are CLOCK_MONOTONIC, which all processes of a machine share.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from typing import IO
 
 from escrowmq.replication.errors import UnknownVersion
 
-#: How each order ended, as its producer knows it.
+#: The outcome of an order, as far as its producer knows.
 COMMITTED, ROLLED_BACK, LEFT_OPEN = "committed", "rolled back", "left to the check"
 
 
 @dataclass(frozen=True, slots=True)
 class OrderEnded:
-    """An order is through. For committed ones: when COMMIT was asked for and when it was acknowledged."""
+    """The producer is done with an order. If committed: when COMMIT was requested and when acknowledged."""
 
     key: int
     outcome: str
@@ -38,19 +38,19 @@ class Checked:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """The process is connected and begins; ``skipped`` orders of its share are in the database already."""
+    """The process is connected and starts. ``skipped``: orders of its share that the database already has."""
 
     skipped: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """All orders are through; the process stays to answer checks."""
+    """All orders are done; the process keeps running to answer checks."""
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The process cannot go on."""
+    """The process cannot continue."""
 
     error: str
 
@@ -63,13 +63,13 @@ _KINDS: dict[str, type[Event]] = {
 
 @dataclass(slots=True)
 class EventWriter:
-    """Writes whole lines from any thread."""
+    """Writes whole lines. Thread-safe."""
 
     stream: IO[str]
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def write(self, event: Event) -> None:
-        """One line, at once."""
+        """Write one line and flush it."""
         line = json.dumps([type(event).__name__, asdict(event)]) + "\n"
         with self._lock:
             self.stream.write(line)
@@ -77,11 +77,11 @@ class EventWriter:
 
 
 def read_events(lines: Iterable[str]) -> Iterable[Event]:
-    """The events of a process until its output ends."""
+    """The events of a process, until its output ends."""
     for line in lines:
         if not line.endswith("\n"):
             return  # killed while writing
         kind, fields = json.loads(line)
         if kind not in _KINDS:
-            raise UnknownVersion(f"event {kind!r} of a producer process is not known here")
+            raise UnknownVersion(f"a producer process reported the unknown event {kind!r}")
         yield _KINDS[kind](**fields)

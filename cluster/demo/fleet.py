@@ -1,7 +1,7 @@
-"""The demo's producer processes: start, listen, kill, replace.
+"""The demo's producer processes: starts, reads, kills and replaces them.
 
-Each process has a thread here that turns its output into events of one bounded queue. Only processes
-started here are ever signalled, by their pid.
+For each process, a thread here turns its output into events in one bounded queue. Signals are sent only to
+processes started here, by pid.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from pathlib import Path
 from escrowmq.cluster.demo.events import Event, Failed, OrderEnded, read_events
 from escrowmq.cluster.demo.worker import WorkerSettings
 
-#: Events waiting to be counted: more than a second's worth of orders.
+#: Events waiting to be counted: more than the orders of a second.
 QUEUE_MAX = 10_000
-#: From closing its input to the end of a process: its producer flushes and closes.
+#: Time from closing a process's standard input to its end; its producer flushes and closes meanwhile.
 END_TIMEOUT_S = 15.0
 
 
@@ -36,7 +36,7 @@ class _Process:
 
 
 class Fleet:
-    """Producer processes by number. ``base`` holds what all of them are told."""
+    """Producer processes by number. ``base``: the settings that all of them share."""
 
     def __init__(self, base: WorkerSettings, directory: Path) -> None:
         self._base, self._directory = base, directory
@@ -65,17 +65,17 @@ class Fleet:
         return popen.pid
 
     def kill(self, number: int) -> list[int]:
-        """SIGKILL a process; returns the orders it had not reported as done."""
+        """Kill a process with SIGKILL; returns the orders that it had not reported as done."""
         process = self._processes[number]
         process.killed = True
         process.popen.send_signal(signal.SIGKILL)
         process.popen.wait()
         assert process.listener is not None
-        process.listener.join(END_TIMEOUT_S)  # what it said before its end still counts
+        process.listener.join(END_TIMEOUT_S)  # what it reported before its end still counts
         return [key for key in process.keys if key not in process.done]
 
     def stop(self) -> None:
-        """Let all processes end; kill what does not."""
+        """Let all processes end; kill those that do not end in time."""
         for process in self._processes.values():
             if process.popen.stdin is not None:
                 process.popen.stdin.close()

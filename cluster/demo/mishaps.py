@@ -1,4 +1,4 @@
-"""What goes wrong in the demo, planned from its seed: the same seed goes wrong in the same places."""
+"""The failures that the demo injects ("mishaps"), planned from a seed: the same seed gives the same plan."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 
 class Mishap(enum.Enum):
-    """What befalls one order's transaction. The value is how the demo's table calls it."""
+    """What goes wrong in one order's transaction. The value is its name in the demo's final table."""
 
     FAILS = "local transaction fails"
     STOPS_BEFORE_LOCAL = "producer stops before its local commit"
@@ -17,8 +17,8 @@ class Mishap(enum.Enum):
     UNSURE = "producer unsure, answers UNKNOWN at first"
 
 
-#: Shares of all orders: enough of each to be seen even at scale 0.001 (1,500 orders), and few enough that
-#: the feedback resolves them in seconds.
+#: Shares of all orders: enough that each kind occurs even at scale 0.001 (1,500 orders), and few enough that
+#: checks resolve them in seconds.
 SHARES = {
     Mishap.FAILS: 0.02,
     Mishap.STOPS_BEFORE_LOCAL: 0.005,
@@ -29,7 +29,7 @@ SHARES = {
 
 @dataclass(frozen=True, slots=True)
 class MishapPlan:
-    """``orders``: mishap by order key. The two kills come when that share of the orders is through."""
+    """``orders``: mishap by order key. ``…_killed_at``: the share of orders done at which to kill."""
 
     orders: dict[int, Mishap]
     producer_killed_at: float
@@ -44,5 +44,5 @@ def plan_mishaps(seed: int, keys: Sequence[int]) -> MishapPlan:
     drawn = rng.choices([*kinds, None], [*SHARES.values(), 1 - sum(SHARES.values())], k=len(keys))
     orders = {key: mishap for key, mishap in zip(keys, drawn, strict=True) if mishap is not None}
     for mishap, key in zip(kinds, rng.sample(list(keys), min(len(kinds), len(keys))), strict=False):
-        orders[key] = mishap  # however small the scale, each kind happens
+        orders[key] = mishap  # each kind occurs at any scale
     return MishapPlan(orders, producer_at, leader_at)

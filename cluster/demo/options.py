@@ -1,4 +1,4 @@
-"""What a run of the demo can be told, and the fixed numbers of its story with their reasons."""
+"""Options of a run of the demo, and its constants with their reasons."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ APP = "demo-shop"
 ORDERS, LINEITEMS = "orders", "lineitems"
 PARTITIONS = 4
 
-#: An unresolved transaction is first asked about after this long. The default (6 s) suits services;
-#: the audience of a demo waits for it.
+#: Time until an undecided transaction's first check. The default (6 s) suits services; here a person is
+#: waiting.
 TRANSACTION_TIMEOUT_S = 3.0
-#: Everything the feedback has to resolve should be resolved in seconds; after this the demo has failed.
+#: Checks should resolve all undecided transactions in seconds; after this time the demo has failed.
 RESOLVE_DEADLINE_S = 90.0
-#: No order for this long, fail-over included, and the demo has failed.
+#: If no order is done for this long, fail-over included, the demo has failed.
 STALL_DEADLINE_S = 60.0
-#: The killed broker is restarted by Ray in 2 to 4 s and catches up from its own log and its leader.
+#: Ray restarts the killed broker in 2 to 4 s; the broker then catches up from its own log and its leader.
 AGREE_DEADLINE_S = 45.0
 
 
 @dataclass(frozen=True, slots=True)
 class DemoOptions:
-    """Options of one run; a bad value raises ConfigError that names it."""
+    """Options of one run. A bad value raises ConfigError, which names it."""
 
     scale: float = 0.01
     seed: int = 7
@@ -58,5 +58,5 @@ class DemoOptions:
                 raise ConfigError(f"demo option {name!r}: there is no folder {file.absolute().parent}")
         if self.replicas % 2 == 0:
             raise ConfigError(
-                f"demo option 'replicas' must be odd: {self.replicas} survive no more losses than one less"
+                f"demo option 'replicas' must be odd: {self.replicas} tolerate no more losses than one fewer"
             )

@@ -1,7 +1,7 @@
-"""One order's business transaction: rows into the database and messages through the broker, or neither.
+"""One order's business transaction: rows in the database and messages in the broker, or neither.
 
-The plan's mishaps happen here. "The producer stopped" is played by leaving the transaction undecided, as a
-process does that dies at that point; one process is really killed, elsewhere.
+The planned mishaps happen here. "The producer stops" is simulated by leaving the transaction undecided, as
+would a process that dies at that point. (production.py really kills a process.)
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from escrowmq.replication.model import Message
 
 
 class ShopQuerier(TxStatusQuerier):
-    """Answers checks from the fence; some first ones, as planned, with UNKNOWN."""
+    """Answers checks from the fence. If the plan says so, the first answer is UNKNOWN."""
 
     def __init__(self, shop: ShopDatabase, mishaps: Mapping[int, Mishap], events: EventWriter) -> None:
         self._shop, self._mishaps, self._events = shop, mishaps, events
 
     def query_status(self, tx_id: str, query_id: str) -> TransactionState:
-        """What became of the local transaction; ``query_id`` is the order key."""
+        """The outcome of the local transaction; ``query_id`` is the order key."""
         if self._mishaps.get(int(query_id)) is Mishap.UNSURE and self._shop.first_time_asked(tx_id):
             answer = TransactionState.UNKNOWN
         else:
@@ -38,7 +38,7 @@ class ShopQuerier(TxStatusQuerier):
 
 
 class OrderDesk:
-    """Places orders. Thread-safe."""
+    """Places orders. Thread-safe. ``run`` tells this process's attempts from those of earlier processes."""
 
     def __init__(
         self,

@@ -1,7 +1,7 @@
-"""The picture of a run of the demo: an SVG of what the exporter saw, with the kills and the fail-over.
+"""Draws a run of the demo as an SVG: the exporter's metrics over time, the kills and the fail-over.
 
-Three graphs over the same time: transactions decided a second, messages that became readable a second, and
-open transactions. Drawn by hand, so that the demo needs no library for it. Pure.
+It has three graphs over the same time axis: transactions decided per second, messages that became readable
+per second, and open transactions. The SVG is written directly, so the demo needs no plotting library. Pure.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from escrowmq.cluster.demo.recording import BY_CHECK, BY_PRODUCER, MESSAGES, ROL
 
 WIDTH, LEFT, RIGHT, TOP = 960, 70, 20, 92
 HEIGHT, GAP = 120, 46
-#: Text, faint lines, and a colour for each line.
+#: Colours of the text, of grid lines, and of the fail-over's background.
 INK, FAINT, SHADE = "#1f2933", "#cbd2d9", "#f9d5d3"
 COLOURS = {BY_PRODUCER: "#2f6f4f", ROLLED_BACK: "#b7791f", BY_CHECK: "#6b46c1", MESSAGES: "#2b6cb0"}
 OPEN_COLOUR = "#c05621"
@@ -23,7 +23,7 @@ OPEN_COLOUR = "#c05621"
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """Something that happened at a moment."""
+    """An event at a moment, shown as a vertical line with a text."""
 
     at: float
     text: str
@@ -40,16 +40,19 @@ class Graph:
 def picture(
     points: Sequence[Point], marks: Sequence[Mark], fail_over: tuple[float, float] | None, title: str
 ) -> str:
-    """The whole SVG. ``points`` are at least two; moments are those of one clock. ``fail_over``: from the
-    leader's death to the next commit."""
+    """The whole SVG.
+
+    ``points``: at least two. All moments are seconds of the same clock. ``fail_over``: the moments of the
+    leader's death and of the next commit.
+    """
     seen = list(points)
     opened = [(point.at, point.opened) for point in seen if point.opened is not None]
     graphs = (
         Graph(
-            "transactions decided a second",
+            "transactions decided per second",
             [(kind, COLOURS[kind], rates(seen, kind)) for kind in (BY_PRODUCER, ROLLED_BACK, BY_CHECK)],
         ),
-        Graph("messages that became readable, a second", [("", COLOURS[MESSAGES], rates(seen, MESSAGES))]),
+        Graph("messages that became readable per second", [("", COLOURS[MESSAGES], rates(seen, MESSAGES))]),
         Graph("open transactions", [("", OPEN_COLOUR, opened)]),
     )
     begin, end = seen[0].at, seen[-1].at
@@ -130,7 +133,7 @@ def _text(
 
 
 def _round_up(value: float) -> float:
-    """The next of 1, 2, 5, 10, 20, ..."""
+    """The smallest of 1, 2, 5, 10, 20, 50, ... that is not below ``value``."""
     if value <= 1:
         return 1.0
     power = 10.0 ** math.floor(math.log10(value))

@@ -1,4 +1,4 @@
-"""The busy part of the demo: producers at work, one of them killed, then the leader killed."""
+"""The main phase of the demo: producers place orders; one of them is killed, and then the leader."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from escrowmq.cluster.demo.mishaps import MishapPlan
 from escrowmq.cluster.demo.options import AGREE_DEADLINE_S, APP, RESOLVE_DEADLINE_S, STALL_DEADLINE_S
 from escrowmq.cluster.demo.tally import DemoFailed, Tally
 
-#: How often the list of open transactions is asked for while it shrinks.
+#: Interval for listing open transactions while they are being resolved.
 POLL_S = 0.25
-#: More open ones than this are not counted exactly: the bar is full anyway.
+#: Open transactions are listed up to this number: the progress bar needs no more.
 OPEN_SHOWN_MAX = 100_000
-#: The process that is killed; any would do.
+#: Number of the process to kill; any would do.
 VICTIM = 1
 
 Note = Callable[[str], None]
@@ -34,7 +34,7 @@ def produce(
     moved: Callable[[int], None],
     note: Note,
 ) -> None:
-    """Place all orders, with the two kills. ``moved(orders through)`` is for a progress bar.
+    """Place all orders and perform the two kills. ``moved(orders done)`` is for a progress bar.
 
     Raises DemoFailed when a producer fails or nothing happens for STALL_DEADLINE_S.
     """
@@ -47,7 +47,7 @@ def produce(
         try:
             number, event = fleet.events.get(timeout=STALL_DEADLINE_S)
         except queue.Empty:
-            raise DemoFailed(f"no order came through for {STALL_DEADLINE_S:g} s") from None
+            raise DemoFailed(f"no order was finished for {STALL_DEADLINE_S:g} s") from None
         tally.add(event)
         if isinstance(event, Finished):
             busy.discard(number)
@@ -68,7 +68,7 @@ def produce(
 
 
 def kill_leader(admin: Admin) -> int:
-    """SIGKILL the process that leads group 0; returns its replica number."""
+    """Kill the leader of group 0 with SIGKILL; returns its replica number."""
     deadline = time.monotonic() + STALL_DEADLINE_S
     while time.monotonic() < deadline:
         group = admin.status().groups[0]
@@ -81,7 +81,7 @@ def kill_leader(admin: Admin) -> int:
 
 
 def wait_until_resolved(fleet: Fleet, admin: Admin, tally: Tally, shown: Callable[[int], None]) -> float:
-    """Wait until no transaction is open; returns how long it took. ``shown(open ones)`` is for a bar."""
+    """Wait until no transaction is open; returns the seconds it took. ``shown(open ones)`` is for a bar."""
     started = time.monotonic()
     while True:
         while not fleet.events.empty():
@@ -99,7 +99,7 @@ def wait_until_resolved(fleet: Fleet, admin: Admin, tally: Tally, shown: Callabl
 
 
 def wait_until_replicas_agree(admin: Admin) -> None:
-    """Until every replica, the killed one too, has applied the same entries. Raises DemoFailed."""
+    """Wait until all replicas, including the killed one, have applied the same entries. Raises DemoFailed."""
     deadline = time.monotonic() + AGREE_DEADLINE_S
     while True:
         replicas = [replica for group in admin.status().groups for replica in group.replicas]

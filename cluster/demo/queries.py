@@ -1,7 +1,7 @@
-"""The questions of the demo, in the SQL that Spark and DuckDB have in common, and exact text of answers.
+"""The demo's questions, in SQL that both Spark and DuckDB accept, and the exact text of their answers.
 
-Averages are quotients of exact sums: Spark's average of decimals is a rounded decimal and DuckDB's a
-double, while one division of the same two numbers is the same double everywhere.
+Averages are computed as quotients of exact sums. Spark's average of decimals is a rounded decimal and
+DuckDB's a double, whereas dividing the same two numbers gives the same double everywhere.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ GROUP BY o_orderpriority
 ORDER BY o_orderpriority
 """
 
-#: Title -> (number of columns that name a row, query).
+#: Title -> (number of leading columns that identify a row, query).
 QUESTIONS = {
     "TPC-H Q1: pricing summary": (2, PRICING_SUMMARY),
     "Revenue by order priority": (1, REVENUE_BY_PRIORITY),
 }
-#: Table -> (its columns, its text as the engines see it before casting).
+#: Table -> (its columns, the name of the view with all columns as text, before casting).
 TABLES = {"orders": (ORDER_COLUMNS, "orders_text"), "lineitem": (LINEITEM_COLUMNS, "lineitem_text")}
 
 #: An answer: names of the columns, and rows as exact text.
@@ -51,14 +51,14 @@ QueryAnswer = tuple[list[str], list[list[str]]]
 
 
 def typed_view(table: str) -> str:
-    """SQL that casts a table of text to its types; both engines take it."""
+    """SQL for a view that casts the text columns of a table to their types; valid in both engines."""
     columns, source = TABLES[table]
     casts = ", ".join(f"CAST({name} AS {kind}) AS {name}" for name, kind in columns.items())
     return f"CREATE OR REPLACE TEMPORARY VIEW {table} AS SELECT {casts} FROM {source}"
 
 
 def cell(value: Any) -> str:
-    """Exact text of one value: decimals in full, doubles so that they read back as the same double."""
+    """Exact text of one value: all digits of a decimal; a double so that it reads back as the same double."""
     if isinstance(value, Decimal):
         return format(value, "f")
     if isinstance(value, float):

@@ -1,7 +1,7 @@
-"""What the exporter saw of a run of the demo, and rates of it: values only, for the picture.
+"""Records what the exporter saw of a demo run, and computes rates from it, for the picture.
 
-Counters of a replica begin at 0 with its process, and count what it did as leader: so what is new is counted
-for each replica by itself, as Prometheus' ``rate`` would.
+A replica's counters start at 0 with its process and count what it did as leader. So increases are computed
+for each replica separately, as Prometheus' ``rate`` does.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from itertools import pairwise
 from escrowmq.cluster.exporter.series import Key, Value
 from escrowmq.replication.calling.metrics_report import HistogramReport
 
-#: Looks that are kept: more than an hour of them. What comes later is left out of the picture.
+#: Number of samples that are kept, more than an hour's worth. Later ones are left out of the picture.
 POINTS_MAX = 10_000
-#: Seconds between two looks: a fail-over takes one.
+#: Seconds between two samples; a fail-over takes about one second.
 EVERY_S = 0.5
 
 BY_PRODUCER, ROLLED_BACK, BY_CHECK = "committed by its producer", "rolled back by its producer", "by a check"
@@ -25,8 +25,11 @@ MESSAGES = "messages"
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One look: ``counted`` totals by what is counted and where; ``opened``: open transactions, None while
-    nobody leads who could tell."""
+    """One sample.
+
+    ``counted``: counter values by (what is counted, where). ``opened``: number of open transactions, None
+    while no leader reports it.
+    """
 
     at: float
     counted: Mapping[tuple[str, str], float]
@@ -34,7 +37,7 @@ class Point:
 
 
 def _counted(name: str, labels: tuple[str, ...]) -> tuple[str, str] | None:
-    """What a series counts, and where; None: nothing that is shown."""
+    """What a series counts, and where; None if the picture does not show it."""
     if name == "escrowmq_topic_messages_total":
         return MESSAGES, labels[0]
     if name != "escrowmq_transactions_decided_total":
@@ -46,21 +49,21 @@ def _counted(name: str, labels: tuple[str, ...]) -> tuple[str, str] | None:
 
 
 class Recorder:
-    """Keeps what it is shown. ``add`` in one thread; ``points`` when that has ended."""
+    """Keeps samples. Call ``add`` from one thread, and read ``points`` when that thread has ended."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.points: list[Point] = []
         self._clock = clock
 
     def add(self, series: Mapping[Key, Value]) -> None:
-        """One look's series."""
+        """Add the series of one collection."""
         counted: dict[tuple[str, str], float] = {}
         opened: float | None = None
         for (name, labels), value in series.items():
             if isinstance(value, HistogramReport):
                 continue
             if name == "escrowmq_transactions_oldest_age_seconds":
-                opened = opened or 0.0  # somebody leads, so it is known how many are open
+                opened = opened or 0.0  # there is a leader, so the number of open ones is known
             elif name == "escrowmq_transactions_open":
                 opened = (opened or 0.0) + value
             elif (what := _counted(name, labels)) is not None:
@@ -70,7 +73,7 @@ class Recorder:
 
 
 def rates(points: list[Point], kind: str) -> list[tuple[float, float]]:
-    """(moment, how many a second since the look before)."""
+    """For each sample but the first: (moment, increase per second since the previous sample)."""
     found: list[tuple[float, float]] = []
     last = dict(points[0].counted) if points else {}
     for before, point in pairwise(points):
@@ -78,7 +81,7 @@ def rates(points: list[Point], kind: str) -> list[tuple[float, float]]:
         for what, total in point.counted.items():
             if what[0] == kind:
                 known = last.get(what, 0.0)
-                new += total - known if total >= known else total  # its process began anew
+                new += total - known if total >= known else total  # its process restarted
         last |= point.counted
         found.append((point.at, new / max(point.at - before.at, 1e-9)))
     return found

@@ -1,4 +1,4 @@
-"""What the demo shows at its end: what happened, and both answers side by side."""
+"""The demo's final output: a table of what happened, and both engines' answers side by side."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def side_by_side(title: str, spark: QueryAnswer | None, duck: QueryAnswer) -> tu
 
 
 def _shown(text: str) -> str:
-    """A value for the eye: thousands apart, averages to six places. What is compared is the exact text."""
+    """A value for display: thousands separated, averages to six places. (Comparison uses the exact text.)"""
     try:
         number = Decimal(text)
     except InvalidOperation:
@@ -84,7 +84,7 @@ def _shown(text: str) -> str:
 
 
 def show_problems(console: Console, problems: list[str]) -> None:
-    """Breaches of the promise, one a line."""
+    """Print the violations that were found, one per line."""
     for problem in problems:
         console.print("problem:", style="bold red")
         console.print(problem, highlight=False, markup=False)

@@ -1,7 +1,7 @@
-"""Spark's answer, computed by a process of its own.
+"""Spark's answers, computed in a separate process.
 
-The job lives in ``spark_integration``, which stands above this package and is started, not imported. Its
-JVM takes many seconds to start, so it is started early and told when to read.
+The job is in ``spark_integration``, a layer above this package, so it is started as a process and not
+imported. Its JVM takes many seconds to start, so it is started early and told later when to read.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ JAVA_TIMEOUT_S = 60.0
 
 
 def prepare_java(environ: MutableMapping[str, str] | None = None) -> None:
-    """Put Java where Ray and Spark look for it. To be called before Ray starts. Raises JavaNotFound."""
+    """Set the variables by which Ray and Spark find Java. Call it before Ray starts. Raises JavaNotFound."""
     command = [sys.executable, "-m", "escrowmq.spark_integration.java"]
     run = subprocess.run(command, capture_output=True, text=True, timeout=JAVA_TIMEOUT_S, check=False)
     if run.returncode != 0:
@@ -40,7 +40,7 @@ def prepare_java(environ: MutableMapping[str, str] | None = None) -> None:
 
 
 class SparkStep:
-    """A Spark process that is starting; :meth:`answers` makes it read."""
+    """A Spark process. It starts in the background; :meth:`answers` tells it to read."""
 
     def __init__(self, address: str, namespace: str, directory: Path) -> None:
         self._output, self._log = directory / "spark-answers.json", directory / "spark.log"
@@ -57,11 +57,11 @@ class SparkStep:
         threading.Thread(target=self._listen, daemon=True).start()
 
     def wait_until_ready(self) -> None:
-        """Until the session is up. Raises DemoFailed."""
+        """Wait until the Spark session is up. Raises DemoFailed."""
         self._expect("ready", START_TIMEOUT_S)
 
     def answers(self) -> dict[str, QueryAnswer]:
-        """Every question's answer by title, over what is committed now. Raises DemoFailed."""
+        """The answer to every question, by title, over all messages committed now. Raises DemoFailed."""
         assert self._process.stdin is not None
         self._process.stdin.write("go\n")
         self._process.stdin.flush()
@@ -70,7 +70,7 @@ class SparkStep:
         return {title: (columns, rows) for title, (columns, rows) in found.items()}
 
     def stop(self) -> None:
-        """End the process, by force if need be."""
+        """End the process; kill it if it does not end in time."""
         if self._process.stdin is not None:
             self._process.stdin.close()
         try:

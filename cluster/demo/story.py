@@ -1,8 +1,8 @@
-"""``escrowmq demo``: real orders go through escrow while producers and brokers are being killed.
+"""``escrowmq demo``: sends orders in transactions while a producer and a broker are killed.
 
-At the end Spark, reading the committed messages, must arrive at exactly what DuckDB computes from the
-shop's own database, and every transaction's messages must be there exactly once or not at all. The
-function returns 0 only then.
+At the end, what Spark computes from the committed messages must equal what DuckDB computes from the shop's
+own database, and every transaction's messages must be there exactly once or not at all. Only then does
+``run_demo`` return 0.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _TABLE_OF = {ORDERS: "orders", LINEITEMS: "lineitem"}
 
 
 def run_demo(options: DemoOptions, console: Console | None = None) -> int:
-    """Run the demo; the exit code: 0 if everything was as promised, 1 if not."""
+    """Run the demo; returns the exit code: 0 if no problem was found, else 1."""
     console = console or Console()
     directory = options.directory or Path(tempfile.mkdtemp(prefix="escrowmq-demo-"))
     directory.mkdir(parents=True, exist_ok=True)
@@ -85,8 +85,11 @@ def _remove(options: DemoOptions, directory: Path) -> None:
 
 @contextlib.contextmanager
 def _others_to(path: Path, console: Console) -> Iterator[None]:
-    """Ray announces on our output the deaths that this demo is about: only ``console`` may write there."""
-    console.file = console.file  # from now on this one, whatever sys.stdout is
+    """Send all other output to a file, so that only ``console`` writes to the terminal.
+
+    Ray would print a message for every process that the demo kills.
+    """
+    console.file = console.file  # fixes the stream: otherwise rich looks up sys.stdout for each line
     with path.open("w") as log, contextlib.redirect_stdout(log), contextlib.redirect_stderr(log):
         yield
 
@@ -109,7 +112,7 @@ def _run(options: DemoOptions, console: Console, directory: Path) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class _Story:
-    """The story once the cluster runs."""
+    """The run, once the cluster is up."""
 
     options: DemoOptions
     console: Console
@@ -120,7 +123,7 @@ class _Story:
     keys: list[int]
 
     def run(self) -> list[str]:
-        """Everything from the first order to the last comparison; the problems found."""
+        """Run everything from the first order to the last comparison; returns the problems found."""
         for topic in (ORDERS, LINEITEMS):
             self.cluster.admin.create_topic(
                 topic, partitions=PARTITIONS, transaction_timeout_ms=int(TRANSACTION_TIMEOUT_S * 1000)
@@ -146,7 +149,7 @@ class _Story:
         return problems + self._compare(spark_answers, duck_answers)
 
     def _watched(self, recorder: Recorder) -> contextlib.ExitStack:
-        """While it is open, an exporter looks at the cluster, if a picture is wanted."""
+        """If a picture is wanted, an exporter records the cluster while the returned context is open."""
         stack = contextlib.ExitStack()
         if self.options.picture is not None:
             exporter = Exporter(self.cluster, EVERY_S, seen=recorder.add)
@@ -213,7 +216,7 @@ class _Story:
                 last = now if batch else last
                 if now - last > STALL_DEADLINE_S:
                     raise DemoFailed(f"the consumer got {len(records)} of {total} messages and no more")
-            records += consumer.poll(max_records=5000, timeout_s=1.0)  # nothing may come behind the end
+            records += consumer.poll(max_records=5000, timeout_s=1.0)  # there must be nothing after the end
         return records
 
     def _start_spark(self, stack: contextlib.ExitStack) -> SparkStep | None:

@@ -1,4 +1,4 @@
-"""What happened in a run, counted from the producers' events."""
+"""Counts what happened in a run, from the producers' events."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from escrowmq.replication.errors import EscrowMQError
 
 
 class DemoFailed(EscrowMQError):
-    """The demo's own promise was not kept, or it could not go on; the text says which."""
+    """The demo found a violation of a guarantee, or could not continue; the text says which."""
 
 
 @dataclass(slots=True)
 class Tally:
-    """Counts of one run. ``through`` orders are decided, left to the check, or found done."""
+    """Counts of one run. ``through``: orders that were decided, left to a check, or found done already."""
 
     outcomes: Counter[str] = field(default_factory=Counter)
     answers: Counter[str] = field(default_factory=Counter)
@@ -47,9 +47,9 @@ class Tally:
                 raise DemoFailed(f"a producer failed: {event.error}")
 
     def fail_over_s(self) -> float | None:
-        """From the leader's death to the first commit that was asked for and acknowledged after it.
+        """Seconds from the leader's death to the first commit requested and acknowledged after it.
 
-        Commits asked for before are left out: their answers may have been under way already.
+        Commits requested before it do not count: their answers may already have been on the way.
         """
         killed = self.leader_killed_s
         if killed is None:
@@ -58,5 +58,5 @@ class Tally:
         return min(after) - killed if after else None
 
     def resolved_as(self, state: TransactionState) -> int:
-        """Transactions that a check decided this way."""
+        """Number of transactions that a check decided this way."""
         return sum(answer == state.value for answer in self.resolved.values())

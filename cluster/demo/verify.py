@@ -1,6 +1,6 @@
-"""The promise, checked message by message: exactly once if the order is in the database, else not at all.
+"""Checks message by message: exactly once if its order is in the database, otherwise not at all.
 
-Pure: takes what a consumer read and what the database holds, and returns every breach in words.
+Pure: takes the records that a consumer read and the rows of the database, and returns violations as texts.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from escrowmq.cluster.demo.options import LINEITEMS, ORDERS
 from escrowmq.cluster.demo.tpch import LINEITEM_COLUMNS, ORDER_COLUMNS, decode
 from escrowmq.replication.model import ConsumerRecord
 
-#: Enough to see what is wrong; a broken run would have thousands.
+#: Enough to see what is wrong; a run that fails could have thousands.
 PROBLEMS_MAX = 20
 
 _COLUMNS = {ORDERS: ORDER_COLUMNS, LINEITEMS: LINEITEM_COLUMNS}
@@ -26,7 +26,7 @@ def find_problems(
     tables: Mapping[str, Iterable[tuple[Any, ...]]],
     ends: Mapping[tuple[str, int], int],
 ) -> list[str]:
-    """Breaches, at most PROBLEMS_MAX of them.
+    """The violations, at most PROBLEMS_MAX of them.
 
     ``tables`` maps each topic to the rows that the database holds for it; ``ends`` maps (topic, partition)
     to its end offset.
@@ -47,11 +47,11 @@ def find_problems(
         row = decode(_COLUMNS[record.topic], record.value)
         key = tuple(row[i] for i in _KEYS[record.topic])
         if key in seen[record.topic]:
-            problems.append(f"{place}: {key} was there before")
+            problems.append(f"{place}: {key} is a duplicate")
         seen[record.topic].add(key)
         wanted = expected[record.topic].get(key)
         if wanted is None:
-            problems.append(f"{place}: {key} is readable and not in the database")
+            problems.append(f"{place}: {key} is readable but not in the database")
         elif wanted != row:
             problems.append(f"{place}: {key} differs from the database")
         if tx_of_order.setdefault(row[0], record.tx_id) != record.tx_id or record.tx_id is None:
@@ -60,7 +60,7 @@ def find_problems(
             return problems
     for topic, rows in expected.items():
         problems += [
-            f"{topic}: {key} is in the database and not readable" for key in rows.keys() - seen[topic]
+            f"{topic}: {key} is in the database but not readable" for key in rows.keys() - seen[topic]
         ]
     problems += [
         f"{topic}/{partition}: read up to {next_offset[topic, partition]} of {end}"

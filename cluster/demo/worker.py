@@ -1,7 +1,7 @@
 """A producer process of the demo: ``python -m escrowmq.cluster.demo.worker SETTINGS``.
 
-Places its share of the orders from several threads and then answers checks until its standard input is
-closed, which also happens when the demo itself dies: no process is left behind.
+It places its share of the orders from several threads and then answers checks until its standard input is
+closed. That also happens when the demo itself dies, so no process is left behind.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from escrowmq.cluster.demo.tpch import Order, order_keys, read_orders
 
 @dataclass(frozen=True, slots=True)
 class WorkerSettings:
-    """What a producer process is told; travels as JSON. ``keys_file`` holds its share of order keys."""
+    """Settings of a producer process, passed as JSON. ``keys_file``: a file with its share of order keys."""
 
     address: str
     namespace: str
@@ -38,14 +38,14 @@ class WorkerSettings:
     threads: int
 
     def encode(self) -> str:
-        """For the command line."""
+        """As JSON, for the command line."""
         return json.dumps(asdict(self))
 
 
 def main() -> int:
     """Run until standard input is closed; 1 if something failed."""
     settings = WorkerSettings(**json.loads(sys.argv[1]))
-    # Events own standard output; whatever else prints goes to the log.
+    # Standard output is reserved for events; other output goes to standard error, which is the log.
     events = EventWriter(os.fdopen(os.dup(1), "w", encoding="utf-8"))
     os.dup2(2, 1)
     try:
@@ -64,7 +64,7 @@ def _work(settings: WorkerSettings, events: EventWriter) -> None:
     shop = ShopDatabase(Path(settings.database))
     share = frozenset(json.loads(Path(settings.keys_file).read_text()))
     mine = share - shop.order_keys()
-    # Everything is sent as transactions; a plain linger plays no part.
+    # All messages are sent in transactions, so the linger of plain messages does not matter.
     config = ProducerConfig(transaction_timeout_s=TRANSACTION_TIMEOUT_S)
     with contextlib.ExitStack() as stack:
         cluster = stack.enter_context(connect(settings.address, settings.namespace))
@@ -81,7 +81,7 @@ def _work(settings: WorkerSettings, events: EventWriter) -> None:
 
 
 def _watch_parent(finished: threading.Event, released: threading.Event) -> None:
-    """Standard input ends when the demo closes it or dies; in the middle of the work only the latter."""
+    """Wait for the end of standard input: the demo has closed it, or died. Exit if work is unfinished."""
     sys.stdin.read()
     if not finished.is_set():
         os._exit(3)
@@ -95,7 +95,7 @@ def _place_all(desk: OrderDesk, data: Path, mine: frozenset[int], threads: int, 
     def place() -> None:
         while (order := waiting.get()) is not None:
             if failures:
-                continue  # keep the queue moving so that the reader can end
+                continue  # keep emptying the queue, so that the reader does not block
             try:
                 events.write(desk.place(order))
             except BaseException as error:
